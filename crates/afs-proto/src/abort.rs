@@ -1,14 +1,14 @@
-//! Abort codes: how a call ends when it has no reply.
+//! Abort codes, which end a call in place of a reply.
 
 use crate::uae;
 use std::fmt;
 
-/// The code of an abort: one number for errors of Rx (negative), of the marshalling (around -450), of
-/// a file server (errno below 100, `V...` above), of the volume location server (`VL_...`), or of any
-/// server by Linux's errno ([`crate::uae`]).
+/// Code of an abort. One number space holds errors of Rx (negative), of the marshalling (around
+/// -450), of a file server (errno below 100, `V...` above), of the volume location server
+/// (`VL_...`), and Linux errno values in the portable encoding of [`crate::uae`].
 ///
-/// A client that did not say [`ERRORTRANS`](crate::capability::ERRORTRANS) takes a small number for an
-/// errno of its own system.
+/// A client without the capability [`ERRORTRANS`](crate::capability::ERRORTRANS) interprets a small
+/// number as an errno of its own system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Abort(pub i32);
 
@@ -25,146 +25,146 @@ macro_rules! codes {
 codes! {
     /// The connection is dead (`rx/rx.h`).
     RX_CALL_DEAD = -1,
-    /// Not a call for this service.
+    /// The packet is not a call for this service.
     RX_INVALID_OPERATION = -2,
-    /// The call took too long.
+    /// The call timed out.
     RX_CALL_TIMEOUT = -3,
     /// The data ended early.
     RX_EOF = -4,
-    /// The peer does not speak Rx as it should.
+    /// The peer violated the Rx protocol.
     RX_PROTOCOL_ERROR = -5,
-    /// The user gave up.
+    /// The user canceled the call.
     RX_USER_ABORT = -6,
-    /// The port is taken.
+    /// The port is in use.
     RX_ADDRINUSE = -7,
-    /// A packet is too large.
+    /// A packet exceeds the maximum size.
     RX_MSGSIZE = -8,
-    /// The server is being restarted; try again (`VRESTARTING`, `src/util/errors.h`).
+    /// The server is restarting; retry (`VRESTARTING`, `src/util/errors.h`).
     VRESTARTING = -100,
 
-    /// A client could not write its arguments (`rxgen/rxgen_consts.h`).
+    /// The client failed to marshal its arguments (`rxgen/rxgen_consts.h`).
     RXGEN_CC_MARSHAL = -450,
-    /// A client could not read the results.
+    /// The client failed to unmarshal the results.
     RXGEN_CC_UNMARSHAL = -451,
-    /// A server could not write its results.
+    /// The server failed to marshal its results.
     RXGEN_SS_MARSHAL = -452,
-    /// A server could not read the arguments.
+    /// The server failed to unmarshal the arguments.
     RXGEN_SS_UNMARSHAL = -453,
-    /// A server could not read the opcode.
+    /// The server failed to decode the opcode.
     RXGEN_DECODE = -454,
-    /// A server does not have that procedure.
+    /// The server does not implement the procedure.
     RXGEN_OPCODE = -455,
-    /// A server could not release memory.
+    /// The server failed to release memory.
     RXGEN_SS_XDRFREE = -456,
-    /// A client could not release memory.
+    /// The client failed to release memory.
     RXGEN_CC_XDRFREE = -457,
 
-    /// The volume needs to be repaired (`src/util/errors.h`, as those that follow).
+    /// The volume needs salvaging (`src/util/errors.h`, as the following codes).
     VSALVAGE = 101,
-    /// There is no such vnode, or another file has its place.
+    /// The vnode does not exist, or another file reuses it.
     VNOVNODE = 102,
-    /// The volume is not here, or not online.
+    /// The volume is not on this server, or not online.
     VNOVOL = 103,
-    /// The volume exists already.
+    /// The volume already exists.
     VVOLEXISTS = 104,
     /// The volume is not in service.
     VNOSERVICE = 105,
-    /// The volume is offline; its message says why.
+    /// The volume is offline; its offline message states the reason.
     VOFFLINE = 106,
-    /// The volume is online already.
+    /// The volume is already online.
     VONLINE = 107,
     /// The partition is full.
     VDISKFULL = 108,
-    /// The volume's quota is used up.
+    /// The volume's quota is exceeded.
     VOVERQUOTA = 109,
-    /// The volume is busy for a moment; clients wait and try again.
+    /// The volume is temporarily busy; clients wait and retry.
     VBUSY = 110,
-    /// The volume is elsewhere now; clients ask the volume location server.
+    /// The volume moved to another server; clients ask the volume location server.
     VMOVED = 111,
-    /// The vnode cannot be read at present.
+    /// The vnode is temporarily unreadable.
     VIO = 112,
-    /// The volume may not use this residency.
+    /// The volume is not permitted to use this residency.
     VRESTRICTED = 120,
 
-    /// That number is taken (`src/vlserver/vl_errors.et`, as those that follow).
+    /// The volume number is in use (`src/vlserver/vl_errors.et`, as the following codes).
     VL_IDEXIST = 363520,
-    /// The database could not be read or written.
+    /// Reading or writing the database failed.
     VL_IO = 363521,
-    /// That name is taken.
+    /// The volume name is in use.
     VL_NAMEEXIST = 363522,
-    /// An entry could not be made.
+    /// An entry could not be created.
     VL_CREATEFAIL = 363523,
-    /// There is no such volume.
+    /// The volume does not exist.
     VL_NOENT = 363524,
-    /// There is no volume at all.
+    /// The database contains no volume.
     VL_EMPTY = 363525,
     /// The entry was deleted.
     VL_ENTDELETED = 363526,
-    /// No volume can have that name.
+    /// The volume name is invalid.
     VL_BADNAME = 363527,
-    /// There is no entry at that place.
+    /// The index is out of range.
     VL_BADINDEX = 363528,
-    /// There is no such type of volume.
+    /// The volume type is invalid.
     VL_BADVOLTYPE = 363529,
-    /// There is no such server.
+    /// The server does not exist.
     VL_BADSERVER = 363530,
-    /// There is no such partition.
+    /// The partition does not exist.
     VL_BADPARTITION = 363531,
-    /// No place for a further replica.
+    /// No room for another replication site.
     VL_REPSFULL = 363532,
-    /// There is no replica there.
+    /// The replication site does not exist.
     VL_NOREPSERVER = 363533,
-    /// There is a replica there already.
+    /// The replication site already exists.
     VL_DUPREPSERVER = 363534,
-    /// There is no volume that is written.
+    /// The read-write volume does not exist.
     VL_RWNOTFOUND = 363535,
-    /// A count of references makes no sense.
+    /// A reference count is invalid.
     VL_BADREFCOUNT = 363536,
-    /// Too much to answer.
+    /// The reply would be too large.
     VL_SIZEEXCEEDED = 363537,
-    /// The entry makes no sense.
+    /// The entry is invalid.
     VL_BADENTRY = 363538,
-    /// Too many numbers wanted at once.
+    /// Too many volume numbers requested at once.
     VL_BADVOLIDBUMP = 363539,
-    /// The number of the replica or the backup is taken.
+    /// The number of the replica or backup is in use.
     VL_IDALREADYHASHED = 363540,
-    /// Another operation has the entry locked.
+    /// The entry is locked by another operation.
     VL_ENTRYLOCKED = 363541,
-    /// There is no such operation.
+    /// The volume operation is invalid.
     VL_BADVOLOPER = 363542,
-    /// There is no such way of unlocking.
+    /// The kind of lock release is invalid.
     VL_BADRELLOCKTYPE = 363543,
-    /// The last release did not end well.
+    /// The last release did not complete.
     VL_RERELEASE = 363544,
-    /// A flag of a server makes no sense.
+    /// A server flag is invalid.
     VL_BADSERVERFLAG = 363545,
-    /// The caller may not.
+    /// Permission denied.
     VL_PERM = 363546,
     /// Out of memory.
     VL_NOMEM = 363547,
-    /// The database has another version.
+    /// The database version does not match.
     VL_BADVERSION = 363548,
-    /// A number is outside the database.
+    /// An index is out of range.
     VL_INDEXERANGE = 363549,
-    /// Two servers have one address.
+    /// Two servers share an address.
     VL_MULTIPADDR = 363550,
-    /// Bits without a meaning.
+    /// Undefined bits are set.
     VL_BADMASK = 363551,
 }
 
 impl Abort {
-    /// The code for one of Linux's errors, for a client that said
-    /// [`ERRORTRANS`](crate::capability::ERRORTRANS). One that the table does not have becomes `EIO`.
+    /// Returns the code for a Linux errno, for a client with the capability
+    /// [`ERRORTRANS`](crate::capability::ERRORTRANS). An errno without a code maps to `EIO`.
     pub fn from_errno(errno: i32) -> Abort {
         uae::from_errno(errno).unwrap_or(uae::IO)
     }
 
-    /// Linux's error that the code stands for, if it is one of [`crate::uae`].
+    /// Returns the Linux errno that the code stands for, if it is one of [`crate::uae`].
     pub fn errno(self) -> Option<i32> {
         uae::to_errno(self)
     }
 
-    /// The name in the sources.
+    /// Returns the constant's name in the OpenAFS sources.
     pub fn name(self) -> Option<&'static str> {
         let found = NAMES.iter().find(|(code, _)| *code == self);
         found.map(|(_, name)| *name).or_else(|| uae::name(self))

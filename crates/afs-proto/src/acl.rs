@@ -1,66 +1,66 @@
-//! Access lists as text: what `FetchACL` gives and `StoreACL` takes.
+//! Access lists in the text form of `FetchACL` and `StoreACL`.
 //!
 //! ```text
-//!   2                      entries that give rights
-//!   1                      entries that take rights away
-//!   system:anyuser  9      a name, and the sum of the rights in decimal digits
+//!   2                      count of positive entries (grant rights)
+//!   1                      count of negative entries (revoke rights)
+//!   system:anyuser  9      a name, and the bit mask of the rights in decimal digits
 //!   system:administrators  127
 //!   mallory  127
 //! ```
 //!
-//! Servers write a tab between name and number, `fs setacl` a blank; any white space is read. The
-//! number is written with its sign (the last right of a site is the sign's bit) and read with or
-//! without. OpenAFS sends the zero byte at the end; it may be there.
+//! Servers write a tab between name and number, `fs setacl` a blank; any white space is accepted.
+//! The number is written as signed (the topmost site-defined right is the sign bit) and accepted
+//! with or without a sign. OpenAFS sends a terminating zero byte; it is optional.
 //!
-//! The form of DFS, which has more on the first line, is refused.
+//! The DFS form, which has additional fields on the first line, is refused.
 
 use crate::Rights;
 
-/// Entries of a list at most (`ACL_MAXENTRIES`, `src/libacl/acl.h`).
+/// Maximum number of entries of a list (`ACL_MAXENTRIES`, `src/libacl/acl.h`).
 pub const ENTRIES_MAX: usize = 20;
-/// Bytes of a name at most: one less than `PR_MAXNAMELEN`.
+/// Longest name, in bytes: one less than `PR_MAXNAMELEN`.
 pub const NAME_BYTES_MAX: usize = 63;
-/// Bytes of the text at most (`AFSOPAQUEMAX`).
+/// Longest text, in bytes (`AFSOPAQUEMAX`).
 pub const TEXT_BYTES_MAX: usize = 1024;
 
-/// An access list of a directory.
+/// Access list of a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AccessList {
     positive: Vec<Entry>,
     negative: Vec<Entry>,
 }
 
-/// What one user or group may do, or may not.
+/// Rights granted to, or revoked from, one user or group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// User or group.
+    /// Name of the user or group.
     pub name: String,
-    /// Its rights.
+    /// Rights that the entry grants or revokes.
     pub rights: Rights,
 }
 
-/// Why something is not an access list.
+/// Error in an access list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
-    /// The lines are not as they should be.
+    /// Malformed line; lines are counted from 1.
     #[error("line {0} of the access list makes no sense")]
     Line(usize),
-    /// More entries than a server keeps.
+    /// More entries than a server stores.
     #[error("an access list has at most {ENTRIES_MAX} entries")]
     TooMany,
-    /// A name that is empty, too long, or could not be told from what follows it.
+    /// Name that is empty, too long, or contains white space or a zero byte.
     #[error("a name in an access list has 1 to {NAME_BYTES_MAX} bytes and no white space")]
     Name,
-    /// Not UTF-8, or a zero byte that is not at the end.
+    /// Not UTF-8, or a zero byte before the end.
     #[error("the access list is not text")]
     NotText,
-    /// The text is longer than a call can carry.
+    /// Text longer than a call can carry.
     #[error("the access list's text is longer than {TEXT_BYTES_MAX} bytes")]
     TooLong,
 }
 
 impl AccessList {
-    /// A list of entries that give rights, and entries that take them away again.
+    /// Creates a list from entries that grant rights and entries that revoke them.
     pub fn new(positive: Vec<Entry>, negative: Vec<Entry>) -> Result<AccessList, AclError> {
         if positive.len() + negative.len() > ENTRIES_MAX {
             return Err(AclError::TooMany);
@@ -77,17 +77,17 @@ impl AccessList {
         Ok(AccessList { positive, negative })
     }
 
-    /// Entries that give rights.
+    /// Returns the entries that grant rights.
     pub fn positive(&self) -> &[Entry] {
         &self.positive
     }
 
-    /// Entries that take rights away.
+    /// Returns the entries that revoke rights.
     pub fn negative(&self) -> &[Entry] {
         &self.negative
     }
 
-    /// What somebody may do who is all that `is` says yes to.
+    /// Computes the effective rights of a caller to whom the names accepted by `is` apply.
     pub fn rights_of(&self, is: impl Fn(&str) -> bool) -> Rights {
         let sum = |entries: &[Entry]| {
             let his = entries.iter().filter(|entry| is(&entry.name));
@@ -96,7 +96,7 @@ impl AccessList {
         sum(&self.positive).without(sum(&self.negative))
     }
 
-    /// Reads the text.
+    /// Parses the text form.
     pub fn parse(bytes: &[u8]) -> Result<AccessList, AclError> {
         if bytes.len() > TEXT_BYTES_MAX {
             return Err(AclError::TooLong);
@@ -120,7 +120,7 @@ impl AccessList {
         AccessList::new(positive, negative)
     }
 
-    /// Writes the text, with a zero byte at its end. Fails if it is too long for a call.
+    /// Formats the list as text with a terminating zero byte. Fails if it is too long for a call.
     pub fn to_text(&self) -> Result<Vec<u8>, AclError> {
         use std::fmt::Write;
         let mut text = format!("{}\n{}\n", self.positive.len(), self.negative.len());
@@ -166,7 +166,7 @@ impl<'a> Lines<'a> {
         Ok(Entry { name, rights })
     }
 
-    /// Nothing but white space is left.
+    /// Fails unless the remaining lines are blank.
     fn end(mut self) -> Result<(), AclError> {
         let number = self.number + 1;
         match self.rest.all(|line| line.trim().is_empty()) {

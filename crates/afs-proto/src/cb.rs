@@ -1,67 +1,68 @@
-//! The callback service, which a client serves and a file server calls (service 1, at the port that
-//! the client calls from; `src/fsint/afscbint.xg`).
+//! The callback service, served by a client and called by a file server (service 1, on the UDP port
+//! from which the client calls; `src/fsint/afscbint.xg`).
 //!
-//! `TellMeAboutYourself` and `WhoAreYou` are how a server finds out that two addresses are one
-//! client. `InitCallBackState3` ends all promises: a server says it to a client that it does not
-//! know, since it may have made promises before it was restarted.
+//! With `TellMeAboutYourself` and `WhoAreYou` a server detects that two addresses belong to one
+//! client. `InitCallBackState3` ends all callback promises: a server sends it to an unknown client,
+//! since it may have made promises to that client before a restart.
 
 use crate::types::{AfsCbFids, AfsCbs};
 use crate::xdr::{List, Reader, Xdr};
 use crate::{Capabilities, Result, Uuid};
 use std::net::Ipv4Addr;
 
-/// Number of the service within Rx.
+/// Rx service number.
 pub const SERVICE: u16 = 1;
-/// UDP port of a cache manager in the kernel. Others have ports of their own, so a server calls back
-/// where it was called from.
+/// UDP port of an in-kernel cache manager. Other cache managers use other ports, so a server calls
+/// back to the source port of the client's calls.
 pub const PORT: u16 = 7001;
 
 procedures! {
     'a;
-    /// A call to a client: the opcode and the arguments.
+    /// Call to a client: opcode and arguments.
     pub enum Request;
-    /// What a client gives back.
+    /// Results of a call to a client.
     pub enum Reply;
 
-    /// Ends the promises for these files. There are as many callbacks as files, or none.
+    /// Ends the promises for these files. There is one callback per file, or none at all.
     204 CallBack { fids: AfsCbFids, callbacks: AfsCbs } => {}
-    /// Ends all promises of the calling server, known by its address.
+    /// Ends all promises of the calling server, identified by its address.
     205 InitCallBackState {} => {}
-    /// Asks whether the client is there.
+    /// Checks that the client responds.
     206 Probe {} => {}
-    /// As [`Request::InitCallBackState`], and asks who the client is; older than 213.
+    /// Ends all promises like [`Request::InitCallBackState`] and returns the client's identity;
+    /// predecessor of 213.
     211 InitCallBackState2 {} => { address: InterfaceAddr }
-    /// Asks who the client is; older than 65538.
+    /// Queries the client's identity; predecessor of 65538.
     212 WhoAreYou {} => { address: InterfaceAddr }
-    /// Ends all promises of the server of that identity.
+    /// Ends all promises of the server with this identity.
     213 InitCallBackState3 { server: Uuid } => {}
-    /// Asks whether the client has that identity: 0 if it has, 1 if it has not.
+    /// Compares the client's identity with `client`: 0 if equal, 1 if not.
     214 ProbeUuid { client: Uuid } => {}
-    /// Asks who the client is, and what it is able to do.
+    /// Queries the client's identity and capabilities.
     65538 TellMeAboutYourself {} => { address: InterfaceAddr, capabilities: Capabilities }
 }
 
-/// Addresses of a client at most (`AFS_MAX_INTERFACE_ADDR`).
+/// Maximum number of addresses of a client (`AFS_MAX_INTERFACE_ADDR`).
 pub const INTERFACES_MAX: usize = 32;
 
-/// An address of a client.
+/// Network interface of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Interface {
-    /// The address.
+    /// IPv4 address.
     pub address: Ipv4Addr,
-    /// The mask of its network.
+    /// Network mask.
     pub mask: Ipv4Addr,
-    /// Bytes that a packet there may have.
+    /// Maximum packet size in bytes.
     pub mtu: u32,
 }
 
-/// Who a client is (`interfaceAddr`): 108 words: how many addresses, the identity, then 32 places each
-/// for addresses, masks and MTUs, of which the first ones count.
+/// Identity and addresses of a client (`interfaceAddr`): 108 words: number of addresses, UUID, then
+/// 32 slots each for addresses, masks and MTUs, filled from the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceAddr {
-    /// Its identity, made anew when it starts.
+    /// UUID, generated when the client starts.
     pub uuid: Uuid,
-    /// Its addresses.
+    /// Network interfaces.
     pub interfaces: List<Interface, INTERFACES_MAX>,
 }
 

@@ -1,18 +1,19 @@
-//! Puts a value together from the pieces of a stream: the packets of a call, as they come.
+//! Assembles a value from the pieces of a stream: the packets of a call, as they arrive.
 //!
-//! **Invariant:** no more is held than the largest value there is, and nothing while the first piece
-//! has all of it, which is the rule: the fixed part of a request fits one packet.
+//! **Invariant:** at most the largest possible value is buffered, and nothing if the first piece
+//! contains the whole value, which is the rule: the fixed part of a request fits into one packet.
 
 use crate::{Reader, Result, WireError};
 
-/// Bytes of the largest request: `SetVolumeStatus` with a name and two messages at their limits.
-/// The data behind `StoreData` is not part of it.
+/// Size in bytes of the largest request: `SetVolumeStatus` with a name and two messages at their
+/// limits. The data of `StoreData` does not count.
 pub const REQUEST_BYTES_MAX: usize = 2336;
 
-/// Bytes of the largest reply: `BulkStatus` of 50 files. The data of `FetchData` is not part of it.
+/// Size in bytes of the largest reply: `BulkStatus` of 50 files. The data of `FetchData` does not
+/// count.
 pub const REPLY_BYTES_MAX: usize = 4832;
 
-/// What was received of one value.
+/// Received part of one value.
 #[derive(Debug)]
 pub struct Gather {
     held: Vec<u8>,
@@ -20,17 +21,18 @@ pub struct Gather {
 }
 
 impl Gather {
-    /// For a value of at most `max` bytes: [`REQUEST_BYTES_MAX`] or [`REPLY_BYTES_MAX`].
+    /// Creates a buffer for a value of at most `max` bytes: [`REQUEST_BYTES_MAX`] or
+    /// [`REPLY_BYTES_MAX`].
     pub fn new(max: usize) -> Gather {
         let held = Vec::new();
         Gather { held, max }
     }
 
-    /// Takes the next piece of the stream. `None`: the piece was taken whole and more is needed.
-    /// Otherwise the value, and how many bytes of `piece` belong to it; what follows is file data, or
-    /// surplus. After that, [`Gather::clear`] makes it ready for another value.
+    /// Takes the next piece of the stream. Returns `None` if the piece was consumed and more is
+    /// needed, otherwise the value and the number of bytes of `piece` that belong to it; the
+    /// remaining bytes are file data or surplus. Call [`Gather::clear`] before the next value.
     ///
-    /// `read` is called anew for each piece. A reply without results comes from an empty piece.
+    /// `read` starts over with each piece. A reply without results parses from an empty piece.
     pub fn offer<'a, T>(
         &'a mut self,
         piece: &'a [u8],
@@ -56,7 +58,7 @@ impl Gather {
         }
     }
 
-    /// Forgets what was received.
+    /// Discards the received bytes.
     pub fn clear(&mut self) {
         self.held.clear();
     }

@@ -1,29 +1,29 @@
-//! The AFS-3 protocol of a file server, both sides, without any input or output: bytes in, values out,
-//! and back.
+//! The AFS-3 file server protocol, both sides, without I/O: bytes in, values out, and back.
 //!
 //! ```text
-//!   pieces of a call ──► Gather ──► fs::Request  vl::Request  cb::Request ──► who serves it
+//!   pieces of a call ──► Gather ──► fs::Request  vl::Request  cb::Request ──► service
 //!   bytes of the reply ◄── write() ◄── fs::Reply  vl::Reply  cb::Reply ◄────┘
 //!
 //!   entries ──► dir::Layout ──► any range of the directory's pages ──► dir::Directory ──► entries
 //! ```
 //!
-//! A call is one stream each way; what carries it (Rx) is not here. Each service is one table
-//! (`fs/mod.rs`, `vl/mod.rs`, `cb.rs`): a line has the opcode, the arguments and the results in their
-//! order on the wire, and reading and writing are made from it. A server reads a `Request` and writes
-//! a `Reply`; a client writes a `Request` and reads a `Reply`.
+//! A call is one stream in each direction; the transport (Rx) is not part of this crate. Each
+//! service is one table (`fs/mod.rs`, `vl/mod.rs`, `cb.rs`): a line lists opcode, arguments and
+//! results in wire order, and macros generate the code that reads and writes them. A server reads a
+//! `Request` and writes a `Reply`; a client writes a `Request` and reads a `Reply`.
 //!
-//! **Invariant:** file data is never held here: a request says how many bytes follow it, a reply is
-//! written as what stands before the data and what stands behind. Bytes from outside never panic,
-//! and every length in them has a limit: no message takes more of the wire than
-//! [`gather::REQUEST_BYTES_MAX`] or [`gather::REPLY_BYTES_MAX`], nor much more than that of memory.
+//! **Invariant:** no file data is buffered here: a request states the number of data bytes that
+//! follow it, a reply is written as the part before the data and the part after it. Untrusted bytes
+//! never panic, and every length in them is bounded: no message exceeds
+//! [`gather::REQUEST_BYTES_MAX`] or [`gather::REPLY_BYTES_MAX`] on the wire, nor takes much more
+//! than that in memory.
 //!
-//! Absent on purpose: sockets, Rx, time, permissions, the volume and protection services, the
+//! Deliberately absent: sockets, Rx, time, permissions, the volume and protection services, the
 //! statistics collections of `xstat`, cache manager debugging, AuriStorFS's own procedures.
 //!
-//! Sources are the interface definitions that OpenAFS publishes (`src/fsint/common.xg`, `afsint.xg`,
-//! `afscbint.xg`, `src/vlserver/vldbint.xg`), XDR (RFC 4506), and what the two clients were seen to
-//! do (`docs/protocol/afs.md`).
+//! Sources are the interface definitions that OpenAFS publishes (`src/fsint/common.xg`,
+//! `afsint.xg`, `afscbint.xg`, `src/vlserver/vldbint.xg`), XDR (RFC 4506), and observations of the
+//! two clients (`docs/protocol/afs.md`).
 
 #![forbid(unsafe_code)]
 #![deny(
@@ -63,5 +63,5 @@ pub use types::{
 };
 pub use xdr::{List, Reader, Text, WireError, Xdr, from_bytes, prefix, to_bytes};
 
-/// What reading from the wire gives.
+/// Result of decoding bytes from the wire.
 pub type Result<T> = std::result::Result<T, WireError>;

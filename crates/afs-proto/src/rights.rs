@@ -1,14 +1,14 @@
-//! The rights of an access list, as `fs listacl` writes them.
+//! Rights of an access list, in the notation of `fs listacl`.
 
 use crate::{Reader, Result, Xdr};
 use std::fmt;
 use std::str::FromStr;
 
-/// A set of rights on a directory, and on the files in it (`src/libacl/prs_fs.h`).
+/// Set of rights on a directory and the files in it (`src/libacl/prs_fs.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Rights(pub u32);
 
-/// Bit and letter, in the order in which they are written. The capital ones mean what a site decides.
+/// Bit and letter of each right, in output order. Capital letters are defined by each site.
 const LETTERS: [(Rights, char); 15] = [
     (Rights::READ, 'r'),
     (Rights::LOOKUP, 'l'),
@@ -28,7 +28,7 @@ const LETTERS: [(Rights, char); 15] = [
 ];
 
 impl Rights {
-    /// Nothing.
+    /// No rights.
     pub const NONE: Rights = Rights(0);
     /// Read the files.
     pub const READ: Rights = Rights(1);
@@ -36,7 +36,7 @@ impl Rights {
     pub const WRITE: Rights = Rights(2);
     /// Add files and directories.
     pub const INSERT: Rights = Rights(4);
-    /// List the directory and its access list, and reach what is in it.
+    /// List the directory, read its access list, and access its contents.
     pub const LOOKUP: Rights = Rights(8);
     /// Remove files and directories.
     pub const DELETE: Rights = Rights(16);
@@ -44,28 +44,28 @@ impl Rights {
     pub const LOCK: Rights = Rights(32);
     /// Change the access list.
     pub const ADMINISTER: Rights = Rights(64);
-    /// All seven that AFS itself gives a meaning: `rlidwka`.
+    /// All seven rights that AFS defines: `rlidwka`.
     pub const ALL: Rights = Rights(127);
     /// Read only: `rl`.
     pub const READ_LOOKUP: Rights = Rights(9);
 
-    /// Whether all of `wanted` is in it.
+    /// Checks whether the set contains all of `wanted`.
     pub fn has(self, wanted: Rights) -> bool {
         self.0 & wanted.0 == wanted.0
     }
 
-    /// What is in either.
+    /// Returns the union of both sets.
     pub const fn or(self, other: Rights) -> Rights {
         Rights(self.0 | other.0)
     }
 
-    /// What is in it and not in `other`: how negative rights are taken away.
+    /// Returns the rights that are not in `other`; applies negative rights.
     pub const fn without(self, other: Rights) -> Rights {
         Rights(self.0 & !other.0)
     }
 }
 
-/// The letters; a bit without a letter is not shown.
+/// Writes the letters; bits without a letter are omitted.
 impl fmt::Display for Rights {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let there = LETTERS.iter().filter(|(right, _)| self.has(*right));
@@ -73,7 +73,7 @@ impl fmt::Display for Rights {
     }
 }
 
-/// A letter that stands for no right.
+/// Letter that denotes no right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' stands for no right; the letters are rlidwka and A to H")]
 pub struct UnknownRight(pub char);

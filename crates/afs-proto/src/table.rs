@@ -1,7 +1,7 @@
-//! The three kinds of table from which reading and writing are made: numbers with names, structures,
-//! and the procedures of a service. What stands in a table stands in the order of the wire.
+//! Macros that generate wire encoding from tables: enumerations, structures, and the procedures of
+//! a service. Table order is wire order.
 
-/// An enumeration whose value is one word; other numbers are refused.
+/// Defines an enumeration encoded as one word; undefined numbers are refused.
 macro_rules! enumeration {
     ($(#[$about:meta])* pub enum $name:ident: $what:literal { $($(#[$doc:meta])+ $member:ident = $number:literal,)* }) => {
         $(#[$about])*
@@ -29,7 +29,7 @@ macro_rules! enumeration {
     };
 }
 
-/// A structure: its fields one after the other.
+/// Defines a structure encoded as its fields in order.
 macro_rules! structure {
     ($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])+ $field:ident: $type:ty,)* }) => {
         $(#[$about])*
@@ -47,11 +47,11 @@ macro_rules! structure {
     };
 }
 
-/// The procedures of one service. A line is `opcode Name { arguments } => { results }`; a request is
-/// the opcode and the arguments, a reply the results alone.
+/// Defines the procedures of one service. A line is `opcode Name { arguments } => { results }`; a
+/// request is encoded as opcode and arguments, a reply as the results alone.
 ///
-/// `'a` is the life of what is borrowed from the wire; a side that borrows nothing leaves it out. The
-/// fields have the names of the interface definition and no comment of their own.
+/// `'a` is the lifetime of data borrowed from the wire; a direction that borrows nothing omits it.
+/// The fields have the names of the interface definition and no documentation of their own.
 macro_rules! procedures {
     (
         $life:lifetime;
@@ -62,7 +62,7 @@ macro_rules! procedures {
             $opcode:literal $name:ident { $($argument:ident: $in:ty),* } => { $($result:ident: $out:ty),* }
         )*
     ) => {
-        /// Opcode and name of each procedure here.
+        /// Opcode and name of each implemented procedure.
         pub const PROCEDURES: &[(u32, &str)] = &[$(($opcode, stringify!($name))),*];
 
         $(#[$about_request])+
@@ -83,7 +83,7 @@ macro_rules! procedures {
         }
 
         impl $(<$request>)? Request $(<$request>)? {
-            /// The number of the procedure.
+            /// Returns the opcode of the procedure.
             pub fn opcode(&self) -> u32 {
                 match self { $(Request::$name { .. } => $opcode,)* }
             }
@@ -105,12 +105,12 @@ macro_rules! procedures {
         }
 
         impl $(<$reply>)? Reply $(<$reply>)? {
-            /// The number of the procedure.
+            /// Returns the opcode of the procedure.
             pub fn opcode(&self) -> u32 {
                 match self { $(Reply::$name { .. } => $opcode,)* }
             }
 
-            /// Appends the results.
+            /// Appends the encoded results to `to`.
             pub fn write(&self, to: &mut Vec<u8>) {
                 match self {
                     $(Reply::$name { $($result),* } => { $($result.write(to);)* })*

@@ -1,85 +1,87 @@
-//! What the services have in common (`src/fsint/common.xg`), and a server's identity.
+//! Types common to the services (`src/fsint/common.xg`), and the identity of a server.
 
 use crate::xdr::{Bytes, List, Reader, Text, Xdr};
 use crate::{Abort, Result};
 
-/// Bytes in a name at most (`AFSNAMEMAX`). A directory's format stops at 255, see
+/// File name of at most 256 bytes (`AFSNAMEMAX`). The directory format is limited to 255, see
 /// [`crate::dir::NAME_BYTES_MAX`].
 pub type Name<'a> = Text<'a, 256>;
-/// Bytes in what a symbolic link says at most (`AFSPATHMAX`).
+/// Target of a symbolic link, at most 1,024 bytes (`AFSPATHMAX`).
 pub type Path<'a> = Text<'a, 1024>;
-/// Opaque bytes, which here is always an access list's text (`AFSOPAQUEMAX`).
+/// Opaque bytes, used only for the text of access lists (`AFSOPAQUEMAX`).
 pub type Opaque<'a> = Bytes<'a, 1024>;
-/// A message for people (`AFSOPAQUEMAX`, as a string).
+/// Human-readable message (`AFSOPAQUEMAX`, as a string).
 pub type Message<'a> = Text<'a, 1024>;
 
-/// Files in one call at most (`AFSCBMAX`).
+/// Maximum number of files in one call (`AFSCBMAX`).
 pub const FIDS_MAX: usize = 50;
-/// The files of one call.
+/// Files of one call.
 pub type AfsCbFids = List<AfsFid, FIDS_MAX>;
-/// The callbacks of one call; `CB.CallBack` may have none beside its files.
+/// Callbacks of one call; `CB.CallBack` may omit them.
 pub type AfsCbs = List<AfsCallBack, FIDS_MAX>;
 
-/// What a server, or a cache manager, is able to do: bits, 32 in a word (`AFSCAPABILITIESMAX`).
+/// Capability bits of a server or cache manager, 32 in a word (`AFSCAPABILITIESMAX`).
 pub type Capabilities = List<u32, 196>;
 
-/// The bits of the first word of [`Capabilities`].
+/// Bits of the first word of [`Capabilities`].
 pub mod capability {
-    /// Errors are those of [`crate::uae`]. Servers and cache managers say this.
+    /// Errors are those of [`crate::uae`]. Set by servers and cache managers.
     pub const ERRORTRANS: u32 = 1;
-    /// A file server has `FetchData64` and `StoreData64`.
+    /// The file server implements `FetchData64` and `StoreData64`.
     pub const FILES64: u32 = 2;
-    /// A file server lets a holder of the right to write lock a file.
+    /// The file server permits locking with the write right.
     pub const WRITELOCKACL: u32 = 4;
-    /// Reserved; a file server does not say it.
+    /// Reserved; not set by file servers.
     pub const SANEACLS: u32 = 8;
 }
 
 structure! {
-    /// A file within a cell: its volume, its place in the volume, and what tells it from earlier files
-    /// of that place. Directories have odd vnodes, all else even ones; a volume's root is 1.1.
+    /// File within a cell: volume, vnode in the volume, and a uniquifier that distinguishes it from
+    /// earlier files with the same vnode. Directories have odd vnodes, other files even ones; a
+    /// volume's root is 1.1.
     #[derive(Copy, Default, Hash, PartialOrd, Ord)]
     pub struct AfsFid {
-        /// Volume.
+        /// Volume number.
         volume: u32,
-        /// Vnode.
+        /// Vnode number.
         vnode: u32,
-        /// Uniquifier.
+        /// Uniquifier of the vnode.
         unique: u32,
     }
 }
 
 enumeration! {
-    /// What a callback is.
+    /// Kind of a callback.
     #[derive(Default)]
     pub enum CallBackType: "callback type" {
-        /// Not a promise: beside a file whose status could not be had.
+        /// No promise: the status of the file could not be read.
         #[default]
         None = 0,
         /// Not used by servers.
         Exclusive = 1,
-        /// A promise to tell when the file changes.
+        /// Promise to notify the client when the file changes.
         Shared = 2,
-        /// The promise is over.
+        /// The promise has ended.
         Dropped = 3,
     }
 }
 
 structure! {
-    /// A promise that the server tells when a file changes, or the end of one.
+    /// Promise of the server to notify the client when a file changes, or the end of such a
+    /// promise.
     #[derive(Copy, Default)]
     pub struct AfsCallBack {
-        /// 1 (`CALLBACK_VERSION`), or 0 beside a file whose status could not be had.
+        /// 1 (`CALLBACK_VERSION`), or 0 if the status of the file could not be read.
         version: u32,
-        /// Seconds from now on that the promise holds. Relative: no clocks are compared.
+        /// Remaining lifetime in seconds. Relative, so that clocks need not agree.
         expires: u32,
-        /// What it is.
+        /// Kind of the callback.
         kind: CallBackType,
     }
 }
 
 impl AfsCallBack {
-    /// A promise for `seconds`.
+    /// Creates a promise that lasts `seconds`.
     pub fn promise(seconds: u32) -> AfsCallBack {
         AfsCallBack {
             version: 1,
@@ -88,7 +90,7 @@ impl AfsCallBack {
         }
     }
 
-    /// The end of a promise, for `CB.CallBack`.
+    /// Creates the end of a promise, for `CB.CallBack`.
     pub fn dropped() -> AfsCallBack {
         AfsCallBack {
             version: 1,
@@ -98,11 +100,11 @@ impl AfsCallBack {
     }
 }
 
-/// What a reply says of the volume as a whole. Six words, five of them spare.
+/// Volume-wide information in a reply. Six words, five of them reserved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AfsVolSync {
-    /// When the volume was made, in seconds of 1970. A client that sees it change throws away what it
-    /// knows of the volume.
+    /// Creation time of the volume, a Unix timestamp in seconds. A client that sees it change
+    /// discards all cached data of the volume.
     pub creation: u32,
 }
 
@@ -116,12 +118,12 @@ impl<'a> Xdr<'a> for AfsVolSync {
     }
 }
 
-/// The identity of a server or a cache manager (`afsUUID`), in the byte order of RFC 4122.
+/// Identity of a server or cache manager (`afsUUID`), in the byte order of RFC 4122.
 ///
-/// On the wire it has eleven words: one for the first four bytes, one for each of the next two pairs,
-/// one for each of the last eight bytes. Those eight are `char`s, and XDR widens a `char` with its
-/// sign where the compiler does (on x86 it does). So they are written with their sign, and read by
-/// their low eight bits.
+/// On the wire it has eleven words: one for the first four bytes, one for each of the next two
+/// pairs, one for each of the last eight bytes. Those eight are `char`s, and XDR sign-extends a
+/// `char` if the compiler does (it does on x86). They are therefore written sign-extended and read
+/// by their low eight bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, PartialOrd, Ord)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -146,7 +148,7 @@ impl<'a> Xdr<'a> for Uuid {
     }
 }
 
-/// An abort code within a structure: an error of one file among several.
+/// Encodes an abort code within a structure: the error of one file among several.
 impl<'a> Xdr<'a> for Abort {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         i32::read(from).map(Abort)

@@ -1,20 +1,20 @@
-//! The error table that servers and clients of different systems share: "unified AFS errors"
-//! (`src/afs/unified_afs.et` of OpenAFS), against Linux's errno.
+//! The portable error table shared by servers and clients of different systems: "unified AFS
+//! errors" (`src/afs/unified_afs.et` of OpenAFS), mapped to Linux errno values.
 //!
-//! The table is Linux's list in its order, from 1 on, but for two of its names that are the same number
-//! (`EWOULDBLOCK`, `EDEADLOCK`) and some at the end. Linux's own client knows the table only up to
-//! `UAEMEDIUMTYPE` and makes `EREMOTEIO` of about a hundred of its codes (`docs/protocol/afs.md` has
-//! those that it keeps).
+//! The table follows the Linux errno list from 1 on, except for two names that are aliases
+//! (`EWOULDBLOCK`, `EDEADLOCK`) and some at the end. The Linux kernel client knows the table only
+//! up to `UAEMEDIUMTYPE` and maps about a hundred of its codes to `EREMOTEIO`
+//! (`docs/protocol/afs.md` lists those that it preserves).
 
 use crate::Abort;
 
-/// The first code (`error_table uae`: the letters, six bits each, and eight bits for the error).
+/// First code (`error_table uae`: the letters, six bits each, and eight bits for the error).
 pub const BASE: i32 = 0x02f6_df00;
 
 /// `UAEIO`.
 pub(crate) const IO: Abort = Abort(BASE + 4);
 
-/// Name and Linux's errno of each code, from [`BASE`] on. 0 where Linux has no such error.
+/// Name and Linux errno of each code, from [`BASE`] on. 0 if Linux has no such error.
 #[rustfmt::skip]
 const TABLE: [(&str, u8); 130] = [
     ("UAEPERM", 1), ("UAENOENT", 2), ("UAESRCH", 3), ("UAEINTR", 4), ("UAEIO", 5),
@@ -50,21 +50,21 @@ const TABLE: [(&str, u8); 130] = [
     ("UAEPROCLIM", 0), ("UAEDISCON", 0),
 ];
 
-/// The code for one of Linux's errors. Two of them have two codes (`UAEWOULDBLOCK` is `EAGAIN` again,
-/// `UAENOTSUP` is `EOPNOTSUPP` again); the first one is given.
+/// Returns the code for a Linux errno. Two values have two codes (`UAEWOULDBLOCK` duplicates
+/// `EAGAIN`, `UAENOTSUP` duplicates `EOPNOTSUPP`); the first one is returned.
 pub fn from_errno(errno: i32) -> Option<Abort> {
     let wanted = u8::try_from(errno).ok().filter(|errno| *errno != 0)?;
     let slot = TABLE.iter().position(|(_, errno)| *errno == wanted)?;
     Some(Abort(BASE + i32::try_from(slot).ok()?))
 }
 
-/// Linux's error for a code of the table.
+/// Returns the Linux errno of a code in the table.
 pub fn to_errno(code: Abort) -> Option<i32> {
     let (_, errno) = entry(code)?;
     (errno != 0).then(|| i32::from(errno))
 }
 
-/// The name of a code of the table.
+/// Returns the name of a code in the table.
 pub fn name(code: Abort) -> Option<&'static str> {
     entry(code).map(|(name, _)| name)
 }

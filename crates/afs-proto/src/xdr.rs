@@ -1,54 +1,54 @@
-//! XDR (RFC 4506) as the AFS interfaces use it: everything is a multiple of four bytes, big endian.
+//! XDR (RFC 4506) as the AFS interfaces use it: every item is a multiple of four bytes, big endian.
 //!
-//! **Invariant:** nothing is read past the end, no count is believed before it was held against its
-//! limit, and what cannot be written back is not accepted: a [`Text`] or [`List`] that exists is
+//! **Invariant:** nothing is read past the end, no count is used before it was checked against its
+//! limit, and only values that can be written back are accepted: a [`Text`] or [`List`] is always
 //! within its limit.
 //!
-//! Text and opaque bytes are borrowed from what was received. The bytes that fill a string up to four
-//! are written as zeros and not looked at when read: OpenAFS does not either.
+//! Text and opaque bytes are borrowed from the received bytes. The bytes that pad a string to a
+//! multiple of four are written as zeros and ignored when read, as in OpenAFS.
 
 use crate::{Abort, Result};
 use std::net::Ipv4Addr;
 
-/// Why bytes are not what they should be.
+/// Decoding error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// The bytes end before the value does. More of the stream may complete it: bytes that are a
-    /// beginning of a good value give this and no other error.
+    /// The bytes end before the value does. More of the stream may complete it: a proper prefix of
+    /// a valid value returns this error and no other.
     #[error("the bytes end before the value does")]
     Incomplete,
-    /// More bytes, or elements, than the interface allows.
+    /// More bytes or elements than the interface allows.
     #[error("{what} of {length}; the interface allows {max}")]
     TooLong {
-        /// What it is.
+        /// Name of the item.
         what: &'static str,
-        /// How many there are.
+        /// Actual length.
         length: usize,
-        /// How many there may be.
+        /// Maximum length.
         max: usize,
     },
-    /// A number that stands for nothing.
+    /// Undefined number.
     #[error("{what} {value} is not defined")]
     Undefined {
-        /// What it is.
+        /// Name of the item.
         what: &'static str,
-        /// The number.
+        /// Received number.
         value: u32,
     },
-    /// A string with a zero byte in it, which no C implementation could have meant.
+    /// String that contains a zero byte, which no C implementation can have intended.
     #[error("a string has a zero byte in it")]
     ZeroInString,
-    /// Bytes behind a value that should fill all of them.
+    /// Bytes after a value that should consume the whole input.
     #[error("{0} bytes too many")]
     Surplus(usize),
-    /// A procedure that this side does not serve.
+    /// Procedure that this side does not implement.
     #[error("procedure {0} is not served here")]
     Opcode(u32),
 }
 
 impl WireError {
-    /// The code with which a server ends such a call, [`WireError::Incomplete`] meaning that no more
-    /// bytes come.
+    /// Returns the abort code with which a server ends such a call. Here [`WireError::Incomplete`]
+    /// means that the stream has ended.
     pub fn server_abort(self) -> Abort {
         match self {
             WireError::Opcode(_) => Abort::RXGEN_OPCODE,
@@ -57,15 +57,15 @@ impl WireError {
     }
 }
 
-/// A value with a form on the wire. `'a` is the life of the bytes it is read from.
+/// Value with a wire encoding. `'a` is the lifetime of the bytes it is read from.
 pub trait Xdr<'a>: Sized {
     /// Reads the value from the front of `from`.
     fn read(from: &mut Reader<'a>) -> Result<Self>;
-    /// Appends the value.
+    /// Appends the encoding of the value to `to`.
     fn write(&self, to: &mut Vec<u8>);
 }
 
-/// Reads one value that fills all of `bytes`.
+/// Reads one value that consumes all of `bytes`.
 pub fn from_bytes<'a, T: Xdr<'a>>(bytes: &'a [u8]) -> Result<T> {
     let (value, taken) = prefix(bytes)?;
     match bytes.len() - taken {
@@ -74,33 +74,33 @@ pub fn from_bytes<'a, T: Xdr<'a>>(bytes: &'a [u8]) -> Result<T> {
     }
 }
 
-/// Reads one value from the front of `bytes`, and says how many of them it took.
+/// Reads one value from the front of `bytes` and returns it with the number of bytes consumed.
 pub fn prefix<'a, T: Xdr<'a>>(bytes: &'a [u8]) -> Result<(T, usize)> {
     let mut from = Reader::new(bytes);
     let value = T::read(&mut from)?;
     Ok((value, bytes.len() - from.rest.len()))
 }
 
-/// The form of one value on the wire.
+/// Encodes one value.
 pub fn to_bytes<'a>(value: &impl Xdr<'a>) -> Vec<u8> {
     let mut bytes = Vec::new();
     value.write(&mut bytes);
     bytes
 }
 
-/// Bytes that are read from the front.
+/// Cursor over received bytes.
 #[derive(Debug)]
 pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
-    /// Reads from the beginning of `bytes`.
+    /// Creates a cursor at the start of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Reader<'a> {
         Reader { rest: bytes }
     }
 
-    /// What was not read yet.
+    /// Returns the unread bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
@@ -114,21 +114,21 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// The next `N` bytes as they are.
+    /// Reads the next `N` bytes.
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N]> {
         let (taken, rest) = self.rest.split_first_chunk().ok_or(WireError::Incomplete)?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    /// A count and as many bytes, filled up to a multiple of four.
+    /// Reads a count and that number of bytes, padded to a multiple of four.
     fn counted(&mut self, what: &'static str, max: usize) -> Result<&'a [u8]> {
         let length = self.count(what, max)?;
         let filled = self.take(length.next_multiple_of(4))?;
         filled.get(..length).ok_or(WireError::Incomplete)
     }
 
-    /// A count that is within its limit.
+    /// Reads a count and checks it against its limit.
     pub(crate) fn count(&mut self, what: &'static str, max: usize) -> Result<usize> {
         let length = usize::try_from(u32::read(self)?).unwrap_or(usize::MAX);
         within(what, length, max)
@@ -142,7 +142,7 @@ fn within(what: &'static str, length: usize, max: usize) -> Result<usize> {
     Ok(length)
 }
 
-/// A count on the wire. What is counted has passed its limit, so it always fits.
+/// Writes a count. The counted items are within their limit, so the count always fits.
 fn write_count(count: usize, to: &mut Vec<u8>) {
     u32::try_from(count).unwrap_or(u32::MAX).write(to);
 }
@@ -161,7 +161,7 @@ macro_rules! number {
 }
 number!(u32, i32, u64);
 
-/// An Internet address is one word, the address's first byte the most significant.
+/// Encodes an IPv4 address as one word, the first byte the most significant.
 impl<'a> Xdr<'a> for Ipv4Addr {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         u32::read(from).map(Ipv4Addr::from)
@@ -171,7 +171,7 @@ impl<'a> Xdr<'a> for Ipv4Addr {
     }
 }
 
-/// A `char` that is used as a truth value takes a word of its own.
+/// Encodes a truth value, a `char` in the interface, as a word.
 impl<'a> Xdr<'a> for bool {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         u32::read(from).map(|word| word != 0)
@@ -181,7 +181,7 @@ impl<'a> Xdr<'a> for bool {
     }
 }
 
-/// An array of fixed length has no count (RFC 4506, section 4.12).
+/// Encodes an array of fixed length, which has no count (RFC 4506, section 4.12).
 impl<'a, T: Xdr<'a> + Copy + Default, const N: usize> Xdr<'a> for [T; N] {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         let mut all = [T::default(); N];
@@ -197,7 +197,7 @@ impl<'a, T: Xdr<'a> + Copy + Default, const N: usize> Xdr<'a> for [T; N] {
     }
 }
 
-/// A large value that would swell an enum.
+/// Encodes a boxed value; boxing keeps an enum with a large variant small.
 impl<'a, T: Xdr<'a>> Xdr<'a> for Box<T> {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         T::read(from).map(Box::new)
@@ -207,13 +207,13 @@ impl<'a, T: Xdr<'a>> Xdr<'a> for Box<T> {
     }
 }
 
-/// A string of at most `MAX` bytes, without a zero byte (RFC 4506, section 4.11). AFS gives it no
-/// character set.
+/// String of at most `MAX` bytes, without a zero byte (RFC 4506, section 4.11). AFS does not
+/// specify its character set.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Text<'a, const MAX: usize>(&'a [u8]);
 
 impl<'a, const MAX: usize> Text<'a, MAX> {
-    /// A string to send; fails if it is too long or has a zero byte.
+    /// Creates a string to send; fails if it is too long or contains a zero byte.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         within("a string", bytes.len(), MAX)?;
         if bytes.contains(&0) {
@@ -222,7 +222,7 @@ impl<'a, const MAX: usize> Text<'a, MAX> {
         Ok(Text(bytes))
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the string.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -243,18 +243,18 @@ impl<'a, const MAX: usize> Xdr<'a> for Text<'a, MAX> {
     }
 }
 
-/// At most `MAX` bytes of any kind (RFC 4506, section 4.10).
+/// At most `MAX` opaque bytes (RFC 4506, section 4.10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes<'a, const MAX: usize>(&'a [u8]);
 
 impl<'a, const MAX: usize> Bytes<'a, MAX> {
-    /// Bytes to send; fails if they are too many.
+    /// Creates opaque data to send; fails if it is too long.
     pub fn new(bytes: &'a [u8]) -> Result<Self> {
         within("opaque data", bytes.len(), MAX)?;
         Ok(Bytes(bytes))
     }
 
-    /// The bytes themselves.
+    /// Returns the opaque bytes.
     pub fn as_bytes(self) -> &'a [u8] {
         self.0
     }
@@ -280,18 +280,18 @@ fn write_filled(bytes: &[u8], to: &mut Vec<u8>) {
 pub struct List<T, const MAX: usize>(Vec<T>);
 
 impl<T, const MAX: usize> List<T, MAX> {
-    /// Elements to send; fails if they are too many.
+    /// Creates a list to send; fails if it has too many elements.
     pub fn new(elements: Vec<T>) -> Result<Self> {
         within("an array", elements.len(), MAX)?;
         Ok(List(elements))
     }
 
-    /// The elements, to keep.
+    /// Converts the list into a vector.
     pub fn into_vec(self) -> Vec<T> {
         self.0
     }
 
-    /// Appends how many there are, and nothing else.
+    /// Appends the number of elements, without the elements.
     pub(crate) fn write_count(&self, to: &mut Vec<u8>) {
         write_count(self.0.len(), to);
     }

@@ -1,5 +1,5 @@
-//! Calls that real clients made to a real server, as they were on the wire: `data/calls.txt` says
-//! which. What is read from them is written back to the same bytes.
+//! Calls of real clients to a real server, captured on the wire (listed in `data/calls.txt`).
+//! Decoding and encoding them again must reproduce the same bytes.
 
 use afs_proto::fs::DataLength;
 use afs_proto::{CallBackType, Reader, Result, Uuid, Xdr, cb, from_bytes, fs, to_bytes, vl};
@@ -40,7 +40,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// Reads the reply, which must fill what is left of `from`, and writes it again.
+/// Decodes the reply, which must consume the rest of `from`, and encodes it again.
 fn again<R>(from: &mut Reader<'_>, read: Result<R>, write: impl Fn(&R, &mut Vec<u8>)) -> Vec<u8> {
     let mut bytes = Vec::new();
     write(&read.expect("a good reply"), &mut bytes);
@@ -80,7 +80,7 @@ fn what_real_programs_say_is_read_and_written_back_to_the_same_bytes() {
                 (written, replied)
             }
             "VL" if reply.is_empty() => {
-                // OpenAFS has no GetCapabilities there and ended the call.
+                // OpenAFS does not implement GetCapabilities in this service and aborted the call.
                 assert_eq!(*opcode, 65537);
                 (
                     to_bytes(&from_bytes::<vl::Request>(request).expect(&what)),
@@ -111,7 +111,7 @@ fn what_real_programs_say_is_read_and_written_back_to_the_same_bytes() {
     }
 }
 
-/// A request, and as much data behind it as it says.
+/// Decodes a request and checks that the rest has the length of the data it announces.
 fn from_bytes_then_data(bytes: &[u8]) -> fs::Request<'_> {
     let mut from = Reader::new(bytes);
     let request = fs::Request::read(&mut from).expect("a good request");
@@ -119,7 +119,7 @@ fn from_bytes_then_data(bytes: &[u8]) -> fs::Request<'_> {
     request
 }
 
-/// The server's identity, which `vos listaddrs -printuuid` gave as 00622a28-8bd1-1b01-9b-5e-01004d0aaa77.
+/// Server UUID, printed by `vos listaddrs -printuuid` as 00622a28-8bd1-1b01-9b-5e-01004d0aaa77.
 #[test]
 fn an_identity_has_the_bytes_that_other_programs_print() {
     let call = calls()
@@ -137,14 +137,14 @@ fn an_identity_has_the_bytes_that_other_programs_print() {
     );
 }
 
-/// A call of the file service, or of `vos` to the volume location service.
+/// Returns a captured call to the file service, or of `vos` to the volume location service.
 fn captured(client: &str, opcode: u32) -> Call {
     let mut calls = calls().into_iter().filter(|call| call.service != "CB");
     let found = calls.find(|call| call.client == client && call.opcode == opcode);
     found.expect("captured")
 }
 
-/// The arguments, against what the programs were told to do.
+/// Compares the arguments with the commands that caused the calls.
 #[test]
 fn each_request_means_what_was_done() {
     let root = "AfsFid { volume: 536870915, vnode: 1, unique: 1 }";
@@ -218,7 +218,7 @@ fn each_request_means_what_was_done() {
         let request: fs::Request = from_bytes(&call.request).expect("a good request");
         assert_eq!(format!("{request:?}"), expected);
     }
-    // afsd.fuse sends the bits of the file's type as well.
+    // afsd.fuse includes the file type bits in the mode.
     let call = captured("afsd.fuse", 135);
     let request = from_bytes(&call.request);
     let Ok(fs::Request::StoreStatus { wanted, .. }) = request else {
@@ -233,7 +233,7 @@ fn each_request_means_what_was_done() {
     );
 }
 
-/// The results: a status of a file and one of a directory are not mistaken for one another.
+/// Checks the results; the statuses of file and directory must not be confused.
 #[test]
 fn each_reply_means_what_was_done() {
     use fs::FileType::{Directory, File, SymbolicLink};
@@ -301,7 +301,7 @@ fn each_reply_means_what_was_done() {
     assert_eq!((status.file_type, status.length), (Directory, 2048));
     assert_eq!((callback.version, callback.kind), (1, CallBackType::Shared));
     assert!((1..=24 * 3600).contains(&callback.expires), "{callback:?}");
-    // 2026-11-21, when the volume was made.
+    // 2026-11-21, the day when the volume was created.
     assert_eq!(sync.creation, 1795263445);
 
     let call = captured("kafs", 149);
@@ -314,7 +314,7 @@ fn each_reply_means_what_was_done() {
         (536870915, &b"root.cell"[..])
     );
     assert!(status.online && status.in_service && status.blessed && !status.needs_salvage);
-    // `df` showed 95501264 blocks, 288 in use.
+    // `df` reported 95501264 blocks, 288 in use.
     assert_eq!(
         (status.partition_max_blocks, status.blocks_in_use),
         (95501264, 288)

@@ -1,8 +1,8 @@
-//! Directories: against pages of OpenAFS, writer against reader, any range, hostile pages.
+//! Directories: pages of OpenAFS, writer against reader, arbitrary ranges, malformed pages.
 //!
-//! `data/*.dir` are directories of a file server of OpenAFS 1.8.9, as `afsd.fuse` fetched them:
-//! `small` and `ordered` had files added and none removed, from `used` every third was removed and 31
-//! added.
+//! `data/*.dir` are directories of an OpenAFS 1.8.9 file server as fetched by `afsd.fuse`: `small`
+//! and `ordered` had files added and none removed, from `used` every third file was removed and 31
+//! were added.
 
 use afs_proto::dir::{
     BLOBS_SURE, Directory, DirectoryError, Entry, Image, Layout, LayoutError, PAGE_BYTES,
@@ -25,7 +25,7 @@ fn plan(names: &[Vec<u8>]) -> Result<Layout, LayoutError> {
     Ok(plan.finish())
 }
 
-/// Vnode and uniquifier of the n-th entry.
+/// Returns vnode and uniquifier of the n-th entry.
 fn numbers(n: usize) -> (u32, u32) {
     (2 * n as u32 + 2, 1000 + n as u32)
 }
@@ -53,13 +53,13 @@ fn write(
     Ok(bytes)
 }
 
-/// The whole directory with these names.
+/// Returns the pages of a directory with these names.
 fn image(names: &[Vec<u8>]) -> Vec<u8> {
     let layout = plan(names).expect("few names");
     write(&layout, names, 0..usize::MAX).expect("the same names")
 }
 
-/// Names `prefix` and a number, `length` bytes long.
+/// Returns `count` names: the index, zero-padded to `length` bytes.
 fn uniform(count: usize, length: usize) -> Vec<Vec<u8>> {
     let name = |n| format!("{n:0length$}").into_bytes();
     (0..count).map(name).collect()
@@ -102,11 +102,11 @@ fn names_are_added_where_openafs_adds_them() {
         let mut dot = || entries.next().map(|entry| (entry.vnode, entry.unique));
         let (own, parent) = (dot().expect("a dot"), dot().expect("two dots"));
         let mut image = Image::new(own, parent);
-        // Both only grew, from entries of one size or in this order: places are as old as they are low.
+        // Both only grew, with entries of one size or in this order, so position follows age.
         entries.for_each(|entry| image.insert(entry).expect("room"));
         assert!(image.bytes() == expected);
     }
-    // A gap is filled: the first that is long enough, in the first page that has one.
+    // A new entry takes the first gap that is long enough, in the first page that has one.
     let mut image = Image::from_pages(USED.to_vec()).expect("a good directory");
     let victim = image_names(&image).swap_remove(5);
     assert!(image.remove(&victim) && image.find(&victim).is_none());
@@ -157,7 +157,7 @@ fn an_empty_directory_is_one_page_of_known_bytes() {
     expected[..15].copy_from_slice(&[0, 1, 0x04, 0xd2, 51, 0xff, 0x7f, 0, 0, 0, 0, 0, 0, 0, 0]);
     expected[32..160].fill(64);
     expected[32] = 49;
-    // "." is in chain 46, ".." in chain (46 * 173 + 46) % 128 = 68.
+    // `.` is in chain 46, `..` in chain (46 * 173 + 46) % 128 = 68.
     expected[160 + 2 * 46 + 1] = 13;
     expected[160 + 2 * 68 + 1] = 14;
     expected[13 * 32..][..13].copy_from_slice(b"\x01\0\0\0\0\0\0\x01\0\0\0\x01.");
@@ -197,7 +197,7 @@ fn names_that_no_directory_can_have_are_refused() {
     assert_eq!(plan.push(b"..."), Ok(()));
 }
 
-/// The numbers that `dir` gives in its description.
+/// Checks the limits stated in the documentation of `dir`.
 #[test]
 fn a_directory_is_full_at_1023_pages() {
     for (length, most) in [
@@ -225,10 +225,10 @@ fn a_directory_is_full_at_1023_pages() {
     }
 }
 
-/// The worst case for a page: one free blob less than the next entry has.
+/// Worst case for a page: one free blob less than the next entry needs.
 #[test]
 fn so_many_blobs_fit_in_any_order() {
-    // Pages of 6 entries of 9 blobs and one blob, then 8 are free and one of 9 comes.
+    // Pages of six 9-blob entries and one single blob leave 8 free when a 9-blob entry follows.
     let (mut used, mut plan, mut n) = (0, Plan::new(OWN, PARENT), 0);
     let mut push = |length: usize| {
         let name = format!("{n:0length$}");
@@ -260,7 +260,7 @@ fn entries_that_are_not_those_of_the_plan_are_found_out() {
         Err(LayoutError::Changed)
     );
 
-    // The last name of a directory: a longer one may be in the same chain.
+    // The last name of a directory: a changed longer one may hash to the same chain.
     for n in 0..1000 {
         other = names.clone();
         other[299] = format!("{n:020}").into_bytes();
@@ -312,7 +312,7 @@ fn damage_of_each_kind_is_found() {
         damaged(PAGE_BYTES + 3, b"x"),
         Some(DirectoryError::Header(1))
     );
-    // One of 20 bytes takes two blobs, so the last of the first page is free.
+    // A name of 20 bytes takes two blobs, so the last blob of the first page is free.
     assert_eq!(damaged(5 + 7, &[0xff]), Some(DirectoryError::Map(0)));
     assert_eq!(damaged(32, &[2]), Some(DirectoryError::Map(0)));
     assert_eq!(damaged(32 + 127, &[0]), Some(DirectoryError::Map(127)));
@@ -323,13 +323,13 @@ fn damage_of_each_kind_is_found() {
             "{at}: {error:?}"
         );
     };
-    bad(entry(15), &[0]); // not the beginning of an entry
-    bad(entry(15) + 12, b"\0"); // no name
-    bad(entry(15) + 12, b"x"); // a name of another chain
-    bad(entry(13) + 2, &[0, 13]); // a chain in a circle
-    bad(entry(13) + 2, &[0xff, 0xff]); // an entry outside
-    bad(entry(13) + 2, &[0, 1]); // an entry within the counts
-    bad(160, &[0, 64]); // an entry within a page's header
+    bad(entry(15), &[0]); // not the start of an entry
+    bad(entry(15) + 12, b"\0"); // empty name
+    bad(entry(15) + 12, b"x"); // name of another chain
+    bad(entry(13) + 2, &[0, 13]); // cyclic chain
+    bad(entry(13) + 2, &[0xff, 0xff]); // entry out of range
+    bad(entry(13) + 2, &[0, 1]); // entry within the counts
+    bad(160, &[0, 64]); // entry within a page header
     let mut full = image(&uniform(49, 15));
     full[entry(63) + 12 + 15] = b'x';
     let error = Directory::verify(&full).err();
@@ -378,7 +378,7 @@ proptest! {
     #[test]
     fn what_was_written_is_read(names in btree_set(name(), 0..600), shuffle in any::<u64>()) {
         let mut names: Vec<_> = names.into_iter().collect();
-        // The order is the caller's; any will do.
+        // The caller chooses the order; shuffle.
         names.sort_by_key(|name| name.iter().fold(shuffle, |h, b| h.rotate_left(5) ^ u64::from(*b)));
         let image = image(&names);
         let read = Directory::verify(&image).expect("a good directory");
@@ -438,7 +438,7 @@ proptest! {
         prop_assert_eq!(&part[..], &whole[begin..(from + length).min(whole.len()).max(begin)]);
     }
 
-    /// What passes verification is sound: everything that is listed is found, and that in finite time.
+    /// Pages that pass verification are consistent: every listed entry is found, in bounded time.
     #[test]
     fn damaged_pages_are_refused_or_sound(
         names in btree_set(name(), 0..200),
@@ -453,7 +453,7 @@ proptest! {
         if let Ok(read) = Directory::verify(&image) {
             let mut count = 0;
             for entry in read.entries() {
-                // A name that is there twice is found once.
+                // Of a duplicate name only the first entry is found.
                 prop_assert!(read.lookup(entry.name).is_some());
                 count += 1;
             }

@@ -1,4 +1,4 @@
-//! Messages byte by byte, written down from the interface definitions: each line is a field.
+//! Exact bytes of messages, derived from the interface definitions: one field per line.
 
 mod common;
 
@@ -10,7 +10,7 @@ use afs_proto::{
 };
 use common::{SYNC, UUID, fid, list, status, text};
 
-/// The bytes of a dump: hexadecimal digits; what follows a `|` is a comment.
+/// Returns the bytes of a hexadecimal dump; text after `|` is a comment.
 fn dump(text: &str) -> Vec<u8> {
     let lines = text
         .lines()
@@ -110,7 +110,7 @@ fn fetch_status() {
     );
 }
 
-/// Linux takes a status of version 1 with an error for the error; OpenAFS sends version 0 there.
+/// Linux treats a status of version 1 with an error code as an error; OpenAFS sends version 0.
 #[test]
 fn an_error_among_several_files() {
     let failed = AfsFetchStatus::failed(Abort::VNOVNODE);
@@ -306,11 +306,11 @@ fn a_volume_by_name_and_its_entry() {
             words(&b"root.cell".map(u32::from)),
             words(&[0; 56]),
             words(&[1]),
-            // The identity: a word, two halves, eight bytes with their signs.
+            // UUID: a word, two half-words, eight sign-extended bytes.
             "00622a28 00008bd1 00001b01 ffffff9b 0000005e".into(),
             "00000001 00000000 0000004d 0000000a ffffffaa 00000077".into(),
             words(&[0; 12 * 11]),
-            // Uniquifier, partition, flags, each of 13 servers.
+            // Uniquifier, partition and flags, one column each for 13 servers.
             words(&[1]) + &words(&[0; 12]),
             words(&[1]) + &words(&[0; 12]),
             words(&[0x14]) + &words(&[0; 12]),

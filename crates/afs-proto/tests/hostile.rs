@@ -1,5 +1,5 @@
-//! Bytes of nobody knows whom: no panic, what is accepted is written back to something that reads
-//! the same, and reading takes no more memory than the limits allow.
+//! Untrusted bytes: no panic, accepted values survive a write and a read unchanged, and decoding
+//! takes no more memory than the limits allow.
 
 mod common;
 
@@ -15,28 +15,28 @@ thread_local! {
     static PEAK: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Counts what each thread holds.
+/// Allocator that counts the bytes held by each thread.
 struct Counting;
 
 fn count(change: isize) {
-    // A thread that is ending has no counters any more.
+    // The counters of a terminating thread may already be destroyed.
     let _ = HELD.try_with(|held| {
         held.set(held.get() + change);
         let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
     });
 }
 
-// SAFETY: everything is passed on to the system's allocator; the counters need no allocation.
+// SAFETY: all calls are forwarded to the system allocator; the counters do not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         count(-layout.size().cast_signed());
-        // SAFETY: the caller's promise is passed on; `ptr` came from `System.alloc`.
+        // SAFETY: the caller upholds the contract of `dealloc`; `ptr` came from `System.alloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -44,7 +44,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that this thread held at most during `work`, beyond what it held before.
+/// Returns the peak of this thread's allocations during `work`, in bytes above the initial level.
 fn peak_of<T>(work: impl FnOnce() -> T) -> (isize, T) {
     let before = HELD.get();
     PEAK.set(before);
@@ -52,12 +52,12 @@ fn peak_of<T>(work: impl FnOnce() -> T) -> (isize, T) {
     (PEAK.get() - before, result)
 }
 
-/// A value that was read may take this much: 50 statuses and callbacks, in memory a third larger than
-/// on the wire, and twice that while a list grows.
+/// Memory limit for a decoded value: 50 statuses and callbacks, in memory a third larger than on
+/// the wire, and twice that while a list grows.
 const VALUE_BYTES_MAX: isize = 4 * REPLY_BYTES_MAX as isize;
 
-/// A stream that often gets past the first fields: an opcode of the tables, then words that are mostly
-/// small.
+/// Generates streams that often get past the first fields: an opcode of the tables, then mostly
+/// small words.
 fn stream() -> impl Strategy<Value = Vec<u8>> {
     let tables = [fs::PROCEDURES, vl::PROCEDURES, cb::PROCEDURES].concat();
     let opcodes: Vec<u32> = tables.into_iter().map(|(opcode, _)| opcode).collect();
@@ -69,7 +69,7 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// What is accepted reads the same after it was written.
+/// Checks that an accepted value decodes to itself after encoding.
 macro_rules! stable {
     ($read:expr, $write:expr, $bytes:expr) => {{
         let mut from = Reader::new($bytes);
@@ -110,7 +110,8 @@ proptest! {
         }, results);
     }
 
-    /// However the stream is cut, the outcome is that of the whole, and no more than a request is held.
+    /// For every split of the stream the outcome is that of the whole, within the memory of a
+    /// request.
     #[test]
     fn pieces_give_what_the_whole_gives(bytes in stream(), sizes in vec(1..40usize, 1..20)) {
         let whole = afs_proto::prefix::<fs::Request>(&bytes);
@@ -135,7 +136,7 @@ proptest! {
         prop_assert_eq!(outcome, whole);
     }
 
-    /// A message of ours with a few bytes changed.
+    /// Mutates a few bytes of a valid message.
     #[test]
     fn damaged_messages_are_refused_or_read(
         which in any::<prop::sample::Index>(),
@@ -156,7 +157,7 @@ proptest! {
         let _ = AccessList::parse(&bytes);
     }
 
-    /// Close to the form of an access list.
+    /// Generates texts close to the form of an access list.
     #[test]
     fn an_access_list_that_is_accepted_reads_the_same_after_it_was_written(
         text in "[0-3]{1,2}\n[0-3]\n([a-d:]{1,70}[ \t]-?[0-9]{1,11}\n){0,8}\0?",

@@ -1,5 +1,5 @@
-//! Every procedure of the three services, from a request and a reply of each: round trip, every
-//! truncation, every way to cut the stream, surplus, unknown opcodes, limits.
+//! Every procedure of the three services, with one request and one reply each: round trip, every
+//! truncation, every split of the stream, surplus bytes, unknown opcodes, limits.
 
 mod common;
 
@@ -7,8 +7,8 @@ use afs_proto::gather::{Gather, REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use afs_proto::{Abort, Reader, WireError, Xdr, cb, from_bytes, fs, prefix, to_bytes, vl};
 use common::*;
 
-/// The claims for a value whose bytes are `$bytes`, and which `$read` reads. A macro, because a value
-/// borrows from the bytes it was read from, and they are others each time.
+/// Checks the properties of a value with encoding `$bytes`, decoded by `$read`. A macro, because a
+/// value borrows from the bytes it was read from, which differ each time.
 macro_rules! holds {
     ($value:expr, $bytes:expr, $max:expr, $read:expr) => {{
         let (value, bytes): (_, Vec<u8>) = (&$value, $bytes);
@@ -24,7 +24,7 @@ macro_rules! holds {
             assert_eq!(cut, Err(WireError::Incomplete), "{len} bytes of {value:?}");
         }
 
-        // File data follows, which is not touched.
+        // Trailing file data must not be consumed.
         let stream = [&bytes[..], b"file data"].concat();
         for step in [1, 2, 3, 5, 7, 64, 1412, stream.len()] {
             let mut gather = Gather::new($max);
@@ -44,7 +44,7 @@ macro_rules! holds {
     }};
 }
 
-/// Each procedure of the table has a value here, in the table's order.
+/// Checks that each procedure of the table has a value here, in table order.
 fn covers(table: &[(u32, &str)], values: impl Iterator<Item = u32>) {
     let opcodes: Vec<u32> = table.iter().map(|(opcode, _)| *opcode).collect();
     assert_eq!(opcodes, values.collect::<Vec<_>>());
@@ -65,7 +65,7 @@ fn the_file_service_holds() {
     for reply in fs_replies() {
         let (opcode, mut bytes) = (reply.opcode(), Vec::new());
         reply.write(&mut bytes);
-        // A reply without results is there before its first byte.
+        // A reply without results is complete before its first byte.
         holds!(reply, bytes, REPLY_BYTES_MAX, |from| fs::read_reply(
             opcode, from
         ));
@@ -213,7 +213,7 @@ fn the_head_of_fetched_data_is_as_wide_as_its_procedure_and_never_more_than_was_
     );
 }
 
-/// A message that never completes is refused when it has reached the limit, not held for ever.
+/// A message that never completes is refused at the limit and not buffered further.
 #[test]
 fn gathering_stops_at_the_limit() {
     for step in [1, 100, 5000] {

@@ -1,4 +1,4 @@
-//! What is text or a number with a name: rights, access lists, abort codes, errors.
+//! Text forms and named numbers: rights, access lists, abort codes, errors.
 
 use afs_proto::acl::{AccessList, AclError, ENTRIES_MAX, Entry};
 use afs_proto::{Abort, Rights, uae};
@@ -109,7 +109,7 @@ fn what_is_no_access_list_is_refused_with_its_line() {
     assert_eq!(spaced, Err(AclError::Name));
 }
 
-/// Twenty entries may have a text that is longer than a call carries.
+/// Twenty entries can exceed the text length that a call carries.
 #[test]
 fn a_list_too_long_for_a_call_is_not_written() {
     let entries: Vec<Entry> = (0..ENTRIES_MAX)
@@ -137,7 +137,7 @@ fn codes_have_their_names() {
     }
 }
 
-/// Each name of the table against the C library's number of that name.
+/// Compares each name of the table with the C library's constant of that name.
 #[test]
 fn the_error_table_agrees_with_the_c_library() {
     macro_rules! errors {
@@ -174,7 +174,7 @@ fn the_error_table_agrees_with_the_c_library() {
     assert_eq!(Abort::from_errno(libc::ENOTSUP), Abort(uae::BASE + 0x5d));
 }
 
-/// Names of the table that Linux does not have.
+/// Names of the table that Linux does not define.
 mod libc {
     pub use ::libc::*;
     pub const EOTHER: i32 = 0;
@@ -184,7 +184,7 @@ mod libc {
 
 #[test]
 fn each_error_of_linux_has_a_code_and_comes_back_from_it() {
-    // Those without a code: EDEADLOCK is EDEADLK, keys and radio switches are not for files.
+    // No code: EDEADLOCK (same as EDEADLK); errors of keys and radio switches do not concern files.
     let without = [0, 41, 58, 126, 127, 128, 129, 132, 133];
     for errno in 0..=133 {
         let code = uae::from_errno(errno);

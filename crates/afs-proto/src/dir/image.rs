@@ -1,11 +1,12 @@
-//! The pages of a directory while names come and go.
+//! Directory pages that support insertion and removal of names.
 //!
-//! Clients change their own copy after each of their calls, and take the length of the directory from
-//! the answer. Both only fit if a server puts a name where its clients put it: in the first page with
-//! room, at the first gap that is long enough, at the front of its chain. [`Image`] does that. What it
-//! was made from may have been laid out otherwise ([`super::Plan`]); from then on it goes their way.
+//! Clients update their own copy after each of their calls, and take the length of the directory
+//! from the reply. Both copies match only if the server places a name where clients place it: in
+//! the first page with room, in the first gap that is long enough, at the front of its hash chain.
+//! [`Image`] does that. The pages it starts from may have another layout ([`super::Plan`]); all
+//! changes to them follow the clients' rules.
 //!
-//! **Invariant:** the pages are sound at every moment, as [`Directory::verify`] has it.
+//! **Invariant:** the pages pass [`Directory::verify`] after every operation.
 
 use super::{
     BLOB_BYTES, BLOBS, COUNTED_PAGES, COUNTS_AT, Directory, DirectoryError, ENTRY_FLAG, Entry,
@@ -13,14 +14,14 @@ use super::{
     blobs, chain_of, first_blob,
 };
 
-/// The pages of a directory, to be read and changed.
+/// Mutable pages of a directory.
 #[derive(Debug, Clone)]
 pub struct Image {
     bytes: Vec<u8>,
 }
 
 impl Image {
-    /// An empty directory, with `.` and `..` given as vnode and uniquifier.
+    /// Creates an empty directory; `own` and `parent` are vnode and uniquifier of `.` and `..`.
     pub fn new(own: (u32, u32), parent: (u32, u32)) -> Image {
         let layout = Plan::new(own, parent).finish();
         let mut bytes = Vec::with_capacity(PAGE_BYTES);
@@ -29,32 +30,32 @@ impl Image {
         Image { bytes }
     }
 
-    /// From pages, which are verified.
+    /// Creates an image from existing pages, which are verified.
     pub fn from_pages(bytes: Vec<u8>) -> Result<Image, DirectoryError> {
         Directory::verify(&bytes)?;
         Ok(Image { bytes })
     }
 
-    /// The pages.
+    /// Returns the pages.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Vnode and uniquifier of a name.
+    /// Looks up vnode and uniquifier of a name.
     pub fn find(&self, name: &[u8]) -> Option<(u32, u32)> {
         let at = self.locate(name)?.entry;
         Some((self.word(at + 4), self.word(at + 8)))
     }
 
-    /// Whether there is room for a name; one that is too long counts as the longest.
+    /// Checks whether there is room for a name; one that is too long counts as the longest.
     pub fn fits(&self, name: &[u8]) -> bool {
         self.room(blobs(name.len().min(NAME_BYTES_MAX))).is_some()
     }
 
-    /// Adds a name that is not there; that is not looked at.
+    /// Adds a name, which must not exist yet; this is not checked.
     ///
     /// # Errors
-    /// [`LayoutError::Name`], [`LayoutError::Full`]: nothing has changed.
+    /// [`LayoutError::Name`], [`LayoutError::Full`]: the pages are unchanged.
     pub fn insert(&mut self, entry: Entry<'_>) -> Result<(), LayoutError> {
         let Entry {
             name,
@@ -85,7 +86,7 @@ impl Image {
         Ok(())
     }
 
-    /// Removes a name; says whether it was there.
+    /// Removes a name and returns whether it existed.
     pub fn remove(&mut self, name: &[u8]) -> bool {
         let Some(found) = self.locate(name) else {
             return false;
@@ -96,12 +97,12 @@ impl Image {
         let (page, blob) = (number / BLOBS, number % BLOBS);
         let used = blobs(name.len());
         self.set_map(page, self.map(page) & !blob_bits(blob, used));
-        // What is not in use says nothing.
+        // Free blobs are kept zeroed.
         self.clear(found.entry, used * BLOB_BYTES);
         true
     }
 
-    /// Lets a name that is there lead elsewhere; says whether it is there.
+    /// Points an existing name at another file and returns whether the name exists.
     pub fn replace(&mut self, name: &[u8], (vnode, unique): (u32, u32)) -> bool {
         let Some(found) = self.locate(name) else {
             return false;
@@ -111,7 +112,8 @@ impl Image {
         true
     }
 
-    /// Where the next entry of so many blobs goes: the first page that has room, or a new one.
+    /// Finds page and blob for an entry of `wanted` blobs: in the first page with room, or in a
+    /// new page. `None` if the directory is full.
     fn room(&self, wanted: usize) -> Option<(usize, usize)> {
         let pages = self.bytes.len() / PAGE_BYTES;
         for page in 0..pages {
@@ -139,14 +141,14 @@ impl Image {
         self.set_map(page, blob_bits(0, first_blob(page)));
     }
 
-    /// The blobs in use of a page, bit 0 first.
+    /// Reads the bit map of a page's used blobs; bit 0 is its first blob.
     fn map(&self, page: usize) -> u64 {
         let bytes = self.bytes.get(page * PAGE_BYTES + 5..);
         let map = bytes.and_then(<[u8]>::first_chunk);
         map.map_or(u64::MAX, |map| u64::from_le_bytes(*map))
     }
 
-    /// Sets it, and with it the count of the first page.
+    /// Sets the bit map of a page and the page's free count in the first page.
     fn set_map(&mut self, page: usize, map: u64) {
         self.put(page * PAGE_BYTES + 5, &map.to_le_bytes());
         if page < COUNTED_PAGES {
@@ -157,7 +159,7 @@ impl Image {
 
     fn locate(&self, name: &[u8]) -> Option<Found> {
         let mut link = HASHES_AT + 2 * chain_of(name);
-        // The pages are sound, so a chain ends; more steps than blobs there cannot be.
+        // Verified chains end. The number of blobs bounds the number of steps anyway.
         for _ in 0..self.bytes.len() / BLOB_BYTES {
             let number = self.number(link);
             if number == 0 {
@@ -185,7 +187,7 @@ impl Image {
         u32::from_be_bytes([0, 1, 2, 3].map(|byte| self.byte(at + byte)))
     }
 
-    /// Puts bytes at a place within the pages.
+    /// Overwrites bytes at offset `at`.
     fn put(&mut self, at: usize, bytes: &[u8]) {
         if let Some(place) = self.bytes.get_mut(at..at + bytes.len()) {
             place.copy_from_slice(bytes);
@@ -199,7 +201,7 @@ impl Image {
     }
 }
 
-/// An entry, and what refers to it: in bytes from the beginning.
+/// Byte offsets of an entry and of the link that refers to it.
 struct Found {
     link: usize,
     entry: usize,

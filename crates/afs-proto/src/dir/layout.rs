@@ -1,17 +1,17 @@
-//! Writes directories.
+//! Serialization of directories.
 //!
-//! The first page has the beginning of each hash chain and so depends on all entries; each entry has
-//! the next one of its chain. So there are two passes. [`Plan`] sees the names and builds nothing; it
-//! notes where each page begins and how the chains begin there, 1/8 of the size of the pages. From the
-//! resulting [`Layout`], [`Pages`] writes any range of bytes; each page of it is built once, from its
-//! own entries alone.
+//! The first page holds the head of each hash chain and so depends on all entries; each entry holds
+//! the next one of its chain. Writing therefore takes two passes. [`Plan`] receives the names and
+//! builds no pages; it records the first entry of each page and the chain heads at that point, 1/8
+//! of the size of the pages. From the resulting [`Layout`], [`Pages`] writes any byte range; each
+//! page of the range is built once, from its own entries alone.
 //!
-//! **Invariant:** the same entries in the same order give the same bytes. Each page holds a run of
-//! entries: an entry that does not fit its page goes to the next, and later ones do not fill the gap.
-//! Each entry is put at the front of its chain, as OpenAFS does.
+//! **Invariant:** the same entries in the same order produce the same bytes. Each page holds
+//! consecutive entries: an entry that does not fit into its page starts the next one, and later
+//! entries do not fill the gap. Each entry is put at the front of its chain, as OpenAFS does.
 //!
-//! Names that are not those of the plan are found out where they lead to other places or other chains.
-//! So ranges that were written from one layout always fit together, whenever they were written.
+//! Names that differ from those of the plan are detected if they change an entry's position or
+//! chain. Ranges written from one layout therefore always fit together, whenever they are written.
 
 use super::{
     BLOB_BYTES, BLOBS, CHAINS, COUNTED_PAGES, COUNTS_AT, ENTRY_FLAG, Entry, HASHES_AT, NAME_AT,
@@ -19,24 +19,24 @@ use super::{
 };
 use std::ops::Range;
 
-/// Why a directory cannot be written.
+/// Error while writing a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// A name that no directory can have.
+    /// Name that no directory can contain.
     #[error("a name in a directory has 1 to {NAME_BYTES_MAX} bytes, no zero byte and no slash")]
     Name,
-    /// The directory has as many pages as there may be.
+    /// The directory has the maximum number of pages.
     #[error("the directory is full: it has {PAGES_MAX} pages")]
     Full,
-    /// The entries are not those that the plan has seen.
+    /// The entries differ from those of the plan.
     #[error("the directory was changed while it was read")]
     Changed,
 }
 
-/// First entry of each chain.
+/// First entry of each hash chain.
 type Chains = [u16; CHAINS];
 
-/// Where the next entry goes.
+/// Position of the next entry, and the chain heads before it.
 #[derive(Debug, Clone)]
 struct Cursor {
     page: usize,
@@ -44,14 +44,14 @@ struct Cursor {
     chains: Chains,
 }
 
-/// Where an entry is put, and what follows it in its chain.
+/// Position of an entry within its page, and its successor in the hash chain.
 struct Place {
     blob: usize,
     next: u16,
 }
 
 impl Cursor {
-    /// Puts an entry into the page, if there is room.
+    /// Places an entry in the page if there is room.
     fn place(&mut self, name: &[u8]) -> Option<Place> {
         let (blob, end) = (self.blob, self.blob + blobs(name.len()));
         let number = u16::try_from(self.page * BLOBS + blob).ok()?;
@@ -65,7 +65,7 @@ impl Cursor {
     }
 }
 
-/// The first pass: where each entry goes.
+/// First pass: assigns a position to each entry.
 #[derive(Debug)]
 pub struct Plan {
     layout: Layout,
@@ -73,7 +73,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Begins with "." and "..", given as vnode and uniquifier.
+    /// Creates a plan that contains `.` and `..`, each given as vnode and uniquifier.
     pub fn new(own: (u32, u32), parent: (u32, u32)) -> Plan {
         let mut cursor = Cursor {
             page: 0,
@@ -97,7 +97,7 @@ impl Plan {
         Plan { layout, cursor }
     }
 
-    /// Adds the next entry. Names must differ; that is not looked at.
+    /// Adds the next entry. Names must be distinct; this is not checked.
     pub fn push(&mut self, name: &[u8]) -> Result<(), LayoutError> {
         let sound = (1..=NAME_BYTES_MAX).contains(&name.len()) && name != b"." && name != b"..";
         if !sound || name.iter().any(|byte| [0, b'/'].contains(byte)) {
@@ -132,7 +132,7 @@ impl Plan {
         }
     }
 
-    /// All entries were added.
+    /// Completes the plan.
     pub fn finish(mut self) -> Layout {
         self.end_page();
         self.layout.chains = self.cursor.chains;
@@ -140,39 +140,39 @@ impl Plan {
     }
 }
 
-/// Where everything is in a directory.
+/// Positions of all entries of a directory.
 #[derive(Debug, Clone)]
 pub struct Layout {
     dots: [(&'static [u8], (u32, u32)); 2],
     pages: Vec<Page>,
-    /// The chains when all entries are there.
+    /// Chain heads after the last entry.
     chains: Chains,
     entries: usize,
 }
 
-/// How a page begins.
+/// State at the beginning of a page.
 #[derive(Debug, Clone)]
 struct Page {
-    /// Which of the plan's entries comes first.
+    /// Index in the plan of the page's first entry.
     first_entry: usize,
-    /// The chains before it.
+    /// Chain heads before the page's first entry.
     chains: Chains,
-    /// Behind the last blob in use.
+    /// End of the used blobs, exclusive.
     blobs_end: usize,
 }
 
 impl Layout {
-    /// Bytes of the directory: what its status has as length.
+    /// Returns the size of the directory in bytes, which is also the length in its status.
     pub fn length(&self) -> usize {
         self.pages.len() * PAGE_BYTES
     }
 
-    /// Entries beside "." and "..".
+    /// Returns the number of entries, not counting `.` and `..`.
     pub fn entries(&self) -> usize {
         self.entries
     }
 
-    /// Writes the bytes of `range`, as far as there are any.
+    /// Creates a writer for the bytes of `range`, clamped to the directory.
     pub fn pages(&self, range: Range<usize>) -> Pages<'_> {
         let range = range.start..range.end.min(self.length());
         let pages = match range.is_empty() {
@@ -212,25 +212,25 @@ impl Layout {
     }
 }
 
-/// Writes a range of a directory's bytes: push the entries of [`Pages::entries`], then finish.
+/// Writer for a byte range: push the entries of [`Pages::entries`], then finish.
 #[derive(Debug)]
 pub struct Pages<'l> {
     layout: &'l Layout,
     range: Range<usize>,
     pages: Range<usize>,
-    /// Which of the plan's entries comes next.
+    /// Index in the plan of the next entry.
     entry: usize,
     cursor: Cursor,
     page: [u8; PAGE_BYTES],
 }
 
 impl Pages<'_> {
-    /// Which of the plan's entries have to be pushed, counted from 0 in the plan's order.
+    /// Returns the indices of the entries to push, counted from 0 in the plan's order.
     pub fn entries(&self) -> Range<usize> {
         self.entry..self.layout.first_entry(self.pages.end)
     }
 
-    /// Takes the next entry; appends to `to` what is complete.
+    /// Takes the next entry and appends completed pages to `to`.
     pub fn push(&mut self, entry: Entry<'_>, to: &mut Vec<u8>) -> Result<(), LayoutError> {
         if self.entries().is_empty() {
             return Err(LayoutError::Changed);
@@ -244,7 +244,7 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// Appends the rest.
+    /// Appends the last page.
     pub fn finish(mut self, to: &mut Vec<u8>) -> Result<(), LayoutError> {
         match (self.entries().is_empty(), self.pages.is_empty()) {
             (false, _) => Err(LayoutError::Changed),
@@ -259,7 +259,7 @@ impl Pages<'_> {
         self.page.fill(0);
         self.cursor.blob = first;
         set(&mut self.page, 2, &TAG.to_be_bytes());
-        // What the reference writes there and never looks at.
+        // OpenAFS writes this field and never reads it.
         set(&mut self.page, 4, &[count_byte(BLOBS - first)]);
         if page == 0 {
             self.begin_first_page();
@@ -279,7 +279,7 @@ impl Pages<'_> {
             set(&mut self.page, HASHES_AT + 2 * chain, &first.to_be_bytes());
         }
         for (name, (vnode, unique)) in layout.dots {
-            // There is always room for these two in the first page.
+            // These two always fit into the first page.
             let _ = self.put(Entry {
                 name,
                 vnode,
@@ -299,8 +299,8 @@ impl Pages<'_> {
         Ok(())
     }
 
-    /// The page is complete, if its entries are those of the plan: the chains then begin as the plan
-    /// has it.
+    /// Appends the page to `to`, after a check that its entries ended at the position and with the
+    /// chain heads that the plan recorded.
     fn end_page(&mut self, to: &mut Vec<u8>) -> Result<(), LayoutError> {
         let Cursor { page, blob, chains } = self.cursor;
         let planned = self.layout.blobs_end(page) == Some(blob)
@@ -317,12 +317,12 @@ impl Pages<'_> {
     }
 }
 
-/// A count of blobs, which is at most 64.
+/// Converts a number of blobs, at most 64.
 fn count_byte(blobs: usize) -> u8 {
     u8::try_from(blobs).unwrap_or(u8::MAX)
 }
 
-/// Puts `bytes` at `at`, which is within the page.
+/// Copies `bytes` to offset `at`; out of range, it does nothing.
 fn set(page: &mut [u8; PAGE_BYTES], at: usize, bytes: &[u8]) {
     if let Some(place) = page.get_mut(at..at + bytes.len()) {
         place.copy_from_slice(bytes);

@@ -1,4 +1,4 @@
-//! Directories: what `FetchData` of a directory gives (`src/dir/dir.h` and `dir.c` of OpenAFS).
+//! Directories in the format that `FetchData` returns (`src/dir/dir.h` and `dir.c` of OpenAFS).
 //!
 //! ```text
 //!   a page: 2,048 bytes, 64 blobs of 32
@@ -18,13 +18,14 @@
 //!                                            12     name, a zero byte, zeros to the blob's end
 //! ```
 //!
-//! A number of an entry is `page * 64 + blob`, in two bytes, big endian as all numbers. An entry never
-//! crosses a page. The limits follow: 1,023 pages; 64,435 entries beside the two if no name is longer
-//! than 15 bytes, 31,706 if all have 16 to 47.
+//! Entry numbers are `page * 64 + blob`, two bytes, big endian like all numbers. An entry never
+//! crosses a page. The resulting limits: 1,023 pages; besides `.` and `..`, 64,435 entries if no
+//! name is longer than 15 bytes, 31,706 if all have 16 to 47.
 //!
-//! [`Plan`] and [`Pages`] write, [`Directory`] reads and verifies, [`Image`] changes: clients change
-//! their own copy of a directory after each of their calls, and fetch the pages again when the data
-//! version does not follow by 1. A server that changes its own in the same way has pages as long as theirs.
+//! [`Plan`] and [`Pages`] write, [`Directory`] reads and verifies, [`Image`] changes: clients
+//! change their own copy of a directory after each of their calls, and fetch the pages again when
+//! the data version does not advance by exactly 1. A server that applies the same algorithm has
+//! pages of the same length as theirs.
 
 mod image;
 mod layout;
@@ -34,67 +35,68 @@ pub use image::Image;
 pub use layout::{Layout, LayoutError, Pages, Plan};
 pub use read::{Directory, DirectoryError, Entries};
 
-/// Bytes of a page (`AFS_PAGESIZE`).
+/// Size of a page in bytes (`AFS_PAGESIZE`).
 pub const PAGE_BYTES: usize = 2048;
-/// Pages of a directory at most (`BIGMAXPAGES`).
+/// Maximum number of pages of a directory (`BIGMAXPAGES`).
 pub const PAGES_MAX: usize = 1023;
-/// Bytes of a name at most. Calls may have 256; the salvager takes 255 (`MAXENAME` counts the zero
-/// byte), and so does Linux.
+/// Longest name, in bytes. Calls can carry 256; the salvager accepts 255 (`MAXENAME` includes the
+/// zero byte), and so does Linux.
 pub const NAME_BYTES_MAX: usize = 255;
 
-/// Blobs that entries may take in all so that they fit in any order: in each page up to eight stay
-/// free, because the largest entry has nine. With more, only a [`Plan`] tells.
+/// Number of entry blobs up to which a directory fits in any order of its entries: up to eight
+/// blobs of each page stay free, because the largest entry has nine. Beyond it, only a [`Plan`] can
+/// tell.
 pub const BLOBS_SURE: usize = PAGES_MAX * (BLOBS - 1 - 8) - (FIRST_BLOB_OF_FIRST - 1) - 2;
 
-/// Blobs of a page (`EPP`).
+/// Number of blobs of a page (`EPP`).
 const BLOBS: usize = 64;
 const BLOB_BYTES: usize = 32;
-/// First blob of an entry in a page.
+/// First blob available to entries in a page other than the first.
 const FIRST_BLOB: usize = 1;
-/// First blob of an entry in the first page (`DHE` + 1).
+/// First blob available to entries in the first page (`DHE` + 1).
 const FIRST_BLOB_OF_FIRST: usize = 13;
-/// Pages whose free blobs are counted in the first page (`MAXPAGES`).
+/// Number of pages whose free blobs are counted in the first page (`MAXPAGES`).
 const COUNTED_PAGES: usize = 128;
-/// Hash chains (`NHASHENT`).
+/// Number of hash chains (`NHASHENT`).
 const CHAINS: usize = 128;
-/// What each page begins with, behind the number of pages.
+/// Magic number of a page, after the number of pages.
 const TAG: u16 = 1234;
-/// What each entry begins with (`FFIRST`).
+/// First byte of each entry (`FFIRST`).
 const ENTRY_FLAG: u8 = 1;
 
-/// Where the parts of the first page begin, in bytes.
+/// Offsets of the parts of the first page, in bytes.
 const COUNTS_AT: usize = 32;
 const HASHES_AT: usize = COUNTS_AT + COUNTED_PAGES;
-/// Where the name of an entry begins, in bytes.
+/// Offset of the name within an entry, in bytes.
 const NAME_AT: usize = 12;
 
 const _: () = assert!(HASHES_AT + 2 * CHAINS == FIRST_BLOB_OF_FIRST * BLOB_BYTES);
 const _: () = assert!(PAGES_MAX * BLOBS <= u16::MAX as usize);
 
-/// A file in a directory.
+/// Directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its name: 1 to [`NAME_BYTES_MAX`] bytes, no zero byte, no slash.
+    /// Name: 1 to [`NAME_BYTES_MAX`] bytes, no zero byte, no slash.
     pub name: &'a [u8],
-    /// Its vnode.
+    /// Vnode of the file.
     pub vnode: u32,
-    /// Its uniquifier.
+    /// Uniquifier of the file.
     pub unique: u32,
 }
 
-/// Blobs of an entry with a name of that many bytes: one for the numbers and the first 15 bytes, and
-/// one for each further 32 (`NameBlobs`).
+/// Counts the blobs of an entry: one for the header and the first 15 bytes of the name,
+/// and one for each further 32 bytes (`NameBlobs`).
 pub const fn blobs(name_bytes: usize) -> usize {
     1 + ((name_bytes + 16) >> 5)
 }
 
-/// The chain of a name (`DirHash`).
+/// Hashes a name to its chain (`DirHash`).
 fn chain_of(name: &[u8]) -> usize {
     let step = |hash: u32, byte: &u8| hash.wrapping_mul(173).wrapping_add(u32::from(*byte));
     let hash = name.iter().fold(0, step);
     let chain = hash as usize % CHAINS;
     match chain {
-        // The reference takes the number for a signed one.
+        // OpenAFS treats the hash as a signed number.
         1.. if hash >= 1 << 31 => CHAINS - chain,
         _ => chain,
     }
@@ -107,7 +109,7 @@ fn first_blob(page: usize) -> usize {
     }
 }
 
-/// A bit for each of `count` blobs from `blob` on, all within one page; bit 0 is its first blob.
+/// Builds a mask of `count` blobs from `blob`, all within one page; bit 0 is its first blob.
 fn blob_bits(blob: usize, count: usize) -> u64 {
     (blob..blob + count).fold(0, |bits, blob| bits | 1 << blob)
 }

@@ -1,8 +1,8 @@
-//! Reads and verifies directories that another server sent.
+//! Reads and verifies directory pages received from a server.
 //!
-//! **Invariant:** a [`Directory`] that exists is sound: it has passed what OpenAFS's salvager asks for
-//! (`DirOK` in `src/dir/salvage.c`). So looking up and listing have nothing left to check, take no
-//! longer than the directory is large, and agree with each other.
+//! **Invariant:** a [`Directory`] value is verified: it has passed the checks of OpenAFS's salvager
+//! (`DirOK` in `src/dir/salvage.c`). Lookup and iteration therefore need no checks of their own,
+//! take time bounded by the size of the directory, and agree with each other.
 
 use super::{
     BLOB_BYTES, BLOBS, CHAINS, COUNTED_PAGES, COUNTS_AT, ENTRY_FLAG, Entry, FIRST_BLOB_OF_FIRST,
@@ -10,32 +10,32 @@ use super::{
     first_blob,
 };
 
-/// Why pages are not a directory.
+/// Defect found in directory pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
-    /// Not whole pages, none, too many, or another number than the first page says.
+    /// Not a whole number of pages, none, too many, or not the number in the first page's header.
     #[error("a directory of {0} bytes does not have the pages it says")]
     Size(usize),
-    /// A page that does not begin as it should.
+    /// Malformed header of a page.
     #[error("page {0} of the directory has a bad header")]
     Header(usize),
-    /// An entry that its chain cannot have.
+    /// Invalid entry in a hash chain.
     #[error("chain {chain} of the directory has a bad entry at {entry}")]
     Entry {
-        /// The chain.
+        /// Index of the hash chain.
         chain: usize,
-        /// The number of the entry.
+        /// Number of the entry.
         entry: u16,
     },
-    /// What a page says to be in use is not what its entries use.
+    /// The page's map of used blobs, or its free count, does not match its entries.
     #[error("page {0} of the directory has a bad map of what is in use")]
     Map(usize),
-    /// The first two entries are not "." and "..".
+    /// The first two entries are not `.` and `..`.
     #[error("the directory does not begin with \".\" and \"..\"")]
     Dots,
 }
 
-/// The pages of a directory, verified.
+/// Verified pages of a directory.
 #[derive(Debug, Clone, Copy)]
 pub struct Directory<'a> {
     first: &'a [u8; PAGE_BYTES],
@@ -59,7 +59,7 @@ impl<'a> Directory<'a> {
         Ok(directory)
     }
 
-    /// Vnode and uniquifier of a name; "." and ".." are names like any other.
+    /// Returns vnode and uniquifier of a name; `.` and `..` are ordinary names.
     pub fn lookup(&self, name: &[u8]) -> Option<(u32, u32)> {
         let mut entries = self
             .chain(chain_of(name))
@@ -68,7 +68,7 @@ impl<'a> Directory<'a> {
         Some((found.vnode, found.unique))
     }
 
-    /// All entries in the order of their places, "." and ".." first.
+    /// Iterates over all entries in page order, `.` and `..` first.
     pub fn entries(&self) -> Entries<'a> {
         Entries {
             directory: *self,
@@ -81,7 +81,7 @@ impl<'a> Directory<'a> {
         if let Some(page) = self.pages.iter().position(|page| number16(page, 2) != TAG) {
             return Err(DirectoryError::Header(page));
         }
-        // A directory of the older kind has 0 there; it was never longer than 128 pages.
+        // The older directory format has 0 here; it never exceeded 128 pages.
         match usize::from(number16(self.first, 0)) {
             0 if self.pages.len() <= COUNTED_PAGES => Ok(()),
             count if count == self.pages.len() => Ok(()),
@@ -89,8 +89,8 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// Follows all chains; gives the blobs in use of each page. No blob is used twice: so an entry is not
-    /// within a page's header, and a chain that runs in a circle ends where it comes back.
+    /// Follows all chains and returns the used blobs of each page. A blob used twice is an error,
+    /// so an entry cannot overlap a page header, and a cyclic chain is detected where it closes.
     fn check_chains(&self) -> Result<Vec<u64>, DirectoryError> {
         let headers = (0..self.pages.len()).map(|page| blob_bits(0, first_blob(page)));
         let mut used: Vec<u64> = headers.collect();
@@ -108,7 +108,7 @@ impl<'a> Directory<'a> {
         Ok(used)
     }
 
-    /// Both maps say what the entries use: that of each page, and the counts of the first one.
+    /// Verifies that both maps match the entries: each page's own, and the counts of the first.
     fn check_maps(&self, used: &[u64]) -> Result<(), DirectoryError> {
         let counts: [u8; COUNTED_PAGES] = part(self.first, COUNTS_AT);
         for (page, count) in counts.iter().enumerate() {
@@ -136,20 +136,21 @@ impl<'a> Directory<'a> {
         }
     }
 
-    /// The numbers of a chain's entries. Ends at a number that is not an entry's, after giving it.
+    /// Iterates over the entry numbers of a chain. Ends after the first number that is not a valid
+    /// entry.
     fn chain(&self, chain: usize) -> impl Iterator<Item = u16> {
         let some = |number: u16| (number != 0).then_some(number);
         let first = some(number16(self.first, HASHES_AT + 2 * chain));
         std::iter::successors(first, move |number| some(self.entry(*number)?.next))
     }
 
-    /// The entry of that number, if there can be one.
+    /// Reads entry `number`, or `None` if it is not well-formed.
     fn entry(&self, number: u16) -> Option<Found<'a>> {
         let (page, blob) = (usize::from(number) / BLOBS, usize::from(number) % BLOBS);
         let bytes = self.pages.get(page)?.get(blob * BLOB_BYTES..)?;
         let name = bytes.get(NAME_AT..)?;
         let name = name.get(..name.iter().position(|byte| *byte == 0)?)?;
-        // A name of 16 bytes at a page's end would fit the page, but not the blobs it counts for.
+        // A 16-byte name at the end of a page would fit into the page, but not into its blobs.
         let sound = bytes.first() == Some(&ENTRY_FLAG)
             && (1..=NAME_BYTES_MAX).contains(&name.len())
             && blob + blobs(name.len()) <= BLOBS;
@@ -168,16 +169,16 @@ impl<'a> Directory<'a> {
 struct Found<'a> {
     entry: Entry<'a>,
     next: u16,
-    /// The blobs it uses.
+    /// Mask of the blobs it uses.
     bits: u64,
 }
 
-/// The entries of a directory, in the order of their places.
+/// Iterator over the entries of a directory in page order.
 #[derive(Debug, Clone)]
 pub struct Entries<'a> {
     directory: Directory<'a>,
     page: usize,
-    /// Where to look on, in the page.
+    /// First blob of the page that is not visited yet.
     blob: usize,
 }
 
@@ -201,7 +202,7 @@ impl<'a> Iterator for Entries<'a> {
     }
 }
 
-/// The blobs that a page says to be in use.
+/// Reads the page's map of used blobs.
 fn map(page: &[u8; PAGE_BYTES]) -> u64 {
     u64::from_le_bytes(part(page, 5))
 }
@@ -210,7 +211,7 @@ fn number16(bytes: &[u8], at: usize) -> u16 {
     u16::from_be_bytes(part(bytes, at))
 }
 
-/// `N` bytes from `at` on; zeros where they are outside.
+/// Copies `N` bytes at offset `at`, or zeros if they are out of range.
 fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let there = bytes.get(at..).and_then(<[u8]>::first_chunk);
     there.copied().unwrap_or([0; N])

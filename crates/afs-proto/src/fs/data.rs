@@ -1,21 +1,21 @@
-//! What stands before the data in a reply to `FetchData` and `FetchData64`.
+//! Length prefix of the data in a reply to `FetchData` and `FetchData64`.
 
 use super::Request;
 use crate::xdr::{Reader, Xdr};
 use crate::{Result, WireError};
 
-/// How many bytes of data follow. It may be less than what was asked for, at the end of a file.
+/// Number of data bytes that follow. At the end of a file it may be less than requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataLength {
-    /// Four bytes, for `FetchData`.
+    /// Four bytes on the wire, for `FetchData`.
     Narrow(u32),
-    /// Eight bytes, the high word first, for `FetchData64`.
+    /// Eight bytes on the wire, high word first, for `FetchData64`.
     Wide(u64),
 }
 
 impl DataLength {
-    /// The head of a reply to `request` with `bytes` of data. `None` if the reply has no data, or if
-    /// that is more than was asked for.
+    /// Returns the prefix of a reply to `request` with `bytes` of data. `None` if the procedure
+    /// returns no data, or if `bytes` exceeds the requested length.
     pub fn answer(request: &Request<'_>, bytes: u64) -> Option<DataLength> {
         match request {
             Request::FetchData { length, .. } => u32::try_from(bytes)
@@ -29,8 +29,8 @@ impl DataLength {
         }
     }
 
-    /// Reads the head of the reply to `request`, which must be one of the two. A server that sends
-    /// more than was asked for is refused.
+    /// Reads the prefix of the reply to `request`, which must be one of the two procedures. Fails
+    /// if the server announces more than was requested.
     pub fn read(request: &Request<'_>, from: &mut Reader<'_>) -> Result<DataLength> {
         let (head, asked) = match request {
             Request::FetchData { length, .. } => {
@@ -51,7 +51,7 @@ impl DataLength {
         Ok(head)
     }
 
-    /// How many.
+    /// Returns the number of data bytes.
     pub fn bytes(self) -> u64 {
         match self {
             DataLength::Narrow(bytes) => u64::from(bytes),
@@ -59,7 +59,7 @@ impl DataLength {
         }
     }
 
-    /// Appends the head.
+    /// Appends the prefix to `to`.
     pub fn write(self, to: &mut Vec<u8>) {
         match self {
             DataLength::Narrow(bytes) => bytes.write(to),

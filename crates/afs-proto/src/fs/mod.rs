@@ -1,12 +1,11 @@
 //! The file service (service 1 at port 7000; `src/fsint/afsint.xg`).
 //!
-//! Two procedures carry file data. Behind the arguments of `StoreData` come as many bytes as its
-//! `length` says ([`Request::data_bytes`]). The reply to `FetchData` is a [`DataLength`], that many
-//! bytes, and only then the results of the table: the status is that of the file when the last byte
-//! was read.
+//! Two procedures carry file data. The arguments of `StoreData` are followed by `length` bytes of
+//! data ([`Request::data_bytes`]). The reply to `FetchData` is a [`DataLength`], the data, and only
+//! then the results of the table: the status is that of the file when its last byte was read.
 //!
-//! Positions and lengths of `FetchData` and `FetchData64` are signed in the definition, and unsigned
-//! here: Linux sends `FetchData` up to 4 GiB.
+//! Positions and lengths of `FetchData` and `FetchData64` are signed in the definition, and
+//! unsigned here: Linux uses `FetchData` up to 4 GiB.
 
 mod data;
 mod statistics;
@@ -23,143 +22,144 @@ use crate::xdr::{List, Xdr};
 use crate::{AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, Capabilities, Name, Opaque, Path};
 use std::net::Ipv4Addr;
 
-/// Number of the service within Rx.
+/// Rx service number.
 pub const SERVICE: u16 = 1;
 /// UDP port of a file server.
 pub const PORT: u16 = 7000;
 
-/// Seconds that a lock holds unless it is extended (`AFS_LOCKWAIT`).
+/// Lifetime of a lock in seconds unless it is extended (`AFS_LOCKWAIT`).
 pub const LOCK_SECONDS: u32 = 300;
 
-/// The statuses of the files of one call (`AFSBulkStats`).
+/// File statuses of one call (`AFSBulkStats`).
 pub type AfsBulkStats = List<AfsFetchStatus, FIDS_MAX>;
-/// Protection identities of one call (`ViceIds`, `FLUSHMAX`).
+/// Protection IDs of one call (`ViceIds`, `FLUSHMAX`).
 pub type ViceIds = List<i32, 10>;
 /// Addresses of one call (`IPAddrs`, `FLUSHMAX`).
 pub type IpAddrs = List<Ipv4Addr, 10>;
 
 enumeration! {
-    /// How a file is to be locked.
+    /// Mode of a file lock.
     pub enum LockType: "lock type" {
         /// Shared.
         Read = 0,
         /// Exclusive.
         Write = 1,
-        /// Not sent: `ExtendLock` has its own procedure.
+        /// Never sent: `ExtendLock` is a procedure of its own.
         Extend = 2,
-        /// Not sent: `ReleaseLock` has its own procedure.
+        /// Never sent: `ReleaseLock` is a procedure of its own.
         Release = 3,
     }
 }
 
 procedures! {
     'a;
-    /// A call of the file service: the opcode and the arguments.
+    /// Call of the file service: opcode and arguments.
     pub enum Request<'a>;
-    /// What a call gives back when it did not end with an [`Abort`](crate::Abort).
+    /// Results of a call that did not end with an [`Abort`](crate::Abort).
     pub enum Reply<'a>;
 
-    /// Reads a file, or a directory's pages. The reply begins with a length of four bytes and the data.
+    /// Reads a file, or a directory's pages. The reply begins with a four-byte length and the data.
     130 FetchData { fid: AfsFid, position: u32, length: u32 }
         => { status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
-    /// Reads an access list; its text is that of [`crate::acl`].
+    /// Fetches an access list in the text form of [`crate::acl`].
     131 FetchACL { fid: AfsFid }
         => { access_list: Opaque<'a>, status: AfsFetchStatus, sync: AfsVolSync }
-    /// Gives what is known of a file, and a promise to tell when that changes.
+    /// Fetches the status of a file, and a promise to notify the client of changes.
     132 FetchStatus { fid: AfsFid }
         => { status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
-    /// Writes `length` bytes that follow the arguments. A file longer than `file_length` is cut to it
-    /// first; clients change a length alone by storing no bytes at the new end.
+    /// Writes the `length` bytes that follow the arguments. A file longer than `file_length` is
+    /// truncated to it first; clients change only the length by storing 0 bytes at the new end.
     133 StoreData { fid: AfsFid, wanted: AfsStoreStatus, position: u32, length: u32, file_length: u32 }
         => { status: AfsFetchStatus, sync: AfsVolSync }
     /// Replaces a directory's access list.
     134 StoreACL { fid: AfsFid, access_list: Opaque<'a> }
         => { status: AfsFetchStatus, sync: AfsVolSync }
-    /// Changes mode, owner, group or time.
+    /// Changes mode, owner, group or modification time.
     135 StoreStatus { fid: AfsFid, wanted: AfsStoreStatus }
         => { status: AfsFetchStatus, sync: AfsVolSync }
-    /// Takes a name of a file away.
+    /// Removes one name of a file.
     136 RemoveFile { directory: AfsFid, name: Name<'a> }
         => { directory_status: AfsFetchStatus, sync: AfsVolSync }
-    /// Makes an empty file.
+    /// Creates an empty file.
     137 CreateFile { directory: AfsFid, name: Name<'a>, wanted: AfsStoreStatus }
         => { fid: AfsFid, status: AfsFetchStatus, directory_status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
-    /// Gives a file or directory another name, maybe elsewhere; what had that name loses it.
+    /// Renames a file or directory, possibly into another directory; an existing target is
+    /// replaced.
     138 Rename { old_directory: AfsFid, old_name: Name<'a>, new_directory: AfsFid, new_name: Name<'a> }
         => { old_directory_status: AfsFetchStatus, new_directory_status: AfsFetchStatus, sync: AfsVolSync }
-    /// Makes a symbolic link, or a mount point (mode 0644, contents `#volume.` or `%volume.`).
+    /// Creates a symbolic link, or a mount point (mode 0644, contents `#volume.` or `%volume.`).
     139 Symlink { directory: AfsFid, name: Name<'a>, contents: Path<'a>, wanted: AfsStoreStatus }
         => { fid: AfsFid, status: AfsFetchStatus, directory_status: AfsFetchStatus, sync: AfsVolSync }
-    /// Gives a file a further name.
+    /// Adds a name to a file (hard link).
     140 Link { directory: AfsFid, name: Name<'a>, existing: AfsFid }
         => { status: AfsFetchStatus, directory_status: AfsFetchStatus, sync: AfsVolSync }
-    /// Makes an empty directory.
+    /// Creates an empty directory.
     141 MakeDir { directory: AfsFid, name: Name<'a>, wanted: AfsStoreStatus }
         => { fid: AfsFid, status: AfsFetchStatus, directory_status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
     /// Removes an empty directory.
     142 RemoveDir { directory: AfsFid, name: Name<'a> }
         => { directory_status: AfsFetchStatus, sync: AfsVolSync }
-    /// Counts of 32 bits, for `scout` and `afsmonitor`.
+    /// Fetches 32-bit counters, for `scout` and `afsmonitor`.
     146 GetStatistics {}
         => { statistics: Box<ViceStatistics> }
-    /// The caller no longer wants to hear of these files.
+    /// Releases the caller's promises for these files.
     147 GiveUpCallBacks { fids: AfsCbFids, callbacks: AfsCbs }
         => {}
-    /// Where a volume is; the volume location service has taken its place.
+    /// Looks up the location of a volume; superseded by the volume location service.
     148 GetVolumeInfo { volume_name: Name<'a> }
         => { info: VolumeInfo }
-    /// Quota and use of a volume, for `statfs`.
+    /// Fetches quota and usage of a volume, for `statfs`.
     149 GetVolumeStatus { volume: u32 }
         => { status: AfsFetchVolumeStatus, name: Name<'a>, offline_message: Message<'a>, motd: Message<'a> }
-    /// Changes quota and messages of a volume; an empty string leaves what there is.
+    /// Changes quota and messages of a volume; an empty string leaves the current one.
     150 SetVolumeStatus { volume: u32, wanted: AfsStoreVolumeStatus, name: Name<'a>, offline_message: Message<'a>, motd: Message<'a> }
         => {}
-    /// The name of the volume at the root of the file space.
+    /// Queries the name of the volume at the root of the file space.
     151 GetRootVolume {}
         => { volume_name: Name<'a> }
-    /// The server's clock; also how a client finds out that it answers.
+    /// Queries the server's time; clients also use it as a liveness probe.
     153 GetTime {}
         => { seconds: u32, microseconds: u32 }
-    /// `FetchStatus` of several files; one that fails fails all.
+    /// `FetchStatus` of several files; the failure of one fails the call.
     155 BulkStatus { fids: AfsCbFids }
         => { statuses: AfsBulkStats, callbacks: AfsCbs, sync: AfsVolSync }
     /// Locks a file for [`LOCK_SECONDS`].
     156 SetLock { fid: AfsFid, lock: LockType }
         => { sync: AfsVolSync }
-    /// Lets a lock hold for another [`LOCK_SECONDS`].
+    /// Extends a lock by another [`LOCK_SECONDS`].
     157 ExtendLock { fid: AfsFid }
         => { sync: AfsVolSync }
-    /// Ends a lock.
+    /// Releases a lock.
     158 ReleaseLock { fid: AfsFid }
         => { sync: AfsVolSync }
-    /// Finds a name in a directory, for clients that do not read directories (translators).
+    /// Looks up a name in a directory, for clients that do not read directories (translators).
     161 Lookup { directory: AfsFid, name: Name<'a> }
         => { fid: AfsFid, status: AfsFetchStatus, directory_status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
-    /// Asks to forget which groups these users and addresses belong to.
+    /// Discards the cached group memberships of these users and addresses.
     162 FlushCPS { ids: ViceIds, addresses: IpAddrs, spare1: i32 }
         => { spare2: i32, spare3: i32 }
-    /// `FetchStatus` of several files; the error of one stands in its status.
+    /// `FetchStatus` of several files; the error of each is in its status.
     65536 InlineBulkStatus { fids: AfsCbFids }
         => { statuses: AfsBulkStats, callbacks: AfsCbs, sync: AfsVolSync }
-    /// `FetchData` of large files. The reply begins with a length of eight bytes and the data.
+    /// `FetchData` of large files. The reply begins with an eight-byte length and the data.
     65537 FetchData64 { fid: AfsFid, position: u64, length: u64 }
         => { status: AfsFetchStatus, callback: AfsCallBack, sync: AfsVolSync }
     /// `StoreData` of large files.
     65538 StoreData64 { fid: AfsFid, wanted: AfsStoreStatus, position: u64, length: u64, file_length: u64 }
         => { status: AfsFetchStatus, sync: AfsVolSync }
-    /// The caller forgets all promises; it is about to end.
+    /// Releases all of the caller's promises, before it terminates.
     65539 GiveUpAllCallBacks {}
         => {}
-    /// What the server is able to do (bits of [`crate::capability`]).
+    /// Queries the server's capabilities (bits of [`crate::capability`]).
     65540 GetCapabilities {}
         => { capabilities: Capabilities }
-    /// Counts of 64 bits, as many as the caller knows (their places are in [`stats64`]).
+    /// Fetches the 64-bit counters that the caller's version knows (indices in [`stats64`]).
     65542 GetStatistics64 { version: i32 }
         => { statistics: List<u64, { stats64::COUNT }> }
 }
 
 impl Request<'_> {
-    /// Bytes of file data that follow the arguments.
+    /// Returns the number of file data bytes that follow the arguments.
     pub fn data_bytes(&self) -> u64 {
         match self {
             Request::StoreData { length, .. } => u64::from(*length),

@@ -1,17 +1,16 @@
-//! Counts that a file server keeps, for `scout` and `afsmonitor`.
+//! Counters of a file server, for `scout` and `afsmonitor`.
 //!
-//! The numbers of a machine of 1988 stand among them (its load, its network board); servers leave
-//! most at 0.
+//! Some describe the hardware of 1988 (load, network interface); servers leave most of them at 0.
 
 use crate::xdr::{Reader, Xdr};
 use crate::{Result, WireError};
 
-/// The name of a partition, such as `/vicepa`: 32 bytes, zeros at the end (`DiskName`).
+/// Name of a partition, such as `/vicepa`: 32 bytes, zero-padded (`DiskName`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DiskName([u8; 32]);
 
 impl DiskName {
-    /// A name of at most 32 bytes, without a zero byte.
+    /// Creates a name of at most 32 bytes, without a zero byte.
     pub fn new(name: &[u8]) -> Result<DiskName> {
         let mut bytes = [0; 32];
         let (what, length, max) = ("a partition's name", name.len(), bytes.len());
@@ -25,7 +24,7 @@ impl DiskName {
         Ok(DiskName(bytes))
     }
 
-    /// The name, without the zeros at its end.
+    /// Returns the name without its padding.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.split(|byte| *byte == 0).next().unwrap_or_default()
     }
@@ -41,36 +40,36 @@ impl<'a> Xdr<'a> for DiskName {
 }
 
 structure! {
-    /// A partition.
+    /// Space of one partition.
     #[derive(Copy, Default)]
     pub struct ViceDisk {
-        /// Free, in KiB.
+        /// Free space in KiB.
         blocks_available: i32,
-        /// In all, in KiB.
+        /// Capacity in KiB.
         total_blocks: i32,
-        /// Its name; empty where there is no partition.
+        /// Name; empty if there is no partition.
         name: DiskName,
     }
 }
 
 structure! {
-    /// Counts of 32 bits (`ViceStatistics`): 45 words and ten partitions. Times are seconds of 1970,
-    /// rates bytes in a second.
+    /// 32-bit counters (`ViceStatistics`): 45 words and ten partitions. Times are Unix timestamps
+    /// in seconds, rates are in bytes per second.
     #[derive(Default)]
     pub struct ViceStatistics {
-        /// Newest message of the log; not used.
+        /// Newest log message; unused.
         current_message: u32,
-        /// Oldest message of the log; not used.
+        /// Oldest log message; unused.
         oldest_message: u32,
-        /// Now.
+        /// Current time.
         current_time: u32,
-        /// When the machine was started.
+        /// Boot time of the host.
         boot_time: u32,
-        /// When the server was started.
+        /// Start time of the server process.
         start_time: u32,
-        /// Connections.
+        /// Open connections.
         current_connections: i32,
-        /// Calls.
+        /// Calls in total.
         total_calls: u32,
         /// Calls that fetch data, an access list or a status.
         total_fetches: u32,
@@ -78,7 +77,7 @@ structure! {
         fetch_datas: u32,
         /// Bytes fetched.
         fetched_bytes: u32,
-        /// Rate of fetching.
+        /// Rate of fetching, in bytes per second.
         fetch_data_rate: i32,
         /// Calls that store data, an access list or a status.
         total_stores: u32,
@@ -86,7 +85,7 @@ structure! {
         store_datas: u32,
         /// Bytes stored.
         stored_bytes: u32,
-        /// Rate of storing.
+        /// Rate of storing, in bytes per second.
         store_data_rate: i32,
         /// Bytes sent by Rx.
         rpc_bytes_sent: u32,
@@ -96,50 +95,50 @@ structure! {
         rpc_packets_sent: u32,
         /// Packets received by Rx.
         rpc_packets_received: u32,
-        /// Packets lost.
+        /// Packets lost by Rx.
         rpc_packets_lost: u32,
-        /// Packets that made no sense.
+        /// Malformed packets.
         rpc_bogus_packets: u32,
-        /// Processor time in the kernel.
+        /// CPU time in the kernel.
         system_cpu: i32,
-        /// Processor time of programs.
+        /// CPU time in user space.
         user_cpu: i32,
-        /// Processor time of programs of low priority.
+        /// CPU time of low-priority processes.
         nice_cpu: i32,
-        /// Processor time of nobody.
+        /// Idle CPU time.
         idle_cpu: i32,
-        /// Transfers of disks.
+        /// Disk transfers.
         total_io: i32,
         /// Memory in use.
         active_vm: i32,
-        /// Memory.
+        /// Total memory.
         total_vm: i32,
-        /// Errors of the network board.
+        /// Errors of the network interface.
         ethernet_errors: i32,
-        /// Packets written to it.
+        /// Packets sent by the network interface.
         ethernet_writes: i32,
-        /// Its interrupts.
+        /// Interrupts of the network interface.
         ethernet_interrupts: i32,
-        /// Packets read from it.
+        /// Packets received by the network interface.
         ethernet_reads: i32,
-        /// Bytes written to it.
+        /// Bytes sent by the network interface.
         ethernet_bytes_written: i32,
-        /// Bytes read from it.
+        /// Bytes received by the network interface.
         ethernet_bytes_read: i32,
-        /// Memory of the server, in KiB.
+        /// Memory of the server process, in KiB.
         process_size: i32,
-        /// Clients known.
+        /// Known clients.
         workstations: i32,
         /// Clients that called within the last minutes.
         active_workstations: i32,
-        /// Zeros.
+        /// Reserved; zero.
         spare: [i32; 8],
-        /// Partitions.
+        /// Partitions; unused elements have an empty name.
         disks: [ViceDisk; 10],
     }
 }
 
-/// Places in the answer to `GetStatistics64` (`STATS64_*`).
+/// Indices into the reply to `GetStatistics64` (`STATS64_*`).
 pub mod stats64 {
     #![allow(missing_docs)]
     pub const CURRENT_TIME: usize = 0;
@@ -158,6 +157,6 @@ pub mod stats64 {
     pub const WORKSTATIONS: usize = 13;
     pub const ACTIVE_WORKSTATIONS: usize = 14;
     pub const PROCESS_SIZE: usize = 15;
-    /// How many there are (`STATS64_VERSION`).
+    /// Number of counters (`STATS64_VERSION`).
     pub const COUNT: usize = 16;
 }

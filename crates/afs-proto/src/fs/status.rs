@@ -1,71 +1,72 @@
-//! What is known of a file, and what of it a client wants changed.
+//! Status of a file, and changes that a client requests to it.
 
 use crate::xdr::{Reader, Xdr};
 use crate::{Abort, Result, Rights, WireError};
 
 enumeration! {
-    /// What a file is (`ViceDataType`).
+    /// Type of a file (`ViceDataType`).
     #[derive(Default)]
     pub enum FileType: "file type" {
-        /// Nothing: beside an error.
+        /// No type: the status reports an error.
         #[default]
         Invalid = 0,
-        /// A file.
+        /// Regular file.
         File = 1,
-        /// A directory.
+        /// Directory.
         Directory = 2,
-        /// A symbolic link, or a mount point.
+        /// Symbolic link or mount point.
         SymbolicLink = 3,
     }
 }
 
-/// The version that every status has (`AFS_FSTATUS_VERSION` of Linux).
+/// Interface version of every status (`AFS_FSTATUS_VERSION` of Linux).
 const INTERFACE_VERSION: u32 = 1;
 
-/// What is known of a file (`AFSFetchStatus`): 21 words. Times are seconds of 1970 and end in 2106.
+/// Status of a file (`AFSFetchStatus`): 21 words. Times are 32-bit Unix timestamps in seconds and
+/// overflow in 2106.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AfsFetchStatus {
-    /// What it is.
+    /// Type of the file.
     pub file_type: FileType,
-    /// Names that it has.
+    /// Number of names.
     pub link_count: u32,
-    /// Bytes in it.
+    /// Length in bytes.
     pub length: u64,
-    /// Rises with each change of the data; a directory's by exactly 1 for each change of a name, since
-    /// clients then change their own copy.
+    /// Version of the data, increased by each change. A directory's increases by exactly 1 for each
+    /// change of a name, since clients apply the change to their own copy.
     pub data_version: u64,
-    /// Who wrote it last.
+    /// User that wrote it last.
     pub author: u32,
-    /// Who owns it.
+    /// User that owns it.
     pub owner: u32,
-    /// What the caller may do.
+    /// Rights of the caller.
     pub caller_access: Rights,
-    /// What anybody may do.
+    /// Rights of an unauthenticated caller.
     pub anonymous_access: Rights,
-    /// Mode, without the bits of the type.
+    /// Permission bits, without the file type bits.
     pub unix_mode_bits: u32,
-    /// Vnode of the directory it is in.
+    /// Vnode of the parent directory.
     pub parent_vnode: u32,
-    /// Uniquifier of the directory it is in.
+    /// Uniquifier of the parent directory.
     pub parent_unique: u32,
-    /// Once the segment size, then the residencies of multi-resident AFS; servers send 0 or 1.
+    /// Formerly the segment size, later the residencies of multi-resident AFS; servers send 0 or 1.
     pub residency_mask: u32,
-    /// When it was changed, by the clock of who changed it: what `stat` shows.
+    /// Modification time by the clock of the modifying client; shown by `stat`.
     pub client_mod_time: u32,
-    /// When it was changed, by the server's clock.
+    /// Modification time by the server's clock.
     pub server_mod_time: u32,
-    /// Its group.
+    /// Group that owns it.
     pub group: u32,
-    /// Not used.
+    /// Unused.
     pub sync_counter: u32,
-    /// How many hold it locked to read; -1 if one holds it locked to write.
+    /// Number of read locks; -1 for a write lock.
     pub lock_count: i32,
-    /// Why nothing is known of it, in an `InlineBulkStatus`; 0 otherwise.
+    /// Reason why `InlineBulkStatus` could not read the status; 0 otherwise.
     pub error_code: Abort,
 }
 
 impl AfsFetchStatus {
-    /// A file of which nothing is known because of `error`.
+    /// Creates the status of a file that could not be read because of `error`.
     pub fn failed(error: Abort) -> AfsFetchStatus {
         AfsFetchStatus {
             error_code: error,
@@ -74,7 +75,7 @@ impl AfsFetchStatus {
     }
 }
 
-/// The order of the 21 words stands in `read` and in `write`, and nowhere else.
+/// The order of the 21 words is defined by `read` and `write` alone.
 impl<'a> Xdr<'a> for AfsFetchStatus {
     #[rustfmt::skip]
     fn read(from: &mut Reader<'a>) -> Result<Self> {
@@ -85,7 +86,7 @@ impl<'a> Xdr<'a> for AfsFetchStatus {
             group, sync_counter, data_version_high, lock_count, length_high,
             error_code,
         ] = <[u32; 21]>::read(from)?;
-        // OpenAFS leaves the version out beside an error.
+        // OpenAFS omits the version if it reports an error.
         if interface_version != INTERFACE_VERSION && error_code == 0 {
             let what = "interface version";
             return Err(WireError::Undefined { what, value: interface_version });
@@ -131,7 +132,7 @@ fn whole(high: u32, low: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
-/// High and low word.
+/// Splits a number into its high and low word.
 fn halves(whole: u64) -> (u32, u32) {
     let [a, b, c, d, e, f, g, h] = whole.to_be_bytes();
     (
@@ -140,21 +141,21 @@ fn halves(whole: u64) -> (u32, u32) {
     )
 }
 
-/// What a client wants to have changed (`AFSStoreStatus`): six words, the first saying which of the
-/// others count. Bits of it that have no meaning are not kept.
+/// Status changes that a client requests (`AFSStoreStatus`): six words, the first of which is the
+/// mask of valid fields. Undefined bits of the mask are dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AfsStoreStatus {
-    /// Time of change, in seconds of 1970 (`AFS_SETMODTIME`).
+    /// Modification time as a Unix timestamp in seconds (`AFS_SETMODTIME`).
     pub client_mod_time: Option<u32>,
     /// Owner (`AFS_SETOWNER`).
     pub owner: Option<u32>,
     /// Group (`AFS_SETGROUP`).
     pub group: Option<u32>,
-    /// Mode (`AFS_SETMODE`). Some clients send the bits of the type as well; servers keep the low twelve.
+    /// Mode (`AFS_SETMODE`). Some clients include the file type bits; servers keep the low twelve.
     pub unix_mode_bits: Option<u32>,
-    /// Not used (`AFS_SETSEGSIZE`).
+    /// Unused (`AFS_SETSEGSIZE`).
     pub segment_size: Option<u32>,
-    /// The data is to be on disk before the answer (`AFS_FSYNC`).
+    /// The data must be on stable storage before the reply (`AFS_FSYNC`).
     pub sync: bool,
 }
 

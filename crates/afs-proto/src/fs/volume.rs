@@ -1,54 +1,55 @@
-//! Volumes, as the file service describes them.
+//! Volume status in the file service.
 
 use crate::xdr::{Reader, Xdr};
 
 enumeration! {
-    /// Whether a volume can be written (`ViceVolumeType`).
+    /// Access mode of a volume (`ViceVolumeType`).
     pub enum ViceVolumeType: "volume type" {
-        /// Read only: a replica, or a backup.
+        /// Read-only: a replica or a backup.
         ReadOnly = 0,
-        /// The one that is written.
+        /// Read-write.
         ReadWrite = 1,
     }
 }
 
 structure! {
-    /// State, quota and use of a volume (`AFSFetchVolumeStatus`, the same as `VolumeStatus`): 12 words.
+    /// State, quota and usage of a volume (`AFSFetchVolumeStatus`, same as `VolumeStatus`): 12
+    /// words.
     pub struct AfsFetchVolumeStatus {
-        /// Volume.
+        /// Volume number.
         volume: u32,
-        /// The volume that is written, of which this is a replica or backup.
+        /// Number of the read-write volume that this is a replica or backup of.
         parent: u32,
-        /// Can be used.
+        /// The volume is available.
         online: bool,
-        /// Is meant to be used.
+        /// The volume is intended to be in use.
         in_service: bool,
-        /// Was found sound.
+        /// The volume was found consistent.
         blessed: bool,
-        /// Has to be repaired.
+        /// The volume needs salvaging.
         needs_salvage: bool,
-        /// Whether it can be written.
+        /// Access mode.
         kind: ViceVolumeType,
-        /// Room that is reserved for it, in KiB; not used.
+        /// Reserved space in KiB; unused.
         min_quota: i32,
-        /// Room that it may take, in KiB; 0 for no limit.
+        /// Quota in KiB; 0 for no limit.
         max_quota: i32,
-        /// Room that it takes, in KiB.
+        /// Space used in KiB.
         blocks_in_use: i32,
-        /// Room that is free on its partition, in KiB.
+        /// Free space of the partition in KiB.
         partition_blocks_available: i32,
-        /// Room of its partition, in KiB.
+        /// Capacity of the partition in KiB.
         partition_max_blocks: i32,
     }
 }
 
-/// What is to be changed of a volume (`AFSStoreVolumeStatus`): 3 words, the first saying which of the
-/// others count.
+/// Changes requested to a volume (`AFSStoreVolumeStatus`): 3 words, the first of which is the mask
+/// of valid fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AfsStoreVolumeStatus {
-    /// Room that is reserved for it, in KiB (`AFS_SETMINQUOTA`).
+    /// Reserved space in KiB (`AFS_SETMINQUOTA`).
     pub min_quota: Option<i32>,
-    /// Room that it may take, in KiB (`AFS_SETMAXQUOTA`).
+    /// Quota in KiB (`AFS_SETMAXQUOTA`).
     pub max_quota: Option<i32>,
 }
 
@@ -73,17 +74,17 @@ impl<'a> Xdr<'a> for AfsStoreVolumeStatus {
 }
 
 structure! {
-    /// Where a volume is, by the file service (`VolumeInfo`): 16 words.
+    /// Location of a volume as reported by the file service (`VolumeInfo`): 16 words.
     pub struct VolumeInfo {
-        /// Volume.
+        /// Volume number.
         volume: u32,
-        /// Its type: the place of its own number among `types`.
+        /// Volume type: index of this volume's number in `types`.
         kind: i32,
-        /// The volumes of each type: written, replica, backup, two spare.
+        /// Volume numbers by type: read-write, replica, backup, two reserved.
         types: [u32; 5],
-        /// How many of `servers` count.
+        /// Number of valid elements of `servers`.
         server_count: u32,
-        /// Addresses of servers that have it, the first byte the most significant.
+        /// IPv4 addresses of the volume's servers, first byte in the most significant position.
         servers: [u32; 8],
     }
 }

@@ -1,87 +1,87 @@
-//! Where a volume is, in three generations.
+//! Location of a volume, in three generations of the entry format.
 //!
-//! On the wire an entry is a set of columns of fixed length: all servers, then all partitions, and so
-//! on. Here it is a list of sites, so that a count that does not fit cannot be.
+//! On the wire an entry is a set of fixed-length columns: all servers, then all partitions, and so
+//! on. Here it is a list of sites, which rules out inconsistent counts.
 
 use crate::xdr::{List, Reader, Xdr};
 use crate::{Result, Uuid, WireError};
 use std::fmt;
 use std::net::Ipv4Addr;
 
-/// Servers of an entry `O` (`OMAXNSERVERS`).
+/// Maximum number of servers of an `O` entry (`OMAXNSERVERS`).
 pub const SITES_MAX_O: usize = 8;
-/// Servers of an entry `N` or `U` (`NMAXNSERVERS`).
+/// Maximum number of servers of an `N` or `U` entry (`NMAXNSERVERS`).
 pub const SITES_MAX: usize = 13;
 
-/// An entry of the first generation: 96 words.
+/// Entry of the first generation: 96 words.
 pub type VldbEntry = VolumeEntry<Site, SITES_MAX_O>;
-/// An entry of the second generation: 119 words.
+/// Entry of the second generation: 119 words.
 pub type NvldbEntry = VolumeEntry<Site, SITES_MAX>;
-/// An entry of the third generation: 262 words.
+/// Entry of the third generation: 262 words.
 pub type UvldbEntry = VolumeEntry<UvldbSite, SITES_MAX>;
 
-/// Where a volume and its replicas are.
+/// Locations of a volume and its replicas.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeEntry<S, const SITES: usize> {
-    /// Name of the volume that is written.
+    /// Name of the read-write volume.
     pub name: VolumeName,
-    /// Servers that have it.
+    /// Servers that store the volume.
     pub sites: List<S, SITES>,
-    /// Numbers of the volume that is written, its replica and its backup; 0 where there is none.
+    /// Numbers of the read-write volume, its replica and its backup; 0 if nonexistent.
     pub volumes: [u32; 3],
-    /// Number of a copy that is being made.
+    /// Number of a clone in progress.
     pub clone: u32,
     /// Bits of [`volume_flag`].
     pub flags: u32,
 }
 
-/// A server that has a volume, by its address.
+/// Server of a volume, identified by its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Site {
-    /// The server.
+    /// IPv4 address of the server.
     pub server: Ipv4Addr,
-    /// Its partition: 0 for `/vicepa`.
+    /// Partition: 0 for `/vicepa`.
     pub partition: u32,
     /// Bits of [`site_flag`].
     pub flags: u32,
 }
 
-/// A server that has a volume, by its identity.
+/// Server of a volume, identified by its UUID.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UvldbSite {
-    /// The server.
+    /// UUID of the server.
     pub server: Uuid,
-    /// Rises when its addresses change.
+    /// Counter that increases when the server's addresses change.
     pub unique: u32,
-    /// Its partition: 0 for `/vicepa`.
+    /// Partition: 0 for `/vicepa`.
     pub partition: u32,
     /// Bits of [`site_flag`], among them [`site_flag::UUID`].
     pub flags: u32,
 }
 
-/// The bits of a site's `flags` (`VLSF_*`).
+/// Bits of a site's `flags` (`VLSF_*`).
 pub mod site_flag {
-    /// A replica that is not filled yet.
+    /// The replica is not populated yet.
     pub const NEWREPSITE: u32 = 1;
-    /// Has the replica.
+    /// The site stores the replica.
     pub const ROVOL: u32 = 2;
-    /// Has the volume that is written.
+    /// The site stores the read-write volume.
     pub const RWVOL: u32 = 4;
-    /// Has the backup.
+    /// The site stores the backup.
     pub const BACKVOL: u32 = 8;
-    /// The server is given by its identity (`VLSERVER_FLAG_UUID`).
+    /// The server is identified by its UUID (`VLSERVER_FLAG_UUID`).
     pub const UUID: u32 = 16;
-    /// Not to be used at present.
+    /// The site must not be used at present.
     pub const DONTUSE: u32 = 32;
 }
 
-/// The bits of an entry's `flags` (`VLF_*`).
+/// Bits of an entry's `flags` (`VLF_*`).
 pub mod volume_flag {
-    /// There is a volume that is written.
+    /// The read-write volume exists.
     pub const RWEXISTS: u32 = 0x1000;
-    /// There is a replica.
+    /// A replica exists.
     pub const ROEXISTS: u32 = 0x2000;
-    /// There is a backup.
+    /// A backup exists.
     pub const BACKEXISTS: u32 = 0x4000;
 }
 
@@ -124,7 +124,7 @@ impl<'a> Xdr<'a> for UvldbEntry {
     }
 }
 
-/// What all three have behind the name: how many sites, their columns, the volumes, the flags.
+/// Reads the part after the name, common to all three formats: site count, columns, volumes, flags.
 fn read_rest<S: Columns, const SITES: usize>(
     name: VolumeName,
     from: &mut Reader<'_>,
@@ -149,7 +149,7 @@ fn write_rest<S: Columns, const SITES: usize>(entry: &VolumeEntry<S, SITES>, to:
     entry.flags.write(to);
 }
 
-/// Sites as columns of `N` places, the unused ones zero.
+/// Encoding of sites as columns of `N` elements, the unused ones zero.
 trait Columns: Sized {
     fn read_columns<const N: usize>(from: &mut Reader<'_>) -> Result<Vec<Self>>;
     fn write_columns<const N: usize>(sites: &[Self], to: &mut Vec<u8>);
@@ -208,15 +208,15 @@ fn column<S, T: Default + Copy, const N: usize>(sites: &[S], value: fn(&S) -> T)
     column
 }
 
-/// Bytes of a volume's name at most, and one for the zero byte behind it (`VL_MAXNAMELEN`).
+/// Length of a volume's name including its terminating zero byte (`VL_MAXNAMELEN`).
 const NAME_PLACES: usize = 65;
 
-/// The name of a volume in an entry. On the wire it has 65 words, one for each `char`.
+/// Name of a volume in an entry. On the wire it takes 65 words, one for each `char`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct VolumeName([u8; NAME_PLACES]);
 
 impl VolumeName {
-    /// A name of at most 64 bytes, without a zero byte.
+    /// Creates a name of at most 64 bytes, without a zero byte.
     pub fn new(name: &[u8]) -> Result<VolumeName> {
         let (what, length, max) = ("a volume's name", name.len(), NAME_PLACES - 1);
         if length > max {
@@ -232,7 +232,7 @@ impl VolumeName {
         Ok(VolumeName(places))
     }
 
-    /// The name.
+    /// Returns the name without its padding.
     pub fn as_bytes(&self) -> &[u8] {
         self.0.split(|byte| *byte == 0).next().unwrap_or_default()
     }

@@ -1,9 +1,9 @@
 //! The volume location service (service 52 at port 7003; `src/vlserver/vldbint.xg`,
 //! `vl_opcodes.h`).
 //!
-//! A volume is asked for by name (`root.cell`, `root.cell.readonly`) or by number; clients also send
-//! the number in decimal digits as a name. Three generations of entries are in use: `O` of 8 servers,
-//! `N` of 13, `U` of 13 with identities instead of addresses, which `GetAddrsU` then resolves.
+//! A volume is requested by name (`root.cell`, `root.cell.readonly`) or by number; clients also
+//! send the number in decimal digits as a name. Three generations of entries are in use: `O` of 8
+//! servers, `N` of 13, `U` of 13 with UUIDs instead of addresses, which `GetAddrsU` then resolves.
 
 mod entry;
 
@@ -16,66 +16,67 @@ use crate::xdr::{List, Text, Xdr};
 use crate::{Capabilities, Uuid};
 use std::net::Ipv4Addr;
 
-/// Number of the service within Rx.
+/// Rx service number.
 pub const SERVICE: u16 = 52;
 /// UDP port of a volume location server.
 pub const PORT: u16 = 7003;
 
-/// The name of a volume in a request (`VL_MAXNAMELEN`, which counts a zero byte that is not sent).
+/// Volume name in a request (`VL_MAXNAMELEN`, which includes a zero byte that is not sent).
 pub type NameWanted<'a> = Text<'a, 65>;
-/// Addresses of one server. The definition has no limit; OpenAFS keeps 15 (`VL_MAXIPADDRS_PERMH`), and
-/// Linux looks at no more than some forty.
+/// Addresses of one server. The definition sets no limit; OpenAFS stores 15
+/// (`VL_MAXIPADDRS_PERMH`), and Linux uses no more than about forty.
 pub type BulkAddrs = List<Ipv4Addr, 64>;
 
-/// Any type, where a request asks for a volume by number. Otherwise 0 for the one that is written, 1
-/// for a replica, 2 for a backup.
+/// Any type, in a request by volume number. The other types are 0 for the read-write volume, 1 for
+/// a replica, 2 for a backup.
 pub const ANY_TYPE: i32 = -1;
 
 procedures! {
     'a;
-    /// A call of the volume location service: the opcode and the arguments.
+    /// Call of the volume location service: opcode and arguments.
     pub enum Request<'a>;
-    /// What a call gives back when it did not end with an [`Abort`](crate::Abort).
+    /// Results of a call that did not end with an [`Abort`](crate::Abort).
     pub enum Reply;
 
-    /// Where a volume of that number is.
+    /// Looks up the location of a volume by number.
     503 GetEntryByIDO { volume: u32, kind: i32 } => { entry: VldbEntry }
-    /// Where a volume of that name is.
+    /// Looks up the location of a volume by name.
     504 GetEntryByNameO { volume_name: NameWanted<'a> } => { entry: VldbEntry }
-    /// Asks whether the server is there.
+    /// Checks that the server responds.
     514 ProbeServer {} => {}
-    /// Where a volume of that number is.
+    /// Looks up the location of a volume by number.
     518 GetEntryByIDN { volume: u32, kind: i32 } => { entry: NvldbEntry }
-    /// Where a volume of that name is.
+    /// Looks up the location of a volume by name.
     519 GetEntryByNameN { volume_name: NameWanted<'a> } => { entry: NvldbEntry }
-    /// Where a volume of that number is. In OpenAFS's list of numbers, not in its definition.
+    /// Looks up the location of a volume by number. Listed in OpenAFS's opcodes, not in its
+    /// interface definition.
     526 GetEntryByIDU { volume: u32, kind: i32 } => { entry: Box<UvldbEntry> }
-    /// Where a volume of that name is.
+    /// Looks up the location of a volume by name.
     527 GetEntryByNameU { volume_name: NameWanted<'a> } => { entry: Box<UvldbEntry> }
-    /// The addresses of a server.
+    /// Looks up the addresses of a server.
     533 GetAddrsU { wanted: ListAddrByAttributes }
         => { uuid: Uuid, uniquifier: u32, count: u32, addresses: BulkAddrs }
-    /// What the server is able to do. Linux asks; OpenAFS has no such procedure.
+    /// Queries the server's capabilities. Called by Linux; OpenAFS has no such procedure.
     65537 GetCapabilities {} => { capabilities: Capabilities }
 }
 
 structure! {
-    /// Which server is meant: 15 words.
+    /// Selects a server: 15 words.
     pub struct ListAddrByAttributes {
-        /// Which of the others count: bits of [`address_by`]. The identity excludes the others.
+        /// Valid fields: bits of [`address_by`]. The UUID excludes the others.
         mask: u32,
-        /// One of its addresses.
+        /// One of the server's addresses.
         address: Ipv4Addr,
-        /// Its place in the server's table, from 1 on.
+        /// Index in the location server's table, from 1.
         index: u32,
-        /// 0.
+        /// Reserved; 0.
         spare: u32,
-        /// Its identity.
+        /// UUID of the server.
         uuid: Uuid,
     }
 }
 
-/// The bits of [`ListAddrByAttributes::mask`].
+/// Bits of [`ListAddrByAttributes::mask`].
 pub mod address_by {
     /// `VLADDR_IPADDR`.
     pub const ADDRESS: u32 = 1;

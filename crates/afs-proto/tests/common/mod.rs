@@ -1,4 +1,4 @@
-//! A request and a reply of every procedure, each field with another value.
+//! A request and a reply of every procedure, each field with a distinct value.
 #![allow(dead_code)]
 
 use afs_proto::cb::{self, Interface, InterfaceAddr};
