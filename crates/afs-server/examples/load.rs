@@ -1,17 +1,17 @@
-//! Clients that all call a file server at once: how fast it answers them.
+//! Load generator: measures the call rate of a file server under concurrent clients.
 //!
 //! ```text
-//!   load SERVER VOLUME CLIENTS SECONDS time              # GetTime, again and again
+//!   load SERVER VOLUME CLIENTS SECONDS time              # GetTime in a loop
 //!   load SERVER VOLUME CLIENTS SECONDS status            # FetchStatus of the root
-//!   load SERVER VOLUME CLIENTS SECONDS fetch MIB         # each client a file of its own, whole
-//!   load SERVER VOLUME CLIENTS SECONDS share MIB         # all the same file
-//!   load SERVER VOLUME CLIENTS SECONDS store MIB         # each client a file of its own, whole
-//!   load SERVER VOLUME CLIENTS SECONDS names             # makes and removes a file
+//!   load SERVER VOLUME CLIENTS SECONDS fetch MIB         # whole file, one per client
+//!   load SERVER VOLUME CLIENTS SECONDS share MIB         # whole file, the same for all clients
+//!   load SERVER VOLUME CLIENTS SECONDS store MIB         # whole file, one per client
+//!   load SERVER VOLUME CLIENTS SECONDS names             # create and remove a file
 //! ```
 //!
-//! Each client has a port of its own and answers callbacks. Prints calls and MB in a second, and the
-//! longest call. The files lie in the root of the volume, where anybody must be allowed to write, and stay
-//! there.
+//! Each client has its own port and answers callbacks. Prints calls and MB per second, and the
+//! duration of the longest call. The files are created in the root of the volume, which must permit
+//! anonymous writes, and are not removed.
 
 use afs_client::{Client, Net, Options};
 use afs_proto::AfsFid;
@@ -42,7 +42,7 @@ fn main() -> Outcome<()> {
         match &what[..] {
             "share" if at > 0 => all[at].file = all[0].file,
             "fetch" | "share" | "store" => all[at].prepare(mib)?,
-            // Known before it counts.
+            // Registers the client with the server before the measurement.
             _ => all[at].once("status", mib)?,
         }
     }
@@ -81,7 +81,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// A client, and the file that is its own.
+/// Client and the file that it works on.
 struct Caller {
     client: Client,
     root: AfsFid,
@@ -92,7 +92,7 @@ struct Caller {
 impl Caller {
     fn new(server: IpAddr, root: AfsFid, n: usize) -> Outcome<Caller> {
         let to = (server, afs_proto::fs::PORT).into();
-        // Each a port of its own, at whatever address leads to the server.
+        // Each client gets its own port; the system chooses the local address.
         let client = Net::new().client(Ipv4Addr::UNSPECIFIED, to, Options::default())?;
         Ok(Caller {
             client,
@@ -102,7 +102,7 @@ impl Caller {
         })
     }
 
-    /// Makes the file that is fetched.
+    /// Creates the file to fetch.
     fn prepare(&mut self, mib: usize) -> Outcome<()> {
         self.file = self.client.create(self.root, &self.name)?.0;
         self.store(mib)
@@ -123,7 +123,7 @@ impl Caller {
         Ok(())
     }
 
-    /// Past the cache, and without a copy of it.
+    /// Fetches the file without caching or copying its data.
     fn fetch(&self, mib: usize) -> Outcome<()> {
         match self.client.skip_data(self.file, 0, (mib << 20) as u64)? == mib << 20 {
             true => Ok(()),

@@ -1,11 +1,11 @@
-//! Serves a file as a cell's file server, without encryption: for trying clients.
+//! Serves a plain file as a cell's file server, without encryption, to test clients.
 //!
 //! ```text
 //!   serve FILE ADDRESS [--announce ADDRESS] [--size MIB] [--cache MIB] [--anonymous-write]
 //! ```
 //!
-//! A file that is not there is made, with the volumes `root.afs` and `root.cell`. It serves until its
-//! standard input ends.
+//! A missing file is created, with the volumes `root.afs` and `root.cell`. The server runs until
+//! its standard input ends.
 
 use afs_server::{Config, Server};
 use block::BlockDevice;

@@ -1,11 +1,12 @@
-//! Who may do what: the access list of the directory that a file is in.
+//! Access control: the access list of the directory that contains a file.
 //!
-//! A list is an attribute of its directory, in the text that `FetchACL` gives, and is copied to
-//! directories that are made below. Its names are `system:anyuser`, which is everybody, and addresses
-//! or prefixes of addresses (`10.1.0.0/16`), which are the groups that a server without
-//! authentication can tell. Other names may stand in a list and are nobody.
+//! A list is stored as an attribute of its directory, in the text form of `FetchACL`, and is copied
+//! to new subdirectories. Recognized names are `system:anyuser`, which matches every client, and
+//! addresses or prefixes of addresses (`10.1.0.0/16`), the only groups that a server without
+//! authentication can distinguish. Other names are permitted in a list and match no client.
 //!
-//! **Invariant:** without [`crate::Config::anonymous_write`], no list lets anybody change anything.
+//! **Invariant:** without [`crate::Config::anonymous_write`], no list permits a client to change
+//! data.
 
 use crate::config::Prefix;
 use afs_proto::Rights;
@@ -15,39 +16,39 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
-/// The attribute of a directory that has its access list.
+/// Attribute of a directory that stores its access list.
 pub const ACL_ATTRIBUTE: &[u8] = fs::INHERITED[0];
 
-/// Everybody.
+/// Name that matches every client.
 const ANYUSER: &str = "system:anyuser";
 const ADMINISTRATORS: &str = "system:administrators";
 
-/// Lists that are kept; beyond, all are read anew.
+/// Limit on cached lists; when it is reached, the cache is cleared.
 const KEPT_MAX: usize = 16_384;
 
-/// Who calls, as far as that is known.
+/// Identity of a caller.
 #[derive(Debug, Clone, Copy)]
 pub enum Caller {
-    /// Somebody at an address.
+    /// Unauthenticated client at an address.
     At(IpAddr),
-    /// Whoever has the device, and may do everything with what is on it.
+    /// Local administrator with access to the device; has all rights.
     Administrator,
 }
 
 impl Caller {
-    /// Whether a name in an access list means this caller.
+    /// Checks whether a name in an access list applies to this caller.
     pub fn is(&self, name: &str) -> bool {
         let at = |prefix: Prefix| matches!(self, Caller::At(address) if prefix.has(*address));
         name == ANYUSER || name.parse().is_ok_and(at)
     }
 }
 
-/// Whether a name in an access list can mean anybody.
+/// Checks whether a name in an access list can apply to any client.
 pub fn is_known(name: &str) -> bool {
     name == ANYUSER || name.parse::<Prefix>().is_ok()
 }
 
-/// What a caller may do in a directory, and what anybody may.
+/// Rights in a directory, of the caller and of every client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Allowed {
     pub(crate) caller: Rights,
@@ -55,7 +56,7 @@ pub(crate) struct Allowed {
 }
 
 impl Allowed {
-    /// What is allowed where there is no list.
+    /// Returns the rights where no access list applies.
     pub(crate) fn nothing(caller: &Caller) -> Allowed {
         let nothing = Rights(0);
         Allowed {
@@ -68,11 +69,11 @@ impl Allowed {
     }
 }
 
-/// The access lists of a volume.
+/// Cache of the access lists of a volume.
 pub(crate) struct Lists {
-    /// Of directories without one.
+    /// List of directories without one of their own.
     default: Arc<AccessList>,
-    /// What a list can give at most.
+    /// Upper bound of the rights that a list can grant.
     most: Rights,
     kept: Mutex<HashMap<Ino, (Time, Arc<AccessList>)>>,
 }
@@ -98,7 +99,7 @@ impl Lists {
         }
     }
 
-    /// The list of a directory.
+    /// Returns the access list of a directory.
     pub(crate) fn of(&self, files: &Files, directory: &Attr) -> fs::Result<Arc<AccessList>> {
         let (ino, changed) = (directory.ino, directory.inode.changed);
         let found = self.kept().get(&ino).cloned();
@@ -107,7 +108,7 @@ impl Lists {
         }
         let list = match files.xattr(ino, ACL_ATTRIBUTE) {
             Ok(text) => Arc::new(AccessList::parse(&text).unwrap_or_else(|error| {
-                // A list that cannot be read lets nobody in.
+                // A malformed list grants no rights.
                 tracing::error!("inode {ino}: {error}");
                 AccessList::default()
             })),
@@ -126,7 +127,7 @@ impl Lists {
         self.kept.lock().expect("no panic under this lock")
     }
 
-    /// What is allowed in a directory.
+    /// Returns the rights in a directory.
     pub(crate) fn allowed(
         &self,
         files: &Files,

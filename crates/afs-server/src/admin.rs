@@ -1,8 +1,8 @@
-//! What the administrator of a cell does: makes volumes, replicas and mount points, limits volumes,
-//! and says who may do what. With a server that runs, or without one.
+//! Administration of a cell: creates volumes, replicas and mount points, sets quotas and access
+//! lists. Works with or without a running server.
 //!
-//! **Invariant:** what is done here is done as a client's call does it, with everybody told who was
-//! promised to hear of it; only nobody is asked whether the administrator may.
+//! **Invariant:** operations take the same path as a client's call and notify all callback holders;
+//! only the permission check is skipped.
 
 use crate::acl::Caller;
 use crate::breaks::Breaks;
@@ -23,89 +23,89 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The volume that clients find at `/afs`, and the one at `/afs/CELL`. A cell has both.
+/// Volumes that clients see at `/afs` and `/afs/CELL`. A cell has both.
 pub const ROOTS: [&str; 2] = ["root.afs", "root.cell"];
 
-/// Permissions that tell a mount point from a symbolic link (`src/afs/afs_vnodeops.c`, Linux
+/// Permissions that distinguish a mount point from a symbolic link (`src/afs/afs_vnodeops.c`, Linux
 /// `fs/afs/inode.c`).
 const MOUNT_POINT_MODE: u32 = 0o644;
 
-/// Mount points that a path may lead through.
+/// Limit on mount points that a path may cross.
 const CROSSINGS_MAX: usize = 16;
 
-/// What a replica that is replaced is called until nobody reads it any more.
+/// Suffix of a replica that was replaced and is still in use.
 const REPLACED: &str = ".replaced";
-/// What a replica is called until it is whole.
+/// Suffix of a replica until it is complete.
 const UNFINISHED: &str = ".unfinished";
 
-/// How long a replica that is replaced is waited for, until nobody reads it.
+/// How long to wait for calls that still use a replaced or removed volume.
 const LEAVE: Duration = Duration::from_secs(10);
-/// Between two looks whether it is.
+/// Interval between checks for such calls.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Why something cannot be done.
+/// Error of an administrative operation.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// There is no such volume, folder or mount point.
+    /// The volume, directory or mount point does not exist.
     #[error("{0}")]
     NotFound(String),
-    /// It makes no sense, or is refused.
+    /// The request is invalid or not permitted.
     #[error("{0}")]
     Refused(String),
-    /// The file system.
+    /// The file system failed.
     #[error("{what}: {source}")]
     Files {
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// What the file system says.
+        /// Error of the file system.
         source: fs::Error,
     },
-    /// What a client would have been told.
+    /// The equivalent client call failed.
     #[error("{what}: {why}")]
     Call {
-        /// What was tried.
+        /// Operation that failed.
         what: String,
-        /// The answer.
+        /// Reason, as the client would receive it.
         why: String,
     },
 }
 
 type Result<T> = std::result::Result<T, AdminError>;
 
-/// A volume to be made.
+/// Parameters of a new volume.
 #[derive(Debug, Clone)]
 pub struct NewVolume {
-    /// Its name.
+    /// Volume name.
     pub name: String,
-    /// Bytes that it may hold; 0 for no limit.
+    /// Quota in bytes; 0 for no limit.
     pub quota_bytes: u64,
-    /// User and group that own its root directory.
+    /// User and group ID of the root directory.
     pub owner: (u32, u32),
 }
 
-/// A mount point to be made.
+/// Parameters of a new mount point.
 #[derive(Debug, Clone, Copy)]
 pub struct MountPoint<'a> {
-    /// The volume whose root the path begins at.
+    /// Volume at whose root the path begins.
     pub volume: &'a str,
-    /// Where it is to be. It may lead through other mount points.
+    /// Path of the mount point. It may cross other mount points.
     pub path: &'a str,
-    /// The volume that is found there.
+    /// Volume to mount.
     pub of: &'a str,
-    /// Always the volume that is written, never its replica.
+    /// Always mount the read-write volume, never its replica.
     pub read_write: bool,
 }
 
-/// The volumes of a cell, for those who have the device.
+/// Administrative access to the volumes of a cell, for processes that have the device.
 pub struct Administration {
     shared: Arc<Shared>,
 }
 
 impl Administration {
-    /// Without a server.
+    /// Opens the volumes without a running server.
     ///
     /// # Errors
-    /// A fileset could not be opened.
+    /// A fileset cannot be opened.
     pub fn open(fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Administration> {
         let shared = Shared::new(Config::default(), fs, cache)?;
         Ok(Administration { shared })
@@ -115,24 +115,24 @@ impl Administration {
         Administration { shared }
     }
 
-    /// The volumes.
+    /// Returns the volumes of the cell.
     pub fn volumes(&self) -> &Volumes {
         &self.shared.volumes
     }
 
-    /// The volume of that name or number.
+    /// Returns the volume with this name or number.
     ///
     /// # Errors
-    /// There is none.
+    /// The volume does not exist.
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = self.volumes().find(name.as_bytes());
         found.ok_or_else(|| AdminError::NotFound(format!("no volume is called '{name}'")))
     }
 
-    /// Makes a volume, which is empty.
+    /// Creates an empty volume.
     ///
     /// # Errors
-    /// The name is taken, or is none for a volume.
+    /// The name is in use or invalid.
     pub fn create(&self, new: &NewVolume) -> Result<Arc<Volume>> {
         let NewVolume { name, owner, .. } = new;
         check_name(name)?;
@@ -153,10 +153,10 @@ impl Administration {
         self.volume(name)
     }
 
-    /// Limits the bytes that a volume may hold; 0 is no limit.
+    /// Sets the quota of a volume in bytes; 0 removes the limit.
     ///
     /// # Errors
-    /// There is no such volume, or it is only read.
+    /// The volume does not exist or is read-only.
     pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
         let volume = self.writable(name)?;
         let failed = || files(format!("cannot limit '{name}'"));
@@ -169,10 +169,11 @@ impl Administration {
         fs.set_quota(files.id(), quota).map_err(failed())
     }
 
-    /// Makes the replica or the backup of a volume, or makes it anew: it keeps its number, and clients
-    /// are told that it has changed.
+    /// Creates or replaces the replica or the backup of a volume. A replaced one keeps its number,
+    /// and its clients are notified of the change.
     ///
     /// # Errors
+    /// The volume does not exist, or the device is full.
     /// There is no such volume, or no room.
     pub fn clone_volume(&self, name: &str, kind: Kind) -> Result<Arc<Volume>> {
         let volume = self.writable(name)?;
@@ -196,11 +197,11 @@ impl Administration {
         self.volume(&clone)
     }
 
-    /// Removes a volume for good; with `force` also one that has something in it, and its replicas
-    /// with it.
+    /// Removes a volume permanently, and a read-write volume's replica and backup with it. `force`
+    /// is required if a read-write volume is not empty.
     ///
     /// # Errors
-    /// There is no such volume, the cell needs it, or it has something in it.
+    /// The volume does not exist, is required by the cell, has other snapshots, or is not empty.
     pub fn remove(&self, name: &str, force: bool) -> Result<()> {
         let volume = self.volume(name)?;
         let name = volume.name.clone();
@@ -221,7 +222,7 @@ impl Administration {
             let clones = [Kind::ReadOnly, Kind::Backup].map(|kind| name.clone() + kind.suffix());
             doomed.splice(0..0, clones);
         }
-        // Others may have snapshots of it besides, and those are kept.
+        // Snapshots that were made by other means must not be removed.
         let id = volume.files.fileset().id();
         let trees = self.volumes().fs().filesets();
         if let Some((_, other)) = trees
@@ -238,11 +239,11 @@ impl Administration {
             .filter_map(|name| self.volume(name).ok())
             .collect();
         drop(volume);
-        // The clones first: a fileset with snapshots stays.
+        // Clones first: a fileset with snapshots cannot be removed.
         kept.into_iter().try_for_each(|one| self.remove_volume(one))
     }
 
-    /// Takes a volume away from clients, waits until their calls have ended, and removes it.
+    /// Hides a volume from clients, waits for their calls to end, and removes it.
     fn remove_volume(&self, volume: Arc<Volume>) -> Result<()> {
         let tree = volume.files.fileset().id();
         self.volumes().hide(tree, true);
@@ -258,15 +259,15 @@ impl Administration {
         self.volumes().hide(tree, false);
         match removed {
             Ok(()) => Ok(()),
-            // It is there still, so clients see it again.
+            // The fileset still exists, so make it visible again.
             Err(error) => self.refresh().and(Err(error)),
         }
     }
 
-    /// Makes a mount point.
+    /// Creates a mount point.
     ///
     /// # Errors
-    /// There is no such volume or folder; the name is taken.
+    /// The volume or directory does not exist, or the name is in use.
     pub fn mount(&self, point: &MountPoint<'_>) -> Result<()> {
         let MountPoint { path, of, .. } = *point;
         self.volume(of)?;
@@ -284,10 +285,10 @@ impl Administration {
             .map_err(call(format!("cannot make the mount point {path}")))
     }
 
-    /// Whether a mount point can be made there.
+    /// Checks that a mount point can be created at `path`.
     ///
     /// # Errors
-    /// There is no such folder; the name is taken.
+    /// The directory does not exist, or the name is in use.
     pub fn check_mount(&self, volume: &str, path: &str) -> Result<()> {
         let (volume, dir, name) = self.place(volume, path)?;
         match volume.files.lookup(dir.ino, &name) {
@@ -297,7 +298,7 @@ impl Administration {
         }
     }
 
-    /// Where a path leads to but for its last name, and that.
+    /// Resolves a path except for its last component, and returns that component.
     fn place(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr, Vec<u8>)> {
         let trimmed = path.trim_end_matches('/');
         let (above, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
@@ -313,10 +314,10 @@ impl Administration {
         Ok((volume, dir, name.as_bytes().to_vec()))
     }
 
-    /// The access list of a directory.
+    /// Returns the access list of a directory.
     ///
     /// # Errors
-    /// There is no such volume or folder.
+    /// The volume or directory does not exist.
     pub fn access_list(&self, volume: &str, path: &str) -> Result<AccessList> {
         let (volume, dir) = self.directory(volume, path)?;
         let list = volume.lists.of(&volume.files, &dir);
@@ -324,10 +325,10 @@ impl Administration {
         Ok(AccessList::clone(&list))
     }
 
-    /// Gives a directory another access list. What is made in it from then on inherits it.
+    /// Sets the access list of a directory. Directories created in it later inherit the list.
     ///
     /// # Errors
-    /// There is no such volume or folder; the list is too long.
+    /// The volume or directory does not exist, or the list is too long.
     pub fn set_access_list(&self, volume: &str, path: &str, list: &AccessList) -> Result<()> {
         let (volume, dir) = self.directory(volume, path)?;
         let text = list.to_text();
@@ -338,7 +339,7 @@ impl Administration {
             .map_err(call(format!("cannot set the access list of {path}")))
     }
 
-    /// A directory, by a path that may lead through mount points.
+    /// Resolves a path to a directory; the path may cross mount points.
     fn directory(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr)> {
         let no_folder = |path: &str| AdminError::NotFound(format!("there is no folder {path}"));
         let failed = || files(format!("cannot look at {path}"));
@@ -367,7 +368,7 @@ impl Administration {
         Ok((volume, attr))
     }
 
-    /// The volume of that name, if it is one that is written.
+    /// Returns the volume with this name, which must be read-write.
     fn writable(&self, name: &str) -> Result<Arc<Volume>> {
         let volume = self.volume(name)?;
         match volume.kind {
@@ -393,10 +394,10 @@ impl Administration {
         found.map(|(id, _)| id)
     }
 
-    /// Looks again which volumes there are, and tells clients of those that have changed as a whole.
+    /// Reloads the list of volumes and notifies the clients of volumes that changed as a whole.
     ///
     /// # Errors
-    /// A fileset could not be opened; the others are there.
+    /// A fileset cannot be opened; the others are available.
     pub fn refresh(&self) -> Result<()> {
         let changed = self.volumes().refresh();
         let changed = changed.map_err(files("cannot open a volume".into()))?;
@@ -413,7 +414,7 @@ impl Administration {
         add(&self.shared.counters.breaks, told);
     }
 
-    /// Removes what a replica was, or would have been, when nobody reads it any more.
+    /// Removes a replaced or unfinished replica, once no call uses it.
     fn remove_replaced(&self, name: &str) -> Result<()> {
         match self.tree(name) {
             Some(tree) => self.remove_tree(tree, name),
@@ -421,7 +422,7 @@ impl Administration {
         }
     }
 
-    /// Removes a tree when the calls that use it are over. It is hidden from clients before.
+    /// Removes a tree once the calls that use it have ended. It must be hidden from clients before.
     fn remove_tree(&self, tree: TreeId, name: &str) -> Result<()> {
         let until = Instant::now() + LEAVE;
         loop {
@@ -435,7 +436,7 @@ impl Administration {
     }
 }
 
-/// The volume that an inode is a mount point of, if it is one.
+/// Returns the name of the volume that a mount point refers to, or `None` for any other inode.
 fn mounted_by(volume: &Volume, attr: &Attr) -> fs::Result<Option<String>> {
     let is_one =
         attr.inode.kind == FileType::Symlink && attr.inode.permissions & 0o777 == MOUNT_POINT_MODE;
@@ -447,12 +448,12 @@ fn mounted_by(volume: &Volume, attr: &Attr) -> fs::Result<Option<String>> {
     let target = text
         .strip_prefix(['#', '%'])
         .and_then(|t| t.strip_suffix('.'));
-    // A cell before the name would be another's.
+    // A name with a cell prefix refers to another cell.
     Ok(target.filter(|t| !t.contains(':')).map(str::to_owned))
 }
 
 fn fid(volume: &Volume, attr: &Attr) -> AfsFid {
-    // What AFS cannot name has no number there, and none is 0.
+    // An inode that AFS cannot address is represented by 0, which is no valid number.
     let fid = Fid::of(attr).unwrap_or(Fid {
         vnode: 0,
         unique: 0,
@@ -460,8 +461,8 @@ fn fid(volume: &Volume, attr: &Attr) -> AfsFid {
     fid.within(volume.id)
 }
 
-/// Whether a volume can have that name: one that leaves room for the suffixes, is no number, and
-/// stands in mount points without being taken for something else.
+/// Checks a volume name: it must leave room for the suffixes, must not be a number, and must be
+/// unambiguous in mount points.
 fn check_name(name: &str) -> Result<()> {
     const BYTES_MAX: usize = 55;
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');

@@ -1,13 +1,13 @@
-//! Telling clients a second time.
+//! Repetition of callback breaks.
 //!
-//! A client receives the reply that grants a promise and the call that breaks it on two connections, and may process
-//! the call first. Linux (6.1 and 6.12, `fs/afs/callback.c`) ignores a break of a promise that it does not hold
-//! yet, accepts the promise afterwards, and serves the old file until the promise expires. The server therefore
-//! repeats a break shortly after a promise was made, when the reply must have arrived. The change does not wait
-//! for the repeat.
+//! A client receives the reply that grants a promise and the call that breaks it on two
+//! connections, and may process the call first. Linux (6.1 and 6.12, `fs/afs/callback.c`) ignores a
+//! break of a promise that it does not hold yet, accepts the promise afterwards, and serves the old
+//! file until the promise expires. The server therefore repeats a break shortly after a promise was
+//! made, when the reply must have arrived. The change does not wait for the repeat.
 //!
-//! **Invariant:** each break that [`Again::add`] takes is repeated once after the last time it was added, unless
-//! all promises of the client are over by then.
+//! **Invariant:** each break passed to [`Again::add`] is repeated once after the last time it was
+//! added, unless all promises of the client have ended by then.
 
 use crate::breaks::Breaks;
 use crate::hosts::{Host, Hosts};
@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Breaks that are to be repeated.
+/// Breaks to be repeated.
 pub(crate) struct Again {
     after: Duration,
     queue: Mutex<Queue>,
@@ -25,14 +25,16 @@ pub(crate) struct Again {
 
 #[derive(Default)]
 struct Queue {
-    /// By time. One whose time is not the one in `due` was added again since.
+    /// Ordered by time. An element is stale if its time differs from the one in `due`: the break
+    /// was added again.
     waiting: VecDeque<(Instant, Repeat)>,
-    /// By the client's address in memory, which is its own as long as something of it waits.
+    /// Time of each repeat. Keyed by the address of the `Host` in memory, which is unique while an
+    /// element of `waiting` refers to it.
     due: HashMap<(usize, AfsFid), Instant>,
     closed: bool,
 }
 
-/// A break that is to be repeated.
+/// Break to be repeated.
 #[derive(Clone)]
 pub(crate) struct Repeat {
     pub(crate) host: Arc<Host>,
@@ -47,7 +49,7 @@ impl Repeat {
 }
 
 impl Again {
-    /// Repeats `after` that time.
+    /// Creates a queue that repeats each break after `after`.
     pub(crate) fn new(after: Duration) -> Again {
         Again {
             after,
@@ -60,7 +62,7 @@ impl Again {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Clients have been told, and are to be told again.
+    /// Schedules the repetition of breaks that were just sent.
     pub(crate) fn add(&self, repeats: Vec<Repeat>) {
         if repeats.is_empty() {
             return;
@@ -75,14 +77,14 @@ impl Again {
         self.changed.notify_one();
     }
 
-    /// Tells clients again until [`Again::close`].
+    /// Sends due breaks until [`Again::close`].
     pub(crate) fn run(&self, hosts: &Hosts) {
         while let Some(breaks) = self.next() {
             breaks.tell(hosts);
         }
     }
 
-    /// Waits until something is due; `None` when closed.
+    /// Waits for the next due breaks; returns `None` after [`Again::close`].
     fn next(&self) -> Option<Breaks> {
         let mut queue = self.queue();
         loop {
@@ -116,7 +118,7 @@ impl Again {
 }
 
 impl Queue {
-    /// What is due.
+    /// Removes and returns the due breaks.
     fn take(&mut self, now: Instant) -> Breaks {
         let mut breaks = Breaks::default();
         while let Some((at, repeat)) = self.waiting.pop_front_if(|(at, _)| *at <= now) {

@@ -1,18 +1,19 @@
-//! Telling clients that files have changed.
+//! Callback breaks: notifies clients that files have changed.
 //!
 //! ```text
-//!   change ──► Outbox of each client ──► one call at a time, with all that waits, 50 files at most
-//!                   ▲                          │ answered: who waited for these files goes on
-//!   change ─────────┘                          └ not answered: all promises of the client are over
+//!   change ──► Outbox of each client ──► one call at a time, with all waiting files, 50 at most
+//!                   ▲                          │ answered: threads that waited for these files resume
+//!   change ─────────┘                          └ not answered: all promises of the client end
 //! ```
 //!
-//! Who changes something puts it into the outboxes, starts the calls that are not under way, to all
-//! clients at once, and then goes from one to the next: it takes the answer, or waits for whoever
-//! takes it. So a client costs a server one call at a time, however many files change; one that is dead
-//! is found out once, for everybody who waits for it, and keeps nobody who does not.
+//! A thread that changes files puts them into the outboxes of the clients, starts a call to every
+//! client without one under way, and then handles one client after another: it receives the answer,
+//! or waits for the thread that receives it. A client therefore costs the server one call at a
+//! time, however many files change; an unreachable client is detected once for all waiting threads,
+//! and delays no thread that does not wait for it.
 //!
-//! **Invariant:** nobody waits for a client longer than for two calls: the one under way, and the next;
-//! and for none after one that was not answered.
+//! **Invariant:** no thread waits for a client longer than two calls: the one under way and the
+//! next; and for none after an unanswered one.
 
 use crate::again::Repeat;
 use crate::hosts::{Host, Hosts};
@@ -21,23 +22,23 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who has to be told of a change, and of which files.
+/// Clients to notify of a change, with the changed files of each.
 #[derive(Default)]
 pub(crate) struct Breaks {
-    /// By the address in memory, which is the client's as long as it is referred to.
+    /// Keyed by the address of the `Host` in memory, which is unique while the value refers to it.
     by_host: HashMap<usize, (Arc<Host>, Vec<Broken>)>,
-    /// Those that were promised it so shortly before that they may not know yet.
+    /// Breaks to repeat: the promise is so recent that the client may not have received it yet.
     again: Vec<Repeat>,
 }
 
-/// A file that has changed, and the era of the promise to tell of it.
+/// Changed file, and the era of the broken promise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Broken {
     era: u32,
     fid: AfsFid,
 }
 
-/// What a client is to be told.
+/// Queue of the notifications for one client.
 #[derive(Default)]
 pub(crate) struct Outbox {
     queue: Mutex<Queue>,
@@ -47,42 +48,42 @@ pub(crate) struct Outbox {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Broken>,
-    /// How many files were ever put in, and how many of them are done with, those under way excepted.
+    /// Number of files ever queued, and of those completed; files of a call under way are not.
     put: u64,
     done: u64,
     turn: Turn,
 }
 
-/// What becomes of what waits.
+/// State of the calls to a client.
 #[derive(Default)]
 enum Turn {
-    /// Whoever comes is to start a call.
+    /// No call is under way; the next thread starts one.
     #[default]
     Free,
-    /// Somebody starts a call, or waits for its answer.
+    /// A thread is starting a call or waiting for its answer.
     Taken,
-    /// Whoever comes is to wait for the answer.
+    /// A call is under way; the next thread waits for its answer.
     Started(Started),
 }
 
-/// A call that is under way.
+/// Call that is under way.
 struct Started {
-    /// The era in which it was started.
+    /// Era in which it was started.
     era: u32,
     files: u64,
-    /// It could not be started.
+    /// `None` if the call could not be started.
     call: Option<rx::Call>,
 }
 
-/// A turn that this thread has taken. Whatever becomes of it, the files are done with, and nobody waits for
-/// it after that.
+/// Exclusive turn of this thread. Dropping it, whatever the outcome, completes the files and wakes
+/// all waiting threads.
 struct Taken<'t> {
     outbox: &'t Outbox,
     files: u64,
 }
 
 impl Breaks {
-    /// A client is to be told of a file, as it was promised in an era.
+    /// Adds a file of which a client, promised in `era`, is to be notified.
     pub(crate) fn add(&mut self, host: &Arc<Host>, era: u32, fid: AfsFid) {
         let place = self.by_host.entry(Arc::as_ptr(host) as usize);
         let (_, files) = place.or_insert_with(|| (Arc::clone(host), Vec::with_capacity(1)));
@@ -92,25 +93,25 @@ impl Breaks {
         }
     }
 
-    /// The same of a client that may not have seen the promise yet.
+    /// Like [`Breaks::add`], for a client that may not have received the promise yet.
     pub(crate) fn add_recent(&mut self, host: &Arc<Host>, era: u32, fid: AfsFid) {
         self.add(host, era, fid);
         let host = Arc::clone(host);
         self.again.push(Repeat { host, era, fid });
     }
 
-    /// Who is to be told again after [`Breaks::tell`].
+    /// Takes the breaks to repeat after [`Breaks::tell`].
     pub(crate) fn take_again(&mut self) -> Vec<Repeat> {
         std::mem::take(&mut self.again)
     }
 
-    /// Whether nobody is to be told anything.
+    /// Checks whether there is no client to notify.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_host.is_empty()
     }
 
-    /// Tells everybody, and waits until they have answered, or for the time there is. Gives how many calls
-    /// this thread made for it.
+    /// Notifies all clients and waits for their answers or timeouts. Returns the number of calls
+    /// that this thread started.
     pub(crate) fn tell(self, hosts: &Hosts) -> u64 {
         let put = |(host, files): (Arc<Host>, Vec<Broken>)| {
             let until = host.outbox.put(&files);
@@ -134,7 +135,7 @@ impl Outbox {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts files in; they are done with when that many are.
+    /// Queues files and returns the value of `done` at which they are completed.
     fn put(&self, files: &[Broken]) -> u64 {
         let mut queue = self.queue();
         queue.waiting.extend(files);
@@ -143,14 +144,14 @@ impl Outbox {
     }
 }
 
-/// Begins to tell a client what waits for it; not if that is nothing, or if it is being told something.
+/// Starts a call with the waiting files. Returns false if no file waits or a call is under way.
 fn begin(host: &Arc<Host>) -> bool {
     let outbox = &host.outbox;
     let mut queue = outbox.queue();
     if !matches!(queue.turn, Turn::Free) {
         return false;
     }
-    // Promises of an era that has ended meanwhile: the client was told that, or will be.
+    // Promises of an era that has ended: the client was notified of its end, or will be.
     while queue.waiting.front().is_some_and(|b| !host.is_of(b.era)) {
         queue.waiting.pop_front();
         queue.done += 1;
@@ -169,7 +170,7 @@ fn begin(host: &Arc<Host>) -> bool {
     true
 }
 
-/// Waits until a client is done with that many files, or with what it is being told.
+/// Waits until `until` files of the client are completed, or until its current call ends.
 fn go_on(hosts: &Hosts, host: &Arc<Host>, until: u64) {
     let outbox = &host.outbox;
     let mut queue = outbox.queue();
@@ -193,9 +194,10 @@ fn go_on(hosts: &Hosts, host: &Arc<Host>, until: u64) {
     }
 }
 
-/// Starts the call. No other is under way on the connection, so it does not wait.
+/// Starts the call. No other call is under way on the connection, so this does not block.
 fn start(host: &Host, fids: Vec<AfsFid>) -> Option<rx::Call> {
-    // No callbacks beside the files, as OpenAFS: Linux 6.12 does not take as many as there are files.
+    // Like OpenAFS, send no callbacks with the files: Linux 6.12 rejects a callback count equal to
+    // the file count.
     let request = cb::Request::CallBack {
         fids: List::new(fids).ok()?,
         callbacks: List::new(Vec::new()).ok()?,
@@ -219,14 +221,14 @@ impl Started {
     }
 }
 
-/// What counts as an answer that was long in coming: who always takes that long costs others as much as
-/// one who is lost again and again.
+/// Returns the time after which an answer counts as late: a client that always takes that long
+/// costs others as much as one that is lost repeatedly.
 fn late(answer_time: Duration) -> Duration {
     answer_time / 2
 }
 
 impl Taken<'_> {
-    /// The call is under way: others may wait for its answer.
+    /// Publishes the started call, so that other threads can wait for its answer.
     fn started(self, started: Started) {
         self.outbox.queue().turn = Turn::Started(started);
         self.outbox.changed.notify_all();
@@ -246,7 +248,7 @@ impl Drop for Taken<'_> {
 
 #[cfg(test)]
 impl Breaks {
-    /// Of how many files clients are told.
+    /// Counts the files in all notifications.
     pub(crate) fn count(&self) -> usize {
         self.by_host.values().map(|(_, files)| files.len()).sum()
     }

@@ -1,13 +1,13 @@
-//! Promises to tell clients of changes.
+//! Callback promises: the server's obligation to notify clients of changes.
 //!
 //! ```text
-//!   a client looks:   give() ──► then the file is read, so that a later change finds the promise
-//!                                ──► told() just before the answer, which says whether it still holds
-//!   a file changes:   the change ──► take() ──► tell() everybody ──► the answer to the change
+//!   a client reads a file:  give() ──► the file is read, so that a later change finds the promise
+//!                                  ──► told() just before the reply: does the promise still hold?
+//!   a file changes:         the change ──► take() ──► tell() all clients ──► reply to the change
 //! ```
 //!
-//! **Invariant:** nobody is told while a directory or a file is locked. A client that does not answer
-//! in time delays one change, once; it is promised nothing more before it is heard of again.
+//! **Invariant:** no client is notified while a directory or file is locked. A client that does not
+//! answer in time delays one change, once, and gets no promise until it calls again.
 
 use crate::breaks::Breaks;
 use crate::fid::Fid;
@@ -23,19 +23,19 @@ use std::time::Instant;
 
 const SHARDS: usize = 64;
 
-/// Seconds between two searches for promises that are over, where there is no room.
+/// Minimum interval in seconds between searches for expired promises when the table is full.
 const SEARCH_SECONDS: u32 = 10;
 
-/// Full seconds after which a client has seen the answer that made it a promise.
+/// Age in whole seconds after which the client must have received the reply with the promise.
 const RECENT_SECONDS: u32 = 1;
 
-/// One client has at most this part of all promises there may be.
+/// One client may hold at most 1/`SHARE` of all promises.
 const SHARE: usize = 16;
 
-/// A file, in any volume.
+/// File in any volume.
 type File = (VolumeId, Ino);
 
-/// All promises of a server. They do not outlive it.
+/// All promises of a server. They are not persistent.
 pub(crate) struct Promises {
     shards: Vec<Mutex<HashMap<File, Vec<Promise>>>>,
     count: AtomicUsize,
@@ -44,23 +44,23 @@ pub(crate) struct Promises {
     seconds: u32,
     started: Instant,
     searched: AtomicU32,
-    /// How many were ever made.
+    /// Number of promises ever made.
     made: AtomicU32,
 }
 
 struct Promise {
     host: Arc<Host>,
     era: u32,
-    /// In seconds of the server's run.
+    /// Expiry in seconds since the server's start.
     until: u32,
-    /// Which of all that were made it is; the same when it is prolonged.
+    /// Sequence number of the promise; renewal keeps it.
     number: u32,
 }
 
-/// A promise that was made, to be told to the client.
+/// Promise to be included in a reply.
 pub(crate) struct Given {
     file: File,
-    /// To whom, in which era, and its number; none was made otherwise.
+    /// Client, era and number of the promise; `None` if none was made.
     to: Option<(Arc<Host>, u32, u32)>,
 }
 
@@ -87,7 +87,7 @@ impl Promises {
         u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Promises a client to tell it when a file changes. To be called before the file is looked at.
+    /// Makes or renews a promise. Must be called before the file is read.
     pub(crate) fn give(&self, host: &Arc<Host>, file: File) -> Given {
         let mut given = Given { file, to: None };
         let until = self.now().saturating_add(with_slack(self.seconds));
@@ -98,7 +98,7 @@ impl Promises {
             return given;
         };
         let mut shard = self.shard(file);
-        // Most files have one.
+        // Most files have one promise.
         let place = shard.entry(file);
         let promises = place.or_insert_with(|| Vec::with_capacity(1));
         let number = match promises.iter_mut().find(|p| Arc::ptr_eq(&p.host, host)) {
@@ -124,9 +124,9 @@ impl Promises {
         given
     }
 
-    /// What to tell the client, at the moment at which it is told: a promise that was over before that is
-    /// none. A client that has none of a file yet may ignore that the file has changed (Linux 6.12
-    /// `fs/afs/callback.c`), and would trust what it is told afterwards.
+    /// Returns the callback to send, evaluated when the reply is written: a promise that has ended
+    /// is reported as dropped. A client without a promise for a file may ignore a break of it
+    /// (Linux 6.12 `fs/afs/callback.c`), and would then trust a promise that arrives later.
     pub(crate) fn told(&self, given: &Given) -> AfsCallBack {
         let Some((host, era, number)) = &given.to else {
             return AfsCallBack::dropped();
@@ -155,13 +155,13 @@ impl Promises {
         is_room()
     }
 
-    /// A promise is no longer kept.
+    /// Updates the counters for a removed promise.
     fn forget(&self, promise: &Promise) {
         self.count.fetch_sub(1, Relaxed);
         promise.host.promises.fetch_sub(1, Relaxed);
     }
 
-    /// Forgets promises that are over.
+    /// Removes expired promises.
     fn search(&self, now: u32) {
         for shard in &self.shards {
             let mut shard = shard.lock().expect("no panic under this lock");
@@ -175,7 +175,7 @@ impl Promises {
         }
     }
 
-    /// A client does not want to hear of a file any more.
+    /// Removes a client's promise for a file at the client's request.
     pub(crate) fn give_up(&self, host: &Arc<Host>, file: File) {
         let mut shard = self.shard(file);
         let Some(promises) = shard.get_mut(&file) else {
@@ -190,8 +190,8 @@ impl Promises {
         }
     }
 
-    /// Takes the promises for a file that has changed, but for those of the client that knows already:
-    /// they are over, and who had one is to be told.
+    /// Takes the promises for a changed file, except those of the client `knows`, which learns of
+    /// the change from its reply. The promises end and their holders are added to `breaks`.
     pub(crate) fn take(
         &self,
         file: File,
@@ -221,9 +221,10 @@ impl Promises {
         }
     }
 
-    /// Takes the promises for everything in a volume that has changed as a whole, or is gone.
+    /// Takes the promises for all files of a volume that changed as a whole or was removed.
     pub(crate) fn take_volume(&self, volume: VolumeId, breaks: &mut Breaks) {
-        // The numbers that stand for all of it (`src/viced/callback.c`, Linux `fs/afs/callback.c`).
+        // Vnode and uniquifier 0 denote the whole volume (`src/viced/callback.c`, Linux
+        // `fs/afs/callback.c`).
         let all = AfsFid {
             volume,
             vnode: 0,
@@ -242,7 +243,7 @@ impl Promises {
         }
     }
 
-    /// How many promises hold, of each client that has some.
+    /// Counts the valid promises of each client.
     pub(crate) fn by_client(&self) -> HashMap<SocketAddr, usize> {
         let now = self.now();
         let mut counts = HashMap::new();
@@ -256,7 +257,7 @@ impl Promises {
         counts
     }
 
-    /// How many there are, those that are over and were not met since among them.
+    /// Returns the number of stored promises, including expired ones not removed yet.
     pub(crate) fn count(&self) -> usize {
         self.count.load(Relaxed)
     }
@@ -329,7 +330,7 @@ mod tests {
                 .take(4)
                 .all(|f| is_shared(&promises, &promises.give(&other, *f)))
         );
-        // What is given up makes room.
+        // A released promise makes room.
         promises.give_up(&one, fids[0]);
         assert!(is_shared(&promises, &promises.give(&one, fids.remove(4))));
         assert_eq!(promises.count(), 8);

@@ -1,4 +1,4 @@
-//! What a server is told, and its limits, each with its unit and reason.
+//! Configuration of a server: settings and limits, each with its unit and reason.
 
 use rx::{Answers, Questions};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -7,46 +7,47 @@ use std::time::Duration;
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Addresses and ports of the file service. Clients look for it at port 7000; 0 lets the system
-    /// choose.
+    /// Addresses and ports of the file service. Clients expect port 7000; 0 lets the system choose.
     pub file_service: Vec<SocketAddr>,
-    /// Addresses and ports of the volume location service: port 7003.
+    /// Addresses and ports of the volume location service. Clients expect port 7003.
     pub location_service: Vec<SocketAddr>,
-    /// Addresses that clients are told to find the file service at: those they can reach,
+    /// Addresses of the file service announced to clients; clients must be able to reach them.
     /// [`crate::ADDRESSES_MAX`] at most.
     pub announced: Vec<Ipv4Addr>,
-    /// Who may call at all. Empty: everybody.
+    /// Addresses that may call. Empty: all.
     pub allowed: Vec<Prefix>,
-    /// Whether `rxdebug` is answered in full to all who may call, and not only over the loopback. Its answers
-    /// show the addresses of clients, and are up to nine times as long as its questions, whose senders can
-    /// be forged.
+    /// Answer `rxdebug` in full to all permitted addresses, and not only over the loopback. Its
+    /// answers reveal the addresses of clients, and are up to nine times as long as its questions,
+    /// whose source address can be forged.
     pub rxdebug: bool,
-    /// Whether those whom nobody vouches for may change anything, where the access lists let them.
-    /// Nobody is vouched for as long as rxnull is the only class there is.
+    /// Permit changes by unauthenticated callers, subject to the access lists. With rxnull as the
+    /// only security class, all callers are unauthenticated.
     pub anonymous_write: bool,
-    /// Sockets on each port, each with a thread.
+    /// Sockets on each port, each with one thread.
     pub sockets: usize,
-    /// Calls of the file service that are served at a time at each address, each by a thread.
+    /// Threads that serve calls of the file service at each address, one call each.
     pub workers: usize,
-    /// How long a promise holds, in seconds. OpenAFS gives one to four hours. Longer saves calls, and
-    /// shorter bounds what a client sees that could not be reached when a file changed.
+    /// Lifetime of a promise in seconds. OpenAFS uses one to four hours. A longer lifetime saves
+    /// calls, a shorter one limits how long a client that was unreachable during a change sees old
+    /// data.
     pub promise_seconds: u32,
-    /// Promises at once, about 130 bytes each; one client has a sixteenth of them. Beyond, files come without
-    /// one, and clients ask again.
+    /// Limit on promises, about 130 bytes each; one client may hold a sixteenth of them. Beyond it,
+    /// files are returned without a promise and clients revalidate them.
     pub promises_max: usize,
-    /// Clients at once. Beyond, the one that was not heard of for longest is forgotten.
+    /// Limit on known clients. Beyond it, those that called least recently are forgotten.
     pub hosts_max: usize,
-    /// How long a client may take to answer that it heard of a change, or who it is: what a dead one
-    /// costs a writer, once, or twice that if others tell it something already. Some of its
-    /// retransmissions, on a network that loses a fifth.
+    /// Time that a client may take to answer a break or an identity query. An unreachable client
+    /// delays a writer by this time once, or by twice of it if a call to it is already under way.
+    /// Allows for several of the client's retransmissions on a network that loses a fifth of its
+    /// packets.
     pub answer_time: Duration,
-    /// Time after which a client is told of a change again that it was promised to hear of in the seconds
-    /// before: longer than the answer with the promise takes to reach it.
+    /// Time after which the break of a promise made in the preceding seconds is repeated: longer
+    /// than the reply with the promise takes to reach the client.
     pub tell_again: Duration,
-    /// Bytes of directories' pages that are kept.
+    /// Limit on cached directory pages, in bytes.
     pub directory_bytes_max: usize,
-    /// Bytes of the cache that may be on their way to clients; beyond, data is copied. A client that
-    /// acknowledges nothing keeps its share until it is given up.
+    /// Limit on cache pages in transmission to clients, in bytes; beyond it, data is copied. A
+    /// client that acknowledges nothing keeps its share until its call times out.
     pub lent_bytes_max: usize,
 }
 
@@ -73,12 +74,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether an address may call at all.
+    /// Checks whether an address may call.
     pub(crate) fn allows(&self, address: IpAddr) -> bool {
         self.allowed.is_empty() || self.allowed.iter().any(|prefix| prefix.has(address))
     }
 
-    /// Who is answered `rxdebug`.
+    /// Returns the policy for answers to `rxdebug`.
     pub(crate) fn questions(&self) -> Questions {
         let (config, machine) = (self.clone(), Questions::default());
         Questions::new(move |address| match config.allows(address) {
@@ -89,7 +90,7 @@ impl Config {
     }
 }
 
-/// The addresses that begin with the same bits: `10.1.0.0/16`, or one address.
+/// Address prefix such as `10.1.0.0/16`, or a single address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefix {
     address: IpAddr,
@@ -97,7 +98,7 @@ pub struct Prefix {
 }
 
 impl Prefix {
-    /// Whether an address is one of them.
+    /// Checks whether the prefix contains an address.
     pub fn has(&self, address: IpAddr) -> bool {
         let begins = |mine: u128, theirs: u128, width: u8| {
             let rest = u32::from(width - self.bits);
@@ -119,7 +120,7 @@ impl std::fmt::Display for Prefix {
     }
 }
 
-/// Why something is not a [`Prefix`].
+/// Error of parsing a [`Prefix`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoPrefix;
 

@@ -1,14 +1,14 @@
-//! The pages of directories, as clients are shown them.
+//! Directory pages as clients see them.
 //!
-//! The file system has names in the order of a hash; a client wants pages, and changes its own copy
-//! after each of its calls. So the pages of a directory are made when somebody first looks, and then
-//! changed with it, name by name, as clients do ([`afs_proto::dir::Image`]). Pages that are forgotten are
-//! made anew from the names, and then lie otherwise if they had been changed.
+//! The file system orders names by hash; a client expects pages, and updates its own copy after
+//! each of its calls. The pages of a directory are therefore built on first access and then updated
+//! with it, name by name, by the clients' algorithm ([`afs_proto::dir::Image`]). Evicted pages are
+//! rebuilt from the names, and then have another layout if they had been updated.
 //!
-//! **Invariant:** a data version has one set of pages. Pages that were changed leave a mark on their
-//! directory first; where the mark is found, the pages are not those that clients may have seen, and
-//! get a version of their own. Nobody has pages or a version before they are durable
-//! ([`Directories::settle`]), so a crash takes back only what was not seen.
+//! **Invariant:** a data version has one set of pages. Before pages are updated, a mark is set on
+//! their directory; where the mark is found, rebuilt pages may differ from those that clients have
+//! seen, and get a version of their own. Neither pages nor a version leave the server before they
+//! are durable ([`Directories::settle`]), so a crash reverts only state that no client has seen.
 
 use crate::error::{Fault, Outcome};
 use crate::fid::Fid;
@@ -19,47 +19,47 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The attribute of a directory whose pages are not those that its names give.
+/// Attribute that marks a directory whose pages differ from a rebuild from its names.
 const CHANGED: &[u8] = b"trusted.afs.changed";
 
-/// The directory has more names than its pages can have.
+/// Error: the directory has more names than its pages can hold.
 const FULL: Fault = Fault::Errno(libc::EFBIG);
 
-/// Tries to read a directory that others change at the same time, other than through here.
+/// Attempts to read a directory that is concurrently changed by other means than this server.
 const TRIES: usize = 10;
 
-/// The directories of a volume whose pages are kept.
+/// Cached directories of a volume.
 pub(crate) struct Directories {
     by_ino: Mutex<HashMap<Ino, Arc<Directory>>>,
-    /// Of all of them.
+    /// Size of all cached pages.
     bytes: Arc<AtomicUsize>,
     bytes_max: usize,
     uses: AtomicU64,
-    /// Number of the last change of any of them, and of the last that is certainly durable.
+    /// Number of the last change to any directory, and of the last one known to be durable.
     changes: Arc<AtomicU64>,
     durable: AtomicU64,
 }
 
-/// A directory, to be locked for looking and for changing.
+/// Directory, to be locked for reading and changing its pages.
 pub(crate) struct Directory {
     ino: Ino,
     pages: Mutex<Pages>,
     last_use: AtomicU64,
 }
 
-/// The pages of a directory, locked.
+/// Pages of a directory; access requires the directory's lock.
 pub(crate) struct Pages {
     ino: Ino,
     image: Option<Image>,
-    /// The version that the image is of.
+    /// Data version of the image.
     version: u64,
-    /// The mark is on the directory.
+    /// The mark is set on the directory.
     marked: bool,
-    /// Nothing can be changed, and the pages are not those that clients may have seen: they are shown with
-    /// the next version, which no other pages get, as the mark stays.
+    /// The file system is read-only, and the pages may differ from those that clients have seen:
+    /// they are reported with the next version, which no other pages get, as the mark stays.
     ahead: bool,
-    /// Number of the change that the version is of. One whose end is not known leaves another version, and
-    /// the mark; so the pages are made anew, which is a change.
+    /// Number of the change that produced the version. A change with unknown outcome leaves another
+    /// version and the mark, so the pages are rebuilt, which counts as a change.
     change: u64,
     changes: Arc<AtomicU64>,
     all_bytes: Arc<AtomicUsize>,
@@ -77,7 +77,7 @@ impl Directories {
         }
     }
 
-    /// Makes all changes durable that there were.
+    /// Makes all changes so far durable.
     pub(crate) fn sync(&self, files: &Files) -> fs::Result<()> {
         let changes = self.changes.load(SeqCst);
         files.sync_names()?;
@@ -85,8 +85,8 @@ impl Directories {
         Ok(())
     }
 
-    /// To be called after a directory was looked at, before anybody has what was seen: sees to it that the
-    /// change is durable that it was seen with.
+    /// Makes the change `change` durable. Must be called after a directory was read and before the
+    /// result leaves the server; `change` is the one that the read observed.
     pub(crate) fn settle(&self, files: &Files, change: u64) -> fs::Result<()> {
         match change <= self.durable.load(SeqCst) {
             true => Ok(()),
@@ -98,7 +98,7 @@ impl Directories {
         self.by_ino.lock().expect("no panic under this lock")
     }
 
-    /// A directory. Several are locked in the order of their numbers.
+    /// Returns a directory. Locks of several directories are taken in the order of inode numbers.
     pub(crate) fn of(&self, ino: Ino) -> Arc<Directory> {
         let mut by_ino = self.by_ino();
         if self.bytes.load(Relaxed) > self.bytes_max {
@@ -125,12 +125,12 @@ impl Directories {
         Arc::clone(directory)
     }
 
-    /// The directory is gone.
+    /// Drops a removed directory.
     pub(crate) fn forget(&self, ino: Ino) {
         self.by_ino().remove(&ino);
     }
 
-    /// Forgets the half that was not used for longest, of those that nobody uses now.
+    /// Evicts the least recently used half of the directories that no thread uses.
     fn trim(&self, by_ino: &mut HashMap<Ino, Arc<Directory>>) {
         let unused = |directory: &&Arc<Directory>| Arc::strong_count(directory) == 1;
         let mut uses: Vec<u64> = by_ino
@@ -154,7 +154,7 @@ impl Directory {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Pages> {
         debug_assert_ne!(self.ino, 0);
         self.pages.lock().unwrap_or_else(|poisoned| {
-            // What broke off may have left them between two states: they are made anew.
+            // A panic may have left the pages between two states: rebuild them.
             self.pages.clear_poison();
             let mut pages = poisoned.into_inner();
             drop(pages.take());
@@ -165,24 +165,24 @@ impl Directory {
 }
 
 impl Pages {
-    /// The directory as it is now, with the bytes of its pages.
+    /// Returns the current directory and its pages, which are rebuilt if necessary.
     pub(crate) fn look(&mut self, files: &Files) -> Outcome<(Attr, &[u8])> {
         let attr = self.make(files)?;
         let image = self.image.as_ref();
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
-    /// Number of the change that was looked at, for [`Directories::settle`].
+    /// Returns the number of the change that was read, for [`Directories::settle`].
     pub(crate) fn change_seen(&self) -> u64 {
         self.change
     }
 
-    /// Gives a change its number: it is in the file system now.
+    /// Assigns a number to a change that is now in the file system.
     fn count_change(&mut self) {
         self.change = self.changes.fetch_add(1, SeqCst) + 1;
     }
 
-    /// Makes ready for a change, in which a name comes, or none. Gives the version before it.
+    /// Prepares a change that may add `name`. Returns the version before it.
     pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<u64> {
         self.make(files)?;
         if name.is_some_and(|name| self.image.as_ref().is_none_or(|image| !image.fits(name))) {
@@ -191,8 +191,8 @@ impl Pages {
         if !self.marked {
             match files.set_xattr(self.ino, CHANGED, b"", SetXattr::Any) {
                 Ok(()) => self.marked = true,
-                // There is no room for the mark, and what makes room must not need it: the pages are made
-                // anew after the change, with a version of their own.
+                // There is no room for the mark, but a removal must still be possible: the pages
+                // are rebuilt after the change, with a version of their own.
                 Err(error) if name.is_none() && is_full(&error) => drop(self.take()),
                 Err(error) => return Err(error.into()),
             }
@@ -200,7 +200,7 @@ impl Pages {
         Ok(self.version)
     }
 
-    /// A name has come.
+    /// Applies the insertion of a name.
     pub(crate) fn insert(&mut self, name: &[u8], fid: Fid) {
         let Fid { vnode, unique } = fid;
         let entry = Entry {
@@ -211,12 +211,12 @@ impl Pages {
         self.change(|image| image.insert(entry).is_ok());
     }
 
-    /// A name has gone.
+    /// Applies the removal of a name.
     pub(crate) fn remove(&mut self, name: &[u8]) {
         self.change(|image| image.remove(name));
     }
 
-    /// The directory is in another one.
+    /// Applies a move of this directory into another one.
     pub(crate) fn moved(&mut self, parent: Fid) {
         self.change(|image| image.replace(b"..", (parent.vnode, parent.unique)));
     }
@@ -225,14 +225,14 @@ impl Pages {
         let Some(mut image) = self.take() else {
             return;
         };
-        // Pages that are not as they should be are made anew.
+        // Pages to which the change cannot be applied are rebuilt.
         if change(&mut image) {
             self.put(image);
         }
     }
 
-    /// After a change: the directory as it is now, and the length of its pages. If its version is the
-    /// next one, the pages go with it.
+    /// Completes a change: returns the current directory and the length of its pages. The pages
+    /// stay valid if the version has advanced by exactly 1.
     pub(crate) fn settle(&mut self, files: &Files) -> Outcome<(Attr, u64)> {
         let version = files.attr(self.ino)?.inode.data_version;
         if version == self.version + 1 {
@@ -247,7 +247,7 @@ impl Pages {
         Ok((attr, length as u64))
     }
 
-    /// Sees to it that the pages are those of the directory.
+    /// Ensures that the pages are those of the directory's current version.
     fn make(&mut self, files: &Files) -> Outcome<Attr> {
         for _ in 0..TRIES {
             let attr = files.attr(self.ino)?;
@@ -275,7 +275,7 @@ impl Pages {
         attr
     }
 
-    /// Gives pages that are made anew a version of their own, if clients may have seen others.
+    /// Assigns a new version to rebuilt pages if clients may have seen different ones.
     fn unmark(&mut self, files: &Files, attr: Attr) -> Outcome<Attr> {
         (self.marked, self.ahead) = (false, false);
         match files.xattr(self.ino, CHANGED) {
@@ -284,7 +284,7 @@ impl Pages {
             Err(error) => return Err(error.into()),
         }
         if files.fileset().is_snapshot()? {
-            // Its pages are never changed, and were so made each time.
+            // Its pages are never updated, so each rebuild produced the same pages.
             return Ok(attr);
         }
         let raised = match files.raise_version(self.ino) {
@@ -300,7 +300,7 @@ impl Pages {
         let next = attr.inode.data_version + 1;
         match raised.inode.data_version == next {
             true => Ok(raised),
-            // Somebody else's change came between: what was read is older.
+            // A concurrent change came between: the names that were read are older.
             false => Ok(attr),
         }
     }
@@ -323,12 +323,12 @@ impl Drop for Pages {
     }
 }
 
-/// Whether there is no room, on the device or in the quota.
+/// Checks whether the device or the quota is full.
 fn is_full(error: &fs::Error) -> bool {
     matches!(error.kind(), Kind::NoSpace | Kind::Quota)
 }
 
-/// Makes the pages from the names.
+/// Builds the pages from the names.
 fn build(files: &Files, directory: &Attr) -> Outcome<Image> {
     let own = Fid::of(directory).ok_or(FULL)?;
     let parent = files.attr(directory.inode.parent)?;
@@ -369,10 +369,10 @@ fn build(files: &Files, directory: &Attr) -> Outcome<Image> {
     })
 }
 
-/// The cookie of `..`: what follows it are names.
+/// Cookie of `..`, which precedes all names.
 const DOTS: u64 = 2;
 
-/// Whether AFS has that kind of file. Others are not there for its clients.
+/// Checks whether AFS can represent this kind of file. Other files are hidden from clients.
 pub(crate) fn is_shown(kind: FileType) -> bool {
     matches!(
         kind,

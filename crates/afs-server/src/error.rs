@@ -1,24 +1,24 @@
-//! Why a call fails, and the code that its client is told.
+//! Errors of calls, and the codes sent to clients.
 
 use afs_proto::Abort;
 use fs::Kind;
 
-/// What a procedure gives.
+/// Result of a procedure.
 pub(crate) type Outcome<T> = Result<T, Fault>;
 
-/// Why a call has no reply.
+/// Reason why a call has no reply.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// A code of AFS.
+    /// AFS abort code.
     Code(Abort),
-    /// One of Linux's errors: clients that know the table are told by it, others by number.
+    /// Linux errno: sent as a table code to clients that know the error table, as is to others.
     Errno(i32),
-    /// The call itself broke; the client knows.
+    /// The call itself failed; the client knows.
     Call(rx::Error),
 }
 
 impl Fault {
-    /// The code for a client that knows the error table, or not.
+    /// Returns the abort code for a client that knows the error table, or does not.
     pub(crate) fn code(self, knows_table: bool) -> Abort {
         match self {
             Fault::Code(code) => code,
@@ -29,7 +29,7 @@ impl Fault {
     }
 }
 
-/// Nobody may do that.
+/// Permission denied.
 pub(crate) const DENIED: Fault = Fault::Errno(libc::EACCES);
 
 impl From<Abort> for Fault {

@@ -1,41 +1,42 @@
-//! Files by their numbers in AFS, and inodes by theirs.
+//! Conversion between AFS file identifiers and inodes.
 //!
-//! A vnode has 32 bits, an inode's number 56, and both say by their parity whether it is a directory.
-//! So the vnode is the number within a round of an even length, and the uniquifier says which round,
-//! and which opening of the file system made the inode: a number that a crash took back and that is
-//! given again belongs to a later opening.
+//! A vnode has 32 bits, an inode number 56, and both encode in their parity whether the file is a
+//! directory. The vnode is therefore the inode number within a round of an even length. The
+//! uniquifier holds the round and the generation, that is, the opening of the file system that
+//! created the inode: a number reverted by a crash and assigned again belongs to a later opening.
 //!
-//! **Invariant:** two inodes that ever were have different numbers in AFS; a root is 1.1.
+//! **Invariant:** two inodes that ever existed have different AFS identifiers; a root is 1.1.
 
 use afs_proto::AfsFid;
 use fs::{Attr, Ino, ROOT};
 
-/// Numbers in a round: even, so that parity stays, and few enough that a vnode is never 0.
+/// Inode numbers in a round: even to preserve parity, and small enough that no vnode is 0.
 const ROUND: u64 = u32::MAX as u64 - 1;
 
-/// Bits of a uniquifier for the generation.
+/// Bits of a uniquifier that hold the generation.
 const GENERATION_BITS: u32 = 24;
 
-/// Generations that are told apart: a value of 0 is none.
+/// Number of distinguishable generations; the value 0 is reserved.
 const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
 
-/// A file within its volume.
+/// File within its volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fid {
-    /// Its place.
+    /// Vnode number.
     pub vnode: u32,
-    /// What tells it from others that had the place.
+    /// Uniquifier, which distinguishes files that have had the same vnode.
     pub unique: u32,
 }
 
 impl Fid {
-    /// The top of a volume.
+    /// Root directory of a volume.
     pub const ROOT: Fid = Fid {
         vnode: 1,
         unique: 1,
     };
 
-    /// The numbers of an inode; `None` for one beyond what AFS can name, the 2^40th of its fileset.
+    /// Returns the identifier of an inode; `None` from the 2^40th inode of a fileset on, which AFS
+    /// cannot address.
     pub fn new(ino: Ino, generation: u32) -> Option<Fid> {
         if ino == ROOT {
             return Some(Fid::ROOT);
@@ -48,12 +49,12 @@ impl Fid {
         Some(Fid { vnode, unique })
     }
 
-    /// The numbers of the inode that was looked up.
+    /// Returns the identifier of an inode.
     pub fn of(attr: &Attr) -> Option<Fid> {
         Fid::new(attr.ino, attr.inode.generation)
     }
 
-    /// The inode that has these numbers, if it is of the generation that they say.
+    /// Returns the number of the inode; the caller must compare the inode's generation.
     pub fn ino(self) -> Option<Ino> {
         if self == Fid::ROOT {
             return Some(ROOT);
@@ -63,7 +64,7 @@ impl Fid {
         (within < ROUND).then(|| round * ROUND + within + 1)
     }
 
-    /// In a volume.
+    /// Returns the identifier qualified with a volume.
     pub fn within(self, volume: u32) -> AfsFid {
         AfsFid {
             volume,

@@ -1,22 +1,22 @@
-//! The clients: who is there, what they are able to do, and whether they can be told of changes.
+//! The clients: their identity, their capabilities, and whether they can be notified of changes.
 //!
 //! ```text
-//!   New ──first call──► Greeting ──who are you; all promises are over──► Known
-//!    ▲                     └──no answer──► Silent, for a while            │
-//!    └───────────────did not answer that a file has changed───────────────┘
+//!   New ──first call──► Greeting ──identity query; all promises end──► Known
+//!    ▲                     └──no answer──► Silent, for a while           │
+//!    └───────────────did not answer a callback break─────────────────────┘
 //! ```
 //!
-//! A client is an address and a port. When it is first heard of it is asked who it is, and told that
-//! all promises of this server are over: it may have some of an earlier run, or some that it could
-//! not be told the end of. Only then is it promised anything.
+//! A client is an address and a port. On its first call the server queries its identity and tells
+//! it that all promises of this server have ended: it may hold some from an earlier run of the
+//! server, or some whose end could not be reported. Only then does it get promises.
 //!
-//! A client that does not answer is served without promises, but not as long as it may trust older
-//! ones: what it has of other files may be old, and is not to be mixed with what is new. Until it
-//! answers, or those are over by themselves, it is told to try again ([`Abort::VBUSY`]).
+//! A client that does not answer is served without promises, but not while it may still trust older
+//! ones: its cached state of other files may be stale, and must not be mixed with new state. Until
+//! it answers, or those promises expire, its calls fail with [`Abort::VBUSY`], on which it retries.
 //!
-//! **Invariant:** promises are made to clients that are known, and are over for one that did not
-//! answer. Who may trust a promise that is over is served only after it was told. Threads that wait for
-//! clients are limited ([`Patience`]).
+//! **Invariant:** only known clients get promises, and a client that did not answer has none. A
+//! client that may trust an ended promise is served only after it was told of the end. The number
+//! of threads that wait for clients is bounded ([`Patience`]).
 
 use crate::breaks::Outbox;
 use crate::config::Config;
@@ -30,24 +30,25 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a client that did not say who it is is not asked again: doubled with each time, up to the
-/// second.
+/// Time before a client that did not identify itself is queried again: doubled each time, up to the
+/// second constant.
 const SILENCE: Duration = Duration::from_secs(2);
 const SILENCE_MAX: Duration = Duration::from_secs(300);
 
-/// How long a client is promised nothing that did not answer that files have changed, or late, for the
-/// second time: doubled with each time, up to the second. One time may be a machine that slept.
+/// Time for which a client that missed breaks, or answered them late, gets no promises. Applies
+/// from the second miss on, doubled each time up to the second constant. A single miss may be a
+/// suspended machine.
 const DISTRUST: Duration = Duration::from_secs(60);
 const DISTRUST_MAX: Duration = Duration::from_secs(3600);
 
-/// Time without another, after which it is forgotten that a client did not answer.
+/// Time without another miss after which misses are forgotten.
 const FORGIVEN: Duration = Duration::from_secs(2 * 3600);
 
-/// Seconds for which a promise holds longer here than its client was told, at most: more than two clocks
-/// differ after hours, and than was cut off with the fractions.
+/// Upper limit of the seconds by which the server keeps a promise longer than the client: more than
+/// the drift of two clocks over hours plus the truncated fractions of seconds.
 const SLACK_SECONDS: u32 = 60;
 
-/// Seconds for which a promise of so many holds here.
+/// Returns the seconds for which the server keeps a promise of `seconds`.
 pub(crate) const fn with_slack(seconds: u32) -> u32 {
     let slack = if seconds < SLACK_SECONDS {
         seconds
@@ -57,7 +58,7 @@ pub(crate) const fn with_slack(seconds: u32) -> u32 {
     seconds.saturating_add(slack)
 }
 
-/// The clients of a server.
+/// All clients of a server.
 pub(crate) struct Hosts {
     identity: Uuid,
     by_address: Mutex<HashMap<SocketAddr, Arc<Host>>>,
@@ -66,51 +67,52 @@ pub(crate) struct Hosts {
     promise_seconds: u32,
     pub(crate) patience: Patience,
     started: Instant,
-    /// Seconds of the server's run until which a client that it does not know may trust promises: of an
-    /// earlier run, or from before it was forgotten.
+    /// Time, in seconds since the server's start, until which an unknown client may trust promises:
+    /// of an earlier run, or from before it was forgotten.
     unknown_trust: AtomicU32,
 }
 
-/// A client.
+/// Client.
 pub(crate) struct Host {
     pub(crate) address: SocketAddr,
     state: Mutex<State>,
     changed: Condvar,
-    /// Seconds of the server's run at which it was last heard of.
+    /// Time of its last call, in seconds since the server's start.
     heard: AtomicU32,
-    /// Rises when all its promises are over.
+    /// Counter that increases when all its promises end.
     era: AtomicU32,
-    /// Seconds of the server's run until which it may trust promises, whether or not they are over.
+    /// Time, in seconds since the server's start, until which it may trust promises, including
+    /// ended ones.
     trusts: AtomicU32,
-    /// Promises that it has, those that are over and were not met since among them.
+    /// Number of its promises, including expired ones not removed yet.
     pub(crate) promises: AtomicUsize,
-    /// What it is to be told.
+    /// Pending notifications.
     pub(crate) outbox: Outbox,
 }
 
-/// A client, as an administrator sees it.
+/// Client as shown to an administrator.
 #[derive(Debug, Clone)]
 pub struct Client {
-    /// Where it calls from.
+    /// Source address of its calls.
     pub address: SocketAddr,
-    /// Who it says it is.
+    /// Identity that it reported.
     pub uuid: Option<Uuid>,
-    /// Whether it can be told of changes.
+    /// Reachability for notifications.
     pub state: ClientState,
-    /// Seconds since it was heard of.
+    /// Seconds since its last call.
     pub silent_seconds: u32,
-    /// Promises to tell it of changes.
+    /// Number of valid promises.
     pub promises: usize,
 }
 
-/// Whether a client can be told of changes.
+/// Reachability of a client for notifications.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientState {
-    /// It answers.
+    /// It answers callbacks.
     Up,
-    /// It has not been asked since it was first heard of, or since it did not answer.
+    /// It was not queried since its first call, or since it missed a break.
     New,
-    /// It did not answer who it is, and is asked again when it calls later.
+    /// It did not answer the identity query, and is queried again on a later call.
     Silent,
 }
 
@@ -119,10 +121,10 @@ struct State {
     uuid: Option<Uuid>,
     knows_table: bool,
     connection: Option<Connection>,
-    /// Times in a row that it did not say who it is.
+    /// Consecutive identity queries without an answer.
     unanswered: u32,
-    /// Times that it did not answer that a file has changed, or late; when that was, and until when it is
-    /// promised nothing for it.
+    /// Number of breaks missed or answered late, the time of the last, and the time until which the
+    /// client therefore gets no promises.
     misses: u32,
     missed: Option<Instant>,
     distrusted: Option<Instant>,
@@ -131,7 +133,7 @@ struct State {
 enum Stage {
     New,
     Greeting {
-        /// It has not answered at once: who waits for it needs a place.
+        /// It did not answer at once: threads that wait for it need a place.
         slow: bool,
     },
     Known,
@@ -156,10 +158,10 @@ impl Hosts {
         self.by_address.lock().expect("no panic under this lock")
     }
 
-    /// Who calls, after it was asked who it is if that is not known.
+    /// Returns the calling client, after an identity query if it is unknown.
     ///
     /// # Errors
-    /// It is to try again later: it may trust promises that are over, and was not told.
+    /// `VBUSY`: the client may trust ended promises and could not be told of their end.
     pub(crate) fn of(&self, call: &Call) -> Outcome<Arc<Host>> {
         let host = self.at(call.peer());
         self.greet(&host, call)?;
@@ -179,8 +181,8 @@ impl Hosts {
         Arc::clone(host)
     }
 
-    /// Forgets a part of the clients: those not heard of for longest. They are told of changes as long as
-    /// they have promises, and when they call again, that all are over.
+    /// Forgets the least recently active clients, about a sixteenth. They are notified of changes
+    /// as long as they have promises; on their next call all promises end.
     fn make_room(&self, by_address: &mut HashMap<SocketAddr, Arc<Host>>) {
         let heard = |host: &Arc<Host>| host.heard.load(Relaxed);
         let mut all: Vec<u32> = by_address.values().map(heard).collect();
@@ -194,17 +196,17 @@ impl Hosts {
         self.unknown_trust.fetch_max(until, Relaxed);
     }
 
-    /// How long a client may take to answer.
+    /// Returns the time that a client may take to answer.
     pub(crate) fn answer_time(&self) -> Duration {
         self.answer_time
     }
 
-    /// Seconds of the server's run.
+    /// Returns the seconds since the server's start.
     pub(crate) fn seconds(&self) -> u32 {
         u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// How many there are, and how many of them were heard of within so many seconds.
+    /// Returns the number of clients, and of those active within the last `seconds`.
     pub(crate) fn count(&self, seconds: u32) -> (usize, usize) {
         let since = self.seconds().saturating_sub(seconds);
         let by_address = self.by_address();
@@ -212,7 +214,7 @@ impl Hosts {
         (by_address.len(), by_address.values().filter(active).count())
     }
 
-    /// All of them, those that were heard of last first.
+    /// Returns all clients, the most recently active first.
     pub(crate) fn all(&self) -> Vec<Client> {
         let now = self.seconds();
         let all: Vec<_> = self.by_address().values().cloned().collect();
@@ -221,8 +223,8 @@ impl Hosts {
         clients
     }
 
-    /// Asks a client who it is, unless it is known or did not answer lately. Others who call for it
-    /// meanwhile wait.
+    /// Queries the identity of a client, unless it is known or did not answer lately. Other threads
+    /// that serve the client wait for the result.
     fn greet(&self, host: &Arc<Host>, call: &Call) -> Outcome<()> {
         let address = host.address.ip();
         let mut place = None;
@@ -266,7 +268,7 @@ impl Hosts {
                 host.answered(who, connection, self.patience.distrusted_until(address));
             }
             Said::NoCallbacks => {
-                // Such a one was never promised anything.
+                // Such a client never got a promise.
                 host.trusts.store(0, Relaxed);
                 host.stage(Stage::Silent(Instant::now() + SILENCE));
             }
@@ -278,7 +280,7 @@ impl Hosts {
         Ok(())
     }
 
-    /// Whether a client that did not say who it is may be served.
+    /// Checks whether an unidentified client may be served.
     fn unknown(&self, host: &Host) -> Outcome<()> {
         match host.trusts.load(Relaxed) > self.seconds() {
             true => Err(LATER),
@@ -286,8 +288,8 @@ impl Hosts {
         }
     }
 
-    /// Who a client is, and whether it knows the error table. It is told that all promises are over.
-    /// It has that time for each answer.
+    /// Queries identity and capabilities of a client, and tells it that all promises have ended.
+    /// Each answer may take `time`.
     fn ask(&self, call: &Call, time: Duration) -> Said {
         let connection = &call.connect_back(cb::SERVICE, timeouts(time));
         let mut who = tell(connection, &cb::Request::TellMeAboutYourself {});
@@ -317,8 +319,8 @@ impl Hosts {
         }
     }
 
-    /// A client did not answer that a file has changed: its promises of that era are over, and so are those
-    /// of the same client's other addresses, which may have been meant.
+    /// Handles a client that did not answer a break: its promises of that era end, and so do those
+    /// of the same client's other addresses, which may be affected too.
     pub(crate) fn lost(&self, host: &Arc<Host>, era: u32) {
         let Some(uuid) = host.lose(era) else {
             return;
@@ -334,22 +336,23 @@ impl Hosts {
     }
 }
 
-/// What a client says to who it is, and to that all promises are over.
+/// Result of an identity query.
 enum Said {
-    /// Its identity, and whether it knows the error table. It has heard of the promises.
+    /// Identity, and whether the client knows the error table. It knows that all promises have
+    /// ended.
     Who((Uuid, bool)),
-    /// It is there, and does not know what callbacks are.
+    /// The client responds, but has no callback service.
     NoCallbacks,
     Nothing,
 }
 
-/// Whether a client refuses a procedure of the callback service, or all of it.
+/// Checks whether a client does not implement a procedure, or the callback service as a whole.
 fn is_unknown(answer: &Result<cb::Reply, rx::Error>) -> bool {
     let unknown = [Abort::RXGEN_OPCODE, Abort::RX_INVALID_OPERATION];
     matches!(answer, Err(rx::Error::Ended(End::Aborted(code))) if unknown.contains(&Abort(*code)))
 }
 
-/// Asking a client who it is. Whatever becomes of it, nobody waits for the answer after that.
+/// Identity query in progress. Dropping it, whatever the outcome, wakes all waiting threads.
 struct Greeting<'g> {
     hosts: &'g Hosts,
     host: &'g Host,
@@ -370,8 +373,8 @@ impl Drop for Greeting<'_> {
 }
 
 impl Host {
-    /// A client that nothing is known of, and that is promised nothing. `trusts`: seconds of the server's run
-    /// until which it may trust promises nevertheless.
+    /// Creates an unknown client, which gets no promises. It may trust old ones until `trusts`, in
+    /// seconds since the server's start.
     pub(crate) fn new(address: SocketAddr, trusts: u32) -> Host {
         Host {
             address,
@@ -403,7 +406,7 @@ impl Host {
         self.changed.notify_all();
     }
 
-    /// It has said who it is, and heard that all promises are over.
+    /// Records a successful identity query, after which all earlier promises have ended.
     fn answered(
         &self,
         (uuid, knows_table): (Uuid, bool),
@@ -437,8 +440,8 @@ impl Host {
         }
     }
 
-    /// The era of its promises, if it can be promised anything; it will trust one until that second of the
-    /// server's run.
+    /// Returns the era for a new promise, which the client will trust until `until` in seconds
+    /// since the server's start; `None` if the client gets no promises.
     pub(crate) fn era(&self, until: u32) -> Option<u32> {
         let state = self.lock();
         let known = matches!(state.stage, Stage::Known);
@@ -449,27 +452,27 @@ impl Host {
         Some(self.era.load(Relaxed))
     }
 
-    /// Whether promises of that era still hold.
+    /// Checks whether promises of `era` are still valid.
     pub(crate) fn is_of(&self, era: u32) -> bool {
         self.era.load(Relaxed) == era
     }
 
-    /// It wants to hear of nothing any more.
+    /// Ends all promises at the client's request.
     pub(crate) fn give_up_all(&self) {
         self.era.fetch_add(1, Relaxed);
     }
 
-    /// Whether it takes codes of the error table.
+    /// Checks whether the client understands codes of the error table.
     pub(crate) fn knows_table(&self) -> bool {
         self.lock().knows_table
     }
 
-    /// The way to it, to tell it something.
+    /// Returns the connection for calls to the client.
     pub(crate) fn connection(&self) -> Option<Connection> {
         self.lock().connection.clone()
     }
 
-    /// It did not answer, in an era; gives who it is if that was not noted yet.
+    /// Records an unanswered break of `era`; returns the client's identity if this was the first.
     fn lose(&self, era: u32) -> Option<Uuid> {
         let uuid = self.lock().uuid;
         let reset = self.reset_if(|state| {
@@ -482,12 +485,13 @@ impl Host {
         uuid.filter(|_| reset)
     }
 
-    /// It answered that a file has changed, and late.
+    /// Records a late answer to a break.
     pub(crate) fn late(&self) {
         self.lock().miss();
     }
 
-    /// Ends all promises and asks again who it is, if it is known and that is so.
+    /// Ends all promises of a known client for which `is_so` holds; it is queried again on its next
+    /// call.
     fn reset_if(&self, is_so: impl FnOnce(&mut State) -> bool) -> bool {
         let mut state = self.lock();
         let reset = matches!(state.stage, Stage::Known) && is_so(&mut state);
@@ -501,7 +505,7 @@ impl Host {
 }
 
 impl State {
-    /// It did not answer in time that a file has changed.
+    /// Records a break that was not answered in time.
     fn miss(&mut self) {
         let now = Instant::now();
         if self.missed.is_some_and(|at| now - at > FORGIVEN) {
@@ -515,19 +519,19 @@ impl State {
     }
 }
 
-/// A time that doubles with each one before, up to a limit.
+/// Doubles `first` `before` times, up to `most`.
 fn doubled(first: Duration, before: u32, most: Duration) -> Duration {
     first.saturating_mul(1 << before.min(16)).min(most)
 }
 
-/// It is to try again.
+/// Tells the client to retry.
 const LATER: Fault = Fault::Code(Abort::VBUSY);
 
-/// Time without an answer after which a client counts as gone if the network says that nothing listens at its
-/// port: long enough to be asked again several times, because what the network says can be forged.
+/// Time without an answer after which a client whose port is reported as closed counts as
+/// unreachable: long enough for several retransmissions, because such reports can be forged.
 const REFUSED: Duration = Duration::from_secs(1);
 
-/// How long a client may take to answer.
+/// Returns the timeouts of a call to a client.
 fn timeouts(time: Duration) -> Timeouts {
     Timeouts {
         dead: time,
@@ -546,7 +550,7 @@ fn tell(connection: &Connection, request: &cb::Request) -> Result<cb::Reply, rx:
 
 #[cfg(test)]
 impl Host {
-    /// A client that can be promised something.
+    /// Creates a client that can get promises.
     pub(crate) fn known() -> Arc<Host> {
         let host = Host::new(([127, 0, 0, 1], 1).into(), 0);
         host.stage(Stage::Known);

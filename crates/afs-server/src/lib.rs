@@ -1,23 +1,25 @@
-//! The AFS-3 file server: filesets as the volumes of a cell, for the clients of OpenAFS and of Linux.
+//! The AFS-3 file server: serves filesets as the volumes of a cell to OpenAFS and Linux clients.
 //!
 //! ```text
-//!   Port 7003 ── Location (vl)            where a volume is: here
+//!   Port 7003 ── Location (vl)            location of a volume: this server
 //!   Port 7000 ── FileService (fs/) ──► Volume ──► fs::Files ──► cache
-//!                   │                    ├ Directories   pages as clients have them
+//!                   │                    ├ Directories   pages in the clients' format
 //!                   ├ Hosts              │ Stores        one version for one change
-//!                   │   └ who is there,  └ acl           who may
-//!                   └ Promises, breaks   who has to be told of a change, before the change is answered
+//!                   │   └ the clients    └ acl           access control
+//!                   └ Promises, breaks   notify callback holders before the reply to a change
 //! ```
 //!
-//! **Invariant:** an answer to a change leaves when the change is durable, and when everybody else who
-//! was promised to hear of it has heard, or is known not to answer. A file's identity is never given to
-//! another one, and a data version never to other data, also after a crash.
+//! **Invariant:** the reply to a change leaves when the change is durable, and when every other
+//! callback holder has been notified or is known not to answer. A file's identity is never reused
+//! for another file, and a data version never for other data, not even after a crash.
 //!
-//! Who calls is known by address only: the one security class is rxnull, which neither proves nor
-//! hides anything. What strangers may do is decided by access lists and, above them, by
-//! [`Config::anonymous_write`]. A class that proves who calls would give [`acl::Caller`] a name.
+//! Callers are identified by address only: the one security class is rxnull, which neither
+//! authenticates nor encrypts. The rights of unauthenticated callers are limited by access lists
+//! and, above them, by [`Config::anonymous_write`]. An authenticating class would add a name to
+//! [`acl::Caller`].
 //!
-//! Deliberately absent: the volume, protection and basic overseer services; replicas elsewhere; rxkad.
+//! Deliberately absent: the volume, protection and basic overseer services; replicas on other
+//! servers; rxkad.
 
 mod acl;
 mod admin;

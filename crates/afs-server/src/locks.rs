@@ -1,10 +1,10 @@
-//! Locks of files, which hold for a time unless they are extended.
+//! File locks, which expire unless they are extended.
 //!
-//! AFS locks whole files and does not say who: a client that shares a file among its own programs
-//! asks once. So a lock has an end and, of readers, a number; whoever may lock may end one, as in
-//! OpenAFS.
+//! AFS locks whole files without naming the holder: a client that shares a file among its own
+//! programs requests one lock. A lock therefore has an expiry and, for readers, a count; as in
+//! OpenAFS, any caller with the lock right may release one.
 //!
-//! **Invariant:** a file is locked by one writer or by readers, and not beyond its time.
+//! **Invariant:** a file is locked by one writer or by readers, and not beyond the expiry.
 
 use crate::volume::VolumeId;
 use afs_proto::fs::{LOCK_SECONDS, LockType};
@@ -14,30 +14,30 @@ use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Locked files at once.
+/// Maximum number of locked files.
 const LOCKS_MAX: usize = 1 << 20;
 
 const HOLDS: Duration = Duration::from_secs(LOCK_SECONDS as u64);
 
-/// All locks of a server. They do not outlive it.
+/// All locks of a server. They are not persistent.
 #[derive(Default)]
 pub(crate) struct Locks {
     files: Mutex<HashMap<(VolumeId, Ino), Lock>>,
 }
 
-/// How a file is locked, until when.
+/// State of a locked file.
 struct Lock {
-    /// Readers; -1 for a writer, as in a status.
+    /// Number of readers; -1 for a writer, as in a status.
     count: i32,
     until: Instant,
 }
 
-/// Why a lock cannot be had, or not be kept.
+/// Reason why a lock is not granted or not extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Somebody else has it, or there are too many.
+    /// A conflicting lock is held, or there are too many locks.
     Busy,
-    /// It is not locked, or not any more.
+    /// The file is not locked, or the lock has expired.
     NotLocked,
 }
 
@@ -93,7 +93,7 @@ impl Locks {
         }
     }
 
-    /// Ends one lock.
+    /// Releases one lock.
     pub(crate) fn release(&self, now: Instant, file: (VolumeId, Ino)) -> Result<(), Refused> {
         let mut files = self.files();
         let Entry::Occupied(mut there) = files.entry(file) else {
@@ -111,14 +111,14 @@ impl Locks {
         }
     }
 
-    /// What a status says: how many readers, or -1.
+    /// Returns the lock count for a status: the number of readers, or -1 for a writer.
     pub(crate) fn count(&self, now: Instant, file: (VolumeId, Ino)) -> i32 {
         let files = self.files();
         let lock = files.get(&file).filter(|lock| lock.until > now);
         lock.map_or(0, |lock| lock.count)
     }
 
-    /// The file is gone.
+    /// Drops the lock of a removed file.
     pub(crate) fn forget(&self, file: (VolumeId, Ino)) {
         self.files().remove(&file);
     }

@@ -1,15 +1,16 @@
-//! What strangers may cost: how many calls wait for clients that do not answer at once, and what is
-//! remembered of the networks that those clients are in.
+//! Limits on the cost of unknown clients: how many calls may wait for clients that do not answer at
+//! once, and a short history of misbehavior for each network.
 //!
-//! A client that works answers who it is within a round trip, so all may wait that long. What waits
-//! longer needs a place. There are places for half of the threads, and for a quarter of them from one
-//! network: the others serve those who are known.
+//! A working client answers an identity query within a round trip, so every call may wait that
+//! long. A longer wait needs a place. There are places for half of the threads, and for a quarter
+//! of them per network; the other threads serve known clients.
 //!
-//! So it is with what a client sends: it may take [`PROMPT`] for a request, and for each part of its data;
-//! who takes longer needs a place until its call is over, and then still has to send something.
+//! The same holds for data from a client: it may take [`PROMPT`] for a request, and for each part
+//! of its data; a slower client needs a place until its call ends, and then still has to make
+//! progress.
 //!
-//! **Invariant:** threads that wait for clients to answer beyond [`QUICK`], or to send beyond [`PROMPT`],
-//! are at most half of all.
+//! **Invariant:** at most half of all threads wait for clients to answer beyond [`QUICK`], or to
+//! send beyond [`PROMPT`].
 
 use crate::error::{Fault, Outcome};
 use afs_proto::Abort;
@@ -19,35 +20,36 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time that a client has to answer who it is before its call needs a place to wait: some round trips of
-/// a slow network.
+/// Time that a client may take to identify itself before its call needs a place: several round
+/// trips of a slow network.
 pub(crate) const QUICK: Duration = Duration::from_millis(250);
 
-/// Time that a client has to send a request or a part of its data before its call needs a place: what is lost
-/// comes again within it.
+/// Time that a client may take to send a request or a part of its data before its call needs a
+/// place: lost packets are retransmitted within it.
 const PROMPT: Duration = Duration::from_secs(1);
 
-/// What a client that has a place has to send at least, and within which time: a packet. A modem sends ten
-/// times as much, and of the retransmissions of a packet in that time one arrives though most are lost.
+/// Minimum progress of a client with a place: one packet in this time. A modem sends ten times as
+/// much, and one of the retransmissions of a packet arrives in that time even if most are lost.
 const LEAST_BYTES: usize = 1024;
 const LEAST_TIME: Duration = Duration::from_secs(10);
 
-/// How long it is remembered what the clients of a network did not do.
+/// Window in which unanswered queries and breaks count against a network.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Clients of a network that may leave us without an answer to who they are, within the window, before
-/// all of its strangers need a place from the start. Programs that have no callback service are some.
+/// Unanswered identity queries of a network within the window before all its unknown clients need a
+/// place from the start. Programs without a callback service count too.
 const UNANSWERED_MAX: u32 = 16;
 
-/// Times that clients of a network may leave us without an answer to a change, within the window, before
-/// strangers from there are promised nothing: each has cost somebody the time there is. Clients that are
-/// lost together, as when their network fails, cost it once.
+/// Unanswered breaks of a network within the window before its unknown clients get no promises:
+/// each has delayed another client by the answer time. Clients that are lost together, as when
+/// their network fails, count once.
 const LOST_MAX: u32 = 4;
 
-/// Networks that are remembered; beyond, all are forgotten for whom nothing waits.
+/// Maximum number of remembered networks; when it is reached, those without a waiting thread are
+/// forgotten.
 const NETWORKS_MAX: usize = 4096;
 
-/// The places, and the networks of which something is to be remembered.
+/// The places, and the history of each network.
 pub(crate) struct Patience {
     all_max: usize,
     network_max: usize,
@@ -63,28 +65,28 @@ struct Table {
 
 struct Network {
     waiting: usize,
-    /// The window's beginning.
+    /// Start of the window.
     since: Instant,
     unanswered: u32,
     lost: u32,
-    /// When the last of these was.
+    /// Time of the last unanswered break that counted.
     lost_at: Option<Instant>,
 }
 
-/// A place to wait, which is given back when this is dropped.
+/// Place of a waiting thread, released on drop.
 pub(crate) struct Place<'p> {
     of: &'p Patience,
     network: IpAddr,
 }
 
-/// The patience with the client of one call, while it sends.
+/// Time limits for the client of one call while it sends.
 pub(crate) struct Sender<'p> {
     patience: &'p Patience,
     place: Option<Place<'p>>,
 }
 
 impl Sender<'_> {
-    /// Waits for `wanted` bytes, or a good part of them, or from a slow client for few.
+    /// Waits for `wanted` bytes; for a slow client, for a minimum within [`LEAST_TIME`].
     pub(crate) fn await_bytes(&mut self, call: &mut Call, wanted: usize) -> Outcome<()> {
         if self.place.is_none() {
             match call.await_bytes_by(wanted, Instant::now() + PROMPT) {
@@ -96,7 +98,7 @@ impl Sender<'_> {
         Ok(call.await_bytes_by(least, Instant::now() + LEAST_TIME)?)
     }
 
-    /// The next bytes of a request that began to come at `begun`.
+    /// Returns the next bytes of a request that began to arrive at `begun`.
     pub(crate) fn request(&mut self, call: &mut Call, begun: Instant) -> Outcome<Option<Bytes>> {
         if self.place.is_none() {
             match call.read_by(Some(begun + PROMPT)) {
@@ -115,7 +117,7 @@ impl Sender<'_> {
 }
 
 impl Patience {
-    /// For a call whose client is to send something.
+    /// Creates the time limits for a call whose client is to send data.
     pub(crate) fn sender(&self) -> Sender<'_> {
         Sender {
             patience: self,
@@ -123,7 +125,7 @@ impl Patience {
         }
     }
 
-    /// Places for that many threads. Clients have that time to answer.
+    /// Creates places for a pool of `workers` threads. Clients may take `answer_time` to answer.
     pub(crate) fn new(workers: usize, answer_time: Duration) -> Patience {
         Patience {
             all_max: (workers / 2).max(1),
@@ -137,7 +139,7 @@ impl Patience {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place to wait for a client, if there is one.
+    /// Takes a place to wait for a client, if one is free.
     pub(crate) fn place(&self, client: IpAddr) -> Option<Place<'_>> {
         let mut table = self.table();
         if table.waiting >= self.all_max {
@@ -153,12 +155,12 @@ impl Patience {
         Some(Place { of: self, network })
     }
 
-    /// A client did not say who it is.
+    /// Records an unanswered identity query.
     pub(crate) fn unanswered(&self, client: IpAddr) {
         self.table().network(client).unanswered += 1;
     }
 
-    /// A client did not answer that a file has changed.
+    /// Records an unanswered break.
     pub(crate) fn lost(&self, client: IpAddr) {
         let mut table = self.table();
         let network = table.network(client);
@@ -172,14 +174,14 @@ impl Patience {
         }
     }
 
-    /// Whether too many of a client's network did not say who they are.
+    /// Checks whether too many identity queries of the client's network went unanswered.
     pub(crate) fn is_short(&self, client: IpAddr) -> bool {
         let table = self.table();
         let network = table.networks.get(&network_of(client));
         network.is_some_and(|n| n.is_recent() && n.unanswered >= UNANSWERED_MAX)
     }
 
-    /// Until when strangers of a client's network are promised nothing, if that is so.
+    /// Returns the time until which unknown clients of this client's network get no promises.
     pub(crate) fn distrusted_until(&self, client: IpAddr) -> Option<Instant> {
         let table = self.table();
         let network = table.networks.get(&network_of(client))?;
@@ -229,7 +231,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// What one host can have many of: an IPv4 address, or an IPv6 network of 64 bits.
+/// Returns the range of addresses that one host can own: an IPv4 address, or an IPv6 /64 network.
 fn network_of(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -274,7 +276,7 @@ mod tests {
             patience.lost(one);
         }
         assert!(patience.distrusted_until(one).is_some());
-        // All at once is one time.
+        // Losses at the same time count once.
         let together = Patience::new(16, 2 * WINDOW);
         (0..100).for_each(|_| together.lost(one));
         assert_eq!(together.distrusted_until(one), None);

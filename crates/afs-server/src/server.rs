@@ -1,4 +1,4 @@
-//! A server: its ports, two at each address, and what its threads share.
+//! The server: its ports for both services, and the state shared by its threads.
 
 use crate::admin::Administration;
 use crate::again::Again;
@@ -24,17 +24,17 @@ use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Seconds within which a client that was heard of counts as active.
+/// Time in seconds since its last call within which a client counts as active.
 pub(crate) const ACTIVE_SECONDS: u32 = 900;
 
-/// Addresses of a server at most: what OpenAFS's location service keeps (`VL_MAXIPADDRS_PERMH`).
+/// Maximum number of addresses of a server: the limit of OpenAFS's location service
+/// (`VL_MAXIPADDRS_PERMH`).
 pub const ADDRESSES_MAX: usize = 15;
 
-/// Name of the threads of a server's ports, which answer its calls.
+/// Name of the server's threads.
 pub const THREAD_NAME: &str = "afs-server";
 
-/// A file server that runs. It stops when it is dropped: calls that are being served come to their
-/// end first.
+/// Running file server. Dropping it stops the server after the calls in progress have ended.
 pub struct Server {
     shared: Arc<Shared>,
     files: Vec<Port>,
@@ -42,26 +42,26 @@ pub struct Server {
     repeats: Option<JoinHandle<()>>,
 }
 
-/// Why a server does not start.
+/// Error while starting a server.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// A port that cannot be had.
+    /// The port cannot be opened.
     #[error("cannot listen at {address}")]
     Port {
-        /// Which.
+        /// Address and port.
         address: SocketAddr,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A thread that cannot be started.
+    /// A thread cannot be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
-    /// A fileset that cannot be opened.
+    /// A fileset cannot be opened.
     #[error(transparent)]
     Files(#[from] fs::Error),
 }
 
-/// What all calls use.
+/// State shared by all calls.
 pub(crate) struct Shared {
     pub(crate) config: Config,
     pub(crate) identity: Uuid,
@@ -71,35 +71,35 @@ pub(crate) struct Shared {
     pub(crate) again: Again,
     pub(crate) locks: Locks,
     pub(crate) counters: Counters,
-    /// Bytes of the cache that are on their way to clients.
+    /// Bytes of cache pages in transmission to clients.
     pub(crate) lent: Arc<AtomicUsize>,
     pub(crate) started: SystemTime,
 }
 
-/// How a server does.
+/// Statistics of a server.
 #[derive(Debug, Clone, Default)]
 pub struct ServerStats {
-    /// What it has done.
+    /// Event counters.
     pub counts: Counts,
-    /// The procedures of the file service that were called.
+    /// Counters of the file service's procedures that were called.
     pub called: Vec<Called>,
-    /// Clients that it knows.
+    /// Number of known clients.
     pub clients: usize,
-    /// Of them, those that it has heard of within the last quarter of an hour.
+    /// Number of clients active within the last quarter of an hour.
     pub active_clients: usize,
-    /// Promises to tell of changes.
+    /// Number of promises.
     pub promises: usize,
-    /// The ports of the file service.
+    /// Statistics of the file service's ports.
     pub files: PortStats,
-    /// The ports of the volume location service.
+    /// Statistics of the volume location service's ports.
     pub location: PortStats,
 }
 
 impl Server {
-    /// Serves the filesets of a file system.
+    /// Starts a server for the filesets of a file system.
     ///
     /// # Errors
-    /// A port that is taken; a fileset that cannot be opened.
+    /// A port is in use, a thread cannot be started, or a fileset cannot be opened.
     pub fn start(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> Result<Server, StartError> {
         let shared = Shared::new(config, fs, cache)?;
         let location = Service {
@@ -136,27 +136,27 @@ impl Server {
         })
     }
 
-    /// What its administrator may do.
+    /// Returns administrative access to the served volumes.
     pub fn administration(&self) -> Administration {
         Administration::of(Arc::clone(&self.shared))
     }
 
-    /// The volumes that it serves.
+    /// Returns the served volumes.
     pub fn volumes(&self) -> &Volumes {
         &self.shared.volumes
     }
 
-    /// Where the file service listens: the first of its addresses.
+    /// Returns the first address of the file service.
     pub fn file_service(&self) -> SocketAddr {
         self.files[0].address()
     }
 
-    /// Where the volume location service listens: the first of its addresses.
+    /// Returns the first address of the volume location service.
     pub fn location_service(&self) -> SocketAddr {
         self.location[0].address()
     }
 
-    /// How it does.
+    /// Returns a snapshot of the statistics.
     pub fn stats(&self) -> ServerStats {
         let shared = &self.shared;
         let (clients, active_clients) = shared.hosts.count(ACTIVE_SECONDS);
@@ -171,7 +171,7 @@ impl Server {
         }
     }
 
-    /// The clients, those that were heard of last first. Looks at each promise there is.
+    /// Returns the clients, the most recently active first. Visits every promise.
     pub fn clients(&self) -> Vec<Client> {
         let promises = self.shared.promises.by_client();
         let mut clients = self.shared.hosts.all();
@@ -186,7 +186,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.again.close();
         if let Some(thread) = self.repeats.take() {
-            // A panic there has been reported.
+            // A panic of the thread has already been reported.
             let _ = thread.join();
         }
     }
@@ -217,7 +217,7 @@ fn open(
     addresses.iter().map(open).collect()
 }
 
-/// What passed through several ports.
+/// Sums the statistics of several ports.
 fn all_of(ports: &[Port]) -> PortStats {
     ports
         .iter()
@@ -232,7 +232,7 @@ fn all_of(ports: &[Port]) -> PortStats {
         })
 }
 
-/// Calls of the volume location service at a time: they wait for nothing but their requests.
+/// Threads of the volume location service: its calls wait only for their requests.
 const LOCATION_WORKERS: usize = 16;
 
 impl Shared {
@@ -252,7 +252,7 @@ impl Shared {
         }))
     }
 
-    /// Refuses those who may not call at all.
+    /// Fails unless the caller's address is permitted.
     pub(crate) fn check_allowed(&self, call: &Call) -> Outcome<()> {
         match self.config.allows(call.peer().ip()) {
             true => Ok(()),
@@ -260,20 +260,20 @@ impl Shared {
         }
     }
 
-    /// Seconds of 1970 and what is beyond them.
+    /// Returns the time since the Unix epoch.
     pub(crate) fn clock(&self) -> Duration {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         now.unwrap_or_default()
     }
 }
 
-/// The identity of the server of a file system: made from that of the file system, so that it stays.
+/// Returns the server's identity: the UUID of the file system, so that it is stable.
 fn identity(fs: &Fs) -> Uuid {
     Uuid(fs.superblock().uuid)
 }
 
-/// Receives a request: bytes that begin with one, as `parse` finds. File data may follow in them, and in
-/// the call.
+/// Receives bytes that begin with a complete request, as decided by `parse`. File data may follow
+/// in them and in the call.
 pub(crate) fn receive(
     call: &mut Call,
     patience: &Patience,

@@ -1,23 +1,23 @@
-//! What a server has done, counted.
+//! Event counters of a server.
 
 use afs_proto::fs::PROCEDURES;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
     ($($(#[$doc:meta])+ $name:ident,)*) => {
-        /// The counters.
+        /// Live counters.
         #[derive(Default)]
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
             procedures: Procedures,
         }
 
-        /// What a server has done since it was started.
+        /// Event counts since the start of the server.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct Counts { $($(#[$doc])+ pub $name: u64,)* }
 
         impl Counters {
-            /// All of them.
+            /// Returns a snapshot of the counters.
             pub(crate) fn read(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)* }
             }
@@ -28,25 +28,25 @@ macro_rules! counters {
 counters! {
     /// Calls of the file service.
     calls,
-    /// Of them, those that ended with an abort.
+    /// Calls that ended with an abort.
     aborts,
     /// Calls that fetch data, a status or an access list.
     fetches,
-    /// Of them, those that fetch data.
+    /// Calls that fetch data.
     fetched_data,
-    /// Bytes that they fetched.
+    /// Bytes fetched.
     fetched_bytes,
     /// Calls that store data, a status or an access list.
     stores,
-    /// Of them, those that store data.
+    /// Calls that store data.
     stored_data,
-    /// Bytes that they stored.
+    /// Bytes stored.
     stored_bytes,
-    /// Times that a client was told that files have changed.
+    /// Calls that notified a client of changed files.
     breaks,
 }
 
-/// The counters of each procedure, in the order of their table.
+/// Counters of each procedure, in table order.
 struct Procedures([Procedure; PROCEDURES.len()]);
 
 impl Default for Procedures {
@@ -55,33 +55,33 @@ impl Default for Procedures {
     }
 }
 
-/// How often a procedure of the file service was called.
+/// Counters of one procedure of the file service.
 #[derive(Default)]
 pub(crate) struct Procedure {
     pub(crate) calls: AtomicU64,
-    /// Of them, those that ended with an abort.
+    /// Calls that ended with an abort.
     pub(crate) aborts: AtomicU64,
 }
 
-/// How often a procedure of the file service was called.
+/// Call counts of one procedure of the file service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Called {
-    /// Its name in the definition of the protocol.
+    /// Name in the protocol's definition.
     pub procedure: &'static str,
-    /// How often.
+    /// Number of calls.
     pub calls: u64,
-    /// Of them, those that ended with an abort.
+    /// Calls that ended with an abort.
     pub aborts: u64,
 }
 
 impl Counters {
-    /// The counters of the procedure with this number.
+    /// Returns the counters of the procedure with this opcode.
     pub(crate) fn procedure(&self, opcode: u32) -> Option<&Procedure> {
         let at = PROCEDURES.iter().position(|(number, _)| *number == opcode);
         self.procedures.0.get(at?)
     }
 
-    /// The procedures that were called.
+    /// Returns the counts of all procedures that were called.
     pub(crate) fn called(&self) -> Vec<Called> {
         let all = PROCEDURES.iter().zip(&self.procedures.0);
         let called = all.map(|((_, procedure), counts)| Called {
@@ -93,7 +93,7 @@ impl Counters {
     }
 }
 
-/// Counts.
+/// Adds `count` to a counter.
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Relaxed);
 }

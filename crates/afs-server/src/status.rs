@@ -1,4 +1,4 @@
-//! What clients are told of a file.
+//! Conversion of inodes to AFS file statuses.
 
 use crate::acl::Allowed;
 use crate::fid::Fid;
@@ -6,7 +6,7 @@ use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, FileType};
 use fs::{Attr, Time};
 
-/// The status of an inode. `length` is what there is to fetch: of a directory, its pages.
+/// Returns the status of an inode. `length` is the fetchable length: of a directory, its pages.
 pub(crate) fn of(
     volume: &Volume,
     attr: &Attr,
@@ -15,7 +15,7 @@ pub(crate) fn of(
     lock_count: i32,
 ) -> AfsFetchStatus {
     let inode = &attr.inode;
-    // A root is its own, which `afsd.fuse` relies on.
+    // The parent of a root is the root itself; `afsd.fuse` relies on it.
     let parent = volume.files.attr(inode.parent).ok();
     let parent = parent.as_ref().and_then(Fid::of);
     let parent = parent.map_or((0, 0), |fid| (fid.vnode, fid.unique));
@@ -49,7 +49,7 @@ fn file_type(kind: fs::FileType) -> FileType {
     }
 }
 
-/// Seconds of 1970, from then to 2106.
+/// Converts a time to an unsigned 32-bit Unix timestamp, valid from 1970 to 2106.
 pub(crate) fn seconds(time: Time) -> u32 {
     u32::try_from(time.seconds.max(0)).unwrap_or(u32::MAX)
 }

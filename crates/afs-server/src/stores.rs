@@ -1,14 +1,16 @@
-//! Changes of content that take a while, and are one change to whoever looks.
+//! Multi-part stores that clients observe as a single change.
 //!
-//! The file system raises a file's version with the first bytes, so that a crash in the middle leaves
-//! another version than there was before. Until the last bytes are there, clients are shown the old
-//! one: they fetch what there is, are told at the end that it is no longer so, and find a new version.
+//! The file system raises a file's version with the first bytes, so that a crash in the middle
+//! leaves another version than before. Until the last bytes are written, clients are shown the old
+//! version: they fetch the current content, are notified when the change ends, and find a new
+//! version.
 //!
-//! What they are shown with the old version is then no longer what that version had. So before they have
-//! it, the version that was raised is made durable ([`Stores::settle`]): after a crash they find another one.
+//! Content shown with the old version may then differ from the original content of that version.
+//! Before it leaves the server, the raised version is therefore made durable ([`Stores::settle`]):
+//! after a crash clients find a different version.
 //!
-//! **Invariant:** a version that was shown with the first bytes of a change is not shown with the last,
-//! nor, after a crash, without them.
+//! **Invariant:** a version that was shown with the first bytes of a change is not shown with the
+//! last, nor, after a crash, without them.
 
 use fs::{Attr, Files, Ino};
 use std::collections::HashMap;
@@ -16,23 +18,23 @@ use std::sync::Mutex;
 
 const SHARDS: usize = 64;
 
-/// The changes under way in a volume.
+/// Stores in progress in a volume.
 pub(crate) struct Stores {
     shards: Vec<Mutex<Shard>>,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Beginnings and ends that there were.
+    /// Number of stores begun plus stores ended.
     turns: u64,
     running: HashMap<Ino, Running>,
 }
 
 struct Running {
     stores: u32,
-    /// The version to show.
+    /// Version to report to clients.
     shown: u64,
-    /// A change that has ended may not be durable.
+    /// A store that has ended may not be durable.
     unsynced: bool,
 }
 
@@ -48,7 +50,7 @@ impl Stores {
         self.shards[at].lock().expect("no panic under this lock")
     }
 
-    /// Begins a change. The file's version must not have been raised by it yet.
+    /// Begins a store, which must not have raised the file's version yet.
     pub(crate) fn begin<'s>(&'s self, files: &Files, ino: Ino) -> fs::Result<Store<'s>> {
         let mut shard = self.shard(ino);
         let shown = files.attr(ino)?.inode.data_version;
@@ -73,8 +75,8 @@ impl Stores {
         })
     }
 
-    /// To be called after a file was looked at, before anybody has what was seen: if it is being changed,
-    /// what the changes did so far to its version is made durable.
+    /// Makes the raised version of a file with stores in progress durable. Must be called after the
+    /// file was read and before the result leaves the server.
     pub(crate) fn settle(&self, files: &Files, ino: Ino) -> fs::Result<()> {
         if !self.shard(ino).running.contains_key(&ino) {
             return Ok(());
@@ -90,7 +92,7 @@ impl Stores {
         Ok(())
     }
 
-    /// An inode as it is shown.
+    /// Returns an inode with the version to report to clients.
     pub(crate) fn attr(&self, files: &Files, ino: Ino) -> fs::Result<Attr> {
         loop {
             let before = self.shard(ino).turns;
@@ -107,14 +109,14 @@ impl Stores {
     }
 }
 
-/// A change under way, which ends when this is dropped.
+/// Store in progress; ends on drop.
 pub(crate) struct Store<'s> {
     stores: &'s Stores,
     ino: Ino,
-    /// It has certainly raised the version. One that failed may have done so as well; then the version
-    /// shown leaps when the last change ends.
+    /// The store has certainly raised the version. A failed one may have done so as well; then the
+    /// reported version advances by more than 1 when the last store ends.
     pub(crate) raised: bool,
-    /// All that it did is durable.
+    /// All effects of the store are durable.
     pub(crate) durable: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Volume location: every volume is here.
+//! Volume location service: every volume is on this server.
 //!
-//! Clients ask by name or by number, in three generations of answers. The newest names a server by an
-//! identity, whose addresses are asked for next.
+//! Clients ask by name or by number, in three generations of replies. The newest identifies a
+//! server by UUID, whose addresses the client then requests.
 
 use crate::error::{Fault, Outcome};
 use crate::patience::Patience;
@@ -17,16 +17,16 @@ use rx::{Call, Handler};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
-/// Answers where volumes are.
+/// Handler of the volume location service.
 pub(crate) struct Location {
     pub(crate) shared: Arc<Shared>,
     pub(crate) patience: Patience,
 }
 
-/// `/vicepa`, which is all there is.
+/// `/vicepa`, the only partition.
 const PARTITION: u32 = 0;
 
-/// Rises when a server's addresses change; ours are those it was started with.
+/// Counter of changes to a server's addresses; they are fixed at the start of this server.
 const UNIQUE: u32 = 1;
 
 impl Handler for Location {
@@ -89,7 +89,7 @@ impl Location {
         self.shared.volumes.find(name).ok_or(Abort::VL_NOENT.into())
     }
 
-    /// The address to name in generations that have only one.
+    /// Returns the address for replies that can name only one: the called one, if it is announced.
     fn address(&self, call: &Call) -> Outcome<Ipv4Addr> {
         let called = match call.local().map(|address| address.to_canonical()) {
             Some(std::net::IpAddr::V4(address)) => Some(address),
@@ -134,7 +134,7 @@ impl Location {
         Ok(Reply::GetEntryByNameO { entry })
     }
 
-    /// The entry of a volume's family: what there is of it is here.
+    /// Returns the entry for a volume with its replica and backup, as far as they exist.
     fn entry<S, const SITES: usize>(
         &self,
         volume: &Volume,

@@ -1,11 +1,11 @@
 //! Filesets as volumes.
 //!
-//! A fileset called `NAME` is the volume `NAME` that is written; a snapshot of it that is called
-//! `NAME.readonly` or `NAME.backup` is its replica or its backup. The three have neighbouring numbers,
-//! which follow from the fileset's, so a replica that is made anew keeps its number.
+//! A fileset `NAME` is the read-write volume `NAME`; a snapshot of it named `NAME.readonly` or
+//! `NAME.backup` is its replica or backup. The three have adjacent numbers derived from the
+//! fileset's, so a recreated replica keeps its number.
 //!
-//! **Invariant:** a number always means the same volume; numbers have 31 bits, as clients take them for
-//! signed ones.
+//! **Invariant:** a number always denotes the same volume; numbers have 31 bits, because clients
+//! treat them as signed.
 
 use crate::acl::{Allowed, Caller, Lists};
 use crate::config::Config;
@@ -19,34 +19,34 @@ use fs::{Attr, Files, Fs, Ino, TreeId, TreeRecord};
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
 
-/// The number of a volume.
+/// Volume number.
 pub type VolumeId = u32;
 
-/// The first number, as OpenAFS counts from.
+/// First volume number, the same as in OpenAFS.
 const FIRST: VolumeId = 0x2000_0000;
 
-/// Numbers that each fileset has: the volume, its replica, its backup, and one that is spare.
+/// Numbers reserved per fileset: the volume, its replica, its backup, and a spare one.
 const NUMBERS: VolumeId = 4;
 
-/// Bytes of a name, with the longest suffix, so that it fits entries of the location service.
+/// Longest name in bytes, including a suffix: the limit of location service entries.
 const NAME_BYTES_MAX: usize = 64;
 
-/// What a volume is to its fileset.
+/// Role of a volume for its fileset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// The fileset itself.
     ReadWrite,
-    /// The snapshot that stands for it where it is only read.
+    /// Replica: the snapshot that is mounted read-only in its place.
     ReadOnly,
-    /// The snapshot that shows how it was.
+    /// Backup: the snapshot of an earlier state.
     Backup,
 }
 
 impl Kind {
-    /// All of them, in the order of their numbers.
+    /// All kinds, in the order of their numbers.
     pub const ALL: [Kind; 3] = [Kind::ReadWrite, Kind::ReadOnly, Kind::Backup];
 
-    /// What its name ends with.
+    /// Returns the suffix of the volume name.
     pub fn suffix(self) -> &'static str {
         match self {
             Kind::ReadWrite => "",
@@ -55,53 +55,53 @@ impl Kind {
         }
     }
 
-    /// The number of the volume of this kind for a fileset, if there is a number.
+    /// Returns the volume number of this kind for a fileset; `None` if it exceeds 31 bits.
     pub fn id(self, fileset: TreeId) -> Option<VolumeId> {
         let first = fileset.checked_mul(NUMBERS)?.checked_add(FIRST)?;
         (first <= i32::MAX as u32 - NUMBERS).then(|| first + self as u32)
     }
 }
 
-/// A volume.
+/// Volume.
 pub struct Volume {
-    /// Its number.
+    /// Volume number.
     pub id: VolumeId,
-    /// The number of the volume that is written.
+    /// Number of the read-write volume.
     pub parent: VolumeId,
-    /// What it is.
+    /// Role for its fileset.
     pub kind: Kind,
-    /// Its name, with its suffix.
+    /// Name including the suffix.
     pub name: String,
-    /// Its files.
+    /// Files of the volume.
     pub files: Arc<Files>,
-    /// When it was made, in seconds of 1970.
+    /// Creation time, a Unix timestamp in seconds.
     created: u32,
     pub(crate) directories: Directories,
     pub(crate) stores: Stores,
     pub(crate) lists: Lists,
 }
 
-/// The volumes of a server.
+/// All volumes of a server.
 pub struct Volumes {
     fs: Arc<Fs>,
     cache: Arc<Cache>,
     config: Config,
     table: RwLock<Table>,
-    /// Trees that are not shown any more, because they are being removed.
+    /// Trees that are hidden because they are being removed.
     hidden: Mutex<HashSet<TreeId>>,
-    /// Held while the table is made anew.
+    /// Held while the table is rebuilt.
     refreshing: Mutex<()>,
 }
 
 #[derive(Default)]
 struct Table {
     by_id: HashMap<VolumeId, Arc<Volume>>,
-    /// Of each, which tree it is of.
+    /// Tree of each volume.
     trees: HashMap<VolumeId, TreeId>,
 }
 
 impl Volume {
-    /// The inode that a file's number means.
+    /// Resolves a file identifier to an inode.
     pub(crate) fn ino(&self, fid: &AfsFid) -> Outcome<Ino> {
         let fid = Fid::from(fid);
         let ino = fid.ino().ok_or(Abort::VNOVNODE)?;
@@ -112,13 +112,14 @@ impl Volume {
         }
     }
 
-    /// An inode as clients are shown it.
+    /// Returns an inode with the version to report to clients.
     pub(crate) fn attr(&self, ino: Ino) -> Outcome<Attr> {
         Ok(self.stores.attr(&self.files, ino)?)
     }
 
-    /// What a caller may do with an inode: the list of a directory is its own, of all else that of the
-    /// directory it was made in or moved to. Where that is gone, only an administrator may do anything.
+    /// Returns the rights on an inode. A directory has its own access list; any other file uses
+    /// that of the directory it was created in or moved to. If that directory no longer exists,
+    /// only an administrator has rights.
     pub(crate) fn allowed(&self, attr: &Attr, caller: &Caller) -> Outcome<Allowed> {
         if attr.inode.is_dir() {
             return Ok(self.lists.allowed(&self.files, attr, caller)?);
@@ -134,14 +135,14 @@ impl Volume {
         }
     }
 
-    /// What replies say of it.
+    /// Returns the volume information of replies.
     pub(crate) fn sync(&self) -> AfsVolSync {
         AfsVolSync {
             creation: self.created,
         }
     }
 
-    /// Refuses changes to what is only read.
+    /// Fails if the volume is read-only.
     pub(crate) fn check_writable(&self) -> Outcome<()> {
         match self.kind {
             Kind::ReadWrite => Ok(()),
@@ -151,10 +152,10 @@ impl Volume {
 }
 
 impl Volumes {
-    /// The filesets of a file system, with their pages in a cache.
+    /// Opens the filesets of a file system, with their pages in `cache`.
     ///
     /// # Errors
-    /// A fileset could not be opened.
+    /// A fileset cannot be opened.
     pub fn open(fs: Arc<Fs>, cache: Arc<Cache>, config: &Config) -> fs::Result<Volumes> {
         let volumes = Volumes {
             fs,
@@ -172,12 +173,12 @@ impl Volumes {
         self.table.read().expect("no panic under this lock")
     }
 
-    /// The volume of that number.
+    /// Returns the volume with this number.
     pub fn get(&self, id: VolumeId) -> Option<Arc<Volume>> {
         self.table().by_id.get(&id).cloned()
     }
 
-    /// The volume of that name, or of that number in decimal digits.
+    /// Returns the volume with this name, or with this number in decimal digits.
     pub fn find(&self, name: &[u8]) -> Option<Arc<Volume>> {
         let name = std::str::from_utf8(name).ok()?;
         if let Ok(id) = name.parse() {
@@ -187,27 +188,27 @@ impl Volumes {
         table.by_id.values().find(|v| v.name == name).cloned()
     }
 
-    /// The volume that is written, its replica and its backup, as far as they are there.
+    /// Returns the read-write volume, its replica and its backup, as far as they exist.
     pub fn family(&self, of: &Volume) -> [Option<Arc<Volume>>; 3] {
         let table = self.table();
         Kind::ALL.map(|kind| table.by_id.get(&(of.parent + kind as u32)).cloned())
     }
 
-    /// All of them.
+    /// Returns all volumes, in no particular order.
     pub fn all(&self) -> Vec<Arc<Volume>> {
         self.table().by_id.values().cloned().collect()
     }
 
-    /// The file system that they are in.
+    /// Returns the underlying file system.
     pub fn fs(&self) -> &Arc<Fs> {
         &self.fs
     }
 
-    /// Looks again which filesets and snapshots there are. Gives the numbers of volumes that are not, or
-    /// not any more, what they were.
+    /// Reloads the filesets and snapshots. Returns the numbers of volumes that were replaced or
+    /// removed.
     ///
     /// # Errors
-    /// A fileset could not be opened; the others are there.
+    /// A fileset cannot be opened; the others are available.
     pub fn refresh(&self) -> fs::Result<Vec<VolumeId>> {
         let _alone = self.refreshing.lock().expect("no panic under this lock");
         let trees = self.fs.filesets();
@@ -256,7 +257,7 @@ impl Volumes {
         first.map(|()| changed)
     }
 
-    /// Shows a tree to nobody, from the next look at what there is, or shows it again.
+    /// Hides a tree from clients, from the next refresh on, or shows it again.
     pub(crate) fn hide(&self, tree: TreeId, hide: bool) {
         let mut hidden = self.hidden.lock().expect("no panic under this lock");
         match hide {
@@ -287,7 +288,8 @@ impl Volumes {
     }
 }
 
-/// What volume a tree is: its tree, record, kind, and the number of the one that is written.
+/// Returns the volume that a tree represents: tree, record, kind, and number of the read-write
+/// volume.
 fn place<'t>(
     (tree, record): &'t (TreeId, TreeRecord),
     all: &[(TreeId, TreeRecord)],

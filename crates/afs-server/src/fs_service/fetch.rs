@@ -1,9 +1,9 @@
-//! Data for clients: from the cache to the wire.
+//! Data for clients: from the cache to the network.
 //!
-//! The pages of a file are lent to Rx, which refers to them until the client has them; what would go
-//! beyond the limit on loans is copied. The status behind the data is that of before: if the file
-//! changed meanwhile, the client has been told, and finds a newer version when it asks, also after a
-//! crash: that is made sure of before the status leaves.
+//! Cache pages are passed to Rx by reference until the client has acknowledged them; beyond a
+//! limit, data is copied. The status after the data is the one from before the transfer: if the
+//! file changed during it, the client has been notified, and finds a newer version when it asks,
+//! even after a crash, because that version is made durable before the status leaves.
 
 use super::look::rights_to_look;
 use super::{ANONYMOUS, Visit};
@@ -20,16 +20,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes that are taken from the cache at a time: two of Rx's windows.
+/// Bytes taken from the cache at a time: two Rx windows.
 const CHUNK: u64 = 512 << 10;
 
-/// Bytes of a piece that is copied: a client that takes all but its last packets holds no more.
+/// Size in bytes of a piece of copied data, released on its own: bounds the memory that a client
+/// holds when all but its last packets are acknowledged.
 const PIECE: usize = 64 << 10;
 
-/// Bytes of a page of the cache.
+/// Size of a cache page in bytes.
 const PAGE: usize = fs::BLOCK_BYTES as usize;
 
-/// Mode bits without which the owner of a file does not want it read, or written.
+/// Owner mode bits; a file with neither of them is not readable.
 const MAY_READ: u32 = 0o500;
 
 impl Visit<'_> {
@@ -81,7 +82,7 @@ impl Visit<'_> {
         )
     }
 
-    /// What there is to fetch of an inode, and the inode as it was then.
+    /// Returns the fetchable content of an inode, and the inode as of that moment.
     fn content(&self, volume: &Arc<Volume>, attr: &Attr) -> Outcome<(Attr, Content)> {
         let ino = attr.ino;
         match attr.inode.kind {
@@ -127,8 +128,8 @@ impl Visit<'_> {
             };
             let there: usize = pages.iter().map(Bytes::len).sum();
             call.write_all(pages)?;
-            // The file was cut; what was announced is what is sent, as with any read of a file that
-            // is being cut.
+            // The file was truncated concurrently. The announced length must be sent, so the rest
+            // is filled with zeros.
             let missing = (part.end - part.start) as usize - there;
             if missing > 0 {
                 call.write(vec![0; missing])?;
@@ -138,14 +139,14 @@ impl Visit<'_> {
     }
 }
 
-/// What a client fetches.
+/// Content that a client fetches.
 enum Content {
     File(Box<Handle>),
-    /// The pages of a directory, or the target of a link.
+    /// Pages of a directory, or the target of a symbolic link.
     Bytes(Bytes),
 }
 
-/// A page that was lent, which counts until it is given back.
+/// Cache page in transmission, counted until it is released.
 struct Lent {
     page: Loan,
     all: Arc<AtomicUsize>,
@@ -163,7 +164,8 @@ impl Drop for Lent {
     }
 }
 
-/// The pages of a range on loan; `None` if there are too many, or if they cannot be lent.
+/// Takes references to the cache pages of a range; `None` if the limit is exceeded or the cache
+/// cannot provide them.
 fn lend(shared: &Shared, lane: &mut Lane, file: &Handle, range: Range<u64>) -> Option<Vec<Bytes>> {
     let wanted = (range.end - range.start) as usize;
     if shared.lent.load(Relaxed) + wanted > shared.config.lent_bytes_max {
@@ -178,7 +180,7 @@ fn lend(shared: &Shared, lane: &mut Lane, file: &Handle, range: Range<u64>) -> O
     lent.is_ok().then_some(pages)
 }
 
-/// A copy of a range, in pieces that are let go one by one as they arrive.
+/// Copies a range, in pieces that are released one by one as they are acknowledged.
 fn read(lane: &mut Lane, file: &Handle, range: Range<u64>) -> Outcome<Vec<Bytes>> {
     let mut pieces = Vec::new();
     for at in range.clone().step_by(PIECE) {

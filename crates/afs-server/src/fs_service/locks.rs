@@ -1,4 +1,4 @@
-//! Locks of files.
+//! File lock procedures.
 
 use super::Visit;
 use crate::error::{Fault, Outcome};
@@ -57,7 +57,7 @@ impl Visit<'_> {
     }
 }
 
-/// Linux knows these two codes, and tries again after the first.
+/// Maps to the two codes that Linux understands; it retries after the first.
 fn refused(why: Refused) -> Fault {
     Fault::Errno(match why {
         Refused::Busy => libc::EAGAIN,

@@ -1,4 +1,4 @@
-//! Statuses of files.
+//! Status procedures.
 
 use super::{Visit, fid_of};
 use crate::callback::Given;
@@ -10,8 +10,8 @@ use afs_proto::{AfsCallBack, AfsFid, List, Rights};
 use fs::{Attr, FileType, Ino};
 use std::sync::Arc;
 
-/// What looking at a file takes: of what has a name in a directory, that it may be listed; of a file,
-/// that it may be read.
+/// Returns the rights required to read an inode's status or data: `READ` for a file, `LOOKUP` for
+/// other kinds.
 pub(super) fn rights_to_look(attr: &Attr) -> Rights {
     match attr.inode.kind {
         FileType::File => Rights::READ,
@@ -91,7 +91,7 @@ impl Visit<'_> {
         })
     }
 
-    /// What is known of a file, with a promise that was made before.
+    /// Returns the status of a file, with a promise made before the status was read.
     fn status_and_promise(&self, fid: &AfsFid) -> Outcome<(Arc<Volume>, AfsFetchStatus, Given)> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
@@ -109,7 +109,7 @@ impl Visit<'_> {
         }
     }
 
-    /// The status of an inode, which the caller may look at.
+    /// Returns the status of an inode that the caller may read.
     pub(super) fn status(&self, volume: &Volume, ino: Ino) -> Outcome<AfsFetchStatus> {
         let attr = volume.attr(ino)?;
         if attr.inode.is_dir() {
@@ -126,7 +126,7 @@ impl Visit<'_> {
         self.status_of(volume, &attr, attr.inode.size)
     }
 
-    /// The status of an inode that was looked up.
+    /// Returns the status of an inode from its attributes.
     pub(super) fn status_of(
         &self,
         volume: &Volume,

@@ -1,7 +1,7 @@
-//! The file service: each call to the procedure that answers it.
+//! The file service: dispatches each call to its procedure.
 //!
-//! A procedure finds the volume and the inode, looks whether the caller may, does it, makes it durable,
-//! tells others who were promised to hear of it, and only then answers.
+//! A procedure resolves volume and inode, checks the caller's rights, performs the operation, makes
+//! it durable, notifies other callback holders, and only then replies.
 
 mod fetch;
 mod lists;
@@ -29,13 +29,13 @@ use rx::{Call, Handler};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Who owns what is made by callers of whom nothing is known (`AnonymousID` of OpenAFS).
+/// Owner of files created by unauthenticated callers (`AnonymousID` of OpenAFS).
 pub(crate) const ANONYMOUS: u32 = 32_766;
 
-/// Mode bits that give the rights of a file's owner and group to whoever runs it.
+/// Set-user-ID and set-group-ID bits.
 const SET_ID: u32 = 0o6000;
 
-/// Answers the calls of clients.
+/// Handler of the file service.
 pub(crate) struct FileService {
     pub(crate) shared: Arc<Shared>,
 }
@@ -88,8 +88,9 @@ impl FileService {
             .map_err(|fault| fault.code(visit.host.knows_table()))
     }
 
-    /// What has to do with no file, and needs nothing of who asks. By two of these a client looks whether
-    /// the server is there: then it is told what it has to know, and answered in any case.
+    /// Handles RPCs that concern no file and need no known client. Clients use `GetTime` and
+    /// `GetCapabilities` as liveness probes: for these the client is greeted first, and answered
+    /// even if that fails.
     fn about_server(&self, call: &Call, request: &Request<'_>) -> Outcome<Option<Reply<'static>>> {
         if matches!(request, Request::GetTime {} | Request::GetCapabilities {}) {
             let _ = self.shared.hosts.of(call);
@@ -116,21 +117,22 @@ fn write(call: &mut Call, reply: &Reply<'_>) -> Outcome<()> {
     Ok(call.write(bytes)?)
 }
 
-/// One call of a client.
+/// Context of one client call.
 pub(crate) struct Visit<'s> {
     pub(crate) shared: &'s Shared,
     pub(crate) host: Arc<Host>,
     pub(crate) caller: Caller,
 }
 
-/// What a call has changed.
+/// File changed by a call.
 #[derive(Debug, Clone, Copy)]
 struct Change {
     ino: Ino,
     fid: Fid,
-    /// Whether the answer says what it is like now. Who called has to be told of it otherwise: Linux counts
-    /// the links of a file wrong from the second time on that one of two is removed (`fs/afs/inode.c`,
-    /// `afs_apply_status`, looks for what is new against the last status and not against its own count).
+    /// The reply contains the new status. Otherwise the caller must be notified too: Linux
+    /// miscounts the links of a file from the second removal of one of two names on
+    /// (`fs/afs/inode.c`, `afs_apply_status` compares with the last status received, not with its
+    /// own count).
     is_answered: bool,
 }
 
@@ -226,20 +228,20 @@ impl Visit<'_> {
         }
     }
 
-    /// The volume of a file.
+    /// Returns the volume of a file.
     fn volume(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
         let volume = self.shared.volumes.get(fid.volume);
         volume.ok_or(Abort::VNOVOL.into())
     }
 
-    /// The volume of a file that is to be changed.
+    /// Returns the volume of a file, which must be writable.
     fn volume_to_change(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
         let volume = self.volume(fid)?;
         volume.check_writable()?;
         Ok(volume)
     }
 
-    /// What the caller may do with an inode; fails unless that is all of `wanted`.
+    /// Returns the caller's rights on an inode; fails unless they include all of `wanted`.
     fn check(&self, volume: &Volume, attr: &Attr, wanted: Rights) -> Outcome<Allowed> {
         let allowed = volume.allowed(attr, &self.caller)?;
         match allowed.caller.has(wanted) {
@@ -248,7 +250,8 @@ impl Visit<'_> {
         }
     }
 
-    /// The directory that is to be changed: its volume and inode, after a look whether the caller may.
+    /// Returns volume and inode of a directory to change, and the rights of the caller, which must
+    /// include `wanted`.
     fn directory(&self, fid: &AfsFid, wanted: Rights) -> Outcome<(Arc<Volume>, Attr, Allowed)> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
@@ -260,8 +263,8 @@ impl Visit<'_> {
         Ok((volume, attr, allowed))
     }
 
-    /// Promises the caller to tell it of changes. Comes before the file is looked at. What is only read
-    /// changes as a whole.
+    /// Makes a promise to the caller; must precede the read of the file. A read-only volume changes
+    /// only as a whole and has one promise for all its files.
     fn promise(&self, volume: &Volume, ino: Ino) -> Given {
         let file = match volume.kind {
             Kind::ReadWrite => (volume.id, ino),
@@ -270,12 +273,12 @@ impl Visit<'_> {
         self.shared.promises.give(&self.host, file)
     }
 
-    /// What the answer says of a promise that was made for it.
+    /// Returns the callback to include in the reply for a promise.
     fn told(&self, given: &Given) -> AfsCallBack {
         self.shared.promises.told(given)
     }
 
-    /// Tells everybody who was promised to hear of it that files have changed.
+    /// Notifies the other callback holders of changed files.
     fn tell(&self, volume: &Volume, changed: &[Change]) {
         let mut breaks = Breaks::default();
         for change in changed {
@@ -306,7 +309,7 @@ impl Visit<'_> {
     }
 }
 
-/// The numbers of an inode that AFS can name.
+/// Returns the AFS identifier of an inode.
 fn fid_of(attr: &Attr) -> Outcome<Fid> {
     Fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
 }

@@ -1,7 +1,7 @@
-//! Names that come and go.
+//! Creation and removal of names.
 //!
-//! The directory is locked from before the change until its pages have changed with it, and not while
-//! others are told.
+//! The directory stays locked from before the change until its pages are updated, but not while
+//! clients are notified.
 
 use super::{ANONYMOUS, Change, SET_ID, Visit, fid_of};
 use crate::callback::Given;
@@ -15,14 +15,14 @@ use afs_proto::{AfsFid, Rights};
 use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
-/// Mode of a file of which the client says none.
+/// Mode of a file if the client sends none.
 const FILE_MODE: u32 = 0o644;
-/// The same of a directory.
+/// Mode of a directory if the client sends none.
 const DIRECTORY_MODE: u32 = 0o755;
-/// Mode of a symbolic link. One that may not be executed is a mount point to clients.
+/// Mode of a symbolic link. Clients treat a link without execute permission as a mount point.
 const LINK_MODE: u32 = 0o777;
 
-/// What was made.
+/// Created file.
 struct Made {
     volume: Arc<Volume>,
     fid: AfsFid,
@@ -91,7 +91,7 @@ impl Visit<'_> {
         })
     }
 
-    /// Makes a file or a directory, with that mode if none is wanted.
+    /// Creates a file or directory; `mode` applies if the client sends none.
     fn make_inode(
         &self,
         directory: &AfsFid,
@@ -105,7 +105,7 @@ impl Visit<'_> {
         })
     }
 
-    /// Makes something with a name in a directory.
+    /// Runs `make` to create an inode in a directory, and updates the directory's pages.
     fn make(
         &self,
         directory: &AfsFid,
@@ -156,7 +156,7 @@ impl Visit<'_> {
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
         let attr = volume.files.attr(ino)?;
-        // The access list of a file is that of its directory, so there is only one.
+        // A file is subject to the access list of its directory, so it can be in only one.
         if !attr.inode.is_dir() && attr.inode.parent != dir.ino {
             return Err(Fault::Errno(libc::EXDEV));
         }
@@ -202,7 +202,7 @@ impl Visit<'_> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
-        // What is not there leaves no mark of a change.
+        // Check first, so that a missing name leaves no mark.
         let named = volume.files.lookup(dir.ino, name)?;
         let before = pages.prepare(&volume.files, None)?;
         let removed = match is_dir {
@@ -221,7 +221,7 @@ impl Visit<'_> {
         Ok((volume, directory_status))
     }
 
-    /// What has lost a name, and may have been the last one.
+    /// Drops the state of an inode that has lost a name, if it was the last one.
     pub(super) fn forget_if_gone(&self, volume: &Volume, attr: &Attr) {
         if attr.inode.is_dir() {
             volume.directories.forget(attr.ino);
@@ -230,15 +230,15 @@ impl Visit<'_> {
         }
     }
 
-    /// The status of a directory that has changed, and is locked still.
+    /// Completes a change of a locked directory and returns its status.
     pub(super) fn settle(&self, volume: &Volume, pages: &mut Pages) -> Outcome<AfsFetchStatus> {
         let (attr, length) = pages.settle(&volume.files)?;
         self.status_of(volume, &attr, length)
     }
 
-    /// After a change of a directory, which had that version before: makes it durable, and tells others of
-    /// it. Also one that failed, if it has happened all the same; of that the caller is told too, whose
-    /// answer says nothing.
+    /// Makes a change of directory `dir` durable and notifies clients. Does so even for a failed
+    /// change that has taken effect: the version is no longer `before`. In that case the caller is
+    /// notified too, because its reply carries no status.
     pub(super) fn after<T>(
         &self,
         volume: &Volume,
@@ -262,7 +262,7 @@ impl Visit<'_> {
         Err(fault)
     }
 
-    /// Makes a change durable, and tells others of it.
+    /// Makes a change durable and notifies clients.
     pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> Outcome<()> {
         let durable = volume.directories.sync(&volume.files);
         self.tell(volume, changed);
@@ -270,7 +270,8 @@ impl Visit<'_> {
     }
 }
 
-/// The change of what has lost a name, as it is now. No answer tells of a file that has other names.
+/// Returns the change of an inode that has lost a name. Replies do not cover a file that has other
+/// names left.
 pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     let is_answered = attr.inode.is_dir() || attr.inode.links == 0;
     Fid::of(attr).map(|fid| Change {
@@ -280,8 +281,8 @@ pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     })
 }
 
-/// What is made, without the bits that give its owner's or group's rights to whoever runs it: those are
-/// for administrators.
+/// Returns the attributes of a new inode, without the set-ID bits, which only administrators may
+/// set.
 fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
     New {
         kind,

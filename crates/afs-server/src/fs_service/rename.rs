@@ -1,4 +1,4 @@
-//! Renaming, within a directory and from one to another.
+//! Renaming within a directory and between directories.
 
 use super::names::lost_a_name;
 use super::{Change, Visit, fid_of};
@@ -11,13 +11,13 @@ use afs_proto::{Abort, AfsFid, Rights};
 use fs::{Attr, Ino, Kind};
 use std::sync::{Arc, MutexGuard};
 
-/// Tries to lock what a name leads to, while others rename it.
+/// Attempts to lock the source while others rename it.
 const TRIES: usize = 10;
 
-/// A directory, and a name in it.
+/// Directory and a name in it.
 type Name<'n> = (&'n AfsFid, &'n [u8]);
 
-/// What was renamed.
+/// Result of a rename.
 struct Renamed {
     old_status: AfsFetchStatus,
     new_status: AfsFetchStatus,
@@ -39,7 +39,7 @@ impl Visit<'_> {
             let above = moved.inode.is_dir() && dirs.0 != dirs.1;
             let locked = Locked::new(&volume, &[dirs.0, dirs.1], above.then_some(moved.ino));
             let mut guards = locked.lock();
-            // As it is now: what it was like before may have changed, its links too.
+            // Look it up again under the lock: it may have been replaced, or its links changed.
             let before = moved.ino;
             let moved = volume.files.lookup(dirs.0, old.1)?;
             if moved.ino != before {
@@ -50,7 +50,7 @@ impl Visit<'_> {
             drop(guards);
             let changed = match &done {
                 Ok(done) => done.changed.clone(),
-                // It may have happened all the same.
+                // A failed rename may have taken effect.
                 Err(_) => {
                     let dirs = [(dirs.0, Fid::from(old.0)), (dirs.1, Fid::from(new.0))];
                     let moved = Fid::of(&moved).map(|fid| (moved.ino, fid));
@@ -93,7 +93,7 @@ impl Visit<'_> {
             .as_ref()
             .is_some_and(|target| target.ino == moved.ino);
         if dirs.0 != dirs.1 && !same && !moved.inode.is_dir() && moved.inode.links > 1 {
-            // It would be in two directories, with an access list each.
+            // The file would be in two directories, with an access list each.
             return Err(Fault::Errno(libc::EXDEV));
         }
         for (ino, pages) in guards.iter_mut() {
@@ -102,7 +102,7 @@ impl Visit<'_> {
         }
         let replaced = files.rename((dirs.0, old.1), (dirs.1, new.1), fs::Rename::Replace)?;
         if !same {
-            // In the order in which clients change theirs.
+            // In the order in which clients update their copies.
             at(guards, dirs.0)?.remove(old.1);
             if target.is_some() {
                 at(guards, dirs.1)?.remove(new.1);
@@ -118,7 +118,7 @@ impl Visit<'_> {
             changed.push(Change {
                 ino: moved.ino,
                 fid: fid_of(moved)?,
-                // A directory has another parent in its pages.
+                // The pages of a moved directory contain its parent.
                 is_answered: !moved.inode.is_dir(),
             });
         }
@@ -145,7 +145,7 @@ fn at<'g, 'm>(
         .ok_or(Fault::Code(Abort::VBUSY))
 }
 
-/// Directories that are to be locked together: in the order of their numbers, each once.
+/// Directories to lock together: each once, in the order of their inode numbers.
 struct Locked(Vec<(Ino, Arc<Directory>)>);
 
 impl Locked {

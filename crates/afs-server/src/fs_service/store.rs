@@ -1,7 +1,8 @@
 //! Data and attributes from clients.
 //!
-//! What a client stores is received before it is written, a part at a time, so that nobody waits for a
-//! slow client. It is one change to all others: the version rises by one, when all of it is there.
+//! Data is received before it is written, one part at a time, so that no lock is held while waiting
+//! for a slow client. Other clients see a store as a single change: the version advances by one
+//! when all data is written.
 
 use super::{ANONYMOUS, Change, SET_ID, Visit};
 use crate::error::{DENIED, Fault, Outcome};
@@ -17,18 +18,18 @@ use fs::{At, Attr, FileType, Handle, Ino, Lane, SetAttr, SetTime, Time};
 use rx::{Bytes, Call};
 use std::sync::Arc;
 
-/// Bytes that are received before they are written.
+/// Bytes received before they are written.
 const CHUNK: u64 = 1 << 20;
 
-/// The mode bit without which the owner of a file does not want it written.
+/// Owner mode bit without which a file is not writable.
 const MAY_WRITE: u32 = 0o200;
 
-/// Where data goes, in bytes.
+/// Target range of a store, in bytes.
 pub(super) struct Place {
     pub(super) position: u64,
-    /// Of the data.
+    /// Length of the data.
     pub(super) length: u64,
-    /// Of the file, at least; what it had beyond is cut off before.
+    /// Minimum length of the file; a longer file is truncated to it first.
     pub(super) file_length: u64,
 }
 
@@ -69,7 +70,7 @@ impl Visit<'_> {
         let stored = lanes::with(&volume, |lane| {
             let mode = handle.attr()?.inode.permissions;
             if mode & SET_ID != 0 {
-                // Before the first byte, and durable with the version that is.
+                // Before the first byte; made durable together with the version.
                 let set = SetAttr {
                     permissions: Some(mode & !SET_ID),
                     ..SetAttr::default()
@@ -81,14 +82,14 @@ impl Visit<'_> {
                 lane.set_attr(ino, &attributes(wanted, MODTIME))?;
                 Ok(())
             });
-            // Also what was written of a store that failed has a version now.
+            // The data written by a failed store has a version too.
             let synced = lane.sync(&handle);
             store.durable = synced.is_ok();
             set.and(synced.map_err(Fault::from))
         });
         drop((store, data));
         let stored = stored.map_err(Fault::from).flatten();
-        // Also what failed may have changed something.
+        // A failed store may have changed the file.
         self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
         stored?;
         let counters = &self.shared.counters;
@@ -114,7 +115,7 @@ impl Visit<'_> {
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
         match gives_away(&attr, wanted) || sets_id(wanted) {
-            // As for a system call, it is not a matter of the file's access list.
+            // As with the system calls, the file's access list does not suffice.
             true => self
                 .check(&volume, &attr, Rights::ADMINISTER)
                 .map_err(|_| Fault::Errno(libc::EPERM))?,
@@ -142,19 +143,20 @@ impl Visit<'_> {
     }
 }
 
-/// Whether somebody else is to own it. Nobody gives away files but who may change access lists.
+/// Checks whether the owner or group changes. Only callers that may change access lists can do
+/// that.
 fn gives_away(attr: &Attr, wanted: &AfsStoreStatus) -> bool {
     wanted.owner.is_some_and(|owner| owner != attr.inode.uid)
         || wanted.group.is_some_and(|group| group != attr.inode.gid)
 }
 
-/// Whether whoever runs it is to have its owner's or group's rights. That too takes the right to change
-/// access lists: who may write a file did not make it, and need not be who it would act for.
+/// Checks whether a set-ID bit is requested. This too requires the right to change access lists: a
+/// caller that may write a file need not be its owner, on whose behalf it would then execute.
 fn sets_id(wanted: &AfsStoreStatus) -> bool {
     wanted.unix_mode_bits.is_some_and(|mode| mode & SET_ID != 0)
 }
 
-/// What it takes to change other attributes.
+/// Returns the rights required to change other attributes.
 fn rights_to_set(attr: &Attr) -> Rights {
     match attr.inode.kind {
         FileType::Directory => Rights::INSERT.or(Rights::DELETE),
@@ -162,7 +164,7 @@ fn rights_to_set(attr: &Attr) -> Rights {
     }
 }
 
-/// Which of the attributes count.
+/// Attributes to apply.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Which {
     All,
@@ -194,9 +196,9 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
     }
 }
 
-/// Writes everything, as one change of the file's version. Bytes that are overwritten go to where they were,
-/// and those that are cut off are gone at once, also from what is on its way to clients, so the new
-/// version is durable first: a crash in between leaves no old version with other bytes.
+/// Writes all data as one version of the file. Overwritten bytes are replaced in place, and
+/// truncated bytes disappear at once, even from data in transmission to clients. The new version is
+/// therefore made durable first, so that a crash leaves no old version with other bytes.
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
@@ -236,18 +238,18 @@ fn write_all(
     Ok(())
 }
 
-/// The data of a call, as it comes.
+/// Data of a call as it arrives.
 struct Data<'c> {
     call: &'c mut Call,
     sender: Sender<'c>,
-    /// Received, and not taken yet.
+    /// Received bytes not consumed yet.
     piece: Bytes,
-    /// Bytes that are to come, `piece` among them.
+    /// Remaining bytes, including `piece`.
     left: u64,
 }
 
 impl Data<'_> {
-    /// The next part; empty at the end.
+    /// Returns the next part; empty at the end.
     fn next(&mut self) -> Outcome<Vec<u8>> {
         let wanted = usize::try_from(self.left.min(CHUNK)).unwrap_or(0);
         let mut part = Vec::with_capacity(wanted);

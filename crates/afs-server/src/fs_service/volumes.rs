@@ -1,4 +1,4 @@
-//! What is known of volumes, and of the server.
+//! Status of volumes and statistics of the server.
 
 use super::Visit;
 use crate::error::{Fault, Outcome};
@@ -14,10 +14,10 @@ use rx::Call;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// Bytes of a unit of quota and use.
+/// Unit of quota and usage, in bytes.
 const KIB: u64 = 1024;
 
-/// The partition that clients are told of.
+/// Name of the partition reported to clients.
 const PARTITION: &[u8] = b"/vicepa";
 
 impl Visit<'_> {
@@ -54,7 +54,7 @@ impl Visit<'_> {
         Ok(Reply::SetVolumeStatus {})
     }
 
-    /// A volume, if the caller has these rights on its root.
+    /// Returns a volume on whose root the caller has the rights `wanted`.
     fn volume_with(&self, id: VolumeId, wanted: Rights) -> Outcome<Arc<Volume>> {
         let volume = self.shared.volumes.get(id).ok_or(Abort::VNOVOL)?;
         self.check(&volume, &volume.files.attr(ROOT)?, wanted)?;
@@ -85,7 +85,7 @@ fn status(shared: &Shared, volume: &Volume) -> Outcome<AfsFetchVolumeStatus> {
     })
 }
 
-/// Room that is free, and room in all, in KiB.
+/// Returns free and total space in KiB.
 fn partition(shared: &Shared) -> (i32, i32) {
     let usage = shared.volumes.fs().usage();
     let all = shared.volumes.fs().superblock().device_blocks;
@@ -93,12 +93,12 @@ fn partition(shared: &Shared) -> (i32, i32) {
     (in_kib(usage.available), in_kib(all))
 }
 
-/// A number of KiB, 2 TiB at most.
+/// Converts a number of KiB; the result saturates at 2 TiB.
 fn kib(count: u64) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// Counts of 32 bits, which begin anew when they are full.
+/// Returns the 32-bit counters, which wrap around.
 pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
     let counts = shared.counters.read();
     let low = |count: u64| count as u32;
@@ -130,7 +130,7 @@ pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
     }
 }
 
-/// Counts of 64 bits, as many as the client knows.
+/// Returns the 64-bit counters that the client's version knows.
 pub(super) fn statistics64(shared: &Shared, version: i32) -> Outcome<Reply<'static>> {
     let known = usize::try_from(version).map_err(|_| WireError::Incomplete)?;
     let counts = shared.counters.read();
