@@ -99,7 +99,7 @@ impl Lists {
         }
     }
 
-    /// Returns the access list of a directory.
+    /// Looks up the access list of a directory.
     pub(crate) fn of(&self, files: &Files, directory: &Attr) -> fs::Result<Arc<AccessList>> {
         let (ino, changed) = (directory.ino, directory.inode.changed);
         let found = self.kept().get(&ino).cloned();
@@ -127,7 +127,7 @@ impl Lists {
         self.kept.lock().expect("no panic under this lock")
     }
 
-    /// Returns the rights in a directory.
+    /// Determines the rights in a directory.
     pub(crate) fn allowed(
         &self,
         files: &Files,

@@ -120,7 +120,7 @@ impl Administration {
         &self.shared.volumes
     }
 
-    /// Returns the volume with this name or number.
+    /// Looks up the volume with this name or number.
     ///
     /// # Errors
     /// The volume does not exist.
@@ -368,7 +368,7 @@ impl Administration {
         Ok((volume, attr))
     }
 
-    /// Returns the volume with this name, which must be read-write.
+    /// Looks up the volume with this name, which must be read-write.
     fn writable(&self, name: &str) -> Result<Arc<Volume>> {
         let volume = self.volume(name)?;
         match volume.kind {
@@ -436,7 +436,7 @@ impl Administration {
     }
 }
 
-/// Returns the name of the volume that a mount point refers to, or `None` for any other inode.
+/// Reads the name of the volume that a mount point refers to, or `None` for any other inode.
 fn mounted_by(volume: &Volume, attr: &Attr) -> fs::Result<Option<String>> {
     let is_one =
         attr.inode.kind == FileType::Symlink && attr.inode.permissions & 0o777 == MOUNT_POINT_MODE;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   change ──► Outbox of each client ──► one call at a time, with all waiting files, 50 at most
-//!                   ▲                          │ answered: threads that waited for these files resume
+//!                   ▲                          │ answered: threads waiting for these files resume
 //!   change ─────────┘                          └ not answered: all promises of the client end
 //! ```
 //!

@@ -1,8 +1,8 @@
 //! Callback promises: the server's obligation to notify clients of changes.
 //!
 //! ```text
-//!   a client reads a file:  give() ──► the file is read, so that a later change finds the promise
-//!                                  ──► told() just before the reply: does the promise still hold?
+//!   a client reads a file:  promise ──► the file is read, so that a later change finds the promise
+//!                                   ──► told() just before the reply: does the promise still hold?
 //!   a file changes:         the change ──► take() ──► tell() all clients ──► reply to the change
 //! ```
 //!

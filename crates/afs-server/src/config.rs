@@ -79,7 +79,7 @@ impl Config {
         self.allowed.is_empty() || self.allowed.iter().any(|prefix| prefix.has(address))
     }
 
-    /// Returns the policy for answers to `rxdebug`.
+    /// Builds the policy for answers to `rxdebug`.
     pub(crate) fn questions(&self) -> Questions {
         let (config, machine) = (self.clone(), Questions::default());
         Questions::new(move |address| match config.allows(address) {

@@ -98,7 +98,7 @@ impl Directories {
         self.by_ino.lock().expect("no panic under this lock")
     }
 
-    /// Returns a directory. Locks of several directories are taken in the order of inode numbers.
+    /// Looks up a directory. Locks of several directories are taken in the order of inode numbers.
     pub(crate) fn of(&self, ino: Ino) -> Arc<Directory> {
         let mut by_ino = self.by_ino();
         if self.bytes.load(Relaxed) > self.bytes_max {
@@ -165,7 +165,7 @@ impl Directory {
 }
 
 impl Pages {
-    /// Returns the current directory and its pages, which are rebuilt if necessary.
+    /// Reads the current directory and its pages, which are rebuilt if necessary.
     pub(crate) fn look(&mut self, files: &Files) -> Outcome<(Attr, &[u8])> {
         let attr = self.make(files)?;
         let image = self.image.as_ref();

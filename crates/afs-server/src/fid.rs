@@ -64,7 +64,7 @@ impl Fid {
         (within < ROUND).then(|| round * ROUND + within + 1)
     }
 
-    /// Returns the identifier qualified with a volume.
+    /// Qualifies the identifier with a volume.
     pub fn within(self, volume: u32) -> AfsFid {
         AfsFid {
             volume,

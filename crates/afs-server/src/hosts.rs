@@ -158,7 +158,7 @@ impl Hosts {
         self.by_address.lock().expect("no panic under this lock")
     }
 
-    /// Returns the calling client, after an identity query if it is unknown.
+    /// Identifies the calling client, after an identity query if it is unknown.
     ///
     /// # Errors
     /// `VBUSY`: the client may trust ended promises and could not be told of their end.
@@ -206,7 +206,7 @@ impl Hosts {
         u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX)
     }
 
-    /// Returns the number of clients, and of those active within the last `seconds`.
+    /// Counts the clients, and those active within the last `seconds`.
     pub(crate) fn count(&self, seconds: u32) -> (usize, usize) {
         let since = self.seconds().saturating_sub(seconds);
         let by_address = self.by_address();
@@ -214,7 +214,7 @@ impl Hosts {
         (by_address.len(), by_address.values().filter(active).count())
     }
 
-    /// Returns all clients, the most recently active first.
+    /// Lists all clients, the most recently active first.
     pub(crate) fn all(&self) -> Vec<Client> {
         let now = self.seconds();
         let all: Vec<_> = self.by_address().values().cloned().collect();
@@ -531,7 +531,7 @@ const LATER: Fault = Fault::Code(Abort::VBUSY);
 /// unreachable: long enough for several retransmissions, because such reports can be forged.
 const REFUSED: Duration = Duration::from_secs(1);
 
-/// Returns the timeouts of a call to a client.
+/// Builds the timeouts of a call to a client.
 fn timeouts(time: Duration) -> Timeouts {
     Timeouts {
         dead: time,

@@ -98,7 +98,7 @@ impl Sender<'_> {
         Ok(call.await_bytes_by(least, Instant::now() + LEAST_TIME)?)
     }
 
-    /// Returns the next bytes of a request that began to arrive at `begun`.
+    /// Receives the next bytes of a request that began to arrive at `begun`.
     pub(crate) fn request(&mut self, call: &mut Call, begun: Instant) -> Outcome<Option<Bytes>> {
         if self.place.is_none() {
             match call.read_by(Some(begun + PROMPT)) {
@@ -231,7 +231,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Returns the range of addresses that one host can own: an IPv4 address, or an IPv6 /64 network.
+/// Maps an address to the range that one host can own: an IPv4 address, or an IPv6 /64 network.
 fn network_of(client: IpAddr) -> IpAddr {
     match client.to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),

@@ -156,7 +156,7 @@ impl Server {
         self.location[0].address()
     }
 
-    /// Returns a snapshot of the statistics.
+    /// Collects the statistics.
     pub fn stats(&self) -> ServerStats {
         let shared = &self.shared;
         let (clients, active_clients) = shared.hosts.count(ACTIVE_SECONDS);
@@ -171,7 +171,7 @@ impl Server {
         }
     }
 
-    /// Returns the clients, the most recently active first. Visits every promise.
+    /// Lists the clients, the most recently active first. Visits every promise.
     pub fn clients(&self) -> Vec<Client> {
         let promises = self.shared.promises.by_client();
         let mut clients = self.shared.hosts.all();
@@ -267,7 +267,7 @@ impl Shared {
     }
 }
 
-/// Returns the server's identity: the UUID of the file system, so that it is stable.
+/// Derives the server's identity: the UUID of the file system, so that it is stable.
 fn identity(fs: &Fs) -> Uuid {
     Uuid(fs.superblock().uuid)
 }

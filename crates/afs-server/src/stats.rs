@@ -17,7 +17,7 @@ macro_rules! counters {
         pub struct Counts { $($(#[$doc])+ pub $name: u64,)* }
 
         impl Counters {
-            /// Returns a snapshot of the counters.
+            /// Reads all counters.
             pub(crate) fn read(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)* }
             }
@@ -75,13 +75,13 @@ pub struct Called {
 }
 
 impl Counters {
-    /// Returns the counters of the procedure with this opcode.
+    /// Looks up the counters of the procedure with this opcode.
     pub(crate) fn procedure(&self, opcode: u32) -> Option<&Procedure> {
         let at = PROCEDURES.iter().position(|(number, _)| *number == opcode);
         self.procedures.0.get(at?)
     }
 
-    /// Returns the counts of all procedures that were called.
+    /// Lists the counts of all procedures that were called.
     pub(crate) fn called(&self) -> Vec<Called> {
         let all = PROCEDURES.iter().zip(&self.procedures.0);
         let called = all.map(|((_, procedure), counts)| Called {

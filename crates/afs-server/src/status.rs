@@ -6,7 +6,7 @@ use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, FileType};
 use fs::{Attr, Time};
 
-/// Returns the status of an inode. `length` is the fetchable length: of a directory, its pages.
+/// Builds the status of an inode. `length` is the fetchable length: of a directory, its pages.
 pub(crate) fn of(
     volume: &Volume,
     attr: &Attr,

@@ -92,7 +92,7 @@ impl Stores {
         Ok(())
     }
 
-    /// Returns an inode with the version to report to clients.
+    /// Reads an inode with the version to report to clients.
     pub(crate) fn attr(&self, files: &Files, ino: Ino) -> fs::Result<Attr> {
         loop {
             let before = self.shard(ino).turns;

@@ -89,7 +89,7 @@ impl Location {
         self.shared.volumes.find(name).ok_or(Abort::VL_NOENT.into())
     }
 
-    /// Returns the address for replies that can name only one: the called one, if it is announced.
+    /// Chooses the address for replies that can name only one: the called one, if it is announced.
     fn address(&self, call: &Call) -> Outcome<Ipv4Addr> {
         let called = match call.local().map(|address| address.to_canonical()) {
             Some(std::net::IpAddr::V4(address)) => Some(address),
@@ -134,7 +134,7 @@ impl Location {
         Ok(Reply::GetEntryByNameO { entry })
     }
 
-    /// Returns the entry for a volume with its replica and backup, as far as they exist.
+    /// Builds the entry for a volume with its replica and backup, as far as they exist.
     fn entry<S, const SITES: usize>(
         &self,
         volume: &Volume,

@@ -112,12 +112,12 @@ impl Volume {
         }
     }
 
-    /// Returns an inode with the version to report to clients.
+    /// Reads an inode with the version to report to clients.
     pub(crate) fn attr(&self, ino: Ino) -> Outcome<Attr> {
         Ok(self.stores.attr(&self.files, ino)?)
     }
 
-    /// Returns the rights on an inode. A directory has its own access list; any other file uses
+    /// Determines the rights on an inode. A directory has its own access list; any other file uses
     /// that of the directory it was created in or moved to. If that directory no longer exists,
     /// only an administrator has rights.
     pub(crate) fn allowed(&self, attr: &Attr, caller: &Caller) -> Outcome<Allowed> {
@@ -173,12 +173,12 @@ impl Volumes {
         self.table.read().expect("no panic under this lock")
     }
 
-    /// Returns the volume with this number.
+    /// Looks up the volume with this number.
     pub fn get(&self, id: VolumeId) -> Option<Arc<Volume>> {
         self.table().by_id.get(&id).cloned()
     }
 
-    /// Returns the volume with this name, or with this number in decimal digits.
+    /// Looks up the volume with this name, or with this number in decimal digits.
     pub fn find(&self, name: &[u8]) -> Option<Arc<Volume>> {
         let name = std::str::from_utf8(name).ok()?;
         if let Ok(id) = name.parse() {
@@ -288,7 +288,7 @@ impl Volumes {
     }
 }
 
-/// Returns the volume that a tree represents: tree, record, kind, and number of the read-write
+/// Determines the volume that a tree represents: tree, record, kind, and number of the read-write
 /// volume.
 fn place<'t>(
     (tree, record): &'t (TreeId, TreeRecord),

@@ -1,4 +1,4 @@
-//! Who may do what: by address, by access list, and by what the server allows at all.
+//! Access control: by address, by access list, and by the limits of the server's configuration.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn denied<T: std::fmt::Debug>(outcome: Result<T, Abort>) {
     assert_eq!(code.errno(), Some(libc::EACCES), "{code}");
 }
 
-/// Gives the root an access list, as an administrator does.
+/// Sets the access list of the root, bypassing the protocol.
 fn set_root_list(cell: &Cell, text: &str) {
     let volume = cell
         .server
@@ -37,7 +37,7 @@ fn a_server_that_was_not_told_otherwise_is_only_read() {
         anonymous_write: false,
         ..config()
     });
-    // Not even a list changes that.
+    // An access list cannot override the server's limit.
     set_root_list(&cell, "1\n0\nsystem:anyuser 127\n");
     let client = cell.client();
     let status = client.status(client.root).expect("it may be looked at");
@@ -71,7 +71,7 @@ fn a_list_gives_and_takes_by_address_and_goes_to_directories_below() {
     denied(other.store(file, 0, b"x", 1));
     denied(other.lock(file, LockType::Write));
     assert_eq!(other.fetch(file, 0, 10).expect("read").0, b"text");
-    // All but what is taken.
+    // All rights except the revoked ones remain.
     denied(limited.create(dir, "more"));
     limited.store(file, 0, b"TEXT", 4).expect("stored");
     assert_eq!(
@@ -121,13 +121,14 @@ fn who_is_not_on_the_list_of_addresses_is_told_nothing() {
     assert_eq!(time, Err(Abort(libc::EACCES)));
 }
 
-/// Goal: `rxdebug` is answered for those who may call, and others do not even learn that somebody is here.
+/// Goal: `rxdebug` is answered for permitted addresses; others cannot even detect the server.
 #[test]
 fn who_is_not_on_the_list_of_addresses_gets_no_answer_of_rxdebug() {
     let allowed: Prefix = "127.0.2.0/24".parse().expect("a prefix");
     let cell = Cell::with(Config {
         allowed: vec![allowed],
-        // One after the other: who was asked first has answered, or never will.
+        // Serialized by a single socket: once the second question is answered, the first has been
+        // answered or never will be.
         sockets: 1,
         ..config()
     });
@@ -232,7 +233,7 @@ fn a_quota_is_told_and_kept() {
     }
 }
 
-/// Goal: what runs with somebody's rights is neither made nor changed by whoever may write.
+/// Goal: a client with write access can neither create nor modify set-ID files.
 #[test]
 fn a_stranger_makes_nothing_that_runs_with_the_rights_of_others() {
     let cell = Cell::new();
@@ -274,8 +275,8 @@ fn a_stranger_makes_nothing_that_runs_with_the_rights_of_others() {
     }
 }
 
-/// Goal: a file that a mount moved out of its folder by links is not opened to everybody when the folder
-/// is removed.
+/// Goal: a file moved out of its directory through hard links by a local mount does not become
+/// accessible to all clients when the directory is removed.
 #[test]
 fn a_file_whose_folder_is_gone_is_nobodys() {
     let cell = Cell::new();

@@ -1,4 +1,4 @@
-//! What an administrator does to a cell that is served: clients are told, and see it.
+//! Administration of a running cell: clients are notified of changes and see them.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn new(name: &str) -> NewVolume {
     }
 }
 
-/// Stands for all of a volume.
+/// Returns the identifier that denotes a whole volume.
 fn all_of(volume: u32) -> AfsFid {
     AfsFid {
         volume,
@@ -50,7 +50,7 @@ fn a_client_hears_of_an_access_list_and_is_held_to_it() {
     let him = list("127.0.0.1", Rights::READ_LOOKUP);
     admin.set_access_list(VOLUME, "", &him).expect("set");
     client.status(client.root).expect("he may");
-    // What is wrong changes nothing.
+    // A failed request changes nothing.
     for (volume, path) in [("other", "/"), (VOLUME, "/no/such"), (VOLUME, "/no")] {
         let error = admin.set_access_list(volume, path, &nobody);
         assert!(matches!(error, Err(AdminError::NotFound(_))), "{error:?}");
@@ -78,10 +78,10 @@ fn a_mount_point_is_made_where_paths_lead_and_clients_see_it() {
     assert_eq!(client.ears.take(), [client.root]);
     let fid = client.lookup(client.root, "one").expect("there");
     let status = client.status(fid).expect("there");
-    // What clients tell a mount point by.
+    // Clients recognize a mount point by these attributes.
     assert_eq!(status.file_type, FileType::SymbolicLink);
     assert_eq!(status.unix_mode_bits & 0o777, 0o644);
-    // A path goes through it.
+    // Paths cross mount points.
     mount("/one/two", "two").expect("made");
     admin
         .check_mount(VOLUME, "/one/two/three")
@@ -123,7 +123,7 @@ fn a_replica_made_anew_keeps_its_number_and_its_readers_are_told() {
     assert_eq!(reader.ears.take(), [all_of(first)]);
     assert_eq!(reader.status(there(kept)).expect("as it is").length, 5);
     assert_eq!(reader.status(there(gone)), Err(Abort::VNOVNODE));
-    // Nothing of the first is left.
+    // The first replica was removed completely.
     let trees = cell.fs.filesets();
     let names: Vec<_> = trees.iter().map(|(_, r)| r.name.as_str()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
@@ -158,7 +158,7 @@ fn a_volume_is_removed_when_that_is_wanted_and_its_clients_are_told() {
     assert_eq!(client.status(file), Err(Abort::VNOVOL));
     assert!(admin.volume("doomed").is_err() && admin.volume("doomed.backup").is_err());
     assert!(admin.remove(VOLUME, true).is_err(), "a cell needs it");
-    // Its number is never another's.
+    // Its number is never reused.
     assert_ne!(admin.create(&new("doomed")).expect("made").id, made);
 }
 
@@ -193,7 +193,7 @@ fn several_addresses_share_what_was_promised() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 4096));
     common::format(&device);
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
-    // The second address has to be known, so its port is one that was free a moment ago.
+    // The second address must be known in advance, so its port is one that was free a moment ago.
     let started = (0..10).find_map(|_| {
         let free = UdpSocket::bind("127.0.0.2:0").expect("a port");
         let second = free.local_addr().expect("an address");

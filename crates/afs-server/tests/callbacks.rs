@@ -1,4 +1,4 @@
-//! Callbacks: who is told of changes, when, and what becomes of those who do not answer.
+//! Callbacks: which clients are notified of changes, when, and how unresponsive ones are handled.
 
 mod common;
 
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Something that is done, and the files that others are told of.
+/// Operation, and the files of which other clients are notified.
 type Change<'c> = (&'c dyn Fn(), &'c [AfsFid]);
 
-/// A file in the root.
+/// Creates a file in the root.
 fn file(client: &Client, name: &str) -> AfsFid {
     client.create(client.root, name).expect("made").0
 }
@@ -35,7 +35,7 @@ fn others_are_told_before_a_change_is_answered() {
         assert!(statuses.iter().all(|status| status.error_code.0 == 0));
         writer.bulk(&[root, fid, dir]).expect("there");
     };
-    // Each change, and the files that are no longer as they were.
+    // Each change, and the files whose promises it breaks.
     let changes: [Change<'_>; 7] = [
         (
             &|| {
@@ -91,15 +91,15 @@ fn others_are_told_before_a_change_is_answered() {
         let mut expected = expected.to_vec();
         expected.sort_unstable();
         assert_eq!(told, expected, "change {at}");
-        // A promise is for one change.
+        // A promise covers a single change.
         change_again(&writer, root, at);
         assert_eq!(reader.ears.take(), [], "change {at}");
     }
-    // Of one thing: a file that is left with one of its two names.
+    // The writer is notified of one file: the one that kept one of its two names.
     assert_eq!(writer.ears.take(), [fid]);
 }
 
-/// Changes what nobody watches any more.
+/// Changes a file for which no promise is left.
 fn change_again(writer: &Client, root: AfsFid, n: usize) {
     let fid = writer.lookup(root, "file").expect("there");
     if n < 2 {
@@ -118,7 +118,7 @@ fn who_changes_is_told_of_what_the_answer_does_not_say() {
     let link = || {
         writer.link(root, "link", fid).expect("linked");
     };
-    // One of two names of a file is removed, or another file gets it; a directory gets another parent.
+    // One of two names of a file is removed or replaced by another file; a directory is moved.
     let changes: [Change<'_>; 4] = [
         (
             &|| {
@@ -218,8 +218,8 @@ fn a_client_is_asked_once_who_it_is_and_told_that_old_promises_are_over() {
     }
 }
 
-/// Goal: a client that does not answer costs one writer the time there is, and nobody anything after
-/// that; when it is heard of again, it is told that it missed something, before it has an answer.
+/// Goal: an unresponsive client delays one writer by the answer time, and no other client after
+/// that. On its next call it is told that its promises have ended, before it gets an answer.
 #[test]
 fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
     let cell = Cell::with(afs_server::Config {
@@ -246,11 +246,11 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
     assert_eq!(dead.ears.take(), [fids[0]]);
 }
 
-/// Goal: a client that has ended costs far less than one that is silent: the network says that its port is
-/// closed. Nobody who answers is lost by that.
+/// Goal: a terminated client costs far less than a silent one, because the network reports that its
+/// port is closed. Clients that answer are not affected.
 #[test]
 fn a_client_that_has_ended_delays_a_change_by_less_than_a_silent_one() {
-    // Longer than this test may take.
+    // Exceeds the duration of the test.
     let answer_time = Duration::from_secs(3600);
     let cell = Cell::with(afs_server::Config {
         answer_time,
@@ -287,7 +287,7 @@ fn many_clients_are_told_at_once() {
 
 #[test]
 fn clients_that_do_not_answer_are_all_called_before_one_is_given_up() {
-    // Longer than this test may take.
+    // Exceeds the duration of the test.
     let cell = Cell::with(afs_server::Config {
         answer_time: Duration::from_secs(3600),
         ..config()
@@ -310,7 +310,7 @@ fn clients_that_do_not_answer_are_all_called_before_one_is_given_up() {
             }
             std::thread::yield_now();
         };
-        // They answer, so that the writer comes back also where this has failed.
+        // Let them answer, so that the writer returns even if the test fails.
         for reader in &readers {
             reader.ears.deaf.store(false, Ordering::Relaxed);
         }
@@ -318,9 +318,9 @@ fn clients_that_do_not_answer_are_all_called_before_one_is_given_up() {
     });
 }
 
-/// Goal: fifteen clients that are gone cost one writer the documented time once, not fifteen times; others
-/// who change what they watched meanwhile, and after that, wait no longer; when they are back, each is
-/// told that it missed something before it has an answer.
+/// Goal: fifteen unreachable clients delay one writer by the documented time once, not fifteen
+/// times. Other writers of files that they watched wait no longer, neither at the same time nor
+/// later. On its next call each is told that its promises have ended, before it gets an answer.
 #[test]
 fn many_dead_clients_delay_one_change_together() {
     let answer_time = Duration::from_secs(2);
@@ -351,7 +351,7 @@ fn many_dead_clients_delay_one_change_together() {
         }
     });
     let breaks = cell.server.stats().counts.breaks;
-    // Three writers at once may find it out of each; who made the files hears of four changes.
+    // Each of the three writers may detect each client; the creator of the files gets four breaks.
     assert!(breaks <= 15 * 3 + 4, "{breaks} calls");
     for fid in &fids {
         writers[0].store(*fid, 0, b"y", 1).expect("stored");
@@ -371,12 +371,12 @@ fn many_dead_clients_delay_one_change_together() {
     }
     writers[0].store(fids[0], 0, b"z", 1).expect("stored");
     for client in &dead {
-        // Behind what it was told while it was silent, if that came through.
+        // Preceded by breaks from its silent period, if they arrived.
         assert_eq!(client.ears.take().last(), Some(&fids[0]));
     }
 }
 
-/// Goal: many who change what many watch, all at once: none waits for another for ever.
+/// Goal: concurrent changes of files that all clients watch do not deadlock.
 #[test]
 fn changes_of_what_all_watch_do_not_wait_for_each_other() {
     let cell = Cell::new();

@@ -1,7 +1,7 @@
-//! A thousand clients at once, each at an address of its own, of a server in a process of its own.
+//! A thousand concurrent clients, each with its own address, of a server in a separate process.
 //!
-//! Goal: all get what they ask for, none waits much longer than the others, nobody is shown what was
-//! replaced before it asked, and the server's memory stays within a limit beside its cache.
+//! Goal: all clients are served, none waits much longer than the others, no client sees data that
+//! was replaced before its request, and the server's memory beside its cache stays within a limit.
 
 mod common;
 
@@ -16,16 +16,16 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 1000;
-/// Bytes of each file that is read.
+/// Size in bytes of each file that is read.
 const BYTES: usize = 1 << 20;
 const FILES: usize = 8;
-/// Bytes beside the cache that the server may use.
+/// Limit on the server's memory beside its cache, in bytes.
 const MEMORY_MAX: usize = 512 << 20;
 /// Calls of each client in the mixed run.
 const ROUNDS: usize = 30;
-/// Bytes of a file that is written and read there.
+/// Size in bytes of the files of the mixed run.
 const SMALL: usize = 4096;
-/// Stack of a client's thread.
+/// Stack size of a client's thread in bytes.
 const STACK: usize = 256 << 10;
 
 #[test]
@@ -33,7 +33,7 @@ fn serves_when_it_is_told_to() {
     serve_if_told();
 }
 
-/// The `n`-th address of 127/8.
+/// Returns the `n`-th client address in 127/8.
 fn address(n: usize) -> Ipv4Addr {
     Ipv4Addr::new(
         127,
@@ -49,7 +49,7 @@ fn crowd(server: &Process) -> Vec<Client> {
     made.map(|client| client.expect("a client")).collect()
 }
 
-/// Runs a job for each client, all at once, and gives how long each took, in order.
+/// Runs a job for all clients concurrently and returns the sorted durations.
 fn all_at_once(clients: &[Client], job: impl Fn(usize, &Client) + Sync) -> Vec<Duration> {
     let ready = Barrier::new(clients.len());
     let mut times: Vec<Duration> = std::thread::scope(|scope| {
@@ -108,7 +108,7 @@ fn a_thousand_clients_read_a_megabyte_each() {
             (fid, data)
         })
         .collect();
-    // The second time the server knows them, and they have flushed their caches.
+    // In the second round the server knows the clients, and their caches are flushed.
     for round in ["strangers", "known"] {
         clients.iter().for_each(Client::flush);
         let times = all_at_once(&clients, |n, client| {
@@ -120,7 +120,7 @@ fn a_thousand_clients_read_a_megabyte_each() {
     }
 }
 
-/// A small file, and the number in its content that was answered last.
+/// Small file, and the number in its last acknowledged content.
 struct Shared {
     fid: AfsFid,
     answered: AtomicU64,
@@ -132,7 +132,7 @@ fn a_thousand_clients_look_read_and_write() {
     let server = Process::start(&disk.0, 0);
     let clients = crowd(&server);
     let seed = seed(2);
-    // One client in four writes, each a file of its own, and all read all.
+    // One client in four writes a file of its own, and all clients read all files.
     let files: Vec<Arc<Shared>> = (0..CLIENTS / 4)
         .map(|n| {
             let (fid, _) = clients[4 * n]
@@ -148,7 +148,7 @@ fn a_thousand_clients_look_read_and_write() {
     let times = all_at_once(&clients, |n, client| {
         let mut random = Random::new(seed ^ (n as u64) << 20);
         for round in 1..=ROUNDS as u64 {
-            // Few of the files, so that many look at what is written.
+            // Few of the files, so that readers and writers meet.
             let file = &files[random.below(16) as usize % files.len()];
             match random.below(4) {
                 0 if n % 4 == 0 => {

@@ -1,4 +1,4 @@
-//! Data: what is fetched is what was stored, one version for each store, and what was answered stays.
+//! Data: fetches return stored data, each store is one version, and acknowledged data persists.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn what_is_fetched_is_what_was_stored_and_each_store_is_one_version() {
             _ => at + len,
         };
         let status = client.store(fid, at, &data, length).expect("stored");
-        // What was beyond the length is cut off; then it is as long as was said; then the data.
+        // Truncate to the stated length, extend to it, then write the data.
         model.truncate(length as usize);
         let end = if len == 0 {
             length
@@ -116,11 +116,11 @@ fn attributes_change_and_are_no_version() {
         ..ANY
     };
     let refused = client.set(fid, gift).expect_err("nobody gives away files");
-    // As OpenAFS says it, and a local file system.
+    // The same errno as from OpenAFS and a local file system.
     assert_eq!(refused.errno(), Some(libc::EPERM));
 }
 
-/// Goal: whoever fetches while another stores never has the last version with other bytes than the last.
+/// Goal: a fetch concurrent with stores never returns the last version with other than its bytes.
 #[test]
 fn a_version_has_one_content_while_clients_store() {
     let cell = Cell::new();
@@ -154,7 +154,7 @@ fn a_version_has_one_content_while_clients_store() {
     });
 }
 
-/// Goal: what was answered is there after the power fails at that moment, and what is there then has
+/// Goal: acknowledged data survives a power cut at any moment, and the data found afterwards has
 /// versions that no other content had.
 #[test]
 fn what_was_answered_outlives_a_power_cut() {

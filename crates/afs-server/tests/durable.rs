@@ -1,7 +1,7 @@
-//! What clients are shown is durable: after a crash no version has other bytes than it was seen with.
+//! Data visible to clients is durable: after a crash no version has other bytes than clients saw.
 //!
-//! The device fails from some moment on, so nothing becomes durable any more. What a client is still
-//! shown after that has to be there when the server is started again, or has to have another version.
+//! The device fails from some moment on, so nothing becomes durable any more. Any state that a
+//! client is still shown must exist after a restart of the server, or have another version.
 
 mod common;
 
@@ -10,7 +10,7 @@ use block::{BlockDevice, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKi
 use common::{Cell, Client, config};
 use std::sync::Arc;
 
-/// What a client saw of a file.
+/// Content of a file as seen by a client: identifier, version, data.
 type Seen = (AfsFid, u64, Vec<u8>);
 
 fn cell() -> (Arc<dyn BlockDevice>, ErrorHandle, Cell) {
@@ -23,14 +23,14 @@ fn cell() -> (Arc<dyn BlockDevice>, ErrorHandle, Cell) {
 }
 
 fn look(client: &Client, fid: AfsFid, seen: &mut Vec<Seen>) {
-    // Not to be shown anything is fine.
+    // The server may refuse.
     if let Ok((data, status, _)) = client.own.fetch_data(fid, 0, 1 << 20) {
         assert_eq!(status.length, data.len() as u64);
         seen.push((fid, status.data_version, data));
     }
 }
 
-/// Makes `change` fail half-way, looks at the files before and after, and again after a new start.
+/// Makes `change` fail half-way; reads the files before and after it, and again after a restart.
 fn check(prepare: impl Fn(&Client) -> AfsFid, change: impl Fn(&Client, AfsFid)) {
     let (below, failure, cell) = cell();
     let (writer, reader) = (cell.client(), cell.client());

@@ -1,6 +1,6 @@
-//! Calls that no client would make: cut short, with bytes changed, of procedures that are not there.
+//! Malformed calls: truncated, with altered bytes, of nonexistent procedures.
 //!
-//! Goal: each of them ends, with a reply or an abort; afterwards a client is served as before.
+//! Goal: each call ends with a reply or an abort, and the server still serves clients afterwards.
 
 mod common;
 
@@ -12,7 +12,7 @@ use common::{Cell, Client, PATIENCE, seed};
 use rx::{End, code};
 use std::time::Instant;
 
-/// A request of each procedure, about things that are there.
+/// Returns a request of each procedure for existing files.
 fn requests(root: AfsFid, file: AfsFid) -> Vec<Vec<u8>> {
     let name = |name: &'static [u8]| Name::new(name).expect("a name");
     let fids = || List::new(vec![file, root]).expect("two");
@@ -159,7 +159,7 @@ fn a_request_that_is_cut_short_or_changed_ends_and_harms_nobody() {
                 let at = random.below(bad.len() as u64) as usize;
                 bad[at] = random.next_u64() as u8;
             }
-            // Some of these are good requests; none may hang, whatever it says follows.
+            // Some of these are valid; none may hang, whatever data length it announces.
             let _ = client.exchange(bad, &[0; 100], 64 << 20);
         }
         let mut surplus = good.clone();
@@ -170,7 +170,7 @@ fn a_request_that_is_cut_short_or_changed_ends_and_harms_nobody() {
         let code = client.exchange(opcode.to_be_bytes().to_vec(), &[0; 40], 1 << 20);
         assert_eq!(code, Err(Abort::RXGEN_OPCODE), "{opcode}");
     }
-    // What was changed may have removed the file.
+    // A mutated request may have removed the file.
     let (file, _) = client.create(client.root, "fresh").expect("made");
     still_serves(&client, file);
 }
@@ -213,7 +213,7 @@ fn a_request_whose_end_does_not_come_gives_its_thread_back() {
         offline_message: message,
         motd: message,
     };
-    // Its first packet, and never the second.
+    // Sends the first packet, and never the second.
     let mut call = client.own.connection().call().expect("a call");
     call.write(to_bytes(&request)[..1500].to_vec())
         .expect("sent");

@@ -1,10 +1,10 @@
-//! The server is killed under load, again and again: 6 times, or `EVFS_KILLS` times.
+//! The server is killed under load repeatedly: 6 times, or `EVFS_KILLS` times.
 //!
-//! Goal: after each time it serves again without repair; every store that was answered is there; what
-//! is there and was not answered has a newer version; names are where they were put; clients go on where
-//! they were by themselves; and who kept data from before never takes it for what is there now.
+//! Goal: after each restart it serves without repair; every acknowledged store is present; present
+//! data that was not acknowledged has a newer version; names are where they were put; clients
+//! resume on their own; and no client mistakes data cached before the kill for the current data.
 //!
-//! Prints how long it took from the start of the new server to its first answer.
+//! Prints the time from the start of the new server to its first reply.
 
 mod common;
 
@@ -22,19 +22,19 @@ use std::time::{Duration, Instant};
 const WRITERS: usize = 4;
 const READERS: usize = 2;
 const RENAMERS: usize = 2;
-/// Bytes of each store: several pages, and part of one.
+/// Size of each store in bytes: several pages and a partial one.
 const BYTES: usize = 50_001;
 
-/// Serves the file that the environment names, until it is killed.
+/// Serves the file named by the environment until it is killed.
 #[test]
 fn serves_when_it_is_told_to() {
     serve_if_told();
 }
 
-/// A file that one client writes, and what is known of it.
+/// File written by one client, with its expected state.
 struct Written {
     fid: AfsFid,
-    /// Number of the last store that was begun, of the last that was answered, and the version it gave.
+    /// Number of the last store begun, of the last one acknowledged, and the version of the latter.
     begun: AtomicU64,
     answered: AtomicU64,
     version: AtomicU64,
@@ -46,7 +46,7 @@ fn content(number: u64) -> Vec<u8> {
     all
 }
 
-/// The least and the greatest of the numbers in a content.
+/// Returns the smallest and the largest number in a content.
 fn numbers(data: &[u8]) -> (u64, u64) {
     let numbers = data.as_chunks().0.iter().map(|w| u64::from_be_bytes(*w));
     numbers.fold((u64::MAX, 0), |(least, most), n| {
@@ -55,7 +55,7 @@ fn numbers(data: &[u8]) -> (u64, u64) {
 }
 
 impl Written {
-    /// Stores once: over what is there, or at first cut to nothing and then at the end.
+    /// Stores once: overwrites the content, or truncates the file first.
     fn store(&self, client: &Client) -> Result<(), Error> {
         let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
         let data = content(number);
@@ -71,7 +71,8 @@ impl Written {
         Ok(())
     }
 
-    /// Nobody stores now, and the last store was answered, before the server was killed or after.
+    /// Checks the file while no store is in progress. The last store was acknowledged, before the
+    /// server was killed or after.
     fn check(&self, client: &Client) -> (Vec<u8>, u64) {
         let (data, status, _) = client.fetch_data(self.fid, 0, 1 << 20).expect("served");
         let answered = self.answered.load(Ordering::Acquire);
@@ -82,14 +83,14 @@ impl Written {
         (data, status.data_version)
     }
 
-    /// A reader, while others store: nothing older than what was answered before it asked.
+    /// Reads during stores: the data must not be older than the last store acknowledged before.
     fn look(&self, client: &Client, root: AfsFid) -> Result<(), Error> {
         let answered = self.answered.load(Ordering::Acquire);
-        // Until it calls, a client cannot know that the server which promised to tell it is gone.
+        // A client learns only on a call that the server which made its promises was restarted.
         client.fetch_status(root)?;
         let data = client.read(self.fid, 0, 1 << 20)?;
         let (least, most) = numbers(&data);
-        // What is cut at the moment is empty, or zeros.
+        // While the file is truncated, it is empty or contains zeros.
         assert!(
             data.is_empty() || least == 0 || least >= answered,
             "{least} < {answered}"
@@ -99,7 +100,7 @@ impl Written {
     }
 }
 
-/// A file that one client renames, and the number in its name.
+/// File renamed by one client, with the number in its name.
 struct Renamed {
     directory: AfsFid,
     of: usize,
@@ -119,13 +120,13 @@ impl Renamed {
         }
     }
 
-    /// Renames once. A call that broke was done or not.
+    /// Renames once. A broken call may or may not have taken effect.
     fn rename(&mut self, client: &Client) -> Result<(), Error> {
         let (old, new) = (self.name(self.number), self.name(self.number + 1));
         let renamed = client.rename((self.directory, &old), (self.directory, &new));
         let done = match renamed {
             Ok(_) => true,
-            // Tried again by the protocol itself: done before, by the server that went.
+            // Retried by the protocol itself: the killed server had already done it.
             Err(Error::Broken(_) | Error::Abort(_)) => self.is_there(client, self.number + 1)?,
             Err(error) => return Err(error),
         };
@@ -174,7 +175,7 @@ fn wait_for(net: &Net, server: SocketAddr, root: AfsFid) {
     }
 }
 
-/// All that works on the server.
+/// All clients and files of the load.
 struct Load {
     root: AfsFid,
     written: Vec<Written>,
@@ -215,7 +216,7 @@ impl Load {
         }
     }
 
-    /// Works until it is told to stop, across the death of the server that `kill` brings about.
+    /// Works until stopped, across the death of the server caused by `kill`.
     fn work(&mut self, kill: impl FnOnce()) {
         let stop = AtomicBool::new(false);
         let ready = Barrier::new(WRITERS + READERS + RENAMERS + 1);
@@ -248,11 +249,11 @@ impl Load {
         });
     }
 
-    /// Everything is as it was answered, and who has it from before has it as it is.
+    /// Checks that the acknowledged state is present, and that cached copies match it.
     fn check(&self, net: &Net, server: SocketAddr) {
         let fresh = client(net, server);
         for reader in &self.readers {
-            // Whoever calls first is told that promises are over.
+            // The first call of a client ends its old promises.
             reader.fetch_status(self.root).expect("served");
             let pages = fresh.fetch_data(self.root, 0, 1 << 22).expect("served").0;
             let kept = reader.directory(self.root).expect("served");

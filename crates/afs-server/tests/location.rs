@@ -1,4 +1,4 @@
-//! Volume location: by name and by number, in three generations, and what is not there.
+//! Volume location: by name and by number, in three generations, and nonexistent volumes.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::net::Ipv4Addr;
 
 const ANNOUNCED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 2, 2), Ipv4Addr::new(10, 77, 0, 1)];
 
-/// Asks; gives the reply or the code.
+/// Makes a call; returns the reply or the abort code.
 fn ask(cell: &Cell, request: &Request<'_>) -> Result<Reply, Abort> {
     let port = Port::open(&Settings::default(), Vec::new()).expect("a port");
     let to = cell.server.location_service();
@@ -77,7 +77,7 @@ fn a_volume_is_found_by_each_of_its_names_and_numbers() {
         site_flag::RWVOL | site_flag::ROVOL | site_flag::UUID
     );
 
-    // The identity leads to the addresses.
+    // The UUID resolves to the addresses.
     let wanted = ListAddrByAttributes {
         mask: address_by::UUID,
         address: Ipv4Addr::UNSPECIFIED,

@@ -1,7 +1,7 @@
 //! Loss, duplication and reordering between clients and a server, over real sockets.
 //!
-//! Goal: at 1, 5, 10 and 20 % every byte arrives as it was, and callbacks with it; at 1 % a client has at
-//! least half of the throughput that it has through the same relay without loss.
+//! Goal: at 1, 5, 10 and 20 % all bytes arrive unchanged, and callbacks with them; at 1 % a client
+//! has at least half of the throughput of the same relay without loss.
 
 mod common;
 
@@ -13,7 +13,8 @@ use common::{Cell, seed};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-/// A client of a cell through a relay that loses, doubles and swaps so many of 1000 datagrams.
+/// Client of a cell through a relay that loses, duplicates and reorders `per_mille` of 1,000
+/// datagrams.
 struct Far {
     client: Client,
     _relay: Relay,
@@ -72,7 +73,7 @@ fn bytes_and_callbacks_arrive_whole_whatever_is_lost() {
             assert_eq!(found, fid);
             let read = reader.client.read(fid, 0, 4 << 20).expect("read");
             assert!(read == data, "other bytes at {per_mille} of 1000");
-            // What it keeps is no longer good when it has been written anew.
+            // The reader's cache must be invalidated by the writer's next store.
             let data = random_bytes(&mut random, 5000);
             writer
                 .client
@@ -88,7 +89,7 @@ fn bytes_and_callbacks_arrive_whole_whatever_is_lost() {
 const BYTES: usize = 8 << 20;
 const ROUNDS: usize = 8;
 
-/// MB/s of a store and of a fetch.
+/// Returns the throughput of a store and of a fetch in MB/s.
 fn measure(far: &Far, fid: AfsFid, data: &[u8]) -> [f64; 2] {
     let rate = |begun: Instant| data.len() as f64 / 1e6 / begun.elapsed().as_secs_f64();
     let begun = Instant::now();
@@ -119,7 +120,7 @@ fn one_packet_lost_in_a_hundred_leaves_half_of_the_throughput() {
             rates[round] = measure(way, fid, &data);
         }
     }
-    // The best of each: what else the machine does takes from all.
+    // The best round of each: background load only slows rounds down.
     let best = |way: usize, what: usize| {
         let all = rates[way].iter().map(|round: &[f64; 2]| round[what]);
         all.fold(0.0, f64::max)

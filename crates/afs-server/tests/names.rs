@@ -1,7 +1,7 @@
-//! Names: each call that changes a directory, and what clients make of it.
+//! Names: each call that changes a directory, and the resulting copies of clients.
 //!
-//! Goal: a client that changes its own copy of a directory after each of its calls, as OpenAFS and Linux
-//! do, has the server's pages byte for byte, with versions that rise by one.
+//! Goal: a client that updates its own copy of a directory after each of its calls, as OpenAFS and
+//! Linux do, has the server's pages byte for byte, with versions that increase by one.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn errno(code: Abort) -> i32 {
     code.errno().expect("a code of the error table")
 }
 
-/// A directory as a client has it.
+/// Client's copy of a directory.
 struct Copy {
     fid: AfsFid,
     image: Image,
@@ -34,7 +34,7 @@ impl Copy {
         }
     }
 
-    /// After a change of our own.
+    /// Applies a change made by this client and compares the copy with the returned status.
     fn changed(&mut self, status: &AfsFetchStatus, change: impl FnOnce(&mut Image)) {
         change(&mut self.image);
         self.version += 1;
@@ -88,7 +88,7 @@ fn a_client_that_changes_its_own_copy_has_the_servers_pages() {
                 names[at].remove(&old);
             }
             (_, Some(old)) => {
-                // To a new name, or to one that is there.
+                // To a new name, or to an existing one.
                 let replaced = names[other]
                     .keys()
                     .next()
@@ -152,7 +152,7 @@ fn a_directory_that_moves_has_another_parent_and_another_version() {
         (to.vnode, to.unique)
     );
     assert_eq!(client.lookup(to, "e"), Ok(moved));
-    // Not below itself, and not over what has names.
+    // Neither into its own subtree nor over a directory that is not empty.
     let (below, _) = client.make_dir(moved, "below").expect("made");
     let refused = client.rename((to, "e"), (below, "x")).expect_err("a loop");
     assert_eq!(errno(refused), libc::EINVAL);
@@ -202,7 +202,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         assert_eq!(outcome.map_err(errno), Err(expected), "the {at}th");
     }
     before.check(&client);
-    // Of files that are no longer there, or never were.
+    // Files that no longer exist, or never did.
     client.remove(dir, "file").expect("removed");
     let other = AfsFid {
         unique: file.unique + 1,
@@ -242,7 +242,7 @@ fn links_count_and_symbolic_links_say_what_they_were_told() {
     let (file, _) = client.create(root, "file").expect("made");
     client.link(root, "other", file).expect("linked");
     assert_eq!(client.status(file).expect("there").link_count, 2);
-    // The access list of a file is that of its directory: it stays in one.
+    // A file is subject to its directory's access list, so it must stay in one directory.
     let (dir, _) = client.make_dir(root, "dir").expect("made");
     let refused = client.rename((root, "other"), (dir, "other"));
     assert_eq!(refused.map_err(errno).map(drop), Err(libc::EXDEV));
@@ -262,7 +262,7 @@ fn links_count_and_symbolic_links_say_what_they_were_told() {
         (FileType::SymbolicLink, 9)
     );
     assert_eq!(client.fetch(link, 0, 1000).expect("read").0, b"dir/other");
-    // A mount point is a link that may not be executed.
+    // A mount point is a symbolic link without execute permission.
     let (point, _) = client
         .symlink(root, "point", "#root.cell.", 0o644)
         .expect("made");
@@ -294,13 +294,13 @@ fn pages_that_are_made_anew_have_a_version_of_their_own() {
     let again = make(0..0);
     assert!(again.version > first.version, "the places of names differ");
     assert!(again.image.bytes() != first.image.bytes());
-    // Nothing has changed since: the same names give the same pages.
+    // Nothing has changed since: the same names produce the same pages.
     let third = make(0..0);
     assert_eq!(third.version, again.version);
     assert!(third.image.bytes() == again.image.bytes());
 }
 
-/// A folder with two names, whose pages are as its names give them.
+/// Creates a directory with two names. Its cell is stopped, so the next one rebuilds the pages.
 fn folder(device: &std::sync::Arc<dyn block::BlockDevice>) -> AfsFid {
     common::format(device);
     let cell = Cell::on(device, common::config());
@@ -338,7 +338,7 @@ fn a_name_can_be_removed_where_there_is_no_room_for_anything() {
     let after = Copy::fetch(&client, folder);
     assert_eq!(after.version, status.data_version);
     assert!(after.image.find(b"a").is_none() && after.image.find(b"b").is_some());
-    // A client that knows only its own copy must not take it for this version.
+    // A client that knows only its own copy must not mistake it for this version.
     let mut own = before;
     own.image.remove(b"a");
     assert!(own.image.bytes() == after.image.bytes() || after.version != own.version + 1);

@@ -1,9 +1,10 @@
-//! Malformed packets at a server that runs in a process of its own: 100,000, or `EVFS_PACKETS`.
+//! Malformed packets to a server in a separate process: 100,000, or `EVFS_PACKETS`.
 //!
-//! Random bytes, packets of all kinds with parts changed or cut off, calls with rubbish for arguments from
-//! hundreds of addresses, of which many never answer a ping.
+//! Random bytes, altered or truncated packets of all kinds, and calls with random arguments from
+//! hundreds of addresses, many of which never answer a ping.
 //!
-//! Goal: the server serves afterwards as before, its memory stays within a limit, and no thread is gone.
+//! Goal: afterwards the server serves as before, its memory stays within a limit, and no thread has
+//! died.
 
 mod common;
 
@@ -15,9 +16,9 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
 
 const SOCKETS: usize = 200;
-/// Bytes beside the cache that the server may use.
+/// Limit on the server's memory beside its cache, in bytes.
 const MEMORY_MAX: usize = 512 << 20;
-/// Packets between two looks at whether it serves.
+/// Number of packets between two checks that the server still serves.
 const LOOK: usize = 10_000;
 
 #[test]
@@ -25,7 +26,7 @@ fn serves_when_it_is_told_to() {
     serve_if_told();
 }
 
-/// Packets of each kind, and calls as they are on the wire.
+/// Returns packets of each kind, and calls in wire format.
 fn samples() -> Vec<Vec<u8>> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus");
     let read = |of: &str, prefix: &str| -> Vec<Vec<u8>> {
@@ -43,7 +44,7 @@ fn samples() -> Vec<Vec<u8>> {
             .collect()
     };
     let mut all = read("rx_packets", "packet_");
-    // Behind the two bytes of the fuzz target: the arguments of a call, which becomes one packet.
+    // After two bytes of the fuzz target: the arguments of a call, which are put into one packet.
     for call in read("afs_requests", "fs_")
         .into_iter()
         .chain(read("afs_requests", "cb_"))
@@ -73,7 +74,7 @@ fn packet(random: &mut Random, samples: &[Vec<u8>]) -> Vec<u8> {
         }
         1 => packet.truncate(below(random, packet.len() + 1)),
         2 => {
-            // A jumbogram of rubbish.
+            // A jumbogram of random bytes.
             packet = vec![0; 28 + 4 * 1416];
             random.fill(&mut packet);
             packet[20..22].copy_from_slice(&[1, 0x21]);
@@ -81,7 +82,7 @@ fn packet(random: &mut Random, samples: &[Vec<u8>]) -> Vec<u8> {
         _ => {}
     }
     if packet.len() >= 28 && random.below(10) > 0 {
-        // Few connections and calls, so that packets meet what others left.
+        // Few connections and calls, so that packets meet the state left by others.
         number(&mut packet, 0, 0x8000_0000 | random.below(50) as u32);
         number(&mut packet, 4, 0x4000_0000 | random.below(64) as u32);
         number(&mut packet, 8, 1 + random.below(3) as u32);
@@ -103,7 +104,7 @@ fn packet(random: &mut Random, samples: &[Vec<u8>]) -> Vec<u8> {
     packet
 }
 
-/// Answers a ping, as if there were a client: what it asked for is run then.
+/// Answers a ping like a real client would, so that the server runs the pending calls.
 fn answer(socket: &UdpSocket, server: SocketAddr) {
     let mut bytes = [0; 1500];
     for _ in 0..4 {
@@ -117,7 +118,7 @@ fn answer(socket: &UdpSocket, server: SocketAddr) {
             back[21] = 1;
             back[40..44].copy_from_slice(&serial);
             back[44] = 7;
-            // What the network does not take is lost, as packets are.
+            // A failed send counts as packet loss.
             let _ = socket.send_to(&back, server);
         }
     }
@@ -181,7 +182,7 @@ fn a_server_outlives_malformed_packets() {
     assert!(sent > count / 2, "they were not sent");
     assert!(server.threads() >= threads, "a thread is gone");
     assert!(beside <= MEMORY_MAX, "{beside} bytes");
-    // Somebody who was not there before is served as well.
+    // A client unknown so far is served as well.
     let late = net
         .client(Ipv4Addr::new(127, 0, 0, 77), server.address, options())
         .expect("a port");

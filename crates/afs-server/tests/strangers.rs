@@ -1,4 +1,4 @@
-//! Clients that do not answer, and what they may cost those who do.
+//! Clients that do not answer, and the limits on their cost to other clients.
 
 mod common;
 
@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Whether a question is answered.
+/// Decides whether a call is answered.
 type Answers = fn(&cb::Request) -> bool;
 
-/// A client that answers what it likes.
+/// Client that answers selected calls.
 struct Stranger {
     port: Port,
     server: std::net::SocketAddr,
-    /// Times that it was told that all promises are over.
+    /// Number of times that it was told that all promises have ended.
     ended: Arc<AtomicUsize>,
-    /// Which questions it answers.
+    /// Calls that it answers.
     answers: Arc<Mutex<Answers>>,
 }
 
@@ -56,7 +56,7 @@ impl Stranger {
         stranger
     }
 
-    /// One that has these services.
+    /// Creates a client with the given services.
     fn with(address: Ipv4Addr, cell: &Cell, services: Vec<Service>) -> Stranger {
         let settings = Settings {
             listen: (address, 0).into(),
@@ -87,7 +87,7 @@ impl Stranger {
         }
     }
 
-    /// Looks at a file: what it is promised.
+    /// Fetches the status of a file and returns the kind of the promise.
     fn look(&self, fid: AfsFid) -> Result<CallBackType, Abort> {
         let request = Request::FetchStatus { fid };
         let bytes = self.ask(&request)?;
@@ -98,7 +98,7 @@ impl Stranger {
         }
     }
 
-    /// Looks until it is served.
+    /// Fetches the status until the server no longer answers `VBUSY`.
     fn look_again(&self, fid: AfsFid) -> CallBackType {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -114,7 +114,7 @@ impl Stranger {
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        // Its port waits for whoever answers.
+        // Dropping the port waits for its handlers, so let them answer.
         *self.answers.lock().expect("a function") = ALL;
     }
 }
@@ -138,11 +138,11 @@ const ALL: fn(&cb::Request) -> bool = |_| true;
 const NONE: fn(&cb::Request) -> bool = |_| false;
 const NO_CHANGES: fn(&cb::Request) -> bool = |r| !matches!(r, cb::Request::CallBack { .. });
 
-/// Goal: whoever is known is served while a stranger, who makes as many calls as there are threads, from
-/// one port or from many, is waited for.
+/// Goal: known clients are served while the server waits for an unknown one that makes as many
+/// calls as there are threads, from one port or from many.
 #[test]
 fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
-    // Longer than this test may take: whoever waited for a stranger would not be served within it.
+    // Exceeds the duration of the test: a call that waits for the unknown client would fail it.
     let long = Duration::from_secs(3600);
     let cell = Cell::with(Config {
         answer_time: long,
@@ -162,8 +162,8 @@ fn a_stranger_who_does_not_answer_holds_no_more_than_half_of_the_threads() {
     drop(calls);
 }
 
-/// Goal: whoever is served while strangers, at more addresses than there are threads, have begun to send
-/// data and do not go on; and what they hold ends.
+/// Goal: known clients are served while unknown ones, at more addresses than there are threads,
+/// have stalled in the middle of sending data; and the stalled calls end.
 #[test]
 fn strangers_who_do_not_send_hold_no_more_than_half_of_the_threads() {
     const STRANGERS: u8 = 24;
@@ -218,7 +218,8 @@ fn strangers_who_do_not_send_hold_no_more_than_half_of_the_threads() {
     assert!(codes.contains(&Abort::VBUSY.0), "{codes:?}");
 }
 
-/// Goal: a dead client is found out by one call, however many change files that it was to hear of.
+/// Goal: an unreachable client is detected by one call, however many clients change files it
+/// watches.
 #[test]
 fn many_who_change_files_wait_for_a_dead_client_together() {
     const WRITERS: usize = 12;
@@ -247,8 +248,8 @@ fn many_who_change_files_wait_for_a_dead_client_together() {
     assert_eq!(cell.server.stats().counts.breaks - before, 1);
 }
 
-/// Goal: who answers who it is, and never that a file has changed, costs others the time there is twice,
-/// and then nothing for a while.
+/// Goal: a client that answers identity queries but no breaks delays others by the answer time
+/// twice, and then not at all for a while.
 #[test]
 fn who_never_hears_of_changes_is_served_without_promises() {
     let cell = Cell::with(Config {
@@ -271,7 +272,7 @@ fn who_never_hears_of_changes_is_served_without_promises() {
     assert_eq!(promised[2..], [CallBackType::Dropped; 4]);
 }
 
-/// Goal: who may trust promises that are over is told so before it is served, and until then to try again.
+/// Goal: a client that may trust ended promises gets `VBUSY` until it was told of their end.
 #[test]
 fn who_may_trust_old_promises_is_not_served_before_it_is_told() {
     let cell = Cell::with(Config {
@@ -280,12 +281,12 @@ fn who_may_trust_old_promises_is_not_served_before_it_is_told() {
     });
     let writer = cell.client();
     let (fid, _) = writer.create(writer.root, "file").expect("made");
-    // One that was lost.
+    // A client that missed a break.
     let lost = Stranger::new(&cell, ALL);
     assert_eq!(lost.look(fid), Ok(CallBackType::Shared));
     *lost.answers.lock().expect("a function") = NONE;
     writer.store(fid, 0, b"x", 1).expect("stored");
-    // One that the server, which has just been started, does not know.
+    // A client unknown to the server, which has just been started.
     let unknown = Stranger::new(&cell, NONE);
     for stranger in [&lost, &unknown] {
         assert_eq!(stranger.look(fid), Err(Abort::VBUSY));
@@ -310,8 +311,7 @@ fn who_can_trust_nothing_old_is_served_without_promises() {
     assert_eq!(mute.look_again(fid), CallBackType::Dropped);
 }
 
-/// Goal: a client that only looks whether the server is there hears that promises are over.
-/// Goal: programs that keep nothing, and know nothing of callbacks, are served from the first call on.
+/// Goal: stateless programs without a callback service are served from the first call on.
 #[test]
 fn who_does_not_know_callbacks_is_served_at_once_without_promises() {
     let cell = Cell::new();
@@ -337,6 +337,7 @@ fn who_does_not_know_callbacks_is_served_at_once_without_promises() {
     }
 }
 
+/// Goal: a liveness probe suffices for a client to be told that its promises have ended.
 #[test]
 fn a_client_that_asks_for_the_time_is_told_that_promises_are_over() {
     let cell = Cell::new();

@@ -82,7 +82,7 @@ impl Visit<'_> {
         )
     }
 
-    /// Returns the fetchable content of an inode, and the inode as of that moment.
+    /// Opens the fetchable content of an inode, and the inode as of that moment.
     fn content(&self, volume: &Arc<Volume>, attr: &Attr) -> Outcome<(Attr, Content)> {
         let ino = attr.ino;
         match attr.inode.kind {

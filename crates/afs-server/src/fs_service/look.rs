@@ -91,7 +91,7 @@ impl Visit<'_> {
         })
     }
 
-    /// Returns the status of a file, with a promise made before the status was read.
+    /// Reads the status of a file, with a promise made before the status was read.
     fn status_and_promise(&self, fid: &AfsFid) -> Outcome<(Arc<Volume>, AfsFetchStatus, Given)> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
@@ -109,7 +109,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Returns the status of an inode that the caller may read.
+    /// Reads the status of an inode that the caller may read.
     pub(super) fn status(&self, volume: &Volume, ino: Ino) -> Outcome<AfsFetchStatus> {
         let attr = volume.attr(ino)?;
         if attr.inode.is_dir() {
@@ -126,7 +126,7 @@ impl Visit<'_> {
         self.status_of(volume, &attr, attr.inode.size)
     }
 
-    /// Returns the status of an inode from its attributes.
+    /// Builds the status of an inode from its attributes.
     pub(super) fn status_of(
         &self,
         volume: &Volume,

@@ -228,20 +228,20 @@ impl Visit<'_> {
         }
     }
 
-    /// Returns the volume of a file.
+    /// Looks up the volume of a file.
     fn volume(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
         let volume = self.shared.volumes.get(fid.volume);
         volume.ok_or(Abort::VNOVOL.into())
     }
 
-    /// Returns the volume of a file, which must be writable.
+    /// Looks up the volume of a file, which must be writable.
     fn volume_to_change(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
         let volume = self.volume(fid)?;
         volume.check_writable()?;
         Ok(volume)
     }
 
-    /// Returns the caller's rights on an inode; fails unless they include all of `wanted`.
+    /// Determines the caller's rights on an inode; fails unless they include all of `wanted`.
     fn check(&self, volume: &Volume, attr: &Attr, wanted: Rights) -> Outcome<Allowed> {
         let allowed = volume.allowed(attr, &self.caller)?;
         match allowed.caller.has(wanted) {
@@ -250,7 +250,7 @@ impl Visit<'_> {
         }
     }
 
-    /// Returns volume and inode of a directory to change, and the rights of the caller, which must
+    /// Looks up volume and inode of a directory to change, and the rights of the caller, which must
     /// include `wanted`.
     fn directory(&self, fid: &AfsFid, wanted: Rights) -> Outcome<(Arc<Volume>, Attr, Allowed)> {
         let volume = self.volume_to_change(fid)?;

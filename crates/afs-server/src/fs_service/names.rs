@@ -270,7 +270,7 @@ impl Visit<'_> {
     }
 }
 
-/// Returns the change of an inode that has lost a name. Replies do not cover a file that has other
+/// Builds the change of an inode that has lost a name. Replies do not cover a file that has other
 /// names left.
 pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     let is_answered = attr.inode.is_dir() || attr.inode.links == 0;
@@ -281,7 +281,7 @@ pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     })
 }
 
-/// Returns the attributes of a new inode, without the set-ID bits, which only administrators may
+/// Builds the attributes of a new inode, without the set-ID bits, which only administrators may
 /// set.
 fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
     New {

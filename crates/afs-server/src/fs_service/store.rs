@@ -249,7 +249,7 @@ struct Data<'c> {
 }
 
 impl Data<'_> {
-    /// Returns the next part; empty at the end.
+    /// Receives the next part; empty at the end.
     fn next(&mut self) -> Outcome<Vec<u8>> {
         let wanted = usize::try_from(self.left.min(CHUNK)).unwrap_or(0);
         let mut part = Vec::with_capacity(wanted);

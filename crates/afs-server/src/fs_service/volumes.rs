@@ -54,7 +54,7 @@ impl Visit<'_> {
         Ok(Reply::SetVolumeStatus {})
     }
 
-    /// Returns a volume on whose root the caller has the rights `wanted`.
+    /// Looks up a volume on whose root the caller has the rights `wanted`.
     fn volume_with(&self, id: VolumeId, wanted: Rights) -> Outcome<Arc<Volume>> {
         let volume = self.shared.volumes.get(id).ok_or(Abort::VNOVOL)?;
         self.check(&volume, &volume.files.attr(ROOT)?, wanted)?;
@@ -98,7 +98,7 @@ fn kib(count: u64) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// Returns the 32-bit counters, which wrap around.
+/// Builds the reply with the 32-bit counters, which wrap around.
 pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
     let counts = shared.counters.read();
     let low = |count: u64| count as u32;
@@ -130,7 +130,7 @@ pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
     }
 }
 
-/// Returns the 64-bit counters that the client's version knows.
+/// Builds the reply with the 64-bit counters that the client's version knows.
 pub(super) fn statistics64(shared: &Shared, version: i32) -> Outcome<Reply<'static>> {
     let known = usize::try_from(version).map_err(|_| WireError::Incomplete)?;
     let counts = shared.counters.read();

@@ -1,4 +1,4 @@
-//! The calls of a client whose server stays, past its cache.
+//! Client calls that bypass the client's cache and panic unless the server answers.
 
 use super::{Client, plain};
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, LockType};
@@ -81,7 +81,7 @@ impl Client {
         plain(self.own.unlock(fid))
     }
 
-    /// The data, the status behind it, and the promise.
+    /// Returns the data, the status after it, and the promise.
     pub fn fetch(
         &self,
         fid: AfsFid,

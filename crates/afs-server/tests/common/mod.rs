@@ -1,5 +1,5 @@
-//! What the tests share: a cell in memory or in a process of its own, and clients of it.
-#![allow(dead_code)] // Each test uses a part of it.
+//! Shared test support: a cell in memory or in a separate process, and its clients.
+#![allow(dead_code)] // Each test uses only a part.
 
 pub mod calls;
 pub mod process;
@@ -19,16 +19,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Longest wait for something that must happen, on a machine that does much else.
+/// Longest wait for an event that must happen, on a loaded machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The volume that tests work in.
+/// Name of the volume used by the tests.
 pub const VOLUME: &str = "root.cell";
 
-/// Bytes of a server's cache.
+/// Size of a server's cache in bytes.
 pub const CACHE_BYTES: u64 = 32 << 20;
 
-/// A file system with the volume.
+/// Formats a file system that contains the volume.
 pub fn format(device: &Arc<dyn BlockDevice>) {
     Fs::format(Arc::clone(device), "cell").expect("formatted");
     let fs = Fs::open(Arc::clone(device), Options::default()).expect("open");
@@ -36,13 +36,13 @@ pub fn format(device: &Arc<dyn BlockDevice>) {
     fs.close().expect("closed");
 }
 
-/// A server on a device.
+/// Server on a device.
 pub struct Cell {
     pub server: Server,
     pub fs: Arc<Fs>,
 }
 
-/// Where anonymous clients may write.
+/// Returns a configuration that permits anonymous writes.
 pub fn config() -> Config {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     Config {
@@ -50,14 +50,14 @@ pub fn config() -> Config {
         location_service: vec![any],
         anonymous_write: true,
         workers: 16,
-        // So that tests can say exactly what a client hears.
+        // Disables repeated breaks, so that tests can predict the notifications of a client.
         tell_again: Duration::from_secs(3600),
         ..Config::default()
     }
 }
 
 impl Cell {
-    /// A new cell in memory.
+    /// Creates a cell in memory.
     pub fn new() -> Cell {
         Cell::with(config())
     }
@@ -68,12 +68,12 @@ impl Cell {
         Cell::on(&device, config)
     }
 
-    /// A cell on a device that has one.
+    /// Starts a cell on a formatted device.
     pub fn on(device: &Arc<dyn BlockDevice>, config: Config) -> Cell {
         Cell::try_on(device, config).expect("a server")
     }
 
-    /// The same, or why not: somebody else may have its address.
+    /// Like [`Cell::on`], but returns an error, for example if the address is in use.
     pub fn try_on(
         device: &Arc<dyn BlockDevice>,
         config: Config,
@@ -85,7 +85,7 @@ impl Cell {
         Ok(Cell { server, fs })
     }
 
-    /// Number of the volume, or of one that belongs to it.
+    /// Returns the number of the volume, its replica or its backup.
     pub fn volume(&self, kind: Kind) -> u32 {
         let name = format!("{VOLUME}{}", kind.suffix());
         let found = self.server.volumes().find(name.as_bytes());
@@ -100,38 +100,38 @@ impl Cell {
         }
     }
 
-    /// A client that answers.
+    /// Creates a client that answers callbacks.
     pub fn client(&self) -> Client {
         Client::at(self, [127, 0, 0, 1].into())
     }
 }
 
-/// What a client was told.
+/// Notifications received by a client.
 #[derive(Default)]
 pub struct Told {
-    /// Files that have changed.
+    /// Files whose promises were broken.
     pub broken: Vec<AfsFid>,
-    /// Times that all promises ended.
+    /// Number of times that all promises ended.
     pub ended: usize,
-    /// Times that it was asked who it is.
+    /// Number of identity queries.
     pub asked: usize,
 }
 
-/// What a client hears.
+/// Callback service of a client.
 #[derive(Default)]
 pub struct Ears {
     pub told: Mutex<Told>,
     changed: Condvar,
-    /// It hears and says nothing, and neither does its port.
+    /// Answer nothing: calls are received and block the port.
     pub deaf: AtomicBool,
-    /// Calls that it does not answer now.
+    /// Calls that are currently blocked.
     held: AtomicUsize,
 }
 
 impl Ears {
     fn hear(&self, request: &cb::Request) {
         if self.deaf.load(Ordering::Relaxed) {
-            // What comes now is for nobody.
+            // Calls received while deaf are not recorded.
             self.held.fetch_add(1, Ordering::Relaxed);
             while self.deaf.load(Ordering::Relaxed) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -150,12 +150,12 @@ impl Ears {
         self.changed.notify_all();
     }
 
-    /// Calls that it hears and does not answer.
+    /// Returns the number of calls that are received and not answered.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Waits for something that it is to be told.
+    /// Waits for notifications that satisfy `what`.
     pub fn wait(&self, what: impl Fn(&Told) -> bool) {
         let until = Instant::now() + PATIENCE;
         let mut told = self.told.lock().expect("told");
@@ -166,13 +166,13 @@ impl Ears {
         }
     }
 
-    /// Files that it was told of, which are forgotten with this.
+    /// Takes the files whose promises were broken.
     pub fn take(&self) -> Vec<AfsFid> {
         std::mem::take(&mut self.told.lock().expect("told").broken)
     }
 }
 
-/// A client of the file service.
+/// Client of the file service.
 pub struct Client {
     pub own: afs_client::Client,
     pub ears: Arc<Ears>,
@@ -180,13 +180,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client at that address.
+    /// Creates a client at a local address.
     pub fn at(cell: &Cell, address: Ipv4Addr) -> Client {
         let server = cell.server.file_service();
         Client::new(address, server, cell.root(), Timeouts::default())
     }
 
-    /// A client of a server in another process, which gives it up soon.
+    /// Creates a client, with short timeouts, of a server in another process.
     pub fn of(server: SocketAddr, volume: u32) -> Client {
         let root = AfsFid {
             volume,
@@ -208,7 +208,7 @@ impl Client {
             ear: Some(Box::new(move |request| hears.hear(request))),
             ..Default::default()
         };
-        // A port of its own: a deaf client holds the threads of its port.
+        // Each client has its own port, because a deaf client blocks the threads of its port.
         let own = Net::new().client(address, server, options);
         Client {
             own: own.expect("a port"),
@@ -224,13 +224,13 @@ impl Client {
         Ok(Answer { opcode, bytes })
     }
 
-    /// Makes a call: sends bytes and data, gives all that comes.
+    /// Makes a call: sends arguments and data, returns the complete reply.
     pub fn exchange(&self, head: Vec<u8>, data: &[u8], most: usize) -> Result<Vec<u8>, Abort> {
         plain(self.own.exchange(head, data, most))
     }
 }
 
-/// What a server that stays said.
+/// Unwraps the result of a call to a server that keeps running.
 pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
     outcome.map_err(|error| match error {
         Error::Abort(code) => code,
@@ -239,13 +239,13 @@ pub fn plain<T>(outcome: afs_client::Result<T>) -> Result<T, Abort> {
 }
 
 impl Drop for Client {
-    /// A port waits for those who answer its calls.
+    /// Dropping the port waits for the handlers of its calls.
     fn drop(&mut self) {
         self.ears.deaf.store(false, Ordering::Relaxed);
     }
 }
 
-/// What a call gave.
+/// Reply to a call.
 pub struct Answer {
     opcode: u32,
     bytes: Vec<u8>,
@@ -260,7 +260,7 @@ impl Answer {
     }
 }
 
-/// Seed of a random test: `EVFS_SEED`, or this one.
+/// Returns the seed of a random test: `EVFS_SEED`, or `default`.
 pub fn seed(default: u64) -> u64 {
     let seed = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
     let seed = seed.unwrap_or(default);

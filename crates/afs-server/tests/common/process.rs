@@ -1,4 +1,4 @@
-//! A server in a process of its own, which can be killed: the test's own program, started anew with the
+//! Server in a separate process, which can be killed: the test program itself, restarted with the
 //! name of the test that serves.
 
 use super::{Cell, config};
@@ -22,7 +22,7 @@ pub fn device(path: &Path) -> Arc<dyn BlockDevice> {
     FileDevice::open(path, &Default::default()).expect("a device")
 }
 
-/// Serves the file that the environment names, until standard input ends.
+/// Serves the file named by the environment until standard input ends.
 pub fn serve_if_told() {
     let test = std::thread::current();
     assert!(
@@ -36,7 +36,7 @@ pub fn serve_if_told() {
     let config = afs_server::Config {
         file_service: vec![(Ipv4Addr::LOCALHOST, port.unwrap_or(0)).into()],
         workers: 64,
-        // A machine with much else to do.
+        // For a loaded machine.
         answer_time: Duration::from_secs(20),
         ..config()
     };
@@ -47,19 +47,19 @@ pub fn serve_if_told() {
     std::process::exit(0);
 }
 
-/// A server's process. It ends when this is dropped.
+/// Process of a server, which is terminated on drop.
 pub struct Process {
     child: Child,
-    /// What it reads ends when this does.
+    /// The process ends when this is closed.
     _stdin: ChildStdin,
-    /// The test program ends when it cannot say that a test takes its time.
+    /// Kept open: the test harness exits if it cannot print that a test takes long.
     _stdout: BufReader<ChildStdout>,
     pub address: SocketAddr,
     pub volume: u32,
 }
 
 impl Process {
-    /// Serves a file at a port, or at any.
+    /// Serves a file at `port`; 0 for any port.
     pub fn start(path: &Path, port: u16) -> Process {
         let program = std::env::current_exe().expect("this program");
         let mut child = Command::new(program)
@@ -93,7 +93,7 @@ impl Process {
         }
     }
 
-    /// Most memory that it ever had, in bytes.
+    /// Returns the peak memory of the process in bytes.
     pub fn memory(&self) -> usize {
         let path = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(path).expect("it runs");
@@ -106,7 +106,7 @@ impl Process {
             * 1024
     }
 
-    /// Its threads.
+    /// Returns the number of its threads.
     pub fn threads(&self) -> usize {
         let path = format!("/proc/{}/task", self.child.id());
         std::fs::read_dir(path).expect("it runs").count()
@@ -120,17 +120,17 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may be gone.
+        // It may have been killed already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A file for a device, which is removed when this is dropped.
+/// Backing file of a device, removed on drop.
 pub struct Disk(pub PathBuf);
 
 impl Disk {
-    /// With a file system that has the volume.
+    /// Creates a file with a file system that contains the volume.
     pub fn new(name: &str, bytes: u64) -> Disk {
         let name = format!("evfs-afs-{name}-{}", std::process::id());
         let disk = Disk(std::env::temp_dir().join(name));
@@ -140,7 +140,7 @@ impl Disk {
         disk
     }
 
-    /// Checks the file system; nobody serves it.
+    /// Checks the file system, which must not be in use.
     pub fn check(&self) {
         let fs = fs::Fs::open(device(&self.0), Default::default()).expect("it opens");
         let report = fs.check().expect("it can be checked");
@@ -154,7 +154,7 @@ impl Drop for Disk {
     }
 }
 
-/// A port that is free now, and that the kernel gives to nobody who does not ask for it.
+/// Returns a free port outside the range from which the kernel assigns ports.
 pub fn free_port() -> u16 {
     let own = 20_000 + (std::process::id() % 10_000) as u16;
     let is_free = |port: &u16| UdpSocket::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();

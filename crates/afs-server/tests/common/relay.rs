@@ -1,4 +1,5 @@
-//! A relay before a server, for one client: loses, doubles and swaps datagrams both ways, from a seed.
+//! UDP relay between one client and a server: loses, duplicates and reorders datagrams in both
+//! directions, controlled by a seed.
 
 use block::Random;
 use rustix::net::sockopt;
@@ -8,11 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Bytes of its sockets' buffers, so that it loses nothing but what it is to lose, as far as the system
-/// allows that.
+/// Size of its socket buffers in bytes, large enough to avoid unintended loss if the system permits
+/// it.
 const BUFFER_BYTES: usize = 8 << 20;
 
-/// How soon it ends when it is to end.
+/// Interval between checks of the stop flag.
 const LOOK: Duration = Duration::from_millis(20);
 
 pub struct Relay {
@@ -31,7 +32,8 @@ fn socket() -> UdpSocket {
 }
 
 impl Relay {
-    /// Of 1000 datagrams loses so many, doubles as many, and holds as many back behind the next one.
+    /// Starts a relay that loses, duplicates, and delays behind the next datagram `per_mille` of
+    /// 1,000 datagrams each.
     pub fn new(server: SocketAddr, per_mille: u64, seed: u64) -> Relay {
         let (front, back) = (socket(), socket());
         back.connect(server).expect("connected");
@@ -52,7 +54,7 @@ impl Relay {
                         *client.lock().expect("no panic") = Some(sender);
                     }
                     let client = *client.lock().expect("no panic");
-                    // What cannot be sent is lost.
+                    // A datagram that cannot be sent counts as lost.
                     let send = |datagram: &[u8]| match (there, client) {
                         (true, _) => drop(to.send(datagram)),
                         (false, Some(client)) => drop(to.send_to(datagram, client)),
@@ -74,7 +76,8 @@ impl Relay {
     }
 }
 
-/// Sends what leaves when a datagram comes: nothing, it, it twice, or it before one that was held back.
+/// Sends the datagrams due when one arrives: none, the datagram, two copies, or the datagram before
+/// a delayed one.
 fn pass(
     random: &mut Random,
     per_mille: u64,
@@ -100,7 +103,7 @@ impl Drop for Relay {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            // A panic there was printed.
+            // A panic of the thread has already been printed.
             let _ = thread.join();
         }
     }
