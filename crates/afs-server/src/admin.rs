@@ -174,7 +174,6 @@ impl Administration {
     ///
     /// # Errors
     /// The volume does not exist, or the device is full.
-    /// There is no such volume, or no room.
     pub fn clone_volume(&self, name: &str, kind: Kind) -> Result<Arc<Volume>> {
         let volume = self.writable(name)?;
         let clone = format!("{name}{}", kind.suffix());

@@ -84,8 +84,8 @@ pub struct Entry<'a> {
     pub unique: u32,
 }
 
-/// Counts the blobs of an entry: one for the header and the first 15 bytes of the name,
-/// and one for each further 32 bytes (`NameBlobs`).
+/// Counts the blobs of an entry: one for the header and the first 15 bytes of the name, and one
+/// for each further 32 bytes (`NameBlobs`).
 pub const fn blobs(name_bytes: usize) -> usize {
     1 + ((name_bytes + 16) >> 5)
 }

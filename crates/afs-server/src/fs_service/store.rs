@@ -1,8 +1,8 @@
 //! Data and attributes from clients.
 //!
-//! Data is received before it is written, one part at a time, so that no lock is held while waiting
-//! for a slow client. Other clients see a store as a single change: the version advances by one
-//! when all data is written.
+//! Data is received before it is written, one part at a time, so that no other client waits for a
+//! slow one. Other clients see a store as a single change: the version advances by one when all
+//! data is written.
 
 use super::{ANONYMOUS, Change, SET_ID, Visit};
 use crate::error::{DENIED, Fault, Outcome};
