@@ -1,23 +1,23 @@
-//! What can go wrong with a key pair, and what to do about it.
+//! Errors of key pairs, with the remedy for each.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What an operation on key pairs gives.
+/// Result of an operation on key pairs.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error of a key pair. No secret is ever in one.
+/// Error of an operation on a key pair. It never contains a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no such key.
+    /// No key of this name exists.
     #[error("there is no key `{name}` in {}; `evfs key list` shows what there is", dir.display())]
     NotFound {
-        /// Name that was asked for.
+        /// Requested name.
         name: String,
-        /// Where it was looked for.
+        /// Directory that was searched.
         dir: PathBuf,
     },
-    /// The key is there, its private half is not.
+    /// The public half exists, the private half does not.
     #[error("of the key `{0}` only the public half is here; its private half is with its owner")]
     PublicOnly(String),
     /// The name is taken.
@@ -25,7 +25,7 @@ pub enum Error {
         "there is a key `{0}` already; choose another name (`evfs key list` shows the names that are taken)"
     )]
     Exists(String),
-    /// The name is taken by a private half alone.
+    /// A private half without a public half has this name.
     #[error(
         "of the key `{0}` only the private half is here, as when its making was broken off; `evfs key remove {0}` \
          keeps a backup of it and frees the name"
@@ -42,13 +42,13 @@ pub enum Error {
          choose one with a letter, like `key{0}`"
     )]
     NumberName(String),
-    /// Others can read a private key.
+    /// Other users can read a private key.
     #[error("{} can be read by others; `chmod 600` it, and think about making a new key", .0.display())]
     Permissions(PathBuf),
     /// The passphrase of a private key is wrong.
     #[error("wrong passphrase for the key `{0}`")]
     WrongPassphrase(String),
-    /// No passphrase could be had.
+    /// No passphrase is available.
     #[error("no passphrase: {0}")]
     NoPassphrase(String),
     /// The key does not open an envelope that was meant for it.
@@ -56,25 +56,25 @@ pub enum Error {
         "the key pair does not open its keyslot: the envelope in the header is damaged or was made for another key"
     )]
     WrongKey,
-    /// A kind of key that is refused.
+    /// The kind of key is not supported.
     #[error("{0}")]
     Unsupported(String),
-    /// A file that holds no key.
+    /// A file or text holds no usable key.
     #[error("{what} holds no key that can be used: {why}")]
     Malformed {
-        /// Which file or text.
+        /// The file or text.
         what: String,
-        /// Why not.
+        /// Reason.
         why: String,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("{what} {}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed operation, as the beginning of a sentence.
         what: &'static str,
-        /// On which path.
+        /// Path of the operation.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
 }

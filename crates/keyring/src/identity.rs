@@ -6,18 +6,18 @@ use age::secrecy::{ExposeSecret, SecretString};
 use secret::SecretBytes;
 use std::io::Read;
 
-/// Longest envelope that is opened, in bytes; ours have about 230.
+/// Longest accepted envelope, in bytes; those of EVFS have about 230.
 const ENVELOPE_BYTES_MAX: usize = 16 * 1024;
 /// Longest secret in an envelope, in bytes.
 const SECRET_BYTES_MAX: usize = 1024;
-/// Largest scrypt work factor that is accepted of a key file (log2 of N): 1 GiB of memory. What
-/// `age` writes is about 18.
+/// Largest accepted scrypt work factor of a key file (log2 of N): 1 GiB of memory. `age` writes
+/// about 18.
 pub(crate) const SCRYPT_LOG_N_MAX: u8 = 20;
 
-/// Most rounds of bcrypt that are done for an OpenSSH key. `ssh-keygen` writes 16 or 24.
+/// Most rounds of bcrypt accepted for an OpenSSH key. `ssh-keygen` writes 16 or 24.
 const BCRYPT_ROUNDS_MAX: u32 = 1024;
 
-/// The private half of a key pair. Its key is freed, and so zeroed, when it is dropped.
+/// The private half of a key pair. Its key is freed, and therefore zeroed, on drop.
 pub struct Identity {
     recipient: Recipient,
     inner: Inner,
@@ -35,15 +35,16 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// The public half.
+    /// Returns the public half.
     pub fn recipient(&self) -> &Recipient {
         &self.recipient
     }
 
-    /// Opens an envelope that [`Recipient::wrap`] or the program `age` made.
+    /// Decrypts an envelope made by [`Recipient::wrap`] or by the program `age`.
     ///
     /// # Errors
-    /// [`Error::WrongKey`] when it is damaged or for somebody else.
+    /// [`Error::WrongKey`] if it is damaged or encrypted to another key, [`Error::Malformed`] if it
+    /// or its content is too long.
     pub fn unwrap(&self, envelope: &[u8]) -> Result<SecretBytes> {
         if envelope.len() > ENVELOPE_BYTES_MAX {
             return Err(Error::malformed(
@@ -67,7 +68,7 @@ impl Identity {
         secret
     }
 
-    /// Makes a fresh X25519 pair; gives it with its identity line.
+    /// Generates an X25519 pair; returns it with its identity line.
     pub(crate) fn generate() -> Result<(Identity, SecretBytes)> {
         let inner = age::x25519::Identity::generate();
         let line = SecretBytes::from_slice(inner.to_string().expose_secret().as_bytes());
@@ -82,7 +83,7 @@ impl Identity {
         ))
     }
 
-    /// Reads an age identity file: comments, and one `AGE-SECRET-KEY-1...` line.
+    /// Parses an age identity file: comments, and one `AGE-SECRET-KEY-1...` line.
     pub(crate) fn from_age_text(text: &[u8], what: &str) -> Result<Identity> {
         let malformed = |why: &str| Error::malformed(what, why);
         let text = std::str::from_utf8(text).map_err(|_| malformed("it is no text"))?;
@@ -104,7 +105,7 @@ impl Identity {
         })
     }
 
-    /// Reads an OpenSSH private key file; `passphrase` is asked for when it needs one.
+    /// Parses an OpenSSH private key file; calls `passphrase` if the key is encrypted.
     pub(crate) fn from_openssh(
         text: &[u8],
         what: &str,
@@ -141,14 +142,14 @@ impl Identity {
     }
 }
 
-/// `age` takes passphrases as text.
+/// Converts a passphrase to text, the form that `age` accepts.
 pub(crate) fn secret_string(passphrase: &SecretBytes, what: &str) -> Result<SecretString> {
     let text = std::str::from_utf8(passphrase)
         .map_err(|_| Error::NoPassphrase(format!("the passphrase for {what} is no UTF-8 text")))?;
     Ok(SecretString::from(text.to_owned()))
 }
 
-/// Reads a stream of at most `max` bytes.
+/// Reads a stream of at most `max` bytes to its end.
 pub(crate) fn read_secret(mut stream: impl Read, max: usize) -> Result<SecretBytes> {
     let mut held = SecretBytes::zeroed(max + 1);
     let mut len = 0;

@@ -1,19 +1,18 @@
-//! User key pairs and their files: `age` identities (X25519), and ssh-ed25519 keys that a user has
-//! already.
+//! User key pairs and their files: `age` identities (X25519) and existing ssh-ed25519 keys.
 //!
 //! ```text
 //!   keys/alice.pub   0644   age1...  or  ssh-ed25519 AAAA...
 //!   keys/alice.key   0600   age identity, plain or under a passphrase (an age file), or OpenSSH key
 //! ```
 //!
-//! A key of which only the `.pub` is there is somebody else's: enough to let them in.
+//! A key with only a `.pub` file belongs to another user; it suffices to grant that user access.
 //!
 //! **Invariant:** a private key is on disk only in a file that its user alone can read, and in
-//! memory only while an [`Identity`] lives; a file is there whole or not at all.
+//! memory only while an [`Identity`] lives. A key file is complete or does not exist.
 //!
-//! Absent on purpose: RSA. The only implementation at hand leaks through its timing
-//! (RUSTSEC-2023-0071), so ssh-rsa keys are refused, and no crate that knows RSA is linked: age's support of ssh keys
-//! is left out, and `ssh.rs` takes its place for ed25519.
+//! Deliberately absent: RSA. The only available implementation leaks through its timing
+//! (RUSTSEC-2023-0071), so ssh-rsa keys are refused, and no crate that implements RSA is linked:
+//! age's support of ssh keys is disabled, and `ssh.rs` replaces it for ed25519.
 
 mod error;
 mod identity;

@@ -1,4 +1,4 @@
-//! The public half of an OpenSSH private key file, which stands in it in the clear
+//! The public half of an OpenSSH private key file, which the file stores unencrypted
 //! (`PROTOCOL.key` of OpenSSH, section 1).
 
 use base64::Engine as _;
@@ -8,22 +8,22 @@ const BEGIN: &str = "-----BEGIN OPENSSH PRIVATE KEY-----";
 const END: &str = "-----END OPENSSH PRIVATE KEY-----";
 const MAGIC: &[u8] = b"openssh-key-v1\0";
 
-/// Whether `text` looks like such a file.
+/// Reports whether `text` begins like an OpenSSH private key file.
 pub(crate) fn is_private_key(text: &str) -> bool {
     text.trim_start().starts_with(BEGIN)
 }
 
-/// What the file says in the clear.
+/// Unencrypted part of the file.
 pub(crate) struct Clear {
     /// `ssh-ed25519 AAAA...`, or another type.
     pub(crate) public: String,
     /// The private half needs a passphrase.
     pub(crate) encrypted: bool,
-    /// Rounds of bcrypt that the passphrase is stretched by.
+    /// bcrypt rounds that derive a key from the passphrase; 0 without a passphrase.
     pub(crate) rounds: u32,
 }
 
-/// Reads the clear part; `None` when the file is not of this form.
+/// Parses the unencrypted part; returns `None` if the file is malformed.
 pub(crate) fn clear(text: &str) -> Option<Clear> {
     let body = text.trim().strip_prefix(BEGIN)?.strip_suffix(END)?;
     let body: String = body.split_whitespace().collect();
@@ -40,7 +40,7 @@ pub(crate) fn clear(text: &str) -> Option<Clear> {
     let (kind, _) = string(blob)?;
     let kind = std::str::from_utf8(kind).ok()?;
     let public = format!("{kind} {}", STANDARD.encode(blob));
-    // bcrypt's options: a salt, then the number of rounds.
+    // Options of bcrypt: a salt, then the number of rounds.
     let rounds = match kdf {
         b"none" => 0,
         _ => u32::from_be_bytes(*string(options)?.1.first_chunk::<4>()?),
@@ -52,7 +52,7 @@ pub(crate) fn clear(text: &str) -> Option<Clear> {
     })
 }
 
-/// A length and that many bytes.
+/// Splits off a string of the ssh wire format: a 32-bit length, then that number of bytes.
 pub(crate) fn string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (len, rest) = bytes.split_first_chunk::<4>()?;
     rest.split_at_checked(u32::from_be_bytes(*len) as usize)

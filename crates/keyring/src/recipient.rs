@@ -7,7 +7,7 @@ use secret::SecretBytes;
 use std::fmt;
 use std::str::FromStr;
 
-/// Which kind of key a pair is.
+/// Kind of a key pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyKind {
     /// An age identity.
@@ -25,7 +25,7 @@ impl fmt::Display for KeyKind {
     }
 }
 
-/// The public half of a key pair; prints as `age1...` or `ssh-ed25519 AAAA...`.
+/// The public half of a key pair; displayed as `age1...` or `ssh-ed25519 AAAA...`.
 #[derive(Clone)]
 pub struct Recipient {
     text: String,
@@ -39,7 +39,7 @@ enum Inner {
 }
 
 impl Recipient {
-    /// Which kind of key this is.
+    /// Returns the kind of the key.
     pub fn kind(&self) -> KeyKind {
         match self.inner {
             Inner::X25519(_) => KeyKind::X25519,
@@ -47,7 +47,7 @@ impl Recipient {
         }
     }
 
-    /// The ssh key that it is, if it is one.
+    /// Returns the ssh key, or `None` for an age key.
     pub(crate) fn ssh(&self) -> Option<&ssh::Recipient> {
         match &self.inner {
             Inner::X25519(_) => None,
@@ -55,11 +55,11 @@ impl Recipient {
         }
     }
 
-    /// Encrypts a secret so that only the private half opens it: an age file (age-encryption.org/v1),
-    /// about 200 bytes longer than the secret.
+    /// Encrypts a secret so that only the private half decrypts it. The result is an age file
+    /// (age-encryption.org/v1), about 200 bytes longer than the secret.
     ///
     /// # Errors
-    /// When the encryption fails, which it does not for keys that could be parsed.
+    /// The encryption failed, which does not happen for keys that were parsed.
     pub fn wrap(&self, secret: &SecretBytes) -> Result<Vec<u8>> {
         let envelope = match &self.inner {
             Inner::X25519(recipient) => age::encrypt(recipient, secret),
@@ -73,10 +73,10 @@ impl Recipient {
 impl FromStr for Recipient {
     type Err = Error;
 
-    /// Reads one line: `age1...` or `ssh-ed25519 AAAA... [comment]`.
+    /// Parses one line: `age1...` or `ssh-ed25519 AAAA... [comment]`.
     fn from_str(text: &str) -> Result<Recipient> {
         let text = text.trim();
-        // What cannot be read may be somebody's secret in the wrong place: it is never quoted.
+        // Unreadable text may be a secret pasted in the wrong place: it is never quoted.
         let shown = || "the text given as a public key";
         if let Some(kind) = text
             .split(' ')
@@ -84,7 +84,7 @@ impl FromStr for Recipient {
             .filter(|kind| kind.starts_with("ssh-") || kind.starts_with("ecdsa-"))
         {
             if kind != "ssh-ed25519" {
-                // Only a kind that is known is named, for the same reason.
+                // For the same reason, only a known kind is named.
                 let known = ["ssh-rsa", "ssh-dss"].into_iter().find(|k| *k == kind);
                 return Err(refused(known.unwrap_or("ssh keys of that kind: such")));
             }
@@ -114,9 +114,9 @@ impl FromStr for Recipient {
     }
 }
 
-/// The error for text that is no public key of age that can be used here.
+/// Returns the error for text that is not a usable public key of age.
 fn unreadable(text: &str, shown: &str) -> Error {
-    // A plugin's keys are `age1NAME1...`, and an age key has no second `1`.
+    // Keys of plugins are `age1NAME1...`; an age key has no second `1`.
     let plugin = text.strip_prefix("age1").is_some_and(|rest| {
         rest.split_once('1')
             .is_some_and(|(name, _)| !name.is_empty())
@@ -136,7 +136,7 @@ fn unreadable(text: &str, shown: &str) -> Error {
     Error::malformed(shown, why)
 }
 
-/// The error for a kind of ssh key that is not ed25519.
+/// Returns the error for an ssh key that is not ed25519.
 pub(crate) fn refused(kind: &str) -> Error {
     Error::Unsupported(format!(
         "{kind} keys are not supported: of ssh keys only ssh-ed25519 is (RSA leaks through its timing \

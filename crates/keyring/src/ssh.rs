@@ -1,5 +1,5 @@
-//! age's recipient type `ssh-ed25519`, both halves: a file key wrapped to an OpenSSH ed25519 key
-//! (C2SP `age-ssh`). The ed25519 key is used as the X25519 key that it corresponds to.
+//! Both halves of age's recipient type `ssh-ed25519`: a file key wrapped to an OpenSSH ed25519 key
+//! (C2SP `age-ssh`). The ed25519 key is converted to the corresponding X25519 key.
 
 use age_core::format::{FILE_KEY_BYTES, FileKey, Stanza};
 use age_core::primitives::{aead_decrypt, aead_encrypt, hkdf};
@@ -15,10 +15,10 @@ use zeroize::{Zeroize, Zeroizing};
 
 const KIND: &str = "ssh-ed25519";
 const LABEL: &[u8] = b"age-encryption.org/v1/ssh-ed25519";
-/// A file key and the tag of its AEAD.
+/// Bytes of a wrapped file key and its AEAD tag.
 const BODY_BYTES: usize = FILE_KEY_BYTES + 16;
 
-/// The public half: the key as it stands in `.pub` files, and as a point for X25519.
+/// The public half: the key as encoded in `.pub` files, and as a point for X25519.
 #[derive(Clone)]
 pub(crate) struct Recipient {
     blob: Vec<u8>,
@@ -26,7 +26,7 @@ pub(crate) struct Recipient {
 }
 
 impl Recipient {
-    /// Of the bytes that a `.pub` file has in base64; `None` if they are no ed25519 key.
+    /// Parses the bytes that `.pub` files have in base64; returns `None` if they are no ed25519 key.
     pub(crate) fn of_blob(blob: &[u8]) -> Option<Recipient> {
         let (kind, rest) = crate::openssh::string(blob)?;
         let (key, rest) = crate::openssh::string(rest)?;
@@ -34,7 +34,7 @@ impl Recipient {
             return None;
         }
         let point = CompressedEdwardsY::from_slice(key).ok()?.decompress()?;
-        // A point of small order would make a key that anybody knows.
+        // A point of small order would make a shared secret that is public knowledge.
         let good = !point.is_small_order();
         good.then(|| Recipient {
             blob: blob.to_vec(),
@@ -42,18 +42,18 @@ impl Recipient {
         })
     }
 
-    /// Four bytes by which a stanza names its key.
+    /// Returns the tag that names this key in a stanza: four bytes of its hash, in base64.
     fn tag(&self) -> String {
         STANDARD_NO_PAD.encode(&Sha256::digest(&self.blob)[..4])
     }
 
-    /// What binds the exchanged secret to the whole ssh key.
+    /// Returns the scalar that binds the exchanged secret to the whole ssh key.
     fn tweak(&self) -> StaticSecret {
         StaticSecret::from(hkdf(&self.blob, LABEL, &[]))
     }
 
-    /// The key that wraps the file key, from the secret that both sides come to; `None` if anybody can come to it,
-    /// because the other side's point is of small order.
+    /// Derives the key that wraps the file key from the shared secret. Returns `None` if the peer's
+    /// point is of small order, because anyone could compute the secret then.
     fn wrap_key(
         &self,
         ephemeral: &PublicKey,
@@ -95,12 +95,12 @@ impl age::Recipient for Recipient {
 /// The private half.
 pub(crate) struct Identity {
     recipient: Recipient,
-    /// The X25519 key: what ed25519 makes of the seed before it signs.
+    /// The X25519 key: first half of the SHA-512 of the seed, as ed25519 derives it for signing.
     key: SecretBytes,
 }
 
 impl Identity {
-    /// Of an ed25519 seed; `None` if it does not belong to the public half.
+    /// Derives the key from an ed25519 seed; returns `None` if the public half is not of that seed.
     pub(crate) fn of_seed(recipient: Recipient, seed: &[u8; 32]) -> Option<Identity> {
         let mut hash = Sha512::digest(seed);
         let key = SecretBytes::from_slice(&hash[..32]);
@@ -137,7 +137,7 @@ impl age::Identity for Identity {
     }
 }
 
-/// 32 secret bytes as a scalar; it is zeroed when it is dropped.
+/// Converts 32 secret bytes to a scalar, which is zeroed on drop.
 fn scalar(bytes: &SecretBytes) -> StaticSecret {
     let mut copy = [0; 32];
     copy.copy_from_slice(bytes);
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// A file key under a secret that everybody can compute is nobody's message.
+    /// A file key wrapped with a secret that anyone can compute is not authentic.
     #[test]
     fn a_point_of_small_order_opens_nothing() {
         let own = identity();
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(opened.expose_secret(), &[5; FILE_KEY_BYTES]);
     }
 
-    /// The other point of small order that has a short name.
+    /// Returns the point of small order with u = 1; the other one in the test has u = 0.
     fn one() -> [u8; 32] {
         let mut one = [0; 32];
         one[0] = 1;

@@ -1,4 +1,4 @@
-//! The folder of key pairs.
+//! The directory of key pairs.
 
 use crate::identity::{self, Identity, read_secret, secret_string};
 use crate::recipient::{KeyKind, Recipient};
@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 /// Longest key file, in bytes.
 const FILE_BYTES_MAX: usize = 64 * 1024;
-/// What the names of temporary files begin with. Names of keys begin with no dot.
+/// Prefix of the names of temporary files. Names of keys do not begin with a dot.
 const TEMPORARY: &[u8] = b".evfs-new-";
 /// First line of an age file, armored and not.
 const AGE_MAGIC: &[u8] = b"age-encryption.org/v1\n";
 const AGE_ARMOR: &[u8] = b"-----BEGIN AGE ENCRYPTED FILE-----";
 
-/// A folder of key pairs.
+/// A directory of key pairs.
 pub struct Keyring {
     dir: PathBuf,
     scrypt_log_n: Option<u8>,
@@ -29,20 +29,20 @@ pub struct Keyring {
 /// State of the private half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Private {
-    /// Not here.
+    /// Not in this keyring.
     Absent,
-    /// Here, unprotected.
+    /// In this keyring, unprotected.
     Plain,
-    /// Here, under a passphrase.
+    /// In this keyring, under a passphrase.
     Passphrase,
 }
 
-/// A key pair as its files show it.
+/// A key pair as described by its files.
 #[derive(Debug, Clone)]
 pub struct KeyInfo {
-    /// Its name.
+    /// Name of the key.
     pub name: String,
-    /// Kind of key.
+    /// Kind of the key.
     pub kind: KeyKind,
     /// Public half.
     pub recipient: Recipient,
@@ -50,25 +50,25 @@ pub struct KeyInfo {
     pub private: Private,
 }
 
-/// The files of a key pair that are there.
+/// Existing files of a key pair.
 #[derive(Debug, Clone)]
 pub struct Files {
-    /// The public half.
+    /// File of the public half.
     pub public: Option<PathBuf>,
-    /// The private half.
+    /// File of the private half.
     pub private: Option<PathBuf>,
 }
 
-/// What a keyring holds.
+/// Contents of a keyring.
 #[derive(Debug)]
 pub struct Listing {
-    /// The keys that can be shown, by name.
+    /// Usable keys, sorted by name.
     pub keys: Vec<KeyInfo>,
-    /// Names of keys that are there and cannot be used as they are, each with the reason.
+    /// Names of unusable keys, each with the reason.
     pub refused: Vec<(String, Error)>,
 }
 
-/// What a passphrase is wanted for; prints as the question to ask.
+/// Purpose of a passphrase; displayed as the question to ask.
 #[derive(Debug, Clone)]
 pub struct Prompt {
     /// Name of the key.
@@ -82,7 +82,7 @@ impl fmt::Display for Prompt {
 }
 
 impl Keyring {
-    /// The keys in `dir`, which need not exist yet.
+    /// Creates a keyring of the keys in `dir`, which need not exist yet.
     pub fn open(dir: PathBuf) -> Keyring {
         Keyring {
             dir,
@@ -90,7 +90,8 @@ impl Keyring {
         }
     }
 
-    /// Sets the cost of new passphrases (log2 of scrypt's N) instead of measuring for about a second.
+    /// Sets the cost of new passphrases (log2 of scrypt's N), which otherwise is measured for about
+    /// a second.
     pub fn with_scrypt_log_n(self, log_n: u8) -> Keyring {
         Keyring {
             scrypt_log_n: Some(log_n),
@@ -98,10 +99,12 @@ impl Keyring {
         }
     }
 
-    /// Makes a key pair, under a passphrase if one is given.
+    /// Generates a key pair and stores it, under a passphrase if there is one.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::NumberName`], [`Error::Exists`], and what the system says. Nothing is left behind.
+    /// [`Error::BadName`], [`Error::NumberName`], [`Error::Exists`], [`Error::HalfMade`],
+    /// [`Error::NoPassphrase`] for an empty passphrase, and errors of the system. No file is left
+    /// behind.
     pub fn generate(&self, name: &str, passphrase: Option<&SecretBytes>) -> Result<KeyInfo> {
         self.vacant(name)?;
         let (identity, line) = Identity::generate()?;
@@ -122,7 +125,7 @@ impl Keyring {
         self.info(name)
     }
 
-    /// An age file of `text` under a passphrase, armored.
+    /// Encrypts `text` under a passphrase to an armored age file.
     fn seal(&self, text: &SecretBytes, passphrase: &SecretBytes, name: &str) -> Result<Vec<u8>> {
         if passphrase.is_empty() {
             return Err(Error::NoPassphrase(
@@ -140,10 +143,10 @@ impl Keyring {
             .map_err(|e| Error::malformed(format!("the key `{name}`"), e.to_string()))
     }
 
-    /// All keys, by name: those that can be used, and those that cannot with the reason.
+    /// Returns all keys, sorted by name; unusable ones are listed with the reason.
     ///
     /// # Errors
-    /// When the folder cannot be read.
+    /// The directory cannot be read.
     pub fn list(&self) -> Result<Listing> {
         let mut listing = Listing {
             keys: Vec::new(),
@@ -169,10 +172,11 @@ impl Keyring {
         Ok(listing)
     }
 
-    /// One key.
+    /// Returns the description of a key.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Malformed`], and what the system says.
+    /// [`Error::BadName`], [`Error::NotFound`], [`Error::Malformed`], [`Error::Permissions`], and
+    /// errors of the system.
     pub fn info(&self, name: &str) -> Result<KeyInfo> {
         let recipient = self.recipient(name)?;
         let private = match self.read_private(name) {
@@ -189,7 +193,7 @@ impl Keyring {
         })
     }
 
-    /// The public half.
+    /// Returns the public half of a key.
     ///
     /// # Errors
     /// As [`Keyring::info`].
@@ -210,11 +214,11 @@ impl Keyring {
         text.lines().next().unwrap_or_default().parse()
     }
 
-    /// The private half; `ask` is called when it is under a passphrase.
+    /// Opens the private half; calls `ask` if it is under a passphrase.
     ///
     /// # Errors
-    /// [`Error::PublicOnly`], [`Error::Permissions`], [`Error::WrongPassphrase`], what `ask` gives, and
-    /// as [`Keyring::info`].
+    /// [`Error::PublicOnly`], [`Error::Permissions`], [`Error::WrongPassphrase`], errors of `ask`,
+    /// and those of [`Keyring::info`].
     pub fn identity(
         &self,
         name: &str,
@@ -237,11 +241,12 @@ impl Keyring {
         Ok(identity)
     }
 
-    /// Takes over a key: an age identity, plain or under a passphrase whose public half is given in
-    /// it or beside it (`FILE.pub`); an OpenSSH ed25519 key; or a public key.
+    /// Imports a key: an age identity, plain or under a passphrase; an OpenSSH ed25519 key; or a
+    /// public key. The public half of an age identity under a passphrase is read from the file
+    /// beside it: `FILE.pub`, or `FILE` with the extension `pub`.
     ///
     /// # Errors
-    /// As [`Keyring::generate`], [`Error::Unsupported`] and [`Error::Malformed`].
+    /// Those of [`Keyring::generate`], [`Error::Unsupported`] and [`Error::Malformed`].
     pub fn import(&self, name: &str, file: &Path) -> Result<KeyInfo> {
         self.vacant(name)?;
         let text = read_file(file)?;
@@ -253,7 +258,7 @@ impl Keyring {
                 clear.ok_or_else(|| Error::malformed(&what, "a damaged OpenSSH private key"))?;
             let recipient: Recipient = clear.public.parse()?;
             if !clear.encrypted {
-                // A key that cannot be used later is refused now.
+                // Refuses an unusable key now, not when it is first needed.
                 open_private(&text, &what, &mut || {
                     Err(Error::WrongPassphrase(what.clone()))
                 })?;
@@ -296,10 +301,10 @@ impl Keyring {
         self.info(name)
     }
 
-    /// The files of a key that are there.
+    /// Returns the existing files of a key.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when none is.
+    /// [`Error::NotFound`] if it has none.
     pub fn files(&self, name: &str) -> Result<Files> {
         let there = |extension| {
             self.path(name, extension)
@@ -318,13 +323,13 @@ impl Keyring {
         }
     }
 
-    /// Removes both files of a key. Keyslots in volumes stay as they are; whoever has a copy of the
-    /// private key still opens them.
+    /// Removes both files of a key. Keyslots in volumes stay: a copy of the private key still opens
+    /// them.
     ///
     /// # Errors
-    /// [`Error::NotFound`], and what the system says.
+    /// [`Error::NotFound`], and errors of the system.
     pub fn remove(&self, name: &str) -> Result<()> {
-        // A crash between the two files of a new key leaves the private one alone.
+        // A crash while a key is stored may have left the private file only.
         let Files { public, private } = self.files(name)?;
         for path in private.into_iter().chain(public) {
             match std::fs::remove_file(&path) {
@@ -344,7 +349,7 @@ impl Keyring {
         Ok(self.dir.join(format!("{name}.{extension}")))
     }
 
-    /// Refuses a new key whose name is taken, or is a number. Keys that have such a name already stay usable.
+    /// Refuses a new key whose name is taken or a number. Existing keys with such names stay usable.
     fn vacant(&self, name: &str) -> Result<()> {
         if is_number(name) {
             return Err(Error::NumberName(name.to_owned()));
@@ -376,7 +381,7 @@ impl Keyring {
         read_from(file, &path)
     }
 
-    /// Writes the files of a key, the private one first: the key is there once its public half is.
+    /// Writes the files of a key, the private one first: the key exists once its public half does.
     fn store(&self, name: &str, recipient: &Recipient, private: Option<&[u8]>) -> Result<()> {
         let made = std::fs::DirBuilder::new()
             .recursive(true)
@@ -395,8 +400,8 @@ impl Keyring {
         written
     }
 
-    /// Keeps other processes from storing keys meanwhile, and removes what one that was killed has left. Where
-    /// the folder cannot be locked, nothing is removed.
+    /// Locks the directory against other processes that store keys, and removes temporary files
+    /// that killed processes left. Removes nothing if the directory cannot be locked.
     fn alone(&self) -> Option<File> {
         let folder = File::open(&self.dir).ok()?;
         folder.lock().ok()?;
@@ -408,7 +413,7 @@ impl Keyring {
         Some(folder)
     }
 
-    /// A file that is there whole or not at all, and never replaces another.
+    /// Writes a file that appears complete or not at all, and never replaces another.
     fn write_new(&self, path: &Path, bytes: &[u8], mode: u32, name: &str) -> Result<()> {
         let failed = |e: std::io::Error| Error::io("cannot write", path, e);
         let mut file = tempfile::Builder::new()
@@ -427,8 +432,8 @@ impl Keyring {
     }
 }
 
-/// The name under which a key that is called `name` can be imported: keys of older releases may be called by
-/// numbers, and new ones may not.
+/// Returns the name under which to import a key called `name`: older releases allowed numbers as
+/// names, which new keys may not have.
 pub fn name_to_import(name: &str) -> String {
     match is_number(name) {
         true => format!("key{name}"),
@@ -474,7 +479,7 @@ fn read_from(mut file: File, path: &Path) -> Result<SecretBytes> {
     }
 }
 
-/// Whether a private key file needs a passphrase.
+/// Reports whether a private key file needs a passphrase.
 fn is_protected(text: &[u8]) -> bool {
     let ssh = std::str::from_utf8(text).ok().and_then(openssh::clear);
     text.starts_with(AGE_MAGIC) || text.starts_with(AGE_ARMOR) || ssh.is_some_and(|c| c.encrypted)

@@ -1,4 +1,4 @@
-//! Key pairs, against the real `age` and `ssh-keygen`.
+//! Key pairs, tested with the real `age` and `ssh-keygen`.
 
 use keyring::{Error, Keyring, Private, Prompt, Recipient};
 use secret::SecretBytes;
@@ -31,7 +31,7 @@ fn phrase(text: &'static str) -> impl FnMut(&Prompt) -> keyring::Result<SecretBy
     move |_| Ok(SecretBytes::from_slice(text.as_bytes()))
 }
 
-/// Runs a real tool, which must be there and succeed.
+/// Runs a real tool, which must be installed and succeed.
 fn tool(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut child = Command::new(program)
@@ -216,7 +216,7 @@ fn keys_of_age_and_of_ssh_are_taken_over() {
         let envelope = info.recipient.wrap(&secret).unwrap();
         let identity = keys.identity(name, &mut phrase("sesame")).unwrap();
         assert!(identity.unwrap(&envelope).unwrap() == secret);
-        // age opens ours and we open its.
+        // age decrypts envelopes of EVFS, and EVFS those of age.
         let public = folder.path(&format!("{name}.pub"));
         let theirs = tool("age", &["-R", public.to_str().unwrap()], &secret);
         assert!(identity.unwrap(&theirs).unwrap() == secret);
@@ -224,7 +224,7 @@ fn keys_of_age_and_of_ssh_are_taken_over() {
             let opened = tool("age", &["-d", "-i", file.to_str().unwrap()], &envelope);
             assert_eq!(opened, secret[..]);
         }
-        // Somebody else's half of it.
+        // The public half of the key, as another user would import it.
         let other = format!("{name}-public");
         assert_eq!(
             keys.import(&other, &folder.path(&format!("{name}.pub")))
@@ -284,7 +284,7 @@ fn damaged_files_are_errors_at_every_length_and_never_panics() {
     for name in ["plain", "locked", "ssh"] {
         let path = folder.path(&format!("keys/{name}.key"));
         let whole = fs::read(&path).unwrap();
-        // A missing last newline is no damage.
+        // A missing last newline does no harm.
         for len in (0..whole.len() - 8).step_by(if name == "locked" { 7 } else { 3 }) {
             fs::write(&path, &whole[..len]).unwrap();
             assert!(
@@ -328,7 +328,7 @@ fn text_that_is_no_key_is_never_quoted_in_an_error() {
     }
 }
 
-/// In words of people who have keys, not of those who have made their encoding.
+/// The message uses the words of users, not those of the encoding.
 #[test]
 fn a_public_key_that_cannot_be_read_is_explained() {
     let folder = Folder::new();
@@ -359,7 +359,7 @@ fn what_a_crash_left_of_a_new_key_can_be_removed() {
     assert!(matches!(half, Error::HalfMade(_)));
     assert!(half.to_string().contains("evfs key remove a"), "{half}");
     keys.remove("a").unwrap();
-    // A temporary file is removed by whoever stores a key next.
+    // The next process that stores a key removes stale temporary files.
     fs::write(folder.path("keys/.evfs-new-x"), "half of a private key").unwrap();
     keys.generate("a", None).unwrap();
     assert!(!folder.path("keys/.evfs-new-x").exists());
