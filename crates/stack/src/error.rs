@@ -1,139 +1,139 @@
-//! What can go wrong above the crates below, with the exit code of each.
+//! Errors of this crate and of the crates that it composes, with an exit code for each.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What a verb gives.
+/// Result of an operation of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// An error as an administrator meets it: what failed, why, what to do next.
+/// An error as shown to an administrator: what failed, why, and what to do next.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device or path below failed.
+    /// A device or path failed.
     #[error(transparent)]
     Block(#[from] block::Error),
-    /// A device that is to be written to can only be read.
+    /// A device that is to be opened for writing can only be read.
     #[error("{source}; it can be read: {how} opens it as it is")]
     OnlyRead {
-        /// What the device says.
+        /// Error of the device.
         source: block::Error,
-        /// The option for that.
+        /// Option that opens the device for reading.
         how: &'static str,
     },
-    /// The volume: header, keys, roles.
+    /// Error of an encrypted volume: header, keys, roles.
     #[error(transparent)]
     Volume(#[from] crypt::Error),
-    /// A user's key pair.
+    /// Error of a user's key pair.
     #[error(transparent)]
     Key(#[from] keyring::Error),
-    /// The NBD server.
+    /// Error of the NBD server.
     #[error(transparent)]
     Nbd(#[from] export_nbd::Error),
-    /// The mounted folder or the loop device.
+    /// Error of a FUSE mount or a loop device.
     #[error(transparent)]
     Fuse(#[from] export_fuse::Error),
-    /// The file system.
+    /// Error of the file system.
     #[error("{what}: {source}")]
     Files {
-        /// What was tried, with what.
+        /// The failed operation and its object.
         what: String,
-        /// What the file system says.
+        /// Error of the file system.
         source: fs::Error,
     },
-    /// A file system that has to be written to before it can be, on a device that takes nothing.
+    /// A file system that needs a write before it can be used, on a device without free space.
     #[error(
         "{what}: {source}; what it lies on is full: remove files there, or make it larger, and try again. \
          Until then --read-only shows what is there"
     )]
     NoRoom {
-        /// What was tried, with what.
+        /// The failed operation and its object.
         what: String,
-        /// What the file system says.
+        /// Error of the file system.
         source: fs::Error,
     },
-    /// The cell.
+    /// Error of an administrative operation on a cell.
     #[error(transparent)]
     Cell(#[from] afs_server::AdminError),
-    /// A file system that is damaged beyond what a repair can mend.
+    /// A file system is damaged beyond repair.
     #[error("{what} cannot be opened even to be repaired; only a backup helps: {source}")]
     BeyondRepair {
-        /// What it is.
+        /// The damaged object.
         what: String,
-        /// What the file system says.
+        /// Error of the file system.
         source: fs::Error,
     },
-    /// There is no object of this name.
+    /// No object has the name.
     #[error("{0}")]
     NotFound(String),
-    /// Somebody holds what is needed.
+    /// A resource is in use.
     #[error("{0}")]
     Busy(String),
-    /// A configuration file, an environment variable or a combination of flags makes no sense.
+    /// A configuration file, an environment variable or a combination of options is invalid.
     #[error("{place}: {detail}")]
     Config {
         /// File or variable.
         place: String,
-        /// What is wrong with it.
+        /// Problem and remedy.
         detail: String,
     },
-    /// The command line asks for something that cannot be; clap could not know.
+    /// The command line asks for something impossible that clap cannot detect.
     #[error("{0}")]
     Usage(String),
-    /// A destructive command met something that it would destroy.
+    /// A destructive command found data that it would destroy.
     #[error("{device} is not empty: it holds {found}; --force overwrites it {kept}")]
     WouldDestroy {
         /// The device.
         device: String,
-        /// What is there, in words.
+        /// Description of the data found.
         found: String,
-        /// What is left of it afterwards.
+        /// Backup of that data afterwards.
         kept: Left,
     },
-    /// A volume is not what this machine knows, or its seal does not hold.
+    /// A volume differs from the record in the trust store, or its seal is broken.
     #[error("{0}")]
     Untrusted(String),
-    /// A path that cannot be trusted.
+    /// A path is not safe to use.
     #[error("{} is not safe to use: {detail}", path.display())]
     Unsafe {
         /// The path.
         path: PathBuf,
-        /// Why, and what to do.
+        /// Reason and remedy.
         detail: String,
     },
     /// A system call on a path failed.
     #[error("{what} {}", path.display())]
     Io {
-        /// What was tried, as the beginning of a sentence.
+        /// The failed operation, as the beginning of a sentence.
         what: &'static str,
-        /// On which path.
+        /// Path of the operation.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
-    /// What was acknowledged had to be given up.
+    /// Acknowledged data was discarded.
     #[error("{0}")]
     DataLost(String),
-    /// An error of one of several things that were to be done.
+    /// Failure of one of several objects.
     #[error("{place}: {source}")]
     Within {
-        /// Which one.
+        /// The object.
         place: String,
-        /// What went wrong with it.
+        /// Its error.
         source: Box<Error>,
     },
-    /// Anything else, said in full.
+    /// Any other error, described in full.
     #[error("{0}")]
     Failed(String),
 }
 
-/// What a command that overwrites leaves of what was there.
+/// Backup that a command keeps of the data it overwrites.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// A backup of all that it overwrites.
+    /// All of that data.
     All,
-    /// A backup of so many bytes from the start.
+    /// This number of bytes from the start of the device.
     Head(u64),
-    /// Nothing.
+    /// None.
     Nothing,
 }
 
@@ -159,7 +159,7 @@ impl Error {
         }
     }
 
-    /// A failed system call on `path`.
+    /// Returns the error of a failed system call on `path`.
     pub fn io(what: &'static str, path: &Path, source: io::Error) -> Error {
         Error::Io {
             what,
@@ -168,7 +168,8 @@ impl Error {
         }
     }
 
-    /// `name` has ended by force, and this many bytes of it were given up, or an unknown number.
+    /// Returns the error of a forced detach of `name` that discarded `bytes` bytes; `None` if the
+    /// number is unknown.
     pub(crate) fn data_lost(name: &str, bytes: Option<u64>, why: &Error) -> Error {
         let lost = match bytes.filter(|bytes| *bytes > 0) {
             Some(bytes) => format!("{bytes} bytes that were acknowledged and not flushed are lost"),
@@ -180,18 +181,18 @@ impl Error {
         ))
     }
 
-    /// An error of the file system, with what was tried.
+    /// Converts an error of the file system, adding the failed operation.
     pub(crate) fn files(what: impl Into<String>) -> impl FnOnce(fs::Error) -> Error {
         let what = what.into();
         move |source| Error::Files { what, source }
     }
 
-    /// Whether the command would do it with `--force`, as the error says.
+    /// Reports whether the error suggests to repeat the command with `--force`.
     pub fn wants_force(&self) -> bool {
         matches!(self, Error::WouldDestroy { .. }) || self.to_string().contains("--force")
     }
 
-    /// The error and its sources, each once.
+    /// Returns the message with those of all its sources, without repetitions.
     pub fn chain(&self) -> String {
         let mut message = without_number(&self.to_string());
         let mut source = std::error::Error::source(self);
@@ -205,7 +206,8 @@ impl Error {
         message
     }
 
-    /// The exit code of the program. The table is part of the interface: see the guide.
+    /// Returns the exit code of the program. The codes are part of the interface and documented in
+    /// the guide.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Block(e) | Error::OnlyRead { source: e, .. } => of_block(e),
@@ -230,7 +232,8 @@ impl Error {
     }
 }
 
-/// Whether a message says already what its source does, in the same words or in ours.
+/// Reports whether `message` already contains that of its source, literally or as an EVFS error
+/// kind.
 fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -> bool {
     let message = message.to_lowercase();
     let errno = source
@@ -243,7 +246,7 @@ fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -
     message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
 }
 
-/// Text of the system without its ` (os error N)`, which tells a reader nothing that the words do not.
+/// Returns a system message without its ` (os error N)`, which adds nothing for a reader.
 pub fn without_number(text: &str) -> String {
     const MARK: &str = " (os error ";
     let mut parts = text.split(MARK);
@@ -328,35 +331,36 @@ fn of_key(error: &keyring::Error) -> u8 {
     }
 }
 
-/// Exit codes, as documented.
+/// Exit codes, as documented in the guide.
 pub mod exit {
-    /// All went well.
+    /// Success.
     pub const OK: u8 = 0;
     /// Failed; the message says why.
     pub const FAILURE: u8 = 1;
-    /// The command line or the configuration makes no sense.
+    /// The command line or the configuration is invalid.
     pub const USAGE: u8 = 2;
     /// No such key, device, keyslot, attached volume or fileset.
     pub const NOT_FOUND: u8 = 10;
-    /// Held by somebody else.
+    /// In use by another process or machine.
     pub const BUSY: u8 = 11;
     /// The key, passphrase or key file does not open the volume.
     pub const WRONG_KEY: u8 = 12;
-    /// The key is right, its role does not allow this.
+    /// The key is right, but its role does not allow the operation.
     pub const ROLE_REFUSES: u8 = 13;
-    /// The seal of the header does not hold, or the volume is not the one that this machine knows.
+    /// The seal of the header is broken, or the volume differs from the record in the trust store.
     pub const UNTRUSTED: u8 = 14;
-    /// The header is damaged, and `evfs volume repair` can mend it; or the file system, and `evfs fsck`
-    /// can say more.
+    /// The header is damaged and `evfs volume repair` can repair it, or the file system is and
+    /// `evfs fsck` reports details.
     pub const REPAIRABLE: u8 = 20;
     /// The header, or the file system, is damaged beyond repair; restore a backup.
     pub const NOT_REPAIRABLE: u8 = 21;
     /// A check ran and found errors.
     pub const CHECK_FOUND_ERRORS: u8 = 26;
-    /// Acknowledged data could not be written and were given up, as `--force` or a signal asked.
+    /// Acknowledged data was discarded because it could not be written and `--force` or a signal
+    /// ended the service.
     pub const DATA_LOST: u8 = 30;
-    /// Stopped by INT.
+    /// Stopped by SIGINT.
     pub const INTERRUPTED: u8 = 130;
-    /// Stopped by TERM.
+    /// Stopped by SIGTERM.
     pub const TERMINATED: u8 = 143;
 }

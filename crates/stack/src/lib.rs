@@ -1,10 +1,10 @@
-//! Turns a configuration, or a command line, into a running graph of devices and exports: the only
-//! crate that composes.
+//! Builds a running graph of devices and exports from a configuration or a command line. This is
+//! the only crate that composes the others.
 //!
-//! **Invariant:** whatever this crate starts it also closes, in the order exports, flush, locks;
-//! nothing that was acknowledged to a client is lost by an orderly end.
+//! **Invariant:** everything that this crate starts it also closes, in the order exports, flush,
+//! locks. An orderly shutdown loses no data that was acknowledged to a client.
 //!
-//! Absent on purpose: printing, prompting and parsing of arguments. Those belong to the program.
+//! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
 pub mod arms;
 pub mod attach;

@@ -1,7 +1,7 @@
-//! A mounted file system: the graph from a DEVICE to a folder, and its orderly end.
+//! A mounted file system: the graph from a DEVICE to a mount point, and its orderly shutdown.
 //!
 //! ```text
-//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── folder
+//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── mount point
 //! ```
 
 use crate::cache::ProcessCache;
@@ -21,39 +21,39 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// What to mount, and how.
+/// The file system to mount, and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountSpec {
     /// The DEVICE.
     pub device: PathBuf,
     /// Name of the mounted file system; part of file names.
     pub name: String,
-    /// An existing folder.
+    /// Mount point; an existing directory.
     pub folder: PathBuf,
-    /// The fileset or snapshot.
+    /// Name of the fileset or snapshot.
     pub fileset: String,
-    /// Refuse changes.
+    /// Mount read-only.
     pub read_only: bool,
-    /// Requests that are worked on at the same time; the mount's own default if there is none.
+    /// Requests served concurrently; `None` for the mount's default.
     pub threads: Option<usize>,
-    /// Whether other users may enter; the mount's own default if it is left open.
+    /// Allow other users access; `None` for the mount's default.
     pub allow_other: Option<bool>,
-    /// Let the kernel keep what is written to itself for a while.
+    /// Let the kernel hold back written data: only this mount uses the files.
     pub exclusive: bool,
-    /// Honor set-user-ID, set-group-ID and capabilities of programs.
+    /// Honor set-user-ID and set-group-ID bits and capabilities of programs.
     pub suid: bool,
-    /// Let device nodes open devices.
+    /// Allow device nodes to open devices.
     pub dev: bool,
-    /// When reading changes the time of the last reading.
+    /// Policy for updates of access times.
     pub atime: Atime,
-    /// Pass discards on.
+    /// Pass discards to the device.
     pub allow_discards: bool,
-    /// The configuration file that this came from.
+    /// Configuration file that defines the mount.
     pub config: Option<PathBuf>,
 }
 
 impl MountSpec {
-    /// With defaults: the device's file name without extension is the name.
+    /// Returns a spec with defaults, named after the device's file name without extension.
     pub fn new(device: &Path, folder: &Path) -> MountSpec {
         MountSpec {
             device: device.to_owned(),
@@ -72,7 +72,7 @@ impl MountSpec {
         }
     }
 
-    /// Checks what can be checked before anything is opened.
+    /// Validates the fields before a device is opened.
     ///
     /// # Errors
     /// [`Error::Usage`], [`Error::NotFound`].
@@ -88,25 +88,25 @@ impl MountSpec {
     }
 }
 
-/// Whether there is a folder to mount on.
+/// Checks whether `folder` is a directory to mount on.
 pub(crate) fn check_folder(folder: &Path) -> Result<()> {
     match std::fs::metadata(folder) {
         Ok(meta) if !meta.is_dir() => {
             let why = format!("{} is not a folder", folder.display());
             Err(Error::Usage(why))
         }
-        // What a killed process left mounted there answers nothing, and is taken away later.
+        // The stale mount of a killed process answers no request; it is removed later.
         Err(e) if export_fuse::server_died(&e) => Ok(()),
         Err(e) => Err(Error::io("cannot mount at", folder, e)),
         Ok(_) => Ok(()),
     }
 }
 
-/// A file system that is mounted. Dropping it without [`Serving::stop`] unmounts all the same.
+/// A mounted file system. Dropping it without [`Serving::stop`] also unmounts it.
 pub struct Mounted {
     status: Status,
     listener: Arc<Listener>,
-    // The mount before the files, and those before the file system: fields are dropped in this order.
+    // Fields drop in this order: the mount before the files, the files before the file system.
     mount: Option<Mount>,
     files: Arc<Files>,
     fs: Option<Fs>,
@@ -117,10 +117,10 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Opens the file system on an open DEVICE and mounts a fileset of it.
+    /// Opens the file system on an open DEVICE and mounts one of its filesets.
     ///
     /// # Errors
-    /// There is no file system, or no such fileset; those of the mount.
+    /// The device holds no file system or no such fileset; errors of the mount.
     pub fn start(
         spec: &MountSpec,
         open: Open,
@@ -182,7 +182,7 @@ impl Mounted {
         self.fs.as_ref().ok_or_else(closed)
     }
 
-    /// The status, with what has become of the file system since.
+    /// Returns the status with the current state of the file system.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         let asked = status.read_only;
@@ -197,7 +197,7 @@ impl Mounted {
         status
     }
 
-    /// The pages of a file in what is mounted.
+    /// Returns the vnode of a file in the mounted fileset.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
             Error::Usage(format!(
@@ -213,7 +213,7 @@ impl Mounted {
         Ok(volume.vnode(FileId(attr.ino), attr.inode.size))
     }
 
-    /// Takes the mount away. Says whether nobody can reach the files any more.
+    /// Unmounts the fileset. Returns whether all users have closed its files.
     fn unmount(&mut self, force: bool) -> Result<bool> {
         let Some(mount) = self.mount.take() else {
             return Ok(true);
@@ -232,7 +232,7 @@ impl Mounted {
         }
     }
 
-    /// Writes everything out and lets the device go.
+    /// Writes everything out and closes the device.
     fn close(&mut self, over: bool) -> Result<()> {
         self.write_out(over)?;
         if let Some(fs) = &self.fs {
@@ -243,7 +243,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Makes everything durable and, if nobody uses the files any more, wipes what the cache has.
+    /// Makes everything durable and, if `over` says that no user is left, wipes the cached pages.
     fn write_out(&self, over: bool) -> Result<()> {
         let name = &self.status.name;
         let failed = || {

@@ -1,5 +1,5 @@
-//! The names of LUNs: which `diskN` is which, by which paths it was reached, and what was saved for
-//! it. A file of JSON, replaced as a whole under a lock; names survive restarts.
+//! The registry of LUNs: persistent names (`diskN`), known paths and saved attributes. It is a JSON
+//! file that is replaced as a whole under a lock, so names survive restarts.
 
 use crate::{Error, Result, state_file};
 use block::Identity;
@@ -9,58 +9,58 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// Version of the file.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// Values by attribute name.
 pub type Values = BTreeMap<String, String>;
 
-/// A path as it is remembered.
+/// A path in the registry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownPath {
-    /// What the user wrote: a URI or a file name.
+    /// Address as written by the user: a URI or a file name.
     pub address: String,
     /// Legacy name, `cXtYdZ`.
     pub legacy: String,
-    /// In use.
+    /// Whether the path is used for I/O.
     pub enabled: bool,
 }
 
-/// A LUN as it is remembered.
+/// A LUN in the registry.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownLun {
     /// Persistent name, `diskN`.
     pub name: String,
-    /// World-wide ID, where the target names one.
+    /// World-wide ID, if the target reports one.
     pub wwid: Option<String>,
-    /// Serial number.
+    /// Serial number, if the target reports one.
     pub serial: Option<String>,
-    /// Vendor.
+    /// Vendor name, from the target.
     pub vendor: String,
-    /// Product.
+    /// Product name, from the target.
     pub product: String,
-    /// Bytes.
+    /// Size, in bytes.
     pub size: u64,
-    /// Bytes of a logical block.
+    /// Size of a logical block, in bytes.
     pub block_size: u32,
-    /// Its paths, in the order in which they were found.
+    /// Paths in order of discovery.
     pub paths: Vec<KnownPath>,
     /// Attributes saved for this LUN.
     #[serde(default)]
     pub attributes: Values,
 }
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Registry {
     version: u32,
-    /// Number of the next `diskN`; a number is given once.
+    /// Number of the next `diskN`; a number is never reused.
     next_disk: u32,
-    /// Target ports by the number they have in legacy names.
+    /// Target ports; the index is the controller number in legacy names.
     #[serde(default)]
     ports: Vec<String>,
-    /// What is known.
+    /// All known LUNs.
     pub luns: Vec<KnownLun>,
     /// Attributes saved for scopes: `global`, `transport:NAME`, `device:VENDOR/PRODUCT`.
     #[serde(default)]
@@ -80,10 +80,10 @@ impl Default for Registry {
 }
 
 impl Registry {
-    /// Reads the file; a missing one is empty.
+    /// Reads the file; a missing file is an empty registry.
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or is of a later version.
+    /// The file is unreadable, damaged, or of an unknown version.
     pub fn load(path: &Path) -> Result<Registry> {
         let text = match crate::state_file::read_text(path) {
             Ok(text) => text,
@@ -107,10 +107,10 @@ impl Registry {
         }
     }
 
-    /// Changes the file: under a lock, and so that a crash leaves the old one or the new one.
+    /// Changes the file under a lock. After a crash it has either the old or the new content.
     ///
     /// # Errors
-    /// Those of `change`, and of the files; nothing is changed then.
+    /// Those of `change` and of the files; the registry is unchanged then.
     pub fn update<T>(path: &Path, change: impl FnOnce(&mut Registry) -> Result<T>) -> Result<T> {
         state_file::update(
             path,
@@ -120,7 +120,7 @@ impl Registry {
         )
     }
 
-    /// The LUN of a persistent name, a legacy name, or an address of one of its paths.
+    /// Returns the LUN with this persistent name, legacy name, or address of one of its paths.
     pub fn find(&self, name: &str) -> Option<&KnownLun> {
         let own = |l: &&KnownLun| l.name == name;
         let path = |l: &&KnownLun| {
@@ -134,14 +134,14 @@ impl Registry {
             .or_else(|| self.luns.iter().find(path))
     }
 
-    /// The same, to change.
+    /// Same as [`Registry::find`], for changes.
     pub fn find_mut(&mut self, name: &str) -> Option<&mut KnownLun> {
         let found = self.find(name)?.name.clone();
         self.luns.iter_mut().find(|l| l.name == found)
     }
 
-    /// The LUN that `identity` is known as: by a path, else by an ID that no other has; else a new
-    /// name. All addresses become paths of it.
+    /// Returns the LUN with this identity and makes all addresses paths of it. A LUN is recognized
+    /// by a known path, else by an ID that is not generic; otherwise it is new and gets a new name.
     pub fn enrol(&mut self, identity: &Identity, paths: &[(String, String)]) -> KnownLun {
         let known = paths.iter().find_map(|(address, _)| self.find(address));
         let same = |l: &&KnownLun| l.wwid == identity.wwid && l.serial == identity.serial;
@@ -175,8 +175,8 @@ impl Registry {
         lun.clone()
     }
 
-    /// Makes `address` a path of a LUN, with a legacy name: `c` and the number of its port, `t0`,
-    /// `d` and the number of the LUN.
+    /// Adds the path `address` to a LUN. Its legacy name is `c` and the number of its port, `t0`
+    /// (or the next free number), `d` and the number of the LUN.
     fn add_path(&mut self, at: usize, address: &str, port: &str) {
         if self.luns[at].paths.iter().any(|p| p.address == address) {
             return;
@@ -208,10 +208,10 @@ impl Registry {
         });
     }
 
-    /// Adds a path to a LUN that is known.
+    /// Adds a path to a known LUN.
     ///
     /// # Errors
-    /// The LUN is not known, or the path belongs to another.
+    /// The LUN is unknown, or the path belongs to another LUN.
     pub fn add(&mut self, lun: &str, address: &str, port: &str) -> Result<KnownPath> {
         let owner = self.find(address).map(|l| l.name.clone());
         let at = self.luns.iter().position(|l| l.name == lun);
@@ -228,11 +228,10 @@ impl Registry {
         Ok(path.expect("it was added").clone())
     }
 
-    /// Forgets a LUN, and target ports that no other has: nothing of it stays. Its number is not given
-    /// again.
+    /// Removes a LUN, and target ports that no other LUN uses. Its number is not reused.
     ///
     /// # Errors
-    /// The LUN is not known.
+    /// The LUN is unknown.
     pub fn forget(&mut self, lun: &str) -> Result<KnownLun> {
         let at = self.luns.iter().position(|l| l.name == lun);
         let forgotten = self.luns.remove(at.ok_or_else(|| unknown(lun))?);
@@ -241,7 +240,7 @@ impl Registry {
             let mut paths = self.luns.iter().flat_map(|l| &l.paths);
             paths.any(|p| p.legacy.starts_with(&prefix))
         };
-        // The others keep their numbers.
+        // The other ports keep their numbers.
         let unused: Vec<usize> = (0..self.ports.len()).filter(|n| !used(*n)).collect();
         unused.into_iter().for_each(|n| self.ports[n].clear());
         while self.ports.last().is_some_and(String::is_empty) {
@@ -250,10 +249,11 @@ impl Registry {
         Ok(forgotten)
     }
 
-    /// The values that hold for a LUN, and where each comes from; the most specific scope counts.
+    /// Returns the attributes in force for a LUN and the scope of each; the most specific scope
+    /// wins.
     ///
     /// # Errors
-    /// A saved value that this program does not take.
+    /// A saved value is invalid.
     pub fn attributes(&self, lun: &KnownLun, transport: &str) -> Result<(Attributes, Values)> {
         let mut attributes = Attributes::default();
         let mut origins = Values::new();
@@ -283,7 +283,7 @@ impl Registry {
     }
 }
 
-/// No such LUN.
+/// Returns the error for an unknown LUN.
 pub(crate) fn unknown(name: &str) -> Error {
     Error::NotFound(format!(
         "no LUN `{name}` is known; `evfs lun list` shows those that are, `evfs lun scan` finds others"
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!((one.name.as_str(), same.name.as_str()), ("disk1", "disk1"));
         let legacy: Vec<_> = same.paths.iter().map(|p| p.legacy.as_str()).collect();
         assert_eq!(legacy, ["c0t0d1", "c1t0d1"]);
-        // An ID that many have makes nobody the same.
+        // A generic ID does not identify a LUN.
         let generic = identity(Some("naa.60000000000000000e00000000010001"));
         assert_eq!(
             registry.enrol(&generic, &[path("iscsi://x", "x:1")]).name,
@@ -353,7 +353,7 @@ mod tests {
         for word in ["disk1", "host0", "nbd://0", "a1b2c301"] {
             assert!(!text.contains(word), "{word} in {text}");
         }
-        // A number is free again, the name is not.
+        // The port number is reused, the name is not.
         let third = identity(Some("naa.5000c500a1b2c303"));
         let third = registry.enrol(&third, &[path("nbd://x/", "x"), path("nbd://y/", "host10")]);
         assert_eq!(third.name, "disk3");

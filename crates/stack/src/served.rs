@@ -1,4 +1,4 @@
-//! A cell that is served: the graph from a DEVICE to the ports of a file server, and its orderly end.
+//! A served cell: the graph from a DEVICE to the ports of a file server, and its orderly shutdown.
 //!
 //! ```text
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── volumes ── ports 7000 and 7003
@@ -21,40 +21,40 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Sockets of each port at most, each with a thread: one for each processor, as far as there are
-/// clients for so many.
+/// Limit of sockets per port, each with a thread: one for each CPU, up to a number that enough
+/// clients can keep busy.
 const SOCKETS_MAX: usize = 8;
 
-/// Clients that are shown, those that were heard of last: as many as fit an answer.
+/// Number of clients listed, the most recently active first; that many fit into an answer.
 const CLIENTS_SHOWN: usize = 4000;
 
-/// Which cell to serve, and how.
+/// The cell to serve, and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServeSpec {
     /// The DEVICE.
     pub device: PathBuf,
-    /// Name of what is served; part of file names.
+    /// Name of the service; part of file names.
     pub name: String,
-    /// Addresses to serve at; those kept with the cell if there are none.
+    /// Addresses to listen at; if empty, those stored with the cell.
     pub listen: Vec<Ipv4Addr>,
-    /// Addresses that clients are told; those that it is served at if there are none.
+    /// Addresses announced to clients; if empty, those listened at.
     pub announce: Vec<Ipv4Addr>,
-    /// Who may call; everybody who can if there are none.
+    /// Source addresses that may call; if empty, all.
     pub allow: Vec<Prefix>,
-    /// Answer `rxdebug` in full to all who may call, and not only over the loopback.
+    /// Answer `rxdebug` in full to all of `allow`, not only over the loopback interface.
     pub rxdebug: bool,
-    /// Let clients change what access lists let them.
+    /// Let unauthenticated clients make the changes that access lists allow them.
     pub anonymous_write: bool,
-    /// Calls that are worked on at the same time; the server's own default if there is none.
+    /// Calls served concurrently; `None` for the server's default.
     pub threads: Option<usize>,
-    /// Pass discards on.
+    /// Pass discards to the device.
     pub allow_discards: bool,
-    /// The configuration file that this came from.
+    /// Configuration file that defines the service.
     pub config: Option<PathBuf>,
 }
 
 impl ServeSpec {
-    /// With defaults: the device's file name without extension is the name.
+    /// Returns a spec with defaults, named after the device's file name without extension.
     pub fn new(device: &Path) -> ServeSpec {
         ServeSpec {
             device: device.to_owned(),
@@ -70,7 +70,7 @@ impl ServeSpec {
         }
     }
 
-    /// Checks what can be checked before anything is opened.
+    /// Validates the fields before a device is opened.
     ///
     /// # Errors
     /// [`Error::Usage`].
@@ -80,7 +80,7 @@ impl ServeSpec {
     }
 }
 
-/// A cell that is served. Dropping it without [`Serving::stop`] closes its ports all the same.
+/// A served cell. Dropping it without [`Serving::stop`] also closes its ports.
 pub struct Served {
     status: Status,
     listener: Arc<Listener>,
@@ -89,9 +89,9 @@ pub struct Served {
     announced: Vec<Ipv4Addr>,
     allow: Vec<Prefix>,
     anonymous_write: bool,
-    // The ports before the files, and those before the file system: fields are dropped in this order.
+    // Fields drop in this order: the ports before the files, the files before the file system.
     server: Option<Server>,
-    /// Those whose files are to be closed still, once the server has ended.
+    /// Volumes whose files are still to be closed after the server has stopped.
     volumes: Vec<Arc<Volume>>,
     fs: Option<Arc<Fs>>,
     cache: Arc<ProcessCache>,
@@ -104,7 +104,7 @@ impl Served {
     /// Opens the file system on an open DEVICE and serves its filesets.
     ///
     /// # Errors
-    /// It is no cell; a port is taken.
+    /// The device holds no cell, or a port is taken.
     pub fn start(
         spec: &ServeSpec,
         open: Open,
@@ -171,7 +171,7 @@ impl Served {
         self.fs.as_deref().ok_or_else(ending)
     }
 
-    /// The status, with what has become of the file system since.
+    /// Returns the status with the current state of the file system.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
@@ -189,7 +189,7 @@ impl Served {
         status
     }
 
-    /// Answers about the cell.
+    /// Answers a request about the cell.
     fn cell(&self, ask: &cell::Ask) -> Result<Value> {
         let server = self.server()?;
         let mut answer = cell::carry_out(&self.record, &server.administration(), ask)?;
@@ -199,7 +199,7 @@ impl Served {
         Ok(answer)
     }
 
-    /// What there is to say only while it is served.
+    /// Adds the values that exist only while the cell is served.
     fn add_status(&self, server: &Server, clients: bool, answer: &mut Value) {
         let status = self.status_now();
         answer["served"] = true.into();
@@ -222,7 +222,7 @@ impl Served {
         }
     }
 
-    /// Answers about filesets, and shows clients what has become of their volumes.
+    /// Answers a request about filesets and updates the volumes that clients see.
     fn files(&self, ask: &filesystem::Ask) -> Result<Value> {
         let server = self.server()?;
         let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
@@ -248,7 +248,7 @@ impl Served {
         Ok(answer)
     }
 
-    /// The pages of a file, by a path that begins with its volume.
+    /// Returns the vnode of a file, whose path begins with its volume.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let usage = || {
             Error::Usage(format!(
@@ -268,14 +268,14 @@ impl Served {
         Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
     }
 
-    /// Closes the ports, when the calls that are being served have ended.
+    /// Closes the ports after the calls in progress have ended.
     fn end_calls(&mut self) {
         if let Some(server) = self.server.take() {
             self.volumes = server.volumes().all();
         }
     }
 
-    /// The beginning of an error.
+    /// Returns the error for failed write-back, still without its source.
     fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
         Error::files(format!(
             "cannot write {} out (--force gives up what is in memory only)",
@@ -283,7 +283,7 @@ impl Served {
         ))
     }
 
-    /// Writes everything out and lets the device go.
+    /// Writes everything out and closes the device.
     fn close(&mut self) -> Result<()> {
         while let Some(volume) = self.volumes.last() {
             volume.files.close().map_err(self.not_written())?;
@@ -386,7 +386,7 @@ fn config(
     }
 }
 
-/// What whoever serves a cell should know.
+/// Returns a warning if clients that prove no identity have access from other machines.
 fn warning(spec: &ServeSpec, listen: &[Ipv4Addr]) -> Option<String> {
     let beyond = listen.iter().any(|address| !address.is_loopback());
     if !beyond || !spec.allow.is_empty() && !spec.anonymous_write {
@@ -441,7 +441,7 @@ fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
     }
 }
 
-/// What this user serves at an address, other than this.
+/// Returns the name under which this user serves another cell at `address`.
 fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<String> {
     let unspecified = Ipv4Addr::UNSPECIFIED.to_string();
     let wanted = address.ip().to_string();
@@ -453,7 +453,7 @@ fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<Str
             export["kind"] == "afs" && same
         })
     };
-    // Our own control socket answers nobody yet.
+    // Our own control socket does not answer requests yet.
     control::find_other(run_dir, &spec.name, is_there)
 }
 

@@ -1,7 +1,8 @@
-//! Signals. INT, TERM and QUIT ask for an orderly stop, and the second of them ends the process at once; so does
-//! the first, as long as a service has started nothing that has to be stopped: it may wait for a key, or compute one. HUP
-//! stops in order where the terminal is gone, and asks a service for a reload otherwise. No other signal that
-//! a process can catch ends it: what nobody has a meaning for is ignored.
+//! Signal handling. INT, TERM and QUIT request an orderly stop. The second of them ends the process
+//! at once; so does the first while a service has not yet started anything that needs an orderly
+//! stop, for example while it waits for a key or derives one. HUP requests an orderly stop if the
+//! terminal was closed, and otherwise asks a service to reload. Every other signal that a process
+//! can catch is ignored.
 
 use rustix::process::{Pid, getsid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
@@ -12,11 +13,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-/// Stop in order; the second ends the process at once.
+/// Request an orderly stop; the second one ends the process at once.
 const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGQUIT];
-/// Stop in order, however often they come: the power fails, the time for the processor is over.
+/// Request an orderly stop, however often they arrive: power failure, CPU time limit reached.
 const STOP_PATIENTLY: [i32; 2] = [libc::SIGPWR, libc::SIGXCPU];
-/// End a process that does not catch them, and mean nothing to this one.
+/// Would end a process that does not catch them; this process has no use for them.
 const IGNORED: [i32; 9] = [
     libc::SIGUSR1,
     libc::SIGUSR2,
@@ -29,12 +30,12 @@ const IGNORED: [i32; 9] = [
     libc::SIGXFSZ,
 ];
 
-/// Whether the next signal to stop ends the process at once.
+/// Whether the next stop signal ends the process at once.
 static AT_ONCE: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From here on there is something to stop in order.
+/// Requires an orderly stop from here on.
 pub(crate) fn stop_in_order() {
-    // Once: later it says that the first signal has come.
+    // Only the first time: later the flag records that the first signal has arrived.
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
         if let Some(at_once) = AT_ONCE.get() {
@@ -43,24 +44,24 @@ pub(crate) fn stop_in_order() {
     });
 }
 
-/// Signals that ask for something, as a descriptor to wait on.
+/// Signals that request a stop or a reload, as a descriptor to poll.
 pub struct StopSignals {
     wake: UnixStream,
     which: Arc<AtomicUsize>,
     hangup: Arc<AtomicBool>,
-    /// The session whose terminal this process had when it began.
+    /// Session of the controlling terminal at the start of the process.
     session: Option<Pid>,
-    /// HUP is a question for a reload while the terminal is there, or where there never was one.
+    /// HUP requests a reload while the terminal is open, or if the process never had one.
     reloads: bool,
 }
 
 impl StopSignals {
-    /// Takes the signals over for the whole process, which HUP stops, too.
+    /// Installs handlers for the whole process; HUP stops it, too.
     pub fn install() -> std::io::Result<StopSignals> {
         StopSignals::take_over(false)
     }
 
-    /// The same for a service.
+    /// Same as [`StopSignals::install`], for a service, which HUP reloads.
     pub fn for_service() -> std::io::Result<StopSignals> {
         StopSignals::take_over(true)
     }
@@ -82,7 +83,7 @@ impl StopSignals {
             flag::register_usize(signal, Arc::clone(&which), signal as usize)?;
             low_level::pipe::register(signal, write.try_clone()?)?;
         }
-        // What was started by nohup(1) is to outlive its terminal.
+        // A process started by nohup(1) must outlive its terminal.
         if !is_ignored(SIGHUP) {
             flag::register(SIGHUP, Arc::clone(&hangup))?;
             low_level::pipe::register(SIGHUP, write.try_clone()?)?;
@@ -103,7 +104,7 @@ impl StopSignals {
         })
     }
 
-    /// The signal that asked for a stop, if one did.
+    /// Returns the signal that requested a stop, if one did.
     pub fn stop_asked(&self) -> Option<i32> {
         match self.which.load(Ordering::SeqCst) {
             0 if self.hangup.load(Ordering::SeqCst) && self.hangup_stops() => Some(SIGHUP),
@@ -112,18 +113,18 @@ impl StopSignals {
         }
     }
 
-    /// Whether a reload was asked for since the last call.
+    /// Reports whether a reload was requested since the last call.
     pub(crate) fn reload_asked(&self) -> bool {
         !self.hangup_stops() && self.hangup.swap(false, Ordering::SeqCst)
     }
 
     fn hangup_stops(&self) -> bool {
-        // A process that has left its session, for the background, has lost nothing.
+        // A process that moved to a new session, in the background, has lost no terminal.
         let left = || self.session.is_none() || self.session != getsid(None).ok();
         !self.reloads || !left() && !has_terminal()
     }
 
-    /// Makes the descriptor wait for the next signal.
+    /// Empties the descriptor, so that it waits for the next signal.
     pub(crate) fn drain(&self) {
         while (&self.wake).read(&mut [0; 64]).is_ok_and(|len| len > 0) {}
     }
@@ -135,12 +136,12 @@ impl AsFd for StopSignals {
     }
 }
 
-/// Whether there is a terminal that controls this process, and it is connected.
+/// Reports whether this process has a controlling terminal that is still connected.
 fn has_terminal() -> bool {
     std::fs::File::open("/dev/tty").is_ok()
 }
 
-/// Whether whoever started this process wants it to ignore a signal.
+/// Reports whether the parent process started this one with the signal ignored.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
