@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   keys/alice.pub   0644   age1...  or  ssh-ed25519 AAAA...
-//!   keys/alice.key   0600   age identity, plain or under a passphrase (an age file), or OpenSSH key
+//!   keys/alice.key   0600   age identity, plain or encrypted (an age file), or OpenSSH key
 //! ```
 //!
 //! A key with only a `.pub` file belongs to another user; it suffices to grant that user access.

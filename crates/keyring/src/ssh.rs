@@ -26,7 +26,7 @@ pub(crate) struct Recipient {
 }
 
 impl Recipient {
-    /// Parses the bytes that `.pub` files have in base64; returns `None` if they are no ed25519 key.
+    /// Parses the decoded base64 text of a `.pub` file; returns `None` if it is no ed25519 key.
     pub(crate) fn of_blob(blob: &[u8]) -> Option<Recipient> {
         let (kind, rest) = crate::openssh::string(blob)?;
         let (key, rest) = crate::openssh::string(rest)?;

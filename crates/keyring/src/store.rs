@@ -349,7 +349,7 @@ impl Keyring {
         Ok(self.dir.join(format!("{name}.{extension}")))
     }
 
-    /// Refuses a new key whose name is taken or a number. Existing keys with such names stay usable.
+    /// Refuses a taken name, or a number, for a new key. Existing keys named by numbers stay valid.
     fn vacant(&self, name: &str) -> Result<()> {
         if is_number(name) {
             return Err(Error::NumberName(name.to_owned()));

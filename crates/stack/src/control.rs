@@ -1,9 +1,10 @@
-//! The control socket of an attached volume: one line of JSON asks, one line of JSON answers.
+//! The control socket of a service: a request is one line of JSON, and so is its answer.
 //!
-//! The socket lies in a directory that only its user can write to, and each side asks the kernel who the
-//! other one is: a server answers its own user and root, and a client believes only them. The name belongs
-//! to the process that holds the lock file `NAME.lock`; a socket without such a process is what a killed
-//! one left. A question and its answer have one deadline, however the bytes trickle in.
+//! The socket is in a directory that only its user can write to, and each side obtains the
+//! credentials of its peer from the kernel: a server answers its own user and root, and a client
+//! trusts only them. A name belongs to the process that holds the lock file `NAME.lock`; a socket
+//! without such a process was left behind by a killed one. A request and its answer share one
+//! deadline, however slowly the bytes arrive.
 
 use crate::{Error, Result, exit};
 use rustix::fs::{FlockOperation, flock};
@@ -20,57 +21,58 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Longest line either side accepts, in bytes.
+/// Longest line that either side accepts, in bytes.
 const LINE_BYTES_MAX: u64 = 1 << 20;
-/// How long a server waits for a question, and for its answer to be taken.
+/// Time limit of a server for receiving a request, and for sending the answer.
 const ASKER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client waits for a connection, and for what a server knows without asking its device.
+/// Time limit of a client for a connection, and for answers that need no I/O on the device.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a client waits for other answers. That to a detach is waited for without end, because it comes
-/// when everything is written out.
+/// Time limit of a client for other answers, except that to a detach: it has no limit, because it
+/// comes after everything is written out.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What can be asked of an attached volume.
+/// Control requests to a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// What is attached, where, since when.
+    /// Return the status: name, device, exports, start time.
     Status,
-    /// Counters of the data path.
+    /// Return the counters of the data path.
     Stats,
-    /// Whether a detach would find it in use.
+    /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
     Detach {
-        /// Also when somebody uses them.
+        /// Close the exports even if they are in use.
         force: bool,
     },
-    /// Something about the LUN below.
+    /// A request about the underlying LUN.
     Lun(crate::lun::Ask),
-    /// Something about the cache above.
+    /// A request about the cache.
     Cache(crate::cache::Ask),
-    /// Something about the file system.
+    /// A request about the file system.
     Files(crate::filesystem::Ask),
-    /// Something about the cell that is served.
+    /// A request about the cell.
     Cell(crate::cell::Ask),
 }
 
-/// Names the folder of control sockets.
+/// Variable that sets the directory of control sockets.
 const RUN_DIR: &str = "EVFS_RUN_DIR";
 
-/// The folder of control sockets, made if it is missing.
+/// Returns the directory of control sockets, and creates it if it is missing.
 ///
 /// # Errors
-/// When it belongs to somebody else or others may enter it: a stranger's socket must not be able
-/// to pose as a volume.
+/// It belongs to another user, or others can write to it: they could place a socket there that
+/// poses as a volume.
 pub fn run_dir(dir: &Path) -> Result<PathBuf> {
     own_dir(dir, RUN_DIR)
 }
 
-/// A folder of this user alone, made if it is missing; `variable` sets what lies there.
+/// Returns a directory that only this user can write to, and creates it if it is missing.
+/// `variable` is the environment variable that sets its path, for the error.
 ///
 /// # Errors
-/// When it belongs to somebody else or others may enter it.
+/// It belongs to another user, or others can write to it.
 pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
     let made = std::fs::DirBuilder::new()
         .recursive(true)
@@ -84,7 +86,7 @@ pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
     }
 }
 
-/// Whether there is such a directory, and what lies in it can be believed.
+/// Checks whether the directory exists and its contents can be trusted.
 fn is_trusted(dir: &Path) -> Result<bool> {
     match std::fs::symlink_metadata(dir) {
         Ok(meta) if is_trusted_user(meta.uid()) && only_for_its_owner(&meta) => Ok(true),
@@ -112,20 +114,20 @@ fn me() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// This user, and root, who can be anybody.
+/// Reports whether `uid` is this user or root, which can act as any user.
 fn is_trusted_user(uid: u32) -> bool {
     uid == me() || uid == 0
 }
 
 /// The process at the other end of a connection.
 pub(crate) struct Peer {
-    /// 0 for a process of another PID namespace.
+    /// Process ID; 0 for a process of another PID namespace.
     pub(crate) pid: i32,
     pub(crate) uid: u32,
 }
 
-/// Returns who is at the other end, as the kernel says (`SO_PEERCRED`). rustix has no word for a process
-/// without a number.
+/// Returns the credentials of the peer from the kernel (`SO_PEERCRED`). rustix cannot represent a
+/// peer without a process ID.
 pub(crate) fn peer(socket: &impl AsFd) -> io::Result<Peer> {
     let peer = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials)?;
     Ok(Peer {
@@ -134,7 +136,7 @@ pub(crate) fn peer(socket: &impl AsFd) -> io::Result<Peer> {
     })
 }
 
-/// A connection whose reads and writes end by one point in time.
+/// A connection with a common deadline for all reads and writes.
 struct Until<'a> {
     stream: &'a UnixStream,
     end: Option<Instant>,
@@ -151,7 +153,7 @@ impl Until<'_> {
         }
     }
 
-    /// One line, with the characters at its end.
+    /// Reads one line, with its terminator.
     fn line(&mut self) -> io::Result<String> {
         let mut line = String::new();
         BufReader::new(self.take(LINE_BYTES_MAX)).read_line(&mut line)?;
@@ -177,7 +179,7 @@ impl Write for Until<'_> {
     }
 }
 
-/// Whether an operation ended since its time was over.
+/// Reports whether an operation timed out.
 fn is_late(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -185,7 +187,7 @@ fn is_late(error: &io::Error) -> bool {
     )
 }
 
-/// Connects; waits no longer than [`STATUS_TIMEOUT`] where too many others do so, too.
+/// Connects to a socket; waits at most [`STATUS_TIMEOUT`] if its backlog is full.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
@@ -194,12 +196,12 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Where the volume `name` listens.
+/// Returns the path of the control socket of the service `name`.
 pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
     run_dir.join(format!("{name}.control"))
 }
 
-/// Whether `name` can be the name of an attached volume, and so part of a file name.
+/// Reports whether `name` is valid for a service, and therefore as part of a file name.
 pub fn valid_name(name: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     (1..=64).contains(&name.len())
@@ -208,7 +210,7 @@ pub fn valid_name(name: &str) -> bool {
         && !name.starts_with('-')
 }
 
-/// Refuses a name that cannot be that of `what`.
+/// Refuses an invalid name for `what`.
 pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
     match valid_name(name) {
         true => Ok(()),
@@ -219,14 +221,14 @@ pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
     }
 }
 
-/// The right to a name: a lock that ends with the process.
+/// Ownership of a name: a lock that ends with the process.
 struct Name {
     path: PathBuf,
     _lock: File,
 }
 
 impl Name {
-    /// Nothing if another process has it.
+    /// Takes the name; returns `None` if another process has it.
     fn take(run_dir: &Path, name: &str) -> io::Result<Option<Name>> {
         let path = run_dir.join(format!("{name}.lock"));
         loop {
@@ -238,7 +240,8 @@ impl Name {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
-            // Its last holder may have removed it between the two calls: then it is no lock any more.
+            // The last owner may have removed the file between the two calls; its lock is void
+            // then.
             let same = |there: std::fs::Metadata| Ok(there.ino() == file.metadata()?.ino());
             if std::fs::symlink_metadata(&path)
                 .and_then(same)
@@ -252,12 +255,12 @@ impl Name {
 
 impl Drop for Name {
     fn drop(&mut self) {
-        // While it is locked still.
+        // Removes the file while it is still locked.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// The listening end of a control socket; gives the name back when closed or dropped.
+/// The listening end of a control socket; releases the name when closed or dropped.
 pub struct Listener {
     listener: UnixListener,
     path: PathBuf,
@@ -265,10 +268,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Takes the name.
+    /// Takes the name and listens on its socket.
     ///
     /// # Errors
-    /// [`Error::Busy`] when a volume of this name is attached.
+    /// [`Error::Busy`] if a service of this name exists.
     pub fn bind(run_dir: &Path, name: &str) -> Result<Listener> {
         let path = socket_path(run_dir, name);
         let failed = |e| Error::io("cannot listen on", &path, e);
@@ -288,7 +291,7 @@ impl Listener {
         }
         let _ = std::fs::remove_file(&path);
         let bound = UnixListener::bind(&path).and_then(|listener| {
-            // The folder keeps others out already; the socket says so, too.
+            // The directory already excludes other users; this repeats it for the socket.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
             listener.set_nonblocking(true)?;
             Ok(listener)
@@ -301,7 +304,7 @@ impl Listener {
         })
     }
 
-    /// Gives the name back.
+    /// Stops listening and releases the name.
     pub(crate) fn close(&self) {
         let mut name = self.name.lock().unwrap_or_else(|e| e.into_inner());
         if name.is_some() {
@@ -310,7 +313,7 @@ impl Listener {
         }
     }
 
-    /// The next connection that waits; nothing if it is somebody's who may not ask.
+    /// Accepts the next connection; returns `None` if its user may not send requests.
     pub(crate) fn accept(&self) -> io::Result<Option<UnixStream>> {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(false)?;
@@ -335,11 +338,11 @@ impl Drop for Listener {
     }
 }
 
-/// The asker, who waits.
+/// Connection of a client that waits for an answer.
 pub struct Answer(UnixStream);
 
 impl Answer {
-    /// Reads the question; nothing when it was none, and the asker has been told so.
+    /// Reads the request; returns `None` after an invalid one has been answered with an error.
     pub(crate) fn to(stream: UnixStream) -> Option<(Ask, Answer)> {
         let end = Some(Instant::now() + ASKER_TIMEOUT);
         let stream_ref = &stream;
@@ -358,12 +361,12 @@ impl Answer {
         }
     }
 
-    /// Answers with a value.
+    /// Sends `value` as the answer.
     pub fn value(self, value: &impl Serialize) {
         self.send(serde_json::json!({ "ok": value }));
     }
 
-    /// Answers that it did not work.
+    /// Sends an error as the answer.
     pub fn error(self, why: &Error) {
         self.send(serde_json::json!({ "error": why.chain(), "code": why.exit_code() }));
     }
@@ -374,16 +377,16 @@ impl Answer {
             stream: &self.0,
             end,
         };
-        // The asker may be gone; that is its own business.
+        // The client may have closed the connection; that is not an error of the service.
         let _ = stream.write_all(format!("{value}\n").as_bytes());
     }
 }
 
-/// Asks the volume `name`.
+/// Sends a request to the service `name` and returns its answer.
 ///
 /// # Errors
-/// [`Error::NotFound`] when none of this name is attached, [`Error::Busy`] when it does not answer in time,
-/// and what it answers.
+/// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
+/// and errors that it answers.
 pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) || !is_trusted(run_dir)? {
@@ -394,7 +397,7 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
         Ok(stream) => stream,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(not_attached()),
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-            // What a killed process left, unless another one is just about to listen there.
+            // Left by a killed process, unless another one is about to listen there.
             if let Ok(Some(_name)) = Name::take(run_dir, name) {
                 let _ = std::fs::remove_file(&path);
             }
@@ -455,7 +458,7 @@ fn silent(name: &str, pid: Option<i32>) -> Error {
     ))
 }
 
-/// The names of attached volumes, sorted; none where the directory is not to be trusted.
+/// Returns the sorted names of all services; none if the directory is not safe.
 pub fn names(run_dir: &Path) -> Vec<String> {
     let trusted = is_trusted(run_dir).unwrap_or_else(|error| {
         tracing::warn!("{error}");
@@ -472,11 +475,11 @@ pub fn names(run_dir: &Path) -> Vec<String> {
     names
 }
 
-/// Asks all that are attached for their status, at the same time, so that one that does not answer holds up
-/// no other.
+/// Returns the status of every service. They are queried concurrently, so that one without an
+/// answer delays no other.
 ///
 /// # Errors
-/// The directory is not to be trusted.
+/// The directory is not safe.
 pub fn statuses(run_dir: &Path) -> Result<Vec<(String, Result<Value>)>> {
     is_trusted(run_dir)?;
     Ok(statuses_of(run_dir, names(run_dir)))
@@ -494,12 +497,12 @@ fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>
     all
 }
 
-/// The first that is attached whose status is what is wanted.
+/// Returns the first service whose status satisfies `wanted`.
 pub fn find(run_dir: &Path, wanted: impl Fn(&Value) -> bool) -> Option<String> {
     find_other(run_dir, "", wanted)
 }
 
-/// The same, leaving one name out.
+/// Same as [`find`], except for the service `but`.
 pub(crate) fn find_other(
     run_dir: &Path,
     but: &str,

@@ -1,5 +1,6 @@
-//! DEVICE, everywhere: a file, a block device, `nbd://...`, `nbd+unix://...`,
-//! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN; several joined by `+` are paths of one LUN.
+//! DEVICE arguments: a file, a block device, `nbd://...`, `nbd+unix://...`,
+//! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN. Several of them joined by `+` are paths of
+//! one LUN.
 
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
@@ -18,50 +19,50 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// How long one attempt at a connection may take.
+/// Limit for one connection attempt.
 pub const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who else may have the device open.
+/// Concurrent access that an open of the device allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Share {
-    /// Nobody, on this machine or another.
+    /// None, on this machine or another.
     Exclusive,
-    /// Nobody, while what lies on it is replaced: nothing is noted there.
+    /// None, while the content is replaced: no in-use record is written.
     Replace,
-    /// Nobody by this name: its bytes are served, and who is served may open what lies on it.
+    /// None under this name: its bytes are exported, and a client may open the content.
     Bytes,
-    /// Readers.
+    /// Readers only.
     Readers,
-    /// Anybody.
+    /// Any.
     All,
 }
 
-/// A device that was opened by its name.
+/// A device opened by name.
 #[derive(Clone)]
 pub enum Disk {
-    /// A file or block device, by itself.
+    /// A single file or block device.
     File(Arc<OpenFile>),
     /// A LUN.
     Lun(Arc<OpenLun>),
 }
 
-/// A file or block device that is open here.
+/// A file or block device opened by this process.
 pub struct OpenFile {
     hold: OnceLock<Hold>,
     file: Arc<FileDevice>,
     places: Places,
 }
 
-/// What keeps others away from a volume; the record on it ends before the claim.
+/// Exclusion of other users of a volume. Fields drop in order: the in-use record before the claim.
 struct Hold {
     in_use: Option<InUse>,
-    /// There is a record, whether or not this process keeps it.
+    /// Whether the device has a record, even if this process does not maintain it.
     has_record: bool,
     _claim: Claim,
 }
 
 impl OpenFile {
-    /// The file or block device itself.
+    /// Returns the underlying file or block device.
     pub(crate) fn file(&self) -> &FileDevice {
         &self.file
     }
@@ -84,11 +85,11 @@ fn guarded(hold: &OnceLock<Hold>, queue: Box<dyn block::Queue>) -> Box<dyn block
     }
 }
 
-/// A LUN that is open here.
+/// A LUN opened by this process.
 pub struct OpenLun {
     hold: OnceLock<Hold>,
     lun: Arc<Lun>,
-    /// The whole LUN, or what a legacy name of it gives.
+    /// Device that serves the data: the whole LUN, or one path of it for a legacy name.
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
@@ -96,7 +97,7 @@ pub struct OpenLun {
 }
 
 impl OpenLun {
-    /// The LUN.
+    /// Returns the multipath LUN.
     pub fn lun(&self) -> &Lun {
         &self.lun
     }
@@ -112,11 +113,11 @@ impl BlockDevice for OpenLun {
     }
 }
 
-/// A header lock: `cryptsetup`'s on a file, our own on a LUN, which lies on no file.
+/// A header lock: that of `cryptsetup` for a file, our own for a LUN, which has no file.
 pub enum Guard {
-    /// On a file.
+    /// Lock on a file.
     File(HeaderGuard),
-    /// On a LUN.
+    /// Lock on a LUN.
     Lun(File),
 }
 
@@ -129,7 +130,7 @@ impl From<Arc<FileDevice>> for Disk {
 }
 
 impl Disk {
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         match self {
             Disk::File(file) => Arc::clone(file) as _,
@@ -137,7 +138,7 @@ impl Disk {
         }
     }
 
-    /// Where it is.
+    /// Returns the places of the device.
     pub(crate) fn places(&self) -> &Places {
         match self {
             Disk::File(file) => &file.places,
@@ -145,7 +146,7 @@ impl Disk {
         }
     }
 
-    /// The LUN, if it is one.
+    /// Returns the LUN, or `None` for a file or disk.
     pub fn lun(&self) -> Option<&Arc<OpenLun>> {
         match self {
             Disk::File(_) => None,
@@ -153,7 +154,7 @@ impl Disk {
         }
     }
 
-    /// Whether the page cache is passed by. A LUN has none on this side.
+    /// Reports whether I/O bypasses the page cache. A LUN has none on this host.
     pub fn direct(&self) -> bool {
         match self {
             Disk::File(file) => file.file.direct(),
@@ -164,7 +165,7 @@ impl Disk {
     /// Takes the header lock.
     ///
     /// # Errors
-    /// Somebody holds it.
+    /// Another process holds the lock.
     pub fn header_lock(&self, exclusive: bool) -> Result<Guard> {
         match self {
             Disk::File(file) => Ok(Guard::File(file.file.header_lock(exclusive)?)),
@@ -172,7 +173,7 @@ impl Disk {
         }
     }
 
-    /// What keeps writers on other machines away from what lies on it.
+    /// Returns the state of the in-use record that excludes writers on other machines.
     pub(crate) fn kept(&self) -> InUseRecord {
         let place = match self {
             Disk::File(file) => &file.hold,
@@ -187,8 +188,8 @@ impl Disk {
         }
     }
 
-    /// Keeps others away from what lies on it, for as long as it is open. What has no UUID is told apart by
-    /// the locks of its name alone.
+    /// Excludes other users of the content while the device is open. Content without a UUID is
+    /// protected only by the locks of its name.
     fn hold(&self, name: &Path, share: Share, settings: &Settings) -> Result<()> {
         let Some(content) = self.content() else {
             return Ok(());
@@ -218,21 +219,21 @@ impl Disk {
         Ok(())
     }
 
-    /// The volume or file system that it holds, if it holds one that can be opened.
+    /// Returns the volume or file system on the device, if it can be opened.
     fn content(&self) -> Option<Content> {
-        // Who may not take the lock of a disk may still read what lies on it in the clear.
+        // Plaintext content is readable even without permission to take the header lock.
         let _guard = self.header_lock(false).ok();
         self.content_now()
     }
 
-    /// The same while somebody may be changing the header.
+    /// Same as [`Disk::content`], without the lock: the header may change at the same time.
     fn content_now(&self) -> Option<Content> {
         let device = self.device();
         if let Ok(volume) = crypt::Volume::open(Arc::clone(&device)) {
             let record = volume.reserved_block();
             return Some(Content {
                 uuid: volume.uuid().to_ascii_lowercase(),
-                // Another program may mean something else by a gap before its data.
+                // Without the magic, the gap before the data may belong to another program.
                 record: record.filter(|at| in_use::is_there(&*device, *at)),
             });
         }
@@ -244,15 +245,16 @@ impl Disk {
     }
 }
 
-/// What lies on a disk.
+/// Content of a disk.
 struct Content {
     uuid: String,
-    /// Where its record is that says who uses it.
+    /// Offset of its in-use record, in bytes.
     record: Option<u64>,
 }
 
-/// What the locks of a LUN are named after: beside the registry, so that all who know the LUN by this name
-/// meet there, whatever directory their sockets are in. Where this user may not write, in that directory.
+/// Returns the base name of the lock files of a LUN. They are beside the registry, so that all
+/// processes that know the LUN by this name share them, whatever their run directory. If this user
+/// cannot write there, they are in the run directory.
 pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
     let registry = settings.lun_registry();
     let me = rustix::process::geteuid().as_raw();
@@ -269,7 +271,7 @@ pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
     Ok(folder.join(format!("lun.{name}.lock")))
 }
 
-/// A lock between the processes of this machine.
+/// Takes a lock among the processes of this machine.
 pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
     let path = base.with_extension(what);
     let failed = |e| Error::io("cannot lock", &path, e);
@@ -288,7 +290,7 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
         };
         match taken {
             Ok(()) => return Ok(file),
-            // A process that was killed may take a moment to go.
+            // A killed process may take a moment to exit.
             Err(std::fs::TryLockError::WouldBlock) if std::time::Instant::now() < until => {
                 std::thread::sleep(Duration::from_millis(20));
             }
@@ -306,24 +308,24 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
     }
 }
 
-/// The process that has a lock on a file, as far as the kernel tells.
+/// Returns the process that holds a lock on a file, if the kernel reports it.
 fn locked_by(file: &File) -> Option<String> {
     let meta = file.metadata().ok()?;
     let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
     let same = format!("{major:02x}:{minor:02x}:{}", meta.ino());
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     let pid = locks.lines().find_map(|line| {
-        // `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; who waits has a `->` before the kind.
+        // `1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; a waiter has a `->` before the kind.
         let mut words = line.split_whitespace().skip(1);
         let held = words.next()? == "FLOCK";
         let (pid, on) = (words.nth(2)?, words.next()?);
         (held && on == same).then(|| pid.parse().ok()).flatten()
     })?;
-    // Of another PID namespace the number is 0.
+    // The number is 0 for a process of another PID namespace.
     (pid > 0).then(|| claim::program(pid))
 }
 
-/// Whether a name is one that the registry gives.
+/// Reports whether a name has the form of those that the registry assigns.
 pub(crate) fn is_lun_name(name: &str) -> bool {
     let digits = |s: &str| !s.is_empty() && s.bytes().all(|b| b.is_ascii_digit());
     let legacy = || {
@@ -338,13 +340,13 @@ pub(crate) fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
 }
 
-/// Whether a DEVICE is a LUN, by its name or its addresses, and not one file.
+/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
 pub fn is_a_lun(device: &Path) -> bool {
     addresses(device).is_some()
 }
 
-/// The addresses that a DEVICE names, if it names a LUN and not one file. A name that is a file is
-/// that file.
+/// Returns the addresses in a DEVICE that names a LUN, or `None` for a file. An existing file takes
+/// precedence over a LUN of the same name.
 fn addresses(device: &Path) -> Option<Vec<String>> {
     let text = device.to_str()?;
     if device.exists() {
@@ -353,7 +355,7 @@ fn addresses(device: &Path) -> Option<Vec<String>> {
     if is_lun_name(text) {
         return Some(vec![text.to_owned()]);
     }
-    // A `+` within a URI (`nbd+unix`) joins nothing: what follows one that joins begins anew.
+    // The `+` of a URI scheme (`nbd+unix`) joins no paths: such a piece continues the last part.
     let mut parts: Vec<String> = Vec::new();
     for piece in text.split('+') {
         let inside = parts
@@ -370,19 +372,19 @@ fn addresses(device: &Path) -> Option<Vec<String>> {
     (several || is_uri(text)).then(full)
 }
 
-/// Whether a DEVICE names a LUN, by address or by name.
+/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
 pub fn is_lun(device: &Path) -> bool {
     addresses(device).is_some()
 }
 
-/// A name for what is attached from a DEVICE, where the user gives none.
+/// Returns the default name for a service on a DEVICE.
 pub fn default_name(device: &Path) -> String {
     let Some(first) = addresses(device).and_then(|a| a.into_iter().next()) else {
         let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned());
         return stem.unwrap_or_default();
     };
     let plain = first.split('?').next().unwrap_or_default();
-    // What follows the authority: an export, or a target and a logical unit number.
+    // The part behind the authority: an export, or a target and a logical unit number.
     let within = match plain.split_once("://") {
         Some((_, rest)) => rest.split_once('/').map_or("", |(_, within)| within),
         None => plain,
@@ -404,7 +406,7 @@ pub fn default_name(device: &Path) -> String {
         .collect()
 }
 
-/// An address as it is remembered: one that means the same in any directory.
+/// Returns an address in the form that the registry stores: paths are absolute.
 pub(crate) fn full_address(address: &str) -> String {
     if is_uri(address) || !Path::new(address).exists() {
         return address.to_owned();
@@ -414,10 +416,10 @@ pub(crate) fn full_address(address: &str) -> String {
     full.unwrap_or_else(|| address.to_owned())
 }
 
-/// A path by its address.
+/// Returns the path to a disk at an address.
 ///
 /// # Errors
-/// It is none.
+/// The address is invalid.
 pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Arc<dyn Lunpath>> {
     if NbdUri::is_one(address) {
         let options = path_nbd::Options {
@@ -442,7 +444,7 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
     Ok(Arc::new(FilePath::new(address.into(), options)))
 }
 
-/// What looks like a URI is one of those that lead to a disk.
+/// Refuses an unknown URI scheme.
 fn known_scheme(address: &str) -> Result<()> {
     match address.contains("://") && !Path::new(address).exists() {
         false => Ok(()),
@@ -452,7 +454,7 @@ fn known_scheme(address: &str) -> Result<()> {
     }
 }
 
-/// How this host logs in to iSCSI targets.
+/// Returns the options of logins to iSCSI targets.
 pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Options {
     let digest = |on: bool| match on {
         true => path_iscsi::DigestPolicy::Prefer,
@@ -472,7 +474,7 @@ pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Option
 /// Opens a DEVICE.
 ///
 /// # Errors
-/// There is no such file or LUN, somebody else has it, or no path leads to it.
+/// The file or LUN does not exist, it is in use, or no path leads to it.
 pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -> Result<Disk> {
     let disk = open_unclaimed(device, settings, read_only, share)?;
     match share {
@@ -513,7 +515,8 @@ fn open_unclaimed(
     }
 }
 
-/// Refuses the name of a file here that is the name of a LUN as well: who means the one must not overwrite the other.
+/// Refuses a file name that is also the name of a LUN, so that one is not overwritten for the
+/// other.
 fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     let is_lun = || Registry::load(&settings.lun_registry()).is_ok_and(|r| r.find(name).is_some());
     match is_lun_name(name) && is_lun() {
@@ -525,7 +528,8 @@ fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     }
 }
 
-/// Names the process that has a file locked. The lock does not tell; the claim on what lies there does.
+/// Adds the process that has the file locked to a "busy" error. The lock does not reveal it, but
+/// the claim on the content does.
 fn who_has(device: &Path, write: bool, error: block::Error) -> Error {
     let named = || {
         let options = path_file::Options {
@@ -565,13 +569,13 @@ fn open_lun(
         Share::Readers => Some(take(&lock, "open", false)?),
         Share::All => None,
     };
-    // It may have been forgotten, or changed, while the lock was waited for.
+    // The LUN may have been forgotten or changed while this process waited for the lock.
     let registry = Registry::load(&file)?;
     let known = registry
         .find(&known.name)
         .ok_or_else(|| unknown(&known.name))?;
     let lun = Arc::new(start(known, &registry, settings, read_only)?);
-    // A legacy name, or an address that is not the whole LUN: multi-pathed or not, as it is set.
+    // A legacy name or an address selects one path, multipathed or not as configured.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
         _ => Arc::clone(&lun) as _,
@@ -586,7 +590,7 @@ fn open_lun(
     })
 }
 
-/// Gives a name to what answers at these addresses, which become its paths.
+/// Registers the LUN that answers at these addresses, which become its paths.
 fn enrol(
     addresses: &[String],
     file: &Path,
@@ -615,7 +619,7 @@ fn enrol(
     Err(failed.map_or_else(|| Error::Usage("no path is named".into()), Error::from))
 }
 
-/// Opens a LUN that is known, over the paths that are in use.
+/// Opens a known LUN over its enabled paths.
 fn start(
     known: &KnownLun,
     registry: &Registry,
@@ -663,7 +667,7 @@ pub(crate) fn identity_of(known: &KnownLun) -> Identity {
     }
 }
 
-/// A path as a device by itself: a connection for each queue.
+/// A path as a device of its own: one connection per queue.
 struct OnePath {
     path: Arc<dyn Lunpath>,
     info: block::DeviceInfo,
@@ -686,12 +690,12 @@ impl BlockDevice for OnePath {
     }
 }
 
-/// Where on the LUN a nonce may be written: in a volume, a part of the keyslots area that no
-/// keyslot has. Without a volume nowhere.
+/// Returns the place on the LUN where a nonce may be written: for a volume, a block of the keyslots
+/// area that belongs to no keyslot. Without a volume there is none.
 fn proof(paths: &[PathSpec]) -> Proof {
     let used = paths.iter().filter(|s| s.enabled);
     let used: Vec<_> = used.map(|s| Arc::clone(&s.path)).collect();
-    // At once: a path that does not answer holds up none that does.
+    // Queries all paths at once: a silent path does not delay the others.
     let answers = multipath::identify(&used, CONNECT_WITHIN);
     for (path, _) in used.iter().zip(answers).filter(|(_, a)| a.is_ok()) {
         let Ok(one) = OnePath::open(Arc::clone(path)) else {

@@ -1,12 +1,15 @@
-//! The record on a device that says which machine has it open for writing, and the heart that beats in it.
+//! The in-use record: a heartbeat on the device that tells other machines that this one has it open
+//! for writing.
 //!
-//! A [`crate::claim`] is seen on one machine only. Machines share the device itself, so there a writer keeps
-//! a record of 4 KiB with a random number of its own and a count that it raises every few seconds, as ext4's
-//! multi-mount protection does. `docs/format/in-use.md` is its layout.
+//! A [`crate::claim`] is visible on one machine only. Different machines share only the device
+//! itself, so a writer maintains a record of 4 KiB there, with a random owner ID and a counter that
+//! it increments every few seconds, like the multi-mount protection of ext4.
+//! `docs/format/in-use.md` describes the layout.
 //!
-//! **Invariant:** a record that changes is never taken over. Who finds another's record where its own was, or
-//! has not seen its own for [`FRESH`] intervals, writes nothing more before it has looked; and whoever waits
-//! for a record to be dead waits [`DEAD`] intervals, which is more.
+//! **Invariant:** a record that changes is never taken over. A process that finds the record of
+//! another owner in place of its own, or has not verified its own for [`FRESH`] intervals, writes
+//! nothing until it has verified it again. A process that takes over a stale record first watches
+//! it for [`DEAD`] intervals, which is longer.
 
 use crate::{Error, Result};
 use block::{
@@ -22,31 +25,31 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Bytes of a record, and of the block that it has for itself.
+/// Size of a record, and of the block reserved for it, in bytes.
 pub(crate) const BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"EVFSUSE\x1a";
 const VERSION: u16 = 1;
 const HOST_BYTES: usize = 64;
-/// Intervals for which what was seen of the own record counts.
+/// Intervals for which a verification of the own record stays valid.
 const FRESH: u32 = 2;
-/// Intervals after which a record that does not change is dead.
+/// Intervals after which an unchanged record is stale.
 const DEAD: u32 = 4;
-/// What an interval may be, whatever a record says.
+/// Valid range of an interval; other values in a record are clamped.
 const INTERVAL_MS: std::ops::RangeInclusive<u32> = 100..=60_000;
-/// Between writing a record and looking whether somebody else did so in the same moment.
+/// Delay between writing a record and checking for another machine that wrote at the same time.
 const SETTLE: Duration = Duration::from_millis(100);
-/// How long the end of a use waits for a device that does not answer.
+/// Limit for the wait for a silent device when a use ends.
 const LAST_WORD: Duration = Duration::from_secs(3);
 
-/// What a record says.
+/// Contents of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Record {
     in_use: bool,
     interval_ms: u32,
-    /// Random, of this use.
+    /// Random ID of this use.
     owner: [u8; 16],
     count: u64,
-    /// The machine since it was started, and the network namespace in it: where claims are seen.
+    /// Boot ID of the machine and network namespace: the scope in which claims are visible.
     boot: [u8; 16],
     namespace: u64,
     pid: u32,
@@ -94,7 +97,7 @@ impl Record {
         out
     }
 
-    /// Reads one; one that is damaged is in the use of nobody who is known.
+    /// Decodes a record. A damaged one counts as in use by an unknown owner.
     fn decode(bytes: &[u8]) -> Option<Record> {
         fn take<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
             bytes[at..at + N]
@@ -127,7 +130,7 @@ impl Record {
         })
     }
 
-    /// Whether claims of its writer would be seen by this process.
+    /// Reports whether claims of the writer are visible to this process.
     fn is_near(&self, own: &Record) -> bool {
         self.boot != [0; 16] && self.boot == own.boot && self.namespace == own.namespace
     }
@@ -150,7 +153,7 @@ fn of_hex(text: &str) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// Milliseconds, of which those count in which the machine sleeps.
+/// Returns a time in milliseconds that also advances while the machine is suspended.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
@@ -173,25 +176,25 @@ fn write(device: &dyn BlockDevice, at: u64, record: &Record) -> block::Result<()
     Blocking::open(device)?.run(op).map(drop)
 }
 
-/// Writes the record of a device that nobody uses.
+/// Writes a record that marks the device as not in use.
 ///
 /// # Errors
-/// The device fails.
+/// The write fails.
 pub(crate) fn prepare(device: &dyn BlockDevice, at: u64) -> Result<()> {
     let mut record = Record::of_this_process(Duration::ZERO)?;
     record.in_use = false;
     Ok(write(device, at, &record)?)
 }
 
-/// Whether there is a record.
+/// Reports whether the device has a record.
 pub(crate) fn is_there(device: &dyn BlockDevice, at: u64) -> bool {
     read(device, at).is_ok_and(|bytes| Record::decode(&bytes).is_some())
 }
 
-/// Waits until it is known that nobody on another machine writes.
+/// Waits until the device is known not to be in use on another machine.
 ///
 /// # Errors
-/// [`Error::Busy`]: somebody does.
+/// [`Error::Busy`] if another machine writes to it.
 pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()> {
     let own = Record::of_this_process(Duration::ZERO)?;
     let first = read(device, at)?;
@@ -227,22 +230,22 @@ pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()>
     Ok(())
 }
 
-/// What keeps writers on other machines away from a device, as `evfs status` shows it.
+/// Protection of a device against writers on other machines, as `evfs status` shows it.
 #[derive(Debug, Clone)]
 pub enum InUseRecord {
-    /// Nothing: there is no room for a record on it.
+    /// None: the device has no room for a record.
     Impossible,
-    /// Nothing, because this process only reads.
+    /// None, because this process only reads.
     Reader,
-    /// The record of this process, until it is lost to another machine.
+    /// The record of this process.
     Record {
-        /// It is.
+        /// Whether another machine has taken the device over.
         lost: Arc<AtomicBool>,
     },
 }
 
 impl InUseRecord {
-    /// In one word.
+    /// Returns the state in one word.
     pub fn word(&self) -> &'static str {
         match self {
             InUseRecord::Impossible => "impossible",
@@ -259,7 +262,7 @@ impl serde::Serialize for InUseRecord {
     }
 }
 
-/// A device is in use by this process, and its record says so.
+/// Use of a device by this process, which maintains its record.
 pub(crate) struct InUse {
     shared: Arc<Shared>,
     stop: Option<Sender<()>>,
@@ -270,18 +273,18 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     at: u64,
     interval_ms: u64,
-    /// The own record as it was last written; whoever holds it looks after it.
+    /// Own record as last written; the lock is held during a verification.
     record: Mutex<Record>,
-    /// When the record was last known to be our own.
+    /// Time of the last successful verification, in milliseconds.
     seen: AtomicU64,
     lost: Arc<AtomicBool>,
 }
 
 impl InUse {
-    /// Takes the record and keeps it.
+    /// Writes the record and starts the thread that renews it.
     ///
     /// # Errors
-    /// Those of [`check`]; the device fails.
+    /// Those of [`check`]; a read or write fails.
     pub(crate) fn begin(
         device: Arc<dyn BlockDevice>,
         at: u64,
@@ -323,13 +326,13 @@ impl InUse {
         })
     }
 
-    /// For `evfs status`.
+    /// Returns the state for `evfs status`.
     pub(crate) fn kept(&self) -> InUseRecord {
         let lost = Arc::clone(&self.shared.lost);
         InUseRecord::Record { lost }
     }
 
-    /// A queue that does nothing more once the device is another's.
+    /// Returns a queue over `lower` that refuses requests once another machine has the device.
     pub(crate) fn queue(&self, lower: Box<dyn Queue>) -> Box<dyn Queue> {
         Box::new(Guarded {
             lower,
@@ -342,7 +345,7 @@ impl InUse {
 impl Drop for InUse {
     fn drop(&mut self) {
         drop(self.stop.take());
-        // A device that is gone must not keep its user: the record is then left to die.
+        // A silent device must not block its user: the record then becomes stale.
         let stopped = self.stopped.get_mut().expect("no panic under this lock");
         let _ = stopped.recv_timeout(LAST_WORD);
     }
@@ -369,7 +372,7 @@ impl Shared {
         self.record.lock().expect("no panic under this lock")
     }
 
-    /// Looks whether the record is still our own, and renews it.
+    /// Verifies that the record is still the own one, and renews it.
     fn look(&self, record: &mut Record) -> block::Result<()> {
         let began = now_ms();
         let found = Record::decode(&read(&*self.device, self.at)?);
@@ -389,7 +392,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Why an operation may not go on.
+    /// Returns the reason to refuse an operation, if there is one.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
         const LOST: &str = "another machine has taken the device over";
         const SILENT: &str = "the record that the device is in use cannot be renewed";
@@ -399,7 +402,7 @@ impl Shared {
         };
         if op.changes_data() && !fresh() {
             let mut record = self.lock();
-            // Another thread may have looked meanwhile.
+            // Another thread may have verified it in the meantime.
             if !fresh() && self.look(&mut record).is_err() {
                 return Some(SILENT);
             }
@@ -408,12 +411,12 @@ impl Shared {
     }
 }
 
-/// See [`InUse::queue`].
+/// Queue returned by [`InUse::queue`].
 struct Guarded {
     lower: Box<dyn Queue>,
     shared: Arc<Shared>,
-    /// Requests that were refused and not yet reaped. A caller that sleeps on the descriptor below has
-    /// polled once before, and so has them.
+    /// Completions of refused requests. They need no wakeup: a caller polls once before it sleeps
+    /// on the lower queue's descriptor, and gets them then.
     refused: VecDeque<Completion>,
 }
 
@@ -551,7 +554,7 @@ mod tests {
         let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
         let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
         blocking.write_at(8192, &[1; 512]).unwrap();
-        // A heart that beats late is asked to look first, and is still the owner.
+        // After a late heartbeat, a write verifies the record first; it is still the own one.
         own.shared.seen.store(0, Ordering::SeqCst);
         blocking.write_at(8192, &[2; 512]).unwrap();
         let theirs = sample();

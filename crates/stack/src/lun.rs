@@ -1,5 +1,5 @@
-//! What an administrator does with LUNs: those that are open somewhere are asked through the control
-//! socket of the process that has them; of the others the registry knows.
+//! Administration of LUNs. Requests about an open LUN go to the control socket of the process that
+//! has it open; the registry answers for the others.
 
 use crate::device::{
     CONNECT_WITHIN, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun, lunpath, take,
@@ -16,61 +16,61 @@ use std::os::unix::fs::FileTypeExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What can be asked of a LUN that is open.
+/// Requests to an open LUN.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Everything that can be seen.
+    /// Return the complete state.
     Show,
-    /// Counters to zero.
+    /// Reset the counters.
     Clear,
-    /// All attributes as they are in force.
+    /// Return the attributes in force.
     Get,
-    /// Change an attribute until the LUN is opened again.
+    /// Change an attribute until the LUN is reopened.
     Set {
-        /// Name.
+        /// Name of the attribute.
         name: String,
-        /// Value.
+        /// New value.
         value: String,
     },
-    /// I/Os that wait, and for what.
+    /// Return the waiting I/Os, each with the reason.
     Waiting,
-    /// The recorded I/O under every policy.
+    /// Evaluate the recorded I/O under every policy.
     Advise,
     /// Add a path.
     Add {
-        /// Address.
+        /// Address of the path.
         address: String,
-        /// Legacy name.
+        /// Legacy name of the path.
         legacy: String,
     },
-    /// Take a path out of the LUN.
+    /// Remove a path from the LUN.
     Remove {
         /// Address or legacy name.
         path: String,
-        /// Even the last that works.
+        /// Remove even the last working path.
         force: bool,
     },
-    /// Take a path into use.
+    /// Enable a path.
     Enable {
         /// Address or legacy name.
         path: String,
     },
-    /// Take a path out of use.
+    /// Disable a path.
     Disable {
         /// Address or legacy name.
         path: String,
-        /// Even the last that works.
+        /// Disable even the last working path.
         force: bool,
     },
-    /// Accept who answers on a refused path.
+    /// Accept the identity that a refused path reports.
     ReplaceWwid {
         /// Address or legacy name.
         path: String,
     },
 }
 
-/// Answers, in the process that has the LUN open.
+/// Answers a request, in the process that has the LUN open.
 pub(crate) fn answer(
     of: &str,
     lun: Option<&crate::device::OpenLun>,
@@ -120,12 +120,12 @@ fn json_of<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("names and numbers become JSON")
 }
 
-/// The attached volume that has a LUN open, if any has.
+/// Returns the name of the attached volume that has the LUN open.
 fn holder(settings: &Settings, lun: &str) -> Option<String> {
     control::find(&settings.run_dir(), |status| status["lun"] == lun)
 }
 
-/// Asks the process that has the LUN open; `None` when none has.
+/// Sends a request to the process that has the LUN open; returns `None` if none has.
 fn ask(settings: &Settings, lun: &str, ask: Ask) -> Result<Option<Value>> {
     let Some(name) = holder(settings, lun) else {
         return Ok(None);
@@ -133,7 +133,7 @@ fn ask(settings: &Settings, lun: &str, ask: Ask) -> Result<Option<Value>> {
     control::ask(&settings.run_dir(), &name, &control::Ask::Lun(ask)).map(Some)
 }
 
-/// The same, where only an open LUN will do.
+/// Same as [`ask`], but a LUN that is not open is an error.
 fn ask_open(settings: &Settings, lun: &str, what: Ask) -> Result<Value> {
     ask(settings, lun, what)?
         .ok_or_else(|| Error::NotFound(format!("{lun} is not open; `evfs attach {lun}` opens it")))
@@ -144,10 +144,10 @@ fn known(settings: &Settings, name: &str) -> Result<KnownLun> {
     registry.find(name).cloned().ok_or_else(|| unknown(name))
 }
 
-/// All LUNs, those that are open with their state.
+/// Returns all LUNs, open ones with their state.
 ///
 /// # Errors
-/// The registry cannot be read.
+/// The registry is unreadable.
 pub fn list(settings: &Settings) -> Result<Vec<Value>> {
     let registry = Registry::load(&settings.lun_registry())?;
     registry
@@ -157,10 +157,10 @@ pub fn list(settings: &Settings) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// One LUN, as it is, or as it was when it was last seen.
+/// Returns the current state of a LUN, or the last known one if it is not open.
 ///
 /// # Errors
-/// There is none of this name.
+/// The LUN is unknown.
 pub fn show(settings: &Settings, name: &str) -> Result<Value> {
     show_one(settings, &known(settings, name)?)
 }
@@ -188,51 +188,51 @@ fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
     }))
 }
 
-/// What is in the way of I/O, of an open LUN.
+/// Returns the waiting I/Os of an open LUN, each with the reason.
 ///
 /// # Errors
-/// It is not open.
+/// The LUN is not open.
 pub fn waiting(settings: &Settings, name: &str) -> Result<Value> {
     ask_open(settings, &known(settings, name)?.name, Ask::Waiting)
 }
 
-/// What each policy would have made of the recorded I/O of an open LUN.
+/// Returns an evaluation of the recorded I/O of an open LUN under each policy.
 ///
 /// # Errors
-/// It is not open, or has done too little.
+/// The LUN is not open, or has recorded too little I/O.
 pub fn advise(settings: &Settings, name: &str) -> Result<Value> {
     ask_open(settings, &known(settings, name)?.name, Ask::Advise)
 }
 
-/// Sets the counters of an open LUN to zero.
+/// Resets the counters of an open LUN.
 ///
 /// # Errors
-/// It is not open.
+/// The LUN is not open.
 pub fn clear(settings: &Settings, name: &str) -> Result<()> {
     ask_open(settings, &known(settings, name)?.name, Ask::Clear).map(drop)
 }
 
-/// An attribute, as `evfs lun get` shows it.
+/// A row of `evfs lun get`.
 #[derive(Debug, Clone, Serialize)]
 pub struct AttributeRow {
-    /// Name.
+    /// Name of the attribute.
     pub name: &'static str,
-    /// In force, where the LUN is open.
+    /// Value in force, if the LUN is open.
     pub current: Option<String>,
-    /// In force after the next open.
+    /// Value in force after the next open.
     pub saved: String,
-    /// Built in.
+    /// Built-in value.
     pub default: String,
-    /// Scope that the saved value comes from.
+    /// Scope of the saved value.
     pub origin: String,
     /// Meaning, unit and range.
     pub help: &'static str,
 }
 
-/// The attributes of a LUN, or the one that is named.
+/// Returns all attributes of a LUN, or only `attribute`.
 ///
 /// # Errors
-/// There is no such LUN or attribute.
+/// The LUN or the attribute is unknown.
 pub fn get(settings: &Settings, name: &str, attribute: Option<&str>) -> Result<Vec<AttributeRow>> {
     let lun = known(settings, name)?;
     let registry = Registry::load(&settings.lun_registry())?;
@@ -272,10 +272,10 @@ fn transport(settings: &Settings, lun: &KnownLun) -> &'static str {
     }
 }
 
-/// Changes an attribute of an open LUN until it is opened again.
+/// Changes an attribute of an open LUN until it is reopened.
 ///
 /// # Errors
-/// It is not open, or the value makes no sense.
+/// The LUN is not open, or the value is invalid.
 pub fn set(settings: &Settings, name: &str, attribute: &str, value: &str) -> Result<()> {
     let mut trial = multipath::Attributes::default();
     trial.set(attribute, value).map_err(Error::Usage)?;
@@ -294,10 +294,11 @@ pub fn set(settings: &Settings, name: &str, attribute: &str, value: &str) -> Res
     }
 }
 
-/// Saves an attribute: for a LUN, or for a scope (`global`, `transport:NAME`,
-/// `device:VENDOR/PRODUCT`). An empty value forgets it. In force from the next open on.
+/// Saves an attribute for a LUN, or for a scope (`global`, `transport:NAME`,
+/// `device:VENDOR/PRODUCT`). An empty value removes it. It takes effect at the next open.
 ///
 /// # Errors
+/// The LUN is unknown, or the value is invalid.
 /// There is no such LUN, or the value makes no sense.
 pub fn save(
     settings: &Settings,
@@ -343,11 +344,11 @@ pub fn save(
     })
 }
 
-/// Forgets a LUN: its name, its paths, the attributes that were saved for it, and that a volume is
-/// expected there. The disk is left as it is. Gives what is forgotten; with `only_look` nothing is,
-/// yet.
+/// Forgets a LUN: its name, paths and saved attributes, and the volume expected on it. The disk is
+/// unchanged. Returns the registry entry; with `only_look` the entry is only returned, not removed.
 ///
 /// # Errors
+/// The LUN is unknown or open.
 /// There is none of this name, or it is open.
 pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownLun> {
     let lun = known(settings, name)?;
@@ -371,7 +372,7 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     }
     let registry = settings.lun_registry();
     let forgotten = Registry::update(&registry, |r| r.forget(name))?;
-    // Last: while the LUN is known, what lies on it is not to be exchanged.
+    // Last: while the LUN is known, an exchange of its content must be detected.
     let store = settings.trust_store();
     store.clear_places(&Places::of_lun(place_of_lun(&registry, name)))?;
     for what in ["open", "header"] {
@@ -380,7 +381,8 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     Ok(forgotten)
 }
 
-/// State of an open LUN, for `evfs status`: its health, and each path with its state and what is wrong.
+/// Returns the state of an open LUN for `evfs status`: its health, and the state and error of each
+/// path.
 pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
     let status = json_of(&lun.lun().status());
     let keys = ["name", "legacy", "state", "why"];
@@ -395,45 +397,46 @@ pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
     json!({ "health": status["health"], "paths": paths.collect::<Vec<_>>() })
 }
 
-/// What is done to a path.
+/// Operation on a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathVerb {
-    /// Make it one of the LUN.
+    /// Add it to the LUN.
     Add,
-    /// Forget it.
+    /// Remove it.
     Remove,
-    /// Use it.
+    /// Enable it.
     Enable,
-    /// Do not use it.
+    /// Disable it.
     Disable,
-    /// Accept who answers on it.
+    /// Accept the identity that it reports.
     ReplaceWwid,
 }
 
-/// A path after something was done to it.
+/// A path after an operation.
 #[derive(Debug, Clone, Serialize)]
 pub struct Changed {
     /// Name of the LUN.
     pub lun: String,
     /// Address of the path.
     pub path: String,
-    /// Its legacy name.
+    /// Legacy name of the path.
     pub legacy: String,
-    /// Which of the paths of the LUN it is, from 1; nothing where it is none any more.
+    /// Position among the paths of the LUN, from 1; `None` if it is removed.
     pub number: Option<usize>,
-    /// What has become of it: a state of `lun show`, or `removed`.
+    /// New state: one of `lun show`, or `removed`.
     pub state: String,
-    /// Why it carries nothing.
+    /// Reason why it carries no I/O.
     pub why: Option<String>,
 }
 
-/// How long a path that comes into use is waited for, to tell how it is.
+/// Time limit for a newly enabled path to reach a stable state, for the report.
 const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 
-/// Changes a path of a LUN: at once where it is open, and in the registry.
+/// Changes a path of a LUN: in the registry, and at once if the LUN is open.
 ///
 /// # Errors
-/// There is no such LUN or path, it cannot be one of this LUN, or no other path works and `force` is not given.
+/// The LUN or the path is unknown, the address cannot be a path of this LUN, or no other path works
+/// and `force` is not set.
 pub fn path(
     settings: &Settings,
     lun: &str,
@@ -465,7 +468,7 @@ fn add_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<Changed
     Ok(changed)
 }
 
-/// Refuses what can be no path of this LUN, whatever becomes of the servers that lead to it.
+/// Refuses an address that can never be a path of this LUN, whatever the state of its server.
 fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<()> {
     let name = &known.name;
     if is_uri(path) {
@@ -479,14 +482,14 @@ fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<(
              (nbd://, nbd+unix://, iscsi://), a file or a block device"
         )));
     }
-    // What looks like an address says so better.
+    // For a malformed address, the parser has the better message.
     let device = lunpath(path, settings, true)?;
     let there = there.map_err(|e| Error::io("cannot add", path.as_ref(), e))?;
     if !there.is_file() && !there.file_type().is_block_device() {
         let why = format!("{path} is no file and no block device, and cannot be a path of {name}");
         return Err(Error::Usage(why));
     }
-    // Who may not read it now learns from its state why it fails.
+    // An unreadable path is accepted: its state will report why it fails.
     match device.identify(CONNECT_WITHIN) {
         Ok(found) if found.size < known.size => Err(Error::Usage(format!(
             "{path} has {} bytes, and {name} has {}: it cannot be a path of it",
@@ -507,7 +510,7 @@ fn changed(lun: &str, path: &str, legacy: &str) -> Changed {
     }
 }
 
-/// The same with the state of the path, once there is one to tell.
+/// Adds the state of the path to `changed`, once it is stable.
 fn with_state(settings: &Settings, mut changed: Changed) -> Changed {
     let until = Instant::now() + SETTLES_WITHIN;
     loop {
@@ -528,7 +531,7 @@ fn with_state(settings: &Settings, mut changed: Changed) -> Changed {
             _ => true,
         };
         if changed.state == "unopen" {
-            // Nobody has it open who could say.
+            // No process has the LUN open and could report the state.
             let device = lunpath(&changed.path, settings, true).map_err(|e| e.chain());
             let found = device.and_then(|d| d.identify(CONNECT_WITHIN).map_err(|e| e.to_string()));
             if let Err(why) = found {
@@ -611,32 +614,34 @@ fn change_path(
     Ok(changed)
 }
 
-/// What a scan found at one place.
+/// Result of a scan at one address.
 #[derive(Debug, Clone, Serialize)]
 pub struct Found {
-    /// What was asked.
+    /// Scanned address.
     pub address: String,
-    /// The LUN that it is a path of.
+    /// Name of the LUN that the path leads to.
     pub lun: Option<String>,
-    /// Its world-wide ID.
+    /// World-wide ID of the LUN.
     pub wwid: Option<String>,
-    /// Others may have the same ID: it is a LUN of its own until it is joined to another by `+`.
+    /// Whether other LUNs may have the same ID: it counts as a LUN of its own until it is joined to
+    /// another by `+`.
     pub generic: bool,
-    /// Bytes.
+    /// Size of the LUN, in bytes.
     pub size: u64,
-    /// Why nothing was found.
+    /// Error of the scan.
     pub error: Option<String>,
 }
 
-/// Places that are asked at once.
+/// Addresses scanned concurrently.
 const SCAN_AT_ONCE: usize = 64;
 
-/// Asks all places at once who they are, and gives names to what answers. A place is an address, or
-/// an iSCSI portal (`HOST:PORT`), of which all targets and units are asked. `tell` hears how many
-/// are done, of how many.
+/// Scans all places concurrently and assigns names to the LUNs found. A place is an address, or an
+/// iSCSI portal (`HOST:PORT`), whose targets and units are all scanned. `tell` is called with the
+/// number of addresses done and the total.
 ///
 /// # Errors
-/// A place is no address, or the registry cannot be written. What does not answer is in the result.
+/// A place is not an address, or the registry cannot be written. An address that does not answer is
+/// reported in the result.
 pub fn scan(
     settings: &Settings,
     places: &[String],
@@ -708,7 +713,7 @@ fn portal(place: &str) -> bool {
     !place.contains('/') && matches!(port, Some(Ok(_)))
 }
 
-/// The addresses of all units of all targets that a portal names.
+/// Returns the addresses of all units of all targets at a portal.
 fn units(settings: &Settings, portal: &str) -> Result<Vec<String>> {
     let options = iscsi_options(settings, true);
     let mut addresses = Vec::new();

@@ -1,9 +1,9 @@
-//! How much memory this process may have.
+//! Memory limit of this process.
 
 use std::path::Path;
 
-/// Memory of the machine, or of the smallest control group that this process is in, in KiB; 2 GiB where it cannot
-/// be found out.
+/// Returns the memory of the machine, or the limit of its control groups if that is smaller, in
+/// KiB. 2 GiB is assumed for a machine whose memory is unknown.
 pub fn machine_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
@@ -14,10 +14,11 @@ pub fn machine_kib() -> u64 {
         .min(group.map_or(u64::MAX, |bytes| bytes / 1024))
 }
 
-/// The smallest limit on the way from the control group that `groups` (`/proc/self/cgroup`) names to the root.
+/// Returns the smallest limit of the control group in `groups` (`/proc/self/cgroup`) and its
+/// ancestors, in bytes.
 fn group_bytes(groups: &str, root: &Path) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {
-        // Version 2 has one hierarchy, `0::PATH`; version 1 one for memory, `N:memory:PATH`.
+        // Version 2 has one hierarchy, `0::PATH`; version 1 has one for memory, `N:memory:PATH`.
         let mut fields = line.splitn(3, ':').skip(1);
         let (base, file) = match fields.next() {
             Some("") => (root.to_owned(), "memory.max"),

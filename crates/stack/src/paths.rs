@@ -1,26 +1,26 @@
-//! Where things live: for root in the system's folders, for everybody else in the XDG ones.
+//! Default locations of files: system directories for root, XDG directories for other users.
 
 use std::path::PathBuf;
 
-/// The folders of this user. Nothing is created by asking.
+/// File locations of this user. None of them is created here.
 #[derive(Debug, Clone)]
 pub struct Paths {
     /// Configuration file.
     pub config: PathBuf,
-    /// User key pairs.
+    /// Directory of user key pairs.
     pub keys: PathBuf,
-    /// Header backups that undo destructive commands.
+    /// Directory of backups that undo destructive commands.
     pub backup: PathBuf,
-    /// The registry of LUNs.
+    /// Registry of LUNs.
     pub luns: PathBuf,
-    /// The trust store.
+    /// Trust store.
     pub trust: PathBuf,
-    /// Control sockets, default exports, mount points of attached volumes.
+    /// Directory of control sockets, default exports and their mount points.
     pub run: PathBuf,
 }
 
 impl Paths {
-    /// The folders for the user that runs this process.
+    /// Returns the locations for the effective user of this process.
     pub fn of_this_user() -> Paths {
         if rustix::process::geteuid().is_root() {
             return Paths {
@@ -43,7 +43,8 @@ impl Paths {
     }
 }
 
-/// A folder of the XDG Base Directory Specification; a relative value is ignored, as it says.
+/// Returns a directory of the XDG Base Directory Specification, which requires that a relative
+/// value is ignored.
 fn xdg(variable: &str, fallback: &str) -> PathBuf {
     match std::env::var_os(variable).map(PathBuf::from) {
         Some(path) if path.is_absolute() => path,
@@ -58,8 +59,8 @@ fn home() -> PathBuf {
     }
 }
 
-/// `$XDG_RUNTIME_DIR/evfs`; without a login session a folder in `/tmp` that carries the user's
-/// number, whose owner and mode are checked before use.
+/// Returns `$XDG_RUNTIME_DIR/evfs`, or without a login session a directory in `/tmp` named after
+/// the user ID. Its owner and mode are checked before use.
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(path) if path.is_absolute() => path.join("evfs"),

@@ -1,8 +1,9 @@
-//! Places: where a disk is, by names that mean the same tomorrow: the path of a file, the name of a LUN
-//! in its registry. Names of disks in `/dev` change from boot to boot.
+//! Places: locations of disks by names that survive a reboot, which are the path of a file or the
+//! name of a LUN in its registry. Names of disks in `/dev` may change at each boot.
 //!
-//! A file has several: its path as it was named, every path that a symbolic link on the way leads to, and
-//! the one of the file that is open. Who can exchange the file can put a link there instead, or in the
+//! A file has several places: the path as given, every path that a symbolic link on the way leads
+//! to, and the resolved path of the open file. An attacker who can replace the file can also
+//! replace it, or a directory above it, by a link; the path as given is then still a known place.
 //! place of a directory above it: then the path as it was named is still the one that is known.
 
 use path_file::FileDevice;
@@ -10,10 +11,10 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-/// Links on the way to a file that are followed, as many as Linux follows.
+/// Limit of links followed on the way to a file, the same as in Linux.
 const LINKS_MAX: usize = 40;
 
-/// The places of a disk.
+/// Places of a disk.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places {
     all: BTreeSet<String>,
@@ -24,7 +25,7 @@ impl Places {
     pub(crate) fn of_file(file: &FileDevice) -> Places {
         let resolved = file.resolved_path();
         let named = absolute(file.path());
-        // What is named there means something else to each process, and after each boot.
+        // A name there means something else to each process and after each boot.
         let passing = |path: &PathBuf| path.starts_with("/proc") || path.starts_with("/dev");
         let ways = named.map_or_else(Vec::new, |named| ways(&named));
         let ways = ways.into_iter().filter(|path| !passing(path));
@@ -43,12 +44,13 @@ impl Places {
         }
     }
 
-    /// Where something else than this disk may be known.
+    /// Returns the places where another disk than this one may be known.
     pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
         self.all.iter().map(String::as_str)
     }
 
-    /// Those to remember: none of a block device, though it was named by the path of a file.
+    /// Returns the places to remember: none for a block device, even if it was opened by a link
+    /// elsewhere.
     pub(crate) fn lasting(&self) -> BTreeSet<String> {
         match self.last {
             true => self.all.clone(),
@@ -57,10 +59,10 @@ impl Places {
     }
 }
 
-/// A path from the root, through the directory that the user takes for the current one.
+/// Converts a path to an absolute one, based on the current directory as the user names it.
 fn absolute(path: &Path) -> Option<PathBuf> {
     let here = || {
-        // As `pwd` does: the links on the way here count as well.
+        // Like `pwd`: links on the way to the current directory count, too.
         let id = |path: &Path| std::fs::metadata(path).ok().map(|m| (m.dev(), m.ino()));
         let told = std::env::var_os("PWD").map(PathBuf::from);
         let told =
@@ -73,7 +75,7 @@ fn absolute(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// The path without `.` and `..`, and those that the links on it lead to.
+/// Returns the path without `.` and `..`, and those that its links lead to.
 fn ways(named: &Path) -> Vec<PathBuf> {
     let mut all = vec![plain(named)];
     let mut path = named.to_owned();
@@ -86,7 +88,7 @@ fn ways(named: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Where the first link on a path leads to, if there is one.
+/// Resolves the first link on a path; returns `None` if it has none.
 fn follow(path: &Path) -> Option<PathBuf> {
     let mut so_far = PathBuf::new();
     let mut parts = path.components();
@@ -116,9 +118,10 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// The place of the LUN `name`: each registry gives its own names, so the registry is part of it.
+/// Returns the place of the LUN `name`. It includes the registry, because each registry assigns its
+/// own names.
 pub(crate) fn place_of_lun(registry: &Path, name: &str) -> String {
-    // The same file by another way, also one that is still to be made.
+    // Resolves links of the directory; the file itself may not exist yet.
     let folder = registry
         .parent()
         .and_then(|f| std::fs::canonicalize(f).ok());
@@ -127,7 +130,7 @@ pub(crate) fn place_of_lun(registry: &Path, name: &str) -> String {
     format!("lun:{}:{name}", registry.display())
 }
 
-/// The name of the LUN that a place is, if it is one of this registry.
+/// Returns the name of the LUN at a place, if it belongs to this registry.
 pub(crate) fn lun_at<'a>(place: &'a str, registry: &Path) -> Option<&'a str> {
     let name = place.rsplit(':').next()?;
     (place == place_of_lun(registry, name)).then_some(name)
@@ -159,7 +162,7 @@ mod tests {
             "real/file",
             "end",
         ];
-        // The first link is followed each time that the path goes through it.
+        // The first link is followed each time that the path contains it.
         for path in expected {
             assert!(found.contains(&dir.join(path)), "{path}: {found:?}");
         }

@@ -1,14 +1,14 @@
-//! The main loop of a process that serves attached volumes and mounted file systems: signals,
-//! questions, and exports that end by themselves.
+//! The main loop of a process that serves attached volumes, mounted file systems and cells:
+//! signals, control requests, and exports that end by themselves.
 //!
 //! ```text
-//!   signals ──┐                        ┌── a thread for each question ──┐
-//!   sockets ──┼── the thread that waits ┼── a thread for a reload ───────┼── Slot ── Serving
-//!   exports ──┘                        └── a thread for each end ───────┘
+//!   signals ──┐                     ┌── a thread per request ──┐
+//!   sockets ──┼── the main thread ──┼── a thread per reload ───┼── Slot ── Serving
+//!   exports ──┘                     └── a thread per stop ─────┘
 //! ```
 //!
-//! **Invariant:** the thread that waits does nothing that could take long, so a signal is always heard, and
-//! a question waits for no other, but for one that ends what it is about.
+//! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
+//! request waits for no other request, except one that stops the same service.
 
 use crate::control::{self, Answer, Ask, Listener};
 use crate::device::OpenLun;
@@ -23,75 +23,74 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
 use std::time::Duration;
 
-/// Questions that are worked on at the same time.
+/// Requests served concurrently.
 const ASKERS_MAX: usize = 128;
-/// How long the end of the process waits for answers that are under way.
+/// Limit for the wait for requests in progress when the process ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
 
-/// Something that a process serves. Dropping it without [`Serving::stop`] closes its exports all the
-/// same.
+/// A service of the process. Dropping it without [`Serving::stop`] also closes its exports.
 pub trait Serving: Send + Sync {
-    /// What `evfs status` shows.
+    /// Returns the status as of the start.
     fn status(&self) -> &Status;
 
-    /// Where questions come in.
+    /// Returns the listener for control requests.
     fn listener(&self) -> &Arc<Listener>;
 
-    /// The LUN below, if there is one.
+    /// Returns the underlying LUN, if there is one.
     fn lun(&self) -> Option<&Arc<OpenLun>>;
 
-    /// Readable when its export has ended by itself, so that it is to be stopped: unmounted by hand,
-    /// for example. Nothing for exports that do not.
+    /// Returns a descriptor that becomes readable when the export has ended by itself, for example
+    /// by a manual unmount, and the service must be stopped. `None` for exports that never do.
     fn ended(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Answers a question.
+    /// Answers a control request.
     ///
     /// # Errors
-    /// What was asked for cannot be done.
+    /// The request cannot be fulfilled.
     fn answer(&self, ask: &Ask) -> Result<Value>;
 
-    /// Whether nobody uses the exports in a way that keeps them from being closed.
+    /// Checks whether the exports can be closed without disturbing a user.
     ///
     /// # Errors
-    /// [`Error::Busy`], with who does.
+    /// [`Error::Busy`], naming the user.
     fn in_use(&self) -> Result<()>;
 
-    /// Makes durable what was acknowledged.
+    /// Makes acknowledged data durable.
     ///
     /// # Errors
-    /// Not everything could be written; nothing is lost.
+    /// Some data could not be written; it is kept in memory.
     fn flush(&self) -> Result<()>;
 
-    /// Makes everything durable, closes the exports and lets the device go when it is dropped.
+    /// Makes everything durable and closes the exports. The device is closed on drop.
     ///
-    /// With `force` an export that is in use is taken away from its users, and what cannot be written is
-    /// given up. Without it nothing has changed when there is an error.
+    /// With `force` an export is closed even if it is in use, and data that cannot be written is
+    /// discarded. Without it, an error leaves everything as it was.
     ///
     /// # Errors
-    /// It is still in use, or not everything could be written out. [`Error::DataLost`] means that it has
-    /// ended all the same.
+    /// The service is still in use, or not all data could be written. [`Error::DataLost`] means
+    /// that it has ended nevertheless.
     fn stop(&mut self, force: bool) -> Result<()>;
 }
 
-/// How a service ended.
+/// Reason for the end of [`serve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// Every volume was detached.
+    /// Every service was detached.
     Detached,
-    /// A signal asked for it; everything was flushed and closed.
+    /// A signal requested the stop; everything was flushed and closed.
     Signal(i32),
 }
 
-/// What a HUP is answered with, beside a flush of everything. Gives what did not work, in words.
+/// Callback for HUP, after a flush of everything. Returns messages about failures.
 pub type Reload = Arc<dyn Fn(&Hub) -> Vec<String> + Send + Sync>;
 
-/// Serves until everything is detached or a signal comes.
+/// Serves until everything is detached or a signal requests a stop.
 ///
 /// # Errors
-/// When waiting fails; when what ended by itself, or by a signal, could not be made durable, once all else
-/// has ended.
+/// Waiting for events failed. Or a service that ended by itself or by a signal could not make its
+/// data durable; this is reported after all others have ended.
 pub fn serve(all: Vec<Box<dyn Serving>>, signals: &StopSignals, reload: &Reload) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
     let ended = loop {
@@ -110,7 +109,7 @@ pub fn serve(all: Vec<Box<dyn Serving>>, signals: &StopSignals, reload: &Reload)
         }
         let (asked, over) = hub.wait(&slots, signals)?;
         for slot in over {
-            // Nobody uses it any more, so nothing can be in the way but the device.
+            // The export has no users left, so only the device can make the stop fail.
             slot.ended_seen.store(true, Ordering::SeqCst);
             hub.start(move |hub| hub.stop_now(&slot));
         }
@@ -121,19 +120,19 @@ pub fn serve(all: Vec<Box<dyn Serving>>, signals: &StopSignals, reload: &Reload)
     lost.map_or(Ok(ended), Err)
 }
 
-/// Everything that a process serves.
+/// All services of the process.
 pub struct Hub {
     slots: Mutex<Vec<Arc<Slot>>>,
     wake: OwnedFd,
     work: Mutex<Work>,
     idle: Condvar,
-    /// The first of what could not be made durable.
+    /// First error of data that could not be made durable.
     lost: Mutex<Option<Error>>,
-    /// What the last HUP could not do.
+    /// Errors of the last HUP.
     hup: Arc<Mutex<Option<String>>>,
 }
 
-/// What other threads are at.
+/// Work in progress on other threads.
 #[derive(Default)]
 struct Work {
     threads: usize,
@@ -156,7 +155,7 @@ impl Hub {
         Ok(hub)
     }
 
-    /// Serves this, too.
+    /// Adds a service.
     ///
     /// # Errors
     /// The process has no descriptor left, or is about to end.
@@ -172,12 +171,12 @@ impl Hub {
         Ok(())
     }
 
-    /// The names of what is served.
+    /// Returns the names of all services.
     pub fn names(&self) -> Vec<String> {
         self.slots().iter().map(|slot| slot.name.clone()).collect()
     }
 
-    /// Detaches one.
+    /// Detaches the service `name`.
     ///
     /// # Errors
     /// Those of [`Serving::stop`] without force.
@@ -189,14 +188,14 @@ impl Hub {
         stopped
     }
 
-    /// Lets the status of one say something, or nothing any more.
+    /// Sets or clears an additional warning in the status of a service.
     pub fn note(&self, name: &str, note: Option<String>) {
         if let Some(slot) = self.slots().iter().find(|slot| slot.name == name) {
             *lock(&slot.note) = note;
         }
     }
 
-    /// Those that have not ended.
+    /// Returns the services that have not ended.
     fn slots(&self) -> Vec<Arc<Slot>> {
         let mut slots = lock(&self.slots);
         slots.retain(|slot| !slot.is_gone.load(Ordering::SeqCst));
@@ -213,7 +212,7 @@ impl Hub {
 
     /// Runs `work` on a thread of its own.
     fn start(self: &Arc<Hub>, work: impl FnOnce(&Hub) + Send + 'static) {
-        /// Notes the end of the work, also of one that panics.
+        /// Records the end of the work, even if it panics.
         struct Working(Arc<Hub>);
         impl Drop for Working {
             fn drop(&mut self) {
@@ -233,7 +232,7 @@ impl Hub {
         }
     }
 
-    /// Waits for something to happen; says who was asked, and which ended.
+    /// Waits for an event; returns the services with a new request, and those whose export ended.
     fn wait(&self, slots: &[Arc<Slot>], signals: &StopSignals) -> Result<(Slots, Slots)> {
         let ends: Vec<(&Arc<Slot>, &OwnedFd)> = slots
             .iter()
@@ -263,7 +262,7 @@ impl Hub {
         Ok((all(&mut asked.into_iter()), all(&mut over.filter(happened))))
     }
 
-    /// Lets somebody ask.
+    /// Accepts a connection with a control request.
     fn accept(self: &Arc<Hub>, slot: &Arc<Slot>) {
         match slot.listener.accept() {
             Ok(Some(stream)) if self.work().threads < ASKERS_MAX => {
@@ -301,7 +300,7 @@ impl Hub {
         self.work().reloads = false;
     }
 
-    /// Ends all of them at the same time.
+    /// Stops all services concurrently.
     fn stop_all(&self) {
         self.work().stops = true;
         let slots = self.slots();
@@ -336,22 +335,22 @@ impl Hub {
 
 type Slots = Vec<Arc<Slot>>;
 
-/// One of what is served.
+/// One service of the process.
 struct Slot {
     name: String,
-    /// What it was at the beginning, for as long as nothing newer can be had.
+    /// Status as of the start, for use when no newer one is available.
     status: Value,
     note: Mutex<Option<String>>,
     hup: Arc<Mutex<Option<String>>>,
     listener: Arc<Listener>,
-    /// The LUN below, for as long as it is open.
+    /// Underlying LUN, while it is open.
     lun: Mutex<Option<Arc<OpenLun>>>,
-    /// Its state when it was about to be closed.
+    /// State of the LUN just before it was closed.
     lun_last: OnceLock<Value>,
     ended: Option<OwnedFd>,
     ended_seen: AtomicBool,
     is_gone: AtomicBool,
-    /// Questions share it; who ends it has it alone.
+    /// Locked shared by requests, exclusively by a stop.
     serving: RwLock<Option<Box<dyn Serving>>>,
 }
 
@@ -374,7 +373,7 @@ impl Slot {
         })
     }
 
-    /// Does something with it; nothing if it is being ended.
+    /// Runs `work` on the service; returns `None` if it is being stopped.
     fn with<T>(&self, work: impl FnOnce(&dyn Serving) -> T) -> Option<T> {
         let serving = match self.serving.try_read() {
             Ok(serving) => serving,
@@ -391,7 +390,7 @@ impl Slot {
             status["state"] = "detaching".into();
             Ok(status)
         })?;
-        // Also while it is being detached: that waits for the LUN.
+        // Also during a detach, which waits for the LUN.
         let lun = lock(&self.lun).as_deref().map(crate::lun::health);
         if let Some(state) = lun.or_else(|| self.lun_last.get().cloned()) {
             status["lun_state"] = state;
@@ -407,7 +406,7 @@ impl Slot {
         Ok(status)
     }
 
-    /// Reads a question and answers it.
+    /// Reads a request and answers it.
     fn ask(&self, stream: UnixStream) {
         if let Ok(peer) = control::peer(&stream) {
             export_fuse::asked_by(peer.pid);
@@ -436,21 +435,22 @@ impl Slot {
         }
     }
 
-    /// Ends it, once nobody asks anything of it.
+    /// Stops the service once all requests in progress are done.
     fn stop(&self, force: bool) -> Result<()> {
         if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
-            // Also for those that are at work now.
+            // Also speeds up requests in progress.
             lun.lun().hurry();
         }
         let serving = self.serving.write();
         let mut serving = serving.unwrap_or_else(PoisonError::into_inner);
-        // Nothing: somebody else has ended it meanwhile.
+        // `None`: another thread has stopped it in the meantime.
         let stopped = serving
             .as_mut()
             .map_or(Ok(()), |serving| serving.stop(force));
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
             *serving = None;
-            // Its locks are free before anybody is told that it has ended, and may open it again.
+            // Releases the locks before a client learns of the end, because it may open the device
+            // again.
             self.let_go_of_lun(force);
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
@@ -468,7 +468,8 @@ impl Slot {
         if let (false, Some(open)) = (force, &last) {
             open.lun().settle();
         }
-        // It writes to the LUN that nobody uses it any more; the status can be seen meanwhile.
+        // This writes to the LUN that it is not in use; the status stays available during the
+        // write.
         drop(last);
     }
 }

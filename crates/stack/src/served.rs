@@ -1,7 +1,7 @@
 //! A served cell: the graph from a DEVICE to the ports of a file server, and its orderly shutdown.
 //!
 //! ```text
-//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── volumes ── ports 7000 and 7003
+//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
 //! ```
 
 use crate::cache::ProcessCache;

@@ -1,5 +1,5 @@
-//! Small files of JSON in which this machine remembers things: read as a whole, replaced as a whole
-//! under a lock, for their user alone.
+//! Small JSON files with persistent state of this machine. They are read as a whole, replaced as a
+//! whole under a lock, and accessible only to their user.
 
 use crate::{Error, Result};
 use serde::Serialize;
@@ -7,21 +7,21 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The most bytes of a file that is read as a whole.
+/// Limit of [`read_small`], in bytes.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// Reads a small file as a whole, or what a device or a pipe gives, which may have no end.
+/// Reads a small file. The limit also covers devices and pipes, which may have no end.
 ///
 /// # Errors
-/// Those of the system; it has more than 8 MiB.
+/// Errors of the system; the file has more than 8 MiB.
 pub(crate) fn read_small(path: &Path) -> io::Result<Vec<u8>> {
     read_up_to(path, FILE_BYTES_MAX)
 }
 
-/// The same, of at most `max` bytes.
+/// Reads a file of at most `max` bytes.
 ///
 /// # Errors
-/// As [`read_small`].
+/// Errors of the system; the file is larger.
 pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path)?;
@@ -35,18 +35,18 @@ pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Reads a small file of text.
+/// Reads a small text file.
 pub(crate) fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read_small(path)?)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
 }
 
-/// Changes the file `path`, which `load` reads: under a lock, and so that a crash leaves the old one
-/// or the new one. `failed` begins the error of a file that cannot be written; `variable` sets its
-/// path.
+/// Changes the file `path`, which `load` reads, under a lock. After a crash it has either the old
+/// or the new content. `failed` begins the error of a file that cannot be written, and `variable`
+/// is the environment variable that sets its path.
 ///
 /// # Errors
-/// Those of `load`, of `change`, and of the files; nothing is changed then.
+/// Those of `load`, of `change`, and of the files; the file is unchanged then.
 pub(crate) fn update<F, T>(
     path: &Path,
     (failed, variable): (&'static str, &str),

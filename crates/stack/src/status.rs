@@ -1,4 +1,4 @@
-//! What `evfs status` shows of something that is served.
+//! The status of a service, as `evfs status` shows it.
 
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// One way by which an attached volume is given out.
+/// An export of a service.
 #[derive(Debug, Clone, Serialize)]
 pub struct ExportAt {
     /// `nbd`, `fuse`, `loop`, `mount` or `afs`.
@@ -17,8 +17,7 @@ pub struct ExportAt {
     pub at: String,
 }
 
-/// Shows a path in JSON, whose strings cannot have all the bytes that a path may have: those that are not
-/// UTF-8 are replaced.
+/// Serializes a path as a JSON string; bytes that are not UTF-8 are replaced.
 pub(crate) fn as_text<S: serde::Serializer>(
     path: &Option<PathBuf>,
     serializer: S,
@@ -27,96 +26,96 @@ pub(crate) fn as_text<S: serde::Serializer>(
     text.serialize(serializer)
 }
 
-/// What `evfs status` shows.
+/// Status of a service.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
-    /// Name of the attached volume or mounted file system.
+    /// Name of the attached volume, mounted file system or served cell.
     pub name: String,
-    /// File, disk or LUN, as it was named.
+    /// File, disk or LUN, as the user named it.
     pub device: String,
-    /// Its path without links, if it is a file or a disk.
+    /// Path without symbolic links, for a file or disk.
     #[serde(serialize_with = "as_text")]
     pub path: Option<PathBuf>,
-    /// Name of the LUN, if it is one.
+    /// Name of the LUN, for a LUN.
     pub lun: Option<String>,
     /// UUID in the header of the volume, or of the file system.
     pub uuid: String,
-    /// Label, likewise.
+    /// Label in the header of the volume, or of the file system.
     pub label: String,
-    /// Bytes of data.
+    /// Size of the data, in bytes.
     pub size: u64,
-    /// How it lies enciphered; nothing if it lies in the clear.
+    /// Encryption; `None` for a plaintext device.
     #[serde(flatten)]
     pub cipher: Option<CipherStatus>,
-    /// Fileset that is mounted.
+    /// Mounted fileset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fileset: Option<String>,
-    /// Cell that is served.
+    /// Served cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
-    /// Whether the record on the device is kept by which other machines see that it is in use.
+    /// State of the in-use record, which other machines check.
     pub in_use_record: InUseRecord,
-    /// Writes are refused.
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// Discards are passed on.
+    /// Whether discards are passed to the device.
     pub discards: bool,
-    /// Each request goes to the disk: nothing is kept in memory.
+    /// Whether each request goes to the disk, without a cache in this process.
     pub direct: bool,
-    /// The page cache of the kernel below is passed by.
+    /// Whether I/O on the disk bypasses the kernel's page cache.
     pub o_direct: bool,
-    /// Pages are kept in the cache of the process.
+    /// Whether the cache of this process keeps pages.
     pub cached: bool,
     /// Threads of each export.
     pub threads: usize,
-    /// Process that serves it.
+    /// ID of the serving process.
     pub pid: u32,
-    /// Seconds since 1970 when it was attached.
+    /// Start of the service, in seconds since 1970.
     pub since: u64,
-    /// Where it is given out.
+    /// All exports.
     pub exports: Vec<ExportAt>,
-    /// Configuration file it came from.
+    /// Configuration file that defines the service.
     #[serde(serialize_with = "as_text")]
     pub config: Option<PathBuf>,
-    /// How far what was acknowledged is written out, if pages are kept in the cache.
+    /// Progress of write-back, if pages are cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_back: Option<WriteBack>,
-    /// What its user should know.
+    /// Warnings for the user.
     pub warning: Option<String>,
-    /// That this machine opened the volume for the first time, and whose it is.
+    /// Notice about a volume that this machine opens for the first time, with its owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_use: Option<String>,
 }
 
-/// How far what was acknowledged is written out.
+/// State of the write-back of acknowledged data.
 #[derive(Debug, Clone, Serialize)]
 pub struct WriteBack {
-    /// `ok`, or `failing` while pages are kept that could not be written out.
+    /// `ok`, or `failing` while there are pages that could not be written out.
     pub state: &'static str,
-    /// Bytes that are in memory only.
+    /// Bytes in memory only.
     pub dirty_bytes: u64,
-    /// Why pages could not be written out.
+    /// Error of failed write-back.
     pub error: Option<String>,
 }
 
-/// The part of [`Status`] that an encrypted volume has.
+/// The part of [`Status`] for encrypted volumes.
 #[derive(Debug, Clone, Serialize)]
 pub struct CipherStatus {
-    /// Bytes enciphered together.
+    /// Size of an encryption sector, in bytes.
     pub sector_size: u32,
-    /// 128 or 256.
+    /// Length of the AES key in bits: 128 or 256.
     pub key_bits: u32,
-    /// Cipher kernel at work.
+    /// Cipher kernel in use.
     pub kernel: String,
-    /// Keyslot that opened it.
+    /// Keyslot of the key that opened the volume.
     pub keyslot: u32,
-    /// Role of the key that opened it.
+    /// Role of the key that opened the volume.
     pub role: String,
-    /// Whether the memory that holds keys is never swapped out.
+    /// Whether the memory that holds keys is locked against swapping.
     pub keys_locked: bool,
 }
 
 impl Status {
-    /// Of a DEVICE that has just been opened, before it is given out.
+    /// Returns the status of an open DEVICE without exports.
     pub(crate) fn of(
         name: &str,
         device: &Path,
@@ -171,7 +170,7 @@ impl Status {
         status
     }
 
-    /// Adds a warning to those there are.
+    /// Adds a warning to the existing ones.
     pub(crate) fn warn(&mut self, warning: impl Into<String>) {
         let warning = warning.into();
         self.warning = Some(match self.warning.take() {
@@ -180,7 +179,7 @@ impl Status {
         });
     }
 
-    /// Adds how far these volumes of the cache are written out, and warns of what waits.
+    /// Adds the state of write-back of these cached volumes, with a warning if it fails.
     pub(crate) fn note_write_back(&mut self, volumes: &[&cache::Volume]) {
         let dirty_bytes = crate::cache::dirty_bytes(volumes);
         let error = volumes.iter().find_map(|volume| volume.held_back());
@@ -201,13 +200,13 @@ impl Status {
         });
     }
 
-    /// As an answer.
+    /// Returns the status as JSON.
     pub fn to_value(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("names and numbers become JSON")
     }
 }
 
-/// What the user of a volume should know of the memory that its keys are in.
+/// Returns a warning if the memory that holds keys is not locked.
 fn memory_warning() -> Option<String> {
     (!secret::all_locked()).then(|| {
         "its keys may be swapped out, because RLIMIT_MEMLOCK does not allow to lock their memory: raise it \

@@ -1,8 +1,9 @@
-//! Volumes in files and on disks: where the header is, who may touch it when, and which key opens.
+//! Encrypted volumes on DEVICEs: access to the header, locks against concurrent writers, and the
+//! selection of a key.
 //!
-//! Two locks keep writers apart. The *header lock* is the one `cryptsetup` takes, held for the
-//! length of one header operation; keys can be added to an attached volume under it. The *open
-//! lock* is held for as long as a volume is attached, or while a command replaces or destroys it.
+//! Two locks exclude concurrent writers. The *header lock* is the one `cryptsetup` takes. It is
+//! held during one header operation, so keys can be added to an attached volume. The *open lock* is
+//! held while a volume is attached, or while a command replaces or destroys it.
 
 use crate::device::{self, Disk, Guard, Share};
 use crate::error::Left;
@@ -17,32 +18,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// What a command means to do with a volume.
+/// Purpose for which a command opens a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
-    /// Look at the header.
+    /// Read the header.
     Look,
-    /// Change keys in the header; the volume may be attached meanwhile.
+    /// Change keys in the header; the volume may be attached at the same time.
     ChangeHeader,
-    /// Replace or destroy; nobody may have it attached.
+    /// Replace or destroy the volume; it must not be attached.
     Replace,
 }
 
-/// A volume whose header has been read, with the locks of the intent.
+/// A volume whose header has been read, with the locks of the [`Intent`].
 pub struct Held {
     /// The volume.
     pub volume: Volume,
-    /// The file, disk or LUN that it is in.
+    /// File, disk or LUN that holds the volume.
     pub disk: Disk,
     _guard: Guard,
 }
 
 impl Held {
-    /// The volume key, if `source` opens it in a role that may do `what`, and the volume is what
-    /// this machine remembers.
+    /// Returns the volume key if `source` opens it in a role that allows `what`, and the volume
+    /// matches the trust store.
     ///
     /// # Errors
-    /// Wrong key, no key at all, a volume that is not to be trusted, a right key whose role refuses.
+    /// A wrong or missing key, an untrusted volume, or a key whose role does not allow `what`.
     pub fn unlock(
         &self,
         opener: &Opener,
@@ -55,8 +56,8 @@ impl Held {
         unlocked.map(|(unlocked, _)| unlocked)
     }
 
-    /// Unlocks the volume for a change of its header, makes the change, and remembers the header as
-    /// it is then.
+    /// Unlocks the volume, applies `change` to its header, and records the new header in the trust
+    /// store.
     ///
     /// # Errors
     /// Those of [`Held::unlock`] and of `change`.
@@ -73,7 +74,7 @@ impl Held {
         Ok(result)
     }
 
-    /// Seals the header as it is, if one of the keys that may do so accepts it, and `ask` does.
+    /// Seals the current header if an allowed key and `ask` accept it.
     ///
     /// # Errors
     /// Those of [`Held::change`] and of `ask`.
@@ -96,7 +97,7 @@ impl Held {
     }
 }
 
-/// Opens the DEVICE `path` alone, without looking at what it holds.
+/// Opens the DEVICE `path` without reading its contents.
 ///
 /// # Errors
 /// Those of [`device::open`].
@@ -111,7 +112,7 @@ pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Dis
 /// Opens the volume on the DEVICE `path`.
 ///
 /// # Errors
-/// What is no volume, is damaged beyond reading, or is held by somebody else.
+/// The device holds no volume, its header is damaged beyond reading, or it is in use.
 pub fn hold(path: &Path, intent: Intent, settings: &Settings) -> Result<Held> {
     let disk = open_disk(path, intent, settings)?;
     let guard = disk.header_lock(intent != Intent::Look)?;
@@ -127,13 +128,13 @@ pub fn hold(path: &Path, intent: Intent, settings: &Settings) -> Result<Held> {
     })
 }
 
-/// What to make.
+/// Parameters of a new volume.
 pub struct Create<'a> {
-    /// File or disk; a file that is missing is made with `size` bytes.
+    /// File or disk; a missing file is created with `size` bytes.
     pub path: &'a Path,
-    /// Size of a new file.
+    /// Size of a new file, in bytes.
     pub size: Option<u64>,
-    /// Overwrite what is there.
+    /// Overwrite existing data.
     pub force: bool,
     /// Key length, sector size, label.
     pub format: crypt::Format,
@@ -143,17 +144,17 @@ pub struct Create<'a> {
     pub recovery: &'a [String],
 }
 
-/// Makes a volume. Gives the backup of what was overwritten, if anything was.
+/// Creates a volume. Returns it with the path of the backup of overwritten data, if there was any.
+/// A new file gets its name only when the volume is complete.
 ///
 /// # Errors
-/// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
-/// A file made here has its name only when the volume is complete.
+/// [`Error::WouldDestroy`] if the device is not empty and `force` is not set.
 pub fn create(
     create: &Create<'_>,
     keyring: &Keyring,
     settings: &Settings,
 ) -> Result<(Held, Option<PathBuf>)> {
-    // The keys come first: with a misspelt name nothing must have been touched.
+    // The keys come first: a misspelled name must fail before anything is changed.
     let owner = Identified::of(create.owner, keyring.recipient(create.owner)?);
     let recovery = create
         .recovery
@@ -167,7 +168,7 @@ pub fn create(
     format_over(create, disk, made, &owner, &recovery, settings)
 }
 
-/// Opens the DEVICE `path` alone, to be formatted; a file that is missing is made with `size` bytes, and has its
+/// Opens the DEVICE `path` for formatting. A missing file is created with `size` bytes and gets its
 /// name when it is finished.
 pub(crate) fn open_or_make(
     path: &Path,
@@ -198,21 +199,21 @@ pub(crate) fn open_or_make(
     }
 }
 
-/// A file that has been made to be formatted. It has no name before it is finished, and goes when it never is.
+/// A new file to be formatted. It has no name until it is finished, and is freed if it never is.
 pub(crate) struct Made {
     file: Arc<FileDevice>,
     new: NewFile,
 }
 
 impl Made {
-    /// Gives it its name, and gives the disk by that name.
+    /// Links the file to its name and returns it as a disk of that name.
     pub(crate) fn finish(self) -> Result<Disk> {
         self.new.finish()?;
         Ok(self.file.into())
     }
 }
 
-/// Refuses what has no room for data behind the header.
+/// Refuses a size without room for data behind the header.
 fn large_enough(path: &Path, size: u64) -> Result<()> {
     let header = crypt::overwritten_by_format(u64::MAX);
     match size > header {
@@ -257,7 +258,8 @@ fn format_over(
     if let Some(at) = volume.reserved_block() {
         in_use::prepare(&*device, at)?;
     }
-    // Its places are those of its name. Killed before they are noted, it is one that this machine does not know.
+    // Uses the places of the final name. A crash before they are recorded leaves a volume unknown
+    // to this machine.
     let disk = made.map_or(Ok(disk), Made::finish)?;
     let trust = settings.trust_store();
     trust.clear_places(disk.places())?;
@@ -272,7 +274,7 @@ fn format_over(
     ))
 }
 
-/// Keeps the first bytes of a disk, as they lie there, in the backup folder.
+/// Saves the first bytes of a disk, as stored on it, in the backup directory.
 pub(crate) fn save_head(
     settings: &Settings,
     path: &Path,
@@ -287,7 +289,7 @@ pub(crate) fn save_head(
     save_backup(settings, path, "overwritten", &old)
 }
 
-/// Writes a backup into the backup folder: 0600, durable before anything is destroyed.
+/// Writes a backup into the backup directory, with mode 0600. It is on stable storage on return.
 pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
     let dir = settings.backup_dir();
     crate::control::own_dir(&dir, "EVFS_BACKUP_DIR")?;
@@ -303,10 +305,10 @@ pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -
     Ok(to)
 }
 
-/// Writes a new file, 0600, and makes it durable; it has its name when it is complete.
+/// Writes a new file with mode 0600 and syncs it; it gets its name when it is complete.
 ///
 /// # Errors
-/// When `path` exists: a backup never overwrites another.
+/// `path` exists: a backup never overwrites another one.
 pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
     let new = NewFile::begin(path)?;
@@ -315,15 +317,15 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(new.finish()?)
 }
 
-/// The key derivation for a new passphrase: Argon2id that takes as long as the settings say on this
-/// machine, in at most half of its memory. Measures for a few seconds.
+/// Returns the key derivation for a new passphrase: Argon2id that takes the configured time on this
+/// machine, in at most half of its memory. The calibration takes a few seconds.
 pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     let start = std::time::Instant::now();
     let half = u32::try_from(crate::memory::machine_kib() / 2).unwrap_or(u32::MAX);
     let memory = settings.kdf_memory_kib().min(half);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let chosen = luks2::Kdf::calibrate(&|| start.elapsed(), settings.kdf_time(), memory, cpus);
-    // Without the memory to measure with, the least that is worth having: 32 MiB.
+    // Without memory for the calibration, use the lowest acceptable cost: 32 MiB.
     chosen.unwrap_or(luks2::Kdf::Argon2id(luks2::Argon2Cost {
         time: 4,
         memory_kib: 32 * 1024,
@@ -331,7 +333,7 @@ pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     }))
 }
 
-/// How a key derivation is shown.
+/// Returns the description of a key derivation for users.
 pub fn describe_kdf(kdf: &luks2::Kdf) -> String {
     match kdf {
         luks2::Kdf::Argon2id(cost) | luks2::Kdf::Argon2i(cost) => format!(
@@ -347,28 +349,28 @@ pub fn describe_kdf(kdf: &luks2::Kdf) -> String {
     }
 }
 
-/// With what a volume is to be opened.
+/// Key that opens a volume.
 pub enum KeySource {
-    /// Whatever this user has: key pairs that the volume knows, then a passphrase.
+    /// Any key of this user: key pairs that the volume knows, then a passphrase.
     Any,
-    /// This key pair.
+    /// A certain key pair.
     Pair {
-        /// Its name.
+        /// Name of the key pair.
         name: String,
-        /// The passphrase that protects its file; asked for when it is needed and not given.
+        /// Passphrase that protects its file; `None` to ask for it if needed.
         passphrase: Option<SecretBytes>,
     },
-    /// A passphrase or the content of a key file.
+    /// A passphrase, or the content of a key file.
     Secret(SecretBytes),
 }
 
-/// Asks a person for a passphrase, in the words it is given.
+/// Asks the user for a passphrase with the given prompt.
 pub type Prompt = fn(&str) -> Result<SecretBytes>;
 
-/// Tells a person something, in a line.
+/// Shows a message of one line to the user.
 pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Opens volumes with the keys of a user, if they are what this machine remembers.
+/// Opens volumes with the keys of a user if they match the trust store.
 pub struct Opener {
     keyring: Keyring,
     prompt: Prompt,
@@ -378,8 +380,8 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// With these key pairs and this memory, asking and telling in these ways; trying a key may
-    /// cost so much.
+    /// Creates an opener from a keyring, callbacks to the user, a trust store and cost limits for
+    /// trying a key.
     pub fn new(
         keyring: Keyring,
         prompt: Prompt,
@@ -396,15 +398,14 @@ impl Opener {
         }
     }
 
-    /// The volume key, if `source` opens it in a role that may do `what`, and the volume is what
-    /// `known` says. A volume that is opened for the first time is remembered; gives what was told
-    /// of it then.
+    /// Returns the volume key if `source` opens it in a role that allows `what`, and the volume
+    /// matches `known`. A volume opened for the first time is recorded; the notice shown to the
+    /// user is returned, too.
     ///
-    /// `known` has to be read before the header, or under the header lock.
+    /// `known` must be read before the header, or under the header lock.
     ///
     /// # Errors
-    /// Wrong key, no key at all, a volume that is not to be trusted, or a right key whose role
-    /// refuses.
+    /// A wrong or missing key, an untrusted volume, or a key whose role does not allow `what`.
     fn unlock(
         &self,
         volume: &Volume,
@@ -444,8 +445,8 @@ impl Opener {
         Ok(volume.unlock_identity(&identity)?)
     }
 
-    /// The key pairs of this user that the volume knows, those that may do `what` and need no
-    /// passphrase first; then a passphrase for the volume itself.
+    /// Unlocks the volume with a key pair of this user that it knows, preferring one that allows
+    /// `what` and needs no passphrase; without such a pair, with a passphrase of the volume itself.
     fn with_any(&self, volume: &Volume, what: crypt::Action) -> Result<Unlocked> {
         let keys = volume.keys();
         let mut own: Vec<_> = self
@@ -478,7 +479,7 @@ impl Opener {
     }
 }
 
-/// What is said of a volume that this machine has not opened before.
+/// Returns the notice about a volume that this machine opens for the first time.
 fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
     let keys = volume.keys().into_iter();
     let owners = keys.filter(|k| k.role == Role::Owner);
@@ -507,56 +508,56 @@ fn ask_key(
     prompt(&p.to_string()).map_err(|e| keyring::Error::NoPassphrase(e.to_string()))
 }
 
-/// A DEVICE that is open for its data: what reads clear, and what to say about it.
+/// A DEVICE opened for its data, with the values for its status.
 pub struct Open {
-    /// Reads clear.
+    /// Device with plaintext data.
     pub device: Arc<dyn BlockDevice>,
-    /// How it lies enciphered, if it does.
+    /// Encryption of the volume; `None` for a plaintext device.
     pub cipher: Option<Cipher>,
-    /// Whether the file is read past the page cache.
+    /// Whether I/O bypasses the kernel's page cache.
     pub direct: bool,
-    /// What it lies on.
+    /// Underlying file, disk or LUN.
     pub disk: Disk,
-    /// What was told of a volume that this machine opens for the first time.
+    /// Notice about a volume that this machine opens for the first time.
     pub first_use: Option<String>,
-    /// The copy of the header that is damaged.
+    /// Name of the damaged copy of the header, if one is.
     pub damaged_copy: Option<&'static str>,
 }
 
-/// What there is to say about an encrypted volume that is open.
+/// Status values of an open encrypted volume.
 #[derive(Debug, Clone)]
 pub struct Cipher {
     /// UUID in the header.
     pub uuid: String,
     /// Label in the header.
     pub label: String,
-    /// Bytes of an encryption sector.
+    /// Size of an encryption sector, in bytes.
     pub sector_size: u32,
-    /// 128 or 256.
+    /// Length of the AES key in bits: 128 or 256.
     pub key_bits: u32,
-    /// Where the data begins on the disk.
+    /// Offset of the data on the disk, in bytes.
     pub data_offset: u64,
-    /// The cipher kernel at work.
+    /// Cipher kernel in use.
     pub kernel: xts::Kernel,
-    /// The keyslot that opened it.
+    /// Keyslot of the key that opened the volume.
     pub keyslot: u32,
-    /// The role of the key that opened it.
+    /// Role of the key that opened the volume.
     pub role: Role,
 }
 
-/// How to open a volume for its data.
+/// Options for opening a volume for its data.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct OpenOptions {
     /// Refuse writes.
     pub read_only: bool,
-    /// Pass discards on.
+    /// Pass discards to the device.
     pub allow_discards: bool,
 }
 
-/// Opens the volume at `path` for its data and holds its open lock as long as the device lives.
+/// Opens the volume at `path` for its data. The open lock is held for the lifetime of the device.
 ///
 /// # Errors
-/// Those of [`hold`] and [`Held::unlock`]; a header whose seal does not hold is refused.
+/// Those of [`hold`] and [`Held::unlock`]; a broken seal of the header.
 pub fn open(
     path: &Path,
     opener: &Opener,
@@ -568,11 +569,11 @@ pub fn open(
     decipher(disk, opener, source, options)
 }
 
-/// Opens the DEVICE `path` for its data, whether it is an encrypted volume or holds its data in the
-/// clear. `source` is asked for a key only if it takes one.
+/// Opens the DEVICE `path` for its data, be it an encrypted volume or a plaintext device. Calls
+/// `source` only if a key is needed.
 ///
 /// # Errors
-/// As [`open`].
+/// Those of [`open`].
 pub fn open_any(
     path: &Path,
     opener: &Opener,
@@ -584,7 +585,7 @@ pub fn open_any(
     of_disk(disk, opener, source, options)
 }
 
-/// The same for a DEVICE that has been opened already.
+/// Same as [`open_any`], for a DEVICE that is already open.
 pub(crate) fn of_disk(
     disk: Disk,
     opener: &Opener,
@@ -606,8 +607,8 @@ pub(crate) fn of_disk(
     })
 }
 
-/// The error of a DEVICE that was to be written to: one that can only be read names the option that opens it so,
-/// in a command line or in a configuration file.
+/// Converts the error of opening a DEVICE for writing: if the device can be read, the error names
+/// the option for that, in the syntax of the command line or of a configuration file.
 pub fn or_read_only(error: Error, device: &Path, configured: bool) -> Error {
     use block::ErrorKind::{Permission, ReadOnly};
     let how = match configured {
@@ -636,7 +637,7 @@ fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Resu
 fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
     let known = opener.trust.load()?;
     let volume = {
-        // The header is read once, under its lock; from here on only this copy is used.
+        // The header is read once, under its lock; later steps use only this copy.
         let _guard = disk.header_lock(false)?;
         Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
