@@ -1,4 +1,4 @@
-//! The stacks that the laboratory compares, all over the same bytes of one file or disk.
+//! The stacks that benchmarks (`evfs lab`) compare, all over the same bytes of one file or disk.
 
 mod own_cell;
 mod own_fs;
@@ -25,9 +25,9 @@ use xts::{SectorSize, Xts};
 /// A stack to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArmKind {
-    /// The file path alone.
+    /// The file or disk, without encryption.
     Clear,
-    /// The cipher over the file path, with a key of this many bits and 4096-byte sectors.
+    /// Encryption with a key of this many bits and sectors of 4096 bytes.
     Encrypted(u32),
 }
 
@@ -40,34 +40,36 @@ impl std::fmt::Display for ArmKind {
     }
 }
 
-/// A stack that was built.
+/// A stack ready for measurement.
 pub struct Built {
     /// `clear`, `encrypted-128`, `encrypted-256`.
     pub name: String,
-    /// Its top.
+    /// Device at the top of the stack.
     pub device: Arc<dyn BlockDevice>,
-    /// Whether the page cache is passed by.
+    /// Whether I/O bypasses the page cache.
     pub direct: bool,
     /// Cipher, or `none`.
     pub cipher: String,
-    /// Name of the cipher kernel.
+    /// Name of the cipher kernel, with encryption.
     pub kernel: Option<String>,
 }
 
-/// The file or disk under all stacks. A file that is made for the purpose has no name from then on, and ends with it.
+/// The file or disk under all stacks. A file created for the purpose is unlinked at once, and freed
+/// on drop.
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
     path: Option<PathBuf>,
-    /// The file that was made, by which others reach it without a name.
+    /// The created file; its descriptor keeps it reachable without a name.
     _made: Option<File>,
-    /// The LUN that it is.
+    /// The LUN, for a LUN.
     lun: Option<Arc<OpenLun>>,
 }
 
 impl Bench {
-    /// Opens a file, a disk or a LUN, or makes a file of `size` bytes: there when a path is given, else in the
-    /// folder for temporary files; in a folder that is given, one that has a name of its own.
+    /// Opens a file, a disk or a LUN, or creates a file of `size` bytes. A new file is at `device`
+    /// if that path does not exist; it gets a unique name in the directory `device`, or in the
+    /// directory for temporary files if `device` is `None`.
     ///
     /// # Errors
     /// [`Error::WouldDestroy`] for a device that is not empty, unless `force` is set;
@@ -111,7 +113,7 @@ impl Bench {
                 .open(&path)
                 .map_err(|e| Error::io("cannot open", &path, e))?;
             let reached = format!("/proc/{}/fd/{}", std::process::id(), made.as_raw_fd()).into();
-            // Without its name it is there as long as it is open, and nothing stays of a process that is killed.
+            // An unlinked file exists while it is open, so a killed process leaves nothing behind.
             std::fs::remove_file(&path).map_err(|e| Error::io("cannot remove", &path, e))?;
             return Ok(Bench {
                 direct: file.direct(),
@@ -132,7 +134,7 @@ impl Bench {
         bench.overwritable(&path, size, force)
     }
 
-    /// The same, if it is large enough and holds nothing.
+    /// Refuses a device that is too small or, without `force`, not empty.
     fn overwritable(self, name: &Path, size: u64, force: bool) -> Result<Bench> {
         let has = self.lower.info().size;
         if has < size {
@@ -151,10 +153,10 @@ impl Bench {
         }
     }
 
-    /// A DEVICE that is only read: who uses it goes on, and nothing on it changes.
+    /// Opens a DEVICE for reading only. Other users of it are not disturbed, and it is not changed.
     ///
     /// # Errors
-    /// As [`device::open`].
+    /// Those of [`device::open`].
     pub fn only_read(path: &Path, settings: &Settings) -> Result<Bench> {
         let disk = device::open(path, settings, true, Share::All)?;
         Ok(Bench {
@@ -166,7 +168,7 @@ impl Bench {
         })
     }
 
-    /// Memory of this process.
+    /// Creates a device in memory.
     pub fn in_memory(size: u64) -> Bench {
         Bench {
             lower: Arc::new(Mem::new(size, 512)),
@@ -177,27 +179,28 @@ impl Bench {
         }
     }
 
-    /// What is under all stacks.
+    /// Returns the device under all stacks.
     pub fn lower(&self) -> &Arc<dyn BlockDevice> {
         &self.lower
     }
 
-    /// The file or disk, where it is one.
+    /// Returns the path of the file or disk, if it has one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The LUN, where it is one.
+    /// Returns the LUN, if it is one.
     pub fn lun(&self) -> Option<&Arc<OpenLun>> {
         self.lun.as_ref()
     }
 
-    /// Whether the page cache is passed by.
+    /// Reports whether I/O bypasses the page cache.
     pub fn direct(&self) -> bool {
         self.direct
     }
 
-    /// What lies over this one, in place of it: what is built on it keeps nothing of this.
+    /// Returns a bench with `device`, a layer over this one, under all stacks. It has no path and
+    /// no LUN.
     pub fn above(&self, device: Arc<dyn BlockDevice>) -> Bench {
         Bench {
             lower: device,
@@ -208,7 +211,7 @@ impl Bench {
         }
     }
 
-    /// Builds a stack. A random key serves as well as a real one: AES takes the same time for all.
+    /// Builds a stack. It uses a random key, because the speed of AES does not depend on the key.
     pub fn build(&self, kind: ArmKind) -> Result<Built> {
         let direct = self.direct;
         match kind {

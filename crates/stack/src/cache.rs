@@ -1,7 +1,6 @@
-//! The cache of this process, one for all volumes that it serves, and what can be asked of it.
+//! The page cache of this process, shared by all its services, and control requests about it.
 //!
-//! It comes into being with the first volume that is cached: a process that only serves direct ones
-//! has none.
+//! It is created with the first cached service; a process with direct volumes only has none.
 
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
@@ -17,47 +16,47 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What can be asked of the cache, beside a volume's name.
+/// Control requests about the cache and the pages of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Settings and numbers; of each file too, if wanted.
+    /// Return settings and counters.
     Show {
-        /// Each file.
+        /// Include the counters of each file.
         files: bool,
     },
-    /// Changes settings, all of them or none.
+    /// Change settings, all of them or none.
     Set {
-        /// Names and values, as [`tunables`] has them.
+        /// Names and values of settings, see [`tunables`].
         changes: Vec<(String, String)>,
     },
-    /// Writes out what is dirty of the volume, and makes it durable.
+    /// Write out all dirty pages of the service and make them durable.
     Flush,
-    /// Flushes, then makes the volume's pages leave.
+    /// Flush, then drop the pages of the service.
     Drop,
-    /// Changes attributes of the pages of a volume, or of a file in a mounted file system.
+    /// Change attributes of the pages of a volume, or of a file in a mounted file system or cell.
     Advise {
-        /// The file, from the root of what is mounted; nothing for a volume.
+        /// Path of the file from the root of the service; `None` for a volume.
         #[serde(default)]
         path: Option<String>,
-        /// Names and values, as [`ADVICE`] has them.
+        /// Names and values of attributes, see [`ADVICE`].
         changes: Vec<(String, String)>,
     },
 }
 
-/// The cache, once there is one.
+/// The cache of the process, created on demand.
 pub struct ProcessCache {
-    /// The text of the settings to begin with, and what it means.
+    /// Text of the initial settings, and its parsed form.
     given: Mutex<(String, Tunables)>,
     memory: u64,
     topology: Topology,
     running: Mutex<Option<Arc<Running>>>,
 }
 
-/// A cache at work.
+/// A created cache.
 struct Running {
     cache: Arc<Cache>,
-    /// A thread that begins with the first volume.
+    /// The thread that reacts to memory pressure; it starts with the first service.
     watch: OnceLock<std::result::Result<PressureWatch, String>>,
 }
 
@@ -74,35 +73,35 @@ impl Running {
 }
 
 impl ProcessCache {
-    /// A cache that will have the settings in `cache.tunables`.
+    /// Returns a cache with the settings of `cache.tunables`.
     ///
     /// # Errors
-    /// [`Error::Config`] when they do not fit this machine's memory.
+    /// [`Error::Config`] if they exceed the memory of this machine.
     pub fn new(settings: &Settings) -> Result<Arc<ProcessCache>> {
         ProcessCache::with(settings, settings.cache_tunables())
     }
 
-    /// A cache that will have the settings given, for one that is measured with others.
+    /// Returns a cache with the settings `given`, for benchmarks.
     ///
     /// # Errors
-    /// As [`ProcessCache::new`].
+    /// Those of [`ProcessCache::new`].
     pub fn with(settings: &Settings, given: &str) -> Result<Arc<ProcessCache>> {
         let memory = cache::memory_bytes();
         let tunables = parse_tunables(given, memory)?;
         Ok(Arc::new(ProcessCache {
             given: Mutex::new((given.to_owned(), tunables)),
             memory,
-            // Where it cannot be read, memory is taken to be all the same.
+            // Without a topology, memory is treated as uniform.
             topology: Topology::read(&settings.sysfs_root()).unwrap_or_default(),
             running: Mutex::default(),
         }))
     }
 
-    /// Takes `cache.tunables` over if it has changed since it was last read. What `evfs cache set` has set stays
-    /// otherwise.
+    /// Applies `cache.tunables` if it has changed since it was last read. Otherwise changes by
+    /// `evfs cache set` stay in force.
     ///
     /// # Errors
-    /// They do not fit this machine's memory, or cannot be changed while the cache runs.
+    /// The settings exceed the memory of this machine, or cannot be changed while the cache runs.
     pub fn reload(&self, settings: &Settings) -> Result<()> {
         let text = settings.cache_tunables();
         let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,15 +118,15 @@ impl ProcessCache {
         Ok(())
     }
 
-    /// Puts a device behind the cache.
+    /// Returns a device that accesses `device` through the cache.
     ///
     /// # Errors
-    /// The system has no memory for a cache, or the device gives no queue.
+    /// The system has no memory for a cache, or the device cannot open a queue.
     pub fn device(&self, device: Arc<dyn BlockDevice>) -> Result<CachedDevice> {
         Ok(CachedDevice::new(&self.running()?.cache, device)?)
     }
 
-    /// The cache itself, for files.
+    /// Returns the cache itself, for files.
     ///
     /// # Errors
     /// The system has no memory for a cache.
@@ -135,14 +134,15 @@ impl ProcessCache {
         Ok(Arc::clone(&self.running()?.cache))
     }
 
-    /// The cache, made and watched if it is not yet.
+    /// Returns the cache; creates it and starts its pressure thread if necessary.
     fn running(&self) -> Result<Arc<Running>> {
         let running = self.made()?;
         running.watch();
         Ok(running)
     }
 
-    /// Makes the cache while this process may still have the best memory for it, and starts no thread.
+    /// Creates the cache without starting a thread, before the process drops the privilege to use
+    /// the best kind of memory for it.
     ///
     /// # Errors
     /// The system has no memory for a cache.
@@ -169,10 +169,11 @@ impl ProcessCache {
         Ok(made)
     }
 
-    /// Answers a question about the cache, or about `volumes` in it. `vnode` finds what is to be advised.
+    /// Answers a request about the cache, or about `volumes` in it. `vnode` looks up the file that
+    /// an advice names.
     ///
     /// # Errors
-    /// What was asked for cannot be done.
+    /// The request cannot be fulfilled.
     pub fn answer(
         &self,
         volumes: &[&Volume],
@@ -257,7 +258,7 @@ impl ProcessCache {
     }
 }
 
-/// How much of volumes is not below yet.
+/// Returns the number of bytes in `volumes` that are not yet written out.
 pub(crate) fn dirty_bytes(volumes: &[&Volume]) -> u64 {
     sum(volumes, |file| file.dirty_bytes)
 }
@@ -337,7 +338,7 @@ fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// Where the frames lie, in words.
+/// Returns the NUMA placement of frames, in words.
 fn nodes(cache: &Cache) -> String {
     match cache.nodes().as_slice() {
         [] | [_] => "one: memory is all the same, nothing is placed".into(),
@@ -349,18 +350,18 @@ fn nodes(cache: &Cache) -> String {
     }
 }
 
-/// `name=value` pairs, apart by white space.
+/// Parses `name=value` pairs separated by white space.
 ///
 /// # Errors
-/// A word without `=`, in words.
+/// A message about a word that is not such a pair.
 pub fn parse_changes(text: &str) -> std::result::Result<Vec<(String, String)>, String> {
     text.split_whitespace().map(parse_change).collect()
 }
 
-/// One `name=value` pair.
+/// Parses one `name=value` pair.
 ///
 /// # Errors
-/// A word without `=`, in words.
+/// A message, if it is not such a pair.
 pub fn parse_change(word: &str) -> std::result::Result<(String, String), String> {
     match word.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => {
@@ -379,10 +380,10 @@ fn parse_tunables(text: &str, memory: u64) -> Result<Tunables> {
         })
 }
 
-/// Checks what does not depend on the machine in a list of settings.
+/// Validates a list of settings, except for limits of the machine.
 pub(crate) fn check_tunables(text: &str) -> std::result::Result<(), String> {
     let changes = parse_changes(text)?;
-    // Sizes are checked against the memory of the machine that uses them.
+    // Sizes are validated later, against the memory of the machine that uses them.
     with(&Tunables::default(), &changes, u64::MAX / 2).map(drop)
 }
 
@@ -417,7 +418,7 @@ fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::
     Ok(())
 }
 
-/// Attributes as `advise` takes them.
+/// Returns attributes in the form that `advise` takes.
 fn shown_attributes(attributes: &Attributes) -> Value {
     attributes
         .values()

@@ -1,13 +1,13 @@
-//! Who has a volume open on this machine, whatever name it is reached by.
+//! Claims: exclusion of other users of a volume on this machine, whatever name they reach it by.
 //!
-//! The lock of a file, or of a LUN's name, does not see that a loop device, another address or another
-//! user's registry leads to the same bytes. The UUID on them does: who opens a volume binds an abstract
-//! Unix socket that is named after it. The kernel keeps such names for all users of a network namespace, and
-//! removes one when its process dies, however that happens.
+//! The lock of a file, or of a LUN's name, does not cover a loop device, another address or another
+//! user's registry that leads to the same bytes. The UUID in those bytes does: a process that opens
+//! a volume binds an abstract Unix socket named after it. The kernel shares such names among all
+//! users of a network namespace, and removes a name when its process dies for any reason.
 //!
-//! **Invariant:** of one UUID there is one [`Claim`] to write, or any number to read. A writer takes its name
-//! and then looks for readers; a reader takes a name and then looks for a writer. Whoever comes second sees
-//! the other.
+//! **Invariant:** one UUID has either one [`Claim`] for writing or any number for reading. A writer
+//! binds its name and then checks for readers; a reader binds a name and then checks for a writer.
+//! The second of two processes therefore always sees the first.
 
 use crate::{Error, Result, control};
 use rustix::fd::OwnedFd;
@@ -16,23 +16,23 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The names of all sockets of a network namespace, abstract ones with an `@` for the zero.
+/// Names of all sockets in the network namespace; an `@` marks an abstract one.
 const SOCKETS: &str = "/proc/net/unix";
-/// How long a claim waits for another to go: a process that was killed may take a moment.
+/// Limit for the wait for another claim to end: a killed process may take a moment to exit.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How many may ask who holds a claim before nobody is told any more.
+/// Backlog of a claim's socket: number of queries for its owner that it can answer.
 const ASKERS: i32 = 128;
 
-/// A volume is open here. It ends with this value, or with the process.
+/// The right to use a volume. It ends with this value, or with the process.
 pub(crate) struct Claim {
     _name: OwnedFd,
 }
 
 impl Claim {
-    /// Claims the volume with this UUID, on `device`, to write or to read.
+    /// Claims the volume with this UUID, for writing or reading. `device` names it in errors.
     ///
     /// # Errors
-    /// [`Error::Busy`], with the process that has it.
+    /// [`Error::Busy`], naming the process that has a claim.
     pub(crate) fn take(uuid: &str, device: &str, write: bool) -> Result<Claim> {
         let until = Instant::now() + PATIENCE;
         let claim = match write {
@@ -51,13 +51,13 @@ impl Claim {
             })
     }
 
-    /// The refusal of a device that somebody else has locked already, if there is a claim on what lies there.
+    /// Returns the error for a device that is already locked, if there is a claim on its content.
     pub(crate) fn refusal(uuid: &str, device: &str, write: bool) -> Option<Error> {
         let (writer, readers) = (writer(uuid), readers(uuid));
         let mut names = bound().ok()?;
         names.sort();
         let mut names = names.into_iter();
-        // The writer sorts before the readers.
+        // The name of the writer sorts before those of readers.
         let name = names.find(|name| *name == writer || name.starts_with(&readers))?;
         Some(Holder { name }.refuses(uuid, device, write, ""))
     }
@@ -71,7 +71,7 @@ impl Claim {
                 None => return Ok(Err(Holder { name })),
             }
         };
-        // Readers that come from now on see this one.
+        // Readers that bind a name from now on see this writer.
         let prefix = readers(uuid);
         loop {
             match bound()?.into_iter().find(|n| n.starts_with(&prefix)) {
@@ -100,7 +100,7 @@ impl Claim {
     }
 }
 
-/// A claim, or who is in its way.
+/// A claim, or the holder of a conflicting one.
 type Tried = std::io::Result<std::result::Result<Claim, Holder>>;
 
 fn writer(uuid: &str) -> String {
@@ -115,14 +115,14 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// Somebody with a claim.
+/// The holder of a claim.
 struct Holder {
-    /// The name of the socket.
+    /// Name of its socket.
     name: String,
 }
 
 impl Holder {
-    /// Why `device` cannot be opened, with what a reader may wonder at.
+    /// Returns the error that `device` cannot be opened; `remark` explains a less obvious conflict.
     fn refuses(&self, uuid: &str, device: &str, write: bool, remark: &str) -> Error {
         let (how, writes) = match write {
             true => ("for writing", self.name == writer(uuid)),
@@ -139,7 +139,7 @@ impl Holder {
         ))
     }
 
-    /// The process, as far as the kernel tells.
+    /// Returns the description of the holding process, as far as the kernel reports it.
     fn who(&self) -> String {
         let asked = || -> std::io::Result<_> {
             let socket = socket()?;
@@ -161,7 +161,7 @@ impl Holder {
     }
 }
 
-/// A process, by its number and its program.
+/// Returns the description of a process: its ID and program name.
 pub(crate) fn program(pid: i32) -> String {
     match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {
         Ok(program) => format!("process {pid} ({})", program.trim()),
@@ -178,7 +178,7 @@ fn socket() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Takes a name; `None` when somebody has it.
+/// Binds a name; returns `None` if it is taken.
 fn bind(name: &str) -> std::io::Result<Option<OwnedFd>> {
     let socket = socket()?;
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
@@ -187,12 +187,12 @@ fn bind(name: &str) -> std::io::Result<Option<OwnedFd>> {
         Err(Errno::ADDRINUSE) => return Ok(None),
         Err(e) => return Err(e.into()),
     }
-    // Nobody is ever answered; whoever connects learns whose it is.
+    // No connection is ever accepted; connecting suffices to learn the credentials of the owner.
     rustix::net::listen(&socket, ASKERS)?;
     Ok(Some(socket))
 }
 
-/// The abstract names that are bound.
+/// Returns all bound abstract names.
 fn bound() -> std::io::Result<Vec<String>> {
     let text = std::fs::read(SOCKETS)?;
     let text = String::from_utf8_lossy(&text);
@@ -229,7 +229,7 @@ mod tests {
     fn of_many_that_come_at_once_no_writer_meets_anybody() {
         use std::sync::atomic::{AtomicI32, Ordering};
         let uuid = uuid("crowd");
-        // Readers that are in, or -1 for a writer.
+        // Number of readers inside, or -1 for a writer.
         let inside = AtomicI32::new(0);
         std::thread::scope(|scope| {
             for thread in 0..6 {

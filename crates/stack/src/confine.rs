@@ -1,11 +1,12 @@
-//! What a process gives up before it serves: capabilities, new privileges, and system calls that no server needs.
+//! Confinement: before it serves, a process drops capabilities, the ability to gain privileges, and
+//! system calls that no server needs.
 //!
-//! It happens before the device is opened, so whoever has written to the disk meets a parser that is confined
-//! already, and while there is one thread: capabilities belong to a thread, and each thread has those of the one that
-//! started it.
+//! This happens before the device is opened, so data crafted by an attacker meets parsers that are
+//! already confined. It also happens while the process has a single thread, because capabilities
+//! belong to a thread, and a new thread inherits those of its creator.
 //!
-//! **Invariant:** nothing is killed for a system call. A server that dies loses what it acknowledged and had not
-//! written, so a call that is denied fails with `EPERM`, and the server goes on.
+//! **Invariant:** a denied system call never kills the process, which would lose acknowledged data
+//! that is not yet written. It fails with `EPERM` instead, and the server continues.
 
 use crate::attach::AttachSpec;
 use crate::config::What;
@@ -17,21 +18,21 @@ use seccompiler::{
 };
 use std::collections::BTreeMap;
 
-/// What a process has to be able to do as long as it serves.
+/// Privileges that a process needs while it serves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// Pages are kept in memory.
+    /// Memory for cached pages.
     cache: bool,
-    /// FUSE: a mount, a volume as a file, a loop device over that file.
+    /// FUSE: a mount, a volume as a file, or a loop device over that file.
     mounts: bool,
-    /// A cell, whose sockets hold many datagrams.
+    /// A cell, whose sockets need large receive buffers.
     cell: bool,
     /// A port below 1024.
     low_port: bool,
 }
 
 impl Needs {
-    /// Of an attached volume.
+    /// Returns the needs of an attached volume.
     pub fn attach(spec: &AttachSpec) -> Needs {
         Needs {
             cache: spec.cached,
@@ -43,7 +44,7 @@ impl Needs {
         }
     }
 
-    /// Of a mounted file system.
+    /// Returns the needs of a mounted file system.
     pub fn mount() -> Needs {
         Needs {
             cache: true,
@@ -52,7 +53,7 @@ impl Needs {
         }
     }
 
-    /// Of a cell.
+    /// Returns the needs of a served cell.
     pub fn serve() -> Needs {
         Needs {
             cache: true,
@@ -61,7 +62,7 @@ impl Needs {
         }
     }
 
-    /// Of a table of a configuration.
+    /// Returns the needs of a table of the configuration.
     pub fn table(what: &What) -> Needs {
         match what {
             What::Attach(spec) => Needs::attach(spec),
@@ -70,7 +71,7 @@ impl Needs {
         }
     }
 
-    /// Of both.
+    /// Returns the union of both.
     #[must_use]
     pub fn and(self, other: Needs) -> Needs {
         Needs {
@@ -81,34 +82,36 @@ impl Needs {
         }
     }
 
-    /// The capabilities to keep, of those that there are.
+    /// Returns the capabilities to keep.
     fn capabilities(self) -> CapabilitySet {
-        // Devices and folders of other users; keys and pages that stay in memory; the pressure file before Linux
-        // 6.4, and a quota, which is no reason to lose what was acknowledged.
+        // DAC_OVERRIDE: devices and directories of other users. IPC_LOCK: locked keys and pages.
+        // SYS_RESOURCE: the pressure file before Linux 6.4, and quotas, which must not make the
+        // write-back of acknowledged data fail.
         let mut kept =
             CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
-        // mount(2) and umount(2); the groups of who asks, and who uses a mount that is to end.
+        // mount(2) and umount(2); groups of a requesting process, and users of a mount to be ended.
         let mounts = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
         kept.set(mounts, self.mounts);
-        // Receive buffers beyond the limit of the system.
+        // Receive buffers above the system's limit.
         kept.set(CapabilitySet::NET_ADMIN, self.cell);
         kept.set(CapabilitySet::NET_BIND_SERVICE, self.low_port);
         kept
     }
 }
 
-/// The first port that everybody may bind.
+/// First port that any user may bind.
 const LOW_PORTS_END: u16 = 1024;
 
-/// What a process can still do.
+/// Privileges that the process still has.
 #[derive(Debug, Clone, Copy)]
 pub struct Kept(Option<Needs>);
 
 impl Kept {
-    /// Whether what came later can be served, too. A cache or a cell goes without what it would have kept.
+    /// Checks whether a service added later can run. A cache or a cell works without its
+    /// privileges.
     ///
     /// # Errors
-    /// What it takes was given up.
+    /// A privilege that the service cannot do without was dropped.
     pub fn allows(&self, needs: Needs) -> Result<()> {
         let Some(kept) = self.0 else {
             return Ok(());
@@ -125,16 +128,16 @@ impl Kept {
     }
 }
 
-/// Gives up what is not needed. Must be called while the process has a single thread.
+/// Drops the privileges that are not needed. Must be called while the process has a single thread.
 ///
-/// An ordinary user's mount is made and ended by `fusermount3`, which is set-user-ID: such a process keeps what that
-/// program needs, and with it everything else.
+/// Mounts of an ordinary user are made and removed by `fusermount3`, which is set-user-ID. Such a
+/// process keeps all privileges, because that program needs them.
 ///
 /// # Errors
-/// The system has no memory for a cache. What cannot be given up is in the log.
+/// The system has no memory for a cache. A privilege that cannot be dropped is only logged.
 pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Result<Kept> {
     if needs.cache {
-        // Its memory is a mount of its own, where that is allowed.
+        // The memory of the cache is a mount of its own where that is allowed.
         cache.prepare()?;
     }
     let by_helper = needs.mounts && !rustix::process::geteuid().is_root();
@@ -161,13 +164,13 @@ pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Resul
 
 fn drop_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
     let now = rustix::thread::capabilities(None)?;
-    // Who may not change the bounding set has nothing that a program could get by it, without new privileges.
+    // Without SETPCAP the bounding set stays; no program can use it without new privileges.
     if now.effective.contains(CapabilitySet::SETPCAP) {
         for number in 0..u64::BITS {
             let one = CapabilitySet::from_bits_retain(1 << number);
             match rustix::thread::remove_capability_from_bounding_set(one) {
                 Ok(()) => {}
-                // The last one that this kernel knows was before.
+                // The previous one was the last capability of this kernel.
                 Err(Errno::INVAL) => break,
                 Err(e) => return Err(e),
             }
@@ -182,8 +185,8 @@ fn drop_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
     rustix::thread::set_capabilities(None, sets)
 }
 
-/// System calls that look into other processes, change the kernel or the machine, or widen what of the kernel can be
-/// attacked.
+/// System calls that access other processes, change the kernel or the machine, or expose more of
+/// the kernel to attacks.
 const DENIED: &[libc::c_long] = &[
     libc::SYS_acct,
     libc::SYS_add_key,
@@ -236,10 +239,10 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_modify_ldt,
 ];
 
-/// Those that only mounts need.
+/// System calls that only mounts need.
 const MOUNTS: &[libc::c_long] = &[libc::SYS_mount, libc::SYS_umount2];
 
-/// What a number of the x32 ABI has beside that of x86-64, and the numbers that it has for itself.
+/// Flag in the system call numbers of the x32 ABI, and the range of numbers unique to it.
 #[cfg(target_arch = "x86_64")]
 const X32: (i64, std::ops::RangeInclusive<i64>) = (0x4000_0000, 512..=547);
 
@@ -253,20 +256,21 @@ fn deny_system_calls(mounts: bool) -> std::result::Result<(), seccompiler::Error
         let all = same.into_iter().chain(X32.1);
         rules.extend(all.map(|number| (X32.0 | number, Vec::new())));
     }
-    // A user namespace gives whoever makes one all capabilities in it.
+    // In a new user namespace its creator has all capabilities.
     let flag = libc::CLONE_NEWUSER as u64;
     let (whole, masked) = (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag));
     let new_user = SeccompCondition::new(0, whole, masked, flag)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![new_user])?]);
     install(rules, libc::EPERM)?;
-    // A filter cannot see the flags of clone3(2). Without it the C library takes clone(2).
+    // A filter cannot read the flags of clone3(2). With ENOSYS the C library falls back to
+    // clone(2).
     install(
         BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
         libc::ENOSYS,
     )
 }
 
-/// Makes these calls fail, in all threads and in programs that they start.
+/// Makes these system calls fail with `error`, in all threads and in programs that they start.
 fn install(
     rules: BTreeMap<i64, Vec<SeccompRule>>,
     error: libc::c_int,
@@ -283,10 +287,10 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// Set in the process that is confined.
+    /// Variable that marks the confined child process.
     const CONFINED: &str = "EVFS_TEST_CONFINED";
 
-    /// Runs `test` again, in a process of its own that is to be confined; says whether this is that process.
+    /// Reruns `test` in a child process that is to be confined; returns whether this is the child.
     fn is_confined_child(test: &str) -> bool {
         if std::env::var_os(CONFINED).is_some() {
             return true;
@@ -306,7 +310,8 @@ mod tests {
     }
 
     fn call(number: libc::c_long, first: libc::c_long) -> Option<i32> {
-        // SAFETY: the kernel cannot follow a pointer of all ones, and no call takes such flags or lengths.
+        // SAFETY: the kernel cannot access memory at a pointer of all ones, and no system call
+        // accepts such flags or lengths.
         let result = unsafe { libc::syscall(number, first, -1, -1, -1, -1) };
         let error = std::io::Error::last_os_error();
         (result < 0).then(|| error.raw_os_error()).flatten()
@@ -335,12 +340,12 @@ mod tests {
         let new_user = i64::from(libc::CLONE_NEWUSER);
         assert_eq!(call(libc::SYS_clone, new_user), Some(libc::EPERM));
         assert_eq!(call(libc::SYS_clone3, -1), Some(libc::ENOSYS));
-        // Threads and programs still start, and programs have the filter.
+        // Threads and programs still start, and programs inherit the filter.
         let status = std::thread::spawn(|| Command::new("unshare").args(["-U", "true"]).status());
         let status = status.join().unwrap();
         assert!(status.is_err() || !status.unwrap().success());
         assert!(Command::new("true").status().unwrap().success());
-        // What mounts need is there, and does not know these flags, until it is denied as well.
+        // System calls for mounts are allowed, and reject these flags, until they are denied, too.
         assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EINVAL));
         deny_system_calls(false).unwrap();
         assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EPERM));

@@ -299,7 +299,6 @@ pub fn set(settings: &Settings, name: &str, attribute: &str, value: &str) -> Res
 ///
 /// # Errors
 /// The LUN is unknown, or the value is invalid.
-/// There is no such LUN, or the value makes no sense.
 pub fn save(
     settings: &Settings,
     lun: &str,
@@ -349,7 +348,6 @@ pub fn save(
 ///
 /// # Errors
 /// The LUN is unknown or open.
-/// There is none of this name, or it is open.
 pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownLun> {
     let lun = known(settings, name)?;
     if lun.name != name {

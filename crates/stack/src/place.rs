@@ -2,9 +2,8 @@
 //! name of a LUN in its registry. Names of disks in `/dev` may change at each boot.
 //!
 //! A file has several places: the path as given, every path that a symbolic link on the way leads
-//! to, and the resolved path of the open file. An attacker who can replace the file can also
-//! replace it, or a directory above it, by a link; the path as given is then still a known place.
-//! place of a directory above it: then the path as it was named is still the one that is known.
+//! to, and the resolved path of the open file. An attacker who can replace the file can put a link
+//! in its place, or in that of a directory above it; the path as given is then still a known place.
 
 use path_file::FileDevice;
 use std::collections::BTreeSet;

@@ -438,7 +438,7 @@ impl Slot {
     /// Stops the service once all requests in progress are done.
     fn stop(&self, force: bool) -> Result<()> {
         if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
-            // Also speeds up requests in progress.
+            // This also ends requests in progress that wait for a path.
             lun.lun().hurry();
         }
         let serving = self.serving.write();

@@ -1,4 +1,5 @@
-//! What already lies on a device: known signatures, and data of any other kind, so that nothing is overwritten unasked.
+//! Detection of existing data on a device, by known signatures and by content, so that no command
+//! overwrites data unless told to.
 
 use crate::device::Disk;
 use block::{BlockDevice, Blocking};
@@ -9,8 +10,8 @@ const VOLUME_SECOND: &str = "LUKS (second header)";
 const FILES: &str = "EVFS file system";
 const FILES_SECOND: &str = "EVFS file system (second superblock)";
 
-/// A magic number and where it stands. Offsets as in the formats' own headers (the list is the
-/// common subset of what `blkid` knows).
+/// Names, offsets and magic numbers of known formats, as defined by their headers: the common
+/// subset of those that `blkid` knows.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     (VOLUME, 0, b"LUKS\xba\xbe"),
     (FILES, 0, b"EVFS\xf5\r\n\x1a"),
@@ -55,34 +56,35 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("age file", 0, b"age-encryption.org/v1"),
 ];
 
-/// Bytes from the start that are looked at for data of any kind: what making a volume overwrites.
+/// Bytes at the start that are scanned for data of any kind: the range that formatting a volume
+/// overwrites.
 pub const HEAD_BYTES: u64 = 16 * 1024 * 1024;
-/// Bytes before the end that are looked at: there archives, RAIDs and partition tables keep what they need.
+/// Bytes at the end that are scanned: archives, RAIDs and partition tables keep metadata there.
 const TAIL_BYTES: u64 = 1024 * 1024;
-/// Up to this size all of a device is looked at.
+/// Largest device that is scanned as a whole.
 const WHOLE_BYTES: u64 = 64 * 1024 * 1024;
-/// Between head and tail of a larger device so many places are looked at,
+/// Number of samples between the start and the end of a larger device.
 const SAMPLES: u64 = 64;
-/// of so many bytes each.
+/// Size of a sample, in bytes.
 const SAMPLE_BYTES: u64 = 64 * 1024;
-/// Bytes that are judged together.
+/// Size of a block that is classified, in bytes.
 const BLOCK_BYTES: usize = 4096;
 
-/// How the bytes of a device came about.
+/// Kind of the bytes that a device returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// As they lie there: what nobody wrote is zero.
+    /// As stored: unwritten blocks are zero.
     Stored,
-    /// Deciphered: what nobody wrote looks random.
+    /// Decrypted: unwritten blocks look random.
     Deciphered,
 }
 
-/// What lies on a device.
+/// Data found on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// Something with a known signature.
     Known(&'static str),
-    /// Data of another kind, the first that was seen at this byte.
+    /// Other data; the offset of the first block found.
     Unknown(u64),
 }
 
@@ -95,20 +97,20 @@ impl fmt::Display for Content {
     }
 }
 
-/// What lies on a device, if anything: a known signature first, else any data in its head, its tail or a sample
-/// of what is between.
+/// Returns the data on a device, if there is any: a known signature first, otherwise the first data
+/// in its start, its end or the samples between them.
 ///
 /// # Errors
-/// Reading fails.
+/// A read fails.
 pub fn content(device: &dyn BlockDevice, view: View) -> block::Result<Option<Content>> {
     look(device, view, &Some)
 }
 
-/// The same of a disk as it lies there, and of what a file has behind the last whole block. Holes of a sparse
-/// file are not read.
+/// Same as [`content`], for the stored bytes of a disk, including the part of a file behind its
+/// last whole block. Holes of a sparse file are skipped.
 ///
 /// # Errors
-/// As [`content`].
+/// Those of [`content`].
 pub fn content_of(disk: &Disk) -> block::Result<Option<Content>> {
     let device = disk.device();
     let Disk::File(file) = disk else {
@@ -146,7 +148,7 @@ fn look(
     Ok(None)
 }
 
-/// The places to look at, from and to.
+/// Returns the ranges to scan, each from its first byte to the end.
 fn places(size: u64) -> Vec<(u64, u64)> {
     if size <= WHOLE_BYTES {
         return vec![(0, size)];
@@ -164,8 +166,9 @@ fn is_data(block: &[u8], view: View) -> bool {
     block.iter().any(|byte| *byte != 0) && (view == View::Stored || !looks_random(block))
 }
 
-/// Whether bytes are as evenly spread as random ones: a chi-squared test of 255 degrees of freedom. Of random
-/// blocks of 4096 bytes fewer than one in 10^18 fail it; text, tables and headers always do.
+/// Reports whether bytes are as evenly distributed as random ones, by a chi-squared test with 255
+/// degrees of freedom. Fewer than one in 10^18 random blocks of 4096 bytes fail it; text, tables
+/// and headers always do.
 fn looks_random(block: &[u8]) -> bool {
     const LIMIT: f64 = 512.0;
     let mut counts = [0u32; 256];
@@ -177,27 +180,27 @@ fn looks_random(block: &[u8]) -> bool {
     squares.sum::<f64>() / even < LIMIT
 }
 
-/// Bytes from the start of the device that are looked at.
+/// Bytes at the start of a device that are searched for signatures.
 const LOOK_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Bytes that [`find`] looks at, from the start.
+/// Returns the number of bytes at the start of `device` that [`find`] searches.
 pub fn looked_at(device: &dyn BlockDevice) -> u64 {
     let info = device.info();
     let len = LOOK_BYTES.min(info.size);
     len - len % u64::from(info.logical_block_size)
 }
 
-/// Whether what was found is an encrypted volume.
+/// Reports whether a signature is that of an encrypted volume.
 pub fn is_volume(found: &str) -> bool {
     found == VOLUME || found == VOLUME_SECOND
 }
 
-/// Whether what was found is a file system of ours.
+/// Reports whether a signature is that of an EVFS file system.
 pub fn is_ours(found: &str) -> bool {
     found == FILES || found == FILES_SECOND
 }
 
-/// The name of the first known signature on `device`, if there is one.
+/// Returns the name of the first known signature on `device`, if there is one.
 pub fn find(device: &dyn BlockDevice) -> block::Result<Option<&'static str>> {
     let mut head = vec![0; looked_at(device) as usize];
     Blocking::open(device)?.read_at(0, &mut head)?;
@@ -252,7 +255,7 @@ mod tests {
             let seen = look(at, &text[..4096], View::Deciphered);
             assert_eq!(seen, Some(Content::Unknown(block)));
         }
-        // Between head and tail: what is as long as the distance of the samples is seen for certain.
+        // Between start and end, data as long as the distance of the samples is always found.
         assert!(look(40 << 20, &random, View::Stored).is_some());
         assert_eq!(look(4096, &random, View::Deciphered), None);
         assert_eq!(

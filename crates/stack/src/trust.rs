@@ -1,14 +1,15 @@
-//! The trust store: what this machine remembers of the volumes that it has opened, so that the next
-//! opening shows what was exchanged, stripped or put back meanwhile. A file of JSON of each user.
+//! The trust store: a record of the volumes that this machine has opened, which makes a volume that
+//! was exchanged, stripped of its seal or rolled back detectable at the next open. It is a JSON
+//! file of each user.
 //!
-//! The header of a volume proves by its seal that whoever wrote it had the volume key. It cannot
-//! prove that it is the newest header with that key, nor that the volume is the one that this user
-//! has always had there. So this is remembered, per UUID: a name of the volume key, the last seal, and
-//! where the volume was found. The first use of a volume is trusted, and said.
+//! The seal in the header of a volume proves that its writer had the volume key. It cannot prove
+//! that the header is the newest one with that key, nor that the volume is the one that this user
+//! has always had there. So the store keeps per UUID: a name of the volume key, the last seal, and
+//! the places of the volume. The first use of a volume is trusted, and reported to the user.
 //!
-//! **Order.** The store is written after the header, so it may lag behind by what was done last, and
-//! never runs ahead. It is read before the header (or under the header lock), so that a change that
-//! another process makes in between is never taken for an old header.
+//! **Order.** The store is written after the header, so it may lag behind the header by the last
+//! change, but is never ahead. It is read before the header, or under the header lock, so that a
+//! concurrent change by another process is never mistaken for an old header.
 
 use crate::device::Disk;
 use crate::place::{Places, lun_at};
@@ -19,41 +20,41 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Version of the file.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
-/// A seal as it was last seen.
+/// A seal as last seen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenSeal {
-    /// Its number; a later seal has a higher one.
+    /// Its number; a newer seal has a higher one.
     pub epoch: u64,
-    /// Of its codes.
+    /// Digest of its authentication codes.
     pub digest: String,
 }
 
-/// What is remembered of a volume.
+/// Record of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Name of the volume key ([`Volume::key_id`]).
     pub volume_key: String,
-    /// The last seal; `None` for a volume that was never sealed.
+    /// Last seal; `None` for a volume that was never sealed.
     pub seal: Option<SeenSeal>,
     /// Role and name of each key, by keyslot, when that seal was seen.
     pub keys: BTreeMap<u32, String>,
     /// Seconds since 1970 when this machine first opened the volume.
     pub first_used: u64,
-    /// Where it was found, of places that stay the same: files by their paths as they were named and as
-    /// they are without symbolic links, LUNs by their registries and names. One volume is known at a place.
+    /// Places of the volume that survive a reboot: paths of files as given and without symbolic
+    /// links, LUNs by registry and name. At most one volume is known at a place.
     #[serde(default)]
     pub places: BTreeSet<String>,
 }
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Known {
     version: u32,
-    /// By UUID.
+    /// Records by UUID.
     pub volumes: BTreeMap<String, Entry>,
 }
 
@@ -66,31 +67,31 @@ impl Default for Known {
     }
 }
 
-/// Where it is kept.
+/// The store, by the path of its file.
 #[derive(Debug, Clone)]
 pub struct Store {
     path: PathBuf,
 }
 
 impl Store {
-    /// In the file `path`.
+    /// Returns the store in the file `path`.
     pub fn at(path: PathBuf) -> Store {
         Store { path }
     }
 
-    /// Reads the file; a missing one is empty.
+    /// Reads the file; a missing file is an empty store.
     ///
     /// # Errors
-    /// It cannot be read, is damaged, or is of a later version.
+    /// The file is unreadable, damaged, or of a later version.
     pub fn load(&self) -> Result<Known> {
         load(&self.path)
     }
 
-    /// Remembers a volume that has been unlocked and judged, or just changed. Says whether it was
-    /// unknown. What another process has remembered of a later header stays.
+    /// Records a volume that was unlocked and verified, or just changed. Returns whether it was
+    /// unknown. A newer header that another process has recorded stays.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub(crate) fn record(&self, volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> Result<bool> {
         let mut new = Entry::of(volume, unlocked, disk);
         let uuid = volume.uuid();
@@ -121,10 +122,10 @@ impl Store {
         })
     }
 
-    /// What was known at places is not expected there any more.
+    /// Removes the expectation of volumes at these places.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub(crate) fn clear_places(&self, places: &Places) -> Result<()> {
         if self.load()?.at_any(places, |_| true).is_none() {
             return Ok(());
@@ -135,19 +136,19 @@ impl Store {
         })
     }
 
-    /// Forgets a volume: its next use is a first one. Says whether it was known.
+    /// Forgets a volume, so that its next use is a first one. Returns whether it was known.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub fn forget(&self, uuid: &str) -> Result<bool> {
         self.update(|known| Ok(known.volumes.remove(uuid).is_some()))
     }
 
-    /// Whether a header backup is older than the header that this machine knows, or may be: then
-    /// `wanted` has to say that it is to be put back all the same.
+    /// Reports whether a header backup is older than the known header, or may be. Such a backup is
+    /// refused unless `wanted` is set.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] for an older header that is not wanted.
+    /// [`Error::Untrusted`] for an older header without `wanted`.
     pub fn judge_restore(&self, device: &str, plan: &crypt::Restore, wanted: bool) -> Result<bool> {
         let known = self.load()?;
         let backup = seal_in(plan);
@@ -168,12 +169,12 @@ impl Store {
         }
     }
 
-    /// Before a header backup is put back by an administrator: an older one is from then on the one
-    /// that is known, with the same volume key, and its volume is the one that is expected at the
-    /// places of `disk`.
+    /// Prepares the store for the restore of a header backup that an administrator has confirmed.
+    /// An older header becomes the known one, with the same volume key, and its volume is expected
+    /// at the places of `disk`.
     ///
     /// # Errors
-    /// Those of the file.
+    /// Errors of the file.
     pub fn before_restore(&self, disk: &Disk, plan: &crypt::Restore) -> Result<()> {
         self.update(|known| {
             known.clear(disk.places());
@@ -201,7 +202,7 @@ fn load(path: &Path) -> Result<Known> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Known::default()),
         Err(e) => return Err(Error::io("cannot read the trust store", path, e)),
     };
-    // The version first: a later one may have other fields.
+    // The version first: a later version may have other fields.
     let version = serde_json::from_str::<serde_json::Value>(&text)
         .ok()
         .and_then(|v| v["version"].as_u64());
@@ -221,7 +222,7 @@ fn load(path: &Path) -> Result<Known> {
     })
 }
 
-/// The seal that a header backup states.
+/// Returns the seal in a header backup.
 fn seal_in(plan: &crypt::Restore) -> Option<SeenSeal> {
     plan.mark.as_ref().map(|m| SeenSeal {
         epoch: m.epoch,
@@ -229,7 +230,7 @@ fn seal_in(plan: &crypt::Restore) -> Option<SeenSeal> {
     })
 }
 
-/// A seal as it is shown.
+/// Returns the description of a seal for users.
 pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
     match seal {
         Some(seal) => format!("seal {}", seal.epoch),
@@ -249,7 +250,7 @@ impl Entry {
         }
     }
 
-    /// Whether there is nothing in `new` to remember: it is of an older header, or of the same.
+    /// Reports whether `new` adds nothing to this record: it is of an older or the same header.
     fn covers(&self, new: &Entry) -> bool {
         let epoch = |e: &Entry| e.seal.as_ref().map(|s| s.epoch);
         self.volume_key == new.volume_key
@@ -257,8 +258,8 @@ impl Entry {
             && (epoch(self) > epoch(new) || (&self.seal, &self.keys) == (&new.seal, &new.keys))
     }
 
-    /// Whether a header with the seal `other` is older than the one that is remembered, or another
-    /// with the same number.
+    /// Reports whether a header with the seal `other` is older than the recorded one, or a
+    /// different one with the same number.
     fn is_newer_than(&self, other: Option<&SeenSeal>) -> bool {
         match (&self.seal, other) {
             (Some(known), Some(other)) => {
@@ -293,7 +294,8 @@ impl Entry {
         }
     }
 
-    /// How the keys of `volume` differ from those that are remembered; empty if they do not.
+    /// Returns the differences between the keys of `volume` and the recorded ones; empty if there
+    /// are none.
     fn changes(&self, volume: &Volume) -> String {
         if self.keys.is_empty() {
             return String::new();
@@ -313,7 +315,7 @@ impl Entry {
     }
 }
 
-/// The seal that the header of `volume` states.
+/// Returns the seal in the header of `volume`.
 pub fn seal_of(volume: &Volume) -> Option<SeenSeal> {
     volume.mark().map(|m| SeenSeal {
         epoch: m.epoch,
@@ -332,14 +334,14 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
 }
 
 impl Known {
-    /// A volume whose UUID is `one_of` and that is known at one of the places.
+    /// Returns the UUID of a volume known at one of the places and accepted by `one_of`.
     fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
         let known = |entry: &Entry| places.all().any(|place| entry.places.contains(place));
         let mut all = self.volumes.iter().filter(|(uuid, _)| one_of(uuid));
         all.find(|(_, entry)| known(entry)).map(|(uuid, _)| uuid)
     }
 
-    /// Where volumes are expected, as DEVICEs: files, and LUNs of this user's registry.
+    /// Returns the DEVICEs where volumes are expected: files, and LUNs of this user's registry.
     pub fn devices(&self, settings: &Settings) -> Vec<String> {
         let registry = settings.lun_registry();
         let places = self.volumes.values().flat_map(|entry| &entry.places);
@@ -350,7 +352,7 @@ impl Known {
         places.filter_map(device).collect()
     }
 
-    /// Nothing is expected at places any more.
+    /// Removes these places from all records.
     fn clear(&mut self, places: &Places) {
         for entry in self.volumes.values_mut() {
             for place in places.all() {
@@ -359,16 +361,16 @@ impl Known {
         }
     }
 
-    /// The UUID that `name` is, if such a volume is known.
+    /// Returns `name` as a UUID if it is that of a known volume.
     pub fn named(&self, name: &Path) -> Option<String> {
         let uuid = name.to_str()?;
         self.volumes.contains_key(uuid).then(|| uuid.to_owned())
     }
 
-    /// Whether `disk` may be taken for one whose data lies in the clear.
+    /// Checks whether `disk` may be used as a plaintext device.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] where this machine knows an encrypted volume.
+    /// [`Error::Untrusted`] if an encrypted volume is known at its places.
     pub(crate) fn judge_clear(&self, disk: &Disk) -> Result<()> {
         let known = self.at_any(disk.places(), |_| true);
         known.map_or(Ok(()), |uuid| {
@@ -381,11 +383,11 @@ impl Known {
         })
     }
 
-    /// Whether `volume`, which `unlocked` has opened, is what this machine remembers, and may be
-    /// used for `what`.
+    /// Checks whether `volume`, opened by `unlocked`, matches its record and may be used for
+    /// `what`.
     ///
     /// # Errors
-    /// [`Error::Untrusted`], which says what is different, and a seal that does not hold.
+    /// [`Error::Untrusted`] with the difference, or about a broken seal.
     pub(crate) fn judge(
         &self,
         volume: &Volume,

@@ -1,7 +1,8 @@
-//! A file system over a stack, served as an AFS cell by this process for as long as it is measured.
+//! A file system over a stack, served as an AFS cell by this process while it is measured.
 //!
-//! **Invariant:** it is reached over the loopback alone, at ports of the system's choice, where anybody of this
-//! machine may change it: what is on it is thrown away in any case. The server ends before its file system.
+//! **Invariant:** it listens on the loopback interface only, at ports that the system assigns. Any
+//! local user may change the cell, whose content is discarded in any case. The server stops before
+//! its file system is closed.
 
 use crate::cache::ProcessCache;
 use crate::filesystem::{open_fs, options};
@@ -12,11 +13,11 @@ use block::BlockDevice;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-/// The volume that is served.
+/// Name of the served volume.
 const VOLUME: &str = "root.cell";
 
-/// Names of the threads of this process that work for a server: those of its ports, those of its file system and of
-/// the cache, and the kernel's that carry out their requests.
+/// Names of the threads that work for a server: those of its ports, its file system and the cache,
+/// and the io_uring workers of the kernel.
 const THREADS: &[&str] = &[
     afs_server::THREAD_NAME,
     "fs-commit",
@@ -27,7 +28,7 @@ const THREADS: &[&str] = &[
     "iou-wrk-",
 ];
 
-/// See the module.
+/// A cell served by this process.
 pub struct OwnCell {
     name: String,
     volume: u32,
@@ -36,10 +37,10 @@ pub struct OwnCell {
 }
 
 impl OwnCell {
-    /// Makes a file system on `device`, and serves it.
+    /// Formats `device` with a file system and serves it as a cell.
     ///
     /// # Errors
-    /// The device's; no port, no memory for a cache.
+    /// The device fails; no port or no memory for a cache is available.
     pub fn new(
         device: &Arc<dyn BlockDevice>,
         name: &str,
@@ -74,30 +75,30 @@ impl OwnCell {
         })
     }
 
-    /// Where its file service listens.
+    /// Returns the address of its file service.
     pub fn address(&self) -> SocketAddr {
         self.server().file_service()
     }
 
-    /// Number of its volume.
+    /// Returns the number of its volume.
     pub fn volume(&self) -> u32 {
         self.volume
     }
 
-    /// What it has done.
+    /// Returns the counters of its server.
     pub fn stats(&self) -> ServerStats {
         self.server().stats()
     }
 
-    /// Names of the threads that work for it, or beginnings of them.
+    /// Returns the names, or prefixes of names, of the threads that work for it.
     pub fn threads() -> &'static [&'static str] {
         THREADS
     }
 
-    /// Writes everything out, so that nothing is left to be done later.
+    /// Writes everything out, so that no work is deferred.
     ///
     /// # Errors
-    /// Not everything could be written.
+    /// Some data could not be written.
     pub fn sync(&self) -> Result<()> {
         let failed = || Error::files(format!("cannot write {} out", self.name));
         for volume in self.server().volumes().all() {
@@ -119,7 +120,7 @@ impl Drop for OwnCell {
         };
         let volumes = server.volumes().all();
         drop(server);
-        // What is on it is thrown away: that something could not be written matters to nobody.
+        // The content is discarded in any case: errors of the last writes do not matter.
         for volume in &volumes {
             let _ = volume.files.close();
         }

@@ -1,4 +1,4 @@
-//! A file system over a stack, open in this process for as long as it is measured.
+//! A file system over a stack, opened by this process while it is measured.
 
 use crate::cache::ProcessCache;
 use crate::filesystem::{open_fs, options, own_root};
@@ -7,7 +7,7 @@ use ::fs::{FIRST_FILESET, Files, Fs};
 use block::BlockDevice;
 use std::sync::Arc;
 
-/// Its files. Dropping it writes everything out as far as that goes.
+/// An open file system. Dropping it writes out as much as possible.
 pub struct OwnFs {
     name: String,
     files: Arc<Files>,
@@ -15,10 +15,10 @@ pub struct OwnFs {
 }
 
 impl OwnFs {
-    /// Makes a file system on `device`, whose root belongs to the user of this process.
+    /// Formats `device` with a file system whose root belongs to the user of this process.
     ///
     /// # Errors
-    /// The device's.
+    /// The device fails.
     pub fn format(device: &Arc<dyn BlockDevice>, name: &str, settings: &Settings) -> Result<()> {
         let failed = || Error::files(format!("cannot format {name}"));
         Fs::format(Arc::clone(device), name).map_err(failed())?;
@@ -27,10 +27,10 @@ impl OwnFs {
         fs.close().map_err(failed())
     }
 
-    /// Opens it.
+    /// Opens the file system on `device`.
     ///
     /// # Errors
-    /// The device's; there is no memory for a cache.
+    /// The device fails; no memory for a cache is available.
     pub fn open(
         device: &Arc<dyn BlockDevice>,
         name: &str,
@@ -50,15 +50,15 @@ impl OwnFs {
         })
     }
 
-    /// The files.
+    /// Returns the files.
     pub fn files(&self) -> &Arc<Files> {
         &self.files
     }
 
-    /// Writes everything out, so that nothing is left to be done later.
+    /// Writes everything out, so that no work is deferred.
     ///
     /// # Errors
-    /// Not everything could be written.
+    /// Some data could not be written.
     pub fn sync(&self) -> Result<()> {
         let failed = || Error::files(format!("cannot write {} out", self.name));
         self.files.sync().map_err(failed())?;
@@ -67,19 +67,19 @@ impl OwnFs {
             .map_or(Ok(()), |fs| fs.commit().map_err(failed()))
     }
 
-    /// Writes everything out and lets go what is cached of files, but for pages that somebody holds.
+    /// Writes everything out and drops the cached pages of files, except pages in use.
     ///
     /// # Errors
-    /// Not everything could be written.
+    /// Some data could not be written.
     pub fn forget(&self) -> Result<()> {
         self.sync()?;
         Ok(self.files.volume().drop_pages()?)
     }
 
-    /// Writes everything out and lets the device go. Nobody uses the files any more.
+    /// Writes everything out and closes the device. The files must no longer be in use.
     ///
     /// # Errors
-    /// Not everything could be written.
+    /// Some data could not be written.
     pub fn close(mut self) -> Result<()> {
         self.end()
     }
@@ -96,7 +96,7 @@ impl OwnFs {
 
 impl Drop for OwnFs {
     fn drop(&mut self) {
-        // Who wants to know whether that went well closes it.
+        // A caller that needs the error calls `close`.
         let _ = self.end();
     }
 }

@@ -1,7 +1,7 @@
-//! A file system over a stack, mounted by this process for as long as it is measured.
+//! A file system over a stack, mounted by this process while it is measured.
 //!
-//! **Invariant:** it is unmounted, and its folder gone, when this is dropped, whoever still uses it. Clients and the
-//! server are one process; what each takes of its CPU, the counters of layers tell.
+//! **Invariant:** when it is dropped, it is unmounted and its directory removed, even if it is in
+//! use. Clients and the server are one process; counters of layers show the CPU time of each.
 
 use super::OwnFs;
 use crate::cache::ProcessCache;
@@ -11,22 +11,23 @@ use export_fuse::{Mount, TreeConfig};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// See the module.
+/// A file system mounted by this process.
 pub struct OwnMount {
     device: Arc<dyn BlockDevice>,
     name: String,
     folder: PathBuf,
     settings: Settings,
     cache: Arc<ProcessCache>,
-    /// The mount goes before the files.
+    /// The mount drops before the files.
     open: Mutex<Option<(Mount, OwnFs)>>,
 }
 
 impl OwnMount {
-    /// Makes a file system on `device`, and mounts it on an empty folder, which goes with it.
+    /// Formats `device` with a file system and mounts it on an empty directory, which is removed on
+    /// drop.
     ///
     /// # Errors
-    /// The device's; those of the mount, for example for a user who may not mount.
+    /// The device fails; errors of the mount, for example for a user without permission to mount.
     pub fn new(
         device: Arc<dyn BlockDevice>,
         name: &str,
@@ -47,7 +48,7 @@ impl OwnMount {
         Ok(own)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -56,10 +57,10 @@ impl OwnMount {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens and mounts it; where it is mounted nothing happens.
+    /// Opens and mounts the file system; does nothing if it is mounted.
     ///
     /// # Errors
-    /// The device's, and those of the mount.
+    /// The device fails; errors of the mount.
     pub fn mount(&self) -> Result<()> {
         let mut opened = self.opened();
         if opened.is_some() {
@@ -72,26 +73,27 @@ impl OwnMount {
         Ok(())
     }
 
-    /// Writes everything out; where it is not mounted nothing happens.
+    /// Writes everything out; does nothing if it is not mounted.
     ///
     /// # Errors
-    /// The device's.
+    /// The device fails.
     pub fn sync(&self) -> Result<()> {
         self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.sync())
     }
 
-    /// Writes everything out and lets go what is cached of files.
+    /// Writes everything out and drops the cached pages of files.
     ///
     /// # Errors
-    /// The device's.
+    /// The device fails.
     pub fn forget(&self) -> Result<()> {
         self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.forget())
     }
 
-    /// Unmounts and closes it, with everything on the device; where it is not mounted nothing happens.
+    /// Unmounts and closes it, with everything written to the device; does nothing if it is not
+    /// mounted.
     ///
     /// # Errors
-    /// Somebody uses it, and it stays mounted; the device's.
+    /// It is in use and stays mounted; the device fails.
     pub fn unmount(&self) -> Result<()> {
         self.take_away(false)
     }
@@ -114,7 +116,7 @@ impl OwnMount {
 
 impl Drop for OwnMount {
     fn drop(&mut self) {
-        // What is on it is thrown away in any case.
+        // The content is discarded in any case.
         let _ = self.take_away(true);
         let _ = std::fs::remove_dir(&self.folder);
     }
