@@ -1,8 +1,8 @@
-//! An attached volume: the graph from a file to its exports, and its orderly end.
+//! An attached volume: the graph from a file to its exports, and its orderly shutdown.
 //!
 //! ```text
 //!   FileDevice ── CryptDevice ── StickyFlush ── CachedDevice ── Stats ──┬── NBD server
-//!                                                                       └── FUSE folder ── loop device
+//!                                                                       └── FUSE mount ── loop device
 //! ```
 
 use crate::cache::ProcessCache;
@@ -19,42 +19,42 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes that the name of a Unix socket may have: `sun_path`, but for the zero at its end.
+/// Longest name of a Unix socket, in bytes: `sun_path` without the terminating zero.
 const SOCKET_NAME_MAX: usize = 107;
 
-/// What to attach, and how to give it out.
+/// The volume to attach, and its exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttachSpec {
-    /// The file or disk that holds the volume.
+    /// File, disk or LUN that holds the volume.
     pub device: PathBuf,
     /// Name of the attached volume; part of file names.
     pub name: String,
-    /// NBD over TCP.
+    /// Address for NBD over TCP.
     pub nbd: Option<SocketAddr>,
-    /// NBD over a Unix socket.
+    /// Path for NBD over a Unix socket.
     pub nbd_unix: Option<PathBuf>,
     /// Certificates for NBD over TCP.
     pub tls: Option<export_nbd::Tls>,
-    /// Serve TCP clients that prove nothing about themselves.
+    /// Serve TCP clients without a certificate.
     pub anonymous: bool,
-    /// Folder to mount with one file, the volume.
+    /// Mount point of a FUSE mount with one file, the volume.
     pub fuse: Option<PathBuf>,
-    /// Make a loop device of the file in the folder.
+    /// Create a loop device over the file in the mount.
     pub loop_device: bool,
-    /// Threads that serve each export.
+    /// Number of threads that serve each export.
     pub threads: usize,
     /// Refuse writes.
     pub read_only: bool,
-    /// Pass discards on.
+    /// Pass discards to the device.
     pub allow_discards: bool,
-    /// Keep pages in the cache of the process.
+    /// Cache pages in this process.
     pub cached: bool,
-    /// The configuration file that this came from.
+    /// Configuration file that defines the service.
     pub config: Option<PathBuf>,
 }
 
 impl AttachSpec {
-    /// A spec with defaults for `device`: its file name without extension is the name.
+    /// Returns a spec with defaults for `device`, named after its file name without extension.
     pub fn new(device: &Path, threads: usize) -> AttachSpec {
         AttachSpec {
             device: device.to_owned(),
@@ -73,8 +73,8 @@ impl AttachSpec {
         }
     }
 
-    /// Checks what the fields mean together, and fills in the default export: an NBD socket in
-    /// the folder of control sockets.
+    /// Validates the fields and fills in the default export: an NBD socket in the directory of
+    /// control sockets.
     pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
         check_name(&self.name, "an attached volume")?;
         if let Some(folder) = &self.fuse {
@@ -101,19 +101,19 @@ impl AttachSpec {
     }
 }
 
-/// A running graph. Dropping it without [`Attachment::stop`] closes the exports all the same.
+/// A running graph. Dropping it without [`Serving::stop`] also closes the exports.
 pub struct Attachment {
     spec: AttachSpec,
     status: Status,
     listener: Arc<Listener>,
-    // Exports before devices: fields are dropped in this order.
+    // Fields drop in this order: exports before devices.
     loop_device: Option<LoopDevice>,
     mount: Option<export_fuse::Mount>,
     made_dir: Option<PathBuf>,
     run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
     device: Arc<dyn BlockDevice>,
-    /// The first flush of the device that failed.
+    /// Error of the first failed flush of the device.
     lost: Arc<OnceLock<block::Error>>,
     cached: Option<(CachedDevice, Arc<ProcessCache>)>,
     stats: StatsHandle,
@@ -125,7 +125,7 @@ impl Attachment {
     /// Builds the graph over an open volume and starts its exports.
     ///
     /// # Errors
-    /// Those of the exports; what had started is closed again.
+    /// Those of the exports; exports that were started are closed again.
     pub fn start(
         spec: &AttachSpec,
         open: Open,
@@ -173,7 +173,7 @@ impl Attachment {
         Ok(attachment)
     }
 
-    /// Starts those exports of the spec that are not there.
+    /// Starts those exports of the spec that are not running.
     fn open_exports(&mut self) -> Result<()> {
         let spec = self.spec.clone();
         if self.nbd.is_none() {
@@ -241,7 +241,8 @@ impl Attachment {
             return Ok(());
         };
         export_fuse::clear_dead(folder)?;
-        // The default folder is ours, whoever made it: an earlier process may have been killed.
+        // The default mount point is removed later even if an earlier process made it and was
+        // killed.
         if folder.parent() == Some(&*self.run_dir) {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
             self.made_dir = Some(folder.clone());
@@ -283,7 +284,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// The status, with what has become of the device since.
+    /// Returns the status with the current state of the device.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         if let Some(error) = self.lost.get() {
@@ -299,7 +300,7 @@ impl Attachment {
         status
     }
 
-    /// Makes everything durable, and wipes what the cache has of it.
+    /// Makes everything durable and wipes the cached pages.
     fn close(&self) -> Result<()> {
         self.flush()?;
         match &self.cached {
@@ -308,7 +309,7 @@ impl Attachment {
         }
     }
 
-    /// Writes everything out, then closes the exports, then writes out what came meanwhile.
+    /// Writes everything out, closes the exports, and writes out data that arrived in between.
     fn stop_in_order(&mut self) -> Result<()> {
         self.in_use()?;
         self.flush()?;
@@ -316,9 +317,9 @@ impl Attachment {
         self.close()
     }
 
-    /// Closes the exports whoever uses them, and writes out what can be written.
+    /// Closes the exports even if they are in use, and writes out as much as possible.
     fn stop_by_force(&mut self) -> Result<()> {
-        // While a file system on the loop device can still write.
+        // Now, while a file system on the loop device can still write.
         if let Err(error) = self.flush() {
             tracing::warn!(volume = self.status.name, "cannot flush: {}", error.chain());
         }
@@ -409,7 +410,7 @@ impl Serving for Attachment {
             device.in_use()?;
         }
         if let Some(mount) = &self.mount {
-            // The loop device uses the file, too.
+            // The loop device is a user of the file, too.
             mount.in_use(self.loop_device.is_none())?;
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! Cells: a file system whose filesets are the volumes of an AFS cell, made and administered.
+//! AFS cells: file systems whose filesets are the volumes of a cell; their creation and
+//! administration.
 //!
-//! **Invariant:** a question is answered by one function, whether the cell is served, and the process
-//! that serves it is asked, or not, and it is opened for the question.
+//! **Invariant:** each request is answered by the same function whether the cell is served, so that
+//! the serving process receives the request, or not, so that it is opened just for the request.
 
 mod acl;
 mod record;
@@ -25,74 +26,74 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
 
-/// What can be asked of a cell.
+/// Requests to a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// What it is, and how its server does.
+    /// Return the configuration of the cell and the state of its server.
     Status {
-        /// Each client, too.
+        /// Include all clients.
         clients: bool,
     },
-    /// The access list of a folder.
+    /// Return the access list of a directory.
     AclGet {
-        /// Volume.
+        /// Name of the volume.
         volume: String,
-        /// Path from its root.
+        /// Path from the root of the volume.
         path: String,
     },
-    /// Changes an access list.
+    /// Change an access list.
     AclSet {
-        /// Volume.
+        /// Name of the volume.
         volume: String,
-        /// Path from its root.
+        /// Path from the root of the volume.
         path: String,
-        /// Names and rights: letters, or read, write, all or none.
+        /// Names and rights: letters, or `read`, `write`, `all` or `none`.
         changes: Vec<(String, String)>,
-        /// Entries that take rights away.
+        /// Change the negative entries, which deny rights.
         negative: bool,
-        /// Begin with an empty list.
+        /// Start with an empty list.
         clear: bool,
     },
-    /// Its volumes.
+    /// List the volumes.
     List,
-    /// Makes a volume.
+    /// Create a volume.
     Create {
-        /// Its name.
+        /// Name of the volume.
         name: String,
-        /// Bytes that it may hold.
+        /// Quota, in bytes.
         quota: Option<u64>,
-        /// Where it is found, from the top of the cell.
+        /// Path of its mount point from the top of the cell.
         mount: Option<String>,
     },
-    /// Makes a mount point of a volume that is there.
+    /// Create a mount point of an existing volume.
     Mount {
-        /// The volume.
+        /// Name of the volume.
         name: String,
-        /// Where it is found, from the top of the cell.
+        /// Path of the mount point from the top of the cell.
         path: String,
-        /// Never its replica.
+        /// Lead to the read-write volume, never to its replica.
         read_write: bool,
     },
-    /// Makes the replica of a volume, or makes it anew.
+    /// Create or replace the read-only replica of a volume.
     Clone {
-        /// The volume.
+        /// Name of the volume.
         name: String,
-        /// Its backup instead.
+        /// Create the backup volume instead.
         backup: bool,
     },
-    /// Limits a volume.
+    /// Set the quota of a volume.
     Quota {
-        /// Its name.
+        /// Name of the volume.
         name: String,
-        /// Bytes that it may hold; 0 is no limit.
+        /// Quota, in bytes; 0 for none.
         bytes: u64,
     },
-    /// Removes a volume.
+    /// Remove a volume.
     Remove {
-        /// Its name.
+        /// Name of the volume.
         name: String,
-        /// Even if there is something in it.
+        /// Remove it even if it contains files.
         force: bool,
     },
 }
@@ -103,27 +104,27 @@ impl Ask {
     }
 }
 
-/// What `cell init` has made.
+/// Result of [`init`].
 #[derive(Debug, Serialize)]
 pub struct Made {
-    /// Name and addresses.
+    /// Name and addresses of the cell.
     #[serde(flatten)]
     pub cell: Record,
-    /// The device was formatted for it.
+    /// Whether the device was formatted.
     pub formatted: bool,
-    /// It lies enciphered.
+    /// Whether the device is encrypted.
     pub encrypted: bool,
-    /// Its volumes.
+    /// Volumes of the cell.
     pub volumes: Value,
-    /// What clients have to be told.
+    /// Lines for the file `CellServDB` of clients.
     pub cellservdb: String,
 }
 
-/// Makes a DEVICE a cell: with a file system, if it has none; with the volumes and mount points that
-/// clients look for. What is there stays. A file that is missing is made with `size` bytes.
+/// Makes a DEVICE a cell: formats it if it is empty, and creates the volumes and mount points that
+/// clients expect. Existing ones stay. A missing file is created with `size` bytes.
 ///
 /// # Errors
-/// A name that cannot be one; a device that holds something else; a cell of another name.
+/// The name is invalid; the device holds other data or a cell of another name.
 pub fn init(
     target: &Target<'_>,
     record: &Record,
@@ -192,7 +193,7 @@ fn init_on(
         (record.name.clone(), false),
         (format!(".{}", record.name), true),
     ] {
-        // What has the name already is the administrator's.
+        // An existing object of this name belongs to the administrator.
         if admin.check_mount(ROOTS[0], &path).is_ok() {
             admin.mount(&MountPoint {
                 volume: ROOTS[0],
@@ -230,7 +231,7 @@ fn opened(fs: &Arc<Fs>, cache: &ProcessCache, device: &str) -> Result<Administra
     opened.map_err(Error::files(format!("cannot open the volumes of {device}")))
 }
 
-/// Makes everything durable and lets the file system go.
+/// Makes everything durable and closes the file system.
 fn close(admin: Administration, fs: &Fs, device: &str) -> Result<()> {
     let failed = || Error::files(format!("cannot close {device}"));
     let all = admin.volumes().all();
@@ -241,11 +242,11 @@ fn close(admin: Administration, fs: &Fs, device: &str) -> Result<()> {
     fs.close().map_err(failed())
 }
 
-/// Asks a cell: by the name of its server, or by its DEVICE, through the process that serves it or
-/// without.
+/// Sends a request to a cell, given the name of its server or its DEVICE: to the process that
+/// serves it, or directly to the device.
 ///
 /// # Errors
-/// What was asked for cannot be done.
+/// The request cannot be fulfilled.
 pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = served_as(target.path, target.settings) {
@@ -276,7 +277,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     Ok(answer)
 }
 
-/// The name of the server of a cell, by that name or by its DEVICE.
+/// Returns the name of the server of a cell, given that name or its DEVICE.
 pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let by_name = || {
@@ -290,14 +291,14 @@ pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     }
 }
 
-/// What is served under a name is no cell.
+/// Returns the error that the service `name` is not a cell.
 pub(crate) fn not_served(name: &str) -> Error {
     Error::NotFound(format!(
         "{name} is not served as a cell; `evfs serve` does that"
     ))
 }
 
-/// Does what is asked of a cell that is open.
+/// Executes a request on an open cell.
 pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> Result<Value> {
     match ask {
         Ask::Status { .. } => Ok(json!({
@@ -377,7 +378,7 @@ fn mount_point<'a>(of: &'a str, path: &'a str, read_write: bool) -> MountPoint<'
     }
 }
 
-/// The volumes, by name.
+/// Returns the volumes, sorted by name.
 pub(crate) fn volumes(admin: &Administration) -> Value {
     let mut all = admin.volumes().all();
     all.sort_by(|a, b| a.name.cmp(&b.name));

@@ -1,5 +1,5 @@
-//! The configuration of `evfs up`: a TOML file with a table for each volume that is attached, each file
-//! system that is mounted, and each cell that is served.
+//! The configuration of `evfs up`: a TOML file with a table for each volume to attach, each file
+//! system to mount, and each cell to serve.
 //!
 //! ```toml
 //! [volume.data]
@@ -34,7 +34,7 @@ use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Keys of the tables, for the hint at a misspelt one.
+/// Keys of all tables, for hints about misspelled ones.
 const KEYS: &[&str] = &[
     "device",
     "key",
@@ -146,30 +146,30 @@ struct ServeTable {
     allow_discards: bool,
 }
 
-/// What a table asks for.
+/// Service that a table defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum What {
-    /// A cell is served.
+    /// A cell to serve.
     Serve(ServeSpec),
-    /// A volume is attached.
+    /// A volume to attach.
     Attach(AttachSpec),
-    /// A file system is mounted.
+    /// A file system to mount.
     Mount(MountSpec),
 }
 
-/// A table of the file: what to serve, and with which key.
+/// A table of the file: a service and the key for its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// What to serve.
+    /// The service.
     pub what: What,
-    /// Name of the key pair, where one is given.
+    /// Name of the key pair, if the table has one.
     pub key: Option<String>,
-    /// Key file, where one is given.
+    /// Path of the key file, if the table has one.
     pub key_file: Option<PathBuf>,
 }
 
 impl Entry {
-    /// The name in the table's header.
+    /// Returns the name in the table's header.
     pub fn name(&self) -> &str {
         match &self.what {
             What::Serve(spec) => &spec.name,
@@ -178,7 +178,7 @@ impl Entry {
         }
     }
 
-    /// The table of the file.
+    /// Returns the table's header.
     pub fn table(&self) -> String {
         match &self.what {
             What::Serve(spec) => format!("[serve.{}]", spec.name),
@@ -188,10 +188,10 @@ impl Entry {
     }
 }
 
-/// Reads the file.
+/// Reads the file. `threads` is the default for attached volumes.
 ///
 /// # Errors
-/// [`Error::Config`] with the line for whatever is wrong in it.
+/// [`Error::Config`] with the line of the mistake.
 pub fn read(path: &Path, threads: usize) -> Result<Vec<Entry>> {
     let text = read_text(path).map_err(|e| Error::io("cannot read the configuration", path, e))?;
     parse(path, &text, threads)
@@ -293,7 +293,7 @@ fn one_key(
     Ok(())
 }
 
-/// As many as the command line takes.
+/// Refuses a number of threads outside the range of the command line.
 fn few_threads(path: &Path, table: &str, name: &str, threads: Option<usize>) -> Result<()> {
     match threads {
         Some(n) if !(1..=256).contains(&n) => {

@@ -1,7 +1,8 @@
-//! File systems on DEVICEs: made, checked, and asked for what needs no mount.
+//! File systems on DEVICEs: formatting, checks, and requests that need no mount.
 //!
-//! **Invariant:** a question is answered by one function, whether the file system is mounted, and the
-//! process that serves it is asked, or not, and it is opened for the question.
+//! **Invariant:** each request is answered by the same function whether the file system is mounted,
+//! so that the serving process receives the request, or not, so that it is opened just for the
+//! request.
 
 use crate::cell::Record;
 use crate::error::Left;
@@ -16,60 +17,60 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Bytes of zeros that are written at once over what was there.
+/// Bytes of zeros written at a time when old data is wiped.
 const WIPE_BYTES: usize = 1 << 20;
 
-/// What can be asked of a file system.
+/// Requests to a file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Its filesets and snapshots.
+    /// List the filesets and snapshots.
     List,
-    /// How full it is.
+    /// Report the use of space.
     Usage,
-    /// Makes a fileset.
+    /// Create a fileset.
     Create {
-        /// Its name.
+        /// Name of the fileset.
         name: String,
-        /// Its limits.
+        /// Initial limits.
         quota: Limits,
     },
-    /// Gives a fileset or a snapshot another name.
+    /// Rename a fileset or a snapshot.
     Rename {
-        /// The old name.
+        /// Current name.
         from: String,
-        /// The new one.
+        /// New name.
         to: String,
     },
-    /// Limits a fileset.
+    /// Change the limits of a fileset.
     Quota {
-        /// Its name.
+        /// Name of the fileset.
         name: String,
-        /// What changes.
+        /// New limits.
         quota: Limits,
     },
-    /// Makes a snapshot of a fileset.
+    /// Create a snapshot of a fileset.
     Snapshot {
-        /// The fileset.
+        /// Name of the fileset.
         of: String,
         /// Name of the snapshot.
         name: String,
     },
-    /// Removes a fileset or a snapshot.
+    /// Remove a fileset or a snapshot.
     Remove {
-        /// Its name.
+        /// Name of the fileset or snapshot.
         name: String,
-        /// Even a fileset that has something in it.
+        /// Remove even a fileset that contains files.
         force: bool,
     },
 }
 
-/// Limits of a fileset; nothing is left as it is, 0 is no limit.
+/// Limits of a fileset. `None` leaves a limit unchanged, 0 removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// Bytes of file data; rounded up to blocks.
+    /// Bytes of file data, rounded up to whole blocks.
     pub bytes: Option<u64>,
-    /// Files, folders and all else with a number.
+    /// Number of inodes: files, directories and all other objects.
     pub inodes: Option<u64>,
 }
 
@@ -79,17 +80,17 @@ impl Ask {
     }
 }
 
-/// A DEVICE, and how to open it.
+/// A DEVICE and the means to open it.
 pub struct Target<'a> {
-    /// The DEVICE.
+    /// The DEVICE, as the user named it.
     pub path: &'a Path,
-    /// What opens volumes.
+    /// Opener for encrypted volumes.
     pub opener: &'a Opener,
-    /// Where the key comes from, if it takes one.
+    /// Callback for the key, if one is needed.
     pub source: &'a dyn Fn() -> Result<KeySource>,
-    /// The user has named a key.
+    /// Whether the user has named a key.
     pub key_given: bool,
-    /// Settings in force.
+    /// Settings of the command.
     pub settings: &'a Settings,
 }
 
@@ -97,20 +98,20 @@ impl Target<'_> {
     /// Opens the device.
     ///
     /// # Errors
-    /// As [`volume::open_any`].
+    /// Those of [`volume::open_any`]; a key was named for a plaintext device.
     pub fn open(&self, options: OpenOptions) -> Result<Open> {
         let open = volume::open_any(self.path, self.opener, self.source, options, self.settings)?;
         self.needed_key(open)
     }
 
-    /// The same of a DEVICE that has been opened for formatting already.
+    /// Same as [`Target::open`], for a DEVICE that is already open for formatting.
     pub(crate) fn of_disk(&self, disk: device::Disk) -> Result<Open> {
         let options = OpenOptions::default();
         let open = volume::of_disk(disk, self.opener, self.source, options)?;
         self.needed_key(open)
     }
 
-    /// A key for what lies in the clear is a mistake about what it is.
+    /// Refuses a key for a plaintext device: the user is mistaken about the device.
     fn needed_key(&self, open: Open) -> Result<Open> {
         match open.cipher.is_none() && self.key_given {
             false => Ok(open),
@@ -121,35 +122,35 @@ impl Target<'_> {
         }
     }
 
-    /// What errors call it.
+    /// Returns the name of the device for error messages.
     pub(crate) fn name(&self) -> String {
         self.path.display().to_string()
     }
 }
 
-/// What has been made.
+/// Result of [`format`].
 #[derive(Debug, Serialize)]
 pub struct Formatted {
     /// UUID of the file system.
     pub uuid: String,
     /// Its label.
     pub label: String,
-    /// Bytes of the device.
+    /// Size of the device, in bytes.
     pub size: u64,
-    /// Whether it lies enciphered.
+    /// Whether the device is encrypted.
     pub encrypted: bool,
-    /// Its first fileset.
+    /// Name of the first fileset.
     pub fileset: &'static str,
-    /// Where the head of what was overwritten is kept, if anything was there.
+    /// Path of the backup of the first overwritten bytes, if there was data.
     #[serde(serialize_with = "crate::status::as_text")]
     pub undo: Option<PathBuf>,
 }
 
-/// Makes a file system; a file that is missing is made with `size` bytes. Who makes it owns its root.
+/// Creates a file system. A missing file is created with `size` bytes, and gets its name only when
+/// the file system is complete. The root directory belongs to the user of this process.
 ///
 /// # Errors
-/// [`Error::WouldDestroy`] when the device is not empty and `force` is not set.
-/// A file made here has its name only when the file system is complete.
+/// [`Error::WouldDestroy`] if the device is not empty and `force` is not set.
 pub fn format(
     target: &Target<'_>,
     label: &str,
@@ -180,7 +181,7 @@ pub(crate) fn format_device(
                 kept: Left::Head(head),
             });
         }
-        // As it lies on the disk: what was enciphered stays so.
+        // The backup has the bytes as stored on the disk: encrypted data stays encrypted.
         let len = head + open.cipher.as_ref().map_or(0, |c| c.data_offset);
         let kept = volume::save_head(target.settings, target.path, &open.disk, len)?;
         undo = Some(kept);
@@ -203,7 +204,7 @@ pub(crate) fn format_device(
     })
 }
 
-/// What lies on a DEVICE that is open, as its user sees it.
+/// Returns the data found on an open DEVICE, after decryption.
 pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
     Ok(match open.cipher {
         Some(_) => signature::content(&*open.device, View::Deciphered)?,
@@ -211,7 +212,7 @@ pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
     })
 }
 
-/// So that nothing finds the old signatures behind the new superblock.
+/// Wipes old signatures, so that no tool finds them behind the new superblock.
 fn wipe(device: &dyn BlockDevice) -> Result<()> {
     let mut below = Blocking::open(device)?;
     let zeros = vec![0; WIPE_BYTES];
@@ -223,7 +224,7 @@ fn wipe(device: &dyn BlockDevice) -> Result<()> {
     Ok(below.flush()?)
 }
 
-/// Gives the root directory of a fileset to the user of this process.
+/// Makes the user of this process the owner of the root directory of a fileset.
 pub(crate) fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
     let set = SetAttr {
         uid: Some(rustix::process::geteuid().as_raw()),
@@ -253,8 +254,8 @@ pub(crate) fn open_fs(
     })
 }
 
-/// Opens the file system on a DEVICE that is open, so that what passes is counted, and lets it take the room
-/// that the device has gained.
+/// Opens the file system on an open DEVICE with counters of its I/O. Grows it if the device has
+/// grown.
 pub(crate) fn open_counted(
     open: &Open,
     name: &str,
@@ -284,7 +285,7 @@ fn not_opened(name: &str, error: ::fs::Error) -> Error {
     }
 }
 
-/// How file systems are opened under these settings.
+/// Returns the options for opening a file system under these settings.
 pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
     ::fs::Options {
         read_only,
@@ -293,10 +294,10 @@ pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
     }
 }
 
-/// Asks a file system: the process that has it mounted, or the device.
+/// Sends a request to a file system: to the process that has it mounted, or directly to the device.
 ///
 /// # Errors
-/// What was asked for cannot be done.
+/// The request cannot be fulfilled.
 pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
@@ -318,7 +319,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     Ok(answer)
 }
 
-/// Under which name this user has the file system of a DEVICE mounted, or serves it.
+/// Returns the name under which this user has the file system of a DEVICE mounted or served.
 pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let path = std::fs::canonicalize(device).ok();
@@ -339,9 +340,9 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     })
 }
 
-/// Under which name this user has a file system mounted at a folder.
+/// Returns the name of this user's file system mounted at `folder`.
 pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
-    // A folder whose server has died cannot be looked at, and is nobody's.
+    // A mount whose server has died cannot be resolved, and has no name.
     let folder = std::fs::canonicalize(folder).ok()?;
     control::find(run_dir, |status| {
         let mut exports = status["exports"].as_array().into_iter().flatten();
@@ -349,8 +350,8 @@ pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
     })
 }
 
-/// Does what is asked of a file system that is open. `write_out` brings what caches hold to it;
-/// `in_use` is the fileset that is mounted.
+/// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
+/// the name of the mounted fileset.
 pub(crate) fn carry_out(
     fs: &Fs,
     ask: &Ask,
@@ -480,7 +481,7 @@ fn usage(fs: &Fs) -> Value {
     shown
 }
 
-/// The inode that a path leads to, from the root of a fileset.
+/// Returns the attributes of the inode at a path from the root of a fileset.
 pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     let failed = || Error::files(format!("no file {path}"));
     let mut attr = fileset.attr(ROOT).map_err(failed())?;
@@ -491,10 +492,11 @@ pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     Ok(attr)
 }
 
-/// Rewrites files of many extents into few: those of one fileset below a path, or all.
+/// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all.
 ///
 /// # Errors
-/// It is mounted; there is no such path; the device fails, and the file at hand is as it was.
+/// The file system is mounted, or the path does not exist. The device fails; the file being
+/// rewritten is unchanged then.
 pub fn defrag(
     target: &Target<'_>,
     fileset: Option<&str>,
@@ -525,17 +527,17 @@ pub fn defrag(
     Ok(all)
 }
 
-/// What a check has found, and a repair has done.
+/// Result of a check, and of a repair.
 #[derive(Debug, Serialize)]
 pub struct Checked {
-    /// What was wrong at first.
+    /// Problems found by the check.
     pub found: Report,
-    /// What was done about it, if that was wanted and there was something.
+    /// Result of the repair, if one was requested and necessary.
     pub repair: Option<Repair>,
 }
 
 impl Checked {
-    /// What is wrong now.
+    /// Returns the problems that remain.
     pub fn left(&self) -> &Report {
         self.repair
             .as_ref()
@@ -543,13 +545,13 @@ impl Checked {
     }
 }
 
-/// Told now and then how much of the work is done, and of how much.
+/// Callback for progress: work done, and total work.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Checks a file system that nobody has mounted; with `repair` mends it.
+/// Checks a file system that is not mounted; with `repair` also repairs it.
 ///
 /// # Errors
-/// It cannot be opened at all, or the device fails. What a check finds is no error.
+/// The file system cannot be opened at all, or the device fails. Problems found are not errors.
 pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
     let (fs, failed) = open_unmounted(target, "check", true, true).map_err(beyond_repair)?;
     let found = fs.check_with(progress).map_err(failed())?;
@@ -558,7 +560,7 @@ pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result
         let repair = None;
         return Ok(Checked { found, repair });
     }
-    // Only now, so that a check of something sound leaves it as it was.
+    // Reopened for writing only now, so that a check leaves a sound file system unchanged.
     let (fs, failed) = open_unmounted(target, "repair", false, true).map_err(beyond_repair)?;
     let repair = Some(fs.repair_with(progress).map_err(failed())?);
     fs.close().map_err(failed())?;
@@ -574,7 +576,7 @@ fn beyond_repair(error: Error) -> Error {
     }
 }
 
-/// Opens a file system that nobody has mounted, to do something with all of it.
+/// Opens a file system that is not mounted, for an operation on all of it.
 fn open_unmounted<'a>(
     target: &'a Target<'_>,
     what: &'a str,
@@ -602,10 +604,10 @@ fn open_unmounted<'a>(
     }))
 }
 
-/// Says what was tried when an error came.
+/// Constructor of an error, with the failed operation.
 type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 
-/// A UUID as everybody writes it (RFC 9562, section 4).
+/// Returns the standard text of a UUID (RFC 9562, section 4).
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     [0..8, 8..12, 12..16, 16..20, 20..32]
@@ -613,23 +615,23 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
         .join("-")
 }
 
-/// Ends a mount at once, without asking its server; see [`export_fuse::abort`].
+/// Aborts a mount without a request to its server; see [`export_fuse::abort`].
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn abort(folder: &Path) -> Result<()> {
     Ok(export_fuse::abort(folder)?)
 }
 
-/// What this user lacks for mounting anything, if so.
+/// Returns the reason why this user cannot mount file systems, if there is one.
 pub fn no_mounts() -> Option<&'static str> {
     export_fuse::no_mounts()
 }
 
-/// Takes away what a killed process has left mounted. Says whether there was such a thing.
+/// Removes the stale mount of a killed process. Returns whether there was one.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn clear_dead(folder: &Path) -> Result<bool> {
     Ok(export_fuse::clear_dead(folder)?)
 }

@@ -1,17 +1,17 @@
-//! Settings, each with one place that gives its name, unit, default and reason.
+//! Settings. One table row per setting defines its name, unit, default and reason.
 //!
 //! Precedence: command line, then `EVFS_*` environment, then the configuration file, then the
-//! default. `evfs config show --origin` prints this table with the winner of each row.
+//! default. `evfs config show --origin` prints this table with the origin of each value.
 
 use crate::{Error, Result, paths::Paths};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Most memory of Argon2 that `cryptsetup` writes, in KiB.
+/// Largest memory cost of Argon2 that `cryptsetup` uses, in KiB.
 const KDF_MEMORY_KIB_MAX: u64 = 4 * 1024 * 1024;
 
-/// One setting: the only place where its name, default and reason stand.
+/// One setting.
 struct Row {
     key: &'static str,
     env: &'static str,
@@ -224,7 +224,7 @@ fn absolute(value: &str) -> std::result::Result<(), String> {
     }
 }
 
-/// Where a value came from.
+/// Origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
     /// Built in.
@@ -245,10 +245,10 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A setting as it is in force.
+/// A setting in force.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// Dotted name, as in the configuration file.
+    /// Dotted name of the setting, as in the configuration file.
     pub key: &'static str,
     /// Value in force.
     pub value: String,
@@ -256,9 +256,9 @@ pub struct Shown {
     pub unit: &'static str,
     /// Environment variable that sets it.
     pub env: &'static str,
-    /// Why it exists and where its default comes from.
+    /// Purpose of the setting and reason for its default.
     pub reason: &'static str,
-    /// What set it.
+    /// Origin of the value.
     pub origin: Origin,
 }
 
@@ -269,10 +269,10 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Reads the configuration file of this user, if there is one, and the environment.
+    /// Loads the environment and this user's configuration file, if there is one.
     ///
     /// # Errors
-    /// [`Error::Config`] for a file that cannot be read, an unknown key or a value out of bounds.
+    /// [`Error::Config`] for an unreadable file, an unknown key or an invalid value.
     pub fn load() -> Result<Settings> {
         let paths = Paths::of_this_user();
         let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
@@ -328,7 +328,7 @@ impl Settings {
         Ok(Settings { values })
     }
 
-    /// The table as it is in force, by name.
+    /// Returns all settings in force, sorted by name.
     pub fn shown(&self) -> Vec<Shown> {
         let row = |row: &Row| {
             let (value, origin) = self.values[row.key].clone();
@@ -361,17 +361,17 @@ impl Settings {
             .expect("checked when the settings were loaded")
     }
 
-    /// Threads that serve one attached volume.
+    /// Returns the number of threads that serve one attached volume.
     pub fn threads(&self) -> usize {
         self.number("threads") as usize
     }
 
-    /// Most memory for Argon2id, in KiB.
+    /// Returns the memory limit for a new Argon2id key derivation, in KiB.
     pub fn kdf_memory_kib(&self) -> u32 {
         self.number("kdf.memory-kib") as u32
     }
 
-    /// What trying a key may cost.
+    /// Returns the cost limits for trying a key.
     pub fn kdf_limits(&self) -> luks2::KdfLimits {
         luks2::KdfLimits {
             memory_kib_max: self.number("kdf.memory-max-kib") as u32,
@@ -380,89 +380,89 @@ impl Settings {
         }
     }
 
-    /// Time that deriving a key should take.
+    /// Returns the time that a new key derivation should take.
     pub fn kdf_time(&self) -> std::time::Duration {
         std::time::Duration::from_millis(self.number("kdf.time-ms"))
     }
 
-    /// Folder of user key pairs.
+    /// Returns the directory of user key pairs.
     pub fn keys_dir(&self) -> PathBuf {
         self.text("keys.dir").into()
     }
 
-    /// Folder of header backups.
+    /// Returns the directory of header backups.
     pub fn backup_dir(&self) -> PathBuf {
         self.text("backup.dir").into()
     }
 
-    /// Settings of the file cache, as `evfs cache set` takes them.
+    /// Returns the settings of the file cache, in the syntax of `evfs cache set`.
     pub fn cache_tunables(&self) -> &str {
         self.text("cache.tunables")
     }
 
-    /// How long a change of a file system may wait for its commit.
+    /// Returns the longest time between a change of a file system and its commit.
     pub fn fs_commit_interval(&self) -> std::time::Duration {
         std::time::Duration::from_millis(self.number("fs.commit-interval-ms"))
     }
 
-    /// How often a volume that is open for writing says so.
+    /// Returns the interval at which the in-use record of an open volume is renewed.
     pub fn volume_heartbeat(&self) -> std::time::Duration {
         std::time::Duration::from_millis(self.number("volume.heartbeat-ms"))
     }
 
-    /// Folder of control sockets.
+    /// Returns the directory of control sockets.
     pub fn run_dir(&self) -> PathBuf {
         self.text("run.dir").into()
     }
 
-    /// The registry of LUNs.
+    /// Returns the path of the registry of LUNs.
     pub fn lun_registry(&self) -> PathBuf {
         self.text("lun.registry").into()
     }
 
-    /// What this machine remembers of volumes.
+    /// Returns the trust store.
     pub fn trust_store(&self) -> crate::trust::Store {
         crate::trust::Store::at(self.text("trust.store").into())
     }
 
-    /// Servers give up what they do not need.
+    /// Reports whether servers drop privileges that they do not need.
     pub fn sandbox(&self) -> bool {
         self.text("sandbox") == "true"
     }
 
-    /// Where NUMA cells are read from.
+    /// Returns the directory from which the NUMA topology is read.
     pub fn sysfs_root(&self) -> PathBuf {
         self.text("sysfs.root").into()
     }
 
-    /// Name of this host at iSCSI targets.
+    /// Returns the name of this host for iSCSI targets.
     pub fn iscsi_initiator_name(&self) -> &str {
         self.text("iscsi.initiator-name")
     }
 
-    /// File with the CHAP secret.
+    /// Returns the path of the file with the CHAP secret, if there is one.
     pub fn iscsi_chap_secret_file(&self) -> Option<PathBuf> {
         let path = self.text("iscsi.chap-secret-file");
         (!path.is_empty()).then(|| path.into())
     }
 
-    /// CRC32C of headers and data.
+    /// Reports whether iSCSI connections use CRC32C for headers and data.
     pub fn iscsi_digests(&self) -> bool {
         self.text("iscsi.digests") == "true"
     }
 
-    /// Fence lost paths by reservations.
+    /// Reports whether lost iSCSI paths are fenced by persistent reservations.
     pub fn iscsi_persistent_reservations(&self) -> bool {
         self.text("iscsi.persistent-reservations") == "true"
     }
 
-    /// Level of the log.
+    /// Returns the log level.
     pub fn log_level(&self) -> &str {
         self.text("log.level")
     }
 }
 
-/// The leaves of a table, with dotted names and values as text.
+/// Returns the leaves of a table, with dotted names and values as text.
 fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
     let mut out = Vec::new();
     for (name, value) in table {
@@ -480,7 +480,7 @@ fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
     out
 }
 
-/// `; did you mean ...?` for the nearest of `known`, or nothing when none is near.
+/// Returns `; did you mean ...?` with the most similar of `known`, or nothing if none is similar.
 pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
     let near = known
         .map(|k| (strsim::damerau_levenshtein(word, k), k))

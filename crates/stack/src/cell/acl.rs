@@ -1,11 +1,12 @@
-//! Access lists, as administrators write them.
+//! Access lists in the notation of administrators.
 
 use crate::{Error, Result};
 use afs_proto::Rights;
 use afs_proto::acl::{AccessList, Entry};
 use serde_json::{Value, json};
 
-/// An access list with entries changed, as `fs setacl` changes them: no rights, no entry.
+/// Returns an access list with entries changed as by `fs setacl`: an entry without rights is
+/// removed.
 pub(super) fn changed(
     before: &AccessList,
     changes: &[(String, String)],
@@ -34,7 +35,7 @@ pub(super) fn changed(
     AccessList::new(positive, negatives).map_err(|error| Error::Usage(error.to_string()))
 }
 
-/// Rights by their letters, or by the words of `fs setacl`.
+/// Parses rights, given as letters or as a word of `fs setacl`.
 fn rights(words: &str) -> Result<Rights> {
     match words {
         "none" => Ok(Rights::NONE),
@@ -49,7 +50,7 @@ fn rights(words: &str) -> Result<Rights> {
     }
 }
 
-/// A list as an answer.
+/// Returns an access list as JSON.
 pub(super) fn shown_list(volume: &str, path: &str, list: &AccessList) -> Value {
     let entries = |entries: &[Entry]| -> Value {
         let row = |e: &Entry| json!({ "name": e.name, "rights": e.rights.to_string() });
@@ -88,7 +89,7 @@ mod tests {
         for (name, words) in [("alice", "read"), ("10.1.2.3", "x"), ("10.0.0.0/33", "rl")] {
             assert!(set(&list, name, words, false).is_err(), "{name} {words}");
         }
-        // What nobody is can always be taken away.
+        // An entry with an unknown name can always be removed.
         assert!(set(&list, "alice", "none", false).is_ok());
     }
 }

@@ -1,8 +1,8 @@
-//! What is kept of a cell with its file system: its name and its addresses, as an attribute of the root
-//! directory of `root.cell`.
+//! The record of a cell: its name and addresses, stored in its file system as an extended attribute
+//! of the root directory of `root.cell`.
 //!
-//! Lines of text, the first of which names the version. Anybody who had the device may have written
-//! them.
+//! It consists of lines of text, the first of which has the version. The content is untrusted:
+//! anyone with access to the device may have written it.
 
 use crate::{Error, Result};
 use ::fs::{Fs, Kind as FsKind, ROOT, SetXattr};
@@ -10,22 +10,23 @@ use afs_server::ROOTS;
 use serde::Serialize;
 use std::net::Ipv4Addr;
 
-/// The attribute that makes a file system a cell.
+/// Name of the attribute, which makes a file system a cell.
 const RECORD: &[u8] = b"trusted.afs.cell";
-/// Its first line: what it is, and its version.
+/// First line of the record: its type and version.
 const RECORD_VERSION: &str = "evfs-cell 1";
-/// Bytes of it that are read at most.
+/// Longest accepted record, in bytes.
 const RECORD_BYTES_MAX: usize = 4096;
 
-/// Bytes of a cell's name at most, as clients have it (`MAXCELLCHARS` in OpenAFS `src/afs/afs.h`).
+/// Longest name of a cell that clients support, in bytes (`MAXCELLCHARS` in OpenAFS
+/// `src/afs/afs.h`).
 const NAME_BYTES_MAX: usize = 63;
 
-/// What is kept of a cell.
+/// Record of a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Record {
-    /// Its name.
+    /// Name of the cell.
     pub name: String,
-    /// Addresses that it is served at where nothing else is said.
+    /// Addresses to serve at by default.
     pub listen: Vec<Ipv4Addr>,
 }
 
@@ -36,7 +37,7 @@ impl Record {
         format!("{RECORD_VERSION}\nname {}\n{addresses}", self.name)
     }
 
-    /// Reads what is kept. It may have been written by anybody who had the device.
+    /// Parses a record, whose content is untrusted.
     fn parse(bytes: &[u8]) -> std::result::Result<Record, String> {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(format!("it has more than {RECORD_BYTES_MAX} bytes"));
@@ -70,7 +71,7 @@ impl Record {
         }
     }
 
-    /// What is kept with a file system; nothing if it is no cell.
+    /// Returns the record in a file system, or `None` if it is no cell.
     pub(crate) fn read(fs: &Fs, device: &str) -> Result<Option<Record>> {
         let Ok(root_cell) = fs.fileset_named(ROOTS[1]) else {
             return Ok(None);
@@ -89,7 +90,7 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// The same, of a file system that has to be a cell.
+    /// Same as [`Record::read`], but a file system that is no cell is an error.
     pub(crate) fn of(fs: &Fs, device: &str) -> Result<Record> {
         Record::read(fs, device)?.ok_or_else(|| {
             Error::NotFound(format!(
@@ -107,8 +108,8 @@ impl Record {
     }
 }
 
-/// Refuses what cannot be the name of a cell: it is a domain name, in small letters, because Linux
-/// looks for no others.
+/// Refuses an invalid name of a cell. It must be a domain name in lower case, because Linux looks
+/// up no others.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -130,7 +131,7 @@ pub fn check_name(name: &str) -> Result<()> {
     }
 }
 
-/// Refuses addresses that cannot be listened at together, or too many.
+/// Refuses addresses that cannot be used together, or too many.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -160,7 +161,7 @@ pub(crate) fn check_addresses(listen: &[Ipv4Addr], announce: &[Ipv4Addr]) -> Res
     Ok(())
 }
 
-/// The lines for a client's file `CellServDB` (`CellServDB(5)` of OpenAFS).
+/// Returns the lines for a client's file `CellServDB` (`CellServDB(5)` of OpenAFS).
 pub fn cell_serv_db(name: &str, addresses: &[Ipv4Addr]) -> String {
     let servers = addresses.iter().map(|a| format!("{a:<23} #{a}\n"));
     let first = format!(">{name}");
