@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   FileDevice ── CryptDevice ── StickyFlush ── CachedDevice ── Stats ──┬── NBD server
-//!                                                                       └── FUSE mount ── loop device
+//!                                                                       └── FUSE ── loop device
 //! ```
 
 use crate::cache::ProcessCache;
