@@ -114,7 +114,7 @@ impl FromStr for Recipient {
     }
 }
 
-/// Returns the error for text that is not a usable public key of age.
+/// Creates the error for text that is not a usable public key of age.
 fn unreadable(text: &str, shown: &str) -> Error {
     // Keys of plugins are `age1NAME1...`; an age key has no second `1`.
     let plugin = text.strip_prefix("age1").is_some_and(|rest| {
@@ -136,7 +136,7 @@ fn unreadable(text: &str, shown: &str) -> Error {
     Error::malformed(shown, why)
 }
 
-/// Returns the error for an ssh key that is not ed25519.
+/// Creates the error for an ssh key that is not ed25519.
 pub(crate) fn refused(kind: &str) -> Error {
     Error::Unsupported(format!(
         "{kind} keys are not supported: of ssh keys only ssh-ed25519 is (RSA leaks through its timing \

@@ -42,12 +42,12 @@ impl Recipient {
         })
     }
 
-    /// Returns the tag that names this key in a stanza: four bytes of its hash, in base64.
+    /// Computes the tag that names this key in a stanza: four bytes of its hash, in base64.
     fn tag(&self) -> String {
         STANDARD_NO_PAD.encode(&Sha256::digest(&self.blob)[..4])
     }
 
-    /// Returns the scalar that binds the exchanged secret to the whole ssh key.
+    /// Derives the scalar that binds the exchanged secret to the whole ssh key.
     fn tweak(&self) -> StaticSecret {
         StaticSecret::from(hkdf(&self.blob, LABEL, &[]))
     }
@@ -195,7 +195,7 @@ mod tests {
         assert_eq!(opened.expose_secret(), &[5; FILE_KEY_BYTES]);
     }
 
-    /// Returns the point of small order with u = 1; the other one in the test has u = 0.
+    /// The point of small order with u = 1; the other one in the test has u = 0.
     fn one() -> [u8; 32] {
         let mut one = [0; 32];
         one[0] = 1;

@@ -143,7 +143,7 @@ impl Keyring {
             .map_err(|e| Error::malformed(format!("the key `{name}`"), e.to_string()))
     }
 
-    /// Returns all keys, sorted by name; unusable ones are listed with the reason.
+    /// Lists all keys, sorted by name; unusable ones come with the reason.
     ///
     /// # Errors
     /// The directory cannot be read.
@@ -172,7 +172,7 @@ impl Keyring {
         Ok(listing)
     }
 
-    /// Returns the description of a key.
+    /// Describes a key from its files.
     ///
     /// # Errors
     /// [`Error::BadName`], [`Error::NotFound`], [`Error::Malformed`], [`Error::Permissions`], and

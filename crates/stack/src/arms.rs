@@ -54,8 +54,7 @@ pub struct Built {
     pub kernel: Option<String>,
 }
 
-/// The file or disk under all stacks. A file created for the purpose is unlinked at once, and freed
-/// on drop.
+/// The file or disk under all stacks. A file created for it is unlinked at once, and freed on drop.
 pub struct Bench {
     lower: Arc<dyn BlockDevice>,
     direct: bool,
@@ -184,12 +183,12 @@ impl Bench {
         &self.lower
     }
 
-    /// Returns the path of the file or disk, if it has one.
+    /// Returns the path of the file or disk, if there is one.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Returns the LUN, if it is one.
+    /// Returns the LUN, if there is one.
     pub fn lun(&self) -> Option<&Arc<OpenLun>> {
         self.lun.as_ref()
     }
@@ -199,8 +198,8 @@ impl Bench {
         self.direct
     }
 
-    /// Returns a bench with `device`, a layer over this one, under all stacks. It has no path and
-    /// no LUN.
+    /// Creates a bench with `device`, a layer over this one, under all stacks; it has no path or
+    /// LUN.
     pub fn above(&self, device: Arc<dyn BlockDevice>) -> Bench {
         Bench {
             lower: device,

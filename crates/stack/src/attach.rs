@@ -35,7 +35,7 @@ pub struct AttachSpec {
     pub nbd_unix: Option<PathBuf>,
     /// Certificates for NBD over TCP.
     pub tls: Option<export_nbd::Tls>,
-    /// Serve TCP clients without a certificate.
+    /// Serve unauthenticated TCP clients.
     pub anonymous: bool,
     /// Mount point of a FUSE mount with one file, the volume.
     pub fuse: Option<PathBuf>,
@@ -54,7 +54,7 @@ pub struct AttachSpec {
 }
 
 impl AttachSpec {
-    /// Returns a spec with defaults for `device`, named after its file name without extension.
+    /// Creates a spec with defaults for `device`, named after its file name without extension.
     pub fn new(device: &Path, threads: usize) -> AttachSpec {
         AttachSpec {
             device: device.to_owned(),
@@ -241,8 +241,7 @@ impl Attachment {
             return Ok(());
         };
         export_fuse::clear_dead(folder)?;
-        // The default mount point is removed later even if an earlier process made it and was
-        // killed.
+        // The default mount point is removed later even if an earlier, killed process made it.
         if folder.parent() == Some(&*self.run_dir) {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
             self.made_dir = Some(folder.clone());
@@ -284,7 +283,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// Returns the status with the current state of the device.
+    /// Updates a copy of the status with the current state of the device.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         if let Some(error) = self.lost.get() {

@@ -73,7 +73,7 @@ impl Running {
 }
 
 impl ProcessCache {
-    /// Returns a cache with the settings of `cache.tunables`.
+    /// Prepares a cache with the settings of `cache.tunables`.
     ///
     /// # Errors
     /// [`Error::Config`] if they exceed the memory of this machine.
@@ -81,7 +81,7 @@ impl ProcessCache {
         ProcessCache::with(settings, settings.cache_tunables())
     }
 
-    /// Returns a cache with the settings `given`, for benchmarks.
+    /// Prepares a cache with the settings `given`, for benchmarks.
     ///
     /// # Errors
     /// Those of [`ProcessCache::new`].
@@ -118,7 +118,7 @@ impl ProcessCache {
         Ok(())
     }
 
-    /// Returns a device that accesses `device` through the cache.
+    /// Wraps `device` in one that accesses it through the cache.
     ///
     /// # Errors
     /// The system has no memory for a cache, or the device cannot open a queue.
@@ -134,7 +134,7 @@ impl ProcessCache {
         Ok(Arc::clone(&self.running()?.cache))
     }
 
-    /// Returns the cache; creates it and starts its pressure thread if necessary.
+    /// Gets the cache; creates it and starts its pressure thread if necessary.
     fn running(&self) -> Result<Arc<Running>> {
         let running = self.made()?;
         running.watch();
@@ -258,7 +258,7 @@ impl ProcessCache {
     }
 }
 
-/// Returns the number of bytes in `volumes` that are not yet written out.
+/// Counts the bytes in `volumes` that are not yet written out.
 pub(crate) fn dirty_bytes(volumes: &[&Volume]) -> u64 {
     sum(volumes, |file| file.dirty_bytes)
 }
@@ -338,7 +338,7 @@ fn merge(into: &mut Value, more: Value) {
     }
 }
 
-/// Returns the NUMA placement of frames, in words.
+/// Describes the NUMA placement of frames, in words.
 fn nodes(cache: &Cache) -> String {
     match cache.nodes().as_slice() {
         [] | [_] => "one: memory is all the same, nothing is placed".into(),
@@ -418,7 +418,7 @@ fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::
     Ok(())
 }
 
-/// Returns attributes in the form that `advise` takes.
+/// Formats attributes in the form that `advise` takes.
 fn shown_attributes(attributes: &Attributes) -> Value {
     attributes
         .values()

@@ -1,8 +1,8 @@
 //! AFS cells: file systems whose filesets are the volumes of a cell; their creation and
 //! administration.
 //!
-//! **Invariant:** each request is answered by the same function whether the cell is served, so that
-//! the serving process receives the request, or not, so that it is opened just for the request.
+//! **Invariant:** one function answers each request in both cases: if the cell is served, the
+//! serving process receives the request; otherwise the cell is opened just for the request.
 
 mod acl;
 mod record;
@@ -277,7 +277,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     Ok(answer)
 }
 
-/// Returns the name of the server of a cell, given that name or its DEVICE.
+/// Finds the name of the server of a cell, given that name or its DEVICE.
 pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let by_name = || {
@@ -291,7 +291,7 @@ pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     }
 }
 
-/// Returns the error that the service `name` is not a cell.
+/// Creates the error that the service `name` is not a cell.
 pub(crate) fn not_served(name: &str) -> Error {
     Error::NotFound(format!(
         "{name} is not served as a cell; `evfs serve` does that"
@@ -378,7 +378,7 @@ fn mount_point<'a>(of: &'a str, path: &'a str, read_write: bool) -> MountPoint<'
     }
 }
 
-/// Returns the volumes, sorted by name.
+/// Lists the volumes, sorted by name.
 pub(crate) fn volumes(admin: &Administration) -> Value {
     let mut all = admin.volumes().all();
     all.sort_by(|a, b| a.name.cmp(&b.name));

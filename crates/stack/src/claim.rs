@@ -51,7 +51,7 @@ impl Claim {
             })
     }
 
-    /// Returns the error for a device that is already locked, if there is a claim on its content.
+    /// Explains who has a device locked, if there is a claim on its content.
     pub(crate) fn refusal(uuid: &str, device: &str, write: bool) -> Option<Error> {
         let (writer, readers) = (writer(uuid), readers(uuid));
         let mut names = bound().ok()?;
@@ -122,7 +122,7 @@ struct Holder {
 }
 
 impl Holder {
-    /// Returns the error that `device` cannot be opened; `remark` explains a less obvious conflict.
+    /// Builds the error that `device` cannot be opened; `remark` explains a less obvious conflict.
     fn refuses(&self, uuid: &str, device: &str, write: bool, remark: &str) -> Error {
         let (how, writes) = match write {
             true => ("for writing", self.name == writer(uuid)),
@@ -139,7 +139,7 @@ impl Holder {
         ))
     }
 
-    /// Returns the description of the holding process, as far as the kernel reports it.
+    /// Describes the holding process, as far as the kernel reports it.
     fn who(&self) -> String {
         let asked = || -> std::io::Result<_> {
             let socket = socket()?;
@@ -161,7 +161,7 @@ impl Holder {
     }
 }
 
-/// Returns the description of a process: its ID and program name.
+/// Describes a process by its ID and program name.
 pub(crate) fn program(pid: i32) -> String {
     match std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("comm")) {
         Ok(program) => format!("process {pid} ({})", program.trim()),
@@ -192,7 +192,7 @@ fn bind(name: &str) -> std::io::Result<Option<OwnedFd>> {
     Ok(Some(socket))
 }
 
-/// Returns all bound abstract names.
+/// Lists all bound abstract names.
 fn bound() -> std::io::Result<Vec<String>> {
     let text = std::fs::read(SOCKETS)?;
     let text = String::from_utf8_lossy(&text);

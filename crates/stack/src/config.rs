@@ -178,7 +178,7 @@ impl Entry {
         }
     }
 
-    /// Returns the table's header.
+    /// Formats the table's header, with brackets.
     pub fn table(&self) -> String {
         match &self.what {
             What::Serve(spec) => format!("[serve.{}]", spec.name),

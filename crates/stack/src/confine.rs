@@ -32,7 +32,7 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Returns the needs of an attached volume.
+    /// Lists the needs of an attached volume.
     pub fn attach(spec: &AttachSpec) -> Needs {
         Needs {
             cache: spec.cached,
@@ -44,7 +44,7 @@ impl Needs {
         }
     }
 
-    /// Returns the needs of a mounted file system.
+    /// Lists the needs of a mounted file system.
     pub fn mount() -> Needs {
         Needs {
             cache: true,
@@ -53,7 +53,7 @@ impl Needs {
         }
     }
 
-    /// Returns the needs of a served cell.
+    /// Lists the needs of a served cell.
     pub fn serve() -> Needs {
         Needs {
             cache: true,
@@ -62,7 +62,7 @@ impl Needs {
         }
     }
 
-    /// Returns the needs of a table of the configuration.
+    /// Lists the needs of a table of the configuration.
     pub fn table(what: &What) -> Needs {
         match what {
             What::Attach(spec) => Needs::attach(spec),
@@ -71,7 +71,7 @@ impl Needs {
         }
     }
 
-    /// Returns the union of both.
+    /// Combines the needs of two services.
     #[must_use]
     pub fn and(self, other: Needs) -> Needs {
         Needs {
@@ -82,7 +82,7 @@ impl Needs {
         }
     }
 
-    /// Returns the capabilities to keep.
+    /// Maps the needs to the capabilities to keep.
     fn capabilities(self) -> CapabilitySet {
         // DAC_OVERRIDE: devices and directories of other users. IPC_LOCK: locked keys and pages.
         // SYS_RESOURCE: the pressure file before Linux 6.4, and quotas, which must not make the
@@ -107,8 +107,7 @@ const LOW_PORTS_END: u16 = 1024;
 pub struct Kept(Option<Needs>);
 
 impl Kept {
-    /// Checks whether a service added later can run. A cache or a cell works without its
-    /// privileges.
+    /// Checks whether a service added later can run. A cache or a cell can do without privileges.
     ///
     /// # Errors
     /// A privilege that the service cannot do without was dropped.
@@ -262,8 +261,7 @@ fn deny_system_calls(mounts: bool) -> std::result::Result<(), seccompiler::Error
     let new_user = SeccompCondition::new(0, whole, masked, flag)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![new_user])?]);
     install(rules, libc::EPERM)?;
-    // A filter cannot read the flags of clone3(2). With ENOSYS the C library falls back to
-    // clone(2).
+    // A filter cannot read the flags of clone3(2); after ENOSYS the C library uses clone(2).
     install(
         BTreeMap::from([(libc::SYS_clone3, Vec::new())]),
         libc::ENOSYS,

@@ -3,8 +3,8 @@
 //! The socket is in a directory that only its user can write to, and each side obtains the
 //! credentials of its peer from the kernel: a server answers its own user and root, and a client
 //! trusts only them. A name belongs to the process that holds the lock file `NAME.lock`; a socket
-//! without such a process was left behind by a killed one. A request and its answer share one
-//! deadline, however slowly the bytes arrive.
+//! without such a process was left behind by a killed one. Deadlines limit an exchange as a whole,
+//! however slowly the bytes arrive.
 
 use crate::{Error, Result, exit};
 use rustix::fs::{FlockOperation, flock};
@@ -59,7 +59,7 @@ pub enum Ask {
 /// Variable that sets the directory of control sockets.
 const RUN_DIR: &str = "EVFS_RUN_DIR";
 
-/// Returns the directory of control sockets, and creates it if it is missing.
+/// Ensures that the directory of control sockets exists and is safe, and returns its path.
 ///
 /// # Errors
 /// It belongs to another user, or others can write to it: they could place a socket there that
@@ -68,8 +68,8 @@ pub fn run_dir(dir: &Path) -> Result<PathBuf> {
     own_dir(dir, RUN_DIR)
 }
 
-/// Returns a directory that only this user can write to, and creates it if it is missing.
-/// `variable` is the environment variable that sets its path, for the error.
+/// Ensures that a directory exists, and that only this user can write to it. `variable` is the
+/// environment variable that sets its path, for the error.
 ///
 /// # Errors
 /// It belongs to another user, or others can write to it.
@@ -126,8 +126,8 @@ pub(crate) struct Peer {
     pub(crate) uid: u32,
 }
 
-/// Returns the credentials of the peer from the kernel (`SO_PEERCRED`). rustix cannot represent a
-/// peer without a process ID.
+/// Gets the credentials of the peer from the kernel (`SO_PEERCRED`). rustix cannot represent a peer
+/// without a process ID.
 pub(crate) fn peer(socket: &impl AsFd) -> io::Result<Peer> {
     let peer = nix::sys::socket::getsockopt(socket, nix::sys::socket::sockopt::PeerCredentials)?;
     Ok(Peer {
@@ -240,8 +240,8 @@ impl Name {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(e) => return Err(e.into()),
             }
-            // The last owner may have removed the file between the two calls; its lock is void
-            // then.
+            // The last owner may have removed the file between the calls, which makes its lock
+            // void.
             let same = |there: std::fs::Metadata| Ok(there.ino() == file.metadata()?.ino());
             if std::fs::symlink_metadata(&path)
                 .and_then(same)
@@ -458,7 +458,7 @@ fn silent(name: &str, pid: Option<i32>) -> Error {
     ))
 }
 
-/// Returns the sorted names of all services; none if the directory is not safe.
+/// Lists the names of all services, sorted; none if the directory is not safe.
 pub fn names(run_dir: &Path) -> Vec<String> {
     let trusted = is_trusted(run_dir).unwrap_or_else(|error| {
         tracing::warn!("{error}");
@@ -475,7 +475,7 @@ pub fn names(run_dir: &Path) -> Vec<String> {
     names
 }
 
-/// Returns the status of every service. They are queried concurrently, so that one without an
+/// Collects the status of every service. They are queried concurrently, so that one without an
 /// answer delays no other.
 ///
 /// # Errors
@@ -497,7 +497,7 @@ fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>
     all
 }
 
-/// Returns the first service whose status satisfies `wanted`.
+/// Finds the first service whose status satisfies `wanted`.
 pub fn find(run_dir: &Path, wanted: impl Fn(&Value) -> bool) -> Option<String> {
     find_other(run_dir, "", wanted)
 }

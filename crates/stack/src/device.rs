@@ -89,7 +89,7 @@ fn guarded(hold: &OnceLock<Hold>, queue: Box<dyn block::Queue>) -> Box<dyn block
 pub struct OpenLun {
     hold: OnceLock<Hold>,
     lun: Arc<Lun>,
-    /// Device that serves the data: the whole LUN, or one path of it for a legacy name.
+    /// Device that serves the data: the whole LUN, or its view by a legacy name.
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
@@ -138,7 +138,6 @@ impl Disk {
         }
     }
 
-    /// Returns the places of the device.
     pub(crate) fn places(&self) -> &Places {
         match self {
             Disk::File(file) => &file.places,
@@ -219,7 +218,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Returns the volume or file system on the device, if it can be opened.
+    /// Identifies the volume or file system on the device, if it can be opened.
     fn content(&self) -> Option<Content> {
         // Plaintext content is readable even without permission to take the header lock.
         let _guard = self.header_lock(false).ok();
@@ -252,7 +251,7 @@ struct Content {
     record: Option<u64>,
 }
 
-/// Returns the base name of the lock files of a LUN. They are beside the registry, so that all
+/// Chooses the base name of the lock files of a LUN. They are beside the registry, so that all
 /// processes that know the LUN by this name share them, whatever their run directory. If this user
 /// cannot write there, they are in the run directory.
 pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
@@ -308,7 +307,7 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
     }
 }
 
-/// Returns the process that holds a lock on a file, if the kernel reports it.
+/// Describes the process that holds a lock on a file, if the kernel reports it.
 fn locked_by(file: &File) -> Option<String> {
     let meta = file.metadata().ok()?;
     let (major, minor) = (libc::major(meta.dev()), libc::minor(meta.dev()));
@@ -345,8 +344,8 @@ pub fn is_a_lun(device: &Path) -> bool {
     addresses(device).is_some()
 }
 
-/// Returns the addresses in a DEVICE that names a LUN, or `None` for a file. An existing file takes
-/// precedence over a LUN of the same name.
+/// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file
+/// takes precedence over a LUN of the same name.
 fn addresses(device: &Path) -> Option<Vec<String>> {
     let text = device.to_str()?;
     if device.exists() {
@@ -377,7 +376,7 @@ pub fn is_lun(device: &Path) -> bool {
     addresses(device).is_some()
 }
 
-/// Returns the default name for a service on a DEVICE.
+/// Derives the default name of a service from its DEVICE.
 pub fn default_name(device: &Path) -> String {
     let Some(first) = addresses(device).and_then(|a| a.into_iter().next()) else {
         let stem = device.file_stem().map(|s| s.to_string_lossy().into_owned());
@@ -406,7 +405,7 @@ pub fn default_name(device: &Path) -> String {
         .collect()
 }
 
-/// Returns an address in the form that the registry stores: paths are absolute.
+/// Converts an address to the form that the registry stores: paths are absolute.
 pub(crate) fn full_address(address: &str) -> String {
     if is_uri(address) || !Path::new(address).exists() {
         return address.to_owned();
@@ -416,7 +415,7 @@ pub(crate) fn full_address(address: &str) -> String {
     full.unwrap_or_else(|| address.to_owned())
 }
 
-/// Returns the path to a disk at an address.
+/// Creates the path to the disk at an address, without connecting.
 ///
 /// # Errors
 /// The address is invalid.
@@ -454,7 +453,7 @@ fn known_scheme(address: &str) -> Result<()> {
     }
 }
 
-/// Returns the options of logins to iSCSI targets.
+/// Builds the options of logins to iSCSI targets.
 pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Options {
     let digest = |on: bool| match on {
         true => path_iscsi::DigestPolicy::Prefer,
@@ -515,8 +514,7 @@ fn open_unclaimed(
     }
 }
 
-/// Refuses a file name that is also the name of a LUN, so that one is not overwritten for the
-/// other.
+/// Refuses a file name that is also the name of a LUN: one could be overwritten for the other.
 fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     let is_lun = || Registry::load(&settings.lun_registry()).is_ok_and(|r| r.find(name).is_some());
     match is_lun_name(name) && is_lun() {
@@ -575,7 +573,7 @@ fn open_lun(
         .find(&known.name)
         .ok_or_else(|| unknown(&known.name))?;
     let lun = Arc::new(start(known, &registry, settings, read_only)?);
-    // A legacy name or an address selects one path, multipathed or not as configured.
+    // The view by a legacy name or an address has all paths or only that one, as configured.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
         _ => Arc::clone(&lun) as _,
@@ -690,7 +688,7 @@ impl BlockDevice for OnePath {
     }
 }
 
-/// Returns the place on the LUN where a nonce may be written: for a volume, a block of the keyslots
+/// Finds the place on the LUN where a nonce may be written: for a volume, a block of the keyslots
 /// area that belongs to no keyslot. Without a volume there is none.
 fn proof(paths: &[PathSpec]) -> Proof {
     let used = paths.iter().filter(|s| s.enabled);

@@ -159,7 +159,7 @@ impl Error {
         }
     }
 
-    /// Returns the error of a failed system call on `path`.
+    /// Creates the error of a failed system call on `path`.
     pub fn io(what: &'static str, path: &Path, source: io::Error) -> Error {
         Error::Io {
             what,
@@ -168,7 +168,7 @@ impl Error {
         }
     }
 
-    /// Returns the error of a forced detach of `name` that discarded `bytes` bytes; `None` if the
+    /// Creates the error of a forced detach of `name` that discarded `bytes` bytes; `None` if the
     /// number is unknown.
     pub(crate) fn data_lost(name: &str, bytes: Option<u64>, why: &Error) -> Error {
         let lost = match bytes.filter(|bytes| *bytes > 0) {
@@ -192,7 +192,7 @@ impl Error {
         matches!(self, Error::WouldDestroy { .. }) || self.to_string().contains("--force")
     }
 
-    /// Returns the message with those of all its sources, without repetitions.
+    /// Joins the message with those of all sources, without repetitions.
     pub fn chain(&self) -> String {
         let mut message = without_number(&self.to_string());
         let mut source = std::error::Error::source(self);
@@ -206,8 +206,8 @@ impl Error {
         message
     }
 
-    /// Returns the exit code of the program. The codes are part of the interface and documented in
-    /// the guide.
+    /// Returns the exit code of the program. The codes are part of the interface; the guide lists
+    /// them.
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::Block(e) | Error::OnlyRead { source: e, .. } => of_block(e),
@@ -232,8 +232,7 @@ impl Error {
     }
 }
 
-/// Reports whether `message` already contains that of its source, literally or as an EVFS error
-/// kind.
+/// Reports whether `message` already contains that of its source, literally or as an error kind.
 fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -> bool {
     let message = message.to_lowercase();
     let errno = source
@@ -246,7 +245,7 @@ fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -
     message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
 }
 
-/// Returns a system message without its ` (os error N)`, which adds nothing for a reader.
+/// Removes ` (os error N)` from a system message, which adds nothing for a reader.
 pub fn without_number(text: &str) -> String {
     const MARK: &str = " (os error ";
     let mut parts = text.split(MARK);

@@ -1,7 +1,7 @@
 //! File systems on DEVICEs: formatting, checks, and requests that need no mount.
 //!
-//! **Invariant:** each request is answered by the same function whether the file system is mounted,
-//! so that the serving process receives the request, or not, so that it is opened just for the
+//! **Invariant:** one function answers each request in both cases: if the file system is mounted,
+//! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
 use crate::cell::Record;
@@ -122,7 +122,7 @@ impl Target<'_> {
         }
     }
 
-    /// Returns the name of the device for error messages.
+    /// Names the device in error messages.
     pub(crate) fn name(&self) -> String {
         self.path.display().to_string()
     }
@@ -204,7 +204,7 @@ pub(crate) fn format_device(
     })
 }
 
-/// Returns the data found on an open DEVICE, after decryption.
+/// Detects data on an open DEVICE, after decryption.
 pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
     Ok(match open.cipher {
         Some(_) => signature::content(&*open.device, View::Deciphered)?,
@@ -254,8 +254,7 @@ pub(crate) fn open_fs(
     })
 }
 
-/// Opens the file system on an open DEVICE with counters of its I/O. Grows it if the device has
-/// grown.
+/// Opens the file system on an open DEVICE, counting its I/O. Grows it if the device has grown.
 pub(crate) fn open_counted(
     open: &Open,
     name: &str,
@@ -285,7 +284,6 @@ fn not_opened(name: &str, error: ::fs::Error) -> Error {
     }
 }
 
-/// Returns the options for opening a file system under these settings.
 pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
     ::fs::Options {
         read_only,
@@ -319,7 +317,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     Ok(answer)
 }
 
-/// Returns the name under which this user has the file system of a DEVICE mounted or served.
+/// Finds the service by which this user has the file system of a DEVICE mounted or served.
 pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let path = std::fs::canonicalize(device).ok();
@@ -340,7 +338,7 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     })
 }
 
-/// Returns the name of this user's file system mounted at `folder`.
+/// Finds this user's file system mounted at `folder`, and returns its name.
 pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
     // A mount whose server has died cannot be resolved, and has no name.
     let folder = std::fs::canonicalize(folder).ok()?;
@@ -481,7 +479,7 @@ fn usage(fs: &Fs) -> Value {
     shown
 }
 
-/// Returns the attributes of the inode at a path from the root of a fileset.
+/// Resolves a path from the root of a fileset to the attributes of its inode.
 pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     let failed = || Error::files(format!("no file {path}"));
     let mut attr = fileset.attr(ROOT).map_err(failed())?;
@@ -607,7 +605,7 @@ fn open_unmounted<'a>(
 /// Constructor of an error, with the failed operation.
 type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 
-/// Returns the standard text of a UUID (RFC 9562, section 4).
+/// Formats a UUID (RFC 9562, section 4).
 pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     [0..8, 8..12, 12..16, 16..20, 20..32]
@@ -623,7 +621,7 @@ pub fn abort(folder: &Path) -> Result<()> {
     Ok(export_fuse::abort(folder)?)
 }
 
-/// Returns the reason why this user cannot mount file systems, if there is one.
+/// Explains why this user cannot mount file systems, if that is so.
 pub fn no_mounts() -> Option<&'static str> {
     export_fuse::no_mounts()
 }

@@ -7,9 +7,9 @@
 //! `docs/format/in-use.md` describes the layout.
 //!
 //! **Invariant:** a record that changes is never taken over. A process that finds the record of
-//! another owner in place of its own, or has not verified its own for [`FRESH`] intervals, writes
-//! nothing until it has verified it again. A process that takes over a stale record first watches
-//! it for [`DEAD`] intervals, which is longer.
+//! another owner in place of its own does no more I/O. One that has not verified its own record for
+//! [`FRESH`] intervals writes nothing before it has verified it again. A process that takes over a
+//! stale record first watches it for [`DEAD`] intervals, which is longer.
 
 use crate::{Error, Result};
 use block::{
@@ -30,7 +30,7 @@ pub(crate) const BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"EVFSUSE\x1a";
 const VERSION: u16 = 1;
 const HOST_BYTES: usize = 64;
-/// Intervals for which a verification of the own record stays valid.
+/// Intervals for which a verification of this process's record stays valid.
 const FRESH: u32 = 2;
 /// Intervals after which an unchanged record is stale.
 const DEAD: u32 = 4;
@@ -153,7 +153,7 @@ fn of_hex(text: &str) -> [u8; 16] {
     u128::from_str_radix(&digits, 16).unwrap_or(0).to_be_bytes()
 }
 
-/// Returns a time in milliseconds that also advances while the machine is suspended.
+/// Reads a clock that also advances while the machine is suspended, in milliseconds.
 fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
@@ -245,7 +245,7 @@ pub enum InUseRecord {
 }
 
 impl InUseRecord {
-    /// Returns the state in one word.
+    /// Names the state in one word.
     pub fn word(&self) -> &'static str {
         match self {
             InUseRecord::Impossible => "impossible",
@@ -273,7 +273,7 @@ struct Shared {
     device: Arc<dyn BlockDevice>,
     at: u64,
     interval_ms: u64,
-    /// Own record as last written; the lock is held during a verification.
+    /// Record of this process as last written; the lock is held during a verification.
     record: Mutex<Record>,
     /// Time of the last successful verification, in milliseconds.
     seen: AtomicU64,
@@ -326,13 +326,12 @@ impl InUse {
         })
     }
 
-    /// Returns the state for `evfs status`.
     pub(crate) fn kept(&self) -> InUseRecord {
         let lost = Arc::clone(&self.shared.lost);
         InUseRecord::Record { lost }
     }
 
-    /// Returns a queue over `lower` that refuses requests once another machine has the device.
+    /// Wraps `lower` in a queue that refuses requests once another machine has the device.
     pub(crate) fn queue(&self, lower: Box<dyn Queue>) -> Box<dyn Queue> {
         Box::new(Guarded {
             lower,
@@ -372,7 +371,7 @@ impl Shared {
         self.record.lock().expect("no panic under this lock")
     }
 
-    /// Verifies that the record is still the own one, and renews it.
+    /// Verifies that the record is still that of this process, and renews it.
     fn look(&self, record: &mut Record) -> block::Result<()> {
         let began = now_ms();
         let found = Record::decode(&read(&*self.device, self.at)?);
@@ -392,7 +391,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the reason to refuse an operation, if there is one.
+    /// Decides whether to refuse an operation, and returns the reason.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
         const LOST: &str = "another machine has taken the device over";
         const SILENT: &str = "the record that the device is in use cannot be renewed";
@@ -554,7 +553,7 @@ mod tests {
         let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
         let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
         blocking.write_at(8192, &[1; 512]).unwrap();
-        // After a late heartbeat, a write verifies the record first; it is still the own one.
+        // After a late heartbeat, a write verifies the record first; this process still owns it.
         own.shared.seen.store(0, Ordering::SeqCst);
         blocking.write_at(8192, &[2; 512]).unwrap();
         let theirs = sample();

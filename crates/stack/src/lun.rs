@@ -120,7 +120,7 @@ fn json_of<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("names and numbers become JSON")
 }
 
-/// Returns the name of the attached volume that has the LUN open.
+/// Finds the attached volume that has the LUN open.
 fn holder(settings: &Settings, lun: &str) -> Option<String> {
     control::find(&settings.run_dir(), |status| status["lun"] == lun)
 }
@@ -144,7 +144,7 @@ fn known(settings: &Settings, name: &str) -> Result<KnownLun> {
     registry.find(name).cloned().ok_or_else(|| unknown(name))
 }
 
-/// Returns all LUNs, open ones with their state.
+/// Lists all LUNs, open ones with their state.
 ///
 /// # Errors
 /// The registry is unreadable.
@@ -157,7 +157,7 @@ pub fn list(settings: &Settings) -> Result<Vec<Value>> {
         .collect()
 }
 
-/// Returns the current state of a LUN, or the last known one if it is not open.
+/// Shows the current state of a LUN, or the last known one if it is not open.
 ///
 /// # Errors
 /// The LUN is unknown.
@@ -188,7 +188,7 @@ fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
     }))
 }
 
-/// Returns the waiting I/Os of an open LUN, each with the reason.
+/// Lists the waiting I/Os of an open LUN, each with the reason.
 ///
 /// # Errors
 /// The LUN is not open.
@@ -196,7 +196,7 @@ pub fn waiting(settings: &Settings, name: &str) -> Result<Value> {
     ask_open(settings, &known(settings, name)?.name, Ask::Waiting)
 }
 
-/// Returns an evaluation of the recorded I/O of an open LUN under each policy.
+/// Evaluates the recorded I/O of an open LUN under each policy.
 ///
 /// # Errors
 /// The LUN is not open, or has recorded too little I/O.
@@ -229,7 +229,7 @@ pub struct AttributeRow {
     pub help: &'static str,
 }
 
-/// Returns all attributes of a LUN, or only `attribute`.
+/// Lists all attributes of a LUN, or only `attribute`.
 ///
 /// # Errors
 /// The LUN or the attribute is unknown.
@@ -379,8 +379,7 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     Ok(forgotten)
 }
 
-/// Returns the state of an open LUN for `evfs status`: its health, and the state and error of each
-/// path.
+/// Summarizes the state of an open LUN for `evfs status`: health, and state and error of each path.
 pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
     let status = json_of(&lun.lun().status());
     let keys = ["name", "legacy", "state", "why"];
@@ -711,7 +710,7 @@ fn portal(place: &str) -> bool {
     !place.contains('/') && matches!(port, Some(Ok(_)))
 }
 
-/// Returns the addresses of all units of all targets at a portal.
+/// Discovers all units of all targets at a portal, and returns their addresses.
 fn units(settings: &Settings, portal: &str) -> Result<Vec<String>> {
     let options = iscsi_options(settings, true);
     let mut addresses = Vec::new();

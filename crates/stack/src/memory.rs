@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-/// Returns the memory of the machine, or the limit of its control groups if that is smaller, in
-/// KiB. 2 GiB is assumed for a machine whose memory is unknown.
+/// Determines the memory of the machine, or the limit of this process's control groups if that is
+/// smaller, in KiB. 2 GiB is assumed for a machine whose memory is unknown.
 pub fn machine_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:"));
@@ -14,7 +14,7 @@ pub fn machine_kib() -> u64 {
         .min(group.map_or(u64::MAX, |bytes| bytes / 1024))
 }
 
-/// Returns the smallest limit of the control group in `groups` (`/proc/self/cgroup`) and its
+/// Finds the smallest limit of the control group in `groups` (`/proc/self/cgroup`) and its
 /// ancestors, in bytes.
 fn group_bytes(groups: &str, root: &Path) -> Option<u64> {
     let limits = groups.lines().flat_map(|line| {

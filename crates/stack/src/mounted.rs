@@ -53,7 +53,7 @@ pub struct MountSpec {
 }
 
 impl MountSpec {
-    /// Returns a spec with defaults, named after the device's file name without extension.
+    /// Creates a spec with defaults, named after the device's file name without extension.
     pub fn new(device: &Path, folder: &Path) -> MountSpec {
         MountSpec {
             device: device.to_owned(),
@@ -75,7 +75,7 @@ impl MountSpec {
     /// Validates the fields before a device is opened.
     ///
     /// # Errors
-    /// [`Error::Usage`], [`Error::NotFound`].
+    /// [`Error::Usage`]; [`Error::Io`] if the mount point is not accessible.
     pub fn check(&self) -> Result<()> {
         check_name(&self.name, "a mounted file system")?;
         if (self.suid || self.dev) && !rustix::process::geteuid().is_root() {
@@ -182,7 +182,7 @@ impl Mounted {
         self.fs.as_ref().ok_or_else(closed)
     }
 
-    /// Returns the status with the current state of the file system.
+    /// Updates a copy of the status with the current state of the file system.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         let asked = status.read_only;
@@ -197,7 +197,7 @@ impl Mounted {
         status
     }
 
-    /// Returns the vnode of a file in the mounted fileset.
+    /// Looks up the vnode of a file in the mounted fileset.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
             Error::Usage(format!(

@@ -20,7 +20,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Returns the locations for the effective user of this process.
+    /// Determines the locations for the effective user of this process.
     pub fn of_this_user() -> Paths {
         if rustix::process::geteuid().is_root() {
             return Paths {
@@ -43,7 +43,7 @@ impl Paths {
     }
 }
 
-/// Returns a directory of the XDG Base Directory Specification, which requires that a relative
+/// Resolves a directory of the XDG Base Directory Specification, which requires that a relative
 /// value is ignored.
 fn xdg(variable: &str, fallback: &str) -> PathBuf {
     match std::env::var_os(variable).map(PathBuf::from) {
@@ -59,7 +59,7 @@ fn home() -> PathBuf {
     }
 }
 
-/// Returns `$XDG_RUNTIME_DIR/evfs`, or without a login session a directory in `/tmp` named after
+/// Chooses `$XDG_RUNTIME_DIR/evfs`, or without a login session a directory in `/tmp` named after
 /// the user ID. Its owner and mode are checked before use.
 fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {

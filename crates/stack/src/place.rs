@@ -43,13 +43,12 @@ impl Places {
         }
     }
 
-    /// Returns the places where another disk than this one may be known.
+    /// Iterates over the places where another disk than this one may be known.
     pub(crate) fn all(&self) -> impl Iterator<Item = &str> {
         self.all.iter().map(String::as_str)
     }
 
-    /// Returns the places to remember: none for a block device, even if it was opened by a link
-    /// elsewhere.
+    /// Lists the places to remember: none for a block device, even if opened by a link elsewhere.
     pub(crate) fn lasting(&self) -> BTreeSet<String> {
         match self.last {
             true => self.all.clone(),
@@ -74,7 +73,7 @@ fn absolute(path: &Path) -> Option<PathBuf> {
     }
 }
 
-/// Returns the path without `.` and `..`, and those that its links lead to.
+/// Lists the path without `.` and `..`, and those that its links lead to.
 fn ways(named: &Path) -> Vec<PathBuf> {
     let mut all = vec![plain(named)];
     let mut path = named.to_owned();
@@ -117,8 +116,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Returns the place of the LUN `name`. It includes the registry, because each registry assigns its
-/// own names.
+/// Builds the place of the LUN `name`. It includes the registry: each one assigns its own names.
 pub(crate) fn place_of_lun(registry: &Path, name: &str) -> String {
     // Resolves links of the directory; the file itself may not exist yet.
     let folder = registry
@@ -129,7 +127,7 @@ pub(crate) fn place_of_lun(registry: &Path, name: &str) -> String {
     format!("lun:{}:{name}", registry.display())
 }
 
-/// Returns the name of the LUN at a place, if it belongs to this registry.
+/// Extracts the name of the LUN from a place, if it belongs to this registry.
 pub(crate) fn lun_at<'a>(place: &'a str, registry: &Path) -> Option<&'a str> {
     let name = place.rsplit(':').next()?;
     (place == place_of_lun(registry, name)).then_some(name)

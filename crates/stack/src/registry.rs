@@ -120,7 +120,7 @@ impl Registry {
         )
     }
 
-    /// Returns the LUN with this persistent name, legacy name, or address of one of its paths.
+    /// Finds the LUN with this persistent name, legacy name, or address of one of its paths.
     pub fn find(&self, name: &str) -> Option<&KnownLun> {
         let own = |l: &&KnownLun| l.name == name;
         let path = |l: &&KnownLun| {
@@ -140,8 +140,9 @@ impl Registry {
         self.luns.iter_mut().find(|l| l.name == found)
     }
 
-    /// Returns the LUN with this identity and makes all addresses paths of it. A LUN is recognized
-    /// by a known path, else by an ID that is not generic; otherwise it is new and gets a new name.
+    /// Finds or adds the LUN with this identity, and makes all addresses paths of it. A LUN is
+    /// recognized by a known path, else by an ID that is not generic; otherwise it is new and gets
+    /// a new name.
     pub fn enrol(&mut self, identity: &Identity, paths: &[(String, String)]) -> KnownLun {
         let known = paths.iter().find_map(|(address, _)| self.find(address));
         let same = |l: &&KnownLun| l.wwid == identity.wwid && l.serial == identity.serial;
@@ -249,8 +250,7 @@ impl Registry {
         Ok(forgotten)
     }
 
-    /// Returns the attributes in force for a LUN and the scope of each; the most specific scope
-    /// wins.
+    /// Resolves the attributes of a LUN and the scope of each; the most specific scope wins.
     ///
     /// # Errors
     /// A saved value is invalid.
@@ -283,7 +283,6 @@ impl Registry {
     }
 }
 
-/// Returns the error for an unknown LUN.
 pub(crate) fn unknown(name: &str) -> Error {
     Error::NotFound(format!(
         "no LUN `{name}` is known; `evfs lun list` shows those that are, `evfs lun scan` finds others"

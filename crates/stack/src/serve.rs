@@ -60,7 +60,7 @@ pub trait Serving: Send + Sync {
     /// Makes acknowledged data durable.
     ///
     /// # Errors
-    /// Some data could not be written; it is kept in memory.
+    /// Not everything could be written; nothing is discarded.
     fn flush(&self) -> Result<()>;
 
     /// Makes everything durable and closes the exports. The device is closed on drop.
@@ -171,7 +171,7 @@ impl Hub {
         Ok(())
     }
 
-    /// Returns the names of all services.
+    /// Lists the names of all services.
     pub fn names(&self) -> Vec<String> {
         self.slots().iter().map(|slot| slot.name.clone()).collect()
     }
@@ -195,7 +195,7 @@ impl Hub {
         }
     }
 
-    /// Returns the services that have not ended.
+    /// Lists the services that have not ended.
     fn slots(&self) -> Vec<Arc<Slot>> {
         let mut slots = lock(&self.slots);
         slots.retain(|slot| !slot.is_gone.load(Ordering::SeqCst));
@@ -449,8 +449,7 @@ impl Slot {
             .map_or(Ok(()), |serving| serving.stop(force));
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
             *serving = None;
-            // Releases the locks before a client learns of the end, because it may open the device
-            // again.
+            // Releases the locks before a client learns of the end and opens the device again.
             self.let_go_of_lun(force);
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
@@ -468,7 +467,7 @@ impl Slot {
         if let (false, Some(open)) = (force, &last) {
             open.lun().settle();
         }
-        // This writes to the LUN that it is not in use; the status stays available during the
+        // The drop writes to the LUN that it is not in use; the status is available during the
         // write.
         drop(last);
     }

@@ -21,8 +21,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Limit of sockets per port, each with a thread: one for each CPU, up to a number that enough
-/// clients can keep busy.
+/// Most sockets per port, each with a thread: one per CPU, but no more than clients can keep busy.
 const SOCKETS_MAX: usize = 8;
 
 /// Number of clients listed, the most recently active first; that many fit into an answer.
@@ -54,7 +53,7 @@ pub struct ServeSpec {
 }
 
 impl ServeSpec {
-    /// Returns a spec with defaults, named after the device's file name without extension.
+    /// Creates a spec with defaults, named after the device's file name without extension.
     pub fn new(device: &Path) -> ServeSpec {
         ServeSpec {
             device: device.to_owned(),
@@ -171,7 +170,7 @@ impl Served {
         self.fs.as_deref().ok_or_else(ending)
     }
 
-    /// Returns the status with the current state of the file system.
+    /// Updates a copy of the status with the current state of the file system.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
@@ -248,7 +247,7 @@ impl Served {
         Ok(answer)
     }
 
-    /// Returns the vnode of a file, whose path begins with its volume.
+    /// Looks up the vnode of a file, whose path begins with its volume.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let usage = || {
             Error::Usage(format!(
@@ -275,7 +274,7 @@ impl Served {
         }
     }
 
-    /// Returns the error for failed write-back, still without its source.
+    /// Builds the error for failed write-back, given its source.
     fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
         Error::files(format!(
             "cannot write {} out (--force gives up what is in memory only)",
@@ -386,7 +385,7 @@ fn config(
     }
 }
 
-/// Returns a warning if clients that prove no identity have access from other machines.
+/// Warns if clients that prove no identity have access from other machines.
 fn warning(spec: &ServeSpec, listen: &[Ipv4Addr]) -> Option<String> {
     let beyond = listen.iter().any(|address| !address.is_loopback());
     if !beyond || !spec.allow.is_empty() && !spec.anonymous_write {
@@ -441,7 +440,7 @@ fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
     }
 }
 
-/// Returns the name under which this user serves another cell at `address`.
+/// Finds the service of this user, other than this one, that serves a cell at `address`.
 fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<String> {
     let unspecified = Ipv4Addr::UNSPECIFIED.to_string();
     let wanted = address.ip().to_string();

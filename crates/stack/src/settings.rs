@@ -328,7 +328,7 @@ impl Settings {
         Ok(Settings { values })
     }
 
-    /// Returns all settings in force, sorted by name.
+    /// Lists all settings in force, sorted by name.
     pub fn shown(&self) -> Vec<Shown> {
         let row = |row: &Row| {
             let (value, origin) = self.values[row.key].clone();
@@ -371,7 +371,7 @@ impl Settings {
         self.number("kdf.memory-kib") as u32
     }
 
-    /// Returns the cost limits for trying a key.
+    /// Limits the cost of trying a key.
     pub fn kdf_limits(&self) -> luks2::KdfLimits {
         luks2::KdfLimits {
             memory_kib_max: self.number("kdf.memory-max-kib") as u32,
@@ -462,7 +462,7 @@ impl Settings {
     }
 }
 
-/// Returns the leaves of a table, with dotted names and values as text.
+/// Flattens a table to its leaves, with dotted names and values as text.
 fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
     let mut out = Vec::new();
     for (name, value) in table {
@@ -480,7 +480,7 @@ fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
     out
 }
 
-/// Returns `; did you mean ...?` with the most similar of `known`, or nothing if none is similar.
+/// Suggests the most similar of `known` (`; did you mean ...?`), or nothing if none is similar.
 pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
     let near = known
         .map(|k| (strsim::damerau_levenshtein(word, k), k))

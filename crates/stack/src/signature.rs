@@ -56,8 +56,7 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("age file", 0, b"age-encryption.org/v1"),
 ];
 
-/// Bytes at the start that are scanned for data of any kind: the range that formatting a volume
-/// overwrites.
+/// Bytes at the start that are scanned for data of any kind: those that formatting overwrites.
 pub const HEAD_BYTES: u64 = 16 * 1024 * 1024;
 /// Bytes at the end that are scanned: archives, RAIDs and partition tables keep metadata there.
 const TAIL_BYTES: u64 = 1024 * 1024;
@@ -97,8 +96,8 @@ impl fmt::Display for Content {
     }
 }
 
-/// Returns the data on a device, if there is any: a known signature first, otherwise the first data
-/// in its start, its end or the samples between them.
+/// Detects data on a device: a known signature first, otherwise the first data in its start, its
+/// end or the samples between them.
 ///
 /// # Errors
 /// A read fails.
@@ -148,7 +147,7 @@ fn look(
     Ok(None)
 }
 
-/// Returns the ranges to scan, each from its first byte to the end.
+/// Lists the ranges to scan, each as first byte and end.
 fn places(size: u64) -> Vec<(u64, u64)> {
     if size <= WHOLE_BYTES {
         return vec![(0, size)];
@@ -200,7 +199,7 @@ pub fn is_ours(found: &str) -> bool {
     found == FILES || found == FILES_SECOND
 }
 
-/// Returns the name of the first known signature on `device`, if there is one.
+/// Searches `device` for known signatures, and returns the name of the first.
 pub fn find(device: &dyn BlockDevice) -> block::Result<Option<&'static str>> {
     let mut head = vec![0; looked_at(device) as usize];
     Blocking::open(device)?.read_at(0, &mut head)?;

@@ -76,7 +76,7 @@ pub struct Status {
     /// Configuration file that defines the service.
     #[serde(serialize_with = "as_text")]
     pub config: Option<PathBuf>,
-    /// Progress of write-back, if pages are cached.
+    /// State of write-back, if pages are cached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_back: Option<WriteBack>,
     /// Warnings for the user.
@@ -115,7 +115,7 @@ pub struct CipherStatus {
 }
 
 impl Status {
-    /// Returns the status of an open DEVICE without exports.
+    /// Creates the status of an open DEVICE, without exports.
     pub(crate) fn of(
         name: &str,
         device: &Path,
@@ -200,13 +200,13 @@ impl Status {
         });
     }
 
-    /// Returns the status as JSON.
+    /// Converts the status to JSON.
     pub fn to_value(&self) -> serde_json::Value {
         serde_json::to_value(self).expect("names and numbers become JSON")
     }
 }
 
-/// Returns a warning if the memory that holds keys is not locked.
+/// Warns if the memory that holds keys is not locked.
 fn memory_warning() -> Option<String> {
     (!secret::all_locked()).then(|| {
         "its keys may be swapped out, because RLIMIT_MEMLOCK does not allow to lock their memory: raise it \

@@ -28,7 +28,7 @@ const VERSION: u32 = 1;
 pub struct SeenSeal {
     /// Its number; a newer seal has a higher one.
     pub epoch: u64,
-    /// Digest of its authentication codes.
+    /// SHA-256 of its authentication codes, in hexadecimal.
     pub digest: String,
 }
 
@@ -74,7 +74,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns the store in the file `path`.
+    /// Refers to the store in the file `path`, without reading it.
     pub fn at(path: PathBuf) -> Store {
         Store { path }
     }
@@ -222,7 +222,6 @@ fn load(path: &Path) -> Result<Known> {
     })
 }
 
-/// Returns the seal in a header backup.
 fn seal_in(plan: &crypt::Restore) -> Option<SeenSeal> {
     plan.mark.as_ref().map(|m| SeenSeal {
         epoch: m.epoch,
@@ -230,7 +229,7 @@ fn seal_in(plan: &crypt::Restore) -> Option<SeenSeal> {
     })
 }
 
-/// Returns the description of a seal for users.
+/// Describes a seal for users.
 pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
     match seal {
         Some(seal) => format!("seal {}", seal.epoch),
@@ -271,17 +270,17 @@ impl Entry {
         }
     }
 
-    /// Returns the role in which this machine knows the key in `keyslot`.
+    /// Returns the recorded role of the key in `keyslot`.
     fn role_of(&self, keyslot: u32) -> Option<Role> {
         let role = self.keys.get(&keyslot)?.split(' ').next()?;
         Role::from_name(role)
     }
 
-    /// Checks that the key which unlocked the volume may seal its header anew by the role that this
-    /// machine knows: the role in a header without a valid seal may be forged.
+    /// Checks whether the recorded role of the key that unlocked the volume allows to reseal the
+    /// header. The role in a header without a valid seal may be forged.
     ///
     /// # Errors
-    /// [`Error::Untrusted`] when that role may not.
+    /// [`Error::Untrusted`] if it does not.
     pub(crate) fn allow_reseal(&self, volume: &str, unlocked: &Unlocked) -> Result<()> {
         match self.role_of(unlocked.keyslot) {
             Some(role) if role.allow(Action::Reseal).is_err() => Err(Error::Untrusted(format!(
@@ -294,8 +293,7 @@ impl Entry {
         }
     }
 
-    /// Returns the differences between the keys of `volume` and the recorded ones; empty if there
-    /// are none.
+    /// Describes how the keys of `volume` differ from the recorded ones; empty if they do not.
     fn changes(&self, volume: &Volume) -> String {
         if self.keys.is_empty() {
             return String::new();
@@ -315,7 +313,7 @@ impl Entry {
     }
 }
 
-/// Returns the seal in the header of `volume`.
+/// Reads the seal in the header of `volume`.
 pub fn seal_of(volume: &Volume) -> Option<SeenSeal> {
     volume.mark().map(|m| SeenSeal {
         epoch: m.epoch,
@@ -334,14 +332,14 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
 }
 
 impl Known {
-    /// Returns the UUID of a volume known at one of the places and accepted by `one_of`.
+    /// Finds the UUID of a volume known at one of the places and accepted by `one_of`.
     fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
         let known = |entry: &Entry| places.all().any(|place| entry.places.contains(place));
         let mut all = self.volumes.iter().filter(|(uuid, _)| one_of(uuid));
         all.find(|(_, entry)| known(entry)).map(|(uuid, _)| uuid)
     }
 
-    /// Returns the DEVICEs where volumes are expected: files, and LUNs of this user's registry.
+    /// Lists the DEVICEs where volumes are expected: files, and LUNs of this user's registry.
     pub fn devices(&self, settings: &Settings) -> Vec<String> {
         let registry = settings.lun_registry();
         let places = self.volumes.values().flat_map(|entry| &entry.places);
@@ -361,7 +359,7 @@ impl Known {
         }
     }
 
-    /// Returns `name` as a UUID if it is that of a known volume.
+    /// Matches `name` with the UUIDs of known volumes.
     pub fn named(&self, name: &Path) -> Option<String> {
         let uuid = name.to_str()?;
         self.volumes.contains_key(uuid).then(|| uuid.to_owned())
@@ -383,8 +381,7 @@ impl Known {
         })
     }
 
-    /// Checks whether `volume`, opened by `unlocked`, matches its record and may be used for
-    /// `what`.
+    /// Checks whether `volume`, opened by `unlocked`, matches its record and allows `what`.
     ///
     /// # Errors
     /// [`Error::Untrusted`] with the difference, or about a broken seal.

@@ -39,8 +39,8 @@ pub struct Held {
 }
 
 impl Held {
-    /// Returns the volume key if `source` opens it in a role that allows `what`, and the volume
-    /// matches the trust store.
+    /// Unlocks the volume, if `source` opens it in a role that allows `what`, and it matches the
+    /// trust store.
     ///
     /// # Errors
     /// A wrong or missing key, an untrusted volume, or a key whose role does not allow `what`.
@@ -56,7 +56,7 @@ impl Held {
         unlocked.map(|(unlocked, _)| unlocked)
     }
 
-    /// Unlocks the volume, applies `change` to its header, and records the new header in the trust
+    /// Unlocks the volume, applies `change` to its header, and records the result in the trust
     /// store.
     ///
     /// # Errors
@@ -317,7 +317,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(new.finish()?)
 }
 
-/// Returns the key derivation for a new passphrase: Argon2id that takes the configured time on this
+/// Chooses the key derivation for a new passphrase: Argon2id that takes the configured time on this
 /// machine, in at most half of its memory. The calibration takes a few seconds.
 pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     let start = std::time::Instant::now();
@@ -333,7 +333,7 @@ pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     }))
 }
 
-/// Returns the description of a key derivation for users.
+/// Describes a key derivation for users.
 pub fn describe_kdf(kdf: &luks2::Kdf) -> String {
     match kdf {
         luks2::Kdf::Argon2id(cost) | luks2::Kdf::Argon2i(cost) => format!(
@@ -364,13 +364,13 @@ pub enum KeySource {
     Secret(SecretBytes),
 }
 
-/// Asks the user for a passphrase with the given prompt.
+/// Callback that asks the user for a passphrase with the given prompt.
 pub type Prompt = fn(&str) -> Result<SecretBytes>;
 
-/// Shows a message of one line to the user.
+/// Callback that shows a message of one line to the user.
 pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Opens volumes with the keys of a user if they match the trust store.
+/// Opener of volumes by the keys of a user; it checks volumes against the trust store.
 pub struct Opener {
     keyring: Keyring,
     prompt: Prompt,
@@ -380,8 +380,8 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// Creates an opener from a keyring, callbacks to the user, a trust store and cost limits for
-    /// trying a key.
+    /// Creates an opener with a keyring, callbacks to the user, a trust store and cost limits for
+    /// keys.
     pub fn new(
         keyring: Keyring,
         prompt: Prompt,
@@ -398,9 +398,9 @@ impl Opener {
         }
     }
 
-    /// Returns the volume key if `source` opens it in a role that allows `what`, and the volume
-    /// matches `known`. A volume opened for the first time is recorded; the notice shown to the
-    /// user is returned, too.
+    /// Unlocks the volume, if `source` opens it in a role that allows `what`, and it matches
+    /// `known`. A volume opened for the first time is recorded; the notice shown to the user is
+    /// returned, too.
     ///
     /// `known` must be read before the header, or under the header lock.
     ///
@@ -479,7 +479,7 @@ impl Opener {
     }
 }
 
-/// Returns the notice about a volume that this machine opens for the first time.
+/// Words the notice about a volume that this machine opens for the first time.
 fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
     let keys = volume.keys().into_iter();
     let owners = keys.filter(|k| k.role == Role::Owner);

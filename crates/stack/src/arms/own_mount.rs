@@ -23,8 +23,7 @@ pub struct OwnMount {
 }
 
 impl OwnMount {
-    /// Formats `device` with a file system and mounts it on an empty directory, which is removed on
-    /// drop.
+    /// Formats `device` with a file system and mounts it on an empty directory, removed on drop.
     ///
     /// # Errors
     /// The device fails; errors of the mount, for example for a user without permission to mount.
@@ -89,8 +88,7 @@ impl OwnMount {
         self.opened().as_ref().map_or(Ok(()), |(_, fs)| fs.forget())
     }
 
-    /// Unmounts and closes it, with everything written to the device; does nothing if it is not
-    /// mounted.
+    /// Writes everything to the device, unmounts and closes it; does nothing if it is not mounted.
     ///
     /// # Errors
     /// It is in use and stays mounted; the device fails.

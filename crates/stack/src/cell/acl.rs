@@ -5,8 +5,7 @@ use afs_proto::Rights;
 use afs_proto::acl::{AccessList, Entry};
 use serde_json::{Value, json};
 
-/// Returns an access list with entries changed as by `fs setacl`: an entry without rights is
-/// removed.
+/// Changes entries of an access list like `fs setacl`: an entry without rights is removed.
 pub(super) fn changed(
     before: &AccessList,
     changes: &[(String, String)],
@@ -50,7 +49,7 @@ fn rights(words: &str) -> Result<Rights> {
     }
 }
 
-/// Returns an access list as JSON.
+/// Formats an access list as JSON.
 pub(super) fn shown_list(volume: &str, path: &str, list: &AccessList) -> Value {
     let entries = |entries: &[Entry]| -> Value {
         let row = |e: &Entry| json!({ "name": e.name, "rights": e.rights.to_string() });

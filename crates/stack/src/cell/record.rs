@@ -71,7 +71,7 @@ impl Record {
         }
     }
 
-    /// Returns the record in a file system, or `None` if it is no cell.
+    /// Reads the record of a file system; returns `None` if it is no cell.
     pub(crate) fn read(fs: &Fs, device: &str) -> Result<Option<Record>> {
         let Ok(root_cell) = fs.fileset_named(ROOTS[1]) else {
             return Ok(None);
@@ -108,8 +108,7 @@ impl Record {
     }
 }
 
-/// Refuses an invalid name of a cell. It must be a domain name in lower case, because Linux looks
-/// up no others.
+/// Refuses an invalid name of a cell: it must be a domain name in lower case, as Linux expects.
 ///
 /// # Errors
 /// [`Error::Usage`].
@@ -161,7 +160,7 @@ pub(crate) fn check_addresses(listen: &[Ipv4Addr], announce: &[Ipv4Addr]) -> Res
     Ok(())
 }
 
-/// Returns the lines for a client's file `CellServDB` (`CellServDB(5)` of OpenAFS).
+/// Formats the lines for a client's file `CellServDB` (`CellServDB(5)` of OpenAFS).
 pub fn cell_serv_db(name: &str, addresses: &[Ipv4Addr]) -> String {
     let servers = addresses.iter().map(|a| format!("{a:<23} #{a}\n"));
     let first = format!(">{name}");
