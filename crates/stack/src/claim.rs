@@ -51,7 +51,7 @@ impl Claim {
             })
     }
 
-    /// Explains who has a device locked, if there is a claim on its content.
+    /// Names the process that has a device locked, if it has a claim on its content.
     pub(crate) fn refusal(uuid: &str, device: &str, write: bool) -> Option<Error> {
         let (writer, readers) = (writer(uuid), readers(uuid));
         let mut names = bound().ok()?;

@@ -128,7 +128,7 @@ impl Target<'_> {
     }
 }
 
-/// Result of [`format`].
+/// Result of [`format()`].
 #[derive(Debug, Serialize)]
 pub struct Formatted {
     /// UUID of the file system.
