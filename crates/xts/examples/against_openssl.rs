@@ -1,14 +1,14 @@
-//! Every kernel of this processor beside the system's OpenSSL, in one run on one thread.
+//! Compares every kernel that this CPU supports with the system's OpenSSL, in one thread.
 //!
 //! ```text
 //! cargo run --release -p xts --example against_openssl [-- [--json] [--rounds N] [--millis N]]
 //! ```
 //!
-//! Both sides go through the same loop and are charged the CPU time of the thread. Contestants
-//! take turns in each round, so that whatever else the machine does hits all of them; the table
-//! has medians over the rounds, and the median of the ratios taken within a round. OpenSSL is used
-//! at its best for LUKS sectors: one context, the key set once, a call for the tweak and one for
-//! the data of each sector, in place.
+//! Both sides run in the same loop and are measured by the thread's CPU time. The contestants take
+//! turns in each round, so that other load on the machine affects all of them. The table shows the
+//! medians over the rounds, and the median of the ratios within a round. OpenSSL is used in its
+//! fastest way for LUKS sectors: one context, the key set once, and for each sector one call for
+//! the tweak and one for the data, in place.
 
 use openssl::cipher::Cipher;
 use openssl::cipher_ctx::CipherCtx;
@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-/// One line of the table.
+/// Parameters of one line of the table.
 #[derive(Clone, Copy)]
 struct Case {
     key_bits: u32,
@@ -65,7 +65,8 @@ struct Case {
     way: Direction,
 }
 
-/// Bytes per CPU-second of a case: a name and a sample a round for each contestant, OpenSSL first.
+/// Bytes per CPU-second of a case: for each contestant its name and one sample per round, OpenSSL
+/// first.
 struct Row {
     case: Case,
     samples: Vec<(String, Vec<f64>)>,
@@ -92,7 +93,7 @@ impl Row {
         Row { case, samples }
     }
 
-    /// The contestant's speeds divided by OpenSSL's of the same round, the median of it.
+    /// Returns the median of the contestant's speeds divided by OpenSSL's of the same round.
     fn ratio(&self, samples: &[f64]) -> f64 {
         let rival = &self.samples[0].1;
         median(
@@ -141,7 +142,7 @@ fn openssl(case: Case, key: &[u8]) -> Work {
     })
 }
 
-/// A race between programs that do different things says nothing.
+/// Checks that all contestants produce the same bytes; otherwise the comparison is meaningless.
 fn check_agreement(contestants: &mut [(String, Work)], request: usize) {
     let mut right: Option<Vec<u8>> = None;
     for (name, work) in contestants {
@@ -154,12 +155,12 @@ fn check_agreement(contestants: &mut [(String, Work)], request: usize) {
     }
 }
 
-/// Bytes per CPU-second over about `spell` of CPU time.
+/// Returns the bytes per CPU-second over about `spell` of CPU time.
 fn speed(spell: Duration, data: &mut [u8], work: &mut Work) -> f64 {
     let batch = ((1 << 20) / data.len()).max(1);
     let step = data.len() as u64 / 512;
     let (mut unit, mut bytes) = (0, 0);
-    work(unit, data); // brings keys, code and data into the cache
+    work(unit, data); // warms the CPU cache with keys, code and data
     let start = thread_cpu();
     loop {
         for _ in 0..batch {

@@ -1,4 +1,4 @@
-//! The cipher as callers see it: a key, a sector size, a kernel.
+//! The public cipher: a key, a sector size and a kernel.
 
 use crate::kernel::{Engine, Units};
 use crate::{Direction, Error, Kernel, self_test};
@@ -6,14 +6,14 @@ use crate::{Direction, Error, Kernel, self_test};
 /// Sector sizes in use on LUKS2 volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SectorSize {
-    /// 512 bytes: what `cryptsetup luksFormat` chooses for a file.
+    /// 512 bytes: the default of `cryptsetup luksFormat` for a file.
     B512,
-    /// 4096 bytes: what it chooses for disks that report such blocks.
+    /// 4096 bytes: its default for disks that report such blocks.
     B4096,
 }
 
 impl SectorSize {
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub fn bytes(self) -> u32 {
         match self {
             SectorSize::B512 => 512,
@@ -21,8 +21,8 @@ impl SectorSize {
         }
     }
 
-    /// By how much the initial value grows from sector to sector: plain64 counts units of 512
-    /// bytes whatever the sector size is, because LUKS2 never sets dm-crypt's `iv_large_sectors`.
+    /// Returns the tweak increment from sector to sector. plain64 counts units of 512 bytes for
+    /// every sector size, because LUKS2 never sets dm-crypt's `iv_large_sectors`.
     fn units(self) -> u64 {
         u64::from(self.bytes() / 512)
     }
@@ -46,12 +46,12 @@ impl From<SectorSize> for u32 {
     }
 }
 
-/// AES-XTS with one key over sectors of one size. Shared by any number of threads.
+/// AES-XTS with one key over sectors of one size. Can be shared by any number of threads.
 ///
 /// All four operations take `first_unit`, the number of the first sector in units of 512 bytes
-/// counted from the start of the segment (plus the segment's `iv_tweak`); it wraps at 2^64 as
-/// plain64 does. They panic when the length is not a whole number of sectors or when the two
-/// lengths differ: that is a bug of the caller, and a part of a sector cannot be enciphered.
+/// counted from the start of the segment (plus the segment's `iv_tweak`); it wraps at 2^64 as in
+/// plain64. They panic if the length is not a whole number of sectors or if the two lengths
+/// differ: that is a bug in the caller, and a partial sector cannot be encrypted.
 pub struct Xts {
     engine: Engine,
     sector: SectorSize,
@@ -59,14 +59,14 @@ pub struct Xts {
 }
 
 impl Xts {
-    /// A cipher with the fastest kernel of this processor that passes its known-answer test.
+    /// Creates a cipher with the fastest supported kernel that passes its known-answer test.
     ///
-    /// 32 bytes of key make AES-128-XTS, 64 make AES-256-XTS. The caller zeroes its copy.
+    /// The key has 32 bytes for AES-128-XTS and 64 for AES-256-XTS. The caller zeroes its copy.
     pub fn new(key: &[u8], sector: SectorSize) -> Result<Xts, Error> {
         Xts::with_kernel(key, sector, Kernel::best())
     }
 
-    /// A cipher with the kernel asked for, refused where the processor lacks it or where it fails
+    /// Creates a cipher with the given kernel; fails if the CPU does not support it or if it fails
     /// its known-answer test.
     pub fn with_kernel(key: &[u8], sector: SectorSize, kernel: Kernel) -> Result<Xts, Error> {
         let key_bits = match key.len() {
@@ -75,7 +75,7 @@ impl Xts {
             other => return Err(Error::KeyLength(other)),
         };
         let (data_key, tweak_key) = key.split_at(key.len() / 2);
-        // Without an early exit: the time says nothing about where the halves differ.
+        // No early exit: the time must not reveal where the halves differ.
         if data_key
             .iter()
             .zip(tweak_key)
@@ -97,40 +97,40 @@ impl Xts {
         })
     }
 
-    /// The kernel in use.
+    /// Returns the kernel in use.
     pub fn kernel(&self) -> Kernel {
         self.engine.kernel()
     }
 
-    /// 128 or 256: the bits of each of the two AES keys.
+    /// Returns the length of each of the two AES keys: 128 or 256 bits.
     pub fn key_bits(&self) -> u32 {
         self.key_bits
     }
 
-    /// The sector size.
+    /// Returns the sector size.
     pub fn sector_size(&self) -> SectorSize {
         self.sector
     }
 
-    /// Enciphers `data` in place.
+    /// Encrypts `data` in place.
     pub fn encrypt(&self, first_unit: u64, data: &mut [u8]) {
         self.engine
             .run(Direction::Encrypt, self.units(first_unit), None, data);
     }
 
-    /// Deciphers `data` in place.
+    /// Decrypts `data` in place.
     pub fn decrypt(&self, first_unit: u64, data: &mut [u8]) {
         self.engine
             .run(Direction::Decrypt, self.units(first_unit), None, data);
     }
 
-    /// Enciphers `src` into `dst` in one pass. `dst` never holds clear data.
+    /// Encrypts `src` into `dst` in one pass. No plaintext is ever written to `dst`.
     pub fn encrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
         self.engine
             .run(Direction::Encrypt, self.units(first_unit), Some(src), dst);
     }
 
-    /// Deciphers `src` into `dst` in one pass.
+    /// Decrypts `src` into `dst` in one pass.
     pub fn decrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
         self.engine
             .run(Direction::Decrypt, self.units(first_unit), Some(src), dst);

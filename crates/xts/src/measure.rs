@@ -1,28 +1,29 @@
-//! Throughput of a kernel on this machine, for `evfs benchmark` and for the records.
+//! Throughput of a kernel on this machine, for `evfs benchmark` and stored benchmark results.
 //!
-//! Counted against the CPU clock of the thread, not the clock on the wall: on a shared machine
-//! the first hardly moves and the second does.
+//! Uses the CPU clock of the thread instead of wall time, which varies far more on a shared
+//! machine.
 
 use crate::{Kernel, SectorSize, Xts};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// Which way the data goes.
+/// Direction of the operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Clear to cipher.
+    /// Plaintext to ciphertext.
     Encrypt,
-    /// Cipher to clear.
+    /// Ciphertext to plaintext.
     Decrypt,
 }
 
-/// Bytes that `kernel` enciphers per second of CPU, in place, in requests of `request_bytes`.
+/// Returns the bytes that `kernel` encrypts per second of CPU time, in place, in requests of
+/// `request_bytes`.
 ///
 /// Runs for about `duration` of CPU time. `key_bits` is 128 or 256.
 ///
 /// # Panics
-/// When the kernel cannot be used here, for other `key_bits`, or when `request_bytes` is not a
-/// whole number of sectors.
+/// If the CPU does not support the kernel, for any other `key_bits`, or if `request_bytes` is not
+/// a whole number of sectors.
 pub fn measure(
     kernel: Kernel,
     key_bits: u32,
@@ -40,7 +41,7 @@ pub fn measure(
     )
 }
 
-/// As [`measure`], either way.
+/// Measures like [`measure`], in the given direction.
 ///
 /// # Panics
 /// As [`measure`].
@@ -68,8 +69,8 @@ pub fn measure_direction(
         }
         unit = unit.wrapping_add(request_bytes as u64 / 512);
     };
-    one(); // brings the data and the keys into the cache
-    // The clock is a system call on the thread clock: asked once every 4 MiB it is lost in noise.
+    one(); // warms the CPU cache with the data and the keys
+    // Reading the thread clock is a system call; once per 4 MiB its cost is negligible.
     let batch = ((4 << 20) / request_bytes.max(1)).max(1);
     let (mut requests, mut spent) = (0u64, Duration::ZERO);
     let start = thread_cpu();
@@ -83,7 +84,7 @@ pub fn measure_direction(
     requests as f64 * request_bytes as f64 / spent.max(Duration::from_nanos(1)).as_secs_f64()
 }
 
-/// CPU time this thread has used.
+/// Returns the CPU time that this thread has used.
 fn thread_cpu() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(

@@ -1,4 +1,4 @@
-//! The kernels by name, and which of them this processor runs.
+//! The kernels by name, and detection of the ones this CPU supports.
 
 use crate::{Error, self_test};
 use std::fmt;
@@ -7,13 +7,13 @@ use std::str::FromStr;
 /// An implementation of AES-XTS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kernel {
-    /// The `aes` crate in batches, written in safe code: the reference for the others, and what
-    /// runs on processors the others do not know. It is constant-time also without AES
-    /// instructions, and uses them where the `aes` crate knows them.
+    /// The `aes` crate in batches, in safe code: the reference for the other kernels and the
+    /// fallback for CPUs that support none of them. Constant-time even without AES instructions;
+    /// uses those that the `aes` crate supports.
     Portable,
-    /// AES-NI with PCLMULQDQ: one block a register, eight in flight.
+    /// AES-NI with PCLMULQDQ: one block per register, eight registers in flight.
     AesNi,
-    /// VAES and VPCLMULQDQ on 512-bit registers: four blocks a register, eight registers in
+    /// VAES and VPCLMULQDQ on 512-bit registers: four blocks per register, eight registers in
     /// flight.
     Vaes512,
 }
@@ -22,7 +22,7 @@ impl Kernel {
     /// All kernels, slowest first.
     const ALL: [Kernel; 3] = [Kernel::Portable, Kernel::AesNi, Kernel::Vaes512];
 
-    /// The kernels this processor can run, slowest first. Never empty.
+    /// Returns the kernels that this CPU supports, slowest first. Never empty.
     pub fn available() -> Vec<Kernel> {
         Kernel::ALL
             .into_iter()
@@ -30,9 +30,9 @@ impl Kernel {
             .collect()
     }
 
-    /// The fastest kernel of this processor that passes its known-answer test.
+    /// Returns the fastest supported kernel that passes its known-answer test.
     ///
-    /// When none passes this is [`Kernel::Portable`], which [`crate::Xts`] then refuses.
+    /// Returns [`Kernel::Portable`] if none passes; [`crate::Xts`] then refuses it.
     pub fn best() -> Kernel {
         Kernel::available()
             .into_iter()
@@ -41,12 +41,12 @@ impl Kernel {
             .unwrap_or(Kernel::Portable)
     }
 
-    /// Whether this processor, and its operating system, has what the kernel needs.
+    /// Reports whether the CPU and the operating system support the kernel.
     pub fn is_available(self) -> bool {
         crate::kernel::supported(self)
     }
 
-    /// The name as shown and parsed.
+    /// Returns the name that `Display` prints and `FromStr` parses.
     pub fn name(self) -> &'static str {
         match self {
             Kernel::Portable => "portable",

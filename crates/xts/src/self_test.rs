@@ -1,16 +1,16 @@
-//! The known-answer test that a kernel passes before its first use in a process.
+//! The known-answer test that a kernel must pass before its first use in a process.
 //!
-//! Two steps. The kernel must give the ciphertexts of IEEE 1619-2007 annex B, vectors 4 and 10
-//! (a unit of 512 bytes with either key length), both ways. Then it must agree with the portable
-//! kernel, itself checked by the first step, over runs of many sectors of both sizes, where the
-//! kernels differ most: tweaks of many units, batches that end early, both directions, in place
-//! and from one buffer to another.
+//! Two steps. First, the kernel must reproduce vectors 4 and 10 of IEEE 1619-2007 annex B (a unit
+//! of 512 bytes with either key length) in both directions. Second, it must agree with the portable
+//! kernel, which the first step has checked, over runs of many sectors of both sizes. That covers
+//! the code in which the kernels differ most: tweaks of many units, partial last batches, both
+//! directions, in place and from one buffer to another.
 
 use crate::kernel::{Engine, Units};
 use crate::{Direction, Kernel};
 use std::sync::OnceLock;
 
-/// Whether `kernel` works on this processor. Tested once in a process; some 50 microseconds.
+/// Reports whether `kernel` works on this CPU. Tests once per process, in about 50 microseconds.
 pub(crate) fn passes(kernel: Kernel) -> bool {
     static RESULTS: [OnceLock<bool>; 3] = [const { OnceLock::new() }; 3];
     if !kernel.is_available() {
@@ -24,11 +24,11 @@ pub(crate) fn passes(kernel: Kernel) -> bool {
     })
 }
 
-/// The ciphertexts of vectors 4 and 10: the plaintext is 00 01 .. ff twice over.
+/// The ciphertexts of vectors 4 and 10; the plaintext is 00 01 .. ff, twice.
 const IEEE_4: &[u8; 512] = include_bytes!("vectors/ieee1619_vector4.bin");
 const IEEE_10: &[u8; 512] = include_bytes!("vectors/ieee1619_vector10.bin");
 
-/// Digits of e and pi, as the standard uses them: Key1 | Key2 of vectors 4 and 10.
+/// Digits of e and pi, as in the standard: Key1 | Key2 of vectors 4 and 10.
 const KEY_4: [u8; 32] = [
     0x27, 0x18, 0x28, 0x18, 0x28, 0x45, 0x90, 0x45, 0x23, 0x53, 0x60, 0x28, 0x74, 0x71, 0x35, 0x26,
     0x31, 0x41, 0x59, 0x26, 0x53, 0x58, 0x97, 0x93, 0x23, 0x84, 0x62, 0x64, 0x33, 0x83, 0x27, 0x95,
@@ -64,7 +64,7 @@ fn agrees_with_portable<F>(run: F) -> bool
 where
     F: Fn(&[u8], Direction, Units, Option<&[u8]>, &mut [u8]),
 {
-    // More units than any kernel takes together, and not a multiple of it.
+    // More units than any kernel processes at once, and not a multiple of that number.
     const SHAPES: [(usize, u64, usize); 2] = [(512, 1, 21), (4096, 8, 3)];
     SHAPES.into_iter().all(|(bytes, iv_step, count)| {
         let units = Units {
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// A kernel that is right but for what `spoil` does to its result.
+    /// Checks whether the self-test refuses a correct kernel whose output `spoil` has altered.
     fn is_refused(spoil: impl Fn(Direction, Units, Option<&[u8]>, &mut [u8])) -> bool {
         let run = |key: &[u8], way, units, src: Option<&[u8]>, dst: &mut [u8]| {
             Engine::new(Kernel::Portable, key).run(way, units, src, dst);

@@ -1,7 +1,8 @@
-//! Published test vectors against every kernel, and OpenSSL on units of any number of blocks.
+//! Checks every kernel against published test vectors, and against OpenSSL for units of any number
+//! of blocks.
 //!
-//! The public interface knows sectors only; here the kernels are asked directly, so that the
-//! standards' short data units and 128-bit tweaks apply.
+//! The public interface accepts whole sectors only. These tests call the kernels directly, because
+//! the standards' vectors use short data units and 128-bit tweaks.
 
 use crate::kernel::{Engine, Units};
 use crate::{Direction, Kernel};
@@ -11,7 +12,7 @@ use openssl::cipher_ctx::CipherCtx;
 const IEEE_1619: &str = include_str!("vectors/ieee1619.txt");
 const NIST_XTSVS: &str = include_str!("vectors/nist_xtsvs.txt");
 
-/// Bytes of a hexadecimal string.
+/// Decodes a hexadecimal string.
 pub(crate) fn unhex(text: &str) -> Vec<u8> {
     let digits = text.as_bytes().chunks(2);
     digits
@@ -22,7 +23,7 @@ pub(crate) fn unhex(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Runs each line of a table through each kernel, both ways, and gives the number of lines.
+/// Runs each line of `table` through each kernel in both directions; returns the number of lines.
 fn check(table: &str) -> usize {
     let mut lines = 0;
     for line in table.lines().filter(|line| !line.starts_with('#')) {
@@ -83,7 +84,7 @@ fn units_of_any_number_of_blocks_agree_with_openssl() {
             let mut ctx = CipherCtx::new().expect("a context");
             for index in 0..3 {
                 let range = index * units.bytes..(index + 1) * units.bytes;
-                // As plain64: the low half counts and wraps, the high half stays.
+                // As in plain64: the low half counts and wraps, the high half is constant.
                 let low = (units.first_iv as u64).wrapping_add(3 * index as u64);
                 let iv = ((units.first_iv >> 64 << 64) | u128::from(low)).to_le_bytes();
                 ctx.encrypt_init(Some(cipher), Some(key), Some(&iv))

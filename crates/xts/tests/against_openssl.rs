@@ -7,11 +7,11 @@ use openssl::cipher_ctx::CipherCtx;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xts::{Kernel, SectorSize, Xts};
 
-/// SplitMix64: enough for test data, and its seed fits a line.
+/// SplitMix64: good enough for test data, with a seed that fits on one line.
 struct Random(u64);
 
 impl Random {
-    /// Seeded by `XTS_SEED` or the clock; the seed is printed, and shown when the test fails.
+    /// Seeds from `XTS_SEED` or the clock, and prints the seed so that a failure can be replayed.
     fn new() -> Random {
         let clock = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -37,7 +37,7 @@ impl Random {
     }
 }
 
-/// What dm-crypt's `aes-xts-plain64` writes, one EVP call a sector.
+/// Returns the ciphertext of dm-crypt's `aes-xts-plain64`, with one EVP call per sector.
 fn openssl(key: &[u8], sector: SectorSize, first_unit: u64, clear: &[u8]) -> Vec<u8> {
     let cipher = if key.len() == 32 {
         Cipher::aes_128_xts()
@@ -58,7 +58,7 @@ fn openssl(key: &[u8], sector: SectorSize, first_unit: u64, clear: &[u8]) -> Vec
     out
 }
 
-/// All four operations on a slice that starts `shift` bytes into an allocation.
+/// Checks all four operations on a slice that starts `shift` bytes into an allocation.
 fn check(xts: &Xts, first_unit: u64, clear: &[u8], cipher: &[u8], shift: usize) {
     let what = format!(
         "{xts:?}, unit {first_unit}, {} bytes, shift {shift}",
@@ -123,7 +123,7 @@ fn any_alignment_of_a_slice_agrees_with_openssl() {
     }
 }
 
-/// Data and keys that random bytes never hit: nothing but zeros, ones, or a single bit.
+/// Uses data and keys that random bytes never hit: all zeros, all ones, or a single bit.
 #[test]
 fn extreme_keys_and_data_agree_with_openssl() {
     let mut keys = Vec::new();

@@ -1,4 +1,4 @@
-//! Properties that hold for every kernel, and the kernels against one another.
+//! Properties that hold for every kernel, and comparisons of the kernels with each other.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn unit() -> impl Strategy<Value = u64> {
     prop_oneof![any::<u64>(), 0..100u64, u64::MAX - 100..=u64::MAX]
 }
 
-/// A key, a sector size, a first unit, whole sectors of data and an offset in an allocation.
+/// Generates a key, a sector size, a first unit, whole sectors of data and an allocation offset.
 fn case() -> impl Strategy<Value = (Vec<u8>, SectorSize, u64, Vec<u8>, usize)> {
     (
         key(),
@@ -72,7 +72,7 @@ proptest! {
         }
     }
 
-    /// What makes it safe to cut a request anywhere between sectors.
+    /// The property that makes it safe to split a request between any two sectors.
     #[test]
     fn a_run_cut_in_two_gives_the_bytes_of_the_whole(
         (key, sector, unit, data, _) in case(),
@@ -92,7 +92,7 @@ proptest! {
     }
 }
 
-/// LUKS2 never sets `iv_large_sectors`: the second sector of 4096 bytes is number 8, not 1.
+/// LUKS2 never sets `iv_large_sectors`: the second sector of 4096 bytes has number 8, not 1.
 #[test]
 fn sectors_of_4096_bytes_are_numbered_in_units_of_512() {
     let key: Vec<u8> = (0..64).collect();

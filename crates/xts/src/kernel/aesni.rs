@@ -1,23 +1,24 @@
-//! AES-NI and PCLMULQDQ: one block a register, eight in flight.
+//! AES-NI and PCLMULQDQ: one block per register, eight registers in flight.
 //!
 //! The scheme is that of `vaes512`, with one lane instead of four: the first tweaks of eight units
-//! are enciphered together, each unit's first eight tweaks are made by shifts, and all eight are
-//! stepped by x^8 at once, so that no block waits for the doubling of the one before.
+//! are encrypted together, each unit's first eight tweaks are computed by shifts, and all eight are
+//! multiplied by x^8 at once, so that no block depends on the doubling of the previous one.
 //!
-//! The tweaks of the next step are made between the rounds of this one, one a round: the units
-//! that do no AES are free then, and no step begins by waiting for its tweaks. That is a sixth of
-//! the speed. (In `vaes512`, with four blocks a register, it gained nothing.)
+//! The tweaks of the next step are computed between the rounds of the current one, one per round:
+//! the execution units that do not run AES are idle then, and no step begins by waiting for its
+//! tweaks. That is worth a sixth of the speed. (In `vaes512`, with four blocks per register, it
+//! gained nothing.)
 //!
-//! There are sixteen registers and eight blocks in flight, so the compiler keeps tweaks on the
-//! stack; [`super::clear`] is why that is no leak.
+//! With sixteen registers and eight blocks in flight, the compiler keeps tweaks on the stack;
+//! [`super::clear`] erases them.
 
 use super::Units;
 use super::keys::{RoundKeys, opaque};
 use crate::Direction;
 use std::arch::x86_64::*;
 
-/// Blocks in flight. AESENC has a latency of 4 cycles or less on processors that start two in a
-/// cycle, and of up to 8 on old ones that start one.
+/// Blocks in flight. AESENC has a latency of at most 4 cycles on CPUs that start two per cycle, and
+/// of up to 8 on older ones that start one.
 const WIDTH: usize = 8;
 
 /// Bytes in a step.
@@ -26,12 +27,12 @@ const STEP: usize = WIDTH * 16;
 /// The low part of the field's polynomial, x^7 + x^2 + x + 1 (IEEE 1619 section 5.2).
 const POLY: i64 = 0x87;
 
-/// Whether the processor has what this kernel uses.
+/// Checks whether the CPU supports the instructions that this kernel uses.
 pub(super) fn supported() -> bool {
     is_x86_feature_detected!("aes") && is_x86_feature_detected!("pclmulqdq")
 }
 
-/// See [`super::Engine::run`], which has checked the lengths.
+/// Runs the kernel; see [`super::Engine::run`], which has checked the lengths.
 pub(super) fn run(
     keys: &RoundKeys,
     way: Direction,
@@ -43,8 +44,8 @@ pub(super) fn run(
     let count = dst.len() / units.bytes;
     let to = dst.as_mut_ptr();
     let from = src.map_or(to.cast_const(), <[u8]>::as_ptr);
-    // SAFETY: the features were just detected. `from` and `to` are `count` whole units long, and
-    // are the same or do not overlap, as a shared and an exclusive slice cannot. The number of
+    // SAFETY: the features were just detected. `from` and `to` are `count` whole units long. They
+    // are equal or do not overlap, because a shared and an exclusive slice cannot. The number of
     // rounds is that of the schedules.
     unsafe {
         match (keys.rounds(), way) {
@@ -56,6 +57,8 @@ pub(super) fn run(
     }
 }
 
+/// Processes `count` units.
+///
 /// # Safety
 /// `src` and `dst` must be readable and writable for `count` units and be the same or disjoint;
 /// `keys` must have `ROUNDS` rounds.
@@ -77,7 +80,7 @@ unsafe fn crypt<const ROUNDS: usize, const INVERSE: bool>(
         // SAFETY: the schedule has `ROUNDS + 1` keys, as the caller promises.
         let starts = unsafe { first_tweaks::<ROUNDS>(keys.tweak(), units, first) };
         for start in &starts[..(count - first).min(WIDTH)] {
-            // SAFETY: there is a whole unit left at `src` and `dst`; the keys as above.
+            // SAFETY: a whole unit is left at `src` and `dst`; the keys as above.
             unsafe {
                 unit::<ROUNDS, INVERSE>(data_keys, *start, src, dst, units.bytes);
                 src = src.add(units.bytes);
@@ -88,7 +91,7 @@ unsafe fn crypt<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// One data unit with its first tweak.
+/// Processes one data unit, given its first tweak.
 ///
 /// # Safety
 /// `src` and `dst` must be readable and writable for `bytes`, a multiple of 16, and be the same
@@ -118,8 +121,8 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// The end of a unit that is not a multiple of [`STEP`]: in the standards' test vectors, never in
-/// LUKS2. Apart, so that the tweaks of all others need not be in memory.
+/// Processes the end of a unit whose length is not a multiple of [`STEP`]. Occurs in the standards'
+/// test vectors, never in LUKS2. A separate function, so that other tweaks need not be in memory.
 ///
 /// # Safety
 /// As [`unit()`], with `bytes` less than [`STEP`].
@@ -138,8 +141,8 @@ unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// Tweak, AES, tweak: XTS of `N` blocks (IEEE 1619 section 5.3.1). Calls `meanwhile` with each
-/// index below [`WIDTH`] between rounds.
+/// XTS of `N` blocks: XOR the tweak, AES, XOR the tweak (IEEE 1619 section 5.3.1). Calls
+/// the closure between rounds with each index less than [`WIDTH`].
 ///
 /// # Safety
 /// `src` and `dst` must be readable and writable for `N` blocks and be the same or disjoint;
@@ -166,7 +169,7 @@ unsafe fn blocks<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
 }
 
-/// The registers' part of [`blocks`].
+/// Register-only part of [`blocks`].
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -180,7 +183,7 @@ unsafe fn rounds<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
 ) {
     const { assert!(ROUNDS > WIDTH) };
     let keys = opaque(keys);
-    // SAFETY: the indices are at most `ROUNDS`, and the schedule is aligned as its type asks.
+    // SAFETY: the indices are at most `ROUNDS`, and the schedule has the alignment of its type.
     let key = |index| unsafe { _mm_load_si128(keys.add(index)) };
     let first = key(0);
     for (data, tweak) in data.iter_mut().zip(tweaks) {
@@ -201,7 +204,7 @@ unsafe fn rounds<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
     let last = key(ROUNDS);
     for (data, tweak) in data.iter_mut().zip(tweaks) {
-        // The last round ends with an addition of its key: the tweak goes in with it.
+        // The last round ends by XORing its key; the tweak is combined with it.
         let last = _mm_xor_si128(last, *tweak);
         *data = if INVERSE {
             _mm_aesdeclast_si128(*data, last)
@@ -211,7 +214,7 @@ unsafe fn rounds<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
 }
 
-/// AES of the initial values of eight units under the tweak key.
+/// Encrypts the initial values of eight units with the tweak key.
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -233,7 +236,7 @@ unsafe fn first_tweaks<const ROUNDS: usize>(
     data
 }
 
-/// `start` times x^0, x^1 and so on to x^7.
+/// Returns `start` times x^0, x^1 and so on to x^7.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
 fn ladder(start: __m128i) -> [__m128i; WIDTH] {
@@ -249,8 +252,8 @@ fn ladder(start: __m128i) -> [__m128i; WIDTH] {
     ]
 }
 
-/// Times x^`LEFT`, `RIGHT` being 64 - `LEFT`: both halves shifted; what leaves the low half
-/// enters the high one, and what leaves the high half comes back times the polynomial.
+/// Multiplies by x^`LEFT`; `RIGHT` is 64 - `LEFT`. Both halves are shifted; bits shifted out of the
+/// low half enter the high one, and those out of the high half are multiplied by the polynomial.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
 fn times_x<const LEFT: i32, const RIGHT: i32>(tweak: __m128i) -> __m128i {
@@ -261,7 +264,7 @@ fn times_x<const LEFT: i32, const RIGHT: i32>(tweak: __m128i) -> __m128i {
     _mm_xor_si128(halves, reduced)
 }
 
-/// Times x^8.
+/// Multiplies by x^8.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
 fn times_x8(tweak: __m128i) -> __m128i {

@@ -1,29 +1,29 @@
-//! Clearing what a kernel leaves behind: registers, which a core dump carries, and stack.
+//! Clears the data that a kernel leaves in registers, which a core dump contains, and on the stack.
 //!
-//! The kernels do not keep secrets on the stack by design, but the compiler is free to spill and
-//! the portable kernel works through a scratch. Overwriting is cheap and does not depend on what
-//! the compiler did.
+//! The kernels are designed to keep secrets off the stack, but the compiler may spill registers,
+//! and the portable kernel uses a scratch buffer. Overwriting is cheap and does not depend on the
+//! compiler's choices.
 
-/// Stack of the portable kernel that is overwritten, in bytes. Its frames with those of the `aes`
-/// crate were seen to hold tweaks down to 11 KiB in release builds and 14 KiB in debug builds.
+/// Bytes of stack overwritten after the portable kernel. Tweaks were found in its frames and those
+/// of the `aes` crate down to 11 KiB in release builds and 14 KiB in debug builds.
 const PORTABLE_STACK_BYTES: usize = 20 * 1024;
 
-/// The same for the kernels made of intrinsics. In release builds AES-NI was seen to spill tweaks
-/// down to 270 bytes and VAES-512 nothing at all, in debug builds both down to 880 bytes. Kept
-/// small because a request of 4 KiB is done in 500 cycles.
+/// Bytes of stack overwritten after the kernels made of intrinsics. In release builds AES-NI was
+/// found to spill tweaks down to 270 bytes and VAES-512 nothing at all, in debug builds both down
+/// to 880 bytes. Kept small because a request of 4 KiB takes only 500 cycles.
 #[cfg(target_arch = "x86_64")]
 const INTRINSICS_STACK_BYTES: usize = if cfg!(debug_assertions) { 4096 } else { 1024 };
 
-/// Zeroes what the portable kernel, or an expansion of keys, left behind.
+/// Clears stack and registers after the portable kernel or a key expansion.
 ///
-/// To be called from the function that called the kernel, so that both have the same stack below
-/// them. The stack goes first: clearing it may use registers.
+/// Must be called from the function that called the kernel, so that both use the same stack below
+/// it. The stack is cleared first, because clearing it may use registers.
 pub(super) fn after_portable() {
     stack::<PORTABLE_STACK_BYTES>();
     registers();
 }
 
-/// Zeroes what a kernel made of intrinsics left behind; see [`after_portable`].
+/// Clears stack and registers after a kernel made of intrinsics; see [`after_portable`].
 #[cfg(target_arch = "x86_64")]
 pub(super) fn after_intrinsics() {
     stack::<INTRINSICS_STACK_BYTES>();
@@ -33,8 +33,8 @@ pub(super) fn after_intrinsics() {
 #[inline(never)]
 fn stack<const BYTES: usize>() {
     let mut frame = [0u8; BYTES];
-    // SAFETY: the asm does nothing. It takes the address of a live local and may read it as far
-    // as the compiler knows, so the zeros have to be in memory before.
+    // SAFETY: the block has no instruction. As far as the compiler knows it reads the live local
+    // whose address it takes, so the zeros must be in memory before it.
     unsafe {
         std::arch::asm!("/* {0} */", in(reg) frame.as_mut_ptr(), options(nostack, preserves_flags));
     }
@@ -43,7 +43,7 @@ fn stack<const BYTES: usize>() {
 #[cfg(not(target_arch = "x86_64"))]
 fn registers() {}
 
-/// Zeroes vector registers and the general ones a callee may leave anything in.
+/// Zeroes the vector registers and the general ones that a callee may leave data in.
 #[cfg(target_arch = "x86_64")]
 #[inline(never)]
 fn registers() {
@@ -68,7 +68,7 @@ fn registers() {
     }
 }
 
-/// `vzeroall` clears registers 0 to 15 to their full width, and 16 to 31 have to be named.
+/// Clears registers 0 to 15 to their full width by `vzeroall`, and 16 to 31 by name.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 fn registers_avx512() {

@@ -3,8 +3,8 @@
 use secret::SecretBytes;
 use std::arch::x86_64::*;
 
-/// Three schedules one after the other, each of `rounds + 1` keys of 16 bytes: the data key's
-/// for enciphering, the data key's for deciphering, the tweak key's for enciphering.
+/// Three consecutive schedules, each of `rounds + 1` keys of 16 bytes: the data key's for
+/// encryption, the data key's for decryption, the tweak key's for encryption.
 pub(crate) struct RoundKeys {
     memory: SecretBytes,
     rounds: usize,
@@ -14,7 +14,7 @@ impl RoundKeys {
     /// Expands `key`: the data key, then the tweak key (IEEE 1619 section 5.1: Key1 | Key2).
     ///
     /// # Panics
-    /// When `key` is not 32 or 64 bytes long or the processor lacks AES-NI.
+    /// If `key` is not 32 or 64 bytes long or the CPU lacks AES-NI.
     pub(crate) fn new(key: &[u8]) -> RoundKeys {
         assert!(
             is_x86_feature_detected!("aes"),
@@ -39,22 +39,22 @@ impl RoundKeys {
         RoundKeys { memory, rounds }
     }
 
-    /// 10 or 14.
+    /// Returns the number of AES rounds: 10 or 14.
     pub(super) fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Keys for enciphering data, `rounds + 1` of them.
+    /// Returns the `rounds + 1` keys that encrypt data.
     pub(super) fn encrypt(&self) -> *const __m128i {
         self.schedule(0)
     }
 
-    /// Keys for deciphering data by the equivalent inverse cipher.
+    /// Returns the keys that decrypt data by the equivalent inverse cipher.
     pub(super) fn decrypt(&self) -> *const __m128i {
         self.schedule(1)
     }
 
-    /// Keys for enciphering tweaks.
+    /// Returns the keys that encrypt tweaks.
     pub(super) fn tweak(&self) -> *const __m128i {
         self.schedule(2)
     }
@@ -64,31 +64,31 @@ impl RoundKeys {
         self.memory[index * bytes..][..bytes].as_ptr().cast()
     }
 
-    /// All round keys, for tests that look for them elsewhere.
+    /// Returns all round keys, for tests that search for them elsewhere.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.memory
     }
 }
 
-/// Returns `keys` in a way the compiler cannot see through.
+/// Returns `keys` through an empty `asm!` block that hides its value from the compiler.
 ///
-/// Put in front of each step of a loop it keeps the compiler from loading all round keys before
-/// the loop: there are more of them than registers, and it would spill them to the stack.
+/// Called before each step of a loop, it keeps the compiler from loading all round keys ahead of
+/// the loop: they outnumber the registers, and it would spill them to the stack.
 #[inline(always)]
 #[allow(
     clippy::pointers_in_nomem_asm_block,
     reason = "the pointer passes through unread"
 )]
 pub(super) fn opaque(mut keys: *const __m128i) -> *const __m128i {
-    // SAFETY: no instruction at all; the pointer comes out as it went in.
+    // SAFETY: the block has no instruction; the pointer is returned unchanged.
     unsafe {
         std::arch::asm!("/* {0} */", inout(reg) keys, options(nomem, nostack, preserves_flags));
     }
     keys
 }
 
-/// FIPS 197 section 5.2 for a key of 16 or 32 bytes; `to` takes 11 or 15 round keys.
+/// Expands a key of 16 or 32 bytes (FIPS 197 section 5.2); `to` takes 11 or 15 round keys.
 #[target_feature(enable = "aes")]
 fn expand(key: &[u8], to: &mut [u8]) {
     store(to, 0, load(key, 0));
@@ -108,7 +108,7 @@ fn expand(key: &[u8], to: &mut [u8]) {
                 let word = _mm_aeskeygenassist_si128::<$rcon>(load(to, $index - 1));
                 let key = next(load(to, $index - 2), _mm_shuffle_epi32::<0xFF>(word));
                 store(to, $index, key);
-                // Between two of them, for 256-bit keys only: SubWord without RotWord and Rcon.
+                // The next key, for 256-bit keys only: SubWord without RotWord and Rcon.
                 if $index < 14 {
                     let word = _mm_aeskeygenassist_si128::<0>(key);
                     let key = next(load(to, $index - 1), _mm_shuffle_epi32::<0xAA>(word));
@@ -120,7 +120,8 @@ fn expand(key: &[u8], to: &mut [u8]) {
     }
 }
 
-/// Four words of the schedule from the four one key length before and the transformed word.
+/// Computes four words of the schedule from the four words one key length earlier and the
+/// transformed word.
 #[target_feature(enable = "sse2")]
 fn next(before: __m128i, word: __m128i) -> __m128i {
     let mut sum = _mm_xor_si128(before, _mm_slli_si128::<4>(before));
@@ -128,7 +129,7 @@ fn next(before: __m128i, word: __m128i) -> __m128i {
     _mm_xor_si128(sum, word)
 }
 
-/// FIPS 197 section 5.3.5: the same keys backwards, the inner ones through InvMixColumns.
+/// Reverses the keys and applies InvMixColumns to the inner ones (FIPS 197 section 5.3.5).
 #[target_feature(enable = "aes")]
 fn invert(encrypt: &[u8], to: &mut [u8]) {
     let rounds = encrypt.len() / 16 - 1;
@@ -157,7 +158,7 @@ fn store(to: &mut [u8], index: usize, key: __m128i) {
 mod tests {
     use super::*;
 
-    /// FIPS 197 appendix A.1 and A.3: key, then the last round key.
+    /// Keys of FIPS 197 appendix A.1 and A.3, each with its last round key.
     const EXPANSIONS: [(&str, &str); 2] = [
         (
             "2b7e151628aed2a6abf7158809cf4f3c",

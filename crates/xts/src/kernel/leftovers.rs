@@ -1,8 +1,8 @@
-//! Tests that look for round keys and tweaks where a call has been: in the registers, and on the
-//! stack below the caller, which another thread reads through `/proc/self/mem` while the caller
-//! stands still.
+//! Tests that search for round keys and tweaks after a call: in the registers, and on the stack
+//! below the caller, which another thread reads through `/proc/self/mem` while the caller spins.
 //!
-//! Each has a control that skips the clearing and must find something: else the search is blind.
+//! Each test has a control that skips the clearing and must find something; otherwise the search
+//! itself does not work.
 
 use super::keys::RoundKeys;
 use super::{Engine, Units};
@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Stack that is searched below the caller: more than any kernel uses.
+/// Bytes of stack searched below the caller: more than any kernel uses.
 const DEPTH: usize = 128 * 1024;
 
 const UNITS: Units = Units {
@@ -25,8 +25,8 @@ fn key() -> Vec<u8> {
     (0..64).map(|at: u8| at.wrapping_mul(73) ^ 0x5A).collect()
 }
 
-/// Halves of all round keys and of the first tweaks of each sector: what the compiler could spill
-/// as a register of any width.
+/// Returns the halves of all round keys and of the tweaks of each sector: values that the compiler
+/// could spill from a register of any width.
 fn secrets(sectors: usize) -> HashSet<[u8; 8]> {
     let keys = RoundKeys::new(&key());
     let mut found: Vec<u8> = keys.bytes().to_vec();
@@ -56,7 +56,7 @@ fn count(secrets: &HashSet<[u8; 8]>, memory: &[u8]) -> usize {
         .count()
 }
 
-/// Secrets on the stack of a thread after `work`.
+/// Returns the number of secrets on the stack of a thread after `work`.
 fn on_stack(secrets: &HashSet<[u8; 8]>, work: impl FnOnce() + Send) -> usize {
     let (at, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -82,7 +82,7 @@ fn on_stack(secrets: &HashSet<[u8; 8]>, work: impl FnOnce() + Send) -> usize {
     })
 }
 
-/// The vector registers as they are.
+/// Stores the current vector registers.
 #[inline(never)]
 fn registers(into: &mut [u8; 2048]) {
     macro_rules! save {

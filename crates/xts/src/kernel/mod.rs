@@ -1,8 +1,8 @@
-//! The kernels and the round keys they work with.
+//! The kernels and their round keys.
 //!
-//! A kernel turns whole data units (XTS's word for sectors) from one slice into another or in
-//! place. All of `unsafe` is here: intrinsics behind a CPU check, pointers into the two slices,
-//! round keys placed in secret memory, and the clearing of registers and stack afterwards.
+//! A kernel processes whole data units (XTS's term for sectors) from one slice into another or in
+//! place. All `unsafe` code of the crate is here: intrinsics behind a CPU check, pointers into the
+//! two slices, round keys in secret memory, and the clearing of registers and stack afterwards.
 
 #[cfg(target_arch = "x86_64")]
 mod aesni;
@@ -25,14 +25,14 @@ use keys::RoundKeys;
 pub(crate) struct Units {
     /// Initial value of the first unit, as the little-endian number of IEEE 1619 section 5.1.
     pub(crate) first_iv: u128,
-    /// What is added to the low 64 bits from unit to unit, modulo 2^64.
+    /// Added to the low 64 bits from unit to unit, modulo 2^64.
     pub(crate) iv_step: u64,
     /// Bytes in a unit: a positive multiple of 16.
     pub(crate) bytes: usize,
 }
 
 impl Units {
-    /// The initial value of the unit with this index.
+    /// Returns the initial value of the unit with this index.
     #[inline]
     fn iv(&self, index: usize) -> u128 {
         let low = (self.first_iv as u64).wrapping_add((index as u64).wrapping_mul(self.iv_step));
@@ -40,7 +40,7 @@ impl Units {
     }
 }
 
-/// Whether this machine runs `kernel`.
+/// Checks whether this machine can run `kernel`.
 pub(crate) fn supported(kernel: Kernel) -> bool {
     match kernel {
         Kernel::Portable => true,
@@ -63,7 +63,7 @@ pub(crate) enum Engine {
 }
 
 impl Engine {
-    /// Expands `key` (32 or 64 bytes, data key first) for `kernel`, which this machine supports.
+    /// Expands `key` (32 or 64 bytes, data key first) for `kernel`, which must be supported.
     pub(crate) fn new(kernel: Kernel, key: &[u8]) -> Engine {
         assert!(supported(kernel), "the kernel was checked before");
         let engine = Engine::expand(kernel, key);
@@ -71,7 +71,7 @@ impl Engine {
         engine
     }
 
-    /// A frame of its own for the expansion, so that it ends where the clearing begins.
+    /// Expands the key in a stack frame of its own, which ends before the clearing begins.
     #[inline(never)]
     fn expand(kernel: Kernel, key: &[u8]) -> Engine {
         match kernel {
@@ -95,10 +95,10 @@ impl Engine {
         }
     }
 
-    /// Works on `src`, or on `dst` itself where there is none, and leaves the result in `dst`.
+    /// Encrypts or decrypts `src` into `dst`, or `dst` in place if `src` is `None`.
     ///
     /// # Panics
-    /// When the lengths differ or are not whole units.
+    /// If the lengths differ or are not whole units.
     pub(crate) fn run(&self, way: Direction, units: Units, src: Option<&[u8]>, dst: &mut [u8]) {
         assert!(
             src.is_none_or(|src| src.len() == dst.len()),
@@ -116,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// A frame of its own for the kernel, so that it ends where the clearing begins.
+    /// Runs the kernel in a stack frame of its own, which ends before the clearing begins.
     #[inline(never)]
     fn work(&self, way: Direction, units: Units, src: Option<&[u8]>, dst: &mut [u8]) {
         match self {

@@ -1,17 +1,17 @@
-//! A value placed in secret memory.
+//! A value stored in secret memory.
 
 use secret::SecretBytes;
 use std::marker::PhantomData;
 use std::ops::Deref;
 
-/// A `T` that lives in locked, undumped pages, dropped in place before they are zeroed.
+/// A `T` in locked pages excluded from core dumps; dropped in place before the pages are zeroed.
 pub(crate) struct Placed<T> {
     memory: SecretBytes,
     value: PhantomData<T>,
 }
 
 impl<T> Placed<T> {
-    /// Makes the value and moves it into secret memory. The caller clears the stack afterwards.
+    /// Creates the value and moves it into secret memory. The caller clears the stack afterwards.
     pub(crate) fn new(make: impl FnOnce() -> T) -> Placed<T> {
         let mut memory = SecretBytes::zeroed(size_of::<T>());
         let at = memory.as_mut_ptr().cast::<T>();
@@ -36,9 +36,9 @@ impl<T> Deref for Placed<T> {
 
 impl<T> Drop for Placed<T> {
     fn drop(&mut self) {
-        // SAFETY: the `T` that `new` wrote is dropped once, here; `memory` goes after it.
+        // SAFETY: the `T` that `new` wrote is dropped once, here; `memory` is released later.
         unsafe { self.memory.as_mut_ptr().cast::<T>().drop_in_place() };
     }
 }
 
-// `Send` and `Sync` follow from the fields: `SecretBytes` is both, `PhantomData<T>` as `T` is.
+// `Send` and `Sync` follow from the fields: `SecretBytes` has both, `PhantomData<T>` those of `T`.

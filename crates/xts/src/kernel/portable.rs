@@ -1,9 +1,9 @@
 //! The reference kernel: the `aes` crate in batches, in safe code.
 //!
-//! The `aes` crate is constant-time everywhere and picks AES instructions where it knows them; it
-//! reaches its speed only with many blocks a call. So tweaks of many units are enciphered
-//! together, and data goes through a scratch of [`BATCH`] blocks, which keeps half-done work out
-//! of the caller's memory.
+//! The `aes` crate is constant-time on every CPU and uses the AES instructions it supports, but
+//! reaches its full speed only with many blocks per call. So the first tweaks of many units are
+//! encrypted together, and data passes through a scratch buffer of [`BATCH`] blocks, which keeps
+//! intermediate results out of the caller's memory.
 
 use super::Units;
 use super::place::Placed;
@@ -12,12 +12,12 @@ use aes::cipher::consts::U16;
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, BlockSizeUser, KeyInit};
 use aes::{Aes128, Aes256, Block};
 
-/// Blocks in a batch: four sectors of 512 bytes. Half of it costs a tenth of the speed; double
-/// gains little and leaves more stack to clear.
+/// Blocks per batch: four sectors of 512 bytes. Half of it costs a tenth of the speed; twice as
+/// many gain little and leave more stack to clear.
 const BATCH: usize = 128;
 
-/// Units whose first tweaks are enciphered together: what the widest backend of `aes` takes in a
-/// single step is 64, but it is a small part of the work.
+/// Units whose first tweaks are encrypted together. The widest backend of `aes` takes 64 blocks in
+/// one step, but these are a small part of the work.
 const STARTS: usize = 16;
 
 /// The data cipher and the tweak cipher.
@@ -99,11 +99,11 @@ fn run<C: Cipher>(
     }
 }
 
-/// The tweaks of one block after the other, over all units.
+/// Generator of the tweaks of consecutive blocks across all units.
 struct Tweaks<'a, C> {
     cipher: &'a C,
     units: Units,
-    /// Enciphered initial values of the units from a multiple of [`STARTS`] on.
+    /// Encrypted initial values of [`STARTS`] units, from a multiple of [`STARTS`] on.
     starts: [Block; STARTS],
     unit: usize,
     blocks_left_in_unit: usize,
@@ -123,7 +123,7 @@ impl<'a, C: Cipher> Tweaks<'a, C> {
         }
     }
 
-    /// The tweaks of the next blocks, as many as there is room for.
+    /// Fills `room` with the tweaks of the next blocks.
     fn fill(&mut self, mut room: &mut [u128]) {
         while !room.is_empty() {
             if self.blocks_left_in_unit == 0 {
@@ -151,10 +151,10 @@ impl<'a, C: Cipher> Tweaks<'a, C> {
     }
 }
 
-/// Fills `room` with `tweak` times x^0, x^1 and so on, and gives the one that comes next.
+/// Fills `room` with `tweak` times x^0, x^1 and so on; returns the tweak that follows.
 ///
-/// From the ninth on each is made from the one eight before: doubling the one just before would
-/// make each wait for the other, and take longer than the cipher.
+/// From the ninth on, each is computed from the one eight positions earlier: repeated doubling
+/// would be one long dependency chain and take longer than the cipher.
 pub(super) fn powers(tweak: u128, room: &mut [u128]) -> u128 {
     let mut next = tweak;
     for slot in room.iter_mut().take(8) {
@@ -172,7 +172,7 @@ fn double(tweak: u128) -> u128 {
     (tweak << 1) ^ (0x87 & 0u128.wrapping_sub(tweak >> 127))
 }
 
-/// Multiplies by x^8: the byte that leaves at the top comes back times the polynomial.
+/// Multiplies by x^8: the byte shifted out at the top is multiplied by the polynomial and added.
 fn times_x8(tweak: u128) -> u128 {
     let top = (tweak >> 120) as u64;
     (tweak << 8) ^ u128::from(top ^ (top << 1) ^ (top << 2) ^ (top << 7))

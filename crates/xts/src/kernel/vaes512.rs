@@ -1,4 +1,4 @@
-//! VAES and VPCLMULQDQ on 512-bit registers: four blocks a register, eight registers in flight.
+//! VAES and VPCLMULQDQ on 512-bit registers: four blocks per register, eight registers in flight.
 //!
 //! ```text
 //!   unit numbers, 4 a register -- AES, key 2 --> first tweaks T of four units
@@ -7,19 +7,19 @@
 //!   lanes times x^32 --> the next 512 bytes of a longer unit
 //! ```
 //!
-//! The first tweaks of the next four units are enciphered ahead of the data of these four, so
-//! that their latency hides behind it. A sector of 512 bytes is one step of the loop and one of
-//! 4096 bytes eight, at nearly the same cost a byte: that is where libraries lose half.
+//! The first tweaks of the next four units are encrypted before the data of the current four, which
+//! hides their latency. A sector of 512 bytes is one step of the loop and a sector of 4096 bytes is
+//! eight, at nearly the same cost per byte; other libraries lose half of their speed at 512 bytes.
 //!
-//! Round keys are read from secret memory in each round, once for eight registers, by a
-//! broadcasting load. Held in registers all the time they would not fit beside data and tweaks.
+//! Each round reads its key from secret memory by a broadcasting load, once for eight registers.
+//! Held in registers, the keys would not fit beside data and tweaks.
 
 use super::Units;
 use super::keys::{RoundKeys, opaque};
 use crate::Direction;
 use std::arch::x86_64::*;
 
-/// Registers in flight. VAES has a latency of 4 cycles or less and at most two start in a cycle.
+/// Registers in flight. VAES has a latency of at most 4 cycles, and at most two start per cycle.
 const WIDTH: usize = 8;
 
 /// Bytes in a step.
@@ -28,7 +28,7 @@ const STEP: usize = WIDTH * 64;
 /// The low part of the field's polynomial, x^7 + x^2 + x + 1 (IEEE 1619 section 5.2).
 const POLY: i64 = 0x87;
 
-/// Whether the processor and the operating system have what this kernel uses.
+/// Checks whether the CPU and the operating system support this kernel.
 pub(super) fn supported() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
@@ -37,7 +37,7 @@ pub(super) fn supported() -> bool {
         && is_x86_feature_detected!("aes")
 }
 
-/// See [`super::Engine::run`], which has checked the lengths.
+/// Runs the kernel; see [`super::Engine::run`], which has checked the lengths.
 pub(super) fn run(
     keys: &RoundKeys,
     way: Direction,
@@ -49,8 +49,8 @@ pub(super) fn run(
     let count = dst.len() / units.bytes;
     let to = dst.as_mut_ptr();
     let from = src.map_or(to.cast_const(), <[u8]>::as_ptr);
-    // SAFETY: the features were just detected. `from` and `to` are `count` whole units long, and
-    // are the same or do not overlap, as a shared and an exclusive slice cannot. The number of
+    // SAFETY: the features were just detected. `from` and `to` are `count` whole units long. They
+    // are equal or do not overlap, because a shared and an exclusive slice cannot. The number of
     // rounds is that of the schedules.
     unsafe {
         match (keys.rounds(), way) {
@@ -62,6 +62,8 @@ pub(super) fn run(
     }
 }
 
+/// Processes `count` units.
+///
 /// # Safety
 /// `src` and `dst` must be readable and writable for `count` units and be the same or disjoint;
 /// `keys` must have `ROUNDS` rounds.
@@ -97,7 +99,7 @@ unsafe fn crypt<const ROUNDS: usize, const INVERSE: bool>(
         for _ in 0..left.min(4) {
             let start = _mm512_permutexvar_epi64(lane, starts);
             lane = _mm512_add_epi64(lane, _mm512_set1_epi64(2));
-            // SAFETY: there is a whole unit left at `src` and `dst`; the keys as above.
+            // SAFETY: a whole unit is left at `src` and `dst`; the keys as above.
             unsafe {
                 unit::<ROUNDS, INVERSE>(data_keys, start, src, dst, units.bytes);
                 src = src.add(units.bytes);
@@ -108,7 +110,7 @@ unsafe fn crypt<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// One data unit, whose first tweak is in all four lanes of `start`.
+/// Processes one data unit, whose first tweak is in all four lanes of `start`.
 ///
 /// # Safety
 /// `src` and `dst` must be readable and writable for `bytes`, a multiple of 16, and be the same
@@ -138,8 +140,8 @@ unsafe fn unit<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// The end of a unit that is not a multiple of [`STEP`]: in the standards' test vectors, never in
-/// LUKS2. Apart, so that the tweaks of all others stay in registers.
+/// Processes the end of a unit whose length is not a multiple of [`STEP`]. Occurs in the standards'
+/// test vectors, never in LUKS2. A separate function, so that other tweaks stay in registers.
 ///
 /// # Safety
 /// As [`unit()`], with `bytes` less than [`STEP`].
@@ -165,7 +167,7 @@ unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// Eight registers of data.
+/// Processes eight registers of data.
 ///
 /// # Safety
 /// `src` and `dst` must be readable and writable for [`STEP`] bytes, and be the same or disjoint;
@@ -191,7 +193,7 @@ unsafe fn step<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// Tweak, AES, tweak: XTS of `N` registers (IEEE 1619 section 5.3.1).
+/// XTS of `N` registers: XOR the tweak, AES, XOR the tweak (IEEE 1619 section 5.3.1).
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -221,7 +223,7 @@ unsafe fn rounds<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
     let last = key(ROUNDS);
     for (data, tweak) in data.iter_mut().zip(tweaks) {
-        // The last round ends with an addition of its key: the tweak goes in with it.
+        // The last round ends by XORing its key; the tweak is combined with it.
         let last = _mm512_xor_si512(last, *tweak);
         *data = if INVERSE {
             _mm512_aesdeclast_epi128(*data, last)
@@ -231,7 +233,7 @@ unsafe fn rounds<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
 }
 
-/// AES of four initial values under the tweak key.
+/// Encrypts four initial values with the tweak key.
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -244,18 +246,18 @@ unsafe fn first_tweaks<const ROUNDS: usize>(keys: *const __m128i, ivs: __m512i) 
     data[0]
 }
 
-/// The round key in all four lanes.
+/// Returns the round key in all four lanes.
 ///
 /// # Safety
 /// `keys` must point at more than `index` keys.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn round_key(keys: *const __m128i, index: usize) -> __m512i {
-    // SAFETY: within the schedule, which starts at a page and so is aligned to 16.
+    // SAFETY: within the schedule, which starts at a page boundary and so is aligned to 16.
     unsafe { _mm512_broadcast_i32x4(_mm_load_si128(keys.add(index))) }
 }
 
-/// `start` times x^0, x^1 and so on to x^31, lane by lane.
+/// Returns `start` times x^0, x^1 and so on to x^31, lane by lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn lanes(start: __m512i) -> [__m512i; WIDTH] {
@@ -273,8 +275,8 @@ fn lanes(start: __m512i) -> [__m512i; WIDTH] {
     ]
 }
 
-/// Lane n times x^n: both halves shifted; what leaves the low half enters the high one, and what
-/// leaves the high half comes back times the polynomial.
+/// Multiplies lane n by x^n. Both halves are shifted; bits shifted out of the low half enter the
+/// high one, and those shifted out of the high half are multiplied by the polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn times_x_by_lane(tweak: __m512i) -> __m512i {
@@ -286,7 +288,7 @@ fn times_x_by_lane(tweak: __m512i) -> __m512i {
     )
 }
 
-/// Each lane times x^4.
+/// Multiplies each lane by x^4.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn times_x4(tweak: __m512i) -> __m512i {
@@ -296,7 +298,7 @@ fn times_x4(tweak: __m512i) -> __m512i {
     )
 }
 
-/// Puts together halves that were shifted apart.
+/// Combines shifted halves with the bits carried out of them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn join(shifted: __m512i, carried: __m512i) -> __m512i {
@@ -305,7 +307,7 @@ fn join(shifted: __m512i, carried: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(shifted, up, reduced)
 }
 
-/// Each lane times x^(8 `BYTES`); `REST` is 16 - `BYTES`.
+/// Multiplies each lane by x^(8 `BYTES`); `REST` is 16 - `BYTES`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn times_x8<const BYTES: i32, const REST: i32>(tweak: __m512i) -> __m512i {
