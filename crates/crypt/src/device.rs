@@ -5,36 +5,36 @@ use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::sync::Arc;
 use xts::Xts;
 
-/// Where the encrypted data lies on the device below. Bytes, but for `iv_tweak`.
+/// Position of the encrypted data on the lower device. In bytes, except for `iv_tweak`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DataSegment {
-    /// First byte of the data on the device below.
+    /// First byte of the data on the lower device.
     pub offset: u64,
-    /// Length; `None` reaches to the end of the device ("dynamic" in LUKS2).
+    /// Length; `None` extends to the end of the device ("dynamic" in LUKS2).
     pub size: Option<u64>,
     /// Number of the first 512-byte unit for the plain64 tweak (LUKS2 `iv_tweak`).
     pub iv_tweak: u64,
 }
 
-/// Settings of the data path that are not written in the volume.
+/// Settings of the data path that are not stored in the volume.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
-    /// Pass discards on. They show whoever sees the disk which blocks are unused, so they are
-    /// refused unless asked for.
+    /// Pass discards to the lower device. They reveal unused blocks to an observer of the disk, so
+    /// they are off by default.
     pub allow_discards: bool,
     /// Refuse writes.
     pub read_only: bool,
 }
 
-/// A block device that reads clear and lies enciphered.
+/// A block device that presents plaintext and stores ciphertext on the lower device.
 ///
-/// Any number of queues may be open at once; each has buffers of its own and shares nothing but
-/// the key schedule. Memory: [`crate::QUEUE_MEMORY_BYTES`] for a queue.
+/// Any number of queues may be open at once; they share only the key schedule, and each has its own
+/// buffers, of [`crate::QUEUE_MEMORY_BYTES`] in total.
 pub struct CryptDevice {
     shared: Arc<Shared>,
 }
 
-/// What all queues of a device read and none changes.
+/// Immutable state shared by all queues of a device.
 pub(crate) struct Shared {
     pub(crate) lower: Arc<dyn BlockDevice>,
     pub(crate) xts: Xts,
@@ -43,11 +43,11 @@ pub(crate) struct Shared {
 }
 
 impl CryptDevice {
-    /// Lays the cipher over `segment` of `lower`.
+    /// Creates a device that encrypts `segment` of `lower`.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`] when the segment does not lie inside the device, or its sectors do
-    /// not fit the blocks below.
+    /// [`ErrorKind::Invalid`] if the segment does not lie within the device, or its sectors do not
+    /// fit the blocks of the lower device.
     pub fn new(
         lower: Arc<dyn BlockDevice>,
         xts: Xts,
@@ -63,7 +63,7 @@ impl CryptDevice {
                 segment.offset, below.size
             ))
         })?;
-        // A file need not end on a sector; what is left over cannot be used.
+        // A file need not end on a sector boundary; the remainder is not usable.
         let size = segment.size.unwrap_or(available - available % sector);
         if size > available || !size.is_multiple_of(sector) {
             return Err(invalid(format!(
@@ -100,7 +100,7 @@ impl CryptDevice {
         })
     }
 
-    /// The cipher kernel that works for this volume.
+    /// Returns the kernel that this device's cipher uses.
     pub fn kernel(&self) -> xts::Kernel {
         self.shared.xts.kernel()
     }

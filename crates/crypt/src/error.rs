@@ -1,68 +1,68 @@
-//! What can go wrong between a volume and its user.
+//! Errors of operations on a volume.
 
 use crate::role::{Action, Role};
 use crate::seal::Seal;
 
-/// What an operation on a volume gives.
+/// Result of an operation on a volume.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// An error of a volume.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The device below failed.
+    /// The lower device failed.
     #[error(transparent)]
     Block(#[from] block::Error),
     /// The header cannot be read, opened or changed.
     #[error("{name}: {source}")]
     Header {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// What the format says.
+        /// Error from the header code.
         source: luks2::Error,
     },
-    /// A key pair failed.
+    /// An operation with a key pair failed.
     #[error(transparent)]
     Key(#[from] keyring::Error),
-    /// The cipher refuses the volume key.
+    /// The cipher rejected the volume key.
     #[error(transparent)]
     Cipher(#[from] xts::Error),
-    /// The key opens nothing here.
+    /// The key opens no keyslot of this volume.
     #[error("wrong key: {0}")]
     WrongKey(String),
-    /// The key is right, its role is not.
+    /// The key is right, but its role does not permit the action.
     #[error("the key is right, but its role is {role}, and {action} needs {}", needs(*action))]
     RoleRefuses {
-        /// The role of the key.
+        /// Role of the key.
         role: Role,
-        /// What was asked for.
+        /// The requested action.
         action: Action,
     },
-    /// One copy of the header is damaged, and a change was asked for.
+    /// A change was requested while one copy of the header is damaged.
     #[error("{0}: one copy of the header is damaged; run `evfs volume repair` before changing it")]
     NeedsRepair(String),
-    /// The seal of the header does not hold.
+    /// The seal of the header is not valid.
     #[error("{name}: {}", seal.problem())]
     SealBroken {
-        /// The device.
+        /// Name of the device.
         name: String,
-        /// What is wrong with the seal.
+        /// State of the seal.
         seal: Seal,
     },
-    /// There is no such key in the header.
+    /// The header has no such key.
     #[error("{0}")]
     NoSuchKey(String),
-    /// It may be the number of one key and the name of another.
+    /// The argument is the number of one keyslot and the name of another key.
     #[error("{0}")]
     Ambiguous(String),
-    /// It is there already.
+    /// The key to add is already in the header.
     #[error("{0}")]
     Exists(String),
-    /// No keyslot is left.
+    /// The volume has no keyslot.
     #[error(
         "{0}: no key opens this volume: it has no keyslots, so it was erased; `evfs volume header restore {0} FILE` undoes that with a header backup (`erase` has left one in the backup folder)"
     )]
     Erased(String),
-    /// The request makes no sense for this volume.
+    /// The operation does not make sense for this volume.
     #[error("{0}")]
     Refused(String),
 }
@@ -76,7 +76,7 @@ fn needs(action: Action) -> &'static str {
 }
 
 impl Error {
-    /// A wrong key, with what to do about it.
+    /// Returns [`Error::WrongKey`] with a message that says what to do.
     pub fn wrong_key(hint: impl Into<String>) -> Error {
         Error::WrongKey(hint.into())
     }

@@ -1,16 +1,16 @@
-//! Encrypted volumes: LUKS2 exactly as `cryptsetup` writes it, AES-XTS between the caller and the
-//! device below, and users whose key pairs open the volume in one of three roles.
+//! Encrypted volumes: LUKS2 in exactly the format that `cryptsetup` writes, AES-XTS between the
+//! caller and the lower device, and key pairs that open the volume in one of three roles.
 //!
-//! Two halves that meet in [`Volume::device`]:
+//! The two halves of the crate meet in [`Volume::device`]:
 //!
 //! ```text
 //!   Volume ── header, keyslots, roles ──► Unlocked (the volume key) ──► CryptDevice ── data path
 //! ```
 //!
-//! **Invariant:** what is below a [`CryptDevice`] is enciphered; a clear byte is never written
-//! there, and a key never leaves [`secret::SecretBytes`].
+//! **Invariant:** all data below a [`CryptDevice`] is encrypted. Plaintext is never written to the
+//! lower device, and keys exist only in [`secret::SecretBytes`].
 //!
-//! Absent on purpose: files, prompts and exports. The header is read and written through the same
+//! Out of scope: files, prompts and exports. The header is read and written through the same
 //! [`block::BlockDevice`] as the data.
 
 mod device;

@@ -1,4 +1,4 @@
-//! Looking after a header without its keys: check, repair, restore.
+//! Maintenance of a header without its keys: check, repair, restore.
 
 use crate::seal::{self, Mark};
 use crate::volume::{carry_out, read_header, read_header_alone, read_range};
@@ -7,7 +7,7 @@ use block::BlockDevice;
 use luks2::{Backup, CopyState, Header, Opened, Plan};
 use std::sync::Arc;
 
-/// Bytes from the start of a device that making a volume overwrites.
+/// Returns the number of bytes at the start of a device that formatting it overwrites.
 pub fn overwritten_by_format(device_size: u64) -> u64 {
     luks2::FormatOptions::new(device_size)
         .data_offset
@@ -17,43 +17,43 @@ pub fn overwritten_by_format(device_size: u64) -> u64 {
 /// State of one copy of the header.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyReport {
-    /// Whole and current.
+    /// Intact and current.
     Valid {
-        /// Its sequence id.
+        /// Sequence number of the copy.
         seqid: u64,
     },
-    /// Not to be used.
+    /// Damaged or outdated.
     Damaged {
-        /// In words.
+        /// Reason, for the user.
         why: String,
     },
 }
 
-/// What a check found.
+/// Result of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckReport {
-    /// The copy at the start.
+    /// The copy at the start of the device.
     pub primary: CopyReport,
-    /// The copy behind it.
+    /// The copy after the primary.
     pub secondary: CopyReport,
-    /// What is wrong, in words; empty when nothing is.
+    /// Problems found, one message each; empty if there are none.
     pub findings: Vec<String>,
-    /// The device is a header backup, or was cut short.
+    /// The device ends before its data does: it is a header backup, or was truncated.
     pub cut_short: bool,
 }
 
 impl CheckReport {
-    /// Whether [`repair`] has something to rewrite.
+    /// Reports whether [`repair`] has a copy to rewrite.
     pub fn can_be_repaired(&self) -> bool {
         let damaged = |copy: &CopyReport| matches!(copy, CopyReport::Damaged { .. });
         !self.cut_short && (damaged(&self.primary) || damaged(&self.secondary))
     }
 }
 
-/// Checks both copies of the header and where the data lies. Changes nothing.
+/// Checks both copies of the header, its tokens and its key material. Changes nothing.
 ///
 /// # Errors
-/// When no copy can be used, and when reading fails.
+/// If neither copy is usable, or a read fails.
 pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
     let (opened, cut_short) = read_header_alone(&*device)?;
     let Opened {
@@ -112,10 +112,10 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
     })
 }
 
-/// Rewrites a damaged copy of the header from the good one; says what was done.
+/// Rewrites a damaged copy of the header from the good one; returns a message for each repair.
 ///
 /// # Errors
-/// When no copy can be used, and when writing fails.
+/// If neither copy is usable, or a write fails.
 pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
     let mut opened = read_header(&*device)?;
     let mut done = Vec::new();
@@ -136,24 +136,24 @@ pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
     Ok(done)
 }
 
-/// A restore that has been looked at and not yet carried out.
+/// A restore that has been planned but not yet carried out.
 pub struct Restore {
     device: Arc<dyn BlockDevice>,
     plan: Plan,
-    /// UUID of the volume that the backup is of.
+    /// UUID of the volume in the backup.
     pub uuid: String,
-    /// The seal that the backup states.
+    /// Seal stated in the backup.
     pub mark: Option<Mark>,
-    /// Why a careful person would not do this.
+    /// Description of other data that would be overwritten, if the device seems to hold any.
     pub objection: Option<String>,
-    /// The bytes that it overwrites.
+    /// The bytes that the restore overwrites.
     pub overwritten: Vec<u8>,
 }
 
-/// Looks at a header backup and at what it would replace.
+/// Reads a header backup and the data that it would replace.
 ///
 /// # Errors
-/// When the bytes are no header backup, or do not fit the device.
+/// If the bytes are not a header backup, or the backup does not fit the device.
 pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Restore> {
     let (name, size) = (device.info().name.clone(), device.info().size);
     let header_error = |e| Error::header(&name, e);
@@ -165,7 +165,7 @@ pub fn plan_restore(device: Arc<dyn BlockDevice>, backup: &[u8]) -> Result<Resto
         Err(e) => return Err(e),
     };
     let objection = objection(current.as_ref(), backup.header(), &*device)?;
-    // A header of another volume says nothing about where this backup's data lies.
+    // A header of another volume does not describe where the data of this backup lies.
     let same = current
         .as_ref()
         .filter(|c| c.uuid() == backup.header().uuid());
@@ -198,7 +198,7 @@ fn objection(
         )),
         Some(_) => None,
         None => {
-            // A damaged LUKS header is what backups are for; anything else is somebody's data.
+            // Backups exist to replace a damaged LUKS header; anything else may be a user's data.
             let first = read_range(device, 0, device.info().size.min(4096))?;
             let luks = first.starts_with(b"LUKS\xba\xbe") || first.iter().all(|b| *b == 0);
             (!luks).then(|| "data that is no LUKS volume".to_owned())
@@ -207,10 +207,10 @@ fn objection(
 }
 
 impl Restore {
-    /// Carries it out.
+    /// Writes the backup to the device.
     ///
     /// # Errors
-    /// When writing fails; restore again then.
+    /// If a write fails; the restore must then be repeated.
     pub fn carry_out(self) -> Result<()> {
         carry_out(&*self.device, self.plan)
     }

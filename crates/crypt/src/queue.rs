@@ -1,14 +1,14 @@
-//! One thread's way through the cipher.
+//! The cipher queue of one thread.
 //!
-//! A read goes below with the caller's own buffers, shifted by the data segment, and is deciphered
-//! in place when it is reaped. A write is enciphered on submit into buffers of the queue, because
-//! the page above stays clear, and the caller's buffers wait here until the completion.
+//! A read is submitted to the lower device with the caller's own buffers, shifted by the data
+//! segment, and decrypted in place when it is reaped. A write is encrypted on submit into buffers
+//! of the queue, because the caller's page stays plaintext; the caller's buffers are kept here
+//! until the completion.
 //!
-//! **Invariant:** clear bytes never go into a request to the device below.
+//! **Invariant:** a request to the lower device never contains plaintext.
 //!
-//! Absent on purpose: ordering, retries, and any memory that grows. A write that finds no free
-//! buffer waits for one; a long write-zeroes walks its range a few buffers at a time, since zeros
-//! have to lie enciphered like everything else.
+//! Out of scope: ordering, retries, and any memory that grows. A write that finds no free buffer
+//! waits for one. A write-zeroes writes encrypted zeros, a few buffers at a time.
 
 use crate::device::Shared;
 use block::layer::{Layer, within};
@@ -18,22 +18,22 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of one cipher buffer. A 64 KiB write fills half of one; the ring below takes one buffer
-/// without a vector and, registered, without pinning pages anew.
+/// Bytes of one cipher buffer. A 64 KiB write fills half of one. The ring of the lower device
+/// submits one buffer without an I/O vector and, if registered, without pinning pages each time.
 const CIPHER_BUF_BYTES: usize = 128 * 1024;
-/// Cipher buffers of a queue.
+/// Number of cipher buffers of a queue.
 const CIPHER_BUFS: usize = 64;
-/// Longest transfer: leaves four of the longest in flight at once.
+/// Longest transfer in bytes: four of this length fit in the buffers at once.
 const MAX_TRANSFER: u32 = 2 * 1024 * 1024;
-/// Cipher buffers that one write-zeroes keeps in flight.
+/// Number of cipher buffers that one write-zeroes keeps in flight.
 const ZERO_BUFS: usize = 4;
 
-/// Memory of one queue, in bytes: its cipher buffers.
+/// Memory of one queue in bytes: its cipher buffers.
 pub const QUEUE_MEMORY_BYTES: usize = CIPHER_BUF_BYTES * CIPHER_BUFS;
 
 const _: () = assert!(MAX_TRANSFER as usize * 4 <= QUEUE_MEMORY_BYTES);
 
-/// The largest transfer over a device that allows `below` bytes.
+/// Returns the largest transfer, given the lower device's limit `below` and the block size.
 pub(crate) fn max_transfer(below: u32, block: u32) -> u32 {
     let max = below.min(MAX_TRANSFER);
     (max - max % block).max(block)
@@ -43,26 +43,26 @@ pub(crate) struct CryptQueue {
     shared: Arc<Shared>,
     lower: Box<dyn Queue>,
     pool: BufPool,
-    /// What each request in flight needs when it comes back; the index is the tag below.
+    /// Job of each request in flight; the index is the tag on the lower queue.
     slots: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// Writes and zeroings that wait for cipher buffers, by slot, oldest first.
+    /// Slots of writes and write-zeroes that wait for cipher buffers, oldest first.
     starved: VecDeque<usize>,
-    /// Requests that the queue below had no room for.
+    /// Requests that the lower queue had no room for.
     held: VecDeque<Request>,
-    /// Completions that did not need the device.
+    /// Completions not yet reaped by the caller.
     ready: VecDeque<Completion>,
-    /// Scratch for reaping below.
+    /// Scratch vector for reaping the lower queue.
     below: Vec<Completion>,
 }
 
 /// A request between submit and reap.
 enum Job {
-    /// Reads, flushes and discards: below it is the operation itself.
+    /// Reads, flushes and discards: the lower queue holds the operation itself.
     Through {
         tag: u64,
     },
-    /// The caller's operation with its clear buffers.
+    /// The caller's operation with its plaintext buffers.
     Write {
         tag: u64,
         op: Op,
@@ -70,7 +70,7 @@ enum Job {
     Zero(ZeroJob),
 }
 
-/// A write-zeroes on its way through its range.
+/// A write-zeroes in progress; `next` to `end` remains to be submitted.
 struct ZeroJob {
     tag: u64,
     op: Op,
@@ -100,18 +100,18 @@ impl CryptQueue {
         })
     }
 
-    /// The plain64 tweak of the sector at `offset` of the volume: 512-byte units, whatever the
-    /// sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
+    /// Returns the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
+    /// for every sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
     fn unit(&self, offset: u64) -> u64 {
         self.shared.segment.iv_tweak.wrapping_add(offset / 512)
     }
 
     fn lower_offset(&self, offset: u64) -> u64 {
-        // Cannot overflow: the request was checked against a size that lies inside the device.
+        // Cannot overflow: the request was checked against a size that lies within the device.
         self.shared.segment.offset + offset
     }
 
-    /// Hands a request below, or holds it until there is room.
+    /// Submits a request to the lower queue, or holds it until the queue has room.
     fn send(&mut self, request: Request) {
         if !self.held.is_empty() {
             self.held.push_back(request);
@@ -120,7 +120,7 @@ impl CryptQueue {
         }
     }
 
-    /// Starts the job of a slot as far as buffers allow; false when it has to wait for some.
+    /// Starts the job of a slot as far as buffers allow; returns false if it must wait for some.
     fn start(&mut self, slot: usize) -> bool {
         match self.slots[slot].take() {
             Some(Job::Write { tag, op }) => {
@@ -150,7 +150,7 @@ impl CryptQueue {
         }
     }
 
-    /// The clear buffers, enciphered into buffers of the queue; `None` while too few are free.
+    /// Encrypts `clear` into buffers of the queue; `None` while too few are free.
     fn encipher(&self, offset: u64, clear: &Bufs) -> Option<Bufs> {
         let total = clear.total_len();
         let mut out = take_bufs(&self.pool, total)?;
@@ -172,8 +172,8 @@ impl CryptQueue {
         Some(out)
     }
 
-    /// Keeps up to [`ZERO_BUFS`] buffers of enciphered zeros in flight; false when it could not
-    /// start even one and none is running.
+    /// Keeps up to [`ZERO_BUFS`] buffers of encrypted zeros in flight; returns false if there is
+    /// more to write but no buffer is in flight.
     fn feed_zeroes(&mut self, slot: usize, job: &mut ZeroJob) -> bool {
         while job.next < job.end && job.running < ZERO_BUFS && job.error.is_none() {
             let longest = CIPHER_BUF_BYTES.min(self.shared.info.max_transfer as usize) as u64;
@@ -199,7 +199,7 @@ impl CryptQueue {
         job.running > 0 || job.next >= job.end
     }
 
-    /// Finishes what came from below: deciphers, gives buffers back, and lets waiting jobs go on.
+    /// Processes a completion of the lower queue: decrypts data, releases buffers, advances jobs.
     fn settle(&mut self, done: Completion) {
         let slot = done.tag as usize;
         match self.slots[slot]
@@ -254,7 +254,7 @@ impl CryptQueue {
         }
     }
 
-    /// The operation as the caller knows it: at its own offset, and clear if it was a read.
+    /// Restores the caller's view of an operation: its own offset, and plaintext if it was a read.
     fn unshift(&self, mut op: Op, went_well: bool) -> Op {
         let start = self.shared.segment.offset;
         match &mut op {
@@ -280,7 +280,7 @@ impl CryptQueue {
         self.ready.push_back(completion);
     }
 
-    /// Sends what waits: first what the queue below refused, then what lacked buffers.
+    /// Submits waiting requests: first those the lower queue refused, then those lacking buffers.
     fn resume(&mut self) {
         while let Some(request) = self.held.pop_front() {
             if let Err(request) = self.lower.submit(request) {
@@ -297,8 +297,8 @@ impl CryptQueue {
     }
 }
 
-/// Buffers for `total` bytes, or `None` while too few are free; takes all or nothing, so that two
-/// waiting writes cannot each hold half of what the other needs.
+/// Returns buffers for `total` bytes, or `None` while too few are free. Takes all or none, so that
+/// two waiting writes cannot each hold half of the buffers that the other needs.
 fn take_bufs(pool: &BufPool, total: usize) -> Option<Bufs> {
     if total <= CIPHER_BUF_BYTES {
         return pool.take(total).map(Bufs::from);
@@ -397,7 +397,7 @@ impl Queue for CryptQueue {
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Crypt);
         let until = match wait {
-            // A time too long to be counted is for ever.
+            // A time too long for the clock waits indefinitely.
             Wait::AtMost(time) => Instant::now().checked_add(time),
             Wait::Poll | Wait::Block => None,
         };
@@ -418,12 +418,12 @@ impl Queue for CryptQueue {
             reaped?;
             let count = self.ready.len();
             if count > 0 || self.in_flight() == 0 || wait == Wait::Poll {
-                // Buffers that came free let waiting requests start, before the caller sleeps.
+                // Freed buffers let waiting requests start before the caller sleeps.
                 self.kick()?;
                 done.extend(self.ready.drain(..));
                 return Ok(count);
             }
-            // Only a part of a write-zeroes came back: go on waiting.
+            // Only part of a write-zeroes completed: keep waiting.
             if let Some(until) = until {
                 let left = until.saturating_duration_since(Instant::now());
                 wait = if left.is_zero() {
@@ -445,7 +445,7 @@ impl Queue for CryptQueue {
 }
 
 impl CryptQueue {
-    /// Puts a job that needs buffers into its slot and starts it, behind those that wait already.
+    /// Stores a job that needs buffers in its slot and starts it, after those already waiting.
     fn begin(&mut self, slot: usize, job: Job) {
         self.slots[slot] = Some(job);
         if !self.starved.is_empty() || !self.start(slot) {

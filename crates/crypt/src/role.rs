@@ -1,27 +1,27 @@
-//! Who may do what. The tool enforces roles; cryptography does not (see the guide).
+//! Roles and the actions they permit, enforced by the tool, not by cryptography (see the guide).
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// What a key is for.
+/// Role of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
-    /// May do everything.
+    /// Permits every action.
     Owner,
-    /// May attach.
+    /// Permits [`Action::Attach`] only.
     User,
-    /// May only set a new owner, and seal the header for that.
+    /// Permits [`Action::SetOwner`], and [`Action::Reseal`], which may be needed before it.
     Recovery,
 }
 
-/// What a key is asked for.
+/// Action that a role may or may not permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Read and write the data.
     Attach,
     /// Add and remove keys.
     ChangeKeys,
-    /// Seal the header as it is.
+    /// Accept the current header by sealing it again.
     Reseal,
     /// Set a new owner.
     SetOwner,
@@ -30,10 +30,10 @@ pub enum Action {
 }
 
 impl Role {
-    /// Whether this role may do it.
+    /// Checks that this role permits `action`.
     ///
     /// # Errors
-    /// [`Error::RoleRefuses`]
+    /// [`Error::RoleRefuses`] if it does not.
     pub fn allow(self, action: Action) -> Result<()> {
         let allowed = match self {
             Role::Owner => true,

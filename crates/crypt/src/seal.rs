@@ -1,15 +1,15 @@
-//! The seal: message authentication codes of the header, keyed from the volume key, so that a
-//! change by somebody who does not have it shows when the volume is opened.
+//! The seal: message authentication codes of the header, keyed from the volume key. Opening the
+//! volume reveals any change made without that key.
 //!
 //! The codes are HMAC-SHA-256 (RFC 2104) under a key that is itself HMAC-SHA-256 of the volume key
-//! over a label, so that the volume key is used for nothing but XTS and such derivations. Each code
-//! covers the epoch of the seal, a number that grows with every seal: an old header put back has a
-//! lower one than the machine remembers.
+//! over a label, so that the volume key is used only for XTS and for such derivations. Each code
+//! covers the epoch of the seal, a number that increases with every seal: an old header put back
+//! has a lower epoch than the machine remembers.
 //!
-//! **A seal cannot be taken away unnoticed.** Sealing also makes the digest of the volume key anew,
-//! over a salt that says that the header is sealed. Without the volume key nobody can compute a
-//! digest over another salt, and without a matching digest no key opens the volume. So a header
-//! with that salt and no seal was stripped of it, whatever else is left in it.
+//! **Removing a seal does not go unnoticed.** Sealing also recomputes the digest of the volume key,
+//! over a salt that marks the header as sealed. A digest over another salt cannot be computed
+//! without the volume key, and without a matching digest no key opens the volume. So a header with
+//! that salt and no seal has had its seal removed, whatever else it still contains.
 
 use crate::Result;
 use crate::token::{SEAL_TYPE, SEAL_VERSION, Stated, TYPE_PREFIX};
@@ -19,38 +19,39 @@ use secret::SecretBytes;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 
-/// Labels of the derivations; a change of what is derived changes them.
+/// Labels of the derivations; a change to the derived data requires new labels.
 const LABELS: [&[u8]; SEAL_VERSION as usize] = [b"evfs header seal 1", b"evfs header seal 2"];
 const KEY_ID_LABEL: &[u8] = b"evfs volume key id 1";
 const SALT_LABEL: &[u8] = b"evfs sealed header 1";
 
-/// A seal with a higher epoch than this does not hold.
+/// Highest epoch of a valid seal.
 const EPOCH_MAX: u64 = 1 << 48;
-/// Most that a new seal counts on from, so that a forged epoch never leads to [`EPOCH_MAX`].
+/// Cap on the previous epoch when a new seal counts on from it: a forged one cannot exhaust
+/// [`EPOCH_MAX`].
 const EPOCH_COUNTED_MAX: u64 = 1 << 32;
 
-/// What the seal says.
+/// State of a header's seal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seal {
     /// Both codes match.
     Intact,
-    /// The volume was never sealed: another program made it.
+    /// The volume was never sealed: it was created by another program.
     Never,
-    /// The keys were changed by another program.
+    /// Keyslots or roles were changed by another program.
     KeysChanged,
-    /// The volume was sealed once, and there is no seal: somebody took it away.
+    /// The volume was sealed once, and the seal has been removed.
     Missing,
-    /// What decides how data is read was changed.
+    /// Data that determines how the volume is read was changed.
     CoreChanged,
 }
 
 impl Seal {
-    /// Whether the volume may be used and its keys changed.
+    /// Reports whether the volume may be used and its keys changed.
     pub fn holds(self) -> bool {
         matches!(self, Seal::Intact | Seal::Never)
     }
 
-    /// What is wrong, and what to do.
+    /// Returns a message that describes the problem and its remedy.
     pub fn problem(self) -> &'static str {
         match self {
             Seal::Intact | Seal::Never => "the seal of the header holds",
@@ -77,13 +78,13 @@ impl Seal {
     }
 }
 
-/// The seal that a header states: what a machine remembers to tell an older header from a newer one.
-/// It is true only if [`Seal::Intact`] says so.
+/// Seal stated in a header, which a machine stores to distinguish an older header from a newer one.
+/// Valid only if the seal is [`Seal::Intact`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mark {
     /// Number of the seal.
     pub epoch: u64,
-    /// SHA-256 of its codes, in hexadecimal: two headers with the same say the same.
+    /// SHA-256 of its codes, in hexadecimal; equal digests mean equal sealed contents.
     pub digest: String,
 }
 
@@ -101,7 +102,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Names the volume key of the volume `uuid` without saying anything about it.
+/// Returns an identifier of the volume key of volume `uuid` that does not reveal the key.
 pub(crate) fn key_id(volume_key: &SecretBytes, uuid: &str) -> String {
     let id = hex(&mac(volume_key, &[KEY_ID_LABEL, uuid.as_bytes()])
         .finalize()
@@ -110,7 +111,7 @@ pub(crate) fn key_id(volume_key: &SecretBytes, uuid: &str) -> String {
     id
 }
 
-/// The codes of core and keys, in the way of `version`.
+/// Computes the codes of core and keys as defined by `version`.
 fn codes(header: &Header, volume_key: &SecretBytes, version: u32, epoch: u64) -> [Hmac<Sha256>; 2] {
     let label = LABELS[version as usize - 1];
     let key = SecretBytes::from_slice(&mac(volume_key, &[label]).finalize().into_bytes());
@@ -122,7 +123,7 @@ fn codes(header: &Header, volume_key: &SecretBytes, version: u32, epoch: u64) ->
     ]
 }
 
-/// The seal as the header states it. `None`: there is none that makes sense, or more than one.
+/// Returns the seal stated in the header; `None` unless there is exactly one and it is well-formed.
 fn stated(header: &Header) -> Result<Option<Stated>> {
     let tokens = header.metadata().tokens().values();
     let mut seals = tokens.filter(|t| t.token_type() == SEAL_TYPE);
@@ -133,7 +134,7 @@ fn stated(header: &Header) -> Result<Option<Stated>> {
     }
 }
 
-/// The seal that the header states.
+/// Returns epoch and digest of the seal stated in the header.
 pub(crate) fn mark(header: &Header) -> Option<Mark> {
     let seal = stated(header).ok().flatten()?;
     let digest = Sha256::new()
@@ -145,7 +146,7 @@ pub(crate) fn mark(header: &Header) -> Option<Mark> {
     })
 }
 
-/// Whether the salt of the digest says that the header was sealed.
+/// Checks whether the salt of the digest marks the header as sealed.
 pub(crate) fn is_marked(header: &Header) -> bool {
     let (_, digest) = header.metadata().volume_digest();
     let salt = digest.and_then(|d| d.salt());
@@ -157,7 +158,7 @@ fn mark_of(random: &[u8]) -> [u8; 16] {
     std::array::from_fn(|i| code[i])
 }
 
-/// Whether there was a seal once: a header without one has lost it then.
+/// Checks whether the header was sealed once; if it has no seal, the seal was removed.
 pub(crate) fn must_be_sealed(header: &Header) -> bool {
     let tokens = header.metadata().tokens().values();
     let mut types = tokens.map(luks2::Token::token_type);
@@ -186,7 +187,7 @@ pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
     })
 }
 
-/// Puts a fresh seal into `header`, whose epoch is above that of the one before and above `known`.
+/// Adds a new seal to `header`, with an epoch above that of the previous seal and above `known`.
 pub(crate) fn put(
     header: &mut Header,
     volume_key: &SecretBytes,

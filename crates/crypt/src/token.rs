@@ -1,9 +1,11 @@
-//! What EVFS keeps in LUKS2 tokens, where every other program leaves it alone.
+//! EVFS data in LUKS2 tokens, which other programs ignore.
 //!
-//! | type | fields beside `type` and `keyslots` |
-//! |---|---|
-//! | `evfs-key` | `version` 1, `role`, `name`, and for a key pair `recipient` and `envelope` (base64 of an age file that holds the keyslot's secret) |
-//! | `evfs-seal` | `version` 2, `epoch`, `core` and `keys`: base64 of HMAC-SHA-256; version 1 has no epoch |
+//! - `evfs-key` has the fields `version` (1), `role`, `name`, and for a key pair `recipient` and
+//!   `envelope` (base64 of an age file that holds the keyslot's secret).
+//! - `evfs-seal` has the fields `version` (2), `epoch`, `core` and `keys` (base64 of HMAC-SHA-256).
+//!   Version 1 has no `epoch`.
+//!
+//! Both also have LUKS2's `type` and `keyslots`.
 
 use crate::role::Role;
 use crate::{Error, Result};
@@ -11,18 +13,18 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 
-/// Type of the token beside each keyslot that EVFS made.
+/// Type of the token for each keyslot that EVFS created.
 pub(crate) const KEY_TYPE: &str = "evfs-key";
-/// Type of the token with the header's seal.
+/// Type of the token that holds the header's seal.
 pub(crate) const SEAL_TYPE: &str = "evfs-seal";
-/// What the types of all our tokens begin with.
+/// Prefix of all EVFS token types.
 pub(crate) const TYPE_PREFIX: &str = "evfs-";
-/// Version of the tokens of keyslots. Those of a later version are left alone and not understood.
+/// Version of the keyslot tokens. Tokens of other versions are left unchanged and ignored.
 const VERSION: u32 = 1;
-/// Version of the seal that is written.
+/// Version of the seal that this program writes.
 pub(crate) const SEAL_VERSION: u32 = 2;
 
-/// The token beside a keyslot.
+/// Token for a keyslot.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct KeyToken {
     #[serde(rename = "type")]
@@ -36,7 +38,7 @@ pub(crate) struct KeyToken {
 }
 
 impl KeyToken {
-    /// For a key pair.
+    /// Creates the token for a key pair.
     pub(crate) fn pair(
         keyslot: u32,
         role: Role,
@@ -52,7 +54,7 @@ impl KeyToken {
         }
     }
 
-    /// For a passphrase or key file.
+    /// Creates the token for a passphrase or key file.
     pub(crate) fn secret(keyslot: u32, role: Role) -> KeyToken {
         KeyToken {
             kind: KEY_TYPE.into(),
@@ -70,7 +72,7 @@ impl KeyToken {
         luks2::Token::from_json(&text)
     }
 
-    /// The token of a keyslot, if it is one of ours and of a version we know.
+    /// Parses a token; `None` if it is not an `evfs-key` token of a known version and role.
     pub(crate) fn read(token: &luks2::Token) -> Option<KeyToken> {
         if token.token_type() != KEY_TYPE {
             return None;
@@ -80,17 +82,17 @@ impl KeyToken {
     }
 
     pub(crate) fn role(&self) -> Role {
-        // Checked by `read`; what cannot be is given the least.
+        // `read` has checked the name; should it still be unknown, assume the weakest role.
         Role::from_name(&self.role).unwrap_or(Role::Recovery)
     }
 
-    /// The age file with the keyslot's secret.
+    /// Returns the age file that holds the keyslot's secret.
     pub(crate) fn envelope(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.envelope.as_deref()?).ok()
     }
 }
 
-/// The token with the seal.
+/// Token that holds the seal.
 #[derive(Serialize, Deserialize)]
 struct SealToken {
     #[serde(rename = "type")]
@@ -103,10 +105,10 @@ struct SealToken {
     keys: String,
 }
 
-/// A seal as a header states it. Only the volume key tells whether it is true.
+/// A seal as stated in a header. Verifying it requires the volume key.
 pub(crate) struct Stated {
     pub(crate) version: u32,
-    /// Number of the seal: one higher with each. Zero in version 1.
+    /// Number of the seal: increases with each new seal. Zero in version 1.
     pub(crate) epoch: u64,
     pub(crate) core: Vec<u8>,
     pub(crate) keys: Vec<u8>,
@@ -126,10 +128,10 @@ impl Stated {
         luks2::Token::from_json(&text)
     }
 
-    /// The seal in a token; `None` when it makes no sense.
+    /// Parses the seal in a token; `None` if it is malformed.
     ///
     /// # Errors
-    /// A later version made it.
+    /// If the seal was made by a later version of the program.
     pub(crate) fn read(token: &luks2::Token) -> Result<Option<Stated>> {
         let Ok(read) = serde_json::from_str::<SealToken>(&token.to_json()) else {
             return Ok(None);

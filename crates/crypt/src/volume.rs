@@ -1,8 +1,8 @@
-//! A volume: its header as it was read once, its keys, and what a key may change.
+//! A volume: its header, read once, its keys, and the changes that each key permits.
 //!
-//! **Invariant:** every change is one plan of `luks2`, carried out step by step over the device, so
-//! that at every write the old or the new keys open the volume. A [`Volume`] whose change failed
-//! must be dropped and read again.
+//! **Invariant:** every change is one `luks2` plan, carried out step by step on the device, so that
+//! after every write the old or the new keys open the volume. A [`Volume`] whose change failed must
+//! be dropped and read again.
 
 use crate::role::{Action, Role};
 use crate::seal::{self, Mark, Seal};
@@ -17,25 +17,25 @@ use xts::{SectorSize, Xts};
 
 /// Bytes of the random secret in a key pair's keyslot.
 const KEYSLOT_SECRET_BYTES: usize = 32;
-/// The secret of a key pair's keyslot is random, so deriving from it need not cost anything; this
-/// is the least that `cryptsetup` accepts.
+/// The secret of a key pair's keyslot is random, so its key derivation can be cheap; this is the
+/// minimum that `cryptsetup` accepts.
 const PAIR_KDF: Kdf = Kdf::Pbkdf2 {
     hash: Hash::Sha256,
     iterations: 1000,
 };
 
-/// What kind of volume to make.
+/// Parameters of a new volume.
 #[derive(Debug, Clone)]
 pub struct Format {
-    /// 128 or 256.
+    /// Length of each of the two AES keys: 128 or 256 bits.
     pub key_bits: u32,
-    /// 512 or 4096.
+    /// Bytes per sector: 512 or 4096.
     pub sector_size: u32,
-    /// At most 47 bytes.
+    /// Label of the volume, at most 47 bytes.
     pub label: String,
 }
 
-/// A key pair by name.
+/// Public half of a key pair, with a name.
 #[derive(Debug, Clone)]
 pub struct Identified {
     name: String,
@@ -43,7 +43,7 @@ pub struct Identified {
 }
 
 impl Identified {
-    /// The public half `recipient` under the name that the header will show.
+    /// Creates an entry with public half `recipient` and the name to store in the header.
     pub fn of(name: &str, recipient: Recipient) -> Identified {
         Identified {
             name: name.to_owned(),
@@ -57,26 +57,26 @@ impl Identified {
 pub struct KeyEntry {
     /// Number of the keyslot.
     pub keyslot: u32,
-    /// What the key is for.
+    /// Role of the key.
     pub role: Role,
     /// Name of the key pair.
     pub name: Option<String>,
     /// Public half of the key pair; `None` for a passphrase or key file.
     pub recipient: Option<String>,
-    /// How the keyslot derives its key, or why it cannot be used here.
+    /// Name of the key derivation function, or why the keyslot is not usable here.
     pub kdf: String,
-    /// Whether it holds the volume key; if not, it opens nothing and its role means nothing.
+    /// Whether the keyslot holds the volume key. If not, it opens nothing and its role is void.
     pub bound: bool,
 }
 
-/// A volume that a key has opened.
+/// Proof that a key has opened a volume: the volume key, and the rights of the key.
 pub struct Unlocked {
     volume_key: SecretBytes,
-    /// The keyslot that opened it.
+    /// The keyslot that was opened.
     pub keyslot: u32,
     /// The role of the key that opened it.
     pub role: Role,
-    /// What the seal of the header says.
+    /// State of the header's seal.
     pub seal: Seal,
 }
 
@@ -90,19 +90,20 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Reads the header, once; only this copy is used from here on.
+    /// Reads the header; it is not read again during the lifetime of the value.
     ///
     /// # Errors
-    /// [`Error::Header`] for what is no LUKS2 volume, is damaged, or asks for what is refused.
+    /// [`Error::Header`] if this is not a LUKS2 volume, is damaged, or uses a refused feature.
     pub fn open(device: Arc<dyn BlockDevice>) -> Result<Volume> {
         let opened = read_header(&*device)?;
         Ok(Volume::of(device, opened, false))
     }
 
-    /// The same to look at, also where the data is missing: of a header backup, or a device that was cut short.
+    /// Opens a volume for inspection even if the data is missing: a header backup, or a device that
+    /// was truncated.
     ///
     /// # Errors
-    /// As [`Volume::open`], but for a device that is too small.
+    /// As [`Volume::open`], except for a device that is too small.
     pub fn look(device: Arc<dyn BlockDevice>) -> Result<Volume> {
         let (opened, cut_short) = read_header_alone(&*device)?;
         Ok(Volume::of(device, opened, cut_short))
@@ -122,20 +123,20 @@ impl Volume {
         }
     }
 
-    /// With other limits of what trying a key may cost.
+    /// Sets the limits on the cost of trying a key.
     pub fn with_kdf_limits(self, kdf_limits: KdfLimits) -> Volume {
         Volume { kdf_limits, ..self }
     }
 
-    /// Whether the device ends before the data does that the header speaks of.
+    /// Reports whether the device ends before the data that the header describes.
     pub fn is_cut_short(&self) -> bool {
         self.cut_short
     }
 
-    /// Refuses a volume that no key opens any more.
+    /// Refuses a volume that no longer has keyslots.
     ///
     /// # Errors
-    /// [`Error::Erased`].
+    /// [`Error::Erased`] if it has none.
     pub fn refuse_erased(&self) -> Result<()> {
         match self.header.has_keyslots() {
             true => Ok(()),
@@ -143,11 +144,11 @@ impl Volume {
         }
     }
 
-    /// Makes a volume whose owner and recovery keys are key pairs, and gives it unlocked. Everything
-    /// in the first 16 MiB of the device is overwritten.
+    /// Creates a volume whose owner and recovery keys are key pairs, and returns it unlocked.
+    /// Overwrites the first 16 MiB of the device.
     ///
     /// # Errors
-    /// When the device is too small, a label too long, or writing fails.
+    /// If the device is too small, the label is too long, or a write fails.
     pub fn create(
         device: Arc<dyn BlockDevice>,
         format: &Format,
@@ -181,7 +182,7 @@ impl Volume {
         Ok((volume, unlocked))
     }
 
-    /// The device's name.
+    /// Returns the name of the device.
     pub fn name(&self) -> &str {
         &self.device.info().name
     }
@@ -196,17 +197,17 @@ impl Volume {
         self.header.label()
     }
 
-    /// 128 or 256.
+    /// Length of each of the two AES keys, 128 or 256 bits; 0 if the header does not state it.
     pub fn key_bits(&self) -> u32 {
         self.header.volume_key_len().map_or(0, |bytes| bytes * 4)
     }
 
-    /// Bytes that are enciphered together.
+    /// Bytes per encrypted sector.
     pub fn sector_size(&self) -> u32 {
         self.header.segment().sector_size()
     }
 
-    /// Where the data lies.
+    /// Returns the position of the data on the device.
     pub fn segment(&self) -> DataSegment {
         let segment = self.header.segment();
         DataSegment {
@@ -216,7 +217,7 @@ impl Volume {
         }
     }
 
-    /// Bytes of data.
+    /// Returns the length of the data in bytes.
     pub fn data_size(&self) -> u64 {
         self.header
             .segment()
@@ -224,25 +225,26 @@ impl Volume {
             .unwrap_or(0)
     }
 
-    /// First byte of 4096 that neither keyslots nor data can have, whoever changes the header: where EVFS
-    /// keeps the record of who has the volume open. `None` where the keyslots area ends at the data.
+    /// Returns the offset of a 4096-byte block that neither keyslots nor data can occupy, even if
+    /// another program changes the header. EVFS keeps the record of the host that has the volume
+    /// open there. `None` if the keyslots area extends to the data.
     pub fn reserved_block(&self) -> Option<u64> {
         let start = self.header.segment().offset().checked_sub(RESERVED_BYTES)?;
         let free = self.header.backup_len() <= start && start.is_multiple_of(FREE_BLOCK_BYTES);
         free.then_some(start)
     }
 
-    /// Whether one copy of the header is damaged.
+    /// Reports whether one copy of the header is damaged.
     pub fn needs_repair(&self) -> bool {
         self.damaged_copy.is_some()
     }
 
-    /// The copy of the header that is damaged, `primary` or `secondary`, if one is.
+    /// Returns the name of the damaged copy of the header, `primary` or `secondary`, if one is.
     pub fn damaged_copy(&self) -> Option<&'static str> {
         self.damaged_copy
     }
 
-    /// Whether the header carries a seal; whether it holds shows when the volume is opened.
+    /// Reports whether the header contains a seal; opening the volume tells if the seal is valid.
     pub fn is_sealed(&self) -> bool {
         self.header
             .metadata()
@@ -251,30 +253,30 @@ impl Volume {
             .any(|t| t.token_type() == SEAL_TYPE)
     }
 
-    /// The seal that the header states; it is true only if [`Unlocked::seal`] is [`Seal::Intact`].
+    /// Seal stated in the header; valid only if [`Unlocked::seal`] is [`Seal::Intact`].
     pub fn mark(&self) -> Option<Mark> {
         seal::mark(&self.header)
     }
 
-    /// Names the volume key without saying anything about it: the same for one key and UUID, and
-    /// of no use to find the key.
+    /// Returns an identifier of the volume key: the same for the same key and UUID, and useless for
+    /// finding the key.
     pub fn key_id(&self, unlocked: &Unlocked) -> String {
         seal::key_id(&unlocked.volume_key, self.uuid())
     }
 
-    /// Whether the header itself asks for discards (`cryptsetup --persistent --allow-discards`).
+    /// Reports whether the header enables discards (`cryptsetup --persistent --allow-discards`).
     pub fn persistent_discards(&self) -> bool {
         self.header.allow_discards()
     }
 
-    /// The keys, by keyslot.
+    /// Returns the keys, by keyslot.
     pub fn keys(&self) -> Vec<KeyEntry> {
         let has_owner = self
             .key_tokens()
             .any(|(_, token)| token.role() == Role::Owner);
-        // A key that EVFS knows nothing of came from a program without roles: in a volume that has
-        // an owner it is a user, in any other it is what every key is there. Sealing names every
-        // key of such a volume, so that no names in a header that was sealed are names taken away.
+        // A key without an EVFS token was added by a program without roles. It is a user if the
+        // volume has an owner, else an owner, as all keys of such a volume are. Sealing adds a
+        // token for every key, so a sealed header without any has been stripped of them.
         let stripped = self.key_tokens().next().is_none() && seal::is_marked(&self.header);
         let unknown = match has_owner || stripped {
             true => Role::User,
@@ -301,10 +303,10 @@ impl Volume {
             .collect()
     }
 
-    /// The keyslot with this number, or of the key pair with this name.
+    /// Returns the keyslot with this number, or that of the key pair with this name.
     ///
     /// # Errors
-    /// [`Error::NoSuchKey`], also when a name stands for more than one keyslot; [`Error::Ambiguous`].
+    /// [`Error::NoSuchKey`], also if a name has more than one keyslot; [`Error::Ambiguous`].
     pub fn find_key(&self, which: &str) -> Result<u32> {
         let keys = self.keys();
         let named = keys.iter().filter(|k| k.name.as_deref() == Some(which));
@@ -320,7 +322,7 @@ impl Volume {
         match (number, named.as_slice()) {
             (Some(_), []) => numbered.ok_or_else(unknown),
             (Some(number), [one]) if *one == number => Ok(number),
-            // Whoever means the one must not destroy the other.
+            // The user may mean either keyslot; do not guess which one to destroy.
             (Some(number), named) => {
                 let number = match numbered {
                     Some(_) => format!("the number of keyslot {number}"),
@@ -346,7 +348,7 @@ impl Volume {
         }
     }
 
-    /// Tokens of keyslots, with their numbers.
+    /// Iterates over the keyslot tokens and their token numbers.
     fn key_tokens(&self) -> impl Iterator<Item = (u32, KeyToken)> {
         let tokens = self.header.metadata().tokens().iter();
         tokens.filter_map(|(number, token)| Some((*number, KeyToken::read(token)?)))
@@ -362,13 +364,13 @@ impl Volume {
     /// Opens the volume with a passphrase or the content of a key file.
     ///
     /// # Errors
-    /// [`Error::WrongKey`] when it opens no keyslot.
+    /// [`Error::WrongKey`] if the secret opens no keyslot.
     pub fn unlock_secret(&self, secret: &SecretBytes) -> Result<Unlocked> {
         let mut first_error = None;
         let mut limits = self.kdf_limits;
         let mut tried = false;
         for keyslot in self.header.keyslots_to_try() {
-            // A pair's keyslot holds a random secret that nobody can type.
+            // A key pair's keyslot holds a random secret that no user can type.
             if self
                 .token_of(keyslot)
                 .is_some_and(|t| t.recipient.is_some())
@@ -402,7 +404,7 @@ impl Volume {
     /// Opens the volume with a key pair.
     ///
     /// # Errors
-    /// [`Error::WrongKey`] when the header has no keyslot for it.
+    /// [`Error::WrongKey`] if the header has no keyslot for the key pair.
     pub fn unlock_identity(&self, identity: &Identity) -> Result<Unlocked> {
         let own = identity.recipient().to_string();
         let mut first_error = None;
@@ -476,10 +478,10 @@ impl Volume {
         })
     }
 
-    /// The device above the cipher.
+    /// Returns the decrypted block device.
     ///
     /// # Errors
-    /// [`Error::SealBroken`], and what the data path refuses.
+    /// [`Error::SealBroken`], and errors of [`Xts::new`] and [`CryptDevice::new`].
     pub fn device(&self, unlocked: &Unlocked, options: Options) -> Result<CryptDevice> {
         self.require_seal(unlocked)?;
         let sector = SectorSize::try_from(self.sector_size())?;
@@ -492,10 +494,10 @@ impl Volume {
         )?)
     }
 
-    /// Lets another key pair open the volume; needs only its public half.
+    /// Adds a keyslot for another key pair; needs only its public half.
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; when it has a keyslot already; when the header is full.
+    /// Those of [`Volume::change`]; if the key pair already has a keyslot; if the header is full.
     pub fn add_pair(&mut self, unlocked: &Unlocked, role: Role, who: &Identified) -> Result<u32> {
         self.change(unlocked, Action::ChangeKeys)?;
         let recipient = who.recipient.to_string();
@@ -517,11 +519,11 @@ impl Volume {
         Ok(keyslot)
     }
 
-    /// Lets a passphrase or key file open the volume, as a user (as an owner where no key pair
-    /// owns it).
+    /// Adds a keyslot for a passphrase or key file, in the role of a user (of an owner if no key
+    /// pair owns the volume).
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; when the header is full.
+    /// Those of [`Volume::change`]; if the secret is empty; if the header is full.
     pub fn add_secret(
         &mut self,
         unlocked: &Unlocked,
@@ -548,7 +550,7 @@ impl Volume {
         Ok(keyslot)
     }
 
-    /// Takes a key away.
+    /// Removes a key.
     ///
     /// # Errors
     /// Those of [`Volume::change`]; for the last key, and for the last owner.
@@ -569,11 +571,11 @@ impl Volume {
         self.commit(&unlocked.volume_key, 0)
     }
 
-    /// Makes `who` the owner and takes ownership from whoever has it, in one change: at every
-    /// moment the old or the new owner opens the volume. What `who` had before goes, too.
+    /// Makes `who` the owner and removes the previous owners, in one change: at every moment the
+    /// old or the new owner can open the volume. Previous keyslots of `who` are removed as well.
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; when the header is full.
+    /// Those of [`Volume::change`]; if the header is full.
     pub fn set_owner(&mut self, unlocked: &Unlocked, who: &Identified) -> Result<()> {
         self.change(unlocked, Action::SetOwner)?;
         let replaced = self.replaced_by_owner(who);
@@ -584,7 +586,7 @@ impl Volume {
         self.commit(&unlocked.volume_key, 0)
     }
 
-    /// The keys that [`Volume::set_owner`] takes away: those of the owners before, and what `who` had.
+    /// Returns the keys that [`Volume::set_owner`] removes: previous owners and old keys of `who`.
     pub fn replaced_by_owner(&self, who: &Identified) -> Vec<KeyEntry> {
         let recipient = who.recipient.to_string();
         let replaced = |k: &KeyEntry| {
@@ -594,11 +596,11 @@ impl Volume {
         self.keys().into_iter().filter(replaced).collect()
     }
 
-    /// Seals the header as it is, after a change by another program that is meant to stay, with an
-    /// epoch above `known`.
+    /// Seals the current header, with an epoch above `known`, to accept a change by another
+    /// program.
     ///
     /// # Errors
-    /// Those of [`Volume::change`], but for a seal that does not hold.
+    /// Those of [`Volume::change`], except for a seal that is not valid.
     pub fn reseal(&mut self, unlocked: &Unlocked, known: u64) -> Result<()> {
         unlocked.role.allow(Action::Reseal)?;
         self.refuse_damaged()?;
@@ -609,7 +611,7 @@ impl Volume {
     /// Destroys all keyslots.
     ///
     /// # Errors
-    /// When writing fails; some keyslots may be gone by then.
+    /// If a write fails; some keyslots may have been destroyed by then.
     pub fn erase(&mut self) -> Result<()> {
         let ours = |t: &luks2::Token| matches!(t.token_type(), KEY_TYPE | SEAL_TYPE);
         let tokens = self.header.metadata().tokens().iter();
@@ -623,15 +625,15 @@ impl Volume {
         carry_out(&*self.device, plan)
     }
 
-    /// Header and keyslots, as `cryptsetup luksHeaderBackup` writes them.
+    /// Returns header and keyslots in the format of `cryptsetup luksHeaderBackup`.
     ///
     /// # Errors
-    /// When reading fails.
+    /// If a read fails.
     pub fn backup(&self) -> Result<Vec<u8>> {
         read_range(&*self.device, 0, self.header.backup_len())
     }
 
-    /// Begins a change with this key.
+    /// Begins a change with this key: checks role, seal and header copies.
     ///
     /// # Errors
     /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`].
@@ -652,8 +654,8 @@ impl Volume {
         }
     }
 
-    /// Writes the roles down of keys that have no token of EVFS, before the first seal that cannot be
-    /// taken away covers them.
+    /// Adds tokens with the current roles for keys without an EVFS token, before the header gets
+    /// its first seal whose removal can be detected.
     fn name_keys(&mut self) -> Result<()> {
         if seal::is_marked(&self.header) {
             return Ok(());
@@ -669,8 +671,8 @@ impl Volume {
         Ok(())
     }
 
-    /// Changes wait until both copies are good: a change is the moment at which one of them is all
-    /// there is.
+    /// Refuses changes while a copy of the header is damaged: during a change, one copy may be the
+    /// only valid one.
     fn refuse_damaged(&self) -> Result<()> {
         if self.needs_repair() {
             Err(Error::NeedsRepair(self.name().to_owned()))
@@ -703,7 +705,7 @@ impl Volume {
         added.map_err(|e| Error::header(self.name(), e))
     }
 
-    /// Removes a keyslot and our token beside it.
+    /// Removes a keyslot and its EVFS token.
     fn drop_keyslot(&mut self, keyslot: u32) -> Result<()> {
         let tokens = self.header.metadata().tokens().iter();
         let beside =
@@ -719,7 +721,7 @@ impl Volume {
         Ok(())
     }
 
-    /// Seals the header, with an epoch above `known`, and brings it to the disk.
+    /// Seals the header, with an epoch above `known`, and writes it to the disk.
     fn commit(&mut self, volume_key: &SecretBytes, known: u64) -> Result<()> {
         let name = self.name().to_owned();
         let plan =
@@ -728,7 +730,7 @@ impl Volume {
     }
 }
 
-/// Reads and judges both copies of the header.
+/// Reads both copies of the header and checks them.
 pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
     let (name, size) = (device.info().name.clone(), device.info().size);
     let first = read_range(device, 0, size.min(4096))?;
@@ -744,7 +746,8 @@ pub(crate) fn read_header(device: &dyn BlockDevice) -> Result<Opened> {
     opened.map_err(|e| Error::header(&name, e))
 }
 
-/// The same, and whether the device ends before the data that the header speaks of, which is no error here.
+/// Reads the header like [`read_header`], but accepts a device that ends before the data; the flag
+/// reports whether it does.
 pub(crate) fn read_header_alone(device: &dyn BlockDevice) -> Result<(Opened, bool)> {
     let error = match read_header(device) {
         Err(Error::Header { name, source }) => (name, source),
@@ -754,7 +757,7 @@ pub(crate) fn read_header_alone(device: &dyn BlockDevice) -> Result<(Opened, boo
     if source.kind() == luks2::ErrorKind::DeviceTooSmall {
         let len = device.info().size.min(luks2::PREFIX_BYTES_MAX);
         let prefix = read_range(device, 0, len)?;
-        // Of a device that is as large as can be, the header alone is judged.
+        // Check the header alone, as if the device had the largest possible size.
         if let Ok(opened) = Header::open(&prefix, i64::MAX as u64) {
             return Ok((opened, true));
         }
@@ -762,15 +765,15 @@ pub(crate) fn read_header_alone(device: &dyn BlockDevice) -> Result<(Opened, boo
     Err(Error::Header { name, source })
 }
 
-/// Bytes of [`free_header_block`].
+/// Length of [`free_header_block`] in bytes.
 const FREE_BLOCK_BYTES: u64 = 4096;
-/// Bytes before the data that are left out of the keyslots area: that of [`Volume::reserved_block`], and the
-/// one of [`free_header_block`], which so stays free.
+/// Bytes before the data that are kept out of the keyslots area: the blocks of
+/// [`Volume::reserved_block`] and [`free_header_block`], so that both stay free.
 const RESERVED_BYTES: u64 = 2 * FREE_BLOCK_BYTES;
 
-/// First byte of 4096 before the data segment that no keyslot has and no copy of the header, of the
-/// volume on `device`; `None` without a volume, or when there are none. What lies there means
-/// nothing to anybody, until `cryptsetup` or EVFS gives the place to a new keyslot.
+/// Returns the offset of a 4096-byte block before the data segment of the volume on `device` that
+/// neither a keyslot nor a copy of the header occupies; `None` if there is no volume or no such
+/// block. The block is unused until `cryptsetup` or EVFS allocates a new keyslot in it.
 pub fn free_header_block(device: &dyn BlockDevice) -> Option<u64> {
     let header = read_header(device).ok()?.header;
     let start = header.segment().offset().checked_sub(FREE_BLOCK_BYTES)?;
@@ -797,7 +800,7 @@ pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Res
     Ok(bytes)
 }
 
-/// Carries the steps of a plan out, in order, and stops at the first that fails.
+/// Carries out the steps of a plan in order, and stops at the first that fails.
 pub(crate) fn carry_out(device: &dyn BlockDevice, plan: Plan) -> Result<()> {
     let mut device = Blocking::open(device)?;
     for step in plan {

@@ -1,5 +1,5 @@
-//! The data path: conformance over every kind of device below, agreement with the cipher, and what
-//! 2,000 power cuts leave.
+//! The data path: conformance over every kind of lower device, agreement with the cipher, and the
+//! state after 2,000 power cuts.
 
 use block::{BlockDevice, Blocking, Buf, ErrorDevice, Mem, Op, PowerCut, Random, Request, Wait};
 use crypt::{CryptDevice, DataSegment, Options};
@@ -97,7 +97,7 @@ fn what_lies_below_is_what_the_cipher_makes_of_it_and_nothing_else() {
     mem.peek(SHIFT + 8192, &mut below);
     let xts = Xts::new(&key(256), SectorSize::B4096).unwrap();
     let mut expected = clear.clone();
-    // plain64 counts 512-byte units, from the segment's tweak on.
+    // plain64 counts 512-byte units, starting at the segment's tweak.
     xts.encrypt(5 + 8192 / 512, &mut expected);
     assert!(below == expected);
     let mut untouched = vec![1; SHIFT as usize];
@@ -162,9 +162,9 @@ fn a_segment_that_does_not_fit_is_refused() {
     }
 }
 
-/// Writes with flushes over a disk whose cache is volatile, then cuts the power 2,000 times at random
-/// points, with what was not flushed dropped, kept or torn: every block that was flushed reads back
-/// as it was written then, or as it was written later.
+/// Writes with flushes to a disk with a volatile cache, then cuts the power 2,000 times at random
+/// points, with unflushed data dropped, kept or torn: every flushed block reads back as it was when
+/// flushed, or as it was written later.
 #[test]
 fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
     const BLOCK: usize = 4096;
@@ -183,7 +183,7 @@ fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
         data[..8].copy_from_slice(&generation.to_le_bytes());
         data
     };
-    // For each block: the events after which a generation was durable, and all that were written.
+    // For each block: the events at which a generation became durable, and all those written.
     let mut durable: BTreeMap<u64, Vec<(usize, u64)>> = BTreeMap::new();
     let mut written: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
     let mut waiting: Vec<(u64, u64)> = Vec::new();
@@ -239,7 +239,7 @@ fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
             after.read_at(block * BLOCK as u64, &mut data).unwrap();
             let later = written[block].iter().filter(|g| **g > known).count();
             let whole = data == content(*block, known);
-            // A later write of the same block was not flushed: it may be there whole or in part.
+            // A later write of the same block was not flushed: it may be there in full or in part.
             assert!(
                 whole || later > 0,
                 "{shown}: block {block} lost generation {known}"

@@ -174,7 +174,7 @@ fn a_changed_header_shows_when_the_volume_is_opened() {
     });
     assert_eq!(seal(&unreadable), (Seal::CoreChanged, false));
 
-    // The owner seals what is meant to stay.
+    // The owner seals the change to accept it.
     let mut volume = Volume::open(core_changed.clone()).unwrap();
     let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
     assert!(matches!(
@@ -196,8 +196,8 @@ fn strip(header: &mut luks2::Header, prefix: &str) {
     }
 }
 
-/// With no token of EVFS left in the header a sealed volume looks like one that `cryptsetup` made,
-/// but for the salt of its digest, which nobody can change without the volume key.
+/// Without any EVFS token in its header a sealed volume looks like one created by `cryptsetup`,
+/// except for the salt of its digest, which cannot be changed without the volume key.
 #[test]
 fn a_header_without_any_token_of_ours_is_known_to_have_been_sealed() {
     let keys = Keys::new();
@@ -221,7 +221,7 @@ fn a_header_without_any_token_of_ours_is_known_to_have_been_sealed() {
     ));
 }
 
-/// A disk with a volume whose only key is a passphrase, as `finish` leaves its header.
+/// Creates a disk with a volume whose only key is a passphrase; `finish` edits its header.
 fn of_another_program(
     phrase: &SecretBytes,
     finish: impl FnOnce(&mut luks2::Header, &SecretBytes),
@@ -267,8 +267,8 @@ fn a_volume_of_another_program_is_sealed_by_the_first_change_and_its_keys_stay_o
     assert_eq!(volume.mark().unwrap().epoch, 2);
 }
 
-/// Seals made before there were epochs hold, count as epoch 0, and are followed by epoch 1. This is
-/// also what version 1 is, byte for byte.
+/// Seals made before epochs existed are valid, count as epoch 0, and are followed by epoch 1. This
+/// test also defines version 1, byte for byte.
 #[test]
 fn a_seal_of_version_1_holds_and_counts_as_epoch_0() {
     use base64::Engine as _;
@@ -316,7 +316,7 @@ fn hmac(key: &[u8], data: &[u8]) -> Vec<u8> {
     mac.finalize().into_bytes().to_vec()
 }
 
-/// A forged epoch neither makes a seal hold nor keeps the owner from sealing again.
+/// A forged epoch does not make a seal valid, nor does it keep the owner from sealing again.
 #[test]
 fn a_forged_epoch_does_not_hold_and_can_be_sealed_over() {
     let keys = Keys::new();
@@ -347,9 +347,9 @@ fn a_forged_epoch_does_not_hold_and_can_be_sealed_over() {
     }
 }
 
-/// Runs a key operation over a disk whose cache is volatile and cuts the power at every write
-/// boundary, with what was not flushed dropped, kept and torn. After each cut one of `openers` must
-/// open the volume with its one volume key, and whoever was not touched by the change must, too.
+/// Runs a key operation on a disk with a volatile cache and cuts the power at every write boundary,
+/// with unflushed data dropped, kept and torn. After each cut, one of `one_of` and all of `always`
+/// must open the volume.
 fn at_every_boundary(
     name: &str,
     keys: &Keys,
