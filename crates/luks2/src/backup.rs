@@ -1,12 +1,12 @@
-//! Header backups: the bytes from the start of the device to the end of the keyslots area, as
-//! `cryptsetup luksHeaderBackup` writes them.
+//! Header backups: the bytes from the start of the device to the end of the keyslots area, in the
+//! format of `cryptsetup luksHeaderBackup`.
 
 use crate::Header;
 use crate::error::{Error, ErrorKind, Result};
 use crate::open::CopyState;
 use crate::plan::Plan;
 
-/// A header backup that was checked.
+/// A validated header backup.
 #[derive(Debug)]
 pub struct Backup<'a> {
     header: Header,
@@ -17,12 +17,12 @@ impl<'a> Backup<'a> {
     /// Checks the backup in `bytes` for a device of `device_size` bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Damaged`] when it is cut short or not both copies in it are whole, and those
+    /// [`ErrorKind::Damaged`] if the backup is truncated or one of its copies is damaged, and those
     /// of [`Header::open`].
     pub fn open(bytes: &'a [u8], device_size: u64) -> Result<Backup<'a>> {
         let damaged = |what: &str| Error::damaged(format!("the header backup is damaged: {what}"));
         let opened = Header::open(bytes, device_size).map_err(|e| match e.kind() {
-            // What is missing here is not what the caller did not read, but what is not there.
+            // The backup is all there is: missing bytes mean damage, not a short read.
             ErrorKind::NeedMore => damaged("it is cut short"),
             _ => e.within("the header backup"),
         })?;
@@ -43,20 +43,20 @@ impl<'a> Backup<'a> {
         })
     }
 
-    /// The header in the backup.
+    /// Returns the header in the backup.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// The plan that restores the backup. `current` is the header on the device, if there is one
-    /// that can be read: its data must lie where the backup says, or restoring would lose it.
+    /// Creates the plan that restores the backup. `current` is the header on the device, if one is
+    /// readable: its data must lie where the backup says, or restoring would lose the data.
     ///
-    /// The keyslots area is overwritten first, so a crash in the middle may leave a header whose
-    /// keyslots do not open; restore again. The copies get a sequence id above the current one, so
-    /// that what was restored counts at once, whichever copy a crash left.
+    /// The keyslots area is overwritten first, so a crash during the restore may leave a header
+    /// whose keyslots do not open; the restore must then be repeated. The new copies get a sequence
+    /// id above the current one, so that they take precedence over any copy that a crash left.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] when backup and device do not belong together.
+    /// [`ErrorKind::Refused`] if backup and device do not belong together.
     pub fn restore(self, current: Option<&Header>) -> Result<Plan> {
         let Backup {
             mut header,

@@ -1,34 +1,34 @@
-//! LUKS2: headers and keyslots, read and written, without any input or output.
+//! LUKS2 headers and keyslots: a reader and writer that does no I/O.
 //!
 //! ```text
 //!   0          hdr_size     2*hdr_size                     segment offset            end of device
 //!   ├──────────┼────────────┼───────────────────────────────┼─────────────────────────────┤
 //!   │ primary  │ secondary  │ keyslots area: key material,  │ data                        │
-//!   │ copy     │ copy       │ split and enciphered          │                             │
+//!   │ copy     │ copy       │ split and encrypted           │                             │
 //!   ├────┬─────┴────────────┴───────────────────────────────┴─────────────────────────────┘
 //!   │4096│ JSON, zero-padded: keyslots, tokens, segments, digests, config
 //! ```
 //!
-//! The caller moves bytes, this crate decides what they mean:
+//! The caller transfers the bytes, this crate interprets them:
 //!
-//! 1. read [`Header::bytes_wanted`] bytes from the start of the device, give them to
-//!    [`Header::open`], get the newer whole copy and the state of both;
-//! 2. read the area of a keyslot ([`Header::keyslot_area`]), give it to [`Header::open_keyslot`]
-//!    with a passphrase, get the volume key;
+//! 1. read [`Header::bytes_wanted`] bytes from the start of the device and pass them to
+//!    [`Header::open`], which returns the newer intact copy and the state of both;
+//! 2. read the area of a keyslot ([`Header::keyslot_area`]) and pass it to
+//!    [`Header::open_keyslot`] with a passphrase, which returns the volume key;
 //! 3. change the header ([`Header::add_keyslot`], [`Header::add_token`], ...), then carry out the
 //!    [`Plan`] of [`Header::update`], step by step, in order.
 //!
 //! **Invariant:** at every boundary between two steps of a plan, and for every part of a step that
-//! reached the disk, one copy of the header is whole, and every keyslot it names has its key
-//! material in place.
+//! reached the disk, one copy of the header is intact, and the key material of every keyslot it
+//! names is in place.
 //!
-//! Absent on purpose: files, devices, locks, clocks (measuring takes one as an argument); the
-//! cipher of the data; LUKS1; reencryption, integrity, detached headers and every cipher but
-//! `aes-xts-plain64`, all of which are refused by name. Bytes from outside are hostile: nothing
-//! here panics on them, and what a header may cost is limited before it is spent.
+//! Out of scope: files, devices, locks, clocks (calibration takes one as an argument); the cipher
+//! of the data; LUKS1. Reencryption, integrity, detached headers and every cipher other than
+//! `aes-xts-plain64` are refused by name. Input is assumed to be hostile: it never causes a panic,
+//! and the costs that a header states are limited before they are incurred.
 //!
-//! The format is that of the *LUKS2 On-Disk Format Specification* 1.1.4, and of `cryptsetup` where
-//! it is stricter or the specification is silent.
+//! The format is that of the *LUKS2 On-Disk Format Specification* 1.1.4, and that of `cryptsetup`
+//! where it is stricter or the specification is silent.
 
 #![deny(
     clippy::unwrap_used,
@@ -77,5 +77,5 @@ pub use metadata::{
 pub use open::{CopyState, Opened};
 pub use plan::{Plan, Step};
 
-/// Most bytes from the start of a device that reading a header can take: two copies of 4 MiB.
+/// Largest prefix of the device that reading a header can need: two copies of 4 MiB.
 pub const PREFIX_BYTES_MAX: u64 = 2 * HEADER_SIZE_MAX;

@@ -1,12 +1,13 @@
-//! Reading: which of the two copies counts.
+//! Reading a header and choosing between its two copies.
 //!
-//! The rules are those of `cryptsetup`: the secondary lies where the primary says; where there is
-//! no whole primary, at the first of the nine possible places that holds a whole secondary. Of two
-//! whole copies the one with the higher sequence id counts, of two equal ones the primary.
+//! The rules are those of `cryptsetup`. The secondary copy lies at the offset that the primary
+//! states or, if no primary is intact, at the first of the nine possible offsets that holds an
+//! intact secondary. Of two intact copies the one with the higher sequence id is used; if the ids
+//! are equal, the primary.
 //!
-//! One rule is ours: a copy that is whole but asks for something we refuse still counts as whole.
-//! If it is the newer one the header is refused, and nobody falls back to (or "repairs" from) an
-//! older copy, which would undo what another program did.
+//! One rule is our own: an intact copy that uses an unsupported or refused feature still counts as
+//! intact. If it is the newer one, the header is refused. Falling back to (or "repairing" from) an
+//! older copy would undo a change by another program.
 
 use crate::Header;
 use crate::binary::{self, BINARY_LEN, BinaryHeader, Copy, HEADER_SIZE_MIN, secondary_offsets};
@@ -14,7 +15,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metadata::Metadata;
 use crate::{PREFIX_BYTES_MAX, header::OnDisk};
 
-/// A header that was read, and the state of both copies.
+/// A header as read from the device, and the state of both copies.
 #[derive(Debug)]
 pub struct Opened {
     /// The header.
@@ -28,27 +29,27 @@ pub struct Opened {
 /// State of one copy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopyState {
-    /// Whole and current.
+    /// Intact and current.
     Valid {
-        /// Its sequence id.
+        /// Sequence id of the copy.
         seqid: u64,
     },
-    /// Whole, but older than the other: an update was interrupted.
+    /// Intact, but older than the other: an update was interrupted.
     Stale {
-        /// Its sequence id.
+        /// Sequence id of the copy.
         seqid: u64,
     },
-    /// Whole and of the same sequence id as the other, but with different content.
+    /// Intact and with the same sequence id as the other, but with different content.
     Differs {
-        /// Its sequence id.
+        /// Sequence id of the copy.
         seqid: u64,
     },
-    /// Damaged; why.
+    /// Damaged, for the reason given by the error.
     Damaged(Error),
 }
 
 impl CopyState {
-    /// Whether the copy needs no repair.
+    /// Reports whether the copy needs no repair.
     pub fn is_valid(&self) -> bool {
         matches!(self, CopyState::Valid { .. })
     }
@@ -68,24 +69,24 @@ impl std::fmt::Display for CopyState {
 }
 
 impl Opened {
-    /// Whether a copy has to be rewritten from the other; [`Header::repair`] gives the plan.
+    /// Reports whether a copy must be rewritten from the other; see [`Header::repair`].
     pub fn needs_repair(&self) -> bool {
         !self.primary.is_valid() || !self.secondary.is_valid()
     }
 }
 
-/// A copy whose checksum is right and whose JSON is sound.
+/// A copy with a correct checksum and well-formed JSON.
 struct Found<'a> {
     binary: BinaryHeader,
     json_area: &'a [u8],
-    /// An error here is a verdict, not damage: the copy is whole.
+    /// An error here is a verdict about an intact copy, not damage.
     metadata: Result<Metadata>,
 }
 
 impl Header {
-    /// How many bytes from the start of the device [`Header::open`] needs, given the first 4,096
-    /// (or fewer) of them: two copies of the stated size, or 8 MiB where there is no sane primary
-    /// and the secondary has to be searched for. Never more than `device_size`.
+    /// Returns the number of bytes from the start of the device that [`Header::open`] needs, given
+    /// at most the first 4,096 of them: two copies of the stated size, or 8 MiB if the primary is
+    /// not sane and the secondary must be searched for. Never more than `device_size`.
     pub fn bytes_wanted(first: &[u8], device_size: u64) -> u64 {
         let stated = binary::stated_size(first, Copy::Primary, 0);
         stated
@@ -96,14 +97,14 @@ impl Header {
     /// Reads the header of a device of `device_size` bytes from `prefix`, its first bytes: at
     /// least [`Header::bytes_wanted`], or the whole device.
     ///
-    /// When the primary copy states a size but is not whole, the secondary is searched for too,
-    /// for which `prefix` may be too short; the error then is [`ErrorKind::NeedMore`], and
+    /// If the primary copy states a size but is not intact, the secondary is searched for as well,
+    /// and `prefix` may be too short for that. The error is then [`ErrorKind::NeedMore`];
     /// [`crate::PREFIX_BYTES_MAX`] bytes (or the whole device) are enough in every case.
     ///
     /// # Errors
-    /// [`ErrorKind::NotLuks`], [`ErrorKind::Damaged`] when no copy is whole,
-    /// [`ErrorKind::Unsupported`] and [`ErrorKind::Refused`] for what the newer whole copy asks,
-    /// [`ErrorKind::DeviceTooSmall`] when header or data reach beyond the device.
+    /// [`ErrorKind::NotLuks`]; [`ErrorKind::Damaged`] if no copy is intact;
+    /// [`ErrorKind::Unsupported`] and [`ErrorKind::Refused`] for features of the newer intact copy;
+    /// [`ErrorKind::DeviceTooSmall`] if header or data extend beyond the device.
     pub fn open(prefix: &[u8], device_size: u64) -> Result<Opened> {
         let primary = find(prefix, device_size, Copy::Primary, 0);
         let secondary = match &primary {
@@ -118,7 +119,7 @@ impl Header {
     }
 }
 
-/// Whether the primary failed after its checksum was found right: its size is to be trusted then.
+/// Checks whether the primary failed although its checksum matches; its size is then trustworthy.
 fn whole_but_unsound(prefix: &[u8], error: &Error) -> bool {
     error.kind() == ErrorKind::Damaged
         && binary::stated_size(prefix, Copy::Primary, 0)
@@ -144,7 +145,7 @@ fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Foun
     }
 }
 
-/// `len` bytes at `offset`. Told apart: a device that ends there, and a caller who read too little.
+/// Returns `len` bytes at `offset`. Distinguishes the end of the device from a short `prefix`.
 fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]> {
     let end = offset.saturating_add(len);
     if end > device_size {
@@ -169,7 +170,7 @@ fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
     for offset in secondary_offsets() {
         match find(prefix, device_size, Copy::Secondary, offset) {
             Ok(found) => return Ok(found),
-            // What the caller did not read may hold the copy: that must not pass for damage.
+            // The copy may lie in the part that the caller has not read; this is not damage.
             Err(e) if e.kind() == ErrorKind::NeedMore => return Err(e),
             Err(e) => {
                 let at = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
@@ -230,13 +231,13 @@ fn choose(
     })
 }
 
-/// The JSON text in front of the padding.
+/// Returns the JSON text before the padding.
 fn json_text(area: &[u8]) -> String {
     let text = area.split(|b| *b == 0).next().unwrap_or_default();
     binary::lossy(text)
 }
 
-/// Whether two copies of one sequence id say the same, but for their salts.
+/// Checks whether two copies with the same sequence id are equal except for their salts.
 fn same_content(a: &Found<'_>, b: &Found<'_>) -> bool {
     let salt = &a.binary.salt;
     BinaryHeader {
@@ -246,7 +247,7 @@ fn same_content(a: &Found<'_>, b: &Found<'_>) -> bool {
         && a.json_area == b.json_area
 }
 
-/// Header, keyslots area and data lie on the device.
+/// Checks that header, keyslots area and data lie within the device.
 pub(crate) fn check_device(metadata: &Metadata, device_size: u64) -> Result<()> {
     let end = metadata.keyslots_range().end();
     if end > device_size {
@@ -261,7 +262,7 @@ pub(crate) fn check_device(metadata: &Metadata, device_size: u64) -> Result<()> 
     metadata.segment().data_len(device_size).map(drop)
 }
 
-/// Both copies are lost: say whether there ever was a header.
+/// Builds the error for two lost copies; distinguishes damage from a device without any header.
 fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
     if binary::version(prefix) == Some(1) {
         return Error::unsupported(
@@ -284,7 +285,7 @@ fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
              are overwritten: restore a header backup",
         );
     }
-    // An unknown checksum algorithm in both copies is no damage but a newer writer.
+    // An unknown checksum algorithm in both copies means a newer writer, not damage.
     if primary.kind() == secondary.kind() && primary.kind() != ErrorKind::Damaged {
         return primary;
     }
@@ -294,7 +295,8 @@ fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
     ))
 }
 
-/// Whether a copy that has lost its magic was at `offset`: its checksum algorithm is named, or its JSON is there.
+/// Checks for remains of a copy without magic at `offset`: the name of its checksum algorithm, or
+/// parts of its JSON.
 fn has_remains(prefix: &[u8], offset: u64) -> bool {
     let copy = usize::try_from(offset).ok().and_then(|at| prefix.get(at..));
     let Some(copy) = copy else { return false };

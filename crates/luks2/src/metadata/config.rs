@@ -1,4 +1,4 @@
-//! The `config` section: sizes, flags that users set, and requirements that a reader must meet.
+//! The `config` section: sizes, flags set by users, and requirements that a reader must meet.
 
 use super::Fields;
 use crate::binary::{BINARY_LEN, is_header_size};
@@ -16,12 +16,12 @@ pub struct Config {
 }
 
 impl Config {
-    /// Bytes of each JSON area.
+    /// Length of each JSON area in bytes.
     pub fn json_size(&self) -> u64 {
         self.json_size
     }
 
-    /// Bytes of the keyslots area, which follows the two copies.
+    /// Length in bytes of the keyslots area, which follows the two copies.
     pub fn keyslots_size(&self) -> u64 {
         self.keyslots_size
     }
@@ -62,14 +62,15 @@ impl Config {
     }
 }
 
-/// C's strtoull also takes a sign and white space, so these are no damage for `cryptsetup`.
+/// Reads a size. C's strtoull also accepts a sign and white space, so for `cryptsetup` these are
+/// not damage.
 fn size(fields: &Fields<'_>, key: &str) -> Result<u64> {
     fields.str(key)?;
     fields.u64(key).map_err(|e| Error::refused(e.to_string()))
 }
 
-/// LUKS2 specification, 3.5: who does not know a mandatory requirement must not open the volume.
-/// We meet none of those that exist.
+/// Refuses mandatory requirements, of which EVFS meets none. A reader that does not know one must
+/// not open the volume (LUKS2 specification, 3.5).
 fn check_requirements(fields: &Fields<'_>) -> Result<()> {
     match fields.optional_strings("mandatory")?.first() {
         None => Ok(()),

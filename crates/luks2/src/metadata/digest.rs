@@ -1,4 +1,4 @@
-//! The `digests` section: how a volume key is recognised.
+//! The `digests` section, by which a volume key is recognized.
 
 use super::Fields;
 use crate::error::{Error, ErrorKind, Result, quoted};
@@ -8,10 +8,10 @@ use secret::SecretBytes;
 use std::collections::BTreeMap;
 use subtle::ConstantTimeEq;
 
-/// Fewest bytes of a digest (that of SHA-1).
+/// Shortest digest in bytes (that of SHA-1).
 const DIGEST_LEN_MIN: usize = 20;
 
-/// A digest over a volume key, the keyslots that hold this key and the segments it deciphers.
+/// A digest of a volume key, with the keyslots that hold this key and the segments it decrypts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     keyslots: Vec<u32>,
@@ -28,23 +28,23 @@ struct Pbkdf2Digest {
 }
 
 impl Digest {
-    /// The keyslots that hold the key.
+    /// Numbers of the keyslots that hold the key.
     pub fn keyslots(&self) -> &[u32] {
         &self.keyslots
     }
 
-    /// The segments that the key deciphers; none for the key of an unbound keyslot.
+    /// Numbers of the segments that the key decrypts; none for the key of an unbound keyslot.
     pub fn segments(&self) -> &[u32] {
         &self.segments
     }
 
-    /// The salt, if the digest can be computed here. Only the holder of the key can make a digest
-    /// over another salt that the key still matches.
+    /// Returns the salt, if EVFS supports the digest. A digest of the same key over another salt
+    /// can be computed only with the key.
     pub fn salt(&self) -> Option<&[u8]> {
         self.check.as_ref().ok().map(|check| check.salt.as_slice())
     }
 
-    /// What checking a key costs, as [`crate::Kdf::work_kib`] counts.
+    /// Cost of checking a key, in the unit of [`crate::Kdf::work_kib`].
     pub(crate) fn work_kib(&self) -> u64 {
         let check = self.check.as_ref();
         check.map_or(0, |check| pbkdf2_work_kib(check.iterations))
@@ -52,8 +52,8 @@ impl Digest {
 
     pub(super) fn read(fields: &Fields<'_>) -> Result<Digest> {
         let check = match fields.str("type")? {
-            // cryptsetup reads these fields only when it checks a key: what is wrong with them is
-            // no damage that another copy could heal, but a header that opens for nobody.
+            // cryptsetup reads these fields only when it checks a key. Errors in them are not
+            // damage that the other copy could repair, but a header that no key opens.
             "pbkdf2" => Pbkdf2Digest::read(fields).map_err(|e| Error::refused(e.to_string()))?,
             other => Err(format!("{}: unknown type {}", fields.path(), quoted(other))),
         };
@@ -64,10 +64,10 @@ impl Digest {
         })
     }
 
-    /// Whether `key` is the key of this digest. Compares in constant time.
+    /// Checks in constant time whether `key` is the key of this digest.
     ///
-    /// The caller has checked the length of the key: HMAC pads its key with zeros, so that a
-    /// shorter key and the same key with zeros after it have one digest.
+    /// The caller must have checked the length of the key: HMAC pads its key with zeros, so a
+    /// shorter key and the same key with zeros appended have the same digest.
     pub(crate) fn matches(&self, key: &[u8], limits: &KdfLimits) -> Result<bool> {
         let check = self
             .check
@@ -87,7 +87,7 @@ impl Digest {
 }
 
 impl Pbkdf2Digest {
-    /// The inner error is a digest that exists but cannot be computed here.
+    /// Reads the digest. The inner error is for a valid digest that EVFS does not support.
     fn read(fields: &Fields<'_>) -> Result<std::result::Result<Pbkdf2Digest, String>> {
         let hash = match Hash::from_name(fields.str("hash")?) {
             Ok(hash) => hash,
@@ -105,8 +105,8 @@ impl Pbkdf2Digest {
                 "{path}: the salt is not {SALT_LEN} bytes"
             )));
         }
-        // As cryptsetup: the 20 bytes of LUKS1, or a whole hash. A short digest would let keys
-        // pass that are not the key.
+        // As in cryptsetup: the 20 bytes of LUKS1, or a whole hash. A short digest would accept
+        // wrong keys.
         if digest.len() != DIGEST_LEN_MIN && digest.len() != hash.len() {
             return Err(Error::refused(format!(
                 "{path}: {} bytes of digest do not fit {hash}",
@@ -122,13 +122,13 @@ impl Pbkdf2Digest {
     }
 }
 
-/// The number of the one digest that belongs to `segment`.
+/// Returns the number of the one digest that belongs to `segment`.
 pub(super) fn of_segment(digests: &BTreeMap<u32, Digest>, segment: u32) -> Result<u32> {
     let mut owners = digests
         .iter()
         .filter(|(_, d)| d.segments.contains(&segment));
     match (owners.next(), owners.next()) {
-        // As cryptsetup: no digest would mean that any key passes.
+        // As in cryptsetup: without a digest, any key would be accepted.
         (None, _) => Err(Error::damaged(format!("segment {segment} has no digest"))),
         (Some((_, digest)), None) if digest.check.is_err() => {
             let reason = digest.check.as_ref().err().cloned().unwrap_or_default();
@@ -141,7 +141,7 @@ pub(super) fn of_segment(digests: &BTreeMap<u32, Digest>, segment: u32) -> Resul
     }
 }
 
-/// The JSON of a new digest over `key`.
+/// Builds the JSON of a new digest of `key`.
 pub(crate) fn digest_json(
     key: &SecretBytes,
     iterations: u32,

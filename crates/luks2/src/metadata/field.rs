@@ -5,7 +5,7 @@ use crate::json::{Json, Object};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// An object and where it stands.
+/// An object and its path in the document.
 pub(crate) struct Fields<'a> {
     path: String,
     object: &'a Object,
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A string that is not empty, as `cryptsetup` wants them since 2.4.
+    /// Reads a string, which must not be empty: `cryptsetup` has required that since 2.4.
     pub(crate) fn str(&self, key: &str) -> Result<&'a str> {
         match self.object.get(key) {
             Some(Json::String(text)) if !text.as_str().is_empty() => Ok(text.as_str()),
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A 32-bit number, stored as a number.
+    /// Reads a 32-bit number, stored as a number.
     pub(crate) fn u32(&self, key: &str) -> Result<u32> {
         match self.object.get(key) {
             Some(Json::Number(spelt)) if spelt.bytes().all(|b| b.is_ascii_digit()) => spelt
@@ -70,8 +70,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An integer, stored as a number; `None` if it does not fit 32 bits. For fields of which
-    /// `cryptsetup` checks the type and not the value.
+    /// Reads an integer, stored as a number; `None` if it does not fit 32 bits. For fields of which
+    /// `cryptsetup` checks only the type.
     pub(crate) fn integer(&self, key: &str) -> Result<Option<u32>> {
         match self.object.get(key) {
             Some(Json::Number(spelt)) if !spelt.contains(['.', 'e', 'E']) => Ok(spelt.parse().ok()),
@@ -79,12 +79,11 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A 64-bit number, stored as a string of digits (LUKS2 specification, 3.1).
+    /// Reads a 64-bit number, stored as a string of digits (LUKS2 specification, 3.1).
     pub(crate) fn u64(&self, key: &str) -> Result<u64> {
         decimal(self.str(key)?).ok_or_else(|| self.wrong(key, "a 64-bit number in a string"))
     }
 
-    /// An array of strings.
     pub(crate) fn strings(&self, key: &str) -> Result<Vec<&'a str>> {
         let Some(Json::Array(values)) = self.object.get(key) else {
             return Err(self.wrong(key, "an array"));
@@ -98,7 +97,7 @@ impl<'a> Fields<'a> {
             .collect()
     }
 
-    /// An array of strings, empty if it is missing.
+    /// Reads an array of strings; empty if the field is missing.
     pub(crate) fn optional_strings(&self, key: &str) -> Result<Vec<&'a str>> {
         if self.has(key) {
             self.strings(key)
@@ -107,20 +106,20 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An array of object names.
+    /// Reads an array of object names.
     pub(crate) fn numbers(&self, key: &str) -> Result<Vec<u32>> {
         self.strings(key)?
             .into_iter()
             .map(|name| {
                 let number = decimal(name).and_then(|n| u32::try_from(n).ok());
-                // An object has one name only, so that "00" names nothing.
+                // An object has only one valid name, so "00" refers to no object.
                 let number = number.filter(|n| n.to_string() == name);
                 number.ok_or_else(|| self.wrong(key, "an array of numbers"))
             })
             .collect()
     }
 
-    /// Bytes in base64 (RFC 4648, 4, with padding).
+    /// Decodes base64 (RFC 4648, 4, with padding).
     pub(crate) fn bytes(&self, key: &str) -> Result<Vec<u8>> {
         STANDARD
             .decode(self.str(key)?)
@@ -128,7 +127,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Digits and nothing else: no sign, no space, not empty.
+/// Parses a number of digits only: no sign, no space, not empty.
 fn decimal(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()

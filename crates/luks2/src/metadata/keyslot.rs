@@ -1,5 +1,5 @@
-//! The `keyslots` section. A keyslot that asks for what we do not have is kept and named, and
-//! only opening it fails; a keyslot with a null cipher condemns the header.
+//! The `keyslots` section. A keyslot with unsupported parameters is kept and listed, and only
+//! opening it fails; a keyslot with a null cipher makes the whole header refused.
 
 use super::field::base64;
 use super::segment::{CIPHER, refuse_cipher};
@@ -15,20 +15,20 @@ use std::collections::BTreeMap;
 /// Alignment of keyslot areas, in bytes.
 const AREA_ALIGN: u64 = 4096;
 
-/// Longest volume key of a keyslot, in bytes: 4,096 bits, eight times what any cipher takes.
+/// Longest volume key of a keyslot, in bytes: 4,096 bits, eight times the largest cipher key.
 const KEY_SIZE_MAX: u32 = 512;
 
-/// A part of the device.
+/// A range of bytes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Range {
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Number of bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 impl Range {
-    /// The first byte after the range.
+    /// Returns the offset of the first byte after the range.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
@@ -38,15 +38,15 @@ impl Range {
     }
 }
 
-/// When a keyslot is tried by somebody who has not named one.
+/// Order in which keyslots are tried if none is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Priority {
-    /// Never; it must be named.
+    /// Never tried; must be named.
     Ignore,
-    /// After the preferred ones.
+    /// Tried after the preferred ones.
     #[default]
     Normal,
-    /// First.
+    /// Tried first.
     Prefer,
 }
 
@@ -59,49 +59,49 @@ pub struct Keyslot {
     kind: SlotKind,
 }
 
-/// What a keyslot is to us.
+/// Type of a keyslot, and whether EVFS supports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum SlotKind {
-    /// One that can be opened.
+    /// Supported.
     Usable(Luks2Keyslot),
-    /// Type `luks2`, but with something in it that we do not have; why.
+    /// Type `luks2`, but with an unsupported parameter; holds the reason.
     Unusable(String),
-    /// Another type; which.
+    /// Another type; holds its name.
     Foreign(String),
 }
 
-/// How a keyslot of type `luks2` protects its key.
+/// Parameters by which a keyslot of type `luks2` protects its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Luks2Keyslot {
-    /// Key derivation and its costs.
+    /// Key derivation function and its costs.
     pub kdf: Kdf,
     /// Hash of the anti-forensic split.
     pub af_hash: Hash,
-    /// Bytes of the key that enciphers the area: 32 or 64.
+    /// Length in bytes of the key that encrypts the area: 32 or 64.
     pub area_key_size: u32,
     pub(crate) salt: Vec<u8>,
 }
 
 impl Keyslot {
-    /// Bytes of the key inside.
+    /// Length in bytes of the key in the keyslot.
     pub fn key_size(&self) -> u32 {
         self.key_size
     }
 
-    /// When it is tried.
+    /// Priority at which the keyslot is tried.
     pub fn priority(&self) -> Priority {
         self.priority
     }
 
-    /// Where its key material lies.
+    /// Range of the key material on the device.
     pub fn area(&self) -> Range {
         self.area
     }
 
-    /// How it protects its key, if it is one that EVFS can open.
+    /// Returns the protection parameters, if EVFS supports the keyslot.
     ///
     /// # Errors
-    /// [`ErrorKind::Unsupported`] with what is missing.
+    /// [`ErrorKind::Unsupported`] with the parameter that is not supported.
     pub fn protection(&self) -> Result<&Luks2Keyslot> {
         match &self.kind {
             SlotKind::Usable(slot) => Ok(slot),
@@ -113,7 +113,7 @@ impl Keyslot {
         }
     }
 
-    /// Whether EVFS can open it, given the passphrase.
+    /// Reports whether EVFS can open the keyslot, given the passphrase.
     pub fn is_usable(&self) -> bool {
         matches!(self.kind, SlotKind::Usable(_))
     }
@@ -154,8 +154,8 @@ impl Keyslot {
     }
 }
 
-/// Reads the protection of a keyslot of type `luks2`. Missing fields are damage; fields that ask
-/// for something we do not have make the keyslot unusable.
+/// Reads the parameters of a keyslot of type `luks2`. Missing fields are damage; unsupported values
+/// make the keyslot unusable.
 fn read_luks2(
     fields: &Fields<'_>,
     area: &Fields<'_>,
@@ -182,8 +182,8 @@ fn read_luks2(
         };
     }
     let unusable = |reason: String| Ok(SlotKind::Unusable(format!("{path}: {reason}")));
-    // Every writer uses 4,000 stripes. Another number would be a way to make us read or compute
-    // more than the area holds.
+    // Every writer uses 4,000 stripes. Another number could make the reader read or compute more
+    // than the area holds.
     if stripes.map(|n| n as usize) != Some(STRIPES) {
         return unusable(format!(
             "a number of anti-forensic stripes that is not {STRIPES}"
@@ -213,7 +213,7 @@ fn read_luks2(
     }
 }
 
-/// The inner error is a function that exists but that we do not have.
+/// Reads the key derivation. The inner error is for a function that EVFS does not support.
 fn read_kdf(kdf: &Fields<'_>) -> Result<Result<Kdf>> {
     let range = || Error::refused("a cost of the key derivation is out of range");
     match kdf.str("type")? {
@@ -250,17 +250,17 @@ fn read_kdf(kdf: &Fields<'_>) -> Result<Result<Kdf>> {
     }
 }
 
-/// Bytes of split key material: whole 512-byte units of the area's cipher.
+/// Length in bytes of split key material: whole 512-byte units of the area's cipher.
 pub(crate) fn material_len(key_size: u32) -> u64 {
     (u64::from(key_size) * STRIPES as u64).next_multiple_of(512)
 }
 
-/// Bytes of the area that is made for a key.
+/// Length in bytes of the area that is allocated for a key.
 pub(crate) fn area_len(key_size: u32) -> u64 {
     material_len(key_size).next_multiple_of(AREA_ALIGN)
 }
 
-/// Areas lie between the copies and the end of the keyslots area, and no two overlap.
+/// Checks that areas lie between the copies and the end of the keyslots area without overlapping.
 pub(super) fn check_areas(keyslots: &BTreeMap<u32, Keyslot>, config: &Config) -> Result<()> {
     let first = 2 * (config.json_size() + BINARY_LEN as u64);
     let end = first + config.keyslots_size();
@@ -285,10 +285,10 @@ pub(super) fn check_areas(keyslots: &BTreeMap<u32, Keyslot>, config: &Config) ->
     Ok(())
 }
 
-/// The keyslots of the volume key all hold keys of one length that the cipher takes.
+/// Checks that the keyslots of the volume key hold keys of one length, which the cipher supports.
 ///
-/// A digest does not tell a key from the same key with zeros after it, so the length has to come
-/// from somewhere that cannot disagree with itself.
+/// A digest does not distinguish a key from the same key with zeros appended, so the keyslots must
+/// agree on the length.
 pub(super) fn check_key_sizes(
     keyslots: &BTreeMap<u32, Keyslot>,
     digests: &BTreeMap<u32, Digest>,
@@ -318,7 +318,7 @@ pub(super) fn check_key_sizes(
     Ok(())
 }
 
-/// What a new keyslot is made of.
+/// Parameters of a new keyslot.
 pub(crate) struct NewKeyslot<'a> {
     pub(crate) key_size: u32,
     pub(crate) area: Range,
@@ -328,7 +328,7 @@ pub(crate) struct NewKeyslot<'a> {
     pub(crate) priority: Priority,
 }
 
-/// The JSON of a keyslot, in the order in which `cryptsetup` writes it.
+/// Builds the JSON of a keyslot, with fields in the order in which `cryptsetup` writes them.
 pub(crate) fn keyslot_json(new: &NewKeyslot<'_>) -> Object {
     let kdf = Object::new().with("type", Json::string(new.kdf.name()));
     let kdf = match *new.kdf {

@@ -1,15 +1,14 @@
 //! The JSON metadata: keyslots, tokens, segments, digests, config.
 //!
-//! The document is the truth and is kept whole; the typed view beside it is read from it again
-//! after every change. So what is unknown survives, and nothing can be written that the reader
-//! here would not accept.
+//! The document is authoritative and kept in full; the typed view is read from it again after every
+//! change. So unknown fields survive, and everything that is written is accepted by the reader.
 //!
-//! **Invariant:** the view belongs to the document, and the document passed every check below.
+//! **Invariant:** the view matches the document, and the document has passed every check below.
 //!
-//! Which checks: first those that `cryptsetup` makes too (their failure is
-//! [`crate::ErrorKind::Damaged`], and the other copy may still be good), then ours:
-//! [`crate::ErrorKind::Unsupported`] and [`crate::ErrorKind::Refused`] are verdicts about a header
-//! that is whole, and no reason to fall back to an older copy.
+//! The checks that `cryptsetup` makes too come first; if one fails, the error is
+//! [`crate::ErrorKind::Damaged`], and the other copy may still be intact. Our own checks follow:
+//! [`crate::ErrorKind::Unsupported`] and [`crate::ErrorKind::Refused`] are verdicts about an intact
+//! header, and no reason to fall back to an older copy.
 
 mod config;
 mod digest;
@@ -34,13 +33,13 @@ use crate::error::{Error, Result, quoted};
 use crate::json::{self, Json, Object};
 use std::collections::BTreeMap;
 
-/// Most keyslots of a volume (`LUKS2_KEYSLOTS_MAX`).
+/// Maximum number of keyslots of a volume (`LUKS2_KEYSLOTS_MAX`).
 pub const KEYSLOTS_MAX: u32 = 32;
-/// Most tokens of a volume (`LUKS2_TOKENS_MAX`).
+/// Maximum number of tokens of a volume (`LUKS2_TOKENS_MAX`).
 pub const TOKENS_MAX: u32 = 32;
-/// Most segments of a volume (`LUKS2_SEGMENT_MAX`).
+/// Maximum number of segments of a volume (`LUKS2_SEGMENT_MAX`).
 pub const SEGMENTS_MAX: u32 = 32;
-/// Most digests of a volume (`LUKS2_DIGEST_MAX`).
+/// Maximum number of digests of a volume (`LUKS2_DIGEST_MAX`).
 pub const DIGESTS_MAX: u32 = 8;
 
 /// The metadata of a volume.
@@ -57,7 +56,7 @@ pub struct Metadata {
 }
 
 impl Metadata {
-    /// Reads a JSON area: text, then zeros to the end.
+    /// Parses a JSON area: text, then zeros to the end.
     pub(crate) fn from_area(area: &[u8]) -> Result<Metadata> {
         // LUKS2 specification, 3: the area begins with '{' and is zero-padded after the object.
         if area.first() != Some(&b'{') {
@@ -79,7 +78,7 @@ impl Metadata {
         Metadata::from_json(text, json_size)
     }
 
-    /// Reads the JSON text of an area of `json_size` bytes.
+    /// Parses the JSON text of an area of `json_size` bytes.
     pub(crate) fn from_json(text: &str, json_size: u64) -> Result<Metadata> {
         let (value, len) = json::parse(text)?;
         let rest = text.get(len..).unwrap_or_default();
@@ -95,7 +94,7 @@ impl Metadata {
         Metadata::from_document(document, json_size)
     }
 
-    /// Reads and checks a document.
+    /// Reads the typed view from a document and checks it.
     pub(crate) fn from_document(document: Object, json_size: u64) -> Result<Metadata> {
         let root = Fields::new("header", &document);
         let config = Config::read(&root.object("config")?, json_size)?;
@@ -121,42 +120,42 @@ impl Metadata {
         })
     }
 
-    /// The keyslots by number.
+    /// Keyslots by number.
     pub fn keyslots(&self) -> &BTreeMap<u32, Keyslot> {
         &self.keyslots
     }
 
-    /// The tokens by number.
+    /// Tokens by number.
     pub fn tokens(&self) -> &BTreeMap<u32, Token> {
         &self.tokens
     }
 
-    /// The one data segment.
+    /// Returns the only data segment.
     pub fn segment(&self) -> &Segment {
         &self.segment
     }
 
-    /// The number of the data segment, nearly always 0.
+    /// Number of the data segment, nearly always 0.
     pub fn segment_id(&self) -> u32 {
         self.segment_id
     }
 
-    /// The digests by number.
+    /// Digests by number.
     pub fn digests(&self) -> &BTreeMap<u32, Digest> {
         &self.digests
     }
 
-    /// The digest that the volume key must match, and its number.
+    /// Returns the digest that the volume key must match, and its number.
     pub fn volume_digest(&self) -> (u32, Option<&Digest>) {
         (self.digest_id, self.digests.get(&self.digest_id))
     }
 
-    /// The configuration.
+    /// Returns the `config` section.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The compact JSON text.
+    /// Encodes the document as compact JSON text.
     pub fn to_json(&self) -> String {
         self.document.encode()
     }
@@ -165,12 +164,13 @@ impl Metadata {
         &self.document
     }
 
-    /// Bytes of one copy of the header.
+    /// Length of one copy of the header in bytes.
     pub(crate) fn hdr_size(&self) -> u64 {
         self.config.json_size() + BINARY_LEN as u64
     }
 
-    /// Where keyslot areas may lie: after both copies, up to the end of the keyslots area.
+    /// Returns the range for keyslot areas: from the end of both copies to the end of the keyslots
+    /// area.
     pub(crate) fn keyslots_range(&self) -> Range {
         Range {
             offset: 2 * self.hdr_size(),
@@ -211,8 +211,8 @@ fn read_section<T>(
     Ok(entries)
 }
 
-/// Whatever names a keyslot or segment names one that exists, and every keyslot of type `luks2`
-/// belongs to exactly one digest.
+/// Checks that every reference to a keyslot or segment names an existing one, and that every
+/// keyslot of type `luks2` belongs to exactly one digest.
 fn check_references<S>(
     keyslots: &BTreeMap<u32, Keyslot>,
     tokens: &BTreeMap<u32, Token>,

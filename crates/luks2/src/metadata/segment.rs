@@ -1,15 +1,15 @@
-//! The `segments` section: where the data lies and how it is enciphered. EVFS opens volumes of
-//! one segment of type `crypt` with `aes-xts-plain64`; everything else is refused by name.
+//! The `segments` section: position and encryption of the data. EVFS opens volumes with one segment
+//! of type `crypt` with `aes-xts-plain64`; everything else is refused by name.
 
 use super::{Config, Fields};
 use crate::binary::BINARY_LEN;
 use crate::error::{Error, ErrorKind, Result, quoted};
 use std::collections::BTreeMap;
 
-/// The one cipher of the allow-list, as it stands in headers.
+/// The only permitted cipher, as spelled in headers.
 pub(crate) const CIPHER: &str = "aes-xts-plain64";
 
-/// Unit of the initialisation vectors, in bytes: LUKS2 counts 512-byte sectors even where the
+/// Unit of the initialization vectors, in bytes: LUKS2 counts 512-byte sectors even if the
 /// encryption sector is larger (it never sets `iv_large_sectors`).
 const IV_UNIT: u64 = 512;
 
@@ -23,36 +23,37 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// First byte of the data on the device.
+    /// Returns the offset of the data on the device, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Bytes of data; `None` is "dynamic": up to the end of the device.
+    /// Length of the data in bytes; `None` is "dynamic": up to the end of the device.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// Added to the number of the 512-byte sector to give the initialisation vector. Counted in
-    /// 512-byte sectors whatever [`Segment::sector_size`] is.
+    /// Number that is added to that of the 512-byte sector to form the initialization vector.
+    /// Counted in 512-byte sectors for every [`Segment::sector_size`].
     pub fn iv_tweak(&self) -> u64 {
         self.iv_tweak
     }
 
-    /// Bytes enciphered as one unit: 512 or 4096.
+    /// Bytes encrypted as one unit: 512 or 4096.
     pub fn sector_size(&self) -> u32 {
         self.sector_size
     }
 
-    /// The cipher, always `aes-xts-plain64`.
+    /// Name of the cipher, always `aes-xts-plain64`.
     pub fn encryption(&self) -> &'static str {
         CIPHER
     }
 
-    /// Bytes of data on a device of `device_size` bytes: whole sectors, at least one.
+    /// Returns the length of the data on a device of `device_size` bytes: whole sectors, at least
+    /// one.
     ///
     /// # Errors
-    /// [`ErrorKind::DeviceTooSmall`].
+    /// [`ErrorKind::DeviceTooSmall`] if the data does not fit.
     pub fn data_len(&self, device_size: u64) -> Result<u64> {
         let room = device_size.saturating_sub(self.offset);
         let sector = u64::from(self.sector_size);
@@ -113,7 +114,7 @@ impl Segment {
         })
     }
 
-    /// Reads what a crypt segment has besides; gives why we do not open it, if we do not.
+    /// Reads the additional fields of a crypt segment; returns the reason if EVFS cannot open it.
     fn read_crypt(&mut self, fields: &Fields<'_>) -> Result<Option<Error>> {
         let path = fields.path();
         self.iv_tweak = fields.u64("iv_tweak")?;
@@ -151,15 +152,15 @@ impl Segment {
     }
 }
 
-/// A segment of any kind, and why we do not open it, if we do not.
+/// A segment of any kind, with the reason if EVFS cannot open it.
 pub(super) struct AnySegment {
     segment: Segment,
     crypt: bool,
     refusal: Option<Error>,
 }
 
-/// Why `encryption` is not accepted, if it is not. A null cipher is told apart: it is how forged
-/// headers make a victim write clear data (CVE-2025-59054).
+/// Returns the reason why `encryption` is refused, if it is. Null ciphers have their own message:
+/// forged headers use them to make a victim write plaintext (CVE-2025-59054).
 pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
     if encryption == CIPHER {
         return None;
@@ -176,8 +177,8 @@ pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
     )))
 }
 
-/// No data lies in the header. As `cryptsetup`, but data at offset 0 (a detached header) is
-/// accepted there and not here.
+/// Checks that no data lies within the header, as `cryptsetup` does. Unlike `cryptsetup`, refuses
+/// data at offset 0 (a detached header).
 pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Config) -> Result<()> {
     if segments.is_empty() {
         return Err(Error::damaged("there is no segment"));
@@ -200,7 +201,7 @@ pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Confi
     }
 }
 
-/// The single segment, or why there is none that we open.
+/// Returns the single segment, or an error if EVFS cannot open the volume's segments.
 pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segment)> {
     let count = segments.len();
     let mut only = None;
@@ -211,7 +212,7 @@ pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segme
         only = Some((id, any.segment));
     }
     match only {
-        // As cryptsetup: segments are numbered from 0 without gaps.
+        // As in cryptsetup: segments are numbered from 0 without gaps.
         Some((id, _)) if count == 1 && id != 0 => Err(Error::damaged(format!(
             "there is a segment {id} and no segment 0"
         ))),

@@ -1,5 +1,5 @@
-//! The `tokens` section: objects that belong to whoever wrote them. Only `type` and `keyslots`
-//! are ours to read; the rest is kept as it is.
+//! The `tokens` section: objects owned by the programs that wrote them. Only `type` and `keyslots`
+//! are read here; all other fields are preserved.
 
 use super::Fields;
 use crate::error::{Error, ErrorKind, Result};
@@ -14,8 +14,8 @@ pub struct Token {
 }
 
 impl Token {
-    /// A token from its JSON text: an object with at least `type` (a string) and `keyslots` (an
-    /// array of strings that are numbers).
+    /// Parses a token from its JSON text: an object with at least `type` (a string) and `keyslots`
+    /// (an array of strings that are numbers).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`] for anything else, and for types that begin with `luks2-`,
@@ -48,17 +48,17 @@ impl Token {
         })
     }
 
-    /// The type, such as `evfs-seal`.
+    /// Type of the token, such as `evfs-seal`.
     pub fn token_type(&self) -> &str {
         &self.kind
     }
 
-    /// The keyslots it belongs to.
+    /// Numbers of the keyslots that the token belongs to.
     pub fn keyslots(&self) -> &[u32] {
         &self.keyslots
     }
 
-    /// The whole object as compact JSON text, keys, numbers and escapes as they were written.
+    /// Encodes the object as compact JSON text; keys, numbers and escapes keep their spelling.
     pub fn to_json(&self) -> String {
         self.object.encode()
     }
