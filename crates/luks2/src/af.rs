@@ -1,15 +1,15 @@
-//! Anti-forensic splitting (LUKS1 specification, 2.4, used unchanged by LUKS2): a key becomes
-//! 4,000 stripes, all of which are needed to get it back, so that destroying any part of a keyslot
-//! area destroys the key.
+//! Anti-forensic splitting (LUKS1 specification, 2.4, used unchanged by LUKS2): a key is expanded
+//! to 4,000 stripes, all of which are needed to recover it, so that destroying any part of a
+//! keyslot area destroys the key.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hash::Hash;
 use secret::SecretBytes;
 
-/// Stripes of every keyslot that `cryptsetup` ever wrote; others are refused.
+/// Number of stripes in every keyslot that `cryptsetup` writes; other numbers are refused.
 pub(crate) const STRIPES: usize = 4000;
 
-/// Splits `key` into `stripes` stripes with fresh randomness.
+/// Splits `key` into `stripes` stripes, using random bytes.
 pub(crate) fn split(key: &[u8], stripes: usize, hash: Hash) -> Result<SecretBytes> {
     let mut material = SecretBytes::zeroed(key.len() * stripes);
     getrandom::fill(&mut material).map_err(|e| {
@@ -41,7 +41,7 @@ pub(crate) fn merge(material: &[u8], key_len: usize, stripes: usize, hash: Hash)
     key
 }
 
-/// d(k) = H(d(k-1) xor s(k)) over all stripes but the last.
+/// Computes d(k) = H(d(k-1) xor s(k)) over all stripes except the last.
 fn fold(material: &[u8], key_len: usize, stripes: usize, hash: Hash) -> SecretBytes {
     let mut state = SecretBytes::zeroed(key_len);
     let mut mixed = SecretBytes::zeroed(key_len);
@@ -55,8 +55,8 @@ fn fold(material: &[u8], key_len: usize, stripes: usize, hash: Hash) -> SecretBy
     state
 }
 
-/// Replaces each hash-sized block by the hash of its number, big-endian, and itself; a short last
-/// block takes as much of the hash as it is long.
+/// Replaces each hash-sized block by the hash of its number, big-endian, and the block; a short
+/// last block is replaced by a prefix of its hash.
 fn diffuse(from: &[u8], to: &mut [u8], hash: Hash) {
     for (index, (from, to)) in (0u32..).zip(from.chunks(hash.len()).zip(to.chunks_mut(hash.len())))
     {

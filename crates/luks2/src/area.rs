@@ -1,8 +1,8 @@
 //! Encryption of a keyslot area: `aes-xts-plain64` in units of 512 bytes, numbered from 0 at the
-//! start of the area, whatever the sector size of the volume (LUKS2 specification, 3.2.1).
+//! start of the area, for every sector size of the volume (LUKS2 specification, 3.2.1).
 //!
-//! A small cipher of its own, one block at a time: an area is 256 KiB and its cost vanishes beside
-//! the key derivation. The data path has the `xts` crate, which lies on the same level as this one.
+//! A separate small cipher, one block at a time: an area is 256 KiB, and its cost is negligible
+//! beside the key derivation. The data path uses the `xts` crate, which is on the same layer.
 
 use crate::error::{Error, Result};
 use aes::cipher::{Array, BlockCipherDecrypt, BlockCipherEncrypt, KeyInit};
@@ -11,15 +11,15 @@ use aes::{Aes128, Aes256};
 /// Unit of keyslot encryption, in bytes.
 const UNIT: usize = 512;
 
-/// Block of AES, in bytes.
+/// AES block size, in bytes.
 const BLOCK: usize = 16;
 
-/// Enciphers `area` in place with a key of 32 or 64 bytes. `area` is whole units.
+/// Encrypts `area` in place with a key of 32 or 64 bytes. `area` must be whole units.
 pub(crate) fn encrypt(key: &[u8], area: &mut [u8]) -> Result<()> {
     crypt(key, area, Direction::Encrypt)
 }
 
-/// Deciphers `area` in place with a key of 32 or 64 bytes. `area` is whole units.
+/// Decrypts `area` in place with a key of 32 or 64 bytes. `area` must be whole units.
 pub(crate) fn decrypt(key: &[u8], area: &mut [u8]) -> Result<()> {
     crypt(key, area, Direction::Decrypt)
 }
@@ -45,7 +45,7 @@ fn crypt(key: &[u8], area: &mut [u8], direction: Direction) -> Result<()> {
     }
 }
 
-/// IEEE 1619: the first half of the key enciphers data, the second the tweak.
+/// Runs AES-XTS: the first half of the key is for the data, the second for the tweak (IEEE 1619).
 fn with<C>(key: &[u8], area: &mut [u8], direction: Direction) -> Result<()>
 where
     C: KeyInit + BlockCipherEncrypt + BlockCipherDecrypt,
@@ -67,7 +67,7 @@ where
                 Direction::Decrypt => data.decrypt_block(&mut text),
             }
             *block = (u128::from_le_bytes(text.into()) ^ tweak).to_le_bytes();
-            // Times x in GF(2^128) with the polynomial x^128 + x^7 + x^2 + x + 1.
+            // Multiply by x in GF(2^128) with the polynomial x^128 + x^7 + x^2 + x + 1.
             tweak = (tweak << 1) ^ ((tweak >> 127) * 0x87);
         }
     }

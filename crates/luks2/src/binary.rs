@@ -1,26 +1,26 @@
 //! The binary header: the first 4,096 bytes of each of the two copies.
 //!
-//! The table of `FIELDS` is the layout (LUKS2 specification, 2.1); nothing else knows an offset.
-//! All integers are big-endian. The checksum covers these 4,096 bytes, its own field taken as
-//! zeros, and the whole JSON area after them with its padding.
+//! The module `at` defines the layout (LUKS2 specification, 2.1); no other code contains an offset.
+//! All integers are big-endian. The checksum covers these 4,096 bytes, with its own field as zeros,
+//! and the whole JSON area after them with its padding.
 
 use crate::error::{Error, Result, quoted};
 use crate::hash::Hash;
 use std::fmt;
 
-/// Bytes of a binary header.
+/// Length of a binary header in bytes.
 pub(crate) const BINARY_LEN: usize = 4096;
 
-/// Smallest copy (binary header and JSON area), in bytes.
+/// Length in bytes of the smallest copy (binary header and JSON area).
 pub const HEADER_SIZE_MIN: u64 = 0x4000;
 
-/// Largest copy (binary header and JSON area), in bytes.
+/// Length in bytes of the largest copy (binary header and JSON area).
 pub const HEADER_SIZE_MAX: u64 = 0x40_0000;
 
 const MAGIC_PRIMARY: [u8; 6] = *b"LUKS\xba\xbe";
 const MAGIC_SECONDARY: [u8; 6] = *b"SKUL\xba\xbe";
 
-/// Offsets of the fields; the end of each is the start of the next but for the padding.
+/// Offsets of the fields. Each field ends where the next begins, except before the padding.
 mod at {
     pub(super) const MAGIC: usize = 0; // 6 bytes
     pub(super) const VERSION: usize = 6; // u16
@@ -75,7 +75,8 @@ impl fmt::Display for Copy {
     }
 }
 
-/// Where a secondary copy can begin: 16 KiB, doubled up to 4 MiB (LUKS2 specification, 2.2).
+/// Lists the possible offsets of a secondary copy: 16 KiB doubled up to 4 MiB (LUKS2
+/// specification, 2.2).
 pub fn secondary_offsets() -> impl Iterator<Item = u64> {
     (0..9).map(|n| HEADER_SIZE_MIN << n)
 }
@@ -89,7 +90,7 @@ pub(crate) fn is_header_size(size: u64) -> bool {
 pub(crate) struct BinaryHeader {
     pub(crate) hdr_size: u64,
     pub(crate) seqid: u64,
-    /// Kept as bytes: whoever wrote it need not have used UTF-8.
+    /// Kept as bytes: the program that wrote it may not have used UTF-8.
     pub(crate) label: Vec<u8>,
     pub(crate) subsystem: Vec<u8>,
     pub(crate) uuid: String,
@@ -120,18 +121,18 @@ impl Salts {
     }
 }
 
-/// Whether `bytes`, read at the place of `copy`, begin with its magic.
+/// Checks whether `bytes`, read at the offset of `copy`, begin with its magic.
 pub(crate) fn has_magic(bytes: &[u8], copy: Copy) -> bool {
     bytes.starts_with(&copy.magic())
 }
 
-/// Whether `bytes` name the checksum algorithm where a binary header does.
+/// Checks whether `bytes` contain the name of a checksum algorithm at its offset in the header.
 pub(crate) fn names_checksum(bytes: &[u8]) -> bool {
     let name = bytes.get(at::CHECKSUM_ALG..).unwrap_or_default();
     name.starts_with(b"sha256\0")
 }
 
-/// The version of the header that `bytes` begin with, if they begin with a primary magic.
+/// Reads the version of the header in `bytes`, if they begin with a primary magic.
 pub(crate) fn version(bytes: &[u8]) -> Option<u16> {
     if !has_magic(bytes, Copy::Primary) {
         return None;
@@ -139,21 +140,21 @@ pub(crate) fn version(bytes: &[u8]) -> Option<u16> {
     array(bytes, at::VERSION).map(u16::from_be_bytes)
 }
 
-/// The sequence id, whatever else `bytes` hold.
+/// Reads the sequence id; does not check the other fields.
 pub(crate) fn seqid(bytes: &[u8]) -> Option<u64> {
     array(bytes, at::SEQID).map(u64::from_be_bytes)
 }
 
-/// The UUID, whatever else `bytes` hold.
+/// Reads the UUID; does not check the other fields.
 pub(crate) fn uuid(bytes: &[u8]) -> Option<String> {
     text::<UUID_LEN>(bytes, at::UUID).map(|text| lossy(&text))
 }
 
-/// The size of `copy` as its binary header states it, if that header is sane so far: what must be
-/// read before its checksum can be checked.
+/// Reads the size of `copy` as stated in its binary header, if that passes the checks possible
+/// without the rest: the number of bytes to read before the checksum can be checked.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Damaged`] with the field that is wrong.
+/// [`crate::ErrorKind::Damaged`], naming the wrong field.
 pub(crate) fn stated_size(binary: &[u8], copy: Copy, offset: u64) -> Result<u64> {
     if !has_magic(binary, copy) {
         return Err(Error::damaged("no LUKS magic"));
@@ -165,7 +166,7 @@ pub(crate) fn stated_size(binary: &[u8], copy: Copy, offset: u64) -> Result<u64>
     if version != 2 {
         return Err(Error::damaged(format!("version {version}, not 2")));
     }
-    // hdr_offset must be the place where the copy lies, or this is a copy of a copy.
+    // hdr_offset must be the actual offset, or this is a copy of a copy.
     let stated = array(binary, at::HDR_OFFSET)
         .map(u64::from_be_bytes)
         .ok_or_else(short)?;
@@ -190,8 +191,8 @@ pub(crate) fn stated_size(binary: &[u8], copy: Copy, offset: u64) -> Result<u64>
     Ok(size)
 }
 
-/// Reads the copy in `bytes`, which is exactly as long as it states, and checks its checksum.
-/// The salt of the other copy is left zero.
+/// Reads the copy in `bytes`, whose length is the stated one, and checks its checksum. The salt of
+/// the other copy is left zero.
 pub(crate) fn read(bytes: &[u8], copy: Copy) -> Result<BinaryHeader> {
     let short = || Error::damaged("shorter than it states");
     let alg = text::<ALG_LEN>(bytes, at::CHECKSUM_ALG).ok_or_else(short)?;
@@ -230,7 +231,7 @@ pub(crate) fn read(bytes: &[u8], copy: Copy) -> Result<BinaryHeader> {
 }
 
 impl BinaryHeader {
-    /// The bytes of `copy` with `json` in its JSON area. `json` fits with a zero after it.
+    /// Encodes `copy` with `json` in its JSON area. `json` must leave room for a zero after it.
     pub(crate) fn write(&self, copy: Copy, json: &str) -> Vec<u8> {
         let len = usize::try_from(self.hdr_size).unwrap_or_default();
         assert!(
@@ -260,7 +261,7 @@ impl BinaryHeader {
         bytes
     }
 
-    /// Where `copy` lies on the device.
+    /// Returns the offset of `copy` on the device.
     pub(crate) fn offset(&self, copy: Copy) -> u64 {
         match copy {
             Copy::Primary => 0,
@@ -268,16 +269,16 @@ impl BinaryHeader {
         }
     }
 
-    /// Bytes of each JSON area.
+    /// Computes the length of each JSON area in bytes.
     pub(crate) fn json_area_len(&self) -> u64 {
         self.hdr_size.saturating_sub(BINARY_LEN as u64)
     }
 }
 
-/// Recomputes the checksum of the copy in `bytes` in place. For tools that make headers on
-/// purpose, such as fuzzers; [`crate::Header::update`] never needs it.
+/// Recomputes the checksum of the copy in `bytes` in place. For programs that construct headers
+/// deliberately, such as fuzzers; [`crate::Header::update`] never needs it.
 ///
-/// Does nothing when `bytes` are too short or name an unknown checksum algorithm.
+/// Does nothing if `bytes` are too short or name an unknown checksum algorithm.
 pub fn fix_checksum(bytes: &mut [u8]) {
     let alg = text::<ALG_LEN>(bytes, at::CHECKSUM_ALG);
     let alg = alg.and_then(|alg| Hash::from_name(&lossy(&alg)).ok());
@@ -286,7 +287,7 @@ pub fn fix_checksum(bytes: &mut [u8]) {
     }
 }
 
-/// The checksum of a copy, zero-padded to its field; `None` if `bytes` are too short to have one.
+/// Computes the checksum of a copy, zero-padded to its field; `None` if `bytes` are too short.
 fn checksum(alg: Hash, bytes: &[u8]) -> Option<[u8; CHECKSUM_LEN]> {
     let before = bytes.get(..at::CHECKSUM)?;
     let after = bytes.get(at::CHECKSUM + CHECKSUM_LEN..)?;
@@ -302,7 +303,7 @@ fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
-/// A zero-terminated text field of `N` bytes; the last byte never belongs to the text.
+/// Reads a zero-terminated text field of `N` bytes; the last byte is never part of the text.
 fn text<const N: usize>(bytes: &[u8], at: usize) -> Option<Vec<u8>> {
     let field: [u8; N] = array(bytes, at)?;
     let text = field.split(|b| *b == 0).next().unwrap_or_default();
@@ -319,12 +320,12 @@ fn put(bytes: &mut [u8], at: usize, field: &[u8]) {
     }
 }
 
-/// At most `len - 1` bytes, so that the field ends with a zero.
+/// Truncates `text` to `len - 1` bytes, so that the field ends with a zero.
 fn truncated(text: &[u8], len: usize) -> &[u8] {
     text.get(..text.len().min(len - 1)).unwrap_or_default()
 }
 
-/// Whether `text` can stand in a label or subsystem field.
+/// Checks that `text` is valid as a label or subsystem.
 pub(crate) fn check_label(what: &str, text: &str) -> Result<()> {
     if text.len() >= LABEL_LEN {
         return Err(Error::argument(format!(
@@ -344,7 +345,7 @@ pub(crate) fn check_label(what: &str, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Made by cryptsetup 2.6.1 with `fuzz/make-seeds.sh`.
+    /// Headers created by cryptsetup 2.6.1 with `fuzz/make-seeds.sh`.
     const GOLDEN: &[(&str, &[u8])] = &[
         (
             "argon2id-512",
@@ -368,7 +369,7 @@ mod tests {
         ),
     ];
 
-    /// Reads each copy that cryptsetup wrote and writes it again: the same bytes, all of them.
+    /// Reads each copy that cryptsetup wrote and encodes it again; all bytes must be the same.
     #[test]
     fn copies_of_cryptsetup_come_out_as_they_went_in() {
         for (name, image) in GOLDEN {
@@ -390,7 +391,7 @@ mod tests {
         }
     }
 
-    /// The fields of a primary copy, byte by byte.
+    /// Checks the fields of a primary copy byte by byte.
     #[test]
     fn the_layout_is_that_of_the_specification() {
         let (_, image) = GOLDEN[0];
@@ -419,7 +420,7 @@ mod tests {
         assert_eq!((header.label, header.uuid.len()), (b"seed".to_vec(), 36));
     }
 
-    /// A label that is no UTF-8 goes back to the disk as it came.
+    /// A label that is not UTF-8 is written back unchanged.
     #[test]
     fn labels_are_bytes() {
         let mut bytes = GOLDEN[0].1[..0x4000].to_vec();

@@ -1,18 +1,19 @@
-//! What a message authentication code of the header is computed over.
+//! Input of the message authentication codes of a header.
 //!
-//! Two parts, because two kinds of change have to be told apart: nobody but an attacker changes
-//! what the data is enciphered with, while any administrator with any tool may add a keyslot.
+//! There are two parts, because two kinds of change must be distinguished: only an attacker changes
+//! how the data is encrypted, but any administrator may add a keyslot with any tool.
 //!
 //! The bytes depend on the meaning of the header and not on its spelling: keys are sorted, white
-//! space and escapes are gone. Sequence ids, salts and sizes of areas are not in it: they change
-//! without meaning anything. The fields are separated so that no value can pass for another.
+//! space and escapes are normalized. Sequence ids, salts and sizes of areas are not included: they
+//! change without a change of meaning. Separators keep one value from passing for another.
 
 use crate::Header;
 use crate::json::{Json, Object};
 
 impl Header {
-    /// UUID, segments, their digests (without the lists of keyslots), flags and requirements: what
-    /// says how the data is read. The same until the volume is reencrypted or its flags are changed.
+    /// Encodes UUID, segments, their digests (without the lists of keyslots), flags and
+    /// requirements: everything that determines how the data is read. Constant until the volume is
+    /// reencrypted or its flags are changed.
     pub fn canonical_core(&self) -> Vec<u8> {
         let document = self.metadata.document();
         let config = self.object("config");
@@ -39,9 +40,9 @@ impl Header {
         out.into_bytes()
     }
 
-    /// Keyslots, the lists of keyslots of the digests, the digests of other keys than that of the
-    /// data (they come and go with unbound keyslots), and all tokens except those of the types in
-    /// `without`: what says who may open the volume.
+    /// Encodes everything that determines which keys open the volume: keyslots, the lists of
+    /// keyslots of the digests, the digests of keys other than the volume key (added and removed
+    /// with unbound keyslots), and all tokens except those of the types in `without`.
     pub fn canonical_keys(&self, without: &[&str]) -> Vec<u8> {
         let document = self.metadata.document();
         let tokens = self.metadata.tokens().iter();
@@ -71,7 +72,8 @@ impl Header {
         }
     }
 
-    /// The digests that have segments, or those that have none, with the fields that `keep` wants.
+    /// Selects the digests that have segments, or those without, with the fields that `keep`
+    /// accepts.
     fn digests(&self, of_segments: bool, keep: impl Fn(&str) -> bool) -> Json {
         let mut kept = Object::new();
         for (number, digest) in self.object("digests").into_iter().flat_map(Object::iter) {

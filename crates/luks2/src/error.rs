@@ -1,47 +1,47 @@
-//! Errors: a kind to match on and a sentence to read. No error carries key material, and text
-//! that came from a header is quoted and cut short.
+//! Errors: a kind to match on and a message. No error contains key material; text from a header is
+//! quoted and truncated.
 
 use std::fmt;
 
-/// What this crate gives.
+/// Result of an operation on a header.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, for a caller that has to decide.
+/// Category of an error, for callers that act on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// No LUKS2 header is here.
+    /// The device has no LUKS2 header.
     NotLuks,
-    /// The header (or a backup) is damaged and no copy is whole.
+    /// The header (or a backup) is damaged and no copy is intact.
     Damaged,
-    /// The device is smaller than the header says it must be.
+    /// The device is smaller than the header requires.
     DeviceTooSmall,
-    /// A valid header that asks for something EVFS does not do.
+    /// A valid header uses a feature that EVFS does not support.
     Unsupported,
-    /// A header that breaks a limit or asks for something unsafe: null cipher, absurd costs.
+    /// The header exceeds a limit or requests something unsafe: a null cipher, excessive costs.
     Refused,
     /// The passphrase or key does not open the keyslot.
     WrongKey,
-    /// No room for another keyslot, or for more metadata.
+    /// There is no room for another keyslot, or for more metadata.
     NoSpace,
-    /// No such keyslot or token.
+    /// The keyslot or token does not exist.
     NotFound,
-    /// The keyslot or token number is taken.
+    /// The keyslot or token number is in use.
     InUse,
-    /// Removing this keyslot would leave nobody able to open the volume.
+    /// Removing this keyslot would leave no key that opens the volume.
     LastKeyslot,
-    /// Somebody else changed the header since it was read.
+    /// Another program changed the header after it was read.
     Changed,
-    /// The caller has not read enough of the device yet: read
-    /// [`crate::PREFIX_BYTES_MAX`] bytes, or the whole of a smaller device.
+    /// The caller has not read enough of the device: read [`crate::PREFIX_BYTES_MAX`] bytes, or the
+    /// whole of a smaller device.
     NeedMore,
-    /// An argument of the caller makes no sense.
+    /// An argument is not valid.
     InvalidArgument,
-    /// The memory that key derivation asks for is not there.
+    /// The memory that the key derivation needs is not available.
     OutOfMemory,
 }
 
-/// An error of the LUKS2 format, with what failed, why, and what to do next.
+/// An error of the LUKS2 format. Its message says what failed, why, and what to do next.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
     kind: ErrorKind,
@@ -72,12 +72,12 @@ impl Error {
         Error::new(ErrorKind::InvalidArgument, message)
     }
 
-    /// What went wrong, to match on.
+    /// Returns the category of the error, to match on.
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 
-    /// The same error with a sentence before it.
+    /// Prefixes the message with `context`.
     pub(crate) fn within(self, context: impl fmt::Display) -> Error {
         Error {
             kind: self.kind,
@@ -94,7 +94,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Text from a header, fit for a message: quoted, escaped, at most 64 characters.
+/// Quotes and escapes text from a header for a message, truncated to 64 characters.
 pub(crate) fn quoted(text: &str) -> String {
     let cut: String = text.chars().take(64).collect();
     let more = if cut.len() < text.len() { "..." } else { "" };

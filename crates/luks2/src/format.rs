@@ -1,4 +1,4 @@
-//! Making a new header, laid out as `cryptsetup luksFormat` does by default.
+//! Creation of a new header with the default layout of `cryptsetup luksFormat`.
 
 use crate::Header;
 use crate::binary::{self, BINARY_LEN, BinaryHeader, HEADER_SIZE_MIN, Salts, check_label};
@@ -11,10 +11,10 @@ use crate::metadata::{KEYSLOTS_SIZE_MAX, Metadata, area_len, digest_json};
 use crate::open::check_device;
 use secret::SecretBytes;
 
-/// What kind of volume to make.
+/// Parameters of a new volume.
 #[derive(Debug, Clone)]
 pub struct FormatOptions {
-    /// Bytes of the device.
+    /// Size of the device in bytes.
     pub device_size: u64,
     /// 128 (AES-128-XTS, a volume key of 32 bytes) or 256 (AES-256-XTS, 64 bytes). Default 256.
     pub key_bits: u32,
@@ -24,20 +24,21 @@ pub struct FormatOptions {
     pub label: String,
     /// Subsystem label, up to 47 bytes. Default empty.
     pub subsystem: String,
-    /// UUID; made at random if `None`.
+    /// UUID; random if `None`.
     pub uuid: Option<String>,
-    /// Bytes of each copy of the header: 16 KiB doubled up to 4 MiB. Default 16 KiB.
+    /// Length of each copy of the header in bytes: 16 KiB doubled up to 4 MiB. Default 16 KiB.
     pub header_size: u64,
-    /// First byte of the data, a multiple of 4,096. Default 16 MiB, as `cryptsetup`.
+    /// Offset of the data, a multiple of 4,096. Default 16 MiB, as in `cryptsetup`.
     pub data_offset: u64,
-    /// Bytes before the data that no keyslot gets, a multiple of 4,096. Default 0, as `cryptsetup`.
+    /// Bytes before the data kept free of keyslots, a multiple of 4,096. Default 0, as in
+    /// `cryptsetup`.
     pub reserved: u64,
-    /// PBKDF2 iterations of the digest. The volume key is random, so they do not have to be many.
+    /// PBKDF2 iterations of the digest. The volume key is random, so few are sufficient.
     pub digest_iterations: u32,
 }
 
 impl FormatOptions {
-    /// The defaults for a device of `device_size` bytes.
+    /// Returns the defaults for a device of `device_size` bytes.
     pub fn new(device_size: u64) -> FormatOptions {
         FormatOptions {
             device_size,
@@ -53,7 +54,7 @@ impl FormatOptions {
         }
     }
 
-    /// Bytes of the volume key: XTS takes two AES keys.
+    /// Computes the length of the volume key in bytes: XTS takes two AES keys.
     pub fn volume_key_len(&self) -> usize {
         match self.key_bits {
             128 => 32,
@@ -105,7 +106,7 @@ impl FormatOptions {
     }
 }
 
-/// A fresh volume key of 128 or 256 bits of strength: 32 or 64 random bytes, whose halves differ
+/// Generates a volume key of 128 or 256 bits of strength: 32 or 64 random bytes whose halves differ
 /// (FIPS 140 implementation guidance for XTS; equal halves would weaken it).
 ///
 /// # Errors
@@ -125,11 +126,11 @@ pub fn generate_volume_key(key_bits: u32) -> Result<SecretBytes> {
 }
 
 impl Header {
-    /// A new header for `volume_key`, without keyslots. Add at least one, then carry out the plan
-    /// of [`Header::update`]: nothing is on the disk before.
+    /// Creates a header for `volume_key`, without keyslots. Add at least one, then carry out the
+    /// plan of [`Header::update`]; until then nothing is on the disk.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] for options that make no sense and a key of the wrong
+    /// [`crate::ErrorKind::InvalidArgument`] for options that are not valid and a key of the wrong
     /// length; [`crate::ErrorKind::DeviceTooSmall`].
     pub fn format(options: &FormatOptions, volume_key: &SecretBytes) -> Result<Header> {
         options.check()?;
@@ -148,7 +149,7 @@ impl Header {
         let uuid = options.uuid.as_ref().map(|uuid| uuid.to_ascii_lowercase());
         let binary = BinaryHeader {
             hdr_size: options.header_size,
-            seqid: 0, // the first update makes it 1
+            seqid: 0, // the first update sets it to 1
             label: options.label.clone().into(),
             subsystem: options.subsystem.clone().into(),
             uuid: uuid.map_or_else(random_uuid, Ok)?,
@@ -163,7 +164,7 @@ impl Header {
     }
 }
 
-/// The document, its keys in the order in which `cryptsetup` writes them.
+/// Builds the document, with keys in the order in which `cryptsetup` writes them.
 fn document(options: &FormatOptions, digest: Object, json_size: u64) -> Object {
     let segment = Object::new()
         .with("type", Json::string("crypt"))
@@ -184,7 +185,7 @@ fn document(options: &FormatOptions, digest: Object, json_size: u64) -> Object {
         .with("config", Json::Object(config))
 }
 
-/// RFC 9562, 5.4: version 4, variant 0b10.
+/// Generates a UUID of version 4 and variant 0b10 (RFC 9562, 5.4).
 fn random_uuid() -> Result<String> {
     let mut bytes = [0; 16];
     fill_random(&mut bytes)?;
@@ -295,7 +296,7 @@ mod tests {
         let full = header.add_token(None, &token(12_288));
         assert_eq!(full.expect_err("too long").kind(), ErrorKind::NoSpace);
         assert_eq!(*header.metadata(), before);
-        // To the last byte: the area keeps one zero at the end.
+        // Fill the area to the last byte: one zero stays at the end.
         header.add_token(None, &token(0)).expect("room");
         let room = 12_288 - 1 - header.metadata().to_json().len();
         assert!(header.replace_token(0, &token(room + 1)).is_err());

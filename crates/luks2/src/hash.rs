@@ -1,5 +1,5 @@
-//! The hashes a header may name, and what is computed with them. An allow-list: a header that
-//! names another is not read.
+//! The hashes that a header may name, and computations with them. This is an allow-list: a header
+//! that names another hash is refused.
 
 use crate::error::{Error, Result, quoted};
 use secret::SecretBytes;
@@ -7,20 +7,20 @@ use sha1::Sha1;
 use sha2::{Digest, Sha256, Sha512};
 use std::fmt;
 
-/// A hash algorithm of the allow-list.
+/// A permitted hash algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Hash {
-    /// SHA-1: read because old `cryptsetup` wrote it in PBKDF2 and anti-forensic splitting, where
-    /// collisions do not matter.
+    /// SHA-1, supported because old versions of `cryptsetup` used it in PBKDF2 and anti-forensic
+    /// splitting, where collisions do not matter.
     Sha1,
-    /// SHA-256: the default of `cryptsetup`, and ours.
+    /// SHA-256: the default of `cryptsetup` and of EVFS.
     Sha256,
     /// SHA-512.
     Sha512,
 }
 
 impl Hash {
-    /// The name that stands in headers.
+    /// Returns the name used in headers.
     pub fn name(self) -> &'static str {
         match self {
             Hash::Sha1 => "sha1",
@@ -41,7 +41,7 @@ impl Hash {
         }
     }
 
-    /// Bytes of one hash value.
+    /// Reports the length of a hash value in bytes.
     pub(crate) fn len(self) -> usize {
         match self {
             Hash::Sha1 => 20,
@@ -50,7 +50,7 @@ impl Hash {
         }
     }
 
-    /// Hashes the parts one after the other into `out`, which takes as many bytes as it is long,
+    /// Hashes the concatenation of `parts` into `out`, truncated to the length of `out`, which is
     /// at most [`Hash::len`].
     pub(crate) fn digest_into(self, parts: &[&[u8]], out: &mut [u8]) {
         match self {
@@ -60,7 +60,7 @@ impl Hash {
         }
     }
 
-    /// PBKDF2 (RFC 8018, 5.2) with HMAC of this hash.
+    /// Derives a key by PBKDF2 (RFC 8018, 5.2) with HMAC of this hash.
     pub(crate) fn pbkdf2(
         self,
         secret: &[u8],

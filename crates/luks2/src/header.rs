@@ -1,4 +1,4 @@
-//! A header in memory: what it says, and what of it is to be changed.
+//! A header in memory, with the changes not yet written.
 //!
 //! Changes are made to the copy in memory and reach the disk by the plan of [`Header::update`].
 
@@ -11,28 +11,28 @@ use crate::plan::AreaWrite;
 
 /// A LUKS2 header.
 ///
-/// Everything it gave out (keyslots, data segment) comes from the bytes that were checked when it
-/// was read; the device is not looked at again.
+/// All its data (keyslots, data segment) comes from the bytes that were checked when it was read;
+/// the device is not read again.
 pub struct Header {
     pub(crate) binary: BinaryHeader,
     pub(crate) metadata: Metadata,
     pub(crate) on_disk: OnDisk,
-    /// Key material that has to be on the disk before the JSON that names it.
+    /// Key material that must be on the disk before the JSON that names it.
     pub(crate) area_writes: Vec<AreaWrite>,
 }
 
-/// What lies on the disk as far as we know.
+/// Last known state of the header on the disk.
 #[derive(Debug)]
 pub(crate) struct OnDisk {
-    /// Nothing of this header is there yet: it is being formatted.
+    /// The disk has no part of this header yet: it is being formatted.
     pub(crate) fresh: bool,
-    /// The copy that counts, byte for byte but for its salt and checksum.
+    /// The current copy, byte for byte except for its salt and checksum.
     pub(crate) binary: BinaryHeader,
-    /// Its JSON text.
+    /// JSON text of the current copy.
     pub(crate) json: String,
-    /// The copy that has to be rewritten from the other first.
+    /// The copy that must first be rewritten from the other.
     pub(crate) repair: Option<Copy>,
-    /// Areas that the header on the disk names: not to be overwritten before it is replaced.
+    /// Areas named by the header on the disk; not to be overwritten before it is replaced.
     pub(crate) areas: Vec<Range>,
 }
 
@@ -85,79 +85,80 @@ impl Header {
         }
     }
 
-    /// Keyslots, tokens, segment, digests and configuration.
+    /// Returns keyslots, tokens, segment, digests and configuration.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// The data segment.
+    /// Returns the data segment.
     pub fn segment(&self) -> &Segment {
         self.metadata.segment()
     }
 
-    /// The UUID as it stands in the header: printable ASCII, nearly always 36 characters.
+    /// Returns the UUID as it stands in the header: printable ASCII, nearly always 36 characters.
     pub fn uuid(&self) -> &str {
         &self.binary.uuid
     }
 
-    /// The label. Bytes that are no UTF-8 are replaced here and kept on the disk. It comes from
-    /// the header and may hold anything: escape it before it reaches a terminal.
+    /// Returns the label, with invalid UTF-8 replaced (it is preserved on the disk). The label is
+    /// untrusted and may contain any character: escape it before it reaches a terminal.
     pub fn label(&self) -> String {
         binary::lossy(&self.binary.label)
     }
 
-    /// The subsystem label; as [`Header::label`].
+    /// Returns the subsystem label; see [`Header::label`].
     pub fn subsystem(&self) -> String {
         binary::lossy(&self.binary.subsystem)
     }
 
-    /// The sequence id: one higher after every update.
+    /// Reports the sequence id, which every update increments.
     pub fn seqid(&self) -> u64 {
         self.binary.seqid
     }
 
-    /// Bytes of each of the two copies.
+    /// Reports the length of each of the two copies in bytes.
     pub fn header_size(&self) -> u64 {
         self.binary.hdr_size
     }
 
-    /// Hash of the checksum of each copy.
+    /// Reports the hash algorithm of the checksum of each copy.
     pub fn checksum_alg(&self) -> Hash {
         self.binary.checksum_alg
     }
 
-    /// Bytes from the start of the device that belong to header and keyslots: what a backup holds.
+    /// Computes the length in bytes of header and keyslots: the size of a backup.
     pub fn backup_len(&self) -> u64 {
         self.metadata.keyslots_range().end()
     }
 
-    /// Bytes of the volume key, as the keyslots state it; `None` if there is no keyslot.
+    /// Reports the length in bytes of the volume key as the keyslots state it; `None` without one.
     pub fn volume_key_len(&self) -> Option<u32> {
         let (_, digest) = self.metadata.volume_digest();
         let slot = digest?.keyslots().first()?;
         self.metadata.keyslots().get(slot).map(|k| k.key_size())
     }
 
-    /// Persistent flags set by whoever administers the volume; see [`crate::Config::flags`].
+    /// Lists the persistent flags set by an administrator; see [`crate::Config::flags`].
     pub fn persistent_flags(&self) -> &[String] {
         self.metadata.config().flags()
     }
 
-    /// Whether the flag `allow-discards` is set.
+    /// Reports whether the flag `allow-discards` is set.
     pub fn allow_discards(&self) -> bool {
         self.persistent_flags()
             .iter()
             .any(|f| f == "allow-discards")
     }
 
-    /// Whether the header on the disk, of which `first` are the first 512 bytes or more, is still
-    /// the one this was read from. To be asked under the lock, right before a plan is carried out.
+    /// Checks whether the header on the disk, given at least its first 512 bytes in `first`, is
+    /// still the one this was read from. To be called under the lock, right before carrying out a
+    /// plan.
     ///
     /// # Errors
-    /// [`ErrorKind::Changed`] when it is not.
+    /// [`ErrorKind::Changed`] if it is not.
     pub fn check_unchanged(&self, first: &[u8]) -> Result<()> {
-        // As cryptsetup: a primary that is not ours at all (lost, or never written) is no sign of
-        // a concurrent update.
+        // As in cryptsetup: a primary that does not belong to this volume (lost, or never written)
+        // is no sign of a concurrent update.
         let ours = binary::version(first) == Some(2)
             && binary::uuid(first).as_deref() == Some(self.uuid());
         let repairing = self.on_disk.repair == Some(Copy::Primary);
@@ -170,11 +171,11 @@ impl Header {
         ))
     }
 
-    /// Adds a token, in place `number` or in the first free one; gives its number.
+    /// Adds a token as `number` or, if that is `None`, as the first free one; returns its number.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`], [`ErrorKind::NoSpace`] when all 32 are taken or the JSON area is full,
-    /// [`ErrorKind::InvalidArgument`] when it names a keyslot that does not exist.
+    /// [`ErrorKind::InUse`]; [`ErrorKind::NoSpace`] if all 32 are in use or the JSON area is full;
+    /// [`ErrorKind::InvalidArgument`] if the token names a keyslot that does not exist.
     pub fn add_token(&mut self, number: Option<u32>, token: &Token) -> Result<u32> {
         let taken = |n: u32| self.metadata.tokens().contains_key(&n);
         let number = pick("token", number, TOKENS_MAX, taken)?;
@@ -194,7 +195,7 @@ impl Header {
     /// Removes token `number`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`].
+    /// [`ErrorKind::NotFound`] if it does not exist.
     pub fn remove_token(&mut self, number: u32) -> Result<()> {
         self.expect_token(number)?;
         self.edit(|document| {
@@ -230,7 +231,7 @@ impl Header {
     /// Sets or clears a persistent flag such as `allow-discards`.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] when the JSON area is full.
+    /// [`ErrorKind::NoSpace`] if the JSON area is full.
     pub fn set_flag(&mut self, flag: &str, on: bool) -> Result<()> {
         let others = self
             .persistent_flags()
@@ -243,7 +244,7 @@ impl Header {
         }
         self.edit(|document| {
             let config = section(document, "config")?;
-            // No flags, no field: that is how cryptsetup leaves a volume that never had one.
+            // Without flags, omit the field, as cryptsetup does for a volume that never had one.
             match flags.is_empty() {
                 true => drop(config.remove("flags")),
                 false => config.set("flags", Json::Array(flags)),
@@ -252,23 +253,23 @@ impl Header {
         })
     }
 
-    /// Sets the label: up to 47 bytes.
+    /// Sets the label.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`].
+    /// [`ErrorKind::InvalidArgument`] if it is longer than 47 bytes or has control characters.
     pub fn set_label(&mut self, label: &str) -> Result<()> {
         check_label("label", label)?;
         self.binary.label = label.into();
         Ok(())
     }
 
-    /// Changes the document; nothing is changed when the result is not a header we would read.
+    /// Changes the document; leaves it unchanged if the reader would not accept the result.
     pub(crate) fn edit(&mut self, change: impl FnOnce(&mut Object) -> Result<()>) -> Result<()> {
         let mut document = self.metadata.document().clone();
         change(&mut document)?;
         let area = self.binary.json_area_len();
         let metadata = Metadata::from_document(document, area)?;
-        // One byte at least stays zero and ends the text for readers that want a C string.
+        // At least one byte stays zero and terminates the text for readers that use C strings.
         let len = metadata.to_json().len() as u64;
         if len >= area {
             return Err(Error::new(
@@ -285,14 +286,14 @@ impl Header {
     }
 }
 
-/// A section of the document; the reader has seen that it is an object.
+/// Looks up a section of the document; the reader has checked that it is an object.
 pub(crate) fn section<'a>(document: &'a mut Object, name: &str) -> Result<&'a mut Object> {
     document
         .object_mut(name)
         .ok_or_else(|| Error::damaged(format!("there is no section {name}")))
 }
 
-/// The wanted number, or the first that is free.
+/// Chooses the wanted number if it is free, or the first free one if none is wanted.
 pub(crate) fn pick(
     what: &str,
     wanted: Option<u32>,
@@ -318,7 +319,7 @@ pub(crate) fn pick(
     }
 }
 
-/// A fresh salt for a copy of the header.
+/// Generates a salt for a copy of the header.
 pub(crate) fn random_salt() -> Result<[u8; 64]> {
     let mut salt = [0; 64];
     fill_random(&mut salt)?;

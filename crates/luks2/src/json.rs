@@ -1,15 +1,15 @@
-//! The JSON of a LUKS2 header, kept as it was written.
+//! The JSON of a LUKS2 header, with its spelling preserved.
 //!
-//! Why a parser of our own: a header is rewritten by whoever changes a keyslot, and what the
-//! writer does not know must come out as it went in. Order of keys, spelling of numbers and
-//! escapes of strings are therefore kept; only white space between the parts is not. And the
-//! text is hostile: depth, number of values, and duplicate keys (of which `json-c` silently takes
-//! the last) are refused while reading.
+//! Why a separate parser: every program that changes a keyslot rewrites the header, and fields that
+//! the writer does not know must be preserved exactly. So the order of keys, the spelling of
+//! numbers and the escapes of strings are kept; only white space between values is dropped. The
+//! text is also untrusted: excessive depth or number of values, and duplicate keys (of which
+//! `json-c` silently takes the last) are refused while parsing.
 //!
-//! **Invariant:** [`parse`] of [`Json::encode`] gives an equal value.
+//! **Invariant:** [`parse`] of [`Json::encode`] returns an equal value.
 //!
-//! Absent on purpose: numbers as machine types (the reader of a field says which it wants),
-//! white space, and any extension of RFC 8259.
+//! Out of scope: numbers as machine types (the reader of a field chooses one), white space, and any
+//! extension of RFC 8259.
 
 use crate::error::{Error, Result, quoted};
 use std::collections::HashSet;
@@ -17,8 +17,8 @@ use std::collections::HashSet;
 /// Deepest nesting, as in `json-c` (`JSON_TOKENER_DEFAULT_DEPTH`). Real headers need 6.
 const DEPTH_MAX: usize = 32;
 
-/// Most values in one header. A token with 1,024 envelopes has under 10,000; a value costs about
-/// 64 bytes of memory, so a hostile 4 MiB header costs at most 16 MiB.
+/// Maximum number of values in one header. A token with 1,024 envelopes has under 10,000; a value
+/// takes about 64 bytes of memory, so a hostile 4 MiB header takes at most 16 MiB.
 const VALUES_MAX: usize = 1 << 18;
 
 /// A JSON value.
@@ -26,21 +26,21 @@ const VALUES_MAX: usize = 1 << 18;
 pub(crate) enum Json {
     Null,
     Bool(bool),
-    /// The number as it is spelt.
+    /// The number with its original spelling.
     Number(String),
     String(Text),
     Array(Vec<Json>),
     Object(Object),
 }
 
-/// A JSON string: its value, and its spelling where that is not the one we would choose.
+/// A JSON string: its value, and its spelling if that differs from the one this writer uses.
 #[derive(Debug, Clone)]
 pub(crate) struct Text {
     value: String,
     raw: Option<Box<str>>,
 }
 
-/// A JSON object in the order of its text.
+/// A JSON object, with members in their original order.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Object {
     members: Vec<(Text, Json)>,
@@ -51,17 +51,17 @@ impl Json {
         Json::String(Text::new(value))
     }
 
-    /// A 32-bit number; 64-bit ones are strings in LUKS2, see [`Json::u64`].
+    /// Creates a 32-bit number; 64-bit ones are strings in LUKS2, see [`Json::u64`].
     pub(crate) fn u32(value: u32) -> Json {
         Json::Number(value.to_string())
     }
 
-    /// LUKS2 specification, 3.1: 64-bit numbers are stored as decimal strings.
+    /// Creates a 64-bit number, stored as a decimal string (LUKS2 specification, 3.1).
     pub(crate) fn u64(value: u64) -> Json {
         Json::string(value.to_string())
     }
 
-    /// An array of object names, such as the `keyslots` of a digest.
+    /// Creates an array of object names, such as the `keyslots` of a digest.
     pub(crate) fn names(names: &[u32]) -> Json {
         Json::Array(names.iter().map(|n| Json::string(n.to_string())).collect())
     }
@@ -73,7 +73,7 @@ impl Json {
         out
     }
 
-    /// The compact text, as `json-c` writes it with `PLAIN | NOSLASHESCAPE`.
+    /// Appends the compact text, as `json-c` writes it with `PLAIN | NOSLASHESCAPE`.
     fn encode_into(&self, out: &mut String) {
         match self {
             Json::Null => out.push_str("null"),
@@ -95,7 +95,7 @@ impl Json {
         }
     }
 
-    /// The text with sorted keys and one spelling per string: equal for equal values.
+    /// Appends the text with sorted keys and one spelling per string: the same for equal values.
     pub(crate) fn canonical_into(&self, out: &mut String) {
         match self {
             Json::String(text) => escape_into(&text.value, out),
@@ -195,7 +195,7 @@ impl Object {
             .map(|(_, v)| v)
     }
 
-    /// The object under `key`, if that is one.
+    /// Returns the value under `key` if it is an object.
     pub(crate) fn object_mut(&mut self, key: &str) -> Option<&mut Object> {
         match self.get_mut(key) {
             Some(Json::Object(object)) => Some(object),
@@ -203,7 +203,7 @@ impl Object {
         }
     }
 
-    /// Replaces the value in its place, or adds it at the end.
+    /// Replaces the value in place, or appends it.
     pub(crate) fn set(&mut self, key: &str, value: Json) {
         match self.get_mut(key) {
             Some(place) => *place = value,
@@ -249,12 +249,12 @@ impl Object {
     }
 }
 
-/// Parses the one value that `text` starts with; gives it and the length of its text.
+/// Parses the value that `text` starts with; returns it and the length of its text.
 ///
 /// # Errors
-/// [`crate::ErrorKind::Damaged`] for what is no JSON; [`crate::ErrorKind::Refused`] for JSON
-/// beyond the limits, with a duplicate key or with U+0000 (which ends a string for `json-c` users,
-/// so that they and we would read different things).
+/// [`crate::ErrorKind::Damaged`] if the text is not JSON; [`crate::ErrorKind::Refused`] for JSON
+/// beyond the limits, with a duplicate key or with U+0000 (which ends a string for users of
+/// `json-c`, so that they would read a different value).
 pub(crate) fn parse(text: &str) -> Result<(Json, usize)> {
     let mut parser = Parser {
         text,

@@ -1,7 +1,7 @@
 //! Key derivation: from a passphrase to the key of a keyslot area.
 //!
-//! Costs read from a foreign header are checked against [`KdfLimits`] before any memory is
-//! allocated: a header is data, and must not decide how long this machine works.
+//! The costs stated in a header are checked against [`KdfLimits`] before any memory is allocated: a
+//! header is untrusted data, and must not determine how long this machine computes.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::hash::Hash;
@@ -9,25 +9,25 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use secret::SecretBytes;
 use std::time::Duration;
 
-/// Bytes of every salt in a header (`LUKS_SALTSIZE`).
+/// Length in bytes of every salt in a header (`LUKS_SALTSIZE`).
 pub(crate) const SALT_LEN: usize = 32;
 
-/// Fewest Argon2 passes we choose, as in `cryptsetup`.
+/// Lowest number of Argon2 passes that calibration chooses, as in `cryptsetup`.
 const TIME_MIN: u32 = 4;
 
-/// Where measuring starts, and the least memory we choose unless the caller allows less: 64 MiB.
+/// Memory with which calibration starts, and the least it chooses unless the caller allows less.
 const MEMORY_START_KIB: u32 = 64 * 1024;
 
-/// Fewest PBKDF2 iterations we choose, as in `cryptsetup`.
+/// Lowest number of PBKDF2 iterations that calibration chooses, as in `cryptsetup`.
 const ITERATIONS_MIN: u32 = 1000;
 
-/// What raises the limits, as errors name it.
+/// Hints in errors: the settings that raise the limits.
 const MEMORY_SETTING: &str =
     "; if you trust it, raise the setting kdf.memory-max-kib (EVFS_KDF_MEMORY_MAX_KIB)";
 pub(crate) const WORK_SETTING: &str =
     "; if you trust it, raise the setting kdf.work-max-gib (EVFS_KDF_WORK_MAX_GIB)";
 
-/// [`Kdf::work_kib`] of PBKDF2.
+/// Estimates the work of PBKDF2, in the unit of [`Kdf::work_kib`].
 pub(crate) fn pbkdf2_work_kib(iterations: u32) -> u64 {
     u64::from(iterations / 2)
 }
@@ -55,20 +55,21 @@ pub struct Argon2Cost {
     pub time: u32,
     /// Memory in KiB.
     pub memory_kib: u32,
-    /// Lanes, and threads that work on them.
+    /// Number of lanes, each computed by a thread.
     pub cpus: u32,
 }
 
-/// The largest costs that are computed for a header.
+/// Limits on the costs that a header may state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KdfLimits {
     /// Memory of Argon2 in KiB. Default 4 GiB, the most that `cryptsetup` writes.
     pub memory_kib_max: u32,
-    /// [`Kdf::work_kib`] of all keyslots that are tried for one passphrase, each with the digest. Default 64 GiB, some minutes of one core.
+    /// [`Kdf::work_kib`] of all keyslots that are tried for one passphrase, each with the digest.
+    /// Default 64 GiB, a few minutes on one core.
     pub work_kib_max: u64,
     /// Lanes of Argon2. Default 4, the most that `cryptsetup` writes.
     pub cpus_max: u32,
-    /// Iterations of PBKDF2. Default 100 million, about a minute of one core.
+    /// Iterations of PBKDF2. Default 100 million, about a minute on one core.
     pub iterations_max: u32,
 }
 
@@ -84,7 +85,7 @@ impl Default for KdfLimits {
 }
 
 impl Kdf {
-    /// The name that stands in headers.
+    /// Returns the name used in headers.
     pub fn name(&self) -> &'static str {
         match self {
             Kdf::Argon2id(_) => "argon2id",
@@ -93,8 +94,8 @@ impl Kdf {
         }
     }
 
-    /// What deriving costs, as KiB that Argon2 passes over once: passes times memory, and for PBKDF2, where an
-    /// iteration takes about half as long as a KiB, half of the iterations.
+    /// Estimates the work, as the KiB of memory that Argon2 passes over: passes times memory.
+    /// For PBKDF2, half of the iterations, since one takes about half as long as a KiB.
     pub fn work_kib(&self) -> u64 {
         match *self {
             Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
@@ -104,10 +105,10 @@ impl Kdf {
         }
     }
 
-    /// Whether the costs are within `limits` and make sense at all.
+    /// Checks that the costs are valid and within `limits`.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] naming the cost.
+    /// [`ErrorKind::Refused`], naming the cost.
     pub fn check(&self, limits: &KdfLimits) -> Result<()> {
         let over = |what: &str, is: u64, max: u64, setting: &str| {
             Error::refused(format!(
@@ -152,11 +153,12 @@ impl Kdf {
         }
     }
 
-    /// The costs of Argon2 for `len` bytes of output (0: any); for PBKDF2 meaningless defaults.
+    /// Builds the parameters of Argon2 for `len` bytes of output (0: any); for PBKDF2, meaningless
+    /// defaults.
     fn params(&self, len: usize) -> Result<Params> {
         match *self {
             Kdf::Argon2id(cost) | Kdf::Argon2i(cost) => {
-                // RFC 9106, 3.1: memory is at least 8 KiB a lane. Asked here, because `Params`
+                // RFC 9106, 3.1: memory is at least 8 KiB per lane. Checked here, because `Params`
                 // multiplies before it compares.
                 if u64::from(cost.memory_kib) < 8 * u64::from(cost.cpus) {
                     return Err(Error::refused(
@@ -197,14 +199,14 @@ impl Kdf {
         Ok(key)
     }
 
-    /// Argon2id with costs that take about `target` on this machine, measured by `clock` (time
-    /// since any fixed point; it must not go backwards).
+    /// Chooses Argon2id costs that take about `target` on this machine, measured by `clock` (time
+    /// since any fixed point; must be monotonic).
     ///
-    /// Memory grows first, up to `memory_kib_max`, then passes; as `cryptsetup` does, never fewer
-    /// than 4 passes. Lanes are `cpus`, at most 4.
+    /// Increases memory first, up to `memory_kib_max`, then passes; as in `cryptsetup`, at least 4
+    /// passes. Uses `cpus` lanes, at most 4.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfMemory`] when `memory_kib_max` cannot be allocated.
+    /// [`ErrorKind::OutOfMemory`] if `memory_kib_max` cannot be allocated.
     pub fn calibrate(
         clock: &dyn Fn() -> Duration,
         target: Duration,
@@ -219,8 +221,8 @@ impl Kdf {
             memory_kib: memory_kib_min,
             cpus,
         };
-        // Cost is close to proportional to time x memory; three rounds settle it within a few
-        // percent, and each round is longer than the one before, so the last one counts most.
+        // Cost is nearly proportional to time x memory; three rounds converge to within a few
+        // percent. Each round takes longer than the previous one, so the last one counts most.
         for _ in 0..3 {
             let took = measure(clock, &Kdf::Argon2id(cost))?;
             let scale = ratio(target, took);
@@ -236,7 +238,7 @@ impl Kdf {
         Ok(Kdf::Argon2id(cost))
     }
 
-    /// PBKDF2 with a number of iterations that takes about `target` on this machine.
+    /// Chooses a number of PBKDF2 iterations that takes about `target` on this machine.
     ///
     /// # Errors
     /// None in practice; the type is that of [`Kdf::calibrate`].
@@ -264,13 +266,13 @@ fn measure(clock: &dyn Fn() -> Duration, kdf: &Kdf) -> Result<Duration> {
     Ok(clock().saturating_sub(from))
 }
 
-/// How many times longer `target` is than `took`; a step is at most 64-fold, so that a first
-/// measurement too short for the clock does not lead to minutes of the second.
+/// Divides `target` by `took`, limited to a factor of 64: a first measurement too short for
+/// the clock must not make the second take minutes.
 fn ratio(target: Duration, took: Duration) -> f64 {
     (target.as_secs_f64() / took.as_secs_f64().max(1e-6)).clamp(1.0 / 64.0, 64.0)
 }
 
-/// The nearest `u32`; `as` saturates for floats, which is what is wanted.
+/// Rounds to the nearest `u32`; `as` saturates for floats, as intended.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 fn to_u32(value: f64) -> u32 {
     value.round() as u32
@@ -342,7 +344,7 @@ mod tests {
         assert!(over.to_string().contains("kdf.memory-max-kib"), "{over}");
     }
 
-    /// The clock is a function of the work done, so this does not depend on the machine.
+    /// The clock is a function of the work done, so the test does not depend on the machine.
     #[test]
     fn calibration_never_goes_below_the_floors_and_stays_in_memory() {
         let now = Cell::new(Duration::ZERO);

@@ -14,13 +14,13 @@ use crate::plan::AreaWrite;
 use crate::{FormatOptions, Hash, af};
 use secret::SecretBytes;
 
-/// Hash of the anti-forensic split of new keyslots, as `cryptsetup` chooses by default.
+/// Hash of the anti-forensic split of new keyslots: the default of `cryptsetup`.
 const AF_HASH: Hash = Hash::Sha256;
 
 impl Header {
-    /// The keyslots of the volume key to try for a passphrase that came without a number: the
-    /// preferred ones first, then the normal ones, each in order; those set to be ignored are left
-    /// out, and so are those that EVFS cannot open and those of other keys.
+    /// Returns the keyslots to try for a passphrase without a keyslot number: the preferred ones
+    /// first, then the normal ones, each in order. Omits keyslots set to be ignored, those that
+    /// EVFS cannot open, and those of other keys.
     pub fn keyslots_to_try(&self) -> Vec<u32> {
         let of = |priority: Priority| {
             let slots = self.volume_keyslots();
@@ -31,17 +31,17 @@ impl Header {
         of(Priority::Prefer).chain(of(Priority::Normal)).collect()
     }
 
-    /// Whether a keyslot holds the volume key: one that EVFS can open, or another.
+    /// Reports whether a keyslot holds the volume key, including those that EVFS cannot open.
     pub fn has_keyslots(&self) -> bool {
         self.volume_keyslots().next().is_some()
     }
 
-    /// Whether keyslot `slot` holds the volume key.
+    /// Reports whether keyslot `slot` holds the volume key.
     pub fn is_bound(&self, slot: u32) -> bool {
         self.volume_keyslots().any(|(n, _)| n == slot)
     }
 
-    /// Why EVFS cannot open some of the keyslots that hold the volume key.
+    /// Returns the reasons why EVFS cannot open certain keyslots of the volume key.
     pub fn unusable_keyslots(&self) -> Vec<Error> {
         let why = |(n, slot): (u32, &Keyslot)| {
             let error = slot.protection().err()?;
@@ -50,8 +50,8 @@ impl Header {
         self.volume_keyslots().filter_map(why).collect()
     }
 
-    /// What trying keyslot `slot` costs, as [`Kdf::work_kib`] counts: the key derivation, and the digest of
-    /// what it gives.
+    /// Estimates the cost of trying keyslot `slot`, in the unit of [`Kdf::work_kib`]: the key
+    /// derivation, and the digest of the resulting key.
     pub fn work_kib(&self, slot: u32) -> u64 {
         let keyslot = self.metadata.keyslots().get(&slot);
         let protection = keyslot.and_then(|slot| slot.protection().ok());
@@ -60,7 +60,7 @@ impl Header {
         protection.map_or(0, |p| p.kdf.work_kib().saturating_add(digest))
     }
 
-    /// The keyslots that hold the volume key.
+    /// Iterates over the keyslots that hold the volume key.
     fn volume_keyslots(&self) -> impl Iterator<Item = (u32, &Keyslot)> {
         let (_, digest) = self.metadata.volume_digest();
         let bound = digest.map(|d| d.keyslots()).unwrap_or_default();
@@ -68,7 +68,7 @@ impl Header {
         all.filter(|(n, _)| bound.contains(n)).map(|(n, k)| (*n, k))
     }
 
-    /// A keyslot of the volume key that can be opened.
+    /// Looks up keyslot `slot`, which must hold the volume key.
     fn volume_keyslot(&self, slot: u32) -> Result<&Keyslot> {
         let all = self.metadata.keyslots();
         let keyslot = all.get(&slot).ok_or_else(|| not_found(slot))?;
@@ -80,8 +80,8 @@ impl Header {
         Ok(keyslot)
     }
 
-    /// What of the device [`Header::open_keyslot`] needs: whole 4,096-byte blocks, where the area
-    /// is long enough for that.
+    /// Returns the range of the device that [`Header::open_keyslot`] needs: whole 4,096-byte
+    /// blocks, if the area is long enough for that.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] for a keyslot that EVFS cannot open.
@@ -95,14 +95,14 @@ impl Header {
         })
     }
 
-    /// Opens keyslot `slot` with `passphrase`: derives the key of the area, deciphers and merges
+    /// Opens keyslot `slot` with `passphrase`: derives the key of the area, decrypts and merges
     /// `area` (the bytes of [`Header::keyslot_area`]) and checks the result against the digest.
     ///
-    /// Computes for seconds, and takes the memory that the keyslot states, up to `limits`.
+    /// Takes seconds of CPU time, and the memory that the keyslot states, up to `limits`.
     ///
     /// # Errors
-    /// [`ErrorKind::WrongKey`] when the passphrase is not that of the keyslot (or its area is
-    /// damaged: the two cannot be told apart); [`ErrorKind::Refused`] when the costs are beyond
+    /// [`ErrorKind::WrongKey`] if the passphrase is not that of the keyslot (or its area is
+    /// damaged, which cannot be distinguished); [`ErrorKind::Refused`] if the costs exceed
     /// `limits`; [`ErrorKind::OutOfMemory`]; and those of [`Header::keyslot_area`].
     pub fn open_keyslot(
         &self,
@@ -148,14 +148,14 @@ impl Header {
         ))
     }
 
-    /// Whether `key` is the volume key: of the right length, and matching the digest. Compared in
-    /// constant time.
+    /// Checks in constant time whether `key` is the volume key: of the right length, and matching
+    /// the digest.
     ///
     /// # Errors
-    /// [`ErrorKind::Refused`] when the digest asks for more iterations than `limits` allow.
+    /// [`ErrorKind::Refused`] if the digest requires more iterations than `limits` allow.
     pub fn is_volume_key(&self, key: &SecretBytes, limits: &KdfLimits) -> Result<bool> {
-        // The length first: HMAC pads with zeros, so the digest of a key and of the same key with
-        // zeros after it are equal.
+        // Check the length first: HMAC pads with zeros, so a key and the same key with zeros
+        // appended have equal digests.
         let length_fits = match self.volume_key_len() {
             Some(len) => key.len() as u64 == u64::from(len),
             None => key.len() == 32 || key.len() == 64,
@@ -167,10 +167,10 @@ impl Header {
         }
     }
 
-    /// Makes the digest of the volume key anew, over `salt`.
+    /// Recomputes the digest of the volume key, over `salt`.
     ///
     /// # Errors
-    /// [`ErrorKind::WrongKey`] when `key` is not the volume key.
+    /// [`ErrorKind::WrongKey`] if `key` is not the volume key.
     pub fn set_digest_salt(&mut self, key: &SecretBytes, salt: &[u8; 32]) -> Result<()> {
         if !self.is_volume_key(key, &KdfLimits::default())? {
             return Err(Error::new(
@@ -194,13 +194,14 @@ impl Header {
         })
     }
 
-    /// Adds a keyslot in which `passphrase` opens `volume_key`, in place `slot` or the first free
-    /// one; gives its number. Its key material is written by the next [`Header::update`].
+    /// Adds a keyslot that protects `volume_key` with `passphrase`, as `slot` or, if that is
+    /// `None`, as the first free one; returns its number. The next [`Header::update`] writes its
+    /// key material.
     ///
     /// # Errors
-    /// [`ErrorKind::WrongKey`] when `volume_key` is not that of this volume; [`ErrorKind::InUse`];
-    /// [`ErrorKind::NoSpace`] when all 32 are taken or the keyslots area or JSON area is full;
-    /// [`ErrorKind::Refused`] when `kdf` makes no sense; [`ErrorKind::OutOfMemory`].
+    /// [`ErrorKind::WrongKey`] if `volume_key` is not that of this volume; [`ErrorKind::InUse`];
+    /// [`ErrorKind::NoSpace`] if all 32 are in use or the keyslots area or JSON area is full;
+    /// [`ErrorKind::Refused`] if the costs of `kdf` are not acceptable; [`ErrorKind::OutOfMemory`].
     pub fn add_keyslot(
         &mut self,
         volume_key: &SecretBytes,
@@ -215,10 +216,10 @@ impl Header {
         Ok(slot)
     }
 
-    /// Puts another passphrase into keyslot `slot`, which keeps its number, priority and tokens.
-    /// The new key material goes to another area; the old one is wiped by the same plan, after
-    /// both copies of the header name the new one. So the old or the new passphrase opens, at
-    /// every moment.
+    /// Replaces the passphrase of keyslot `slot`, which keeps its number, priority and tokens. The
+    /// new key material is written to another area; the same plan wipes the old one after both
+    /// copies of the header name the new one. So at every moment the old or the new passphrase
+    /// opens the keyslot.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`], and those of [`Header::add_keyslot`].
@@ -260,7 +261,7 @@ impl Header {
             af_hash: AF_HASH,
             priority,
         };
-        // The document first: it is what can be refused, and deriving the key takes seconds.
+        // Update the document first: that can fail, and deriving the key takes seconds.
         let before = self.metadata.clone();
         self.name_keyslot(slot, keyslot_json(&new))?;
         match seal(&new, volume_key, passphrase) {
@@ -280,7 +281,7 @@ impl Header {
         }
     }
 
-    /// Puts a keyslot into the document and under the digest of the volume key.
+    /// Adds a keyslot to the document and to the digest of the volume key.
     fn name_keyslot(&mut self, slot: u32, keyslot: Object) -> Result<()> {
         let (digest, _) = self.metadata.volume_digest();
         self.edit(|document| {
@@ -297,7 +298,7 @@ impl Header {
         })
     }
 
-    /// The first gap of `len` bytes between the areas that are named in memory or on the disk.
+    /// Finds the first gap of `len` bytes between the areas named in memory or on the disk.
     fn free_area(&self, len: u64) -> Result<Range> {
         let whole = self.metadata.keyslots_range();
         let mut areas = self.named_areas();
@@ -322,12 +323,12 @@ impl Header {
         Ok(range)
     }
 
-    /// Removes keyslot `slot` from the header, its digest and the tokens. Its area is wiped by the
-    /// next [`Header::update`], after both copies of the header are written.
+    /// Removes keyslot `slot` from the header, its digest and the tokens. The next
+    /// [`Header::update`] wipes its area after both copies of the header are written.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::LastKeyslot`] when no keyslot that EVFS can open
-    /// would be left for the volume key, unless `force`.
+    /// [`ErrorKind::NotFound`]; [`ErrorKind::LastKeyslot`] if no keyslot that EVFS can open would
+    /// remain for the volume key, unless `force`.
     pub fn remove_keyslot(&mut self, slot: u32, force: bool) -> Result<()> {
         if !self.metadata.keyslots().contains_key(&slot) {
             return Err(not_found(slot));
@@ -361,10 +362,10 @@ impl Header {
         Ok(())
     }
 
-    /// Sets when keyslot `slot` is tried.
+    /// Sets the priority of keyslot `slot`.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`].
+    /// [`ErrorKind::NotFound`] if it does not exist.
     pub fn set_priority(&mut self, slot: u32, priority: Priority) -> Result<()> {
         if !self.metadata.keyslots().contains_key(&slot) {
             return Err(not_found(slot));
@@ -387,7 +388,7 @@ fn not_found(slot: u32) -> Error {
     Error::new(ErrorKind::NotFound, format!("there is no keyslot {slot}"))
 }
 
-/// The whole area of a new keyslot: split key material, enciphered, and random bytes up to the end.
+/// Builds the area of a new keyslot: encrypted split key material, then random bytes to the end.
 fn seal(new: &NewKeyslot<'_>, volume_key: &SecretBytes, passphrase: &[u8]) -> Result<Vec<u8>> {
     let area_key = new.kdf.derive(passphrase, new.salt, volume_key.len())?;
     let mut area = SecretBytes::zeroed(to_usize(new.area.len));
@@ -401,7 +402,7 @@ fn seal(new: &NewKeyslot<'_>, volume_key: &SecretBytes, passphrase: &[u8]) -> Re
     Ok(area.to_vec())
 }
 
-/// Takes `name` out of the `keyslots` of every object of a section.
+/// Removes `name` from the `keyslots` of every object of a section.
 fn unlist(section: &mut Object, name: &str) {
     for entry in section.values_mut() {
         if let Json::Object(entry) = entry
@@ -412,7 +413,7 @@ fn unlist(section: &mut Object, name: &str) {
     }
 }
 
-/// As `cryptsetup` before every write: a digest without keyslot and segment has no use.
+/// Removes digests without keyslot and segment, as `cryptsetup` does before every write.
 fn drop_unused_digests(digests: &mut Object) {
     let empty = |entry: &Json, key: &str| match entry {
         Json::Object(entry) => matches!(entry.get(key), Some(Json::Array(a)) if a.is_empty()),
@@ -428,7 +429,7 @@ fn drop_unused_digests(digests: &mut Object) {
     }
 }
 
-/// Lengths here come from checked fields and are below 128 MiB.
+/// Converts a length; lengths here come from checked fields and are below 128 MiB.
 fn to_usize(len: u64) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

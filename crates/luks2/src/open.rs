@@ -145,7 +145,7 @@ fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Foun
     }
 }
 
-/// Returns `len` bytes at `offset`. Distinguishes the end of the device from a short `prefix`.
+/// Takes `len` bytes at `offset`. Distinguishes the end of the device from a short `prefix`.
 fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]> {
     let end = offset.saturating_add(len);
     if end > device_size {
@@ -231,7 +231,7 @@ fn choose(
     })
 }
 
-/// Returns the JSON text before the padding.
+/// Extracts the JSON text before the padding.
 fn json_text(area: &[u8]) -> String {
     let text = area.split(|b| *b == 0).next().unwrap_or_default();
     binary::lossy(text)

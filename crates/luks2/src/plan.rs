@@ -1,19 +1,19 @@
-//! Writing: in which order bytes have to reach the disk.
+//! Writing a header: the order in which bytes must reach the disk.
 //!
-//! The order of an update, and why:
+//! The order of an update, with its reasons:
 //!
-//! 1. If one copy is damaged, stale or different, it is rewritten from the good one, and flushed.
-//!    From here on both copies say the same, so that no area is free that either still names.
-//! 2. Key material of new keyslots, into areas that no copy on the disk names; flush.
-//! 3. The primary copy with the next sequence id; flush. Torn, its checksum fails and the
-//!    secondary (the old state) counts. Whole, it counts, being newer.
-//! 4. The secondary copy; flush. Torn, the primary counts.
-//! 5. Areas that the new header no longer names are overwritten with random bytes; flush.
+//! 1. If one copy is damaged, stale or different, rewrite it from the good one; flush. After that
+//!    both copies are equal, so an area that either one names is not mistaken for a free one.
+//! 2. Write key material of new keyslots to areas that no copy on the disk names; flush.
+//! 3. Write the primary copy with the next sequence id; flush. If it is torn, its checksum fails
+//!    and the secondary (the old state) is used. If it is intact, it is used, being newer.
+//! 4. Write the secondary copy; flush. If it is torn, the primary is used.
+//! 5. Overwrite areas that the new header no longer names with random bytes; flush.
 //!
-//! So removal is: first the header, then the wipe. The other order would, in an update that
-//! replaces a key, leave at one boundary a header that names a wiped area: neither the old key nor
-//! the new one. The price is that a crash between 4 and 5 leaves key material that nothing names;
-//! [`Header::wipe_unused`] gets rid of it. Erasing all keys is the exception, see
+//! So a removal writes the header before it wipes the area. In an update that replaces a key, the
+//! opposite order would at one boundary leave a header that names a wiped area, with neither the
+//! old nor the new key. The price is that a crash between 4 and 5 leaves key material that no
+//! header names; [`Header::wipe_unused`] removes it. Erasing all keys is the exception, see
 //! [`Header::erase_all`].
 
 use crate::Header;
@@ -25,18 +25,18 @@ use crate::metadata::Range;
 /// Longest single write of a wipe, in bytes.
 const WIPE_CHUNK: u64 = 1024 * 1024;
 
-/// One step.
+/// One step of a [`Plan`].
 #[derive(Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Write `bytes` at `offset`. Offsets and lengths are multiples of 4,096. May reach the disk
-    /// in any order among the writes between two flushes, whole or torn.
+    /// Write `bytes` at `offset`. Offsets and lengths are multiples of 4,096. Writes between two
+    /// flushes may reach the disk in any order, in full or torn.
     Write {
-        /// Place on the device.
+        /// Offset on the device, in bytes.
         offset: u64,
-        /// What to write.
+        /// Data to write.
         bytes: Vec<u8>,
     },
-    /// Wait until everything before is durable.
+    /// Wait until all earlier writes are durable.
     Flush,
 }
 
@@ -49,7 +49,7 @@ impl std::fmt::Debug for Step {
     }
 }
 
-/// Steps to be carried out in order. If one fails, stop: what is on the disk is good, and has to
+/// Steps to be carried out in order. If one fails, stop: the header on the disk is usable, and must
 /// be read again before anything else is tried.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use = "nothing is written until the steps are carried out"]
@@ -58,20 +58,20 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The steps, in order.
+    /// Returns the steps, in order.
     pub fn steps(&self) -> &[Step] {
         &self.steps
     }
 
-    /// Whether there is nothing to do.
+    /// Reports whether the plan has no steps.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Carries the plan out on an image in memory.
+    /// Carries out the plan on an image in memory.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::InvalidArgument`] when the image is too short; nothing is written then.
+    /// [`crate::ErrorKind::InvalidArgument`] if the image is too short; nothing is written then.
     pub fn apply(&self, image: &mut [u8]) -> Result<()> {
         let end = self.steps.iter().map(|step| match step {
             Step::Write { offset, bytes } => offset.saturating_add(bytes.len() as u64),
@@ -99,7 +99,7 @@ impl Plan {
         self.steps.push(Step::Write { offset, bytes });
     }
 
-    /// A flush, unless nothing was written since the last one.
+    /// Adds a flush, unless nothing was written since the last one.
     fn flush(&mut self) {
         if matches!(self.steps.last(), Some(Step::Write { .. })) {
             self.steps.push(Step::Flush);
@@ -129,7 +129,7 @@ impl IntoIterator for Plan {
     }
 }
 
-/// Key material on its way to the disk.
+/// Key material to be written to the disk.
 #[derive(Debug)]
 pub(crate) struct AreaWrite {
     pub(crate) slot: u32,
@@ -138,16 +138,16 @@ pub(crate) struct AreaWrite {
 }
 
 impl Header {
-    /// The plan that brings all changes since the header was read (or since the last plan) to the
-    /// disk. Afterwards this header counts as written; if carrying out the plan fails, drop the
-    /// header and read it again.
+    /// Creates the plan that writes all changes since the header was read (or since the last plan)
+    /// to the disk. Afterwards this header counts as written; if carrying out the plan fails, drop
+    /// the header and read it again.
     ///
-    /// For a header from [`Header::format`] the plan first destroys what may be left of older LUKS
-    /// headers and fills the keyslots area with random bytes; that is not crash-safe for what was
-    /// there before, and cannot be.
+    /// For a header from [`Header::format`] the plan first destroys remains of older LUKS headers
+    /// and fills the keyslots area with random bytes. That cannot be crash-safe for the previous
+    /// content of the device.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Refused`] when the sequence id is at its end.
+    /// [`crate::ErrorKind::Refused`] if the sequence id has reached its maximum.
     pub fn update(&mut self) -> Result<Plan> {
         let mut plan = Plan::default();
         if self.on_disk.fresh {
@@ -166,25 +166,25 @@ impl Header {
         Ok(plan)
     }
 
-    /// The plan that rewrites the copy that is damaged, stale or different from the good one, with
-    /// a fresh salt and the sequence id of the good one, as `cryptsetup` does. Empty if both are
-    /// good. Changes made since the header was read are left out; [`Header::update`] writes them,
-    /// and repairs first on its own.
+    /// Creates the plan that rewrites a damaged, stale or different copy from the good one, with a
+    /// new salt and the sequence id of the good one, as `cryptsetup` does. Empty if both are good.
+    /// Does not include changes made since the header was read; [`Header::update`] writes them, and
+    /// repairs first by itself.
     ///
     /// # Errors
-    /// When the kernel gives no random bytes.
+    /// If the kernel returns no random bytes.
     pub fn repair(&mut self) -> Result<Plan> {
         let mut plan = Plan::default();
         self.repair_into(&mut plan)?;
         Ok(plan)
     }
 
-    /// The plan that removes all keyslots, after which nobody opens the volume any more. Tokens
-    /// stay; the caller decides about them before.
+    /// Creates the plan that removes all keyslots, after which no key opens the volume. Tokens are
+    /// kept; removing them is up to the caller.
     ///
-    /// Here the key material goes first: what is wanted is that it is gone, and a crash must not
-    /// leave a header without keyslots over an area that still holds them. A crash after the first
-    /// flush leaves keyslots that no passphrase opens; erase again.
+    /// Here the key material is wiped first: the purpose is to destroy it, and a crash must not
+    /// leave a header without keyslots over an area that still contains them. A crash after the
+    /// first flush leaves keyslots that no passphrase opens; the erase must then be repeated.
     ///
     /// # Errors
     /// As [`Header::update`].
@@ -202,11 +202,12 @@ impl Header {
         Ok(plan)
     }
 
-    /// The plan that overwrites every part of the keyslots area that no keyslot names, for example
-    /// after a crash between the two halves of a removal. For a header without unwritten changes.
+    /// Creates the plan that overwrites every part of the keyslots area that no keyslot names, for
+    /// example after a crash between the two parts of a removal. Requires a header without
+    /// unwritten changes.
     ///
     /// # Errors
-    /// When the kernel gives no random bytes.
+    /// If the kernel returns no random bytes.
     pub fn wipe_unused(&self) -> Result<Plan> {
         let mut plan = Plan::default();
         let whole = self.metadata.keyslots_range();
@@ -228,13 +229,13 @@ impl Header {
         Ok(plan)
     }
 
-    /// Areas that the header in memory or the one on the disk names.
+    /// Lists the areas named by the header in memory or by the one on the disk.
     pub(crate) fn named_areas(&self) -> Vec<Range> {
         let ours = self.metadata.keyslots().values().map(|k| k.area());
         ours.chain(self.on_disk.areas.iter().copied()).collect()
     }
 
-    /// The plan of [`crate::Backup::restore`]: the keyslots area as it is, then the copies.
+    /// Creates the plan of [`crate::Backup::restore`]: the given keyslots area, then the copies.
     pub(crate) fn restore_plan(&mut self, keyslots: &[u8]) -> Result<Plan> {
         let mut plan = Plan::default();
         let mut offset = self.metadata.keyslots_range().offset;
@@ -251,7 +252,7 @@ impl Header {
         let Some(copy) = self.on_disk.repair.take() else {
             return Ok(());
         };
-        // What was read, not what it was changed to since: this is the old state made whole.
+        // Restores the old state: use the header as it was read, without later changes.
         let salt = random_salt()?;
         *self.binary.salt.get_mut(copy) = salt;
         *self.on_disk.binary.salt.get_mut(copy) = salt;
@@ -261,8 +262,8 @@ impl Header {
         Ok(())
     }
 
-    /// Both copies with the next sequence id, each made durable before the next is touched. Gives
-    /// the areas that the header on the disk named until now and no longer does.
+    /// Writes both copies with the next sequence id, each flushed before the next write. Returns
+    /// the areas that the previous header on the disk named and the new one does not.
     fn write_copies(&mut self, plan: &mut Plan) -> Result<Vec<Range>> {
         self.binary.seqid = self.binary.seqid.checked_add(1).ok_or_else(|| {
             Error::refused("the sequence id of the header is at its end; it may be forged")
@@ -282,8 +283,8 @@ impl Header {
             .collect())
     }
 
-    /// Destroys every place where an older header could be found, and gives the keyslots area the
-    /// look of one in full use.
+    /// Destroys every place where an older header could be found, and fills the keyslots area with
+    /// random bytes, so that it looks fully used.
     fn prepare_fresh(&mut self, plan: &mut Plan) -> Result<()> {
         let end = self.segment().offset();
         for offset in std::iter::once(0)

@@ -1,5 +1,5 @@
-//! The fuzz corpora, read by every test run: inputs that are sound stay readable, and inputs that
-//! once broke something stay harmless.
+//! Reads the fuzz corpora in every test run: sound inputs must remain readable, and inputs that
+//! once caused a failure must remain harmless.
 
 use luks2::Header;
 use std::path::Path;
@@ -57,6 +57,6 @@ fn every_text_of_the_corpus_is_read_without_panic_as_json_of_a_header() {
         sound += usize::from(Header::open(&image, 17 << 20).is_ok());
     }
     println!("{sound} of {} texts are sound", seeds.len());
-    // One seed has an area of another size, which makes its JSON wrong in this template.
+    // One seed has an area of another size, so its JSON is wrong in this template.
     assert!(sound >= 4);
 }

@@ -1,11 +1,11 @@
-//! Interop with `cryptsetup`: what it writes we read, what we write it reads.
+//! Interoperability with `cryptsetup`, in both directions.
 
 mod common;
 
 use common::{ARGON2ID, Image, PBKDF2, cryptsetup, expect, formatted, options};
 use luks2::{Argon2Cost, ErrorKind, FormatOptions, Hash, Header, Kdf, KdfLimits, Priority, Token};
 
-/// Formats with `cryptsetup`, reads with us: same key, same segment.
+/// Formats with `cryptsetup` and reads with this crate: same key, same segment.
 #[track_caller]
 fn reads(options: &[&str], key_len: usize, sector: u32, kdf: &str) {
     let image = Image::by_cryptsetup(options);
@@ -29,7 +29,7 @@ fn reads(options: &[&str], key_len: usize, sector: u32, kdf: &str) {
     assert_eq!(wrong.kind(), ErrorKind::WrongKey);
 }
 
-/// The JSON text as it stands on the disk.
+/// Returns the JSON text as stored on the disk.
 fn compact(image: &Image) -> String {
     let size = image.header().header_size();
     let area = image.read(4096, size - 4096);
@@ -168,7 +168,7 @@ fn cryptsetup_opens_every_metadata_size_we_format() {
     }
 }
 
-/// Same keys in the same order, same values but for the random ones.
+/// Expects the same keys in the same order, and the same values except for the random ones.
 #[test]
 fn our_layout_is_that_of_cryptsetup() {
     for (bits, key_bits) in [("256", 128), ("512", 256)] {
@@ -270,7 +270,7 @@ fn tokens_survive_both_programs_byte_for_byte() {
     let value = |bytes: &[u8]| serde_json::from_slice::<serde_json::Value>(bytes).expect("JSON");
     assert_eq!(value(&exported.stdout), value(text.as_bytes()));
 
-    // cryptsetup rewrites the whole header when it changes anything.
+    // cryptsetup rewrites the whole header for any change.
     expect(&cryptsetup(
         &["config", path, "--key-slot=0", "--priority=ignore"],
         "",
@@ -293,7 +293,7 @@ fn tokens_survive_both_programs_byte_for_byte() {
     assert!(image.dump()["config"].get("flags").is_none());
 }
 
-/// The canonical bytes must not change when cryptsetup re-writes a header, and must when it matters.
+/// The canonical bytes must not change when cryptsetup rewrites a header, only when it is changed.
 #[test]
 fn canonical_bytes_follow_the_meaning_and_not_the_spelling() {
     let (image, _) = formatted(&options(), &PBKDF2);
@@ -447,7 +447,7 @@ fn formatting_over_an_older_volume_leaves_no_copy_of_it() {
             .expect("room");
         image.carry_out(header.update().expect("a plan"));
         assert!(image.opens("new") && !image.opens("pw"));
-        // Even with both new copies lost, the old volume does not come back.
+        // Even with both new copies lost, the old volume must not reappear.
         image.write(0, &[0; 4096]);
         image.write(new.header_size, &[0; 4096]);
         let lost = image.open().expect_err("both copies lost");
@@ -472,7 +472,7 @@ fn an_older_luks_is_named_and_no_header_is_no_damage() {
     assert!(error.to_string().contains("cryptsetup convert"), "{error}");
 }
 
-/// Keyslots in a cipher that `cryptsetup` has in user space, whatever that of the data is.
+/// Keyslots in a cipher that `cryptsetup` implements in user space, for every cipher of the data.
 const AES_KEYSLOT: &[&str] = &["--keyslot-cipher=aes-xts-plain64", "--keyslot-key-size=512"];
 
 #[test]
@@ -535,7 +535,7 @@ fn a_concurrent_update_by_cryptsetup_is_noticed() {
     assert_eq!(changed.kind(), ErrorKind::Changed);
 }
 
-/// A 32-byte key and the same key with 32 zero bytes after it have the same PBKDF2 digest.
+/// A 32-byte key and the same key with 32 zero bytes appended have the same PBKDF2 digest.
 #[test]
 fn a_zero_padded_volume_key_does_not_pass() {
     let (image, key) = formatted(
@@ -572,7 +572,7 @@ fn the_last_keyslot_is_removed_only_by_force() {
         .filter(|(a, b)| a == b)
         .count();
     assert_eq!(same, 0, "the key material is overwritten");
-    // The key itself still puts a keyslot in.
+    // The right key can still add a keyslot.
     header
         .add_keyslot(&key, b"back", &PBKDF2, None, Priority::Normal)
         .expect("the right key");

@@ -1,5 +1,5 @@
-//! Damage: what is read from two copies of which one is not what it should be, and what every
-//! crash during an update leaves.
+//! Damage: reading a header of which one copy is lost, torn or outdated, and the state after a
+//! crash at any point of an update.
 
 mod common;
 
@@ -7,10 +7,10 @@ use common::{IMAGE_BYTES, Image, PBKDF2, Rng, formatted, options};
 use luks2::{CopyState, ErrorKind, Header, Kdf, KdfLimits, Opened, Plan, Priority, Step, Token};
 use secret::SecretBytes;
 
-/// Bytes of both copies of a header of the default size.
+/// Length in bytes of both copies of a header of the default size.
 const COPIES: usize = 2 * 0x4000;
 
-/// PBKDF2 with one iteration: the cheapest there is, for tests that open thousands of keyslots.
+/// PBKDF2 with one iteration: the cheapest derivation, for tests that open thousands of keyslots.
 const CHEAP: Kdf = Kdf::Pbkdf2 {
     hash: luks2::Hash::Sha256,
     iterations: 1,
@@ -20,7 +20,7 @@ fn open(image: &[u8]) -> luks2::Result<Opened> {
     Header::open(image, IMAGE_BYTES)
 }
 
-/// An image with one keyslot, its first bytes, and the same after an update, which changes both.
+/// Creates an image with one keyslot; returns it with its first bytes before and after an update.
 fn two_states() -> (Image, Vec<u8>, Vec<u8>) {
     let (image, _) = formatted(&options(), &PBKDF2);
     let old = image.read(0, COPIES as u64);
@@ -31,7 +31,7 @@ fn two_states() -> (Image, Vec<u8>, Vec<u8>) {
     (image, old, new)
 }
 
-/// The four results that `cryptsetup` gives on the same images, and one repair for each program.
+/// Expects the same four results as `cryptsetup` on the same images, and a repair by each program.
 #[test]
 fn a_lost_torn_or_older_copy_heals_as_with_cryptsetup_and_two_torn_ones_do_not() {
     let (image, old, new) = two_states();
@@ -85,7 +85,7 @@ fn a_lost_torn_or_older_copy_heals_as_with_cryptsetup_and_two_torn_ones_do_not()
             ours,
             "{name}: cryptsetup repairs no more"
         );
-        // And the other way round: cryptsetup heals the copy, we find nothing to do.
+        // And the other way round: after cryptsetup repairs the copy, nothing is left to repair.
         image.write(0, &bytes);
         assert!(image.opens("pw"), "{name}");
         assert_eq!(image.header().seqid(), seqid, "{name}");
@@ -121,7 +121,7 @@ fn nobody_falls_back_from_a_newer_copy_that_is_whole_but_refused() {
         open(&mixed).expect_err("newer").kind(),
         ErrorKind::Unsupported
     );
-    // The other way round the older one is of no account.
+    // If the refused copy is the older one, it is ignored.
     let mut secondary = new[0x4000..].to_vec();
     secondary[16..24].copy_from_slice(&u64::MAX.to_be_bytes());
     luks2::fix_checksum(&mut secondary);
@@ -132,11 +132,11 @@ fn nobody_falls_back_from_a_newer_copy_that_is_whole_but_refused() {
     assert_eq!(refused.kind(), ErrorKind::Refused);
 }
 
-/// The bytes of the checksum field that SHA-256 leaves: the only ones that nothing covers, and
-/// that nothing reads.
+/// The bytes of the checksum field that SHA-256 leaves unused: the only ones that no checksum
+/// covers, and that no reader uses.
 const UNUSED: std::ops::Range<usize> = 480..512;
 
-/// Opens from the other copy, with the same metadata.
+/// A flip in either copy must leave the header readable from the other, with the same metadata.
 #[test]
 fn every_single_bit_flip_over_both_copies_opens_from_the_other_copy() {
     let (_, _, image) = two_states();
@@ -195,7 +195,7 @@ fn flips_in_both_copies_are_damage_and_nothing_else() {
         let flipped = |copy| bytes[copy..copy + 0x4000] != image[copy..copy + 0x4000];
         match open(&bytes) {
             Ok(opened) => assert!(!(flipped(0) && flipped(0x4000)), "{opened:?}"),
-            // A flip in the size makes the secondary be looked for beyond what was read.
+            // A flip in the size makes the reader search for the secondary beyond the prefix.
             Err(e) => assert!(
                 matches!(e.kind(), ErrorKind::Damaged | ErrorKind::NeedMore),
                 "{e}"
@@ -218,13 +218,13 @@ fn every_truncation_is_an_error_and_no_panic() {
         };
         assert!(expected.contains(&kind), "{len}: {kind:?}");
     }
-    // Cut inside the data there is less of it; cut inside the header is noticed above.
+    // A cut inside the data makes it shorter; a cut inside the header was tested above.
     let shorter = Header::open(&bytes, (16 << 20) + 4096 + 4095).expect("one sector");
     assert_eq!(
         shorter.header.segment().data_len((16 << 20) + 8191),
         Ok(4096)
     );
-    // Only part of it read: told apart from damage.
+    // A prefix that is too short is distinguished from damage.
     for len in 0..COPIES {
         match Header::open(&bytes[..len], IMAGE_BYTES) {
             Err(e) => assert_eq!(e.kind(), ErrorKind::NeedMore, "{len}"),
@@ -242,8 +242,8 @@ fn every_truncation_is_an_error_and_no_panic() {
     assert_eq!(Header::bytes_wanted(&[0; 4096], 5000), 5000);
 }
 
-/// What a plan may leave on the disk: all flushed writes, and of the unflushed ones any that
-/// reached it whole, in part (at 512 bytes, from the front or from the back), or not at all.
+/// Calls `check` with states that a crash may leave on the disk: all flushed writes, and any of the
+/// unflushed ones, in full, in part (at 512 bytes, from the front or from the back), or not at all.
 fn crashes(plan: &Plan, before: &[u8], rng: &mut Rng, mut check: impl FnMut(&[u8], &str)) {
     let mut image = before.to_vec();
     for epoch in plan.steps().split(|step| *step == Step::Flush) {
@@ -289,11 +289,11 @@ fn key_opens(image: &[u8], header: &Header, passphrase: &[u8]) -> Option<SecretB
     })
 }
 
-/// Every operation on keys, from every state the copies can be in before.
+/// Tests every operation on keys, from every state that the copies can have before it.
 #[test]
 fn at_every_write_boundary_the_old_or_the_new_key_opens() {
     type Change = fn(&mut Header, &SecretBytes);
-    /// A name, the change, and the passphrases of which one at least opens at every moment.
+    /// A name, the change, and passphrases of which at least one opens at every moment.
     const CHANGES: &[(&str, Change, &[&[u8]])] = &[
         (
             "add",
@@ -388,7 +388,7 @@ fn at_every_write_boundary_the_old_or_the_new_key_opens() {
     assert!(states > 1000, "the plans were cut at their steps");
 }
 
-/// The area of a removed keyslot is not reused before the header that names it is gone.
+/// The area of a removed keyslot is not reused before the header that names it is replaced.
 #[test]
 fn no_area_that_the_disk_names_is_written_before_the_header_is() {
     let (image, key) = formatted(&options(), &CHEAP);
@@ -412,7 +412,7 @@ fn no_area_that_the_disk_names_is_written_before_the_header_is() {
         [Some(new.offset), None, Some(0), None, Some(0x4000), None]
     );
     assert_eq!((wipe, order[7]), (Some(old.offset), None));
-    // Once that is written, the old area is free again.
+    // Once the header is written, the old area is free again.
     header
         .replace_keyslot(0, &key, b"third", &CHEAP)
         .expect("there");
@@ -458,7 +458,7 @@ fn wiping_the_unused_leaves_what_is_used() {
     let gone = header.metadata().keyslots()[&1].area();
     let material = image.read(gone.offset, gone.len);
     header.remove_keyslot(1, false).expect("there");
-    // As after a crash: the header is written, the wipe is not.
+    // As after a crash between writing the header and wiping the area.
     let plan = header.update().expect("a plan");
     for step in &plan.steps()[..plan.steps().len() - 2] {
         if let Step::Write { offset, bytes } = step {

@@ -16,18 +16,18 @@ pub struct Config {
 }
 
 impl Config {
-    /// Length of each JSON area in bytes.
+    /// Reports the length of each JSON area in bytes.
     pub fn json_size(&self) -> u64 {
         self.json_size
     }
 
-    /// Length in bytes of the keyslots area, which follows the two copies.
+    /// Reports the length in bytes of the keyslots area, which follows the two copies.
     pub fn keyslots_size(&self) -> u64 {
         self.keyslots_size
     }
 
-    /// Persistent flags, known (`allow-discards`, `no-read-workqueue`, `no-write-workqueue`,
-    /// `same-cpu-crypt`, `submit-from-crypt-cpus`, ...) and unknown.
+    /// Lists the persistent flags, known (`allow-discards`, `no-read-workqueue`,
+    /// `no-write-workqueue`, `same-cpu-crypt`, `submit-from-crypt-cpus`, ...) and unknown.
     pub fn flags(&self) -> &[String] {
         &self.flags
     }

@@ -28,12 +28,12 @@ struct Pbkdf2Digest {
 }
 
 impl Digest {
-    /// Numbers of the keyslots that hold the key.
+    /// Lists the keyslots that hold the key.
     pub fn keyslots(&self) -> &[u32] {
         &self.keyslots
     }
 
-    /// Numbers of the segments that the key decrypts; none for the key of an unbound keyslot.
+    /// Lists the segments that the key decrypts; none for the key of an unbound keyslot.
     pub fn segments(&self) -> &[u32] {
         &self.segments
     }
@@ -44,7 +44,7 @@ impl Digest {
         self.check.as_ref().ok().map(|check| check.salt.as_slice())
     }
 
-    /// Cost of checking a key, in the unit of [`crate::Kdf::work_kib`].
+    /// Estimates the cost of checking a key, in the unit of [`crate::Kdf::work_kib`].
     pub(crate) fn work_kib(&self) -> u64 {
         let check = self.check.as_ref();
         check.map_or(0, |check| pbkdf2_work_kib(check.iterations))
@@ -122,7 +122,7 @@ impl Pbkdf2Digest {
     }
 }
 
-/// Returns the number of the one digest that belongs to `segment`.
+/// Finds the number of the one digest that belongs to `segment`.
 pub(super) fn of_segment(digests: &BTreeMap<u32, Digest>, segment: u32) -> Result<u32> {
     let mut owners = digests
         .iter()

@@ -28,7 +28,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// Returns the offset of the first byte after the range.
+    /// Computes the offset of the first byte after the range.
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len)
     }
@@ -83,17 +83,17 @@ pub struct Luks2Keyslot {
 }
 
 impl Keyslot {
-    /// Length in bytes of the key in the keyslot.
+    /// Reports the length in bytes of the key in the keyslot.
     pub fn key_size(&self) -> u32 {
         self.key_size
     }
 
-    /// Priority at which the keyslot is tried.
+    /// Returns the priority at which the keyslot is tried.
     pub fn priority(&self) -> Priority {
         self.priority
     }
 
-    /// Range of the key material on the device.
+    /// Returns the range of the key material on the device.
     pub fn area(&self) -> Range {
         self.area
     }
@@ -250,12 +250,12 @@ fn read_kdf(kdf: &Fields<'_>) -> Result<Result<Kdf>> {
     }
 }
 
-/// Length in bytes of split key material: whole 512-byte units of the area's cipher.
+/// Computes the length in bytes of split key material: whole 512-byte units of the area's cipher.
 pub(crate) fn material_len(key_size: u32) -> u64 {
     (u64::from(key_size) * STRIPES as u64).next_multiple_of(512)
 }
 
-/// Length in bytes of the area that is allocated for a key.
+/// Computes the length in bytes of the area that is allocated for a key.
 pub(crate) fn area_len(key_size: u32) -> u64 {
     material_len(key_size).next_multiple_of(AREA_ALIGN)
 }

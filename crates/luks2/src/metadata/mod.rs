@@ -120,12 +120,12 @@ impl Metadata {
         })
     }
 
-    /// Keyslots by number.
+    /// Maps numbers to keyslots.
     pub fn keyslots(&self) -> &BTreeMap<u32, Keyslot> {
         &self.keyslots
     }
 
-    /// Tokens by number.
+    /// Maps numbers to tokens.
     pub fn tokens(&self) -> &BTreeMap<u32, Token> {
         &self.tokens
     }
@@ -135,12 +135,12 @@ impl Metadata {
         &self.segment
     }
 
-    /// Number of the data segment, nearly always 0.
+    /// Returns the number of the data segment, nearly always 0.
     pub fn segment_id(&self) -> u32 {
         self.segment_id
     }
 
-    /// Digests by number.
+    /// Maps numbers to digests.
     pub fn digests(&self) -> &BTreeMap<u32, Digest> {
         &self.digests
     }
@@ -164,12 +164,12 @@ impl Metadata {
         &self.document
     }
 
-    /// Length of one copy of the header in bytes.
+    /// Computes the length of one copy of the header in bytes.
     pub(crate) fn hdr_size(&self) -> u64 {
         self.config.json_size() + BINARY_LEN as u64
     }
 
-    /// Returns the range for keyslot areas: from the end of both copies to the end of the keyslots
+    /// Computes the range for keyslot areas: from the end of both copies to the end of the keyslots
     /// area.
     pub(crate) fn keyslots_range(&self) -> Range {
         Range {

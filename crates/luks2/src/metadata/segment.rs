@@ -23,33 +23,33 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Returns the offset of the data on the device, in bytes.
+    /// Reports the offset of the data on the device, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Length of the data in bytes; `None` is "dynamic": up to the end of the device.
+    /// Reports the length of the data in bytes; `None` is "dynamic": up to the end of the device.
     pub fn size(&self) -> Option<u64> {
         self.size
     }
 
-    /// Number that is added to that of the 512-byte sector to form the initialization vector.
+    /// Reports the number to add to that of the 512-byte sector to form the initialization vector.
     /// Counted in 512-byte sectors for every [`Segment::sector_size`].
     pub fn iv_tweak(&self) -> u64 {
         self.iv_tweak
     }
 
-    /// Bytes encrypted as one unit: 512 or 4096.
+    /// Reports the number of bytes encrypted as one unit: 512 or 4096.
     pub fn sector_size(&self) -> u32 {
         self.sector_size
     }
 
-    /// Name of the cipher, always `aes-xts-plain64`.
+    /// Names the cipher, always `aes-xts-plain64`.
     pub fn encryption(&self) -> &'static str {
         CIPHER
     }
 
-    /// Returns the length of the data on a device of `device_size` bytes: whole sectors, at least
+    /// Computes the length of the data on a device of `device_size` bytes: whole sectors, at least
     /// one.
     ///
     /// # Errors
@@ -159,7 +159,7 @@ pub(super) struct AnySegment {
     refusal: Option<Error>,
 }
 
-/// Returns the reason why `encryption` is refused, if it is. Null ciphers have their own message:
+/// Explains why `encryption` is refused, if it is. Null ciphers have their own message:
 /// forged headers use them to make a victim write plaintext (CVE-2025-59054).
 pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
     if encryption == CIPHER {
@@ -201,7 +201,7 @@ pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Confi
     }
 }
 
-/// Returns the single segment, or an error if EVFS cannot open the volume's segments.
+/// Selects the only segment, or fails if EVFS cannot open the volume's segments.
 pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segment)> {
     let count = segments.len();
     let mut only = None;

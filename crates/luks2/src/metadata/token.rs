@@ -48,12 +48,12 @@ impl Token {
         })
     }
 
-    /// Type of the token, such as `evfs-seal`.
+    /// Returns the type of the token, such as `evfs-seal`.
     pub fn token_type(&self) -> &str {
         &self.kind
     }
 
-    /// Numbers of the keyslots that the token belongs to.
+    /// Lists the keyslots that the token belongs to.
     pub fn keyslots(&self) -> &[u32] {
         &self.keyslots
     }

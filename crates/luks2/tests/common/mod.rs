@@ -1,6 +1,6 @@
-//! What the tests share: running `cryptsetup`, and driving a header over a file as `crypt` does.
+//! Shared test code: running `cryptsetup`, and applying header changes to a file, as `crypt` does.
 //!
-//! `cryptsetup` has to be installed; a test that cannot run it fails.
+//! `cryptsetup` must be installed; a test that cannot run it fails.
 #![allow(dead_code)]
 
 use luks2::{
@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use tempfile::TempDir;
 
-/// Size of the images: the header area of 16 MiB and one of data. They are sparse.
+/// Size of the images: the header area of 16 MiB and 1 MiB of data. They are sparse.
 pub(crate) const IMAGE_BYTES: u64 = 17 * 1024 * 1024;
 
-/// The cheapest costs that `cryptsetup` accepts.
+/// The lowest costs that `cryptsetup` accepts.
 pub(crate) const ARGON2ID: Kdf = Kdf::Argon2id(Argon2Cost {
     time: 4,
     memory_kib: 32,
@@ -28,7 +28,7 @@ pub(crate) const PBKDF2: Kdf = Kdf::Pbkdf2 {
     iterations: 1000,
 };
 
-/// An image file in a folder of its own.
+/// An image file in its own directory.
 pub(crate) struct Image {
     dir: TempDir,
     pub(crate) path: PathBuf,
@@ -44,14 +44,15 @@ impl Image {
         Image { dir, path }
     }
 
-    /// An image that holds `bytes`.
+    /// Creates an image that contains `bytes`.
     pub(crate) fn of(bytes: &[u8]) -> Image {
         let image = Image::new(bytes.len() as u64);
         image.write(0, bytes);
         image
     }
 
-    /// An image formatted by `cryptsetup` with passphrase `pw` and the cheapest key derivation.
+    /// Creates an image formatted by `cryptsetup` with passphrase `pw` and the cheapest key
+    /// derivation.
     pub(crate) fn by_cryptsetup(options: &[&str]) -> Image {
         let image = Image::new(IMAGE_BYTES);
         let kdf = if options.contains(&"pbkdf2") {
@@ -69,7 +70,7 @@ impl Image {
         image
     }
 
-    /// A file beside the image.
+    /// Writes a file next to the image; returns its path.
     pub(crate) fn beside(&self, name: &str, bytes: &[u8]) -> String {
         let path = self.dir.path().join(name);
         std::fs::write(&path, bytes).expect("a file beside the image");
@@ -84,13 +85,13 @@ impl Image {
         cryptsetup(&all, input)
     }
 
-    /// Whether `cryptsetup` opens the volume with `passphrase`.
+    /// Checks whether `cryptsetup` opens the volume with `passphrase`.
     pub(crate) fn opens(&self, passphrase: &str) -> bool {
         let args = ["open", "--test-passphrase", "--key-file=-"];
         self.cryptsetup(&args, passphrase).status.success()
     }
 
-    /// The volume key, as `cryptsetup` finds it with passphrase `pw`.
+    /// Returns the volume key, as `cryptsetup` recovers it with passphrase `pw`.
     pub(crate) fn volume_key(&self) -> Vec<u8> {
         let to = self.dir.path().join("volume-key");
         let _ = std::fs::remove_file(&to);
@@ -153,7 +154,7 @@ impl Image {
         }
     }
 
-    /// The volume key, found by us with `passphrase` in `slot`.
+    /// Recovers the volume key with this crate from `slot` with `passphrase`.
     pub(crate) fn unlock(
         &self,
         header: &Header,
@@ -182,7 +183,7 @@ pub(crate) fn cryptsetup(args: &[&str], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .expect("cryptsetup is installed");
-    // A cryptsetup that does not read its input closes it: no failure of ours.
+    // A cryptsetup that does not read its input closes the pipe; that is not a failure.
     let _ = child
         .stdin
         .take()
@@ -191,7 +192,7 @@ pub(crate) fn cryptsetup(args: &[&str], input: &str) -> Output {
     child.wait_with_output().expect("cryptsetup ends")
 }
 
-/// The program succeeded.
+/// Panics with the standard error of the program if it failed.
 pub(crate) fn expect(out: &Output) {
     assert!(
         out.status.success(),
@@ -200,7 +201,7 @@ pub(crate) fn expect(out: &Output) {
     );
 }
 
-/// A volume made by us with passphrase `pw` in keyslot 0, and its key.
+/// Creates a volume with this crate, with passphrase `pw` in keyslot 0; returns it with its key.
 pub(crate) fn formatted(options: &FormatOptions, kdf: &Kdf) -> (Image, SecretBytes) {
     let image = Image::new(options.device_size);
     let key = luks2::generate_volume_key(options.key_bits).expect("a key");
@@ -220,11 +221,11 @@ pub(crate) fn options() -> FormatOptions {
     }
 }
 
-/// A pseudo-random generator (SplitMix64): tests print its seed.
+/// A pseudo-random generator (SplitMix64); tests print its seed.
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    /// Seeded by the environment variable `EVFS_SEED`, or at random; prints the seed.
+    /// Seeds from the environment variable `EVFS_SEED`, or at random; prints the seed.
     pub(crate) fn seeded(test: &str) -> Rng {
         let random = || u64::from_le_bytes(SecretBytes::random(8)[..].try_into().expect("8"));
         let given = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());

@@ -1,9 +1,9 @@
-//! The families of hostile metadata, one a line: a name, the change to a sound header, the verdict.
+//! The kinds of hostile metadata, one per line: a name, the change to a sound header, the verdict.
 
 use luks2::ErrorKind;
 use serde_json::{Value, json};
 
-/// A name, how the JSON is changed, and what we say to it.
+/// A name, the change to the JSON, and the expected error.
 pub(crate) type Case = (&'static str, fn(&mut Value), ErrorKind);
 
 pub(crate) const DAMAGED: ErrorKind = ErrorKind::Damaged;
@@ -25,7 +25,7 @@ fn rename(value: &mut Value, from: &str, to: &str) {
     object.insert(to.into(), moved);
 }
 
-/// A second keyslot like keyslot 0, at `offset`, known to the digest.
+/// Adds a second keyslot like keyslot 0, at `offset`, to the keyslots and the digest.
 fn second_keyslot(v: &mut Value, offset: &str) {
     let mut slot = v["keyslots"]["0"].clone();
     slot["area"]["offset"] = offset.into();

@@ -1,8 +1,9 @@
-//! Hostile headers: every family of them is refused with the right kind of error, and at least as
+//! Hostile headers: every kind of them is refused with the right kind of error, and at least as
 //! strictly as by `cryptsetup`.
 //!
-//! One relation holds in both tables: what we call [`ErrorKind::Damaged`] `cryptsetup` does not
-//! read either. It matters because only damage makes a reader fall back to the other copy.
+//! One relation holds in both tables: `cryptsetup` does not read headers that this crate calls
+//! [`ErrorKind::Damaged`] either. It matters because only damage makes a reader fall back to the
+//! other copy.
 
 mod cases;
 #[path = "../common/mod.rs"]
@@ -14,7 +15,8 @@ use luks2::{ErrorKind, Header};
 use serde_json::{Value, json};
 use std::sync::OnceLock;
 
-/// Both copies of a sound header with keyslot 0 (passphrase `pw`), a token, and its image.
+/// Returns the image of a sound header with keyslot 0 (passphrase `pw`) and a token, the bytes of
+/// its two copies, and its JSON.
 fn base() -> &'static (Image, Vec<u8>, Value) {
     static BASE: OnceLock<(Image, Vec<u8>, Value)> = OnceLock::new();
     BASE.get_or_init(|| {
@@ -29,7 +31,7 @@ fn base() -> &'static (Image, Vec<u8>, Value) {
     })
 }
 
-/// Both copies with `text` as their JSON and right checksums.
+/// Returns both copies with `text` as their JSON and correct checksums.
 fn with_text(text: &[u8]) -> Vec<u8> {
     let mut copies = base().1.clone();
     for copy in copies.chunks_mut(0x4000) {
@@ -40,13 +42,13 @@ fn with_text(text: &[u8]) -> Vec<u8> {
     copies
 }
 
-/// Our verdict: the header, then its keyslot 0, with passphrase `pw`.
+/// Opens the header with this crate, then its keyslot 0 with passphrase `pw`.
 fn ours(copies: &[u8]) -> Result<(), luks2::Error> {
     let header = Header::open(copies, IMAGE_BYTES)?.header;
     base().0.unlock(&header, 0, "pw").map(drop)
 }
 
-/// Whether `cryptsetup` reads the header.
+/// Checks whether `cryptsetup` reads the header.
 fn theirs(copies: &[u8]) -> bool {
     let image = Image::new(IMAGE_BYTES);
     image.write(0, copies);
@@ -78,7 +80,7 @@ fn every_family_of_hostile_metadata_is_refused_at_least_as_by_cryptsetup() {
     assert!(all >= 85);
 }
 
-/// A name, the text of the JSON area, what we say to it.
+/// Returns the cases: a name, the text of the JSON area, and the expected error.
 fn texts() -> Vec<(&'static str, Vec<u8>, ErrorKind)> {
     let text = base().2.to_string();
     let replaced = |from: &str, to: &str| {
@@ -92,7 +94,7 @@ fn texts() -> Vec<(&'static str, Vec<u8>, ErrorKind)> {
         &text[1..]
     );
     let many = format!("{{\"many\":[{}0],{}", "0,".repeat(5000), &text[1..]);
-    // Neither what is unknown nor white space is a fault.
+    // Unknown fields and white space are not errors.
     for fine in [many, format!("{text} \n"), text.replace(':', " :\t")] {
         let copies = with_text(fine.as_bytes());
         ours(&copies).expect("nothing wrong with it");
@@ -183,7 +185,8 @@ fn every_malformed_json_text_is_refused_at_least_as_by_cryptsetup() {
     }
 }
 
-/// A name, and how one copy is changed before its checksum is made right again. Both are changed.
+/// A name, the change made to each of the two copies before its checksum is fixed, and the expected
+/// error.
 type BinaryCase = (&'static str, fn(&mut [u8]), ErrorKind);
 
 const BINARY_CASES: &[BinaryCase] = &[
@@ -200,7 +203,7 @@ const BINARY_CASES: &[BinaryCase] = &[
     ),
     ("size of 2^64-1", |c| c[8..16].fill(0xff), DAMAGED),
     ("another offset", |c| c[262] ^= 0x80, DAMAGED),
-    // Its remains tell it from what never was a header.
+    // Their remains distinguish them from a device that never had a header.
     ("both magics swapped", |c| c[..4].reverse(), DAMAGED),
     ("no magic", |c| c[0] = 0, DAMAGED),
     (
@@ -223,14 +226,14 @@ fn every_malformed_binary_header_is_refused() {
             change(copy);
             luks2::fix_checksum(copy);
         }
-        // A size that cannot be makes us look for the secondary everywhere.
+        // With an impossible size, the reader searches every possible offset for the secondary.
         copies.resize(luks2::PREFIX_BYTES_MAX as usize, 0);
         let error = ours(&copies).expect_err(name);
         assert_eq!(error.kind(), *kind, "{name}: {error}");
     }
 }
 
-/// Values that a mutation may put anywhere.
+/// Returns a value that a mutation may put anywhere.
 fn spare(rng: &mut Rng) -> Value {
     let spares = [
         json!(null),
@@ -259,7 +262,7 @@ fn spare(rng: &mut Rng) -> Value {
     spares[rng.below(spares.len())].clone()
 }
 
-/// Changes one place at random: leaves it out, replaces it, or copies it beside itself.
+/// Changes one place at random: removes it, replaces it, or duplicates it.
 fn mutate(value: &mut Value, rng: &mut Rng) {
     let deeper = rng.below(4) > 0;
     match value {
@@ -291,7 +294,8 @@ fn mutate(value: &mut Value, rng: &mut Rng) {
     }
 }
 
-/// For random changes (`EVFS_ROUNDS` of them, 300 if not set): what we open `cryptsetup` reads, and what we call damaged it does not read.
+/// After random changes (`EVFS_ROUNDS` of them, 300 if not set), `cryptsetup` must read every
+/// header that this crate opens, and refuse every header that this crate calls damaged.
 #[test]
 fn random_metadata_is_judged_at_least_as_strictly_as_by_cryptsetup() {
     let mut rng = Rng::seeded("random_metadata");
