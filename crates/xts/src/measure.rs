@@ -84,7 +84,7 @@ pub fn measure_direction(
     requests as f64 * request_bytes as f64 / spent.max(Duration::from_nanos(1)).as_secs_f64()
 }
 
-/// Returns the CPU time that this thread has used.
+/// Reads the CPU clock of this thread.
 fn thread_cpu() -> Duration {
     let now = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(

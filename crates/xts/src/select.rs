@@ -32,7 +32,7 @@ impl Kernel {
 
     /// Returns the fastest supported kernel that passes its known-answer test.
     ///
-    /// Returns [`Kernel::Portable`] if none passes; [`crate::Xts`] then refuses it.
+    /// If none passes this is [`Kernel::Portable`], which [`crate::Xts`] then refuses.
     pub fn best() -> Kernel {
         Kernel::available()
             .into_iter()

@@ -141,7 +141,7 @@ unsafe fn tail<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// XTS of `N` blocks: XOR the tweak, AES, XOR the tweak (IEEE 1619 section 5.3.1). Calls
+/// Applies XTS to `N` blocks: XOR tweak, AES, XOR tweak (IEEE 1619 section 5.3.1). Calls
 /// the closure between rounds with each index less than [`WIDTH`].
 ///
 /// # Safety
@@ -169,7 +169,7 @@ unsafe fn blocks<const ROUNDS: usize, const INVERSE: bool, const N: usize>(
     }
 }
 
-/// Register-only part of [`blocks`].
+/// Runs the register-only part of [`blocks`].
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -236,7 +236,7 @@ unsafe fn first_tweaks<const ROUNDS: usize>(
     data
 }
 
-/// Returns `start` times x^0, x^1 and so on to x^7.
+/// Computes `start` times x^0, x^1 and so on to x^7.
 #[inline]
 #[target_feature(enable = "pclmulqdq")]
 fn ladder(start: __m128i) -> [__m128i; WIDTH] {

@@ -39,22 +39,22 @@ impl RoundKeys {
         RoundKeys { memory, rounds }
     }
 
-    /// Returns the number of AES rounds: 10 or 14.
+    /// Reports the number of AES rounds: 10 or 14.
     pub(super) fn rounds(&self) -> usize {
         self.rounds
     }
 
-    /// Returns the `rounds + 1` keys that encrypt data.
+    /// Points to the `rounds + 1` keys that encrypt data.
     pub(super) fn encrypt(&self) -> *const __m128i {
         self.schedule(0)
     }
 
-    /// Returns the keys that decrypt data by the equivalent inverse cipher.
+    /// Points to the keys that decrypt data by the equivalent inverse cipher.
     pub(super) fn decrypt(&self) -> *const __m128i {
         self.schedule(1)
     }
 
-    /// Returns the keys that encrypt tweaks.
+    /// Points to the keys that encrypt tweaks.
     pub(super) fn tweak(&self) -> *const __m128i {
         self.schedule(2)
     }
@@ -64,14 +64,14 @@ impl RoundKeys {
         self.memory[index * bytes..][..bytes].as_ptr().cast()
     }
 
-    /// Returns all round keys, for tests that search for them elsewhere.
+    /// Exposes all round keys to tests that search for them elsewhere.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.memory
     }
 }
 
-/// Returns `keys` through an empty `asm!` block that hides its value from the compiler.
+/// Passes `keys` through an empty `asm!` block that hides its value from the compiler.
 ///
 /// Called before each step of a loop, it keeps the compiler from loading all round keys ahead of
 /// the loop: they outnumber the registers, and it would spill them to the stack.

@@ -25,7 +25,7 @@ fn key() -> Vec<u8> {
     (0..64).map(|at: u8| at.wrapping_mul(73) ^ 0x5A).collect()
 }
 
-/// Returns the halves of all round keys and of the tweaks of each sector: values that the compiler
+/// Collects the halves of all round keys and of the tweaks of each sector: values that the compiler
 /// could spill from a register of any width.
 fn secrets(sectors: usize) -> HashSet<[u8; 8]> {
     let keys = RoundKeys::new(&key());
@@ -56,7 +56,7 @@ fn count(secrets: &HashSet<[u8; 8]>, memory: &[u8]) -> usize {
         .count()
 }
 
-/// Returns the number of secrets on the stack of a thread after `work`.
+/// Counts the secrets on the stack of a thread after `work`.
 fn on_stack(secrets: &HashSet<[u8; 8]>, work: impl FnOnce() + Send) -> usize {
     let (at, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

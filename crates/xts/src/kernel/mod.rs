@@ -32,7 +32,7 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// Returns the initial value of the unit with this index.
+    /// Computes the initial value of the unit with this index.
     #[inline]
     fn iv(&self, index: usize) -> u128 {
         let low = (self.first_iv as u64).wrapping_add((index as u64).wrapping_mul(self.iv_step));

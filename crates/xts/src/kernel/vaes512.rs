@@ -193,7 +193,7 @@ unsafe fn step<const ROUNDS: usize, const INVERSE: bool>(
     }
 }
 
-/// XTS of `N` registers: XOR the tweak, AES, XOR the tweak (IEEE 1619 section 5.3.1).
+/// Applies XTS to `N` registers: XOR tweak, AES, XOR tweak (IEEE 1619 section 5.3.1).
 ///
 /// # Safety
 /// `keys` must point at `ROUNDS + 1` keys.
@@ -246,7 +246,7 @@ unsafe fn first_tweaks<const ROUNDS: usize>(keys: *const __m128i, ivs: __m512i) 
     data[0]
 }
 
-/// Returns the round key in all four lanes.
+/// Loads the round key into all four lanes.
 ///
 /// # Safety
 /// `keys` must point at more than `index` keys.
@@ -257,7 +257,7 @@ unsafe fn round_key(keys: *const __m128i, index: usize) -> __m512i {
     unsafe { _mm512_broadcast_i32x4(_mm_load_si128(keys.add(index))) }
 }
 
-/// Returns `start` times x^0, x^1 and so on to x^31, lane by lane.
+/// Computes `start` times x^0, x^1 and so on to x^31, lane by lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,vpclmulqdq")]
 fn lanes(start: __m512i) -> [__m512i; WIDTH] {
