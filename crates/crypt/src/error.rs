@@ -76,7 +76,7 @@ fn needs(action: Action) -> &'static str {
 }
 
 impl Error {
-    /// Returns [`Error::WrongKey`] with a message that says what to do.
+    /// Builds an [`Error::WrongKey`] with a message that says what to do.
     pub fn wrong_key(hint: impl Into<String>) -> Error {
         Error::WrongKey(hint.into())
     }

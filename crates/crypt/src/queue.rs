@@ -33,7 +33,7 @@ pub const QUEUE_MEMORY_BYTES: usize = CIPHER_BUF_BYTES * CIPHER_BUFS;
 
 const _: () = assert!(MAX_TRANSFER as usize * 4 <= QUEUE_MEMORY_BYTES);
 
-/// Returns the largest transfer, given the lower device's limit `below` and the block size.
+/// Computes the largest transfer, given the lower device's limit `below` and the block size.
 pub(crate) fn max_transfer(below: u32, block: u32) -> u32 {
     let max = below.min(MAX_TRANSFER);
     (max - max % block).max(block)
@@ -100,7 +100,7 @@ impl CryptQueue {
         })
     }
 
-    /// Returns the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
+    /// Computes the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
     /// for every sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
     fn unit(&self, offset: u64) -> u64 {
         self.shared.segment.iv_tweak.wrapping_add(offset / 512)
@@ -297,7 +297,7 @@ impl CryptQueue {
     }
 }
 
-/// Returns buffers for `total` bytes, or `None` while too few are free. Takes all or none, so that
+/// Takes buffers for `total` bytes, or `None` while too few are free. Takes all or none, so that
 /// two waiting writes cannot each hold half of the buffers that the other needs.
 fn take_bufs(pool: &BufPool, total: usize) -> Option<Bufs> {
     if total <= CIPHER_BUF_BYTES {

@@ -51,7 +51,7 @@ impl Seal {
         matches!(self, Seal::Intact | Seal::Never)
     }
 
-    /// Returns a message that describes the problem and its remedy.
+    /// Describes the problem and its remedy.
     pub fn problem(self) -> &'static str {
         match self {
             Seal::Intact | Seal::Never => "the seal of the header holds",
@@ -102,7 +102,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Returns an identifier of the volume key of volume `uuid` that does not reveal the key.
+/// Computes an identifier of the volume key of volume `uuid` that does not reveal the key.
 pub(crate) fn key_id(volume_key: &SecretBytes, uuid: &str) -> String {
     let id = hex(&mac(volume_key, &[KEY_ID_LABEL, uuid.as_bytes()])
         .finalize()
@@ -123,7 +123,7 @@ fn codes(header: &Header, volume_key: &SecretBytes, version: u32, epoch: u64) ->
     ]
 }
 
-/// Returns the seal stated in the header; `None` unless there is exactly one and it is well-formed.
+/// Reads the seal stated in the header; `None` unless there is exactly one and it is well-formed.
 fn stated(header: &Header) -> Result<Option<Stated>> {
     let tokens = header.metadata().tokens().values();
     let mut seals = tokens.filter(|t| t.token_type() == SEAL_TYPE);
@@ -134,7 +134,7 @@ fn stated(header: &Header) -> Result<Option<Stated>> {
     }
 }
 
-/// Returns epoch and digest of the seal stated in the header.
+/// Computes epoch and digest of the seal stated in the header.
 pub(crate) fn mark(header: &Header) -> Option<Mark> {
     let seal = stated(header).ok().flatten()?;
     let digest = Sha256::new()

@@ -86,7 +86,7 @@ impl KeyToken {
         Role::from_name(&self.role).unwrap_or(Role::Recovery)
     }
 
-    /// Returns the age file that holds the keyslot's secret.
+    /// Decodes the age file that holds the keyslot's secret.
     pub(crate) fn envelope(&self) -> Option<Vec<u8>> {
         STANDARD.decode(self.envelope.as_deref()?).ok()
     }

@@ -187,22 +187,22 @@ impl Volume {
         &self.device.info().name
     }
 
-    /// UUID in the header.
+    /// Returns the UUID in the header.
     pub fn uuid(&self) -> &str {
         self.header.uuid()
     }
 
-    /// Label in the header.
+    /// Returns the label in the header.
     pub fn label(&self) -> String {
         self.header.label()
     }
 
-    /// Length of each of the two AES keys, 128 or 256 bits; 0 if the header does not state it.
+    /// Reports the length of each of the two AES keys: 128 or 256 bits, or 0 if not stated.
     pub fn key_bits(&self) -> u32 {
         self.header.volume_key_len().map_or(0, |bytes| bytes * 4)
     }
 
-    /// Bytes per encrypted sector.
+    /// Reports the bytes per encrypted sector.
     pub fn sector_size(&self) -> u32 {
         self.header.segment().sector_size()
     }
@@ -217,7 +217,7 @@ impl Volume {
         }
     }
 
-    /// Returns the length of the data in bytes.
+    /// Reports the length of the data in bytes.
     pub fn data_size(&self) -> u64 {
         self.header
             .segment()
@@ -253,7 +253,7 @@ impl Volume {
             .any(|t| t.token_type() == SEAL_TYPE)
     }
 
-    /// Seal stated in the header; valid only if [`Unlocked::seal`] is [`Seal::Intact`].
+    /// Returns the seal stated in the header; valid only if [`Unlocked::seal`] is [`Seal::Intact`].
     pub fn mark(&self) -> Option<Mark> {
         seal::mark(&self.header)
     }
@@ -269,7 +269,7 @@ impl Volume {
         self.header.allow_discards()
     }
 
-    /// Returns the keys, by keyslot.
+    /// Lists the keys, by keyslot.
     pub fn keys(&self) -> Vec<KeyEntry> {
         let has_owner = self
             .key_tokens()
@@ -303,7 +303,7 @@ impl Volume {
             .collect()
     }
 
-    /// Returns the keyslot with this number, or that of the key pair with this name.
+    /// Finds the keyslot with this number, or that of the key pair with this name.
     ///
     /// # Errors
     /// [`Error::NoSuchKey`], also if a name has more than one keyslot; [`Error::Ambiguous`].
@@ -586,7 +586,7 @@ impl Volume {
         self.commit(&unlocked.volume_key, 0)
     }
 
-    /// Returns the keys that [`Volume::set_owner`] removes: previous owners and old keys of `who`.
+    /// Lists the keys that [`Volume::set_owner`] removes: previous owners and old keys of `who`.
     pub fn replaced_by_owner(&self, who: &Identified) -> Vec<KeyEntry> {
         let recipient = who.recipient.to_string();
         let replaced = |k: &KeyEntry| {
@@ -625,7 +625,7 @@ impl Volume {
         carry_out(&*self.device, plan)
     }
 
-    /// Returns header and keyslots in the format of `cryptsetup luksHeaderBackup`.
+    /// Reads header and keyslots; the result has the format of `cryptsetup luksHeaderBackup`.
     ///
     /// # Errors
     /// If a read fails.
@@ -771,7 +771,7 @@ const FREE_BLOCK_BYTES: u64 = 4096;
 /// [`Volume::reserved_block`] and [`free_header_block`], so that both stay free.
 const RESERVED_BYTES: u64 = 2 * FREE_BLOCK_BYTES;
 
-/// Returns the offset of a 4096-byte block before the data segment of the volume on `device` that
+/// Finds the offset of a 4096-byte block before the data segment of the volume on `device` that
 /// neither a keyslot nor a copy of the header occupies; `None` if there is no volume or no such
 /// block. The block is unused until `cryptsetup` or EVFS allocates a new keyslot in it.
 pub fn free_header_block(device: &dyn BlockDevice) -> Option<u64> {
