@@ -1,4 +1,4 @@
-//! Mounts a file system that lies in a file or on a device, until it is unmounted.
+//! Mounts a file system stored in a file or on a device, until it is unmounted.
 //!
 //! `cargo run --release -p export-fuse --example mount -- [--format] [--exclusive] FILE DIR [CACHE_MIB]`
 

@@ -1,4 +1,4 @@
-//! The folder as the kernel sees it.
+//! A directory with one file for each volume, as served to the kernel.
 
 use crate::io::Bytes;
 use crate::mount::{Export, PIECE_BYTES};
@@ -12,22 +12,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
-/// How long the kernel may remember names and sizes. They never change.
+/// Time for which the kernel may cache names and sizes. They never change.
 const TTL: Duration = Duration::from_secs(3600);
-/// Number of the first file; 1 is the folder.
+/// Inode number of the first file; 1 is the directory.
 const FIRST_FILE: u64 = 2;
-/// Requests that the kernel lets wait in the background (asynchronous direct I/O, loop devices).
+/// Number of background requests (asynchronous direct I/O, loop devices) that the kernel may queue.
 const BACKGROUND: u16 = 256;
 
-/// The handle of our own loop device; everybody else has 0.
+/// File handle of this process's own loop device; all others have 0.
 const OF_LOOP_DEVICE: FileHandle = FileHandle(1);
 
-/// What a hole means that our own loop device punches into its file.
+/// Meaning of a hole that this process's own loop device punches into its file.
 ///
-/// The loop driver punches one for a discard, and also for a zeroing that may free blocks, which file systems
-/// rely on to read as zeros. A discarded block of an encrypted volume reads as noise. So a hole is a discard
-/// only once the kernel is known to write zeros instead of asking for them: it does (Linux 6.11) after
-/// `FALLOC_FL_ZERO_RANGE` has been called unsupported.
+/// The loop driver punches one for a discard, but also for a zeroing that may free blocks, which
+/// file systems expect to read back as zeros. A discarded block of an encrypted volume reads as
+/// noise. So a hole is a discard only once the kernel is known to write zeros instead of requesting
+/// them. It does so (Linux 6.11) after `FALLOC_FL_ZERO_RANGE` has been rejected as unsupported.
 #[derive(Debug, Default)]
 pub struct Holes(AtomicU8);
 
@@ -36,14 +36,14 @@ const TRIED: u8 = 1;
 const DISCARDED: u8 = 2;
 
 impl Holes {
-    /// Zeroing is unsupported, and no write is taken, while `zero` makes the kernel try both.
+    /// Rejects zeroing as unsupported, and all writes, while `zero` makes the kernel try both.
     pub(crate) fn teach(&self, zero: impl FnOnce()) {
         self.0.store(TRIED, Ordering::SeqCst);
         zero();
         self.0.store(REFUSED, Ordering::SeqCst);
     }
 
-    /// From now on a hole is a discard.
+    /// Treats every hole from now on as a discard.
     pub(crate) fn are_discards(&self) {
         self.0.store(DISCARDED, Ordering::SeqCst);
     }
@@ -53,7 +53,7 @@ impl Holes {
     }
 }
 
-/// The folder.
+/// The directory.
 pub(crate) struct Files {
     files: Vec<File>,
     mounted: SystemTime,
@@ -87,7 +87,7 @@ impl Files {
         }
     }
 
-    /// What holes mean in the only file.
+    /// Returns the meaning of holes in the only file; `None` if there are several files.
     pub(crate) fn holes(&self) -> Option<Arc<Holes>> {
         match self.files.as_slice() {
             [file] => Some(Arc::clone(&file.holes)),
@@ -151,7 +151,7 @@ fn answer(reply: ReplyEmpty, result: Result<(), Errno>) {
 
 impl Filesystem for Files {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each of these makes it faster where the kernel has it, and is not needed.
+        // Each of these is optional: it improves speed if the kernel supports it.
         let _ = config.set_max_write(PIECE_BYTES as u32);
         let _ = config.set_max_readahead(PIECE_BYTES as u32);
         let _ = config.set_max_background(BACKGROUND);
@@ -187,8 +187,8 @@ impl Filesystem for Files {
         }
     }
 
-    /// Times and an unchanged size are accepted and not kept; anything else is refused. A program
-    /// that opens with O_TRUNC must not lose its volume by it, so size 0 is accepted and ignored.
+    /// Accepts and ignores times and an unchanged size; refuses anything else. A program that opens
+    /// with O_TRUNC must not destroy the volume, so size 0 is accepted and ignored as well.
     fn setattr(
         &self,
         _req: &Request,
@@ -225,7 +225,8 @@ impl Filesystem for Files {
             }
             Some(_) => {
                 let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
-                // The kernel names the thread, and only we make loop devices of these files here.
+                // The request names the thread; the only opens by this process are for its own
+                // loop devices.
                 let thread = format!("/proc/self/task/{}", req.pid());
                 let handle = match std::path::Path::new(&thread).exists() {
                     true => OF_LOOP_DEVICE,
@@ -296,7 +297,7 @@ impl Filesystem for Files {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        // Closing a file promises nothing; fsync does. A read-only opening has nothing to flush.
+        // Closing a file guarantees nothing; fsync does. A read-only open file needs no flush.
         match self.file(ino) {
             Some(_) => reply.ok(),
             None => reply.error(Errno::EISDIR),
@@ -365,8 +366,8 @@ impl Filesystem for Files {
         reply.statfs(blocks, 0, 0, self.files.len() as u64, 0, 4096, 255, 4096);
     }
 
-    /// Zeros are written. A hole promises zeros, too, which a discard of an encrypted volume does not give,
-    /// so nobody can punch one but our own loop device, as [`Holes`] says.
+    /// Zeroes ranges by writing. A hole also promises zeros, which a discard of an encrypted volume
+    /// does not provide, so only this process's own loop device can punch one; see [`Holes`].
     fn fallocate(
         &self,
         _req: &Request,
@@ -384,7 +385,7 @@ impl Filesystem for Files {
                 libc::FALLOC_FL_ZERO_RANGE if by_loop(TRIED) => Err(Errno::EOPNOTSUPP),
                 libc::FALLOC_FL_ZERO_RANGE => {
                     if by_loop(DISCARDED) {
-                        // Somebody has set the device up anew: what it punches may be a zeroing again.
+                        // Another program has reconfigured the device: holes may be zeroings again.
                         file.holes.teach(|| ());
                     }
                     file.bytes.zero(offset, length).map_err(|e| errno(&e))

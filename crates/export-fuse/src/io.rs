@@ -1,4 +1,4 @@
-//! Reads and writes of any offset and length on a device of blocks, from any thread.
+//! Reads and writes of any offset and length on a block device, from any thread.
 
 use crate::mount::PIECE_BYTES;
 use block::{
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Buffers of a thread: one for the request, one for the block around an unaligned end.
+/// Buffers per thread: one for the request, one for the block at an unaligned end.
 const BUFS: usize = 2;
 
 /// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
@@ -18,11 +18,11 @@ const PR_SET_IO_FLUSHER: i32 = 57;
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The queues of this thread, by the number of their device.
+    /// The queues of this thread, by the id of their device.
     static QUEUES: RefCell<HashMap<u64, Lane>> = RefCell::new(HashMap::new());
 }
 
-/// One thread's way to a device.
+/// Queue and buffers of one thread for one device.
 struct Lane {
     queue: Box<dyn Queue>,
     pool: BufPool,
@@ -33,8 +33,8 @@ struct Lane {
 
 impl Lane {
     fn open(device: &dyn BlockDevice) -> Result<Lane> {
-        // This thread writes dirty pages back; memory that it needs for that must not wait for
-        // dirty pages to be written back. Only root may ask for it, and needs it.
+        // This thread writes back dirty pages; its own allocations must not wait for dirty pages
+        // to be written back. Only root may set the flag, and only root needs it.
         // SAFETY: prctl with these arguments only sets a flag of this thread.
         unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
         let mut queue = device.queue()?;
@@ -86,11 +86,11 @@ impl Lane {
     }
 }
 
-/// A device as bytes.
+/// Byte-granular access to a device.
 pub(crate) struct Bytes {
     id: u64,
     device: Arc<dyn BlockDevice>,
-    /// Shared by aligned changes, taken alone by those that read, change and write back.
+    /// Held shared by aligned changes, and exclusively by read-modify-write.
     gate: RwLock<()>,
 }
 
@@ -136,7 +136,7 @@ impl Bytes {
         })
     }
 
-    /// Gives `len` bytes from `offset` on to `give`, fewer at the end of the device.
+    /// Reads `len` bytes at `offset`, fewer at the end of the device, and passes them to a closure.
     pub(crate) fn read<T>(
         &self,
         offset: u64,
@@ -168,10 +168,10 @@ impl Bytes {
         })
     }
 
-    /// Writes `data` from `offset` on.
+    /// Writes `data` at `offset`.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`] beyond the end: a file here cannot grow.
+    /// [`ErrorKind::NoSpace`] beyond the end: files here cannot grow.
     pub(crate) fn write(&self, offset: u64, data: &[u8], durable: bool) -> Result<()> {
         let end = offset
             .checked_add(data.len() as u64)
@@ -196,7 +196,7 @@ impl Bytes {
             let to = (offset + data.len() as u64).next_multiple_of(block);
             let mut around = vec![0; (to - from) as usize];
             let last = around.len() - block as usize;
-            // Only the blocks at the ends hold bytes of others.
+            // Only the first and last block contain bytes outside the range.
             around[..block as usize].copy_from_slice(&lane.read(from, block as usize)?);
             if last > 0 {
                 around[last..].copy_from_slice(&lane.read(to - block, block as usize)?);
@@ -222,7 +222,7 @@ impl Bytes {
         Ok(())
     }
 
-    /// Lets the device forget the whole blocks of a range.
+    /// Discards the whole blocks of a range.
     pub(crate) fn discard(&self, offset: u64, len: u64) -> Result<()> {
         let end = offset.saturating_add(len).min(self.size());
         let block = self.block();
@@ -241,7 +241,7 @@ impl Bytes {
         let block = self.block();
         let (from, to) = (offset.next_multiple_of(block), end - end % block);
         if from >= to {
-            // Inside one block, or over one border of two.
+            // The range contains no whole block.
             return self.write(
                 offset.min(end),
                 &vec![0; end.saturating_sub(offset) as usize],
@@ -262,7 +262,7 @@ impl Bytes {
         self.write(to, &vec![0; (end - to) as usize], false)
     }
 
-    /// Makes everything written so far durable, whichever thread wrote it.
+    /// Makes everything written so far durable, including writes by other threads.
     pub(crate) fn flush(&self) -> Result<()> {
         self.with_lane(|lane| lane.run(Op::Flush).map(drop))
     }

@@ -1,23 +1,23 @@
-//! Two things that a kernel mounts: a file system ([`Mount::start_tree`], in `tree`), and volumes as
-//! files, a folder with one file for each, so that `losetup` makes a block device of it where the
-//! kernel has no ublk. The rest of this page is about the second.
+//! Two kinds of FUSE mounts: a file system ([`Mount::start_tree`], in `tree`), and a directory with
+//! one file for each volume, so that `losetup` can create a block device over it if the kernel has
+//! no ublk. The rest of this page describes the second kind.
 //!
 //! ```text
 //!   application or loop device ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor
 //!                                                         of the mount, device queue and buffer
 //! ```
 //!
-//! Files are opened for direct I/O: what is above (the file system on the loop device, the
-//! application) caches clear data once, and nothing caches it twice.
+//! Files are opened for direct I/O: the upper layer (the file system on the loop device, the
+//! application) caches plaintext, and no second copy is cached here.
 //!
-//! **Invariant:** a request that is not aligned to the blocks of the device excludes every other write
-//! while it reads, changes and writes back, so no neighbour's byte is lost.
+//! **Invariant:** a write that is not aligned to the blocks of the device excludes every other
+//! write during its read-modify-write, so no neighboring byte is lost.
 //!
-//! A thread carries one request at a time, and [`REQUESTS_PER_THREAD`] of them are started for each
-//! thread asked for, because most of the time they wait for the disk. Memory: 2 MiB for each of
-//! them, and the request buffer of the `fuser` library.
+//! A thread processes one request at a time, and [`REQUESTS_PER_THREAD`] threads are started for
+//! each configured one, because most of the time they wait for the disk. Memory: 2 MiB for each,
+//! and the request buffer of the `fuser` library.
 //!
-//! Absent on purpose: growing, renaming, anything but the given files.
+//! Out of scope: growing or renaming files, and files other than the given ones.
 
 mod files;
 mod io;
@@ -30,26 +30,26 @@ pub use files::Holes;
 pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts, server_died};
 pub use users::asked_by;
 
-/// Kernel requests that are in flight for each thread of the configuration.
+/// Kernel requests in flight for each configured thread.
 pub const REQUESTS_PER_THREAD: usize = 4;
 
-/// Why a folder cannot be mounted or unmounted, or a loop device made.
+/// Error from mounting or unmounting a directory, or from a loop device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Somebody uses it.
+    /// Another process uses the directory or device.
     #[error("{what} is in use: {hint}")]
     Busy {
-        /// Folder or device.
+        /// Directory or device.
         what: String,
-        /// What to do.
+        /// Advice for the user.
         hint: String,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// What the system says.
+        /// Error of the system.
         source: std::io::Error,
     },
 }
@@ -62,7 +62,7 @@ impl Error {
         }
     }
 
-    /// Whether somebody else holds what is needed.
+    /// Reports whether another process uses the directory or device.
     pub fn is_busy(&self) -> bool {
         matches!(self, Error::Busy { .. })
     }

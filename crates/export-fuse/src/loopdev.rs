@@ -1,8 +1,8 @@
 //! Loop devices: a block device of the kernel over a file.
 //!
-//! **Invariant:** this process keeps none of them open. The last close of a block device writes back what the
-//! kernel holds for it. When the server of the file is killed, the kernel would do so before it ends the
-//! connection to that server, and would wait for it for ever.
+//! **Invariant:** this process keeps none of them open. The last close of a block device writes
+//! back its dirty pages. If the server of the backing file is killed, the kernel would do so before
+//! it ends the connection to that server, and would wait for it indefinitely.
 
 use crate::Error;
 use crate::files::Holes;
@@ -24,12 +24,12 @@ const BLKZEROOUT: u32 = 0x127F;
 const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// Times a free device may be snatched away before that is an error.
+/// Attempts to get a free device before other programs take it.
 const TRIES: usize = 64;
-/// How long the kernel may take to let a device go.
+/// Time for the kernel to release a device.
 const DETACH_PATIENCE: Duration = Duration::from_secs(10);
 
-/// `struct loop_config` with its `struct loop_info64` written out.
+/// `struct loop_config` including its `struct loop_info64`.
 #[repr(C)]
 struct LoopConfig {
     fd: u32,
@@ -50,21 +50,21 @@ struct LoopConfig {
 
 const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
 
-/// A loop device. Dropping it lets the kernel remove it once nobody uses it.
+/// A loop device. When dropped, the kernel removes it as soon as it is no longer in use.
 #[derive(Debug)]
 pub struct LoopDevice {
     path: PathBuf,
-    /// The file, as the kernel names it; `None` once the device was removed.
+    /// Path of the backing file as shown by the kernel; `None` once the device was removed.
     backing: Option<String>,
     read_only: bool,
 }
 
 impl LoopDevice {
-    /// Makes a loop device over `file` with blocks of `block_size` bytes, past the page cache of the
-    /// file if `direct_io`.
+    /// Creates a loop device over `file` with blocks of `block_size` bytes; bypasses the page cache
+    /// of the file if `direct_io` is set.
     ///
     /// # Errors
-    /// What the system says, for example to a user who is not root.
+    /// Errors of the system, for example if the user is not root.
     pub fn attach(
         file: &Path,
         block_size: u32,
@@ -115,7 +115,7 @@ impl LoopDevice {
         let len = name.len().min(63);
         config.file_name[..len].copy_from_slice(&name[..len]);
         for _ in 0..TRIES {
-            // SAFETY: this request takes no argument and gives a number.
+            // SAFETY: this request takes no argument and returns a number.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
             if number < 0 {
                 return Err(failed(io::Error::last_os_error()));
@@ -141,7 +141,7 @@ impl LoopDevice {
                 });
             }
             let error = io::Error::last_os_error();
-            // Somebody else took this number between the two calls: ask for another.
+            // Another program took this number between the two calls: request another.
             if error.raw_os_error() != Some(libc::EBUSY) {
                 return Err(failed(error));
             }
@@ -149,15 +149,16 @@ impl LoopDevice {
         Err(failed(io::ErrorKind::ResourceBusy.into()))
     }
 
-    /// `/dev/loopN`
+    /// Returns the path, `/dev/loopN`.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Removes the device; with `force` as soon as its users go.
+    /// Removes the device; with `force`, even if it is in use: it then vanishes after the last
+    /// close.
     ///
     /// # Errors
-    /// The device comes back with the error; it is unchanged then.
+    /// Returned together with the unchanged device.
     pub fn detach(mut self, force: bool) -> Result<(), (LoopDevice, Error)> {
         if !force && let Err(error) = self.in_use().and_then(|()| self.flush()) {
             return Err((self, error));
@@ -165,7 +166,7 @@ impl LoopDevice {
         let removed = self.open().and_then(|device| {
             let Some(device) = device else { return Ok(()) };
             if force {
-                // As far as it goes.
+                // Best effort.
                 let _ = device.sync_all();
             }
             clear(&device)
@@ -177,14 +178,14 @@ impl LoopDevice {
         }
         let end = Instant::now() + DETACH_PATIENCE;
         while !force && (self.has_backing_file() || !renewed()) && Instant::now() < end {
-            // The kernel waits for a program that merely looks (udev does) before it lets go.
+            // The kernel waits for programs that briefly open the device, such as udev.
             std::thread::sleep(Duration::from_millis(5));
         }
         self.backing = None;
         Ok(())
     }
 
-    /// Opens it; `None` if it is not of this file any more.
+    /// Opens the device; `None` if it no longer belongs to this file.
     fn open(&self) -> io::Result<Option<File>> {
         let device = OpenOptions::new()
             .read(true)
@@ -193,10 +194,10 @@ impl LoopDevice {
         Ok(self.has_backing_file().then_some(device))
     }
 
-    /// Whether nobody holds it: a mount does, exclusively.
+    /// Checks that no program has opened the device exclusively, as a mount does.
     ///
     /// # Errors
-    /// [`Error::Busy`].
+    /// [`Error::Busy`] if one has.
     pub fn in_use(&self) -> Result<(), Error> {
         let exclusive = OpenOptions::new()
             .read(true)
@@ -211,10 +212,10 @@ impl LoopDevice {
         }
     }
 
-    /// Writes what the kernel holds for the device, and for file systems on it, to the file.
+    /// Writes dirty pages of the device, and of file systems on it, to the file.
     ///
     /// # Errors
-    /// What the system says.
+    /// Errors of the system.
     pub fn flush(&self) -> Result<(), Error> {
         let failed = |e| Error::io(format!("cannot flush {}", self.path.display()), e);
         for at in self.mounts() {
@@ -227,7 +228,7 @@ impl LoopDevice {
         }
     }
 
-    /// Where file systems on the device are mounted.
+    /// Lists the mount points of file systems on the device.
     fn mounts(&self) -> Vec<PathBuf> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
         let of_this = |line: &str| {
@@ -238,12 +239,12 @@ impl LoopDevice {
         mounts.lines().filter_map(of_this).collect()
     }
 
-    /// Lets discards through to the file if there are `holes` to make, and hides them from file systems
-    /// otherwise. Says whether they get through if they should.
+    /// Passes discards to the file if `holes` is set, and otherwise disables them for file systems.
+    /// Returns whether the device now behaves as requested.
     pub fn pass_discards(&self, holes: Option<&Holes>) -> bool {
         if let Some((holes, device)) = holes.zip(self.open().ok().flatten()) {
             holes.teach(|| {
-                // It fails, which is how the kernel learns, and the file takes no write meanwhile.
+                // It fails; from that the kernel learns, and the file accepts no write during it.
                 let first_block = [0u64, 4096];
                 // SAFETY: the request reads two numbers.
                 unsafe { libc::ioctl(device.as_raw_fd(), BLKZEROOUT as _, &first_block) };
@@ -254,7 +255,7 @@ impl LoopDevice {
                 return true;
             }
         }
-        // An older kernel would say that they succeed. Whether this is allowed changes nothing else.
+        // An older kernel would report discards as successful. Failing to disable them is harmless.
         let _ = std::fs::write(sysfs(&self.path, "queue/discard_max_bytes"), "0");
         holes.is_none()
     }
@@ -268,7 +269,7 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         if let Ok(Some(device)) = self.open() {
-            // It goes with its last user otherwise.
+            // If this fails, the device remains until its last user closes it.
             let _ = clear(&device);
             drop(device);
             let _ = is_renewed(&self.path);
@@ -276,13 +277,13 @@ impl Drop for LoopDevice {
     }
 }
 
-/// What the kernel shows of a block device.
+/// Returns the path of an attribute of a block device in sysfs.
 fn sysfs(device: &Path, name: &str) -> PathBuf {
     let device = device.file_name().unwrap_or_default();
     Path::new("/sys/block").join(device).join(name)
 }
 
-/// Opens what makes and removes loop devices.
+/// Opens the control device, which adds and removes loop devices.
 fn control() -> io::Result<File> {
     OpenOptions::new()
         .read(true)
@@ -320,7 +321,7 @@ fn is_renewed(path: &Path) -> io::Result<bool> {
     Ok(sysfs(path, "loop/backing_file").exists() || renew(&control()?, number)?)
 }
 
-/// Takes the file from a loop device, now or with the last user.
+/// Detaches the file from a loop device, immediately or after the last close.
 fn clear(device: &File) -> io::Result<()> {
     // SAFETY: this request takes no argument.
     match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CLR_FD as _) } {
@@ -332,7 +333,7 @@ fn clear(device: &File) -> io::Result<()> {
     }
 }
 
-/// A path of `/proc/self/mounts`, where blanks are octal escapes.
+/// Unescapes a path of `/proc/self/mounts`, where blanks are octal escapes.
 fn unescaped(path: &str) -> String {
     let octal = [
         ("\\040", " "),
@@ -344,7 +345,7 @@ fn unescaped(path: &str) -> String {
     octal.into_iter().fold(path.to_owned(), replace)
 }
 
-/// Removes loop devices whose file lay directly in `folder`. Those in use go with their last user.
+/// Removes loop devices whose file is directly in `folder`; those in use, after their last close.
 pub(crate) fn remove_all_of(folder: &Path) {
     let devices = std::fs::read_dir("/sys/block").into_iter().flatten();
     for device in devices.flatten() {

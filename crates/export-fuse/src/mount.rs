@@ -18,31 +18,31 @@ use std::time::{Duration, Instant};
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
 pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
-/// How long the end of a mount may take that nobody uses any more.
+/// Time to wait for the end of a mount that is no longer in use.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
-/// A device under a name.
+/// A device and the name of its file.
 #[derive(Clone)]
 pub struct Export {
     /// Name of the file.
     pub name: String,
-    /// What is in it.
+    /// Content of the file.
     pub device: Arc<dyn BlockDevice>,
-    /// Refuse writes whatever the device says.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
 }
 
-/// Where to mount, and how.
+/// Configuration of a mount with volumes as files.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// An existing folder.
+    /// An existing directory.
     pub mountpoint: PathBuf,
-    /// Threads; each stands for [`REQUESTS_PER_THREAD`] requests in flight.
+    /// Number of threads; each stands for [`REQUESTS_PER_THREAD`] requests in flight.
     pub threads: usize,
 }
 
 impl Config {
-    /// With one thread.
+    /// Creates a configuration with one thread.
     pub fn new(mountpoint: PathBuf) -> Config {
         Config {
             mountpoint,
@@ -51,38 +51,38 @@ impl Config {
     }
 }
 
-/// How a file system is mounted.
+/// Configuration of a mounted file system.
 #[derive(Debug, Clone)]
 pub struct TreeConfig {
-    /// An existing folder.
+    /// An existing directory.
     pub mountpoint: PathBuf,
-    /// Requests in flight, each with a thread.
+    /// Number of requests in flight, each with a thread.
     pub threads: usize,
-    /// How long the kernel may remember names and attributes without asking. Long where nothing but
-    /// this mount changes the files.
+    /// Time for which the kernel may cache names and attributes. Long if only this mount changes
+    /// the files.
     pub ttl: Duration,
     /// Refuse changes.
     pub read_only: bool,
-    /// Let other users than the one who mounts in; the permissions of the files count for them. An
+    /// Admit users other than the one who mounts, subject to the permissions of the files. An
     /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
     pub allow_other: bool,
-    /// Nothing but this mount uses the files, so the kernel may keep what is written to itself, until
-    /// the file is closed or synced, or for about 30 seconds. Many small writes to a large file are
-    /// several times faster; small files take longer. A full device is an error of fsync(2) or
-    /// close(2) then, not of write(2), a killed server loses what the kernel had not handed over, and
-    /// holes of files are not told from data.
+    /// Only this mount uses the files, so the kernel may delay writes until the file is closed or
+    /// synced, or for about 30 seconds. Many small writes to a large file are several times faster;
+    /// small files take longer. A full device is then an error of fsync(2) or close(2) instead of
+    /// write(2), a killed server loses data that the kernel had not yet sent, and holes of files
+    /// are not distinguished from data.
     pub exclusive: bool,
-    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may ask for
-    /// it, and whoever made the files becomes root with it.
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may
+    /// enable it; it lets the creator of the files become root.
     pub suid: bool,
-    /// Let device nodes among the files open devices. Only root may ask for it, as above.
+    /// Let device nodes among the files open devices. Only root may enable it, for the same reason.
     pub dev: bool,
-    /// When reading a file changes the time of its last reading.
+    /// Policy for updating the access time of files.
     pub atime: Atime,
 }
 
 impl TreeConfig {
-    /// For nobody but this mount.
+    /// Returns the defaults, for files that only this mount changes.
     pub fn new(mountpoint: PathBuf) -> TreeConfig {
         TreeConfig {
             mountpoint,
@@ -98,24 +98,24 @@ impl TreeConfig {
     }
 }
 
-/// A mounted folder. Dropping it takes it away from whoever uses it.
+/// A mounted directory. Dropping it unmounts it even if it is in use.
 pub struct Mount {
     mountpoint: PathBuf,
     session: Option<BackgroundSession>,
-    /// Readable when the last request is done, where anybody wants to know.
+    /// Readable when the last request is done; only for a mounted file system.
     ended: Option<Arc<OwnedFd>>,
-    /// Tells the kernel what others change, for a mounted file system.
+    /// Notifies the kernel of changes by other clients; only for a mounted file system.
     recall: Option<Arc<Recall>>,
-    /// What holes mean in the only file of a folder of volumes.
+    /// Meaning of holes in the only file of a directory of volumes.
     holes: Option<Arc<Holes>>,
 }
 
 impl Mount {
-    /// Mounts. What a killed process left mounted there is taken away first.
+    /// Mounts the exports. First unmounts the mount of a killed process at the same place.
     ///
     /// # Errors
-    /// [`Error::Busy`] when something else is mounted there; what the system says, for example for
-    /// a user who may not open `/dev/fuse`.
+    /// [`Error::Busy`] if something else is mounted there; errors of the system, for example if the
+    /// user may not open `/dev/fuse`.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Mount, Error> {
         let mut settings = fuser::Config::default();
         settings.mount_options = options();
@@ -132,7 +132,7 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Mounts a file system. The files are to be closed when it is unmounted.
+    /// Mounts a file system. The caller closes the files after the unmount.
     ///
     /// # Errors
     /// As [`Mount::start`].
@@ -202,23 +202,23 @@ impl Mount {
         })
     }
 
-    /// What holes mean in the file of the only export.
+    /// Returns the meaning of holes in the file of the only export.
     pub fn holes(&self) -> Option<&Holes> {
         self.holes.as_deref()
     }
 
-    /// Whether an unmount would find nobody in the way. The kernel's own users, such as loop devices, count
-    /// only if asked for.
+    /// Checks whether an unmount would succeed. Users within the kernel, such as loop devices, are
+    /// considered only if `by_kernel` is set.
     ///
     /// # Errors
-    /// [`Error::Busy`], with who is.
+    /// [`Error::Busy`], with the processes that use the mount.
     pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
-        /// Two at the same time would unmount it.
+        /// Serializes callers: two of them at the same time would unmount it.
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
         if by_kernel {
-            // Marks a mount that nobody uses, which is an error, and is all that we want; any use takes the
-            // mark away. An ordinary user may not ask.
+            // Marks an unused mount as expired, which is reported as an error, and has no other
+            // effect here: any use clears the mark. An ordinary user has no permission for it.
             match rustix::mount::unmount(&self.mountpoint, UnmountFlags::EXPIRE) {
                 Err(rustix::io::Errno::AGAIN) => {
                     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -235,22 +235,23 @@ impl Mount {
         }
     }
 
-    /// The file of an export.
+    /// Builds the path of the file of an export.
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.mountpoint.join(name)
     }
 
-    /// Readable when the last request is done, however it came about. Only a file system knows.
+    /// Returns a descriptor that becomes readable when the last request is done, for whatever
+    /// reason. `None` for a directory of volumes.
     pub fn ended(&self) -> Option<BorrowedFd<'_>> {
         self.ended.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// Whether [`Mount::ended`] is readable.
+    /// Reports whether [`Mount::ended`] is readable.
     pub fn has_ended(&self) -> bool {
         self.ended.is_some() && self.ends_within(Duration::ZERO)
     }
 
-    /// Waits for the last request, no longer than `time`. What nobody is told of counts as ended.
+    /// Waits up to `time` for the last request. A mount without notification counts as ended.
     fn ends_within(&self, time: Duration) -> bool {
         let Some(ended) = &self.ended else {
             return true;
@@ -266,12 +267,12 @@ impl Mount {
         }
     }
 
-    /// Unmounts and waits until the last request is done. With `force` also when somebody uses it:
-    /// then it gives false, and they go on until they close what they have open. So it does where
-    /// another mount namespace, a container's for example, has a copy of the mount.
+    /// Unmounts and waits until the last request is done. With `force`, unmounts even if the mount
+    /// is in use and returns false; its users continue until they close their files. Also returns
+    /// false if another mount namespace, such as a container's, has a copy of the mount.
     ///
     /// # Errors
-    /// The mount comes back with the error; nothing has changed then.
+    /// Returned together with the unchanged mount.
     pub fn unmount(mut self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
         let unmounted = match unmount(&self.mountpoint, false) {
             Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
@@ -279,15 +280,15 @@ impl Mount {
         };
         let over = match unmounted {
             Ok(over) => over,
-            // Unmounted by somebody else, by hand for example, is unmounted.
+            // If another program has unmounted it, for example a manual `umount`, that is success.
             Err(_) if mounted_at(&self.mountpoint).is_none() => true,
             Err(e) => return Err(Box::new((self, e))),
         };
         let over = over && self.ends_within(ENDS_WITHIN);
         match (self.session.take(), over) {
             (Some(session), true) => drop(session.join()),
-            // The kernel ends it when the last user goes, which may be never; until then they are
-            // to see what others change.
+            // The kernel ends the session when the last user closes its files, which may be never;
+            // until then those users must still see changes of other clients.
             (Some(session), false) => {
                 self.recall = None;
                 std::mem::forget(session);
@@ -297,10 +298,10 @@ impl Mount {
         Ok(over)
     }
 
-    /// Waits until somebody unmounts it.
+    /// Waits until the mount is unmounted by another program.
     pub fn wait(mut self) {
         if let Some(session) = self.session.take() {
-            // How the last thread ended says nothing that the mount could still do.
+            // The mount has ended; the result of its last thread does not matter.
             let _ = session.join();
         }
     }
@@ -317,12 +318,12 @@ impl Drop for Mount {
     }
 }
 
-/// Ends a mount at once: whoever waits for an answer gets an error, and what was not written is lost. Asks its server
-/// nothing, so it helps also where the server is a process that was killed and cannot end, since some of its own
-/// threads wait for the others' answers.
+/// Ends a mount immediately: pending requests fail, and data not yet written is lost. Sends no
+/// request to the server, so it also helps if the server is a killed process that cannot exit
+/// because some of its threads wait for replies from others.
 ///
 /// # Errors
-/// What the system says.
+/// Errors of the system.
 pub fn abort(mountpoint: &Path) -> Result<(), Error> {
     match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
@@ -330,7 +331,7 @@ pub fn abort(mountpoint: &Path) -> Result<(), Error> {
     }
 }
 
-/// What this user lacks for mounting anything, if so.
+/// Names the requirement for mounting that this user does not meet, if any.
 pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();
     if device.read(true).write(true).open("/dev/fuse").is_err() {
@@ -342,7 +343,7 @@ pub fn no_mounts() -> Option<&'static str> {
     }
 }
 
-/// The program that mounts and unmounts for an ordinary user: of version 3 of FUSE, or of version 2.
+/// Finds the program that mounts and unmounts for an ordinary user, of FUSE version 3 or 2.
 fn helper() -> Option<&'static str> {
     let is_there = |program: &&str| {
         let mut asked = Command::new(program);
@@ -352,11 +353,11 @@ fn helper() -> Option<&'static str> {
     ["fusermount3", "fusermount"].into_iter().find(is_there)
 }
 
-/// Takes away what a killed process of this user has left mounted, and loop devices of files in it. Says whether
-/// there was such a thing.
+/// Unmounts the mount that a killed process of this user has left, and removes loop devices over
+/// files in it. Returns whether there was one.
 ///
 /// # Errors
-/// [`Error::Busy`] where another program, or another user, has left it; what the system says.
+/// [`Error::Busy`] if it belongs to another program or another user; errors of the system.
 pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     let Some(At::Dead) = mounted_at(mountpoint) else {
         return Ok(false);
@@ -375,9 +376,9 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// The full path of a mount point if this program has mounted something there for this user.
+/// Returns the full path of a mount point if this program has mounted it for this user.
 fn ours(mountpoint: &Path) -> Option<PathBuf> {
-    // A dead mount cannot be looked at, only the folder that it is in.
+    // A dead mount point cannot be resolved, only its parent directory.
     let mut path = std::path::absolute(mountpoint).ok()?;
     if let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
         path = std::fs::canonicalize(parent).ok()?.join(name);
@@ -385,7 +386,7 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
     let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
     let wanted = escaped(&path)?;
-    // The last one is on top.
+    // The last entry is the topmost mount.
     let line = mounts
         .lines()
         .rfind(|line| line.split(' ').nth(1) == Some(&wanted))?;
@@ -397,24 +398,24 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
     is_ours.then_some(path)
 }
 
-/// A path as `/proc/self/mounts` spells it.
+/// Escapes a path as in `/proc/self/mounts`.
 fn escaped(path: &Path) -> Option<String> {
     let path = path.to_str()?.replace('\\', "\\134");
     Some(path.replace(' ', "\\040").replace('\t', "\\011"))
 }
 
-/// What every mount has.
+/// Builds the options common to all mounts.
 fn options() -> Vec<MountOption> {
     vec![
         MountOption::FSName("evfs".into()),
-        // The library has an option for this that does not reach the kernel.
+        // The library's own option for this does not reach the kernel.
         MountOption::CUSTOM("subtype=evfs".into()),
         MountOption::DefaultPermissions,
     ]
 }
 
-/// Whether this is what a mount answers whose server died: ENOTCONN, or ECONNABORTED to what was under
-/// way then.
+/// Checks for an error by which a mount with a dead server replies: ENOTCONN, or ECONNABORTED for
+/// requests in flight when it died.
 pub fn server_died(error: &std::io::Error) -> bool {
     let gone = [libc::ENOTCONN, libc::ECONNABORTED];
     error
@@ -427,9 +428,9 @@ enum At {
     Dead,
 }
 
-/// Whether a file system of ours, or another one, is mounted at exactly this path.
+/// Checks whether a file system, of this program or another, is mounted at exactly this path.
 fn mounted_at(path: &Path) -> Option<At> {
-    // Attributes may be remembered; how full a file system is the kernel has to ask the server.
+    // Attributes may be cached by the kernel; statfs always reaches the server.
     if let Err(error) = rustix::fs::statfs(path) {
         return server_died(&error.into()).then_some(At::Dead);
     }
@@ -451,7 +452,7 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
     match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
-        // An ordinary user unmounts through the helper that mounted.
+        // An ordinary user unmounts by the helper program that mounted.
         Err(rustix::io::Errno::PERM) => {
             let helper = helper().ok_or_else(|| {
                 let source = std::io::Error::from(std::io::ErrorKind::NotFound);

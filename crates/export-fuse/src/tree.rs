@@ -1,26 +1,26 @@
-//! A fileset as the kernel sees it: a mounted file system.
+//! A fileset as a mounted file system.
 //!
 //! ```text
 //!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its lane ──► cache ──► device
 //! ```
 //!
-//! The kernel decides who may do what (`default_permissions`, with access lists), keeps names,
-//! attributes and pages, and asks again when its own requests have changed them. **Invariant:** what
-//! another client of the files changes, another mount or a server, the kernel is told to forget (see
-//! `recall`); and no request waits while it holds a lock that another one needs, but for that of its
-//! file.
+//! The kernel checks permissions (`default_permissions`, with access lists), caches names,
+//! attributes and pages, and fetches them again when its own requests have changed them.
+//! **Invariant:** changes by another client of the files, such as another mount or a server, are
+//! invalidated in the kernel (see `recall`); and no request waits while it holds a lock that
+//! another one needs, except that of its file.
 //!
-//! What a program opens with O_DIRECT goes past the kernel's pages and past our cache; both write out
-//! first what is dirty in the range, and forget it where it changes.
+//! I/O of files opened with O_DIRECT bypasses the kernel's page cache and the EVFS cache; both
+//! first write back dirty data in the range, and invalidate what the I/O changes.
 //!
-//! A write is in our cache when write(2) returns, so that other front ends see it, unless the mount is
-//! the only client and was told so. What is appended comes in several requests where it goes over pages;
-//! other clients append before it or after.
+//! A write is in the EVFS cache when write(2) returns, so that other front ends see it, unless the
+//! mount is configured to be the only client. An append that crosses pages arrives in several
+//! requests; other clients append before or after it.
 //!
-//! Absent on purpose: locks, which the kernel keeps for one mount; and FUSE_PASSTHROUGH, which would have
-//! the kernel read the very pages of our cache. A mapping that is made so outlives the opening, so nobody
-//! could tell when its pages may go; a program that opens the file to write could not map it; and a
-//! read of pages that the kernel has of its own costs the same.
+//! Out of scope: locks, which the kernel manages per mount; and FUSE_PASSTHROUGH, by which the
+//! kernel would read the pages of the EVFS cache itself. A mapping made that way outlives the open
+//! file, so the cache could not tell when its pages may be evicted; a program that opens the file
+//! for writing could not map it; and reading pages from the kernel's own cache costs the same.
 
 mod caller;
 mod convert;
@@ -53,18 +53,18 @@ const PR_SET_IO_FLUSHER: i32 = 57;
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The lanes of this thread, by the number of their tree.
+    /// The lanes of this thread, by the id of their tree.
     static LANES: RefCell<HashMap<u64, OwnLane>> = RefCell::new(HashMap::new());
 }
 
-/// What a thread of the mount works with.
+/// State of a thread for one mount.
 struct OwnLane {
     lane: Lane,
-    /// Bytes on their way to the kernel.
+    /// Buffer for data sent to the kernel.
     buf: Vec<u8>,
 }
 
-/// The file system.
+/// The mounted file system.
 pub(crate) struct Tree {
     id: u64,
     files: Arc<Files>,
@@ -72,17 +72,17 @@ pub(crate) struct Tree {
     capabilities: Capabilities,
     gone: Gone,
     ttl: Duration,
-    /// The kernel holds back what is written, and says the times of that.
+    /// Whether the kernel delays writes and sets the times of delayed writes itself.
     exclusive: bool,
     recall: Arc<Recall>,
     _watch: Watch,
-    /// Told when the last request is done.
+    /// Eventfd signaled when the last request is done.
     ended: Arc<OwnedFd>,
 }
 
 impl Tree {
-    /// The files as a client of its own, who has `recall` told of what others change. `ended` is
-    /// written to when the last request is done.
+    /// Registers as a separate client of the files, whose watcher `recall` receives the changes of
+    /// others. Writes to `ended` when the last request is done.
     pub(crate) fn new(
         files: &Arc<Files>,
         config: &TreeConfig,
@@ -104,7 +104,7 @@ impl Tree {
         }
     }
 
-    /// Does something with this thread's lane.
+    /// Calls `work` with this thread's lane and buffer.
     fn with_lane<T>(
         &self,
         work: impl FnOnce(&mut Lane, &mut Vec<u8>) -> Result<T, Errno>,
@@ -124,8 +124,8 @@ impl Tree {
 impl OwnLane {
     fn open(files: &Arc<Files>) -> fs::Result<OwnLane> {
         home(Layer::Protocol);
-        // This thread takes dirty pages from the kernel; memory that it needs for that must not wait
-        // for dirty pages to be written. Only root may ask for it.
+        // This thread receives dirty pages from the kernel; its own allocations must not wait for
+        // dirty pages to be written back. Only root may set the flag.
         // SAFETY: prctl with these arguments only sets a flag of this thread.
         unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
         Ok(OwnLane {
@@ -135,7 +135,7 @@ impl OwnLane {
     }
 }
 
-/// The errno of an error; those that are nobody's fault but the disk's are logged.
+/// Converts an error to its errno; logs it if the cause is the disk.
 fn errno(error: fs::Error) -> Errno {
     if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
         tracing::warn!("{error}");

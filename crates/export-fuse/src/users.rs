@@ -1,8 +1,8 @@
-//! Which processes use a mounted folder: what is said when it cannot be unmounted.
+//! Finds the processes that use a mounted directory, for the message when unmounting fails.
 //!
-//! **Invariant:** only links in `/proc` are read, never the folder itself, whose server is the one who
-//! asks. Deliberately absent: users inside the kernel (loop devices, mounts on top), which no link
-//! shows; and processes of other users, where this one may not look.
+//! **Invariant:** only links in `/proc` are read, never the directory itself, because its server is
+//! the calling process. Out of scope: users inside the kernel (loop devices, mounts on top), which
+//! no link shows, and processes of other users that this one may not inspect.
 
 use std::cell::Cell;
 use std::fs::{read_dir, read_link, read_to_string};
@@ -12,15 +12,16 @@ thread_local! {
     static ASKER: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Says which process waits for what this thread does: it is not named as one that is in the way.
+/// Sets the process on whose behalf this thread works; it is not reported as a user.
 pub fn asked_by(pid: i32) {
     ASKER.set(pid);
 }
 
-/// Processes that are named at most.
+/// Maximum number of processes in a message.
 const NAMED_MAX: usize = 5;
 
-/// Who has something open in a folder, stands in it, or runs from it: `dd (311), bash (312)`.
+/// Lists the processes that have a file open in `folder`, or their working directory or program:
+/// `dd (311), bash (312)`.
 pub(crate) fn of(folder: &Path) -> Option<String> {
     let mut users = Vec::new();
     let asker = ASKER.get().to_string();
@@ -50,7 +51,7 @@ fn uses(process: &Path, folder: &Path) -> bool {
         || read_dir(process.join("fd"))
             .is_ok_and(|fds| fds.flatten().any(|fd| leads_there(&fd.path())))
         || read_to_string(process.join("maps")).is_ok_and(|maps| {
-            // The path is the sixth column, behind blanks that depend on its neighbours.
+            // The path is the sixth column, after blanks that depend on its neighbors.
             maps.lines().any(|line| {
                 line.find('/')
                     .is_some_and(|at| Path::new(&line[at..]).starts_with(folder))

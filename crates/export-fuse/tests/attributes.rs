@@ -1,4 +1,4 @@
-//! What programs know about files, through a mount: extended attributes, access lists, times, kinds.
+//! Metadata of files through a mount: extended attributes, access lists, times, kinds.
 
 mod common;
 
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 
-/// Entries of access lists, of <linux/posix_acl.h>, and who is nobody in particular.
+/// Entries of access lists, from <linux/posix_acl.h>, and the unprivileged user of the tests.
 const USER_OBJ: u16 = 1;
 const USER: u16 = 2;
 const GROUP_OBJ: u16 = 4;
@@ -29,7 +29,7 @@ fn name(text: &str) -> std::ffi::CString {
 fn set(path: &Path, attribute: &str, value: &[u8], flags: i32) -> Result<(), i32> {
     let (path, attribute) = (c(path), name(attribute));
     let (from, len) = (value.as_ptr().cast(), value.len());
-    // SAFETY: both strings end with a zero, and the value is as long as said.
+    // SAFETY: both strings end with a zero, and `len` is the length of the value.
     let set = unsafe { libc::setxattr(path.as_ptr(), attribute.as_ptr(), from, len, flags) };
     check(set).map(drop)
 }
@@ -37,7 +37,7 @@ fn set(path: &Path, attribute: &str, value: &[u8], flags: i32) -> Result<(), i32
 fn get(path: &Path, attribute: &str) -> Result<Vec<u8>, i32> {
     let (path, attribute, mut value) = (c(path), name(attribute), vec![0; 70_000]);
     let (to, len) = (value.as_mut_ptr().cast(), value.len());
-    // SAFETY: both strings end with a zero, and there is as much room as said.
+    // SAFETY: both strings end with a zero, and the buffer has `len` bytes.
     let got = unsafe { libc::getxattr(path.as_ptr(), attribute.as_ptr(), to, len) };
     value.truncate(check(got as i64)? as usize);
     Ok(value)
@@ -45,7 +45,7 @@ fn get(path: &Path, attribute: &str) -> Result<Vec<u8>, i32> {
 
 fn names(path: &Path) -> Vec<String> {
     let (path, mut list) = (c(path), vec![0u8; 4096]);
-    // SAFETY: the string ends with a zero, and there is as much room as said.
+    // SAFETY: the string ends with a zero, and the buffer has the stated length.
     let got = unsafe { libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len()) };
     list.truncate(check(got as i64).expect("listed") as usize);
     let text = String::from_utf8(list).expect("text");
@@ -70,15 +70,15 @@ fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     bytes
 }
 
-/// Whether a process of nobody may read a file.
+/// Checks whether a process of an unprivileged user may read a file.
 fn nobody_reads(path: &Path) -> bool {
     let path = c(path);
     let mut may = false;
     let shared = &mut may;
-    // The answer of the child is its exit code; both answers are good ones.
+    // The child answers by its exit code; both answers are valid.
     let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         in_another_process(|| {
-            // SAFETY: system calls of a process with one thread, and a string that ends with a zero.
+            // SAFETY: system calls of a single-threaded process, and a zero-terminated string.
             unsafe {
                 let down = libc::setgroups(0, std::ptr::null()) == 0
                     && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
@@ -112,8 +112,8 @@ fn names_of_attributes_are_those_of_other_file_systems_and_root_alone_sees_trust
         let path = c(&path);
         in_another_process(|| {
             let mut list = [0u8; 64];
-            // SAFETY: system calls of a process with one thread, a string that ends with a zero, and as much room as
-            // said.
+            // SAFETY: system calls of a single-threaded process, a zero-terminated string, and a
+            // buffer of the stated length.
             let len = unsafe {
                 libc::setresuid(NOBODY, NOBODY, NOBODY);
                 libc::listxattr(path.as_ptr(), list.as_mut_ptr().cast(), list.len())
@@ -140,7 +140,8 @@ fn reading_leaves_the_time_of_the_last_reading_where_that_is_wanted() {
                     .expect("opened")
                     .set_times(times)
                     .expect("set");
-                // Past the pages that the kernel has, which the server does not hear of.
+                // Bypasses the pages that the kernel has cached, reads of which the server never
+                // sees.
                 let direct = File::options()
                     .read(true)
                     .custom_flags(libc::O_DIRECT)
@@ -238,7 +239,7 @@ fn access_lists_decide_follow_the_mode_and_are_inherited() {
         assert_eq!(get(&sub, DEFAULT).expect("inherited"), lets_nobody_in);
         assert_eq!(get(&file, ACCESS).expect("inherited"), lets_nobody_in);
         assert_eq!(get(&file, DEFAULT), Err(libc::ENODATA));
-        // umask(2) does not count where there is a default list.
+        // umask(2) does not apply if the directory has a default list.
         assert_eq!(file.metadata().expect("there").mode() & 0o777, 0o640);
         remove(&below, DEFAULT).expect("removed");
         File::create(below.join("other")).expect("made");
@@ -319,7 +320,7 @@ fn a_write_takes_the_privileges_of_a_file_away() {
         sys::set_permissions(folder, sys::Permissions::from_mode(0o755)).expect("set");
         let path = dir.join("program");
         sys::write(&path, "x").expect("written");
-        // A version 2 capability of <linux/capability.h>, with nothing in it.
+        // An empty version 2 capability of <linux/capability.h>.
         let capability = [&0x0200_0000u32.to_le_bytes()[..], &[0; 16]].concat();
         set(&path, "security.capability", &capability, 0).expect("set");
         sys::write(&path, "y").expect("written");
@@ -328,7 +329,7 @@ fn a_write_takes_the_privileges_of_a_file_away() {
         sys::set_permissions(&path, sys::Permissions::from_mode(0o6777)).expect("set");
         let text = c(&path);
         in_another_process(|| {
-            // SAFETY: system calls of a process with one thread, and a string that ends with a zero.
+            // SAFETY: system calls of a single-threaded process, and a zero-terminated string.
             unsafe {
                 libc::setresuid(NOBODY, NOBODY, NOBODY) == 0 && {
                     let fd = libc::open(text.as_ptr(), libc::O_WRONLY);

@@ -1,5 +1,5 @@
-//! A mount is not the only client of its files: what others change, programs see; what goes past the
-//! caches, everybody sees.
+//! A mount is not the only client of its files: programs see the changes of other clients, and all
+//! clients see direct I/O.
 
 mod common;
 
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const NEW: New = New::of_root(FileType::File, 0o644);
 
-/// Bytes of a file as a program has them mapped.
+/// A file mapped into memory.
 struct Mapped {
     at: *mut u8,
     len: usize,
@@ -27,7 +27,7 @@ impl Mapped {
     fn new(file: &File, len: usize) -> Mapped {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let fd = file.as_raw_fd();
-        // SAFETY: a new mapping, of a file.
+        // SAFETY: creates a new mapping of a file.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -45,7 +45,7 @@ impl Mapped {
 
     fn load(&self, at: usize) -> u8 {
         assert!(at < self.len);
-        // SAFETY: it lies in the mapping, and the file is at least as long.
+        // SAFETY: the byte is within the mapping, and the file is at least as long.
         unsafe { self.at.add(at).read_volatile() }
     }
 
@@ -56,7 +56,7 @@ impl Mapped {
     fn store(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
         for (i, byte) in bytes.iter().enumerate() {
-            // SAFETY: it lies in the mapping, and the file is at least as long.
+            // SAFETY: the byte is within the mapping, and the file is at least as long.
             unsafe { self.at.add(at + i).write_volatile(*byte) };
         }
     }
@@ -64,7 +64,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping just ends.
+        // SAFETY: the mapping is not used again.
         unsafe { libc::munmap(self.at.cast(), self.len) };
     }
 }
@@ -202,7 +202,7 @@ fn programs_and_another_client_append_without_losing_a_record() {
                 let (path, programs) = (&path, &programs);
                 scope.spawn(move || {
                     let mut file = OpenOptions::new();
-                    // The second may read, too.
+                    // The second program also opens the file for reading.
                     let file = file.append(true).read(thread == 2).open(path);
                     let mut file = file.expect("open");
                     for _ in 0..200 {
@@ -217,8 +217,8 @@ fn programs_and_another_client_append_without_losing_a_record() {
                     let file = files.open(ino).expect("open");
                     let mut lane = files.lane().expect("a lane");
                     let mut records = 0;
-                    // As long as programs write, so that every one of their records may be torn; but
-                    // not until the device is full, where those are slow.
+                    // Continue while programs write, so that each of their records may be torn, but
+                    // stop before the device is full if they are slow.
                     while records < 200 || records < 20_000 && programs.load(Ordering::Relaxed) > 0
                     {
                         lane.write(&file, At::End, &[thread; 1000])
@@ -250,7 +250,7 @@ fn programs_and_another_client_append_without_losing_a_record() {
     });
 }
 
-/// Memory that starts at a page.
+/// Returns page-aligned memory.
 fn aligned(memory: &mut [u8], len: usize) -> &mut [u8] {
     let skip = memory.as_ptr().align_offset(4096);
     &mut memory[skip..skip + len]
@@ -288,7 +288,7 @@ fn direct_cached_and_mapped_access_of_one_file_agree() {
                         libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE,
                         cached.as_raw_fd(),
                     );
-                    // SAFETY: a call about a descriptor that is open.
+                    // SAFETY: a call on an open descriptor.
                     check(unsafe { libc::fallocate(fd, mode, at as i64, range.len() as i64) })
                         .expect("punched");
                     buf.fill(0);
@@ -323,7 +323,7 @@ fn direct_cached_and_mapped_access_of_one_file_agree() {
     mounted(&device, |dir| {
         assert!(sys::read(dir.join("file")).expect("readable") == all);
         let path = c(&dir.join("file"));
-        // SAFETY: a call with a path that ends with a zero.
+        // SAFETY: a call with a zero-terminated path.
         check(unsafe { libc::truncate(path.as_ptr(), 10) }).expect("cut");
     });
 }

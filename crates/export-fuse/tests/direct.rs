@@ -1,5 +1,5 @@
-//! Asynchronous writes that go past the kernel's pages, beside readers that go through them. Needs `/dev/fuse` and the
-//! right to mount.
+//! Asynchronous writes that bypass the kernel's page cache, with concurrent readers that use it.
+//! Needs `/dev/fuse` and the right to mount.
 
 mod common;
 
@@ -8,9 +8,9 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Bytes of the file.
+/// Size of the file in bytes.
 const BYTES: usize = 640 << 10;
-/// Bytes of a write.
+/// Size of a write in bytes.
 const WRITE: usize = 64 << 10;
 
 /// `struct iocb` of <linux/aio_abi.h>, on a little-endian machine.
@@ -33,7 +33,7 @@ struct Iocb {
 
 const IOCB_CMD_PWRITE: u16 = 1;
 
-/// Writes all of a file with one byte, asynchronously, in pieces, and waits for them.
+/// Fills the file with one byte value by asynchronous writes, and waits for them.
 fn write_all(context: u64, fd: &OwnedFd, buf: &mut [u8], byte: u8) {
     buf.fill(byte);
     let piece = |at: usize| Iocb {
@@ -47,7 +47,7 @@ fn write_all(context: u64, fd: &OwnedFd, buf: &mut [u8], byte: u8) {
     let pieces: Vec<Iocb> = (0..BYTES).step_by(WRITE).map(piece).collect();
     let list: Vec<*const Iocb> = pieces.iter().map(|piece| piece as *const Iocb).collect();
     let mut events = vec![[0u64; 4]; pieces.len()];
-    // SAFETY: the buffer, the pieces and the events stay until all are done.
+    // SAFETY: the buffer, the pieces and the events live until all writes are done.
     unsafe {
         let sent = libc::syscall(libc::SYS_io_submit, context, list.len(), list.as_ptr());
         assert_eq!(check(sent).expect("submitted"), list.len() as i64);
@@ -64,7 +64,7 @@ fn write_all(context: u64, fd: &OwnedFd, buf: &mut [u8], byte: u8) {
 
 fn open(path: &Path, flags: i32) -> OwnedFd {
     let path = c(path);
-    // SAFETY: the string ends with a zero, and nobody else has the descriptor.
+    // SAFETY: the string ends with a zero, and the new descriptor has no other owner.
     unsafe {
         let fd = check(libc::open(path.as_ptr(), flags)).expect("opened");
         OwnedFd::from_raw_fd(fd as i32)
@@ -81,7 +81,7 @@ fn what_an_asynchronous_direct_write_has_written_is_what_a_buffered_read_finds()
         let start = room.as_ptr().align_offset(4096);
         let buf = &mut room[start..start + BYTES];
         let mut context = 0u64;
-        // SAFETY: there is room for the context.
+        // SAFETY: the call writes the context to a live variable.
         check(unsafe { libc::syscall(libc::SYS_io_setup, 64, &mut context) }).expect("a context");
         let over = AtomicBool::new(false);
         std::thread::scope(|threads| {
@@ -105,7 +105,7 @@ fn what_an_asynchronous_direct_write_has_written_is_what_a_buffered_read_finds()
             over.store(true, Ordering::Relaxed);
             assert_eq!(stale, None, "a read found what was there before");
         });
-        // SAFETY: the context is of this function.
+        // SAFETY: the context was created above and is not used again.
         unsafe { libc::syscall(libc::SYS_io_destroy, context) };
     });
 }

@@ -1,4 +1,4 @@
-//! Mounting in its ways, and ending a mount that is in use.
+//! Options of a mount, and ending a mount that is in use.
 
 mod common;
 
@@ -14,7 +14,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-/// What is to be kept while something is mounted by hand.
+/// Values to keep alive while a file system is mounted by hand.
 struct Served {
     fs: Fs,
     _cache: Arc<Cache>,
@@ -70,7 +70,7 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
     assert_eq!(&read, b"after!");
     drop((file, cat.stdin.take()));
     cat.wait().expect("it ends");
-    // The kernel lets go of the last of it in its own time.
+    // The kernel releases the last of the mount asynchronously.
     has_ended(ended.as_raw_fd());
     served.files.close().expect("everything is written");
     drop(served.files);
@@ -177,7 +177,7 @@ fn a_read_only_mount_refuses_changes_and_one_thread_is_enough() {
                 sys::write(dir.join(format!("sub/{i}")), vec![i; 10_000]).expect("written");
             }
             assert_eq!(sys::read_dir(dir.join("sub")).expect("listed").count(), 100);
-            // With its one thread the kernel is told what another client does.
+            // The kernel is notified of changes by other clients even with a single thread.
             let attr = files.lookup(fs::ROOT, b"sub").expect("there");
             files.unlink(attr.ino, b"7").expect("removed");
             wait_until("the name has gone", || !dir.join("sub/7").exists());
@@ -227,7 +227,7 @@ fn an_exclusive_mount_writes_behind_and_keeps_times_sizes_and_errors() {
         file.set_len(1 << 20).expect("longer");
         file.write_all_at(&[7; 4096], 1 << 19).expect("written");
         let fd = file.as_raw_fd();
-        // SAFETY: a call about a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         let data = check(unsafe { libc::lseek(fd, 1 << 19, libc::SEEK_DATA) });
         assert_eq!(data, Ok(1 << 19), "what the kernel has is data");
         let mut append = OpenOptions::new().append(true).open(&path).expect("open");

@@ -1,5 +1,5 @@
-//! Names and directories through a mount: renaming in its three ways, listing while entries come and
-//! go, what has no name any more, and locks.
+//! Names and directories through a mount: the three kinds of renaming, listing while entries
+//! change, files and directories without a name, and locks.
 
 mod common;
 
@@ -66,7 +66,7 @@ fn names_have_up_to_255_bytes_of_any_kind() {
     });
 }
 
-/// A directory that is being listed.
+/// An open directory stream.
 struct Listing(*mut libc::DIR);
 
 impl Listing {
@@ -78,7 +78,7 @@ impl Listing {
     }
 
     fn next(&mut self) -> Option<String> {
-        // SAFETY: the stream is open, and the entry is looked at before the next call.
+        // SAFETY: the stream is open, and the entry is used only before the next call.
         unsafe {
             let entry = libc::readdir(self.0);
             if entry.is_null() {
@@ -102,7 +102,7 @@ impl Listing {
 
 impl Drop for Listing {
     fn drop(&mut self) {
-        // SAFETY: the stream is open, and nobody uses it again.
+        // SAFETY: the stream is open, and is not used again.
         unsafe { libc::closedir(self.0) };
     }
 }
@@ -198,7 +198,7 @@ fn a_file_that_never_had_a_name_is_refused_as_unsupported() {
             .open(dir)
             .expect_err("the kernel's library has no such request");
         assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
-        // What programs do then.
+        // The fallback that programs use then.
         tempfile::tempfile_in(dir).expect("a file without a name");
     });
 }
@@ -233,7 +233,7 @@ fn locks_hold_between_processes() {
         sys::write(&path, [0; 100]).expect("written");
         let (file, text) = (OpenOptions::new().write(true).open(&path), c(&path));
         let fd = file.as_ref().expect("open").as_raw_fd();
-        // SAFETY: a call about a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         check(unsafe { libc::flock(fd, libc::LOCK_EX) }).expect("locked");
         let range = |kind: i32, start: i64| libc::flock {
             l_type: kind as i16,
@@ -243,10 +243,10 @@ fn locks_hold_between_processes() {
             l_pid: 0,
         };
         let (mine, theirs) = (range(libc::F_WRLCK, 10), range(libc::F_WRLCK, 20));
-        // SAFETY: a descriptor that is open, and a lock that lives through the call.
+        // SAFETY: an open descriptor, and a lock that lives through the call.
         check(unsafe { libc::fcntl(fd, libc::F_SETLK, &mine) }).expect("locked");
         in_another_process(|| {
-            // SAFETY: descriptors of this process, a string that ends with a zero, and locks that live.
+            // SAFETY: descriptors of this process, a zero-terminated string, and live locks.
             unsafe {
                 let fd = libc::open(text.as_ptr(), libc::O_RDWR);
                 libc::flock(fd, libc::LOCK_EX | libc::LOCK_NB) == -1

@@ -1,5 +1,5 @@
-//! Set-user-ID, set-group-ID and device nodes through a mount: who loses them when, and who has them at all. Needs
-//! `/dev/fuse` and root.
+//! Set-user-ID, set-group-ID and device nodes through a mount: when files lose these bits, and when
+//! the mount honors them. Needs `/dev/fuse` and root.
 
 mod common;
 
@@ -11,9 +11,9 @@ use std::path::Path;
 
 const NOBODY: u32 = 65_534;
 
-/// Becomes nobody in a child that has called fork(2).
+/// Switches a forked child to an unprivileged user.
 fn become_nobody(groups: &[u32]) -> bool {
-    // SAFETY: system calls of a process with one thread.
+    // SAFETY: system calls of a single-threaded process.
     unsafe {
         libc::setgroups(groups.len(), groups.as_ptr()) == 0
             && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
@@ -21,11 +21,11 @@ fn become_nobody(groups: &[u32]) -> bool {
     }
 }
 
-/// The mode that the kernel has of a file, without asking the server: the one that execve(2) goes by.
+/// Returns the mode cached by the kernel, without asking the server: the one that execve(2) uses.
 fn kernel_mode(path: &CString) -> u32 {
-    // SAFETY: all zeros are a value of this structure.
+    // SAFETY: all zeros are a valid value of this structure.
     let mut stat: libc::statx = unsafe { std::mem::zeroed() };
-    // SAFETY: the string ends with a zero, and there is room for the structure.
+    // SAFETY: the string ends with a zero, and the structure is large enough.
     let got = unsafe {
         let flags = libc::AT_STATX_DONT_SYNC;
         libc::statx(
@@ -40,11 +40,11 @@ fn kernel_mode(path: &CString) -> u32 {
     u32::from(stat.stx_mode) & 0o7777
 }
 
-/// A page that an O_DIRECT write can be made from.
+/// A page with the alignment that O_DIRECT writes need.
 #[repr(align(4096))]
 struct Page([u8; 4096]);
 
-/// A way to change the content of a file: flags to open it with, and what to do with it.
+/// A way to change the content of a file: its name, flags to open the file with, and the change.
 type Way = (&'static str, i32, fn(i32, i32) -> bool);
 
 const WAYS: [Way; 9] = [
@@ -53,29 +53,29 @@ const WAYS: [Way; 9] = [
     ("append", libc::O_APPEND, |fd, _| write(fd, 1)),
     ("direct write", libc::O_DIRECT, |fd, _| write(fd, 4096)),
     ("truncation", 0, |fd, _| {
-        // SAFETY: a call on a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         unsafe { libc::ftruncate(fd, 5) == 0 }
     }),
     ("truncating open", libc::O_TRUNC, |_, _| true),
     ("allocation", 0, |fd, _| {
-        // SAFETY: a call on a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         unsafe { libc::fallocate(fd, 0, 0, 100_000) == 0 }
     }),
     ("hole", 0, |fd, _| {
         let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a call on a descriptor that is open.
+        // SAFETY: a call on an open descriptor.
         unsafe { libc::fallocate(fd, punch, 0, 4096) == 0 }
     }),
     ("copied range", 0, |fd, from| {
         let none = std::ptr::null_mut();
-        // SAFETY: a call on descriptors that are open.
+        // SAFETY: a call on open descriptors.
         unsafe { libc::copy_file_range(from, none, fd, none, 100, 0) == 100 }
     }),
 ];
 
 fn write(fd: i32, len: usize) -> bool {
     static PAGE: Page = Page([b'x'; 4096]);
-    // SAFETY: the page has as many bytes.
+    // SAFETY: the page has at least `len` bytes.
     unsafe { libc::write(fd, PAGE.0.as_ptr().cast(), len) == len as isize }
 }
 
@@ -96,7 +96,8 @@ fn changes_take_them(exclusive: bool) {
                 let path = c(&file);
                 assert_eq!(kernel_mode(&path), 0o6775);
                 in_another_process(|| {
-                    // SAFETY: system calls of a process with one thread, and strings that end with a zero.
+                    // SAFETY: system calls of a single-threaded process, and zero-terminated
+                    // strings.
                     let (fd, from) = unsafe {
                         let from = libc::open(from.as_ptr(), libc::O_RDONLY);
                         if !become_nobody(&[]) {
@@ -104,7 +105,7 @@ fn changes_take_them(exclusive: bool) {
                         }
                         (libc::open(path.as_ptr(), libc::O_WRONLY | flags), from)
                     };
-                    // SAFETY: the descriptor is this process's own.
+                    // SAFETY: this process owns the descriptor.
                     fd >= 0 && change(fd, from) && unsafe { libc::close(fd) == 0 }
                 });
                 assert_eq!(kernel_mode(&path), 0o775, "{what} of a file of {owner}");
@@ -144,7 +145,7 @@ fn root_keeps_set_ids_when_it_writes() {
     );
 }
 
-/// Sets an access list that names somebody, as nobody with these groups. Gives the mode then.
+/// Sets an access list with a named user as an unprivileged user in `groups`; returns the new mode.
 fn mode_after_acl(path: &Path, groups: &[u32]) -> u32 {
     let entries: [(u16, u16, u32); 5] = [
         (1, 7, u32::MAX),
@@ -162,7 +163,7 @@ fn mode_after_acl(path: &Path, groups: &[u32]) -> u32 {
     let path = c(path);
     in_another_process(|| {
         let (from, len) = (list.as_ptr().cast(), list.len());
-        // SAFETY: the strings end with a zero, and the value is as long as said.
+        // SAFETY: the strings end with a zero, and `len` is the length of the value.
         become_nobody(groups)
             && unsafe {
                 let name = c"system.posix_acl_access";
@@ -198,12 +199,12 @@ fn an_access_list_takes_set_group_id_from_a_file_of_a_group_that_its_owner_is_no
     );
 }
 
-/// The flags of the mount that a folder is on.
+/// Returns the flags of the mount that a directory is on.
 fn flags(dir: &Path) -> u64 {
-    // SAFETY: all zeros are a value of this structure.
+    // SAFETY: all zeros are a valid value of this structure.
     let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
     let path = c(dir);
-    // SAFETY: the string ends with a zero, and there is room for the structure.
+    // SAFETY: the string ends with a zero, and the structure is large enough.
     check(unsafe { libc::statvfs(path.as_ptr(), &mut stat) }).expect("statvfs");
     stat.f_flag
 }

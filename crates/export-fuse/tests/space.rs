@@ -1,4 +1,4 @@
-//! Where the bytes of a file are, through a mount: holes, space kept for later, sizes at the limit.
+//! Allocation of space through a mount: holes, preallocation, sizes at the limit.
 
 mod common;
 
@@ -15,13 +15,13 @@ fn create(path: &Path) -> File {
 }
 
 fn seek(file: &File, from: i64, whence: i32) -> Result<i64, i32> {
-    // SAFETY: a call about a descriptor that is open.
+    // SAFETY: a call on an open descriptor.
     check(unsafe { libc::lseek(file.as_raw_fd(), from, whence) })
 }
 
 fn allocate(file: &File, mode: i32, range: std::ops::Range<i64>) -> Result<i64, i32> {
     let len = range.end - range.start;
-    // SAFETY: a call about a descriptor that is open.
+    // SAFETY: a call on an open descriptor.
     check(unsafe { libc::fallocate(file.as_raw_fd(), mode, range.start, len) })
 }
 
@@ -45,10 +45,10 @@ fn holes_are_found_also_where_pages_wait_to_be_written() {
             assert_eq!(seek(&file, 2 << 20, libc::SEEK_DATA), Err(libc::ENXIO));
             assert_eq!(seek(&file, 4 << 20, libc::SEEK_HOLE), Err(libc::ENXIO));
         }
-        // A store into a mapping makes data too, when the kernel has handed it over.
+        // A store to a mapping also creates data, once the kernel has written it back.
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let (fd, at) = (file.as_raw_fd(), 2 << 20);
-        // SAFETY: a new mapping of a page of the file, a store into it, and its end.
+        // SAFETY: creates a new mapping of a page of the file, stores to it, and removes it.
         unsafe {
             let map = libc::mmap(
                 std::ptr::null_mut(),
@@ -89,7 +89,7 @@ fn fallocate_keeps_space_punches_and_zeroes_in_its_five_ways() {
             expected[zeros].fill(0);
         }
         assert!(sys::read(&path).expect("readable") == expected);
-        // Blocks 1, 2 and 3 lie wholly in the hole; the last request reached into two more.
+        // Blocks 1, 2 and 3 lie fully in the hole; the last request extended into two more.
         assert_eq!((len(), blocks(&file)), (81_920, 20 - 3 + 2));
         allocate(&file, ZERO, 100_000..110_000).expect("zeroed");
         assert_eq!(len(), 110_000);
@@ -135,7 +135,7 @@ fn bytes_are_copied_from_file_to_file() {
         let (mut in_at, mut out_at, mut left) = (1000i64, 5000i64, 150_000);
         while left > 0 {
             let (i, o) = (from.as_raw_fd(), to.as_raw_fd());
-            // SAFETY: descriptors that are open, and two offsets that live through the call.
+            // SAFETY: open descriptors, and two offsets that live through the call.
             let done = unsafe { libc::copy_file_range(i, &mut in_at, o, &mut out_at, left, 0) };
             left -= check(done as i64).expect("copied") as usize;
         }
@@ -151,7 +151,7 @@ fn statfs_shows_space_that_goes_and_comes_back() {
     mounted(&device(), |dir| {
         let path = c(dir);
         let stat = || {
-            // SAFETY: zeros are a statvfs, the call fills it, and the string ends with a zero.
+            // SAFETY: zeros are a valid statvfs, which the call fills; the path ends with a zero.
             unsafe {
                 let mut stat: libc::statvfs = std::mem::zeroed();
                 assert_eq!(libc::statvfs(path.as_ptr(), &mut stat), 0);
@@ -163,7 +163,7 @@ fn statfs_shows_space_that_goes_and_comes_back() {
         assert!(before.f_blocks <= 65_536 && before.f_bfree <= before.f_blocks);
         sys::write(dir.join("file"), vec![1; 32 << 20]).expect("written");
         let between = stat();
-        // Of 17 blocks one was kept back for the metadata that names the others.
+        // One of 17 blocks is reserved for the metadata that names the others.
         assert!(between.f_bavail + 8192 / 17 * 16 <= before.f_bavail);
         assert!(between.f_files >= 2);
         sys::remove_file(dir.join("file")).expect("removed");

@@ -1,4 +1,4 @@
-//! Between the words of `fs` and those of the kernel.
+//! Conversions between the types of `fs` and those of `fuser`.
 
 use fs::{Attr, FileType, SetTime, Time};
 use fuser::{FileAttr, Generation, INodeNo, TimeOrNow};
@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 pub(super) fn attr(attr: &Attr) -> FileAttr {
     let inode = &attr.inode;
     let size = match inode.kind {
-        // As other file systems do, a directory shows how much is in it.
+        // As in other file systems, the size of a directory reflects its number of entries.
         FileType::Directory => inode.entries.saturating_mul(DIRECTORY_ENTRY_BYTES),
         _ => inode.size,
     };
@@ -30,10 +30,11 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
     }
 }
 
-/// Bytes that a directory shows for each entry.
+/// Size in bytes that a directory reports for each entry.
 const DIRECTORY_ENTRY_BYTES: u64 = 32;
 
-/// What says that a name is not there, and may be remembered as such.
+/// Returns the attributes of a negative entry: the name does not exist, and the kernel may cache
+/// that.
 pub(super) fn nothing() -> FileAttr {
     FileAttr {
         ino: INodeNo(0),
@@ -90,7 +91,7 @@ pub(super) fn set_time(time: TimeOrNow) -> SetTime {
                 seconds: since.as_secs() as i64,
                 nanos: since.subsec_nanos(),
             },
-            // `fuser` takes both the seconds and the nanoseconds away from 1970, though the kernel
+            // `fuser` subtracts both the seconds and the nanoseconds from 1970, although the kernel
             // counts nanoseconds forward from the second.
             Err(before) => Time {
                 seconds: -(before.duration().as_secs() as i64),
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn times_before_1970_survive_both_ways() {
-        // What `fuser` makes of the kernel's second -5 and nanosecond 700 000 000.
+        // Result of `fuser` for the kernel's second -5 and nanosecond 700 000 000.
         let from_fuser = UNIX_EPOCH - Duration::new(5, 700_000_000);
         let expected = Time {
             seconds: -5,

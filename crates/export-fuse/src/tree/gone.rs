@@ -1,9 +1,9 @@
-//! Directories that were removed while the kernel knew them.
+//! Directories that were removed while the kernel still references them.
 //!
-//! Somebody may be in one, and lists it or asks about it; that works until nobody is. **Invariant:** a
-//! directory that is removed through this mount stays, empty and without a name, until the kernel has
-//! forgotten it. A file needs nothing of the kind: whoever uses it has it open.
-
+//! A process may have one as its working directory, and list or stat it; that works until the last
+//! such process leaves. **Invariant:** a directory that is removed through this mount is kept,
+//! empty and without a name, until the kernel has forgotten it. Files need no such treatment: their
+//! users have them open.
 use super::{Tree, errno};
 use fs::{Attr, FileType, Ino};
 use fuser::Errno;
@@ -11,7 +11,7 @@ use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// See the module.
+/// The removed directories that are kept.
 #[derive(Default)]
 pub(super) struct Gone {
     any: AtomicBool,
@@ -19,7 +19,7 @@ pub(super) struct Gone {
 }
 
 impl Tree {
-    /// Does what may remove a directory under a name, and keeps the directory.
+    /// Runs `remove`, which may remove the directory at an entry, and keeps that directory.
     pub(super) fn removing<T>(
         &self,
         (parent, name): (Ino, &[u8]),
@@ -43,7 +43,7 @@ impl Tree {
         removed.map_err(errno)
     }
 
-    /// The kernel has forgotten an inode.
+    /// Releases a removed directory that the kernel has forgotten.
     pub(super) fn forgotten(&self, ino: Ino) {
         if !self.gone.any.load(Ordering::Acquire) {
             return;
@@ -55,7 +55,7 @@ impl Tree {
         }
     }
 
-    /// The kernel is gone.
+    /// Releases all removed directories, once the mount has ended.
     pub(super) fn all_forgotten(&self) {
         let mut directories = self.gone.directories.lock();
         let directories = directories.as_mut().expect("no panic under this lock");
@@ -64,7 +64,7 @@ impl Tree {
 
     fn let_go(&self, ino: Ino) {
         if let Err(error) = self.files.unpin(ino) {
-            // It stands among the orphans, and goes when the file system is next opened.
+            // It remains on the orphan list, and is deleted when the file system is next opened.
             tracing::warn!("inode {ino} could not be removed: {error}");
         }
     }

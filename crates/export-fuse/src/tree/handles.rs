@@ -1,4 +1,4 @@
-//! Files that the kernel has open, by the number that it was given.
+//! Files that the kernel has open, by file handle number.
 
 use fs::{Handle, Ino};
 use fuser::FileHandle;
@@ -9,27 +9,27 @@ use std::sync::{Arc, RwLock, Weak};
 /// An open file of the kernel.
 pub(super) struct Open {
     pub handle: Handle,
-    /// The file had capabilities when it was opened.
+    /// Whether the file had capabilities when it was opened.
     pub had_capabilities: bool,
-    /// See [`Open::note_pages`]; of all who have the file open.
+    /// See [`Open::note_pages`]; shared by all open handles of the file.
     paged: Arc<AtomicBool>,
 }
 
 impl Open {
-    /// The kernel is given bytes of the file for pages of its own, or has some already.
+    /// Records that the kernel may have cached pages of the file.
     pub fn note_pages(&self) {
         if !self.paged.load(Ordering::SeqCst) {
             self.paged.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Whether the kernel may have made pages of the file while somebody has had it open.
+    /// Reports whether the kernel may have cached pages of the file since it was first opened.
     pub fn has_pages(&self) -> bool {
         self.paged.load(Ordering::SeqCst)
     }
 }
 
-/// See the module.
+/// Table of open files.
 #[derive(Default)]
 pub(super) struct Handles(RwLock<Slots>);
 
@@ -41,7 +41,7 @@ struct Slots {
 }
 
 impl Handles {
-    /// Takes a file in.
+    /// Adds an open file; returns its number.
     pub fn insert(&self, handle: Handle, had_capabilities: bool) -> FileHandle {
         let mut inner = self.0.write().expect("no panic under this lock");
         let known = inner.paged.get(&handle.ino()).and_then(Weak::upgrade);
@@ -64,13 +64,13 @@ impl Handles {
         }
     }
 
-    /// The file of a number.
+    /// Returns the open file with this number.
     pub fn get(&self, number: FileHandle) -> Option<Arc<Open>> {
         let inner = self.0.read().expect("no panic under this lock");
         inner.slots.get(number.0 as usize).cloned().flatten()
     }
 
-    /// Closes it.
+    /// Closes the file with this number.
     pub fn remove(&self, number: FileHandle) {
         let mut inner = self.0.write().expect("no panic under this lock");
         let slot = inner.slots.get_mut(number.0 as usize);
@@ -82,7 +82,7 @@ impl Handles {
             }
         }
         drop(inner);
-        // The file may go for good with it, which takes a while.
+        // May delete the file, which takes a while; the lock is already released.
         drop(open);
     }
 }

@@ -20,10 +20,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Requests that the kernel lets wait in the background: read-ahead, write-back of mappings.
+/// Number of background requests (read-ahead, write-back of mappings) that the kernel may queue.
 const BACKGROUND: u16 = 64;
 
-/// Replies with what a request gave.
+/// Replies with the result of a request.
 fn finish(reply: ReplyEmpty, result: Result<(), Errno>) {
     match result {
         Ok(()) => reply.ok(),
@@ -31,9 +31,9 @@ fn finish(reply: ReplyEmpty, result: Result<(), Errno>) {
     }
 }
 
-/// Whether one write(2) may have more bytes than these. The kernel ends a request with a page that it does
-/// not have in full, so one that begins inside a page ends with it (`fuse_fill_write_pages` of Linux,
-/// since 5.15), or when it is as long as may be.
+/// Checks whether a write(2) may continue after this request. The kernel ends a request with a page
+/// that it does not have in full, so one that begins inside a page ends with it
+/// (`fuse_fill_write_pages` of Linux, since 5.15), or at the maximum length.
 fn may_go_on(offset: u64, len: usize) -> bool {
     let page = rustix::param::page_size() as u64;
     let ends_it = (offset + len as u64).is_multiple_of(page);
@@ -53,11 +53,11 @@ impl Tree {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let had_capabilities = writes && self.has_capabilities(ino);
         let number = self.handles.insert(handle, had_capabilities);
-        // What the kernel has of the file is right still: it was told of every change.
+        // The kernel's cached pages are still valid: it was notified of every change.
         Ok((number, FopenFlags::FOPEN_KEEP_CACHE))
     }
 
-    /// Writes. Gives what the kernel has to forget before it hears that this is done.
+    /// Writes data. Returns the range that the kernel must invalidate before the reply.
     fn write_to(
         &self,
         open: &Open,
@@ -74,13 +74,13 @@ impl Tree {
         }
         let pages = how.contains(WriteFlags::FUSE_WRITE_CACHE);
         if pages && self.exclusive {
-            // The kernel says the times itself, and may have done so while these bytes were on their way.
+            // The kernel sets the times itself, and may have done so while this request was queued.
             return self.with_lane(|lane, _| {
                 let written = lane.write_late(&open.handle, offset, data);
                 written.map(|()| None).map_err(errno)
             });
         }
-        // What the kernel writes out of its own pages has nothing of the flags of an opening.
+        // A write-back of the kernel's own pages does not carry the flags of an open file.
         let flags = if pages { 0 } else { flags };
         let at = match flags & libc::O_APPEND != 0 {
             true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => At::EndOfMore,
@@ -98,16 +98,16 @@ impl Tree {
             }
             .map_err(errno)?;
             if written != offset {
-                // Another client has appended, or cut, and the kernel has put the bytes of this
-                // write where it thought the end was.
+                // Another client has appended or truncated, and the kernel has cached the data of
+                // this write at the offset it assumed to be the end.
                 let wrong = Change::Content(ino, offset.min(written)..u64::MAX);
                 self.recall.changed(&wrong);
             }
             if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
                 lane.sync(&open.handle).map_err(errno)?;
             }
-            // The kernel forgets its pages before a direct write, but not what a reader makes of the file until the
-            // write is done, if the program does not wait for it.
+            // The kernel drops its pages before a direct write, but if the write is asynchronous,
+            // readers may cache the old content again before it is done.
             let stale = direct && open.has_pages();
             Ok(stale.then(|| written..written + data.len() as u64))
         })
@@ -125,7 +125,7 @@ impl Tree {
         let cut = set.size.is_some();
         if owner || cut {
             let attr = self.files.attr(ino).map_err(errno)?;
-            // A change of owner takes privileges whoever makes it; a cut, if it is not root.
+            // A change of owner always removes privileges; a truncation, unless root does it.
             if set.permissions.is_none() && (owner || req.uid() != 0) {
                 set.permissions = Some(without_set_ids(&attr));
             }
@@ -156,7 +156,7 @@ impl Tree {
 
 impl Filesystem for Tree {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each of these makes it faster or more exact where the kernel has it, and is not needed.
+        // Each of these is optional: it improves speed or accuracy if the kernel supports it.
         let _ = config.set_max_write(PIECE_BYTES as u32);
         let _ = config.set_max_readahead(PIECE_BYTES as u32);
         let _ = config.set_max_background(BACKGROUND);
@@ -177,7 +177,7 @@ impl Filesystem for Tree {
             let _ = config.add_capabilities(capability);
         }
         if self.exclusive {
-            // A kernel that cannot hands everything over at once, as to any other mount.
+            // Without support the kernel sends every write immediately, as for any other mount.
             let held_back = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
             self.exclusive = held_back.is_ok();
         }
@@ -200,7 +200,7 @@ impl Filesystem for Tree {
 
     fn destroy(&mut self) {
         self.all_forgotten();
-        // The write of a number to an eventfd that nobody has filled does not fail.
+        // Writing a number to an empty eventfd does not fail.
         let _ = rustix::io::write(&*self.ended, &1u64.to_ne_bytes());
     }
 
@@ -263,7 +263,7 @@ impl Filesystem for Tree {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        // mknod(2) without a type makes a regular file.
+        // mknod(2) without a type creates a regular file.
         let mode = if mode & libc::S_IFMT == 0 {
             mode | libc::S_IFREG
         } else {
@@ -438,7 +438,7 @@ impl Filesystem for Tree {
         }
     }
 
-    /// Closing promises nothing, and the kernel need not ask again.
+    /// Refuses: closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.
     fn flush(
         &self,
         _req: &Request,
@@ -498,7 +498,7 @@ impl Filesystem for Tree {
             let (kind, name) = (convert::kind(entry.kind), OsStr::from_bytes(entry.name));
             Ok(!reply.add(INodeNo(entry.ino), entry.cookie, kind, name))
         });
-        // A time that cannot be noted is no reason to refuse the names.
+        // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino.0);
         match listed {
             Ok(()) => reply.ok(),
@@ -526,7 +526,7 @@ impl Filesystem for Tree {
                 generation,
             ))
         });
-        // A time that cannot be noted is no reason to refuse the names.
+        // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino.0);
         match listed {
             Ok(()) => reply.ok(),
@@ -653,7 +653,7 @@ impl Filesystem for Tree {
         let Some(open) = self.handles.get(fh) else {
             return reply.error(Errno::EBADF);
         };
-        // Kernels before 6.1 do not say first that the file loses its privileges.
+        // Kernels before 6.1 do not announce beforehand that the file loses its privileges.
         if req.uid() != 0
             && let Err(e) = self.drop_set_ids(open.handle.ino())
         {
@@ -674,8 +674,8 @@ impl Filesystem for Tree {
         reply: ReplyLseek,
     ) {
         if self.exclusive {
-            // The kernel does not hand its dirty pages over before it asks; without an answer it
-            // takes everything for data.
+            // The kernel does not write back its dirty pages before this request; without support
+            // it treats everything as data.
             return reply.error(Errno::ENOSYS);
         }
         let what = match whence {
@@ -693,7 +693,7 @@ impl Filesystem for Tree {
     }
 }
 
-/// Gives a value to a caller who has room for `size` bytes, or asks how many there are.
+/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
 fn give(reply: ReplyXattr, value: &[u8], size: u32) {
     match size as usize {
         0 => reply.size(value.len() as u32),

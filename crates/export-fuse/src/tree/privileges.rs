@@ -1,12 +1,14 @@
-//! Set-user-id, set-group-id and capabilities, which a change of content or owner takes away.
+//! Set-user-ID, set-group-ID and capabilities, which a change of content or owner removes.
 //!
-//! The kernel leaves this to us (FUSE_HANDLE_KILLPRIV_V2), because it would have to ask for the
-//! capabilities before every write otherwise. Where it knows of such bits and somebody without CAP_FSETID is
-//! about to change the content, it sends a SETATTR that sets nothing, and takes the mode from the answer before it
-//! goes on (`fuse_setattr` of Linux). Where it does not know of them, the write itself says it.
+//! The kernel leaves this to the server (FUSE_HANDLE_KILLPRIV_V2), because otherwise it would have
+//! to fetch the capabilities before every write. If it knows of such bits and a caller without
+//! CAP_FSETID is about to change the content, it sends a SETATTR that sets nothing, and takes the
+//! mode from the reply before it continues (`fuse_setattr` of Linux). If it does not know of them,
+//! the write request itself carries a flag.
 //!
-//! **Invariant:** a file whose content was changed by somebody who may not give privileges has none, and the kernel
-//! knows that when the change returns: execve(2) looks at the mode that the kernel has, and asks nobody.
+//! **Invariant:** a file whose content was changed by a caller without the right to set privileges
+//! has none, and the kernel knows that when the change returns: execve(2) uses the kernel's cached
+//! mode without asking the server.
 
 use super::{Tree, errno};
 use fs::{Attr, FileType, Ino, Kind, SetAttr};
@@ -18,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The attribute with a file's capabilities.
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
 
-/// Files that were given capabilities through this mount.
+/// Files whose capabilities were set through this mount.
 #[derive(Default)]
 pub(super) struct Capabilities {
     any: AtomicBool,
@@ -26,7 +28,7 @@ pub(super) struct Capabilities {
 }
 
 impl Capabilities {
-    /// A file was given some.
+    /// Records that capabilities of a file were set.
     pub fn given(&self, ino: Ino) {
         self.files
             .write()
@@ -35,7 +37,7 @@ impl Capabilities {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Whether a file was given some since the mount.
+    /// Reports whether capabilities of a file were set since the mount.
     pub fn were_given(&self, ino: Ino) -> bool {
         let files = || self.files.read().expect("no panic under this lock");
         self.any.load(Ordering::Acquire) && files().contains(&ino)
@@ -43,12 +45,12 @@ impl Capabilities {
 }
 
 impl Tree {
-    /// Whether a file has capabilities.
+    /// Checks whether a file has capabilities.
     pub(super) fn has_capabilities(&self, ino: Ino) -> bool {
         self.files.xattr(ino, CAPABILITY).is_ok()
     }
 
-    /// Takes the capabilities of a file away.
+    /// Removes the capabilities of a file.
     pub(super) fn drop_capabilities(&self, ino: Ino) -> Result<(), Errno> {
         match self.files.remove_xattr(ino, CAPABILITY) {
             Err(error) if error.kind() != Kind::NoAttribute => Err(errno(error)),
@@ -56,7 +58,7 @@ impl Tree {
         }
     }
 
-    /// Takes set-user-id and set-group-id away, and has the kernel forget them.
+    /// Clears set-user-ID and set-group-ID, and invalidates the kernel's cached mode.
     pub(super) fn drop_set_ids(&self, ino: Ino) -> Result<(), Errno> {
         let attr = self.files.attr(ino).map_err(errno)?;
         let permissions = without_set_ids(&attr);
@@ -67,7 +69,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives a file other permissions, which other clients hear of.
+    /// Sets the permissions of a file and notifies other clients.
     pub(super) fn set_permissions(&self, ino: Ino, permissions: u32) -> Result<Attr, Errno> {
         let set = SetAttr {
             permissions: Some(permissions),
@@ -77,7 +79,7 @@ impl Tree {
     }
 }
 
-/// Whether a SETATTR sets nothing, which stands for the loss of privileges; see the module.
+/// Checks whether a SETATTR sets nothing, which requests the loss of privileges; see the module.
 pub(super) fn is_loss(set: &SetAttr) -> bool {
     let SetAttr {
         permissions: None,
@@ -94,8 +96,8 @@ pub(super) fn is_loss(set: &SetAttr) -> bool {
     true
 }
 
-/// The permissions of a file after its content or owner was changed. Set-group-id without execution by
-/// the group means mandatory locks, and stays.
+/// Returns the permissions of a file after its content or owner was changed. Set-group-ID without
+/// group execute permission means mandatory locking, and is kept.
 pub(super) fn without_set_ids(attr: &Attr) -> u32 {
     let permissions = attr.inode.permissions;
     match (attr.inode.kind, permissions & libc::S_IXGRP != 0) {

@@ -1,17 +1,17 @@
-//! What other clients change, and the kernel is to forget.
+//! Invalidates the kernel's cached data when other clients change files.
 //!
 //! ```text
 //!   another client's thread ── changed ──► Pending ──► one thread ── write(2) ──► the kernel
 //! ```
 //!
-//! **Invariant:** the thread that tells the kernel holds no lock and serves no request, unless the kernel is to forget
-//! nothing but attributes. The kernel may wait for this mount while it forgets: it writes out pages that a program has
-//! stored into, and waits for directories and pages that are in use by requests of its own.
+//! **Invariant:** the thread that notifies the kernel holds no lock and serves no request, unless
+//! it invalidates only attributes. During an invalidation the kernel may wait for this mount: it
+//! writes back pages dirtied by stores to a mapping, and waits for directories and pages that are
+//! in use by requests of its own.
 //!
-//! A change is told once, however often it happened before its turn came. Another client that is ahead
-//! by more than [`PENDING_MAX`] changes is held up for [`HELD_UP`] with each, and never for longer,
-//! because it may be the one whom the kernel waits for.
-
+//! Changes pending for the same object are merged into one notification. While more than
+//! [`PENDING_MAX`] changes are pending, each further change delays its client by [`HELD_UP`], and
+//! never longer, because the kernel may be waiting for that very client.
 use fs::{Change, Ino, Watcher};
 use fuser::{INodeNo, Notifier, ReplyWrite};
 use std::collections::{HashMap, HashSet};
@@ -22,24 +22,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-/// Changes that may wait for the kernel to be told.
+/// Number of changes that may be pending before clients are delayed.
 const PENDING_MAX: usize = 16_384;
 
-/// How long a client that is too far ahead waits.
+/// Delay per change of a client that is too far ahead.
 const HELD_UP: Duration = Duration::from_millis(10);
 
-/// See the module.
+/// Queue of invalidations for the kernel.
 #[derive(Default)]
 pub(crate) struct Recall {
     pending: Mutex<Pending>,
-    /// There is something to tell, or nothing more will come.
+    /// Signaled when there is a change to send, or no more will come.
     some: Condvar,
-    /// What there was has been taken.
+    /// Signaled when the pending changes have been taken.
     taken: Condvar,
     notifier: OnceLock<Notifier>,
 }
 
-/// The answer to a write, which is given once the kernel has forgotten the pages that it made void.
+/// Reply to a write, sent once the kernel has dropped the pages that the write made stale.
 struct Answer {
     ino: Ino,
     bytes: Range<u64>,
@@ -48,7 +48,7 @@ struct Answer {
 
 #[derive(Default)]
 struct Pending {
-    /// Bytes to forget; where there are none, only attributes.
+    /// Bytes to invalidate; `None`: only the attributes.
     inodes: HashMap<Ino, Option<Range<u64>>>,
     entries: HashSet<(Ino, Vec<u8>)>,
     answers: Vec<Answer>,
@@ -56,7 +56,7 @@ struct Pending {
 }
 
 impl Recall {
-    /// Starts the thread that tells the kernel; it ends with [`Recall::close`].
+    /// Starts the thread that notifies the kernel; it ends with [`Recall::close`].
     pub fn start(self: &Arc<Recall>, notifier: Notifier) -> io::Result<()> {
         let recall = Arc::clone(self);
         let _ = self.notifier.set(notifier.clone());
@@ -65,15 +65,15 @@ impl Recall {
         Ok(())
     }
 
-    /// Has the kernel forget the attributes of a file, at once. It waits for nothing but a lock of the mount that it
-    /// holds for a moment, so that a thread may do this which serves a request, for the inode of that request.
+    /// Invalidates the attributes of a file immediately. Waits only for a lock that the kernel
+    /// holds briefly, so a thread that serves a request may call it for the inode of that request.
     pub fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get() {
             log("an inode", ino, notifier.inval_inode(INodeNo(ino), -1, 0));
         }
     }
 
-    /// Answers a write once the kernel has forgotten its pages of these bytes.
+    /// Replies to a write once the kernel has dropped its pages of these bytes.
     pub fn answer_after(&self, ino: Ino, bytes: Range<u64>, reply: ReplyWrite) {
         let answer = Answer { ino, bytes, reply };
         let mut pending = self.lock();
@@ -85,14 +85,14 @@ impl Recall {
         self.some.notify_one();
     }
 
-    /// Nothing need be told any more.
+    /// Stops notifications.
     pub fn close(&self) {
         self.lock().closed = true;
         self.some.notify_all();
         self.taken.notify_all();
     }
 
-    /// Waits for changes and tells the kernel. `false`: no more will come.
+    /// Waits for changes and sends them to the kernel. Returns false once no more will come.
     fn tell_some(&self, notifier: &Notifier) -> bool {
         let waiting = |pending: &mut Pending| !pending.closed && pending.len() == 0;
         let pending = self.some.wait_while(self.lock(), waiting);
@@ -111,7 +111,7 @@ impl Recall {
             log("an entry", dir, told);
         }
         for (ino, bytes) in now.inodes {
-            // A negative offset stands for the attributes alone, no length for everything behind.
+            // A negative offset means only the attributes; length 0 means up to the end.
             let (offset, len) = match bytes {
                 None => (-1, 0),
                 Some(bytes) if bytes.end > i64::MAX as u64 => (bytes.start as i64, 0),
@@ -189,7 +189,7 @@ impl Pending {
 
 fn log(what: &str, ino: Ino, told: io::Result<()>) {
     if let Err(error) = told {
-        // The mount has gone, or the entry is in use, a mount point for example.
+        // The mount has ended, or the entry is in use, for example as a mount point.
         tracing::debug!("the kernel did not forget {what} of inode {ino}: {error}");
     }
 }

@@ -1,6 +1,8 @@
-//! Extended attributes as the kernel's own file systems have them: which names there may be, and who sees which.
+//! Extended attributes with the same rules as in the kernel's own file systems: which names are
+//! valid, and which users see which names.
 //!
-//! The kernel asks no more of a FUSE file system's names than that root alone touches `trusted.*`; the rest is here.
+//! For FUSE file systems the kernel itself only restricts `trusted.*` to root; this module does the
+//! rest.
 
 use super::privileges::CAPABILITY;
 use super::{Tree, caller, errno};
@@ -9,16 +11,16 @@ use fuser::{Errno, Request};
 
 /// The attribute with the access list of a file.
 const ACCESS: &[u8] = b"system.posix_acl_access";
-/// The attribute with what a directory gives to new files in it.
+/// The attribute with the default access list of a directory, for new files in it.
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// Names that begin so are for whoever may use them; what follows is the user's, and is not empty.
+/// Prefixes of valid names; the rest of the name is free but must not be empty.
 const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
-/// What is seen by administrators only.
+/// Prefix of attributes that only administrators see.
 const TRUSTED: &[u8] = b"trusted.";
 
-/// Refuses names that stand for nothing, with what other file systems say to them.
+/// Refuses invalid names with the same errors as other file systems.
 fn check(name: &[u8]) -> Result<(), Errno> {
     let rest = PREFIXES
         .iter()
@@ -31,8 +33,8 @@ fn check(name: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// What is said of an attribute that could not be had. A name that there cannot be may be there still, from before
-/// names were checked; so it is looked for first.
+/// Chooses the error for an attribute that could not be read or removed. An attribute with a name
+/// now invalid may exist from before names were checked, so the name is looked up first.
 pub(super) fn missing(name: &[u8], error: Error) -> Errno {
     match (error.kind(), check(name)) {
         (Kind::NoAttribute, Err(wrong)) => wrong,
@@ -56,8 +58,8 @@ impl Tree {
         if name != ACCESS {
             return Ok(());
         }
-        // As chmod(2), and as the library has no room for the word by which the kernel says it. The kernel asks for
-        // the attributes again after this.
+        // As chmod(2) does. The library does not pass on the flag by which the kernel requests it.
+        // The kernel fetches the attributes again after this request.
         let inode = self.files.attr(ino).map_err(errno)?.inode;
         let keeps = inode.permissions & libc::S_ISGID == 0
             || caller::is_in_group(req, inode.gid)
@@ -68,7 +70,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The names, each with a zero behind it.
+    /// Lists the names, each followed by a zero byte.
     pub(super) fn list_xattrs(&self, req: &Request, ino: Ino) -> Result<Vec<u8>, Errno> {
         let (mut names, mut trusted) = (Vec::new(), Vec::new());
         let listed = self.files.xattrs(ino, |name| {

@@ -1,4 +1,4 @@
-//! A mounted file system in memory.
+//! Mounts a file system in memory, and other code shared by the tests.
 #![allow(dead_code, reason = "each of the tests uses a part")]
 
 use block::{BlockDevice, Mem};
@@ -12,17 +12,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Mounts, lets `work` use the folder, unmounts, and checks what is left.
+/// Mounts, runs `work` on the directory, unmounts, and checks the file system.
 pub fn mounted(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path)) {
     shared(device, |dir, _| work(dir));
 }
 
-/// The same, and gives `work` the files, as another client than the mount has them.
+/// Does the same, and also passes `work` the files as a client other than the mount.
 pub fn shared(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path, &Arc<Files>)) {
     configured(device, |_| (), work);
 }
 
-/// The same, mounted as `set` says.
+/// Does the same, with a configuration changed by `set`.
 pub fn configured(
     device: &Arc<dyn BlockDevice>,
     set: impl FnOnce(&mut TreeConfig),
@@ -63,24 +63,24 @@ pub fn unmount(mount: Mount) {
     });
 }
 
-/// A formatted device of so many MiB.
+/// Creates a formatted device of `mib` MiB.
 pub fn device_of(mib: u64) -> Arc<dyn BlockDevice> {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(mib << 20, 4096));
     Fs::format(Arc::clone(&device), "").expect("it formats");
     device
 }
 
-/// A formatted device that is large enough for every test.
+/// Creates a formatted device that is large enough for every test.
 pub fn device() -> Arc<dyn BlockDevice> {
     device_of(256)
 }
 
-/// A path for a system call.
+/// Converts a path for a system call.
 pub fn c(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).expect("no zero in it")
 }
 
-/// What a system call says.
+/// Converts the result of a system call; the error is its errno.
 pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
     match result.into() {
         -1 => Err(io::Error::last_os_error().raw_os_error().unwrap_or(0)),
@@ -88,7 +88,7 @@ pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
     }
 }
 
-/// Fails where the test does not run as root.
+/// Panics if the test does not run as root.
 #[track_caller]
 pub fn needs_root() {
     // SAFETY: it has no arguments and cannot fail.
@@ -96,7 +96,7 @@ pub fn needs_root() {
     assert!(root, "needs root; run `cargo xtask test` as root");
 }
 
-/// Waits until something is so, longer than the slowest machine takes.
+/// Waits for a condition, longer than the slowest machine takes.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
@@ -106,12 +106,13 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Runs `work` in another process, which must end well.
+/// Runs `work` in another process, which must succeed.
 ///
-/// The child is a copy of one thread of many: it may make system calls, and neither allocate nor panic.
+/// The child is a fork of one thread of many: it may make system calls, but neither allocate nor
+/// panic.
 #[track_caller]
 pub fn in_another_process(work: impl FnOnce() -> bool) {
-    // SAFETY: the child calls `work`, which keeps to what is said above, and _exit.
+    // SAFETY: the child only calls `work`, which follows the rules above, and _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "no process");
     if pid == 0 {
@@ -120,7 +121,7 @@ pub fn in_another_process(work: impl FnOnce() -> bool) {
         unsafe { libc::_exit(code) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child created above.
     let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
     assert_eq!((waited, status), (pid, 0), "the other process disagrees");
 }
