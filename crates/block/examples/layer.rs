@@ -1,8 +1,10 @@
-//! What it costs to enter a layer and to leave it: `cargo run --release -p block --example layer`.
+//! Measures the cost of entering and leaving a layer: `cargo run --release -p block --example
+//! layer`.
 //!
-//! Three loops by turns, an empty one, one that enters a layer while nobody counts, and one while layers are counted.
-//! Printed are nanoseconds for each pair of entering and leaving, the least of all rounds, which is what a machine
-//! that others use disturbs least. Counting cannot be ended within a process, so its rounds come last.
+//! Runs three loops in turn: an empty one, one that enters a layer without accounting, and one with
+//! accounting. Prints the nanoseconds for each pair of entering and leaving, as the minimum of all
+//! rounds, which other load on the machine disturbs least. Accounting cannot be disabled within a
+//! process, so its rounds run last.
 
 use block::layer::{self, Layer};
 use std::hint::black_box;

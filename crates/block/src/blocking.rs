@@ -1,13 +1,13 @@
-//! A blocking way to a device, for headers, tools and tests. Stands on submit and reap alone.
+//! Blocking access to a device, for headers, tools and tests. Uses only submit and reap.
 
 use crate::{BlockDevice, Buf, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
 
-/// Chunks that are in flight at once when a long transfer is split.
+/// Number of chunks in flight when a long transfer is split.
 const CHUNKS_IN_FLIGHT: usize = 4;
-/// Longest chunk of a split transfer in bytes, where the device allows that much.
+/// Longest chunk of a split transfer in bytes, where the device allows this length.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// A queue with one caller that waits.
+/// A queue whose caller waits for each operation.
 pub struct Blocking {
     queue: Box<dyn Queue>,
     done: Vec<Completion>,
@@ -19,7 +19,7 @@ impl Blocking {
         Ok(Blocking::over(device.queue()?))
     }
 
-    /// Takes an open queue with nothing in flight.
+    /// Wraps an open queue with nothing in flight.
     pub fn over(queue: Box<dyn Queue>) -> Blocking {
         Blocking {
             queue,
@@ -27,12 +27,12 @@ impl Blocking {
         }
     }
 
-    /// The device behind it.
+    /// Returns the properties of the device.
     pub fn info(&self) -> &DeviceInfo {
         self.queue.info()
     }
 
-    /// Fills `out` from `offset` on. Both are multiples of the logical block size.
+    /// Reads into `out` from `offset`. Offset and length are multiples of the logical block size.
     pub fn read_at(&mut self, offset: u64, out: &mut [u8]) -> Result<()> {
         let chunk = self.chunk();
         let total = out.len();
@@ -58,7 +58,7 @@ impl Blocking {
         )
     }
 
-    /// Writes `data` from `offset` on. Both are multiples of the logical block size.
+    /// Writes `data` at `offset`. Offset and length are multiples of the logical block size.
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
         let chunk = self.chunk();
         self.run_chunks(
@@ -77,17 +77,17 @@ impl Blocking {
         )
     }
 
-    /// Makes everything written so far survive a power cut.
+    /// Puts all completed writes on stable storage.
     pub fn flush(&mut self) -> Result<()> {
         self.run(Op::Flush).map(drop)
     }
 
-    /// Says that a range is not needed any more.
+    /// Discards a range.
     pub fn discard(&mut self, offset: u64, len: u64) -> Result<()> {
         self.run(Op::Discard { offset, len }).map(drop)
     }
 
-    /// Makes a range read as zeros.
+    /// Fills a range with zeros.
     pub fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> Result<()> {
         self.run(Op::WriteZeroes {
             offset,
@@ -98,7 +98,7 @@ impl Blocking {
         .map(drop)
     }
 
-    /// Carries out one operation and gives it back with its buffers.
+    /// Carries out one operation and returns it with its buffers.
     pub fn run(&mut self, op: Op) -> Result<Op> {
         self.queue
             .submit(Request { tag: 0, op })
@@ -122,8 +122,8 @@ impl Blocking {
         Ok(self.done.swap_remove(0))
     }
 
-    /// Runs `count` operations, a few in flight at a time, and ends with the first error once
-    /// nothing is in flight any more.
+    /// Runs `count` operations, a few in flight at a time. After the first error it submits no
+    /// more, waits for those in flight, and returns that error.
     fn run_chunks(
         &mut self,
         count: usize,
@@ -164,7 +164,7 @@ mod tests {
     use crate::{ErrorDevice, ErrorKind, Failure, Mem, MemConfig, Random};
     use std::sync::Arc;
 
-    /// A disk on which a long transfer takes many small requests.
+    /// Creates a disk on which a long transfer takes many small requests.
     fn narrow(capacity: usize) -> Mem {
         Mem::with(MemConfig {
             capacity,

@@ -1,8 +1,8 @@
-//! Buffers that a device may read and write: aligned, owned, and zeroed before they are freed.
+//! Buffers for device I/O: aligned, owned, and zeroed before they are freed.
 //!
-//! **Invariant:** a [`Buf`] is the only way to its bytes for as long as it lives, and the memory
-//! lives at least as long as the `Buf`. A queue that owns a `Buf` may therefore hand its address to
-//! the kernel.
+//! **Invariant:** while a [`Buf`] exists it is the only access to its bytes, and the memory lives
+//! at least as long as the `Buf`. A queue that owns a `Buf` may therefore pass its address to the
+//! kernel.
 
 use crate::pool::Arena;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -12,10 +12,10 @@ use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Alignment of a buffer's first byte: a page, which every O_DIRECT and every ring accepts.
+/// Alignment of a buffer's first byte: a page, which O_DIRECT and every ring accept.
 pub const BUF_ALIGN: usize = 4096;
 
-/// A run of bytes that one side owns: the caller, or a queue while a request is in flight.
+/// A range of bytes with one owner: the caller, or a queue while a request is in flight.
 pub struct Buf {
     ptr: NonNull<u8>,
     len: usize,
@@ -23,7 +23,7 @@ pub struct Buf {
     home: Home,
 }
 
-/// Where the memory goes when the buffer is dropped.
+/// Origin of the memory, which decides how it is released when the buffer is dropped.
 enum Home {
     Heap(Layout),
     Pool(Arc<Arena>),
@@ -31,13 +31,13 @@ enum Home {
 }
 
 // SAFETY: a `Buf` owns its bytes exclusively and its memory is not bound to a thread: the heap,
-// the arena's mapping and the keeper of pinned memory are all `Send + Sync`.
+// the arena's mapping and the owner of pinned memory are all `Send + Sync`.
 unsafe impl Send for Buf {}
-// SAFETY: a shared `Buf` only lends out `&[u8]`.
+// SAFETY: a shared `Buf` only provides `&[u8]`.
 unsafe impl Sync for Buf {}
 
 impl Buf {
-    /// `len` zero bytes from the heap. For the data path take buffers from a [`crate::BufPool`].
+    /// Allocates `len` zero bytes on the heap. On the data path use a [`crate::BufPool`] instead.
     pub fn zeroed(len: usize) -> Buf {
         let layout = Layout::from_size_align(len.max(1), BUF_ALIGN).expect("a buffer fits memory");
         // SAFETY: the layout has a size of at least one byte.
@@ -53,18 +53,18 @@ impl Buf {
         }
     }
 
-    /// A copy of `bytes` on the heap.
+    /// Copies `bytes` to the heap.
     pub fn copy_of(bytes: &[u8]) -> Buf {
         let mut buf = Buf::zeroed(bytes.len());
         buf.copy_from_slice(bytes);
         buf
     }
 
-    /// A buffer over memory that somebody else keeps in place, for example a page of a cache.
+    /// Wraps memory that another owner keeps in place, for example a page of a cache.
     ///
     /// # Safety
-    /// `ptr..ptr + len` must stay mapped until `keep` is dropped, and nobody else may read or
-    /// write these bytes while the `Buf` lives.
+    /// `ptr..ptr + len` must stay mapped until `keep` is dropped, and no other code may read or
+    /// write these bytes while the `Buf` exists.
     pub unsafe fn pinned(ptr: NonNull<u8>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Buf {
         Buf {
             ptr,
@@ -88,12 +88,12 @@ impl Buf {
         }
     }
 
-    /// Bytes the buffer can hold.
+    /// Returns the number of bytes the buffer can hold.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Shortens or lengthens the view.
+    /// Sets the visible length to `len`.
     ///
     /// # Panics
     /// When `len` is more than the capacity.
@@ -111,7 +111,7 @@ impl Deref for Buf {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the type's invariant; all memory of a Buf is initialised when it is made.
+        // SAFETY: the type's invariant; all memory of a Buf is initialized when it is created.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }
@@ -127,8 +127,8 @@ impl Drop for Buf {
     fn drop(&mut self) {
         match &self.home {
             Home::Heap(layout) => {
-                // SAFETY: allocated with this layout in `zeroed`; nothing points there any more.
-                // Zeroed first, because it may have held clear data.
+                // SAFETY: allocated with this layout in `zeroed`; no pointer to it remains.
+                // Zeroed first, because it may have held plaintext.
                 unsafe {
                     let all = std::slice::from_raw_parts_mut(self.ptr.as_ptr(), layout.size());
                     zeroize::Zeroize::zeroize(all);
@@ -142,13 +142,13 @@ impl Drop for Buf {
 }
 
 impl fmt::Debug for Buf {
-    /// Length only: a buffer may hold somebody's clear data.
+    /// Prints the length only: the buffer may hold plaintext.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Buf({})", self.len)
     }
 }
 
-/// The buffers of one request, in order: one without an allocation, or several.
+/// The buffers of one request, in order. A single buffer needs no allocation.
 #[derive(Debug)]
 pub struct Bufs(Inner);
 
@@ -159,7 +159,7 @@ enum Inner {
 }
 
 impl Bufs {
-    /// The buffers as a slice.
+    /// Borrows the buffers as a slice.
     pub fn as_slice(&self) -> &[Buf] {
         match &self.0 {
             Inner::One(buf) => std::slice::from_ref(buf),
@@ -167,7 +167,7 @@ impl Bufs {
         }
     }
 
-    /// The buffers as a slice to change.
+    /// Borrows the buffers as a mutable slice.
     pub fn as_mut_slice(&mut self) -> &mut [Buf] {
         match &mut self.0 {
             Inner::One(buf) => std::slice::from_mut(buf),
@@ -175,22 +175,22 @@ impl Bufs {
         }
     }
 
-    /// The buffers in order.
+    /// Iterates over the buffers in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Buf> {
         self.as_slice().iter()
     }
 
-    /// The buffers in order, to change.
+    /// Iterates over the buffers in order, mutably.
     pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Buf> {
         self.as_mut_slice().iter_mut()
     }
 
-    /// Bytes in all buffers together.
+    /// Sums the lengths of all buffers in bytes.
     pub fn total_len(&self) -> usize {
         self.iter().map(|b| b.len()).sum()
     }
 
-    /// The buffers, given up.
+    /// Converts into a vector of the buffers.
     pub fn into_vec(self) -> Vec<Buf> {
         match self.0 {
             Inner::One(buf) => vec![buf],
@@ -198,7 +198,7 @@ impl Bufs {
         }
     }
 
-    /// The first buffer, given up; the common case of one buffer without an allocation.
+    /// Returns the first buffer and drops the others; for the common case of one buffer.
     pub fn into_first(self) -> Option<Buf> {
         match self.0 {
             Inner::One(buf) => Some(buf),
@@ -256,7 +256,8 @@ mod tests {
         let mut owner = Buf::zeroed(4096);
         let at = NonNull::new(owner.as_mut_ptr()).unwrap();
         let keep = Arc::new(std::sync::Mutex::new(owner));
-        // SAFETY: `keep` owns the memory and is handed over; nobody locks it meanwhile.
+        // SAFETY: `keep` owns the memory and moves into the buffer; the mutex stays unlocked while
+        // the buffer exists.
         let mut pinned = unsafe { Buf::pinned(at, 16, keep.clone()) };
         pinned.fill(9);
         assert_eq!(Arc::strong_count(&keep), 2);

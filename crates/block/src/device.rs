@@ -1,37 +1,38 @@
-//! The two traits of the waist.
+//! The traits [`BlockDevice`] and [`Queue`].
 
 use crate::{AccessSign, BufPool, Completion, Error, ErrorKind, Op, Request, Result};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// What a device says about itself. Sizes are bytes.
+/// Properties of a device. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// Name for messages and statistics, for example the path of the file.
+    /// Name in messages and statistics, for example the path of the file.
     pub name: String,
-    /// World-wide ID: equal for two paths to one disk, different for two disks. Never empty.
+    /// World-wide ID: equal for two paths to the same disk, different for two disks. Never empty.
     pub wwid: String,
     /// Size of the device, a multiple of `logical_block_size`.
     pub size: u64,
-    /// Offsets, lengths and each buffer are multiples of this. A power of two, 512 or more.
+    /// Required multiple of offsets, lengths and each buffer's length. A power of two, at least
+    /// 512.
     pub logical_block_size: u32,
-    /// A length at which transfers run well.
+    /// Preferred transfer length.
     pub optimal_io_size: u32,
     /// Longest read or write. A multiple of `logical_block_size`.
     pub max_transfer: u32,
-    /// Writes may sit in volatile memory until a flush or FUA.
+    /// Writes may stay in volatile memory until a flush or FUA.
     pub volatile_write_cache: bool,
-    /// Writes end in [`ErrorKind::ReadOnly`].
+    /// Writes fail with [`ErrorKind::ReadOnly`].
     pub read_only: bool,
-    /// [`Op::Discard`] does something; where it does not, it ends in [`ErrorKind::Unsupported`].
+    /// [`Op::Discard`] is supported; otherwise it fails with [`ErrorKind::Unsupported`].
     pub discard: bool,
-    /// NUMA node the device is attached to, where known.
+    /// NUMA node of the device, where known.
     pub numa_node: Option<u32>,
 }
 
 impl DeviceInfo {
-    /// Whether `op` may be carried out at all. Every device checks with this before it acts, so
-    /// that all of them answer alike.
+    /// Checks whether the device accepts `op`: range, alignment, length, and supported operations.
+    /// Every device calls this before it acts, so that all devices report the same errors.
     pub fn check(&self, op: &Op) -> Result<()> {
         let refuse = |kind| Err(Error::new(kind, &self.name, "").in_op(op));
         if self.read_only && op.changes_data() {
@@ -63,12 +64,12 @@ impl DeviceInfo {
     }
 }
 
-/// Something with blocks: a path to a disk, or a layer over another device.
+/// A block device: a path to a disk, or a layer over another device.
 pub trait BlockDevice: Send + Sync {
-    /// What the device is. Does not change while it is open.
+    /// Returns the properties of the device, which do not change while it is open.
     fn info(&self) -> &DeviceInfo;
 
-    /// Opens a queue for the calling thread. Any number may be open at once, on any threads.
+    /// Opens a queue for the calling thread. Any number of queues may be open, on any threads.
     fn queue(&self) -> Result<Box<dyn Queue>>;
 }
 
@@ -85,103 +86,105 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 /// How long [`Queue::reap`] waits for a first completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// Not at all.
+    /// Does not wait.
     Poll,
-    /// Until there is one. Returns at once when nothing is in flight.
+    /// Waits for a completion. Returns at once when nothing is in flight.
     Block,
-    /// Until there is one, or this much time has passed. Any duration will do: one that reaches
-    /// beyond what a clock can tell means for ever.
+    /// Waits for a completion, at most this long. A deadline past the clock's range waits
+    /// indefinitely.
     AtMost(Duration),
 }
 
-/// One thread's way to a device.
+/// A queue of requests to a device, used by one thread.
 ///
 /// ```text
 ///            submit              kick or reap               reap
 ///  caller ───────────► staged ───────────────► in flight ─────────► caller
 /// ```
 ///
-/// * Every request that [`Queue::submit`] took comes back through [`Queue::reap`] exactly once.
-///   What a device refuses (range, alignment, read-only) comes back too, with an error.
-/// * Requests in flight are not ordered among themselves. A [`Op::Flush`] covers the writes whose
+/// * Every request that [`Queue::submit`] accepted returns through [`Queue::reap`] exactly once. A
+///   request that the device refuses (range, alignment, read-only) returns with an error.
+/// * Requests in flight have no order among themselves. A [`Op::Flush`] covers the writes whose
 ///   completions were *reaped* before it was submitted.
-/// * Dropping a queue with requests in flight waits until the device has let go of their buffers;
+/// * Dropping a queue with requests in flight waits until the device no longer uses their buffers;
 ///   the requests may or may not have been carried out.
 pub trait Queue {
-    /// The device behind the queue.
+    /// Describes the device behind the queue.
     fn info(&self) -> &DeviceInfo;
 
-    /// Requests that may be submitted and not yet reaped.
+    /// Returns the maximum number of requests that are submitted and not yet reaped.
     fn capacity(&self) -> usize;
 
-    /// Requests that are submitted and not yet reaped.
+    /// Returns the number of requests that are submitted and not yet reaped.
     fn in_flight(&self) -> usize;
 
-    /// Requests that are worth submitting now. Fewer than [`Queue::submit`] takes where the other
-    /// side has said that its own queue is full, or that it wants to be left alone for a while.
+    /// Returns the number of requests worth submitting now. Less than [`Queue::submit`] accepts
+    /// when the peer has reported that its own queue is full, or has asked for a pause.
     fn room(&self) -> usize {
         self.capacity().saturating_sub(self.in_flight())
     }
 
-    /// Takes a request; gives it back when `capacity` requests are in flight, and then the caller
-    /// reaps first. Does not block. May leave the request staged until [`Queue::kick`].
+    /// Takes a request, or returns it when `capacity` requests are in flight; the caller then reaps
+    /// first. Does not block. May leave the request staged until [`Queue::kick`].
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request>;
 
-    /// Hands what is staged to the device, as one batch. Does not block.
+    /// Passes all staged requests to the device as one batch. Does not block.
     ///
     /// # Errors
-    /// The queue is beyond use. Errors of requests come with their completions.
+    /// Fatal: the queue must be dropped. Errors of requests are in their completions.
     fn kick(&mut self) -> Result<()>;
 
-    /// Kicks, then moves completions to the end of `done` and says how many.
+    /// Kicks, then appends completions to `done` and returns their number.
     ///
     /// # Errors
-    /// The queue is beyond use. Errors of requests come with their completions.
+    /// Fatal: the queue must be dropped. Errors of requests are in their completions.
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize>;
 
-    /// A descriptor that becomes readable when [`Queue::reap`] has something to give, so that a
-    /// caller can wait for it beside a socket. `None`: everything in flight comes with the next
-    /// reap. It is the same for as long as the queue is open. Before sleeping on it, kick, and reap
-    /// once with [`Wait::Poll`]: what a layer holds ready by itself does not make it readable.
+    /// Returns a descriptor that becomes readable when [`Queue::reap`] has a completion, so that a
+    /// caller can wait for it and for a socket at the same time. `None`: the next reap returns
+    /// everything in flight. The descriptor stays the same while the queue is open. Before sleeping
+    /// on it, kick, and reap once with [`Wait::Poll`]: a completion that a layer already holds does
+    /// not make the descriptor readable.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 
-    /// Whether a reap may give something that does not make [`Queue::wait_fd`] readable. Tells who
-    /// has many queues which of them need a reap after a kick; costs no system call.
+    /// Reports whether a reap may return completions that do not make [`Queue::wait_fd`] readable.
+    /// With it a caller with many queues knows which of them need a reap after a kick. Makes no
+    /// system call.
     fn holds_answers(&self) -> bool {
         true
     }
 
-    /// Takes back a request in flight that the other side has left unanswered, so that it can go
-    /// another way. Its answer, should it come after all, is thrown away and touches no buffer. The
-    /// other side may still carry it out; [`Queue::late`] says when that is settled.
+    /// Withdraws a request in flight that the peer has not answered, so that the caller can submit
+    /// it on another path. A late answer is discarded and touches no buffer. The peer may still
+    /// carry the request out; [`Queue::late`] reports when it has answered.
     ///
-    /// `None`: no request with this tag is in flight, or the device holds its memory until it is done
-    /// (a kernel ring), and then the completion comes as ever.
+    /// `None`: no request in flight has this tag, or the device needs its memory until the request
+    /// is done (a kernel ring), and then it completes as usual.
     fn take_back(&mut self, tag: u64) -> Option<Request> {
         let _ = tag;
         None
     }
 
-    /// Moves the tags of requests that were taken back, and have been answered since, to the end of
-    /// `tags`. Looks only at what [`Queue::reap`] has read.
+    /// Appends to `tags` the tags of withdrawn requests that have been answered since. Considers
+    /// only input that [`Queue::reap`] has already read.
     fn late(&mut self, tags: &mut Vec<u64>) {
         let _ = tags;
     }
 
-    /// What the other side has said about access to the unit since this was last asked. Looks only at
-    /// what [`Queue::reap`] has read.
+    /// Returns the latest report of the peer about access to the unit, if it has sent one since the
+    /// previous call. Considers only input that [`Queue::reap`] has already read.
     fn access_sign(&mut self) -> Option<AccessSign> {
         None
     }
 
-    /// Why the other side is gone for good, once that is known: everything submitted from now on ends
-    /// in [`crate::ErrorKind::PathLost`]. Looks only at what [`Queue::reap`] has read.
+    /// Returns the reason why the peer is lost for good, once it is; every later request fails with
+    /// [`crate::ErrorKind::PathLost`]. Considers only input that [`Queue::reap`] has already read.
     fn lost(&self) -> Option<&str> {
         None
     }
 
-    /// A hint that buffers of `pool` will come often; a ring registers its memory with the kernel.
-    /// Called before the first submit.
+    /// Announces that many requests will use buffers of `pool`; a ring registers its memory with
+    /// the kernel. Must be called before the first submit.
     fn register(&mut self, pool: &BufPool) {
         let _ = pool;
     }

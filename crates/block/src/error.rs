@@ -1,13 +1,13 @@
-//! Errors at the waist: a kind to match on, a context to read, a source to chain.
+//! Errors of block devices: a kind to match on, a context for messages, and a source.
 
 use crate::{Op, OpKind};
 use std::fmt;
 use std::io;
 
-/// What a block operation gives.
+/// Result of a block operation.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong, for a caller that has to decide. Few, and stable.
+/// Category of an error, for callers that have to react to it. The list is short and stable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// The request reaches beyond the end of the device.
@@ -16,32 +16,32 @@ pub enum ErrorKind {
     Misaligned,
     /// The request is longer than the largest transfer of the device.
     TooLarge,
-    /// This way to the disk is gone; another way may still work.
+    /// The path to the disk is lost; another path may still work.
     PathLost,
     /// No answer within the time allowed.
     TimedOut,
-    /// The medium reports an error: the data is not there any more.
+    /// The medium reports an error: the data is lost.
     Media,
     /// A write to a device that is read-only.
     ReadOnly,
-    /// No space is left below.
+    /// The lower device has no space left.
     NoSpace,
-    /// The request was given up before it was carried out.
+    /// The request was canceled before it was carried out.
     Cancelled,
-    /// The device cannot do this kind of request.
+    /// The device does not support this operation.
     Unsupported,
-    /// Somebody else holds the device.
+    /// The device is in use by another holder.
     Busy,
-    /// The other side does not take the request now, and nothing of it is on its way any more: another
-    /// way may take it, or this one later.
+    /// The peer does not accept the request now, and no part of it is still on its way: another
+    /// path may accept it, or this path later.
     NotNow,
     /// No such device or file.
     NotFound,
-    /// The system refuses access.
+    /// The system denies access.
     Permission,
-    /// The configuration makes no sense: a value, and why, stand in the detail.
+    /// The configuration is invalid; the detail names the value and the reason.
     Invalid,
-    /// Anything else the system reports; the source says what.
+    /// Any other error that the system reports; the source has the reason.
     Io,
 }
 
@@ -67,7 +67,7 @@ impl ErrorKind {
         }
     }
 
-    /// The kind that an errno of the kernel stands for.
+    /// Maps an errno of the kernel to a kind.
     pub fn from_errno(errno: i32) -> ErrorKind {
         match errno {
             libc::EAGAIN | libc::EBUSY | libc::ETXTBSY => ErrorKind::Busy,
@@ -93,10 +93,10 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// An error of a device, with the operation it happened in.
+/// An error of a device, with the operation that failed.
 ///
-/// Printed as `DEVICE: OPERATION of LENGTH bytes at OFFSET: KIND: DETAIL`; the source is chained
-/// and not repeated.
+/// Printed as `DEVICE: OPERATION of LENGTH bytes at OFFSET: KIND: DETAIL`. The source is available
+/// through [`std::error::Error::source`] and not printed.
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -109,7 +109,7 @@ struct Inner {
 }
 
 impl Error {
-    /// An error of `device` without an operation, for example when it is opened.
+    /// Creates an error of `device` outside of any operation, for example when it is opened.
     pub fn new(kind: ErrorKind, device: impl Into<String>, detail: impl Into<String>) -> Error {
         Error(Box::new(Inner {
             kind,
@@ -121,7 +121,7 @@ impl Error {
         }))
     }
 
-    /// The error that an errno of the kernel stands for; the errno stays in the source.
+    /// Creates an error from an I/O error of the kernel; the errno stays available in the source.
     pub fn from_io(device: impl Into<String>, source: io::Error) -> Error {
         let kind = source
             .raw_os_error()
@@ -131,41 +131,41 @@ impl Error {
         error
     }
 
-    /// Adds the operation, its offset and its length in bytes.
+    /// Adds the operation, and its offset and length in bytes.
     pub fn in_op(mut self, op: &Op) -> Error {
         self.0.op = Some(op.kind());
         self.0.range = op.range();
         self
     }
 
-    /// Adds what the caller knows and a reader needs: why, and what to do next.
+    /// Sets the detail for the reader: the reason, and what to do next.
     pub fn detail(mut self, detail: impl Into<String>) -> Error {
         self.0.detail = detail.into();
         self
     }
 
-    /// The same error under another kind.
+    /// Replaces the kind of the error.
     pub fn with_kind(mut self, kind: ErrorKind) -> Error {
         self.0.kind = kind;
         self
     }
 
-    /// What went wrong.
+    /// Returns the category of the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// The device it happened on.
+    /// Returns the name of the device.
     pub fn device(&self) -> &str {
         &self.0.device
     }
 
-    /// Offset and length in bytes, where the operation has them.
+    /// Returns offset and length in bytes, where the operation has them.
     pub fn range(&self) -> Option<(u64, u64)> {
         self.0.range
     }
 
-    /// The errno to give to a client that speaks errno (NBD, FUSE).
+    /// Returns the errno for a client whose protocol has errnos (NBD, FUSE).
     pub fn errno(&self) -> i32 {
         if let Some(errno) = self.0.source.as_ref().and_then(io::Error::raw_os_error) {
             return errno;
@@ -187,7 +187,7 @@ impl Error {
 }
 
 impl Clone for Error {
-    /// An [`io::Error`] cannot be cloned; its errno can, and it is all the kernel ever gives.
+    /// An [`io::Error`] cannot be cloned; its errno can, and the kernel reports nothing else.
     fn clone(&self) -> Error {
         let source = self.0.source.as_ref().map(|e| match e.raw_os_error() {
             Some(errno) => io::Error::from_raw_os_error(errno),

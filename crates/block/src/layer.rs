@@ -1,18 +1,21 @@
-//! Which layer a thread works in, and what CPU each layer of this process has taken.
+//! CPU time of each layer of this process, by a record of the layer in which each thread runs.
 //!
 //! ```text
 //!   thread:  protocol ──► fs ──► cache ──► crypt ──► path ──► crypt ──► cache ──► ...
-//!                      │      │        each turn: what the clock went on belongs to the layer that is left
+//!                      │      │        each arrow: the time since the last one is
+//!                                      added to the layer that the thread leaves
 //! ```
 //!
-//! **Invariant:** a nanosecond is counted once, for the innermost layer; what nobody has claimed is in no counter,
-//! so that the rest of the process is the whole less their sum.
+//! **Invariant:** a nanosecond is counted once, for the innermost layer. Time outside of any layer
+//! is in no counter, so the rest of the process is its total less the sum of the counters.
 //!
-//! A layer says [`within`] where others call it. Until somebody asks for figures with [`count`], that is two
-//! stores to memory of the thread; afterwards the thread's clock is read at both ends, a few hundred
-//! nanoseconds, and more in virtual machines (`examples/layer.rs` measures it).
+//! A layer calls [`within`] at its entry points. Until [`count`] enables accounting, that costs two
+//! stores to memory of the thread; afterwards it reads the thread's clock on entry and on exit,
+//! which takes a few hundred nanoseconds, and more in virtual machines (`examples/layer.rs`
+//! measures it).
 //!
-//! Absent on purpose: time spent waiting, which the clock of a thread leaves out, and work of kernel threads.
+//! Deliberately absent: time spent waiting, which a thread's CPU clock does not include, and the
+//! work of kernel threads.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::Cell;
@@ -21,20 +24,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// A layer of the stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Layer {
-    /// Requests of clients as bytes: FUSE, NBD, AFS.
+    /// Client protocols: FUSE, NBD, AFS.
     Protocol,
     /// Files and directories.
     Fs,
-    /// Pages in memory.
+    /// Page cache.
     Cache,
-    /// The cipher.
+    /// Encryption.
     Crypt,
-    /// What reaches a disk, its paths and the choice among them.
+    /// Disk I/O: paths and path selection.
     Path,
 }
 
 impl Layer {
-    /// All of them, from the top down; their places are those of [`spent`].
+    /// All layers from the top down, in the order of the counters that [`spent`] returns.
     pub const ALL: [Layer; 5] = [
         Layer::Protocol,
         Layer::Fs,
@@ -43,7 +46,7 @@ impl Layer {
         Layer::Path,
     ];
 
-    /// Its name in reports.
+    /// Returns the name of the layer in reports.
     pub fn name(self) -> &'static str {
         match self {
             Layer::Protocol => "protocol",
@@ -58,11 +61,11 @@ impl Layer {
 static COUNTING: AtomicBool = AtomicBool::new(false);
 static SPENT: [AtomicU64; 5] = [const { AtomicU64::new(0) }; 5];
 
-/// Where a thread is.
+/// The layer in which a thread runs.
 #[derive(Clone, Copy)]
 struct Here {
     layer: Option<Layer>,
-    /// The thread's clock when it came there; `None` until it is first read.
+    /// The thread's clock when it entered the layer; `None` if it has not been read.
     since: Option<u64>,
 }
 
@@ -75,7 +78,7 @@ thread_local! {
     };
 }
 
-/// The thread is in a layer until this goes.
+/// Guard that keeps the thread in a layer until it is dropped.
 #[must_use = "the layer is left when this is dropped"]
 pub struct Within(Option<Layer>);
 
@@ -85,18 +88,18 @@ impl Drop for Within {
     }
 }
 
-/// Enters a layer.
+/// Enters a layer and returns a guard that leaves it again.
 pub fn within(layer: Layer) -> Within {
     Within(go(Some(layer)))
 }
 
-/// Says where this thread is when it is within nothing else: a thread of a protocol's server, of a cache's
-/// background.
+/// Sets the layer of this thread for the time outside of any [`within`], for example for a thread
+/// of a protocol server or a background thread of the cache.
 pub fn home(layer: Layer) {
     go(Some(layer));
 }
 
-/// Goes to a layer; gives the one that was left.
+/// Switches the thread to another layer and returns the previous one.
 fn go(to: Option<Layer>) -> Option<Layer> {
     HERE.with(|here| {
         let Here { layer, since } = here.get();
@@ -117,13 +120,14 @@ fn thread_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Begins to count, for the rest of this process.
+/// Enables accounting for the rest of this process.
 pub fn count() {
     COUNTING.store(true, Relaxed);
 }
 
-/// Nanoseconds of CPU of each layer since [`count`], in the order of [`Layer::ALL`]; `None` where nobody asked
-/// for them. What a thread does in a layer is in it from when it leaves that layer.
+/// Returns the nanoseconds of CPU time of each layer since [`count`], in the order of
+/// [`Layer::ALL`]; `None` if accounting is not enabled. Time in a layer is added when the thread
+/// leaves it.
 pub fn spent() -> Option<[u64; 5]> {
     let counting = COUNTING.load(Relaxed);
     counting.then(|| SPENT.each_ref().map(|ns| ns.load(Relaxed)))
@@ -147,7 +151,7 @@ mod tests {
         let thread = std::thread::spawn(|| {
             home(Layer::Protocol);
             count();
-            // Nothing was read before it was asked for.
+            // The clock is not read before accounting is enabled.
             drop(within(Layer::Fs));
             burn(2 * MS);
             {
@@ -159,7 +163,7 @@ mod tests {
             }
             burn(MS);
             let before = thread_ns();
-            // Leaves the protocol, so that what it took is in the counter.
+            // Leaves the protocol layer, so that its time is in the counter.
             let _fs = within(Layer::Fs);
             before
         });

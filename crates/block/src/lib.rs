@@ -1,16 +1,16 @@
-//! The waist of EVFS: every layer from a path to a disk up to the cache is a [`BlockDevice`], and
-//! work on it is done through a [`Queue`] that one thread opens.
+//! The block device interface of EVFS. Every layer from a path to a disk up to the cache implements
+//! [`BlockDevice`]; a thread submits requests to it through a [`Queue`] of its own.
 //!
 //! ```text
-//!   submit(request) ──► staged ──kick──► in flight ──reap──► completion (the request comes back)
+//!   submit(request) ──► staged ──kick──► in flight ──reap──► completion (returns the request)
 //! ```
 //!
-//! **Invariant:** a buffer belongs to exactly one side at a time. It moves into the queue with the
-//! request and comes back with the completion, so nothing in flight can touch freed memory, and
-//! nobody can look at a buffer that a disk is still writing.
+//! **Invariant:** a buffer has exactly one owner at a time. It moves into the queue with the
+//! request and returns with the completion, so a request in flight cannot touch freed memory, and
+//! no thread can read a buffer that a disk is still writing.
 //!
-//! Absent on purpose: callbacks, async runtimes, locks on the data path, and any knowledge of what
-//! lies below or above.
+//! Deliberately absent: callbacks, async runtimes, locks on the data path, and any knowledge of the
+//! layers above and below.
 
 mod blocking;
 mod buf;

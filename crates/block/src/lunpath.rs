@@ -1,13 +1,14 @@
-//! What a path to a LUN offers beyond a device: who answers at its other end, connections that are
-//! made off the data path, and a fence against what was sent and never answered.
+//! Control plane of a path to a LUN: the identity of the target at its other end, connections that
+//! are established off the data path, and a fence against requests that were sent and never
+//! answered.
 //!
-//! Everything here is *control plane*: it may wait (never longer than it is told), and it runs on no
-//! thread that carries I/O. Only [`Connection::open`] runs there, and it does not wait.
+//! These calls may block, never longer than the given limit, and run on no thread that carries I/O.
+//! The exception is [`Connection::open`], which runs on an I/O thread and does not block.
 
 use crate::{DeviceInfo, Queue, Result};
 use std::time::Duration;
 
-/// How a path reaches its LUN.
+/// Transport of a path to its LUN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Transport {
     /// A file or a block device of this machine.
@@ -19,7 +20,7 @@ pub enum Transport {
 }
 
 impl Transport {
-    /// The name in attribute scopes, listings and JSON.
+    /// Returns the name in attribute scopes, listings and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Transport::File => "file",
@@ -33,25 +34,25 @@ impl Transport {
 /// 5.15.2.4).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
-    /// Carries I/O at full speed; also what a target without ALUA gives.
+    /// Carries I/O at full speed; also the state of a target without ALUA.
     Optimized,
-    /// Carries I/O, at a cost.
+    /// Carries I/O with reduced performance.
     NonOptimized,
     /// Carries no I/O until it is made active.
     Standby,
-    /// Carries nothing.
+    /// Carries no I/O.
     Unavailable,
-    /// On its way from one state to another.
+    /// In transition from one state to another.
     Transitioning,
 }
 
 impl Access {
-    /// Whether reads and writes are carried out at all.
+    /// Reports whether reads and writes are carried out in this state.
     pub fn carries(self) -> bool {
         matches!(self, Access::Optimized | Access::NonOptimized)
     }
 
-    /// The name in listings and JSON.
+    /// Returns the name in listings and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Access::Optimized => "optimized",
@@ -63,26 +64,27 @@ impl Access {
     }
 }
 
-/// What a connection heard of access, beside or instead of an answer.
+/// Information about access that a connection received, with or instead of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessSign {
-    /// It has changed; into what has to be asked ([`Lunpath::access`]).
+    /// The access state has changed; [`Lunpath::access`] returns the new one.
     Changed,
-    /// It is this, for as long as nothing else is heard.
+    /// The access state is this, until another report arrives.
     Is(Access),
 }
 
-/// Who answers at the other end of a path. Strings are as the target gives them, without padding.
+/// Identity of the target at the other end of a path. Strings are as the target sends them, without
+/// padding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
-    /// World-wide ID: `naa.HEX`, `eui.HEX`, `t10.TEXT` or `uuid.HEX` (VPD page 0x83), or what an NBD
-    /// export gives in its description (`wwid=...`). `None`: the target names none.
+    /// World-wide ID: `naa.HEX`, `eui.HEX`, `t10.TEXT` or `uuid.HEX` (VPD page 0x83), or the value
+    /// in the description of an NBD export (`wwid=...`). `None`: the target reports none.
     pub wwid: Option<String>,
     /// Unit serial number (VPD page 0x80).
     pub serial: Option<String>,
     /// Vendor of the device, for attribute scopes: `IET`, `NBD`, `file`.
     pub vendor: String,
-    /// Product of the device.
+    /// Product name of the device.
     pub product: String,
     /// Size in bytes.
     pub size: u64,
@@ -94,33 +96,33 @@ pub struct Identity {
     pub access: Access,
 }
 
-/// One way to a LUN.
+/// One path to a LUN.
 pub trait Lunpath: Send + Sync {
-    /// The address, as the user writes it: a URI or a file name. Holds no secret.
+    /// Returns the address as the user writes it: a URI or a file name. Contains no secret.
     fn name(&self) -> &str;
 
-    /// How the LUN is reached.
+    /// Returns the transport of the path.
     fn transport(&self) -> Transport;
 
-    /// The port of the target, for limits per port and `pref_tport`: `HOST:PORT`, a socket's path, or
-    /// the name of a file's folder. Paths with the same text share a port.
+    /// Returns the port of the target, for limits per port and `pref_tport`: `HOST:PORT`, the path
+    /// of a socket, or the directory of a file. Paths with the same text share a port.
     fn target_port(&self) -> String;
 
-    /// Asks who answers. Waits no longer than `within`.
+    /// Queries the identity of the target. Waits at most `within`.
     ///
     /// # Errors
-    /// The path is lost, refuses, or does not answer in time.
+    /// The path is lost, refuses the query, or does not answer in time.
     fn identify(&self, within: Duration) -> Result<Identity>;
 
-    /// Makes a connection for one queue. Waits no longer than `within`.
+    /// Establishes a connection for one queue. Waits at most `within`.
     ///
     /// # Errors
-    /// As [`Lunpath::identify`]. [`crate::ErrorKind::NotNow`]: the target is there, and its port gives
-    /// no access to the unit at present.
+    /// As [`Lunpath::identify`]. [`crate::ErrorKind::NotNow`]: the target is reachable, but its
+    /// port provides no access to the unit at present.
     fn connect(&self, within: Duration) -> Result<Box<dyn Connection>>;
 
-    /// Asks for the access that the target's port gives, also when that is none. Waits no longer than
-    /// `within`. `None`: the target makes no difference between its ports.
+    /// Queries the access state of the target's port, including states without access. Waits at
+    /// most `within`. `None`: the target does not distinguish its ports.
     ///
     /// # Errors
     /// As [`Lunpath::identify`].
@@ -129,47 +131,47 @@ pub trait Lunpath: Send + Sync {
         Ok(None)
     }
 
-    /// Through this path, makes sure that nothing which was sent under `key` (of a connection of
-    /// *another* path to the same LUN) and is still on its way is ever carried out. Waits no longer
-    /// than `within`.
+    /// Ensures through this path that no request which was sent under `key` (of a connection of
+    /// *another* path to the same LUN) and is still on its way is ever carried out. Waits at most
+    /// `within`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] where the transport or the target has no such thing.
+    /// [`crate::ErrorKind::Unsupported`] if the transport or the target has no fence.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
 
-    /// Takes back what connections that were lost, and fences, have left at the other end. For when
-    /// no connection of the LUN is in use any more; called for all its paths, and then once more,
-    /// because what one path left may be needed until another has taken back its own. Waits no longer
-    /// than `within`.
+    /// Removes state that lost connections and fences have left at the target. For use once no
+    /// connection of the LUN remains; called for all its paths and then once more, because one path
+    /// may need the state of another until that path has removed it. Waits at most `within`.
     fn close(&self, within: Duration) {
         let _ = within;
     }
 }
 
-/// A connection that is ready, on its way to the thread that will use it.
+/// An established connection that has not reached its I/O thread yet.
 pub trait Connection: Send {
-    /// The device as this connection found it.
+    /// Describes the device as this connection found them.
     fn info(&self) -> &DeviceInfo;
 
-    /// Who answered, as found while this very connection was made: what was proven of another
-    /// connection says nothing about this one.
+    /// Returns the identity that the target reported while this connection was established: the
+    /// identity seen on another connection proves nothing about this one.
     fn identity(&self) -> &Identity;
 
-    /// Whether the target makes a difference between its ports, so that [`Lunpath::access`] is worth
-    /// asking now and then.
+    /// Reports whether the target distinguishes its ports, so that [`Lunpath::access`] is worth
+    /// polling.
     fn access_varies(&self) -> bool {
         false
     }
 
-    /// What [`Lunpath::fence`] names this connection by, if it can be fenced.
+    /// Returns the key that identifies this connection to [`Lunpath::fence`], if it can be fenced.
     fn fence_key(&self) -> Option<u64>;
 
-    /// The queue, on the thread that calls. Does not wait. The queue does not connect again: when
-    /// the connection is lost, everything in flight and everything submitted later completes with
-    /// [`crate::ErrorKind::PathLost`]. Nor does it wait for a target that is busy or whose port gives
-    /// no access: that is [`crate::ErrorKind::NotNow`], for whoever knows another way.
+    /// Opens the queue on the calling thread. Does not block. The queue does not reconnect: when
+    /// the connection is lost, every request in flight and every later one completes with
+    /// [`crate::ErrorKind::PathLost`]. Nor does it wait for a target that is busy or whose port
+    /// provides no access: such requests complete with [`crate::ErrorKind::NotNow`], and the caller
+    /// may use another path.
     ///
     /// # Errors
-    /// The system refuses what the queue needs.
+    /// The system denies a resource that the queue needs.
     fn open(self: Box<Self>) -> Result<Box<dyn Queue>>;
 }

@@ -1,22 +1,22 @@
 //! A bounded pool of equal buffers in one mapping, so that the data path neither allocates nor
-//! faults pages in, and a ring can register the whole of it once.
+//! takes page faults, and a ring can register all of it once.
 //!
-//! Buffers are not zeroed between uses, only when the pool is freed: whoever takes one fills it
-//! before anybody else sees it.
+//! Buffers are not zeroed between uses, only when the pool is freed: the user of a buffer fills it
+//! before other code can read it.
 
 use crate::Buf;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 
-/// Buffers of one size, at most `count` of them out at a time.
+/// A pool of buffers of one size, of which at most `count` are in use at a time.
 ///
-/// Memory: `buf_size * count` bytes, mapped when the pool is made and touched on first use.
+/// Memory: `buf_size * count` bytes, mapped when the pool is created and populated on first use.
 #[derive(Clone)]
 pub struct BufPool {
     arena: Arc<Arena>,
 }
 
-/// The mapping behind a pool. Lives until the pool and all its buffers are gone.
+/// The mapping behind a pool. Exists until the pool and all its buffers are dropped.
 pub(crate) struct Arena {
     base: NonNull<u8>,
     buf_size: usize,
@@ -24,14 +24,14 @@ pub(crate) struct Arena {
     free: Mutex<Vec<u32>>,
 }
 
-// SAFETY: the mapping belongs to the arena; the free list, which decides who may use which part
-// of it, is behind a mutex.
+// SAFETY: the mapping belongs to the arena; the free list, which decides which buffer owns which
+// part of it, is behind a mutex.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
 impl BufPool {
-    /// A pool of `count` buffers of `buf_size` bytes, rounded up to whole pages.
+    /// Creates a pool of `count` buffers of `buf_size` bytes, rounded up to whole pages.
     ///
     /// # Panics
     /// When the system has no memory to map.
@@ -42,7 +42,7 @@ impl BufPool {
             .checked_mul(count)
             .expect("a pool fits the address space");
         // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing. It is
-        // zero, so all of it is initialised.
+        // zero, so all of it is initialized.
         let base = unsafe {
             let at = libc::mmap(
                 std::ptr::null_mut(),
@@ -56,8 +56,8 @@ impl BufPool {
                 at != libc::MAP_FAILED,
                 "no memory for a pool of {bytes} bytes"
             );
-            // Clear data has no business in a core dump; large pages save TLB misses. Miri knows
-            // neither and needs neither.
+            // Plaintext must not reach a core dump; large pages save TLB misses. Miri supports
+            // neither call and needs neither.
             if !cfg!(miri) {
                 libc::madvise(at, bytes, libc::MADV_DONTDUMP);
                 libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
@@ -75,8 +75,8 @@ impl BufPool {
         }
     }
 
-    /// A buffer of `len` bytes with whatever content its last user left, or `None` while all are
-    /// out.
+    /// Takes a buffer of `len` bytes with the content that its previous user left; `None` while all
+    /// buffers are in use.
     ///
     /// # Panics
     /// When `len` is more than [`BufPool::buf_size`].
@@ -93,18 +93,18 @@ impl BufPool {
         Some(Buf::of_arena(ptr, len, arena.buf_size, Arc::clone(arena)))
     }
 
-    /// Bytes each buffer can hold.
+    /// Returns the capacity of each buffer in bytes.
     pub fn buf_size(&self) -> usize {
         self.arena.buf_size
     }
 
-    /// Buffers in the pool, out or not.
+    /// Returns the number of buffers in the pool, in use or free.
     pub fn count(&self) -> usize {
         self.arena.count
     }
 
-    /// The whole memory of the pool, for registration with a ring. It stays mapped while a clone
-    /// of the pool lives.
+    /// Returns the whole memory of the pool, for registration with a ring. It stays mapped while a
+    /// clone of the pool exists.
     pub fn region(&self) -> (NonNull<u8>, usize) {
         (self.arena.base, self.arena.buf_size * self.arena.count)
     }
@@ -123,9 +123,9 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         let bytes = self.buf_size * self.count;
-        // SAFETY: every buffer holds an `Arc` of the arena, so none is left. Unmapping private
-        // anonymous memory gives the pages back to the kernel, which zeroes them before anyone
-        // else gets them; zeroing them here first would only fault in what was never used.
+        // SAFETY: every buffer holds an `Arc` of the arena, so no buffer remains. Unmapping private
+        // anonymous memory returns the pages to the kernel, which zeroes them before it reuses
+        // them; zeroing them here would only fault in pages that were never used.
         unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
     }
 }

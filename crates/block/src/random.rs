@@ -1,16 +1,16 @@
-//! A small generator for devices and tests that have to be repeatable from a seed.
+//! A small random number generator for devices and tests that must be reproducible from a seed.
 
-/// SplitMix64 (Steele, Lea, Flood 2014). Not for keys.
+/// SplitMix64 (Steele, Lea, Flood 2014). Not for cryptographic use.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of this seed.
+    /// Creates a generator with this seed.
     pub fn new(seed: u64) -> Random {
         Random(seed)
     }
 
-    /// The next 64 bits.
+    /// Generates the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -19,12 +19,12 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`, which is not zero.
+    /// Draws a number less than `bound`, which must not be zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
     }
 
-    /// Fills `out`.
+    /// Fills `out` with random bytes.
     pub fn fill(&mut self, out: &mut [u8]) {
         for part in out.chunks_mut(8) {
             part.copy_from_slice(&self.next_u64().to_le_bytes()[..part.len()]);

@@ -1,4 +1,4 @@
-//! What a queue can be asked to do, and what comes back.
+//! Requests to a queue, and their completions.
 
 use crate::{Bufs, Error};
 use std::fmt;
@@ -6,39 +6,39 @@ use std::fmt;
 /// An operation on a device. Offsets and lengths are bytes, multiples of the logical block size.
 #[derive(Debug)]
 pub enum Op {
-    /// Fill `bufs` from `offset` on.
+    /// Read into `bufs` from `offset`.
     Read {
         /// First byte.
         offset: u64,
-        /// Where the data goes, in order.
+        /// Destination buffers, in order.
         bufs: Bufs,
     },
-    /// Write `bufs` from `offset` on.
+    /// Write `bufs` at `offset`.
     Write {
         /// First byte.
         offset: u64,
-        /// What is written, in order. Comes back unchanged.
+        /// Data to write, in order. The completion returns it unchanged.
         bufs: Bufs,
-        /// Force unit access: complete only when the data is on stable storage.
+        /// Force unit access: complete only once the data is on stable storage.
         fua: bool,
     },
-    /// Make every write whose completion was reaped before this was submitted survive a power cut.
+    /// Put every write whose completion was reaped before this was submitted on stable storage.
     Flush,
-    /// The range is not needed any more; what it reads as is undefined until it is
-    /// written again (an encrypted volume deciphers whatever is below).
+    /// Declare the range unused. Its content is undefined until it is written again (an encrypted
+    /// volume decrypts the content of the lower device).
     Discard {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// The range reads as zeros afterwards.
+    /// Fill the range with zeros.
     WriteZeroes {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Complete only when the zeros are on stable storage.
+        /// Complete only once the zeros are on stable storage.
         fua: bool,
         /// The device may free the space.
         unmap: bool,
@@ -73,7 +73,7 @@ impl fmt::Display for OpKind {
 }
 
 impl Op {
-    /// Which operation this is.
+    /// Returns the kind of this operation.
     pub fn kind(&self) -> OpKind {
         match self {
             Op::Read { .. } => OpKind::Read,
@@ -84,7 +84,7 @@ impl Op {
         }
     }
 
-    /// First byte and length in bytes; `None` for a flush.
+    /// Returns the first byte and the length in bytes; `None` for a flush.
     pub fn range(&self) -> Option<(u64, u64)> {
         match self {
             Op::Read { offset, bufs } | Op::Write { offset, bufs, .. } => {
@@ -97,7 +97,7 @@ impl Op {
         }
     }
 
-    /// Whether the operation changes what is on the device.
+    /// Reports whether the operation changes data on the device.
     pub fn changes_data(&self) -> bool {
         matches!(
             self,
@@ -106,25 +106,25 @@ impl Op {
     }
 }
 
-/// An operation and the name its submitter gives it.
+/// An operation and the tag that its submitter chose.
 #[derive(Debug)]
 pub struct Request {
-    /// Chosen by the submitter and given back with the completion. Need not be unique for the
-    /// queue; it has to be for a submitter that wants to tell its requests apart.
+    /// Chosen by the submitter and returned with the completion. The queue does not require it to
+    /// be unique; a submitter that must tell its requests apart does.
     pub tag: u64,
-    /// What to do.
+    /// The operation to carry out.
     pub op: Op,
 }
 
-/// A request that has ended. The operation comes back whole, with its buffers, so that it can be
-/// submitted again elsewhere.
+/// A request that has ended. It returns the operation whole, with its buffers, so that the caller
+/// can submit it again elsewhere.
 #[derive(Debug)]
 #[must_use = "a completion carries the result and the buffers of a request"]
 pub struct Completion {
     /// The tag of the request.
     pub tag: u64,
-    /// The operation of the request; after a read that went well its buffers hold the data.
+    /// The operation of the request; after a successful read its buffers hold the data.
     pub op: Op,
-    /// How it went.
+    /// Result of the operation.
     pub result: Result<(), Error>,
 }

@@ -1,4 +1,4 @@
-//! NUMA nodes ("cells"), their CPUs and distances, from sysfs.
+//! NUMA nodes ("cells"), their CPUs and distances, read from sysfs.
 
 use std::collections::BTreeMap;
 use std::io::{Error, ErrorKind, Read, Result};
@@ -6,12 +6,12 @@ use std::path::Path;
 
 /// Distance of a node to itself, in sysfs units.
 pub const LOCAL: u32 = 10;
-/// Numbers of nodes and CPUs are below this; what is not is refused.
+/// Exclusive upper bound for node and CPU numbers; larger ones are refused.
 const NUMBER_MAX: u32 = 65_536;
-/// No file of interest is longer.
+/// Maximum length of a file that is read, in bytes; no relevant file is longer.
 const FILE_MAX: u64 = 1 << 20;
 
-/// The cells of a machine, as they were when they were read.
+/// The NUMA nodes of a machine at the time they were read.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
     cells: BTreeMap<u32, Cell>,
@@ -21,16 +21,16 @@ pub struct Topology {
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cell {
     cpus: Vec<u32>,
-    /// By node.
+    /// Distance to each node, by node number.
     distances: BTreeMap<u32, u32>,
 }
 
 impl Topology {
     /// Reads `<root>/devices/system/node`; `root` is `/sys` outside of tests. A kernel without NUMA
-    /// has no such folder: that is a topology without cells.
+    /// has no such directory; the result is then a topology without cells.
     ///
     /// # Errors
-    /// A file cannot be read, or does not hold what it should; the message names it.
+    /// A file cannot be read or is malformed; the message names it.
     pub fn read(root: &Path) -> Result<Topology> {
         let nodes = root.join("devices/system/node");
         let online = match text(&nodes.join("online")) {
@@ -54,28 +54,28 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The cells, ascending.
+    /// Iterates over the cells in ascending order.
     pub fn cells(&self) -> impl Iterator<Item = u32> {
         self.cells.keys().copied()
     }
 
-    /// The CPUs of a cell, ascending; none of a cell that does not exist.
+    /// Returns the CPUs of a cell in ascending order; empty if the cell does not exist.
     pub fn cpus(&self, cell: u32) -> &[u32] {
         self.cells.get(&cell).map_or(&[], |cell| &cell.cpus)
     }
 
-    /// The cell of a CPU.
+    /// Returns the cell of a CPU.
     pub fn cell_of_cpu(&self, cpu: u32) -> Option<u32> {
         self.cell_of_cpu.get(&cpu).copied()
     }
 
-    /// Distance from cell `a` to cell `b` in sysfs units, [`LOCAL`] if they are the same. `None`:
-    /// one of them does not exist.
+    /// Returns the distance from cell `a` to cell `b` in sysfs units, [`LOCAL`] if they are the
+    /// same. `None`: one of them does not exist.
     pub fn distance(&self, a: u32, b: u32) -> Option<u32> {
         self.cells.get(&a)?.distances.get(&b).copied()
     }
 
-    /// The cell of the CPU that runs this thread now.
+    /// Returns the cell of the CPU on which this thread runs now.
     pub fn current_cell(&self) -> Option<u32> {
         self.cell_of_cpu(u32::try_from(rustix::thread::sched_getcpu()).ok()?)
     }
@@ -97,7 +97,7 @@ fn text(file: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// `0-3,8,10-11`, ascending without repetition. The empty text is the empty list.
+/// Parses `0-3,8,10-11`, ascending without repetition. An empty text is an empty list.
 fn list(text: &str) -> Option<Vec<u32>> {
     let mut numbers: Vec<u32> = Vec::new();
     for part in text.trim().split(',').filter(|_| !text.trim().is_empty()) {
@@ -118,7 +118,7 @@ fn number(text: &str) -> Option<u32> {
     (number < NUMBER_MAX).then_some(number)
 }
 
-/// One distance per online node, in their order.
+/// Parses one distance for each online node, in the order of `online`.
 fn distances(text: &str, online: &[u32]) -> Option<BTreeMap<u32, u32>> {
     let values: Vec<u32> = text.split_whitespace().map(number).collect::<Option<_>>()?;
     let plausible = values.len() == online.len() && values.iter().all(|d| *d >= LOCAL);

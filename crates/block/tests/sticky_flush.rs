@@ -1,5 +1,5 @@
-//! Flushes of several queues over a disk that tells one of them of a loss, and which of them is known
-//! to the script alone.
+//! Flushes of several queues over a disk that reports a loss to one of them; the test script
+//! chooses which.
 
 use block::{
     BlockDevice, Blocking, Buf, Completion, Delay, DeviceInfo, Error, ErrorKind, Mem, Op, Queue,
@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// What goes to one queue of the disk, and what comes back when the script says so.
+/// Requests to one queue of the disk, and their completions as ordered by the script.
 struct Line {
     asked: Mutex<Vec<Request>>,
     answered: Mutex<Vec<Completion>>,
@@ -18,7 +18,7 @@ struct Line {
 }
 
 impl Line {
-    /// Answers the oldest request.
+    /// Completes the oldest request.
     fn answer(&self, well: bool) {
         let Request { tag, op } = self.asked.lock().unwrap().remove(0);
         let result = match well {
@@ -105,7 +105,7 @@ fn wait_for(fd: BorrowedFd<'_>) {
     assert_eq!(readable, Ok(1), "nobody was woken");
 }
 
-/// Two queues, and the lines below them.
+/// Two queues, and their lower queues on the disk.
 struct Bench {
     queues: [Box<dyn Queue>; 2],
     lines: [Arc<Line>; 2],
@@ -113,7 +113,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// With something written, which a flush that fails may lose.
+    /// Creates a bench with a completed write, which a failing flush may lose.
     fn new() -> Bench {
         let mut bench = Bench::untouched();
         bench.submit(0, 0, write(false));
@@ -142,14 +142,14 @@ impl Bench {
         self.queues[queue].kick().unwrap();
     }
 
-    /// What a queue has: tags, and whether it went well.
+    /// Reaps tag and success of each completion that the queue has.
     fn reap(&mut self, queue: usize) -> Vec<(u64, bool)> {
         let mut done = Vec::new();
         self.queues[queue].reap(Wait::Poll, &mut done).unwrap();
         done.iter().map(|c| (c.tag, c.result.is_ok())).collect()
     }
 
-    /// The same, as a client that sleeps gets it.
+    /// Sleeps on the descriptor, and returns the same as `reap`.
     fn wake(&mut self, queue: usize) -> Vec<(u64, bool)> {
         wait_for(self.queues[queue].wait_fd().unwrap());
         self.reap(queue)
@@ -182,7 +182,7 @@ fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
             for (queue, tag, op) in submits {
                 bench.submit(queue, tag, op);
             }
-            // The good answer is there first, and the bad one is known to nobody yet.
+            // The success arrives first, and the failure is not known yet.
             bench.lines[good].answer(true);
             assert_eq!(bench.reap(good), [], "a success that may be a lie");
             assert!(!bench.is_readable(good));
@@ -190,7 +190,7 @@ fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
             assert_eq!(bench.wake(bad), [(7, false)]);
             assert_eq!(bench.wake(good), [(8, false)]);
             assert!(!bench.is_readable(good));
-            // And so does every later one.
+            // Every later flush fails as well.
             bench.submit(good, 9, Op::Flush);
             bench.lines[good].answer(true);
             assert_eq!(bench.wake(good), [(9, false)]);
@@ -208,7 +208,7 @@ fn a_flush_that_fails_before_anything_is_written_binds_nobody() {
     bench.lines[1].answer(true);
     assert_eq!(bench.wake(1), [(2, true)]);
     assert!(bench.sticky.failure().get().is_none());
-    // With the first write that is over, also where it fails, and whatever queue it was on.
+    // After the first write a failure counts, even if that write failed, and on any queue.
     bench.submit(1, 3, write(false));
     bench.lines[1].answer(false);
     assert_eq!(bench.wake(1), [(3, false)]);

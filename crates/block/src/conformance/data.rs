@@ -1,4 +1,4 @@
-//! Data: what was written is what is read, whatever else goes on.
+//! Data: a read returns the data written, under any concurrent load.
 
 use super::{
     SPAN, assert_tags, content, fill, good, piece, read, reap_all, reap_some, submit, write_of,
@@ -6,8 +6,8 @@ use super::{
 };
 use crate::{BlockDevice, Blocking, Buf, BufPool, Bufs, Op, Queue, Random, Wait};
 
-/// A random mix with many in flight, on ranges that do not overlap while in flight; then
-/// everything is compared with a plain copy in memory.
+/// Runs a random mix with many requests in flight, on ranges that do not overlap while in flight;
+/// then compares everything with a plain copy in memory.
 pub(super) fn random_operations_agree_with_a_model(device: &dyn BlockDevice, seed: u64) {
     let mut random = Random::new(seed);
     let mut model = vec![0; SPAN as usize];
@@ -48,13 +48,13 @@ pub(super) fn random_operations_agree_with_a_model(device: &dyn BlockDevice, see
     );
 }
 
-/// The bytes of an operation, as a range of a model.
+/// Converts the range of an operation to a range of the model.
 pub(super) fn range_of(op: &Op) -> Option<std::ops::Range<usize>> {
     let (offset, len) = op.range()?;
     Some(offset as usize..(offset + len) as usize)
 }
 
-/// The bytes of buffers in a row.
+/// Copies buffers to a contiguous slice.
 pub(super) fn copy_out(bufs: &Bufs, mut out: &mut [u8]) {
     for buf in bufs.iter() {
         let (part, rest) = out.split_at_mut(buf.len());
@@ -63,9 +63,9 @@ pub(super) fn copy_out(bufs: &Bufs, mut out: &mut [u8]) {
     }
 }
 
-/// Parts of the device, one for each request in flight, and the buffers for them.
+/// Parts of the device, one for each request in flight, and buffers for them.
 pub(super) struct Lanes {
-    /// How many there are.
+    /// Number of lanes.
     pub(super) count: u64,
     bytes: u64,
     block: u64,
@@ -74,7 +74,8 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
-    /// For a queue that has not been used, because it may register the pool.
+    /// Creates the lanes of an unused queue; the queue must be unused because it may register the
+    /// pool.
     pub(super) fn of(queue: &mut dyn Queue) -> Lanes {
         let info = queue.info();
         let block = u64::from(info.logical_block_size);
@@ -92,8 +93,7 @@ impl Lanes {
         }
     }
 
-    /// A random operation within a lane; a write has random content, and there are one or two
-    /// buffers.
+    /// Draws a random operation within a lane; a write has random content, in one or two buffers.
     pub(super) fn operation(&self, lane: u64, random: &mut Random) -> Op {
         let len = (1 + random.below(self.blocks_max)) * self.block;
         let room = (self.bytes - len) / self.block + 1;
@@ -128,13 +128,13 @@ impl Lanes {
     }
 }
 
-/// Zeros are zeros and discarded blocks are old or zero, and neighbours are as they were.
+/// Zeroed blocks are zero, discarded blocks have any content, and their neighbors are unchanged.
 pub(super) fn zeroes_and_discards_keep_to_their_range(device: &dyn BlockDevice) {
     let block = device.info().logical_block_size as usize;
     let discards = device.info().discard;
     let queue = &mut *device.queue().expect("a queue opens");
     let mut random = Random::new(6);
-    // Long enough that a device below frees whole chunks of its own, with ragged ends.
+    // Long enough that a lower device frees whole chunks of its own, with partial ones at the ends.
     let span = (128 * block).max(1 << 20);
     for (at, len) in [(1, 1), (3, 7), (8, 64), (5, span / block - 9)] {
         let range = at * block..(at + len) * block;
@@ -166,13 +166,14 @@ pub(super) fn zeroes_and_discards_keep_to_their_range(device: &dyn BlockDevice) 
         let after = content(queue, 0, span);
         for (index, (new, old)) in after.chunks(block).zip(before.chunks(block)).enumerate() {
             let inside = range.contains(&(index * block));
-            // Inside, anything may be read: an encrypted volume deciphers whatever is below.
+            // Inside, any content is permitted: an encrypted volume decrypts whatever the lower
+            // device holds.
             assert!(
                 new == old || inside,
                 "a discard of {range:?} changed block {index}"
             );
         }
-        // Discarded blocks take new data.
+        // Discarded blocks accept new data.
         fill(queue, offset, &before[range.clone()]);
         assert!(
             content(queue, 0, span) == before,
@@ -181,8 +182,8 @@ pub(super) fn zeroes_and_discards_keep_to_their_range(device: &dyn BlockDevice) 
     }
 }
 
-/// FUA and flush succeed at any moment and change nothing; that they also save is for
-/// [`super::run_with_power_cuts`] to see.
+/// FUA and flush succeed at any moment and change no data. [`super::run_with_power_cuts`] checks
+/// that they also make it durable.
 pub(super) fn fua_and_flush_leave_the_data(device: &dyn BlockDevice) {
     let len = piece(device);
     let mut queue = device.queue().expect("a queue opens");
@@ -193,7 +194,7 @@ pub(super) fn fua_and_flush_leave_the_data(device: &dyn BlockDevice) {
         Random::new(round).fill(&mut data);
         submit(queue, 0, write_of(0, Buf::copy_of(&data), round % 2 == 0));
         reap_all(queue, &mut done);
-        // A flush beside a write that it does not cover, and one with nothing to do.
+        // A flush next to a write that it does not cover, and one with nothing to do.
         let beside = queue.capacity() >= 3;
         submit(queue, 1, Op::Flush);
         if beside {
@@ -209,7 +210,7 @@ pub(super) fn fua_and_flush_leave_the_data(device: &dyn BlockDevice) {
     }
 }
 
-/// Each thread has a queue, and a part of the device.
+/// Each thread has its own queue and its own part of the device.
 pub(super) fn threads_share_a_device(device: &dyn BlockDevice) {
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
@@ -230,8 +231,8 @@ pub(super) fn threads_share_a_device(device: &dyn BlockDevice) {
     });
 }
 
-/// Threads write every fourth block each, with many in flight: a device that reads, changes and
-/// writes more than it was asked to would lose a neighbour's write.
+/// Each thread writes every fourth block, with many requests in flight: a device that reads,
+/// modifies and writes more than the requested range would lose a neighbor's write.
 pub(super) fn threads_write_neighbouring_blocks(device: &dyn BlockDevice) {
     const THREADS: u64 = 4;
     const ROUNDS: u64 = 8;

@@ -1,4 +1,4 @@
-//! Faults below a layer: failing requests and power cuts.
+//! Faults of the lower device: failing requests and power cuts.
 
 use super::data::{Lanes, copy_out, range_of};
 use super::{
@@ -10,12 +10,13 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// The suite for a layer over a device whose requests fail: the one that fails is reported, every
-/// other is whole, and none is lost. `make` gives the layer (which may be the [`crate::ErrorDevice`]
-/// itself), fresh and with nothing failing, and the handle of the [`crate::ErrorDevice`] below it.
+/// Runs the suite for a layer over a device whose requests fail: the failing request is reported,
+/// every other one is whole, and none is lost. `make` returns the layer (which may be the
+/// [`crate::ErrorDevice`] itself), fresh and without failures, and the handle of the
+/// [`crate::ErrorDevice`] below it.
 ///
 /// # Panics
-/// When the layer breaks the contract.
+/// If the layer violates the contract.
 pub fn run_with_errors(make: &dyn Fn() -> (Arc<dyn BlockDevice>, ErrorHandle)) {
     for kind in [
         OpKind::Read,
@@ -40,8 +41,8 @@ pub fn run_with_errors(make: &dyn Fn() -> (Arc<dyn BlockDevice>, ErrorHandle)) {
     }
 }
 
-/// The `n`-th request of a kind below fails: at most one above reports it, or all that share a flush,
-/// and the data of the others is right.
+/// The `n`-th request of a kind to the lower device fails: at most one request to the layer reports
+/// it, or all that share a flush, and the data of the others is right.
 fn one_failing_request_fails_alone(
     device: &dyn BlockDevice,
     handle: &ErrorHandle,
@@ -72,7 +73,7 @@ fn one_failing_request_fails_alone(
     let done = pass(queue);
     let failed = handle.failed() as usize;
     handle.set(None);
-    // One flush below may be shared by all above.
+    // All flushes to the layer may share one flush to the lower device.
     let most = match kind {
         OpKind::Flush => failed * count as usize,
         _ => failed,
@@ -93,7 +94,7 @@ fn stamped(n: u64, i: u64, len: u64) -> Buf {
     buf
 }
 
-/// What a request that ended well has read or left.
+/// Checks the data that a successful request has read or left.
 fn check_effect(queue: &mut dyn Queue, done: &Completion, kind: OpKind, n: u64, len: u64) {
     let expected = match kind {
         OpKind::Read | OpKind::Flush => stamped(0, done.tag, len),
@@ -107,8 +108,8 @@ fn check_effect(queue: &mut dyn Queue, done: &Completion, kind: OpKind, n: u64, 
     assert!(right, "{kind} {n}: request {} is not whole", done.tag);
 }
 
-/// At most `most` fail above, where something fails below something does above, and each
-/// says what went wrong.
+/// Checks that at most `most` requests to the layer fail, that at least one does if one failed in
+/// the lower device, and that each reports the right error.
 fn check_failures(done: &[Completion], below: usize, most: usize, shown: &str) {
     let errors = done.iter().filter_map(|d| d.result.as_ref().err());
     let mut above = 0;
@@ -123,8 +124,8 @@ fn check_failures(done: &[Completion], below: usize, most: usize, shown: &str) {
     assert!(above > 0 || below == 0, "{shown}: a failure was swallowed");
 }
 
-/// A random mix while requests fail below: whatever ends well is whole, and only ranges whose
-/// change failed may hold something else.
+/// A random mix while lower requests fail: the data of a successful request is whole, and only
+/// ranges whose change failed may hold something else.
 fn failures_stay_where_they_belong(
     device: &dyn BlockDevice,
     handle: &ErrorHandle,
@@ -139,7 +140,7 @@ fn failures_stay_where_they_belong(
     let lanes = Lanes::of(&mut *queue);
     let queue = &mut *queue;
     fill(queue, 0, &model);
-    // Bytes whose last change failed: they are old, new, or some blocks of each.
+    // Bytes whose last change failed: they are old, new, or a mix of blocks of both.
     let mut unsure = vec![false; SPAN as usize];
     let mut done = Vec::new();
     handle.set(Some(failure));
@@ -176,7 +177,7 @@ fn failures_stay_where_they_belong(
     handle.set(None);
     let data = content(queue, 0, SPAN as usize);
     assert_known(&data, &model, &unsure, &shown);
-    // What failed can be written again.
+    // A range whose write failed can be written again.
     fill(queue, 0, &model);
     assert!(content(queue, 0, SPAN as usize) == model, "{shown}");
 }
@@ -186,12 +187,12 @@ fn assert_known(data: &[u8], model: &[u8], unsure: &[bool], shown: &str) {
     assert_eq!(wrong, None, "{shown}: another byte than was written");
 }
 
-/// The suite for a layer over a disk with a volatile write cache: whatever a cut leaves below, what
-/// the layer reported as saved is there. `disk` is what the layer expects to find, for example with
-/// a header; `cuts` images are looked at.
+/// Runs the suite for a layer over a disk with a volatile write cache: in every image after a cut,
+/// data that the layer reported as durable is present. `disk` is the content that the layer
+/// expects, for example with a header; `cuts` images are checked.
 ///
 /// # Panics
-/// When the layer breaks the contract.
+/// If the layer violates the contract.
 pub fn run_with_power_cuts(disk: &Mem, layer: Layer<'_>, seed: u64, cuts: usize) {
     let cut = Arc::new(PowerCut::new(disk));
     let device = layer(cut.clone());
@@ -242,8 +243,8 @@ fn stamp_block(stamp: u64, block: u64) -> Buf {
     buf
 }
 
-/// What each block was made to hold, and when that was known to be saved. A time is a point in the
-/// log of the disk.
+/// Versions of each block, and the time at which each was known to be durable. A time is a point in
+/// the log of the disk.
 struct History(Vec<Vec<Version>>);
 
 struct Version {
@@ -273,8 +274,8 @@ impl History {
         }
     }
 
-    /// The blocks whose last change before a point was saved before it: nothing newer was on its
-    /// way, so they have to be there.
+    /// Lists the blocks whose last change before a point was durable before it: no newer write
+    /// was in flight, so they must be present.
     fn sure(&self, point: usize) -> Vec<(u64, u64)> {
         let last = |versions: &Vec<Version>| {
             let last = versions.iter().rfind(|v| v.written_after < point)?;

@@ -1,15 +1,15 @@
-//! What every device has to do, as one suite: a backend joins by passing it.
+//! The contract of every device as a test suite; a new backend is accepted once it passes.
 //!
 //! ```text
-//!  run                   a fresh, writable device        the waist's contract, part by part
-//!  run_read_only         a device that is read-only      nothing changes it
-//!  run_with_errors       a layer over an ErrorDevice     failures stay where they belong
-//!  run_with_power_cuts   a layer over a PowerCut         what was flushed is there
+//!  run                   a fresh, writable device        the contract of the interface
+//!  run_read_only         a device that is read-only      no request changes it
+//!  run_with_errors       a layer over an ErrorDevice     failures affect only their requests
+//!  run_with_power_cuts   a layer over a PowerCut         flushed data survives
 //! ```
 //!
-//! The caller gives a constructor; each part gets a device of its own, of 8 MiB or more with any
-//! content. What does not hold panics with what was seen and, where chance plays a part, with the
-//! seed. Deliberately absent: figures of speed, and what only one kind of device does.
+//! The caller passes a constructor; each part gets a device of its own, of at least 8 MiB with any
+//! content. A violation panics with the observed values and, in randomized parts, with the seed.
+//! Deliberately absent: performance, and behavior that only one kind of device has.
 
 mod data;
 mod faults;
@@ -24,19 +24,19 @@ pub use faults::{run_with_errors, run_with_power_cuts};
 use crate::{BlockDevice, Buf, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait};
 use std::sync::Arc;
 
-/// Makes a fresh device.
+/// Constructor of a fresh device.
 pub type Make<'a> = &'a dyn Fn() -> Arc<dyn BlockDevice>;
 
-/// Puts the layer to be tested over a device, which keeps what an earlier one left there.
+/// Constructor of the tested layer over a device, which keeps the data that an earlier layer left.
 pub type Layer<'a> = &'a dyn Fn(Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice>;
 
-/// Bytes of the device that the suite uses; the least size of a device under test.
+/// Bytes of the device that the suite uses; the minimum size of a device under test.
 pub const SPAN: u64 = 8 << 20;
 
-/// The suite for a writable device. Overwrites it.
+/// Runs the suite for a writable device, and overwrites it.
 ///
 /// # Panics
-/// When the device breaks the contract.
+/// If the device violates the contract.
 pub fn run(make: Make<'_>) {
     requests::info_makes_sense(&*make());
     requests::bounds_and_alignment(&*make());
@@ -58,10 +58,10 @@ pub fn run(make: Make<'_>) {
     queues::dropping_with_requests_in_flight(&*make());
 }
 
-/// The suite for a device that is read-only: reads as [`run`] has them, and no change.
+/// Runs the suite for a read-only device: reads as in [`run`], and no change.
 ///
 /// # Panics
-/// When the device breaks the contract.
+/// If the device violates the contract.
 pub fn run_read_only(make: Make<'_>) {
     requests::read_only_refuses_every_change(&*make());
     queues::full_queue_gives_requests_back(&*make());
@@ -69,7 +69,7 @@ pub fn run_read_only(make: Make<'_>) {
     queues::descriptor_tells_of_completions(&*make());
 }
 
-/// What may be sent at once: a convenient length, whatever the device's limits are.
+/// Chooses a convenient request length within the device's limits, in bytes.
 fn piece(device: &dyn BlockDevice) -> usize {
     (64 * 1024).min(device.info().max_transfer as usize)
 }
@@ -102,7 +102,7 @@ fn zeroes(offset: u64, len: u64) -> Op {
     }
 }
 
-/// Submits to a queue that has room.
+/// Submits a request to a queue with room.
 fn submit(queue: &mut dyn Queue, tag: u64, op: Op) {
     let before = queue.in_flight();
     if let Err(request) = queue.submit(Request { tag, op }) {
@@ -114,7 +114,7 @@ fn submit(queue: &mut dyn Queue, tag: u64, op: Op) {
     assert_eq!(queue.in_flight(), before + 1, "what is taken is in flight");
 }
 
-/// Waits for at least one completion, and checks that the queue counts right.
+/// Waits for at least one completion, and checks the counters of the queue.
 fn reap_some(queue: &mut dyn Queue, wait: Wait, done: &mut Vec<Completion>) {
     let (flying, had) = (queue.in_flight(), done.len());
     let count = queue.reap(wait, done).expect("the queue works");
@@ -130,7 +130,7 @@ fn reap_all(queue: &mut dyn Queue, done: &mut Vec<Completion>) {
     }
 }
 
-/// Checks that these and no other requests came back, each once.
+/// Checks that exactly these requests completed, each once.
 fn assert_tags(done: &[Completion], expected: std::ops::Range<u64>) {
     let mut tags: Vec<u64> = done.iter().map(|d| d.tag).collect();
     tags.sort_unstable();
@@ -140,7 +140,7 @@ fn assert_tags(done: &[Completion], expected: std::ops::Range<u64>) {
     );
 }
 
-/// Where an operation's buffers lie, to see that the very same ones come back.
+/// Lists the addresses of an operation's buffers, to check that the same ones return.
 fn places(op: &Op) -> Vec<(usize, usize)> {
     match op {
         Op::Read { bufs, .. } | Op::Write { bufs, .. } => {
@@ -151,8 +151,8 @@ fn places(op: &Op) -> Vec<(usize, usize)> {
     }
 }
 
-/// Carries out one request on an idle queue. It has to come back whole, and an error has to say
-/// where it happened.
+/// Carries out one request on an idle queue. It must return whole, and an error must name the
+/// device and the range.
 fn one(queue: &mut dyn Queue, op: Op) -> Completion {
     let (kind, range, before) = (op.kind(), op.range(), places(&op));
     let mut done = Vec::new();
@@ -170,7 +170,7 @@ fn one(queue: &mut dyn Queue, op: Op) -> Completion {
     completion
 }
 
-/// Carries out a request that has to succeed.
+/// Carries out a request that must succeed, and returns its operation.
 fn good(queue: &mut dyn Queue, op: Op) -> Op {
     let done = one(queue, op);
     if let Err(error) = done.result {
@@ -179,14 +179,14 @@ fn good(queue: &mut dyn Queue, op: Op) -> Op {
     done.op
 }
 
-/// Carries out a request that has to fail in this way.
+/// Carries out a request that must fail with this error.
 fn refused(queue: &mut dyn Queue, op: Op, expected: ErrorKind) {
     let shown = format!("{op:?}");
     let kind = one(queue, op).result.err().map(|e| e.kind());
     assert_eq!(kind, Some(expected), "{shown}");
 }
 
-/// The content of a range.
+/// Reads a range.
 fn content(queue: &mut dyn Queue, offset: u64, len: usize) -> Vec<u8> {
     let most = queue.info().max_transfer as usize;
     let mut all = Vec::with_capacity(len);

@@ -1,4 +1,4 @@
-//! Memory of somebody else, for example of a cache, is read and written in place.
+//! Memory with another owner, for example of a cache, is read and written in place.
 
 use super::{good, piece, write_of};
 use crate::{BlockDevice, Buf, Op, Random};
@@ -14,8 +14,8 @@ pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
     let data = page.to_vec();
     let at = NonNull::new(page.as_mut_ptr()).expect("a buffer is somewhere");
     let keep = Arc::new(Mutex::new(page));
-    // SAFETY: `keep` owns the memory, which does not move with it, and is handed to the buffer;
-    // the mutex is not locked while the buffer lives.
+    // SAFETY: `keep` owns the memory, which does not move with it, and moves into the buffer;
+    // the mutex is not locked while the buffer exists.
     let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
     let Op::Write { bufs, .. } = good(queue, write_of(0, pinned, false)) else {
         unreachable!("checked by `good`")
@@ -24,7 +24,7 @@ pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
     drop(bufs);
     assert_eq!(Arc::strong_count(&keep), 1, "the memory is let go");
     keep.lock().expect("nobody panicked").fill(0);
-    // SAFETY: as above; the buffer before is gone.
+    // SAFETY: as above; the previous buffer is dropped.
     let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
     let bufs = pinned.into();
     drop(good(queue, Op::Read { offset: 0, bufs }));

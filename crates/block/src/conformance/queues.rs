@@ -1,11 +1,11 @@
-//! Queues: capacity, waiting, the descriptor, and dropping with requests in flight.
+//! Queues: capacity, waiting, the descriptor, and a drop with requests in flight.
 
 use super::{assert_tags, piece, read, reap_all, reap_some, submit, write_of, zeroes};
 use crate::{BlockDevice, Buf, BufPool, Op, Queue, Request, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::Duration;
 
-/// Longer than any device takes; a wait of this length has failed.
+/// Longer than any device takes; a wait of this length is a failure.
 const TOO_LONG: Duration = Duration::from_secs(60);
 
 pub(super) fn full_queue_gives_requests_back(device: &dyn BlockDevice) {
@@ -33,7 +33,7 @@ pub(super) fn full_queue_gives_requests_back(device: &dyn BlockDevice) {
         for completion in done.drain(..) {
             completion.result.expect("nothing fails here");
         }
-        // There is room again.
+        // The queue has room again.
         submit(queue, refused.tag, refused.op);
         reap_all(queue, &mut done);
         done.clear();
@@ -61,7 +61,7 @@ pub(super) fn idle_queue_does_not_wait(device: &dyn BlockDevice) {
     }
 }
 
-/// As an export does it: submit, kick, poll once, then sleep on the descriptor.
+/// Waits like an export: submit, kick, poll once, then sleep on the descriptor.
 pub(super) fn descriptor_tells_of_completions(device: &dyn BlockDevice) {
     let block = device.info().logical_block_size as usize;
     let queue = &mut *device.queue().expect("a queue opens");
@@ -112,7 +112,7 @@ pub(super) fn every_wait_gives_what_is_in_flight(device: &dyn BlockDevice) {
         Wait::AtMost(Duration::ZERO),
         Wait::AtMost(Duration::from_micros(100)),
     ] {
-        // They may come back with nothing, but go on with what is in flight.
+        // These may return nothing, but must make progress.
         let tag = done.len() as u64;
         submit(queue, tag, read(0, block));
         let started = std::time::Instant::now();
@@ -124,7 +124,7 @@ pub(super) fn every_wait_gives_what_is_in_flight(device: &dyn BlockDevice) {
     assert_tags(&done, 0..6);
 }
 
-/// The buffers of a dropped queue come back to their pool, and nobody touches them any more.
+/// The buffers of a dropped queue return to their pool, and the device no longer writes to them.
 pub(super) fn dropping_with_requests_in_flight(device: &dyn BlockDevice) {
     const COUNT: usize = 32;
     let len = piece(device);
@@ -173,8 +173,8 @@ fn drop_one_queue(device: &dyn BlockDevice, pool: &BufPool, count: usize) {
     drop(queue);
     let mut back: Vec<Buf> = std::iter::from_fn(|| pool.take(len)).collect();
     assert_eq!(back.len(), count, "a buffer was lost");
-    // Whatever was in flight must have let go: a read that is late would show when others, asked for after
-    // it, have come.
+    // No request may use its buffer any more: a late read would be visible once later reads have
+    // completed.
     back.iter_mut().for_each(|b| b.fill(0x77));
     let mut later = device.queue().expect("a queue opens");
     for i in 0..later.capacity().min(count) as u64 {

@@ -1,4 +1,4 @@
-//! Single requests: what a device accepts, what it refuses, and how.
+//! Single requests: those that a device accepts, those that it refuses, and the errors.
 
 use super::{SPAN, content, good, one, read, refused, write, write_of, zeroes};
 use crate::{BlockDevice, Buf, Bufs, ErrorKind, Op, Random};
@@ -40,12 +40,12 @@ pub(super) fn bounds_and_alignment(device: &dyn BlockDevice) {
             (size, block),
             (size + block_bytes, block),
             (1 << 63, block),
-            // The end would be 2^64, which no u64 holds.
+            // The end would be 2^64, which overflows a u64.
             (0u64.wrapping_sub(block_bytes), block),
             (0u64.wrapping_sub(block_bytes), 2 * block),
         ];
         for (offset, len) in beyond {
-            // A device whose largest transfer is one block may name either fault.
+            // A device whose largest transfer is one block may report either error.
             if len as u64 <= u64::from(device.info().max_transfer) {
                 refused(queue, make(offset, len), ErrorKind::OutOfRange);
             }
@@ -56,7 +56,7 @@ pub(super) fn bounds_and_alignment(device: &dyn BlockDevice) {
         refused(queue, make(0, block - 1), ErrorKind::Misaligned);
         refused(queue, make(0, 1), ErrorKind::Misaligned);
     }
-    // Together a block, but each buffer is part of one.
+    // Together one block, but each buffer is only part of one.
     let parts = || -> Bufs { vec![Buf::zeroed(block / 2), Buf::zeroed(block - block / 2)].into() };
     let op = Op::Read {
         offset: 0,
@@ -89,7 +89,7 @@ pub(super) fn bounds_and_alignment(device: &dyn BlockDevice) {
         };
         refused(queue, Op::Discard { offset, len }, kind);
     }
-    // After all of this the queue is as good as new.
+    // The queue is still usable after all of these errors.
     good(queue, write(0, block));
 }
 
@@ -126,7 +126,7 @@ pub(super) fn empty_requests(device: &dyn BlockDevice) {
 }
 
 pub(super) fn largest_transfer(device: &dyn BlockDevice) {
-    /// A device that takes any length is not tried with more memory than this.
+    /// Upper bound on the memory used to test a device that accepts any length.
     const TRIED_BYTES_MAX: u64 = 64 << 20;
     let (block, max) = (
         device.info().logical_block_size as usize,
@@ -148,7 +148,7 @@ pub(super) fn largest_transfer(device: &dyn BlockDevice) {
         let halves: Bufs = vec![Buf::zeroed(max), Buf::zeroed(block)].into();
         refused(queue, write_of(0, halves, false), ErrorKind::TooLarge);
     }
-    // Where no data moves, the limit does not apply.
+    // The limit does not apply to requests without data.
     good(queue, zeroes(0, SPAN));
 }
 
@@ -225,7 +225,7 @@ pub(super) fn read_only_refuses_every_change(device: &dyn BlockDevice) {
     refused(queue, read(1, block), ErrorKind::Misaligned);
     good(queue, Op::Flush);
     assert!(content(queue, 0, SPAN as usize) == before);
-    // Beyond the end a change is wrong twice over; which fault is named does not matter.
+    // Beyond the end a change has two faults; the device may report either.
     for op in changes(info.size) {
         assert!(one(queue, op).result.is_err());
     }

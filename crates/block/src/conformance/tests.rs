@@ -1,4 +1,4 @@
-//! Every device passes the suite, alone and stacked, and the suite finds devices that are wrong.
+//! Every device passes the suite, alone and stacked, and the suite detects faulty devices.
 
 use super::*;
 use crate::{
@@ -83,7 +83,7 @@ fn powercut_passes() {
     }
 }
 
-/// Delay over stats over rate over error, and what lies below.
+/// Delay over stats over rate over error over `lower`.
 fn tower(lower: Arc<dyn BlockDevice>) -> (Arc<dyn BlockDevice>, ErrorHandle) {
     let (error, handle) = ErrorDevice::new(lower);
     let rate = Rate::new(Arc::new(error), Some(16 << 30), None);
@@ -122,7 +122,7 @@ fn what_was_flushed_through_a_layer_survives_power_cuts() {
     run_with_power_cuts(&disk, &|lower| tower(lower).0, 2, 100);
 }
 
-/// A device with a fault of its own.
+/// A device with a deliberate fault.
 struct Faulty {
     lower: Mem,
     info: DeviceInfo,
@@ -286,7 +286,7 @@ fn the_suite_finds_devices_that_are_wrong() {
     }
 }
 
-/// A layer that answers flushes and FUA itself.
+/// A layer that completes flushes and FUA itself.
 struct NoFlush(Arc<dyn BlockDevice>);
 
 impl BlockDevice for NoFlush {

@@ -1,31 +1,31 @@
-//! A device that is slow to answer and otherwise as fast as the one below.
+//! A device with additional latency and the throughput of the lower device.
 
 use super::hold::{Deadline, Hold};
 use crate::{BlockDevice, DeviceInfo, Op, OpKind, Queue, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The least time from submit to completion of each kind of request.
+/// Minimum time from submit to completion for each kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DelayConfig {
-    /// Reads.
+    /// Minimum time of reads.
     pub read: Duration,
-    /// Writes.
+    /// Minimum time of writes.
     pub write: Duration,
-    /// Flushes.
+    /// Minimum time of flushes.
     pub flush: Duration,
-    /// Discards.
+    /// Minimum time of discards.
     pub discard: Duration,
-    /// Write-zeroes.
+    /// Minimum time of write-zeroes requests.
     pub write_zeroes: Duration,
 }
 
-/// Completes each request no earlier than a time after its submit. Requests wait side by side: a
-/// hundred in flight take as long as one.
+/// A device that completes each request no earlier than a configured time after its submit.
+/// Requests wait in parallel: a hundred in flight take as long as one.
 pub struct Delay(Hold);
 
 impl Delay {
-    /// Over `lower`, with a time for reads and one for everything else.
+    /// Creates a delay over `lower`, with one time for reads and one for all other requests.
     pub fn new(lower: Arc<dyn BlockDevice>, read: Duration, write: Duration) -> Delay {
         let config = DelayConfig {
             read,
@@ -37,7 +37,7 @@ impl Delay {
         Delay::with(lower, config)
     }
 
-    /// Over `lower`, with a time for each kind.
+    /// Creates a delay over `lower`, with a time for each kind.
     pub fn with(lower: Arc<dyn BlockDevice>, config: DelayConfig) -> Delay {
         Delay(Hold {
             lower,
@@ -143,7 +143,7 @@ mod tests {
         assert!(started.elapsed() >= time);
         assert_eq!(queue.reap(Wait::Poll, &mut done).unwrap(), 0);
         assert_eq!(queue.in_flight(), 2);
-        // Ten hours are not waited for: the device below is done with the buffers.
+        // The drop does not wait ten hours: the lower device no longer uses the buffers.
         drop(queue);
     }
 }

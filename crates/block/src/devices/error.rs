@@ -1,7 +1,7 @@
 //! A device that fails requests on purpose.
 //!
-//! A failed request never reaches the device below. A request that is wrong by itself (range,
-//! alignment, read-only) is refused as ever, and neither counted nor failed.
+//! A failed request never reaches the lower device. An invalid request (range, alignment,
+//! read-only) is refused as usual, and neither counted nor failed.
 
 use super::drain;
 use crate::{
@@ -12,29 +12,29 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Which requests fail, and how. A request counts when `op` and `range` fit it; a counted request
-/// fails when `first` and `every` or `chance` say so.
+/// Selects the requests that fail, and their error. A request is counted when it matches `op` and
+/// `range`; a counted request fails when `first` and `every`, or `chance`, select it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {
-    /// Only requests of this kind; `None`: all.
+    /// Count only requests of this kind; `None`: all kinds.
     pub op: Option<OpKind>,
-    /// Only requests that touch this range, given as first byte and length in bytes; `None`: any.
-    /// A flush has no range and touches none.
+    /// Count only requests that overlap this range of first byte and length in bytes; `None`: all
+    /// requests. A flush has no range and overlaps none.
     pub range: Option<(u64, u64)>,
-    /// The first counted request that fails, from 1 on; 0: none by its number.
+    /// Number of the first counted request that fails, from 1; 0: none fails by its number.
     pub first: u64,
-    /// After the first, every so many counted requests fail; `None`: only the first does, and with
-    /// `Some(1)` all from then on.
+    /// After the first, every `every`-th counted request fails. `None`: only the first does;
+    /// `Some(1)`: all from the first on.
     pub every: Option<u64>,
-    /// Any counted request fails with this probability, by a generator with this seed. `None`: none
-    /// fails by chance.
+    /// Each counted request fails with this probability, from a generator with this seed. `None`:
+    /// no random failures.
     pub chance: Option<(f64, u64)>,
-    /// What the failed ones end with.
+    /// Error of the failed requests.
     pub kind: ErrorKind,
 }
 
 impl Failure {
-    /// The `n`-th request of any kind fails, counted from 1, and no other.
+    /// Fails only the `n`-th request of any kind, counted from 1.
     pub fn nth(n: u64, kind: ErrorKind) -> Failure {
         Failure {
             op: None,
@@ -46,7 +46,7 @@ impl Failure {
         }
     }
 
-    /// Every `n`-th request fails, the first of them being the `n`-th.
+    /// Fails every `n`-th request, starting with the `n`-th.
     pub fn every(n: u64, kind: ErrorKind) -> Failure {
         Failure {
             every: Some(n),
@@ -54,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// Requests fail with this probability, the same ones for the same seed and order.
+    /// Fails requests with this probability. The same seed and order select the same requests.
     pub fn by_chance(probability: f64, seed: u64, kind: ErrorKind) -> Failure {
         Failure {
             chance: Some((probability, seed)),
@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    /// Only requests of this kind count.
+    /// Counts only requests of this kind.
     pub fn of(self, op: OpKind) -> Failure {
         Failure {
             op: Some(op),
@@ -70,7 +70,7 @@ impl Failure {
         }
     }
 
-    /// Only requests that touch these `len` bytes from `offset` on count.
+    /// Counts only requests that overlap the `len` bytes at `offset`.
     pub fn within(self, offset: u64, len: u64) -> Failure {
         Failure {
             range: Some((offset, len)),
@@ -79,13 +79,14 @@ impl Failure {
     }
 }
 
-/// Fails requests of the device below without passing them on. All queues count together.
+/// A device that fails requests without passing them to the lower device. All queues share the
+/// count.
 pub struct ErrorDevice {
     lower: Arc<dyn BlockDevice>,
     state: Arc<Mutex<State>>,
 }
 
-/// Changes what fails while the device is in use.
+/// Handle that changes the failures while the device is in use.
 #[derive(Clone)]
 pub struct ErrorHandle(Arc<Mutex<State>>);
 
@@ -97,7 +98,7 @@ struct State {
 }
 
 impl ErrorDevice {
-    /// Over `lower`, with nothing failing yet.
+    /// Creates a device over `lower` that fails nothing yet, and its handle.
     pub fn new(lower: Arc<dyn BlockDevice>) -> (ErrorDevice, ErrorHandle) {
         let state = Arc::new(Mutex::new(State::new(None)));
         let handle = ErrorHandle(Arc::clone(&state));
@@ -106,17 +107,17 @@ impl ErrorDevice {
 }
 
 impl ErrorHandle {
-    /// Sets what fails, and starts counting anew.
+    /// Sets which requests fail, and resets the counters.
     pub fn set(&self, failure: Option<Failure>) {
         *lock(&self.0) = State::new(failure);
     }
 
-    /// Requests that were failed since the last [`ErrorHandle::set`].
+    /// Counts the requests failed since the last [`ErrorHandle::set`].
     pub fn failed(&self) -> u64 {
         lock(&self.0).failed
     }
 
-    /// Requests that were counted since the last [`ErrorHandle::set`], while something was set.
+    /// Counts the requests counted since the last [`ErrorHandle::set`] of a failure.
     pub fn counted(&self) -> u64 {
         lock(&self.0).counted
     }
@@ -153,7 +154,7 @@ impl State {
         let by_number = late.is_some_and(|late| {
             late == 0 || failure.every.is_some_and(|n| late.is_multiple_of(n.max(1)))
         });
-        // 53 random bits are what a double holds: uniform in [0, 1).
+        // A double holds 53 random bits: uniform in [0, 1).
         let random = &mut self.random;
         let by_chance = failure.chance.is_some_and(|(probability, _)| {
             ((random.next_u64() >> 11) as f64) < probability * (1u64 << 53) as f64
@@ -187,8 +188,8 @@ impl BlockDevice for ErrorDevice {
 struct ErrorQueue {
     lower: Box<dyn Queue>,
     state: Arc<Mutex<State>>,
-    /// Requests that were failed and not yet reaped. A caller that sleeps on the descriptor below
-    /// has polled once before, and so has them.
+    /// Failed requests that are not yet reaped. A caller polls once before it sleeps on the lower
+    /// descriptor, and so receives them.
     ready: VecDeque<Completion>,
 }
 
@@ -252,7 +253,7 @@ mod tests {
         ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)))
     }
 
-    /// Which of `count` reads of a block each fail.
+    /// Finds the numbers of the failing ones among `count` reads of one block each.
     fn failing(device: &ErrorDevice, count: u64) -> Vec<u64> {
         let mut blocking = Blocking::open(device).unwrap();
         let mut fails = |i| blocking.read_at((i - 1) * 512, &mut [0; 512]).is_err();

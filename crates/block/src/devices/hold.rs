@@ -1,8 +1,8 @@
-//! What `delay` and `rate` share: a queue that holds completions back until their time has come.
+//! Common part of `delay` and `rate`: a queue that holds completions until their deadline.
 //!
-//! A request goes below at once, so requests stay parallel; its completion is given out when the
-//! device below is done *and* its deadline has passed. One epoll descriptor stands for both, so a
-//! caller can sleep on it.
+//! A request is submitted to the lower device at once, so requests stay parallel. Its completion is
+//! returned when the lower device is done *and* the deadline has passed. One epoll descriptor
+//! covers both events, so a caller can sleep on it.
 
 use super::sleep::{Both, end_of};
 use crate::{
@@ -14,19 +14,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// When a request that is submitted now may complete; `None`: never in the time a clock can tell.
+/// Earliest completion time of a request that is submitted now; `None`: beyond the clock's range.
 pub(super) trait Deadline: Send + Sync {
     fn of(&self, op: &Op, now: Instant) -> Option<Instant>;
 }
 
-/// A device whose queues hold completions back.
+/// A device whose queues hold completions.
 pub(super) struct Hold {
     pub(super) lower: Arc<dyn BlockDevice>,
     pub(super) deadline: Arc<dyn Deadline>,
 }
 
 impl Hold {
-    /// Opens a queue over a queue below.
+    /// Opens a queue over a queue of the lower device.
     pub(super) fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let failed = |e: rustix::io::Errno| Error::from_io(&lower.info().name, e.into());
@@ -51,7 +51,7 @@ impl Hold {
 struct HoldQueue {
     lower: Box<dyn Queue>,
     deadline: Arc<dyn Deadline>,
-    /// The caller's tag and the deadline of each request below, by the tag below.
+    /// The caller's tag and the deadline of each request in the lower queue, by its tag there.
     tags: Vec<Option<(u64, Instant)>>,
     free: Vec<usize>,
     held: Vec<(Instant, Completion)>,
@@ -60,11 +60,11 @@ struct HoldQueue {
     both: Both,
 }
 
-/// A request that never completes is looked at again this much later.
+/// Delay that stands for a deadline beyond the clock's range.
 const FAR_AWAY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
 impl HoldQueue {
-    /// Takes what the device below has done.
+    /// Moves completions of the lower queue to the held ones.
     fn collect(&mut self) -> Result<()> {
         self.lower.reap(Wait::Poll, &mut self.below)?;
         for mut completion in self.below.drain(..) {
@@ -79,7 +79,7 @@ impl HoldQueue {
         Ok(())
     }
 
-    /// Gives out what is due and sets the timer for what is not.
+    /// Moves due completions to `done`, and sets the timer for the next one.
     fn release(&mut self, done: &mut Vec<Completion>) -> Result<usize> {
         let now = Instant::now();
         let before = done.len();
@@ -92,8 +92,9 @@ impl HoldQueue {
             }
         }
         let next = self.held.iter().map(|(at, _)| *at).min();
-        // A zero value disarms the timer, which is right while nothing is held; for what is due in
-        // this very moment a nanosecond is as good. Setting it also makes it unreadable.
+        // A zero value disarms the timer, which is right while nothing is held; a completion that
+        // is due at this very moment uses a nanosecond instead. Setting the timer also makes it
+        // unreadable.
         let left = next.map_or(Duration::ZERO, |at| {
             at.saturating_duration_since(now)
                 .max(Duration::from_nanos(1))

@@ -1,8 +1,9 @@
 //! A disk in memory: sparse, shared by any number of queues, and cheap to copy.
 //!
-//! **Invariant:** each chunk has a lock of its own, so threads that work in different places do not
-//! wait for one another, and readers never do. Deliberately absent: order between requests in
-//! flight that overlap (the waist promises none), and bounds on memory other than the disk's size.
+//! **Invariant:** each chunk has its own lock, so threads that access different chunks do not wait
+//! for one another, and readers do not wait for readers. Deliberately absent: order between
+//! overlapping requests in flight (the block interface promises none), and bounds on memory other
+//! than the disk's size.
 
 use super::drain;
 use crate::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
@@ -12,32 +13,33 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Bytes that share a lock, and that are copied when one of two forks writes. Smaller chunks make a
-/// fork dearer (a lock each) and a small write to it cheaper; 2,000 torn images of 64 MiB cost a
-/// third of what they cost with 64 KiB.
+/// fork more expensive (one lock each) and a small write to it cheaper; 2,000 torn images of 64 MiB
+/// cost a third of the time that they cost with 64 KiB.
 const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Content of a chunk; `None` reads as zeros. Two forks share it until one of them writes.
 type Chunk = RwLock<Option<Arc<Vec<u8>>>>;
 
-/// What a [`Mem`] is to look like.
+/// Configuration of a [`Mem`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemConfig {
-    /// Name for messages.
+    /// Name in messages.
     pub name: String,
-    /// Bytes, a multiple of `logical_block_size`.
+    /// Size in bytes, a multiple of `logical_block_size`.
     pub size: u64,
-    /// A power of two, 512 or more.
+    /// Block size in bytes: a power of two, at least 512.
     pub logical_block_size: u32,
     /// Longest read or write in bytes, a multiple of `logical_block_size`.
     pub max_transfer: u32,
-    /// Requests in flight on a queue, at least 1.
+    /// Maximum number of requests in flight on a queue, at least 1.
     pub capacity: usize,
-    /// Whether discard is carried out (as zeros) or refused.
+    /// Discards are carried out (as zeros); otherwise they are refused.
     pub discard: bool,
 }
 
 impl MemConfig {
-    /// `size` bytes in blocks of `logical_block_size`, transfers of 4 MiB, 128 in flight.
+    /// Configures a disk of `size` bytes in blocks of `logical_block_size`, with transfers of
+    /// up to 4 MiB and 128 requests in flight.
     pub fn new(size: u64, logical_block_size: u32) -> MemConfig {
         MemConfig {
             name: "mem".into(),
@@ -50,10 +52,10 @@ impl MemConfig {
     }
 }
 
-/// A disk in memory. What was never written reads as zeros and takes no memory but a lock for each
-/// 16 KiB.
+/// A disk in memory. Ranges that were never written read as zeros and take no memory except a lock
+/// for each 16 KiB.
 ///
-/// Requests are carried out on submit and writes are durable at once. [`Mem::fork`] makes a copy
+/// Requests are carried out on submit, and writes are durable at once. [`Mem::fork`] makes a copy
 /// that shares unchanged chunks, so a copy costs a pointer for each 16 KiB.
 pub struct Mem {
     shared: Arc<Shared>,
@@ -66,18 +68,19 @@ struct Shared {
 }
 
 impl Mem {
-    /// A disk of `size` zero bytes with blocks of `logical_block_size`.
+    /// Creates a disk of `size` zero bytes with blocks of `logical_block_size`.
     ///
     /// # Panics
-    /// When the size is no multiple of the block size, or the block size no power of two from 512.
+    /// If the size is not a multiple of the block size, or the block size is less than 512 or not a
+    /// power of two.
     pub fn new(size: u64, logical_block_size: u32) -> Mem {
         Mem::with(MemConfig::new(size, logical_block_size))
     }
 
-    /// A disk of zeros that looks like this.
+    /// Creates a disk of zeros with this configuration.
     ///
     /// # Panics
-    /// When a rule of [`MemConfig`] is broken.
+    /// If a rule of [`MemConfig`] is violated.
     pub fn with(config: MemConfig) -> Mem {
         let MemConfig {
             name,
@@ -120,7 +123,7 @@ impl Mem {
         )
     }
 
-    /// A disk with this content and blocks of `logical_block_size`.
+    /// Creates a disk with this content and blocks of `logical_block_size`.
     ///
     /// # Panics
     /// As [`Mem::new`].
@@ -131,7 +134,7 @@ impl Mem {
     }
 
     fn of(info: DeviceInfo, capacity: usize, chunks: Vec<Chunk>) -> Mem {
-        // Two disks differ in their world-wide ID, two forks included.
+        // Every disk has its own world-wide ID, forks included.
         static MADE: AtomicU64 = AtomicU64::new(0);
         let info = DeviceInfo {
             wwid: format!("mem:{}", MADE.fetch_add(1, Relaxed)),
@@ -146,7 +149,7 @@ impl Mem {
         }
     }
 
-    /// The same disk for reading only: it sees later writes of the original.
+    /// Creates a read-only view of the same disk, which sees later writes of the original.
     pub fn read_only(&self) -> ReadOnlyMem {
         let info = DeviceInfo {
             read_only: true,
@@ -158,7 +161,7 @@ impl Mem {
         }
     }
 
-    /// A disk with the same content that goes its own way from here on.
+    /// Creates an independent disk with the same content.
     pub fn fork(&self) -> Mem {
         let chunks = self
             .shared
@@ -169,34 +172,34 @@ impl Mem {
         Mem::of(self.shared.info.clone(), self.shared.capacity, chunks)
     }
 
-    /// Bytes from `offset` on, for tests and replays. No alignment is needed.
+    /// Reads bytes at `offset`, for tests and replays. Requires no alignment.
     ///
     /// # Panics
-    /// When the range reaches beyond the end.
+    /// If the range exceeds the disk.
     pub fn peek(&self, offset: u64, out: &mut [u8]) {
         self.shared.must_hold(offset, out.len() as u64);
         self.shared.read(offset, out);
     }
 
-    /// Changes bytes from `offset` on, for tests and replays. No alignment is needed.
+    /// Writes bytes at `offset`, for tests and replays. Requires no alignment.
     ///
     /// # Panics
-    /// When the range reaches beyond the end.
+    /// If the range exceeds the disk.
     pub fn poke(&self, offset: u64, data: &[u8]) {
         self.shared.must_hold(offset, data.len() as u64);
         self.shared.write(offset, data);
     }
 
-    /// Makes bytes from `offset` on zero, as [`Mem::poke`] would, without taking memory.
+    /// Zeroes bytes at `offset` like [`Mem::poke`], without allocating memory.
     ///
     /// # Panics
-    /// When the range reaches beyond the end.
+    /// If the range exceeds the disk.
     pub fn poke_zeroes(&self, offset: u64, len: u64) {
         self.shared.must_hold(offset, len);
         self.shared.zero(offset, len);
     }
 
-    /// The whole content.
+    /// Copies the whole content of the disk.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut all = vec![0; self.shared.info.size as usize];
         self.peek(0, &mut all);
@@ -204,7 +207,7 @@ impl Mem {
     }
 }
 
-/// A [`Mem`] seen through a read-only device.
+/// A read-only view of a [`Mem`].
 pub struct ReadOnlyMem {
     info: DeviceInfo,
     shared: Arc<Shared>,
@@ -256,7 +259,7 @@ impl Shared {
             let mut chunk = for_writing(&self.chunks[chunk]);
             if data.len() == CHUNK_BYTES && chunk.as_mut().is_none_or(|c| Arc::get_mut(c).is_none())
             {
-                // Nothing of the old content stays, so a fork need not copy it first.
+                // The whole chunk is replaced, so a fork need not copy the old content first.
                 *chunk = Some(Arc::new(data.to_vec()));
                 continue;
             }
@@ -322,7 +325,7 @@ impl BlockDevice for ReadOnlyMem {
     }
 }
 
-/// Carries every request out on submit; the completions wait for the reap.
+/// A queue that carries out every request on submit and returns it on the next reap.
 struct MemQueue {
     info: DeviceInfo,
     shared: Arc<Shared>,
@@ -382,7 +385,7 @@ mod tests {
 
     #[test]
     fn what_was_never_written_is_zero_and_takes_no_memory() {
-        // Every chunk has a lock, which an interpreter makes one by one.
+        // Every chunk has a lock, which an interpreter creates one by one.
         let size = if cfg!(miri) { 1 << 22 } else { 1 << 34 };
         let mem = Mem::new(size, 4096);
         let mut byte = [1; 3];

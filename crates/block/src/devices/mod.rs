@@ -1,4 +1,4 @@
-//! The small devices: useful by themselves, and what every layer is tested over.
+//! Small devices, for their own use and for tests of every layer.
 
 mod delay;
 mod error;
@@ -29,7 +29,7 @@ fn gather(bufs: &Bufs) -> Vec<u8> {
     all
 }
 
-/// Moves everything that is ready to the end of `done`.
+/// Appends all ready completions to `done` and returns their number.
 fn drain(ready: &mut VecDeque<Completion>, done: &mut Vec<Completion>) -> usize {
     let count = ready.len();
     done.extend(ready.drain(..));

@@ -1,36 +1,37 @@
-//! A device with a speed limit.
+//! A device with a rate limit.
 
 use super::hold::{Deadline, Hold};
 use crate::{BlockDevice, DeviceInfo, Op, Queue, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What may pass in a second, and at once. `None` does not limit.
+/// Limits per second, and the burst. `None` means unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RateConfig {
-    /// Bytes of reads and writes; other requests move none.
+    /// Bytes of reads and writes per second; other requests have no bytes.
     pub bytes_per_s: Option<u64>,
-    /// Requests of every kind.
+    /// Requests of every kind per second.
     pub requests_per_s: Option<u64>,
-    /// How much a device that was idle lets through at once, as the time it would have taken: the
-    /// depth of the token bucket.
+    /// Depth of the token bucket: the amount that an idle device lets through at once, expressed as
+    /// the time it takes at the limit.
     pub burst: Duration,
 }
 
-/// Lets so many bytes and so many requests through in a second, over all queues together.
+/// A device that limits bytes and requests per second, over all queues together.
 ///
-/// Two token buckets, one for bytes and one for requests, each kept as the time at which it is even
-/// again. A request completes when both have let it through; it is never split.
+/// Two token buckets, one for bytes and one for requests, each stored as the time at which it is
+/// full again. A request completes when both have let it through; it is never split.
 pub struct Rate(Hold);
 
 struct Buckets {
     config: RateConfig,
-    /// When the bytes, and the requests, let through so far are paid for.
+    /// Times at which the buckets of bytes and of requests have paid for everything let through so
+    /// far.
     paid_at: Mutex<[Option<Instant>; 2]>,
 }
 
 impl Rate {
-    /// Over `lower`, without a burst.
+    /// Creates a limit over `lower`, without a burst.
     pub fn new(
         lower: Arc<dyn BlockDevice>,
         bytes_per_s: Option<u64>,
@@ -44,7 +45,7 @@ impl Rate {
         Rate::with(lower, config)
     }
 
-    /// Over `lower`, with these limits.
+    /// Creates a limit over `lower` with this configuration.
     pub fn with(lower: Arc<dyn BlockDevice>, config: RateConfig) -> Rate {
         let buckets = Buckets {
             config,
@@ -119,7 +120,7 @@ mod tests {
         let now = Instant::now();
         let ms = Duration::from_millis;
         let rate = buckets(Some(1_024_000), Some(100), Duration::ZERO);
-        // 1 KiB takes 1 ms of bytes and 10 ms of requests; 20 KiB the other way round.
+        // 1 KiB takes 1 ms by bytes and 10 ms by requests; for 20 KiB bytes are the tighter limit.
         let due = |op: &Op, now| rate.of(op, now).map(|at| at - now);
         assert_eq!(due(&read(1024), now), Some(ms(10)));
         assert_eq!(due(&read(20 * 1024), now), Some(ms(21)));
@@ -152,7 +153,7 @@ mod tests {
                 });
             }
         });
-        // 30 requests at 1000 a second; each thread alone would be through in a third of that.
+        // 30 requests at 1000 per second; each thread alone would finish in a third of that time.
         assert!(started.elapsed() >= Duration::from_millis(30));
     }
 }

@@ -1,12 +1,13 @@
-//! What queues share that wait for the queue below and for something of their own: one descriptor for both.
+//! One descriptor for queues that wait for the lower queue and for an event of their own.
 
 use crate::{Error, Queue, Result, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
-/// Readable when the descriptor of a queue is, or one beside it. Linux nests five such descriptors and no more, and
-/// a cached export of a LUN with iSCSI paths has five: worker, cache, flushes, LUN, path.
+/// Epoll descriptor that is readable when the lower queue's descriptor or a second one is. Linux
+/// nests at most five epoll descriptors, and a cached export of a LUN with iSCSI paths uses all
+/// five: worker, cache, flushes, LUN, path.
 pub(super) struct Both(OwnedFd);
 
 impl Both {
@@ -24,7 +25,7 @@ impl Both {
         self.0.as_fd()
     }
 
-    /// Sleeps until one of them is readable, or this moment has come. May come back early.
+    /// Sleeps until one of the descriptors is readable, or until `until`. May return early.
     pub(super) fn sleep(&self, until: Option<Instant>, name: &str) -> Result<()> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
@@ -38,7 +39,8 @@ impl Both {
     }
 }
 
-/// When a wait ends that begins now; `None`: by itself never, or not in the time a clock can tell.
+/// Computes the deadline of a wait that begins now; `None`: no deadline, or one beyond the clock's
+/// range.
 pub(super) fn end_of(wait: Wait) -> Option<Instant> {
     match wait {
         Wait::AtMost(time) => Instant::now().checked_add(time),

@@ -1,9 +1,9 @@
-//! Counts what passes: requests, bytes, errors and latency of each kind.
+//! Counts requests: number, bytes, errors and latency of each kind.
 //!
-//! **Invariant:** each queue writes counters of its own, with plain loads and stores, so counting
-//! costs no locked instruction and no shared cache line; a reader adds the queues up. A snapshot is
-//! therefore a sum of moments that lie close together, not one moment. What a queue counted stays
-//! counted when it is dropped.
+//! **Invariant:** each queue writes its own counters, with plain loads and stores, so counting
+//! costs no locked instruction and no shared cache line; a reader adds up the queues. A snapshot
+//! therefore combines values from slightly different moments. The counts of a queue remain when it
+//! is dropped.
 
 use crate::{BlockDevice, BufPool, Completion, DeviceInfo, OpKind, Queue, Request, Result, Wait};
 use serde::Serialize;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Kinds of requests, in the order of [`KINDS`].
+/// Number of kinds of requests in [`KINDS`].
 const KIND_COUNT: usize = 5;
 const KINDS: [OpKind; KIND_COUNT] = [
     OpKind::Read,
@@ -22,29 +22,29 @@ const KINDS: [OpKind; KIND_COUNT] = [
     OpKind::WriteZeroes,
 ];
 
-/// Buckets of the latency histogram: four for each power of two of nanoseconds, so a quantile is
-/// at most a quarter above the truth.
+/// Buckets of the latency histogram: four for each power of two of nanoseconds, so a quantile is at
+/// most a quarter too high.
 const BUCKETS: usize = 64 * 4;
 
-/// A device that counts.
+/// A device that counts the requests to its lower device.
 pub struct Stats {
     lower: Arc<dyn BlockDevice>,
     shared: Arc<Mutex<Shared>>,
 }
 
-/// Reads the counters of a [`Stats`].
+/// Handle that reads the counters of a [`Stats`].
 #[derive(Clone)]
 pub struct StatsHandle(Arc<Mutex<Shared>>);
 
 #[derive(Default)]
 struct Shared {
-    /// The counters of open queues.
+    /// Counters of open queues.
     open: Vec<Arc<[Counters; KIND_COUNT]>>,
-    /// The sum of those of queues that are gone.
+    /// Sum of the counters of closed queues.
     closed: [Totals; KIND_COUNT],
 }
 
-/// The counters of one kind on one queue. Only the queue's thread writes them.
+/// Counters of one kind on one queue. Only the queue's thread writes them.
 struct Counters {
     requests: AtomicU64,
     bytes: AtomicU64,
@@ -54,7 +54,7 @@ struct Counters {
     buckets: [AtomicU64; BUCKETS],
 }
 
-/// The counters of one kind, added up.
+/// Counters of one kind, added up over queues.
 #[derive(Clone)]
 struct Totals {
     requests: u64,
@@ -65,42 +65,42 @@ struct Totals {
     buckets: [u64; BUCKETS],
 }
 
-/// The counters of one kind of request.
+/// Statistics of one kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct KindStats {
-    /// Requests that ended, well or not.
+    /// Requests that ended, with or without an error.
     pub requests: u64,
-    /// Bytes of requests that ended well.
+    /// Bytes of successful requests.
     pub bytes: u64,
     /// Requests that ended with an error.
     pub errors: u64,
-    /// Sum of all latencies in nanoseconds; over `requests` it gives the mean.
+    /// Sum of all latencies in nanoseconds; divided by `requests` it is the mean.
     pub total_ns: u64,
     /// Median latency from submit to reap, in nanoseconds.
     pub p50_ns: u64,
-    /// 99 of 100 requests were no slower.
+    /// 99th percentile of the latency, in nanoseconds.
     pub p99_ns: u64,
-    /// The slowest.
+    /// Maximum latency, in nanoseconds.
     pub max_ns: u64,
 }
 
-/// The counters of a device.
+/// Statistics of a device, by kind of request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// Reads.
+    /// Statistics of reads.
     pub read: KindStats,
-    /// Writes.
+    /// Statistics of writes.
     pub write: KindStats,
-    /// Flushes.
+    /// Statistics of flushes.
     pub flush: KindStats,
-    /// Discards.
+    /// Statistics of discards.
     pub discard: KindStats,
-    /// Write-zeroes.
+    /// Statistics of write-zeroes requests.
     pub write_zeroes: KindStats,
 }
 
 impl Stats {
-    /// Counts what goes to `lower`.
+    /// Creates a device that counts the requests to `lower`, and the handle to read its counters.
     pub fn new(lower: Arc<dyn BlockDevice>) -> (Stats, StatsHandle) {
         let shared = Arc::new(Mutex::new(Shared::default()));
         let handle = StatsHandle(Arc::clone(&shared));
@@ -109,7 +109,7 @@ impl Stats {
 }
 
 impl StatsHandle {
-    /// The counters as they are now, of all queues together.
+    /// Sums the current statistics of all queues together.
     pub fn snapshot(&self) -> Snapshot {
         let [read, write, flush, discard, write_zeroes] =
             lock(&self.0).totals().each_ref().map(Totals::summary);
@@ -122,8 +122,8 @@ impl StatsHandle {
         }
     }
 
-    /// The latency histogram of one kind: for each bucket that is not empty the nanoseconds all its
-    /// requests stayed below, and how many they are. In rising order.
+    /// Builds the latency histogram of one kind in ascending order: for each non-empty bucket, its
+    /// upper edge in nanoseconds and its number of requests.
     pub fn latencies(&self, kind: OpKind) -> Vec<(u64, u64)> {
         let totals = &lock(&self.0).totals()[index(kind)];
         let filled = totals.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
@@ -142,14 +142,14 @@ fn index(kind: OpKind) -> usize {
         .expect("the table holds every kind")
 }
 
-/// The bucket of a latency: its power of two, and the two bits below the highest.
+/// Maps a latency to its bucket: its power of two, and the two bits below the highest.
 fn bucket(ns: u64) -> usize {
     let ns = ns.max(4);
     let power = ns.ilog2();
     (power * 4 + (ns >> (power - 2) & 3) as u32) as usize
 }
 
-/// The smallest latency above all of a bucket.
+/// Computes the smallest latency above a bucket, in nanoseconds.
 fn upper_edge(bucket: usize) -> u64 {
     let (power, quarter) = ((bucket / 4) as u32, (bucket % 4) as u64);
     let edge = (u128::from(5 + quarter) << power) >> 2;
@@ -231,9 +231,10 @@ impl Totals {
         }
     }
 
-    /// The latency that `per_cent` of all requests did not exceed: the upper edge of its bucket.
+    /// Estimates the latency that `per_cent` of all requests did not exceed, as the upper edge of
+    /// its bucket.
     fn quantile(&self, per_cent: u64) -> u64 {
-        // Counted from the buckets, not `requests`: a queue may be between the two.
+        // Counted from the buckets, not from `requests`: a queue may have updated only one of them.
         let total: u64 = self.buckets.iter().sum();
         let rank = (total * per_cent).div_ceil(100).max(1);
         let mut seen = 0;
@@ -282,7 +283,7 @@ struct StatsQueue {
     lower: Box<dyn Queue>,
     counters: Arc<[Counters; KIND_COUNT]>,
     shared: Arc<Mutex<Shared>>,
-    /// The caller's tag and the time of submit of each request below, by the tag below.
+    /// The caller's tag and the submit time of each request in the lower queue, by its tag there.
     tags: Vec<Option<(u64, Instant)>>,
     free: Vec<usize>,
     below: Vec<Completion>,
@@ -311,7 +312,7 @@ impl Queue for StatsQueue {
         let Some(slot) = self.free.pop() else {
             return Err(request);
         };
-        // Taken before the device gets it: some devices do all their work in `submit`.
+        // Taken before the submit: some devices do all their work in it.
         let since = Instant::now();
         let Request { tag, op } = request;
         match self.lower.submit(Request {
@@ -374,7 +375,7 @@ mod tests {
             assert!(at < BUCKETS);
             assert!(upper_edge(at) >= ns, "{ns}");
             assert!(at == 0 || upper_edge(at - 1) <= ns.max(4), "{ns}");
-            // A quantile is at most a quarter above the truth.
+            // A quantile is at most a quarter too high.
             assert!(
                 u128::from(upper_edge(at)) * 4 <= u128::from(ns.max(4)) * 5,
                 "{ns}"

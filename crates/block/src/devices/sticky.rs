@@ -1,21 +1,23 @@
-//! A device that never takes a failed flush back.
+//! A device on which a failed flush is final.
 //!
-//! A disk, and the kernel in front of a file, report lost writes to one flush and answer the others
-//! well, although nothing was written again. With several clients a good answer goes to somebody
-//! whose data is lost.
+//! A disk, and the kernel in front of a file, report lost writes to one flush and let the other
+//! flushes succeed, although the data was not written again. With several clients, a success may go
+//! to a client whose data is lost.
 //!
-//! **Invariant:** once a flush, or the flush that is part of a write with FUA, has failed, on any queue,
-//! none succeeds that was in flight beside it at any moment, or that is submitted later. Before anything was
-//! written a failure loses nothing, and binds nobody.
+//! **Invariant:** once a flush, or the flush that is part of a write with FUA, has failed on any
+//! queue, no flush succeeds that was in flight at the same time as the failed one at any moment, or
+//! that is submitted later. A failure before the first write loses no data and has no effect on
+//! other flushes.
 //!
 //! ```text
-//!   queue 1   |--- flush ------- well below, held ------------------| judged and given out
-//!   queue 2        |--- flush -------------------- failed below ----| wakes queue 1
+//!   queue 1   |--- flush ------- succeeds in lower, held -----------| judged and returned
+//!   queue 2        |--- flush -------------------- fails in lower --| wakes queue 1
 //! ```
 //!
-//! So one that went well below is held until all those have ended that were in flight then, on whatever queue,
-//! and no longer: those that are submitted later would not have been told of its data. Who waits
-//! for a flush needs the owners of other queues to reap theirs.
+//! A successful flush is therefore held until all flushes have ended that were in flight when it
+//! succeeded, on any queue. It does not wait for flushes submitted later: those would not have been
+//! notified of a loss of its data. A flush completes only if the owners of the other queues reap
+//! theirs.
 
 use super::sleep::{Both, end_of};
 use crate::{
@@ -29,10 +31,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a queue that is dropped waits for the answers to its flushes.
+/// How long the drop of a queue waits for the results of its flushes.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
-/// A device whose flushes fail for good after the first failure.
+/// A device whose flushes all fail after the first failure.
 pub struct StickyFlush {
     lower: Arc<dyn BlockDevice>,
     shared: Arc<Shared>,
@@ -40,20 +42,21 @@ pub struct StickyFlush {
 
 #[derive(Default)]
 struct Shared {
-    /// Set before the one that failed ends in `flights`.
+    /// First failure; set before the failed request ends in `flights`.
     failed: Arc<OnceLock<Error>>,
-    /// Something that changes data was submitted, on any queue; set before it goes below.
+    /// A request that changes data was submitted on any queue; set before it reaches the lower
+    /// device.
     written: AtomicBool,
     flights: Mutex<Flights>,
 }
 
-/// The flushes and writes with FUA of all queues, by number in the order of their submits.
+/// Flushes and writes with FUA of all queues, numbered in the order of their submits.
 #[derive(Default)]
 struct Flights {
     next: u64,
-    /// Those without an answer from below.
+    /// Requests that the lower device has not answered.
     open: BTreeSet<u64>,
-    /// Queues that hold something until none below a number is open.
+    /// Queues that hold completions until no request with a smaller number is open.
     sleepers: Vec<(u64, Arc<OwnedFd>)>,
 }
 
@@ -64,7 +67,7 @@ impl Flights {
         self.next - 1
     }
 
-    /// Ends one, and wakes those who have waited for it alone.
+    /// Ends a request, and wakes the queues that waited only for it.
     fn end(&mut self, number: u64) {
         self.open.remove(&number);
         let first_open = self.first_open();
@@ -72,7 +75,7 @@ impl Flights {
             .sleepers
             .extract_if(.., |(until, _)| *until <= first_open)
         {
-            // Fails only when it is readable already.
+            // Fails only if the eventfd is already readable.
             let _ = rustix::io::write(waker.as_ref(), &1u64.to_ne_bytes());
         }
     }
@@ -89,7 +92,7 @@ impl Shared {
 }
 
 impl StickyFlush {
-    /// Over `lower`, which has lost nothing yet.
+    /// Creates a device over `lower`, which has lost nothing yet.
     pub fn new(lower: Arc<dyn BlockDevice>) -> StickyFlush {
         StickyFlush {
             lower,
@@ -97,7 +100,7 @@ impl StickyFlush {
         }
     }
 
-    /// The first failure, in a cell that fills when it happens.
+    /// Returns a cell that receives the first failure when it occurs.
     pub fn failure(&self) -> Arc<OnceLock<Error>> {
         Arc::clone(&self.shared.failed)
     }
@@ -127,18 +130,19 @@ impl BlockDevice for StickyFlush {
 struct StickyQueue {
     lower: Box<dyn Queue>,
     shared: Arc<Shared>,
-    /// The numbers of those that are below, which are their tags there, and their tags here.
+    /// Numbers of the requests in the lower queue, which are their tags there, with the caller's
+    /// tags.
     below: Vec<(u64, u64)>,
-    /// What goes out when none below a number is open.
+    /// Completions to return once no request with a smaller number is open.
     held: Vec<(u64, Completion)>,
-    /// Readable when something held may go out.
+    /// Readable when a held completion may be returned.
     waker: Arc<OwnedFd>,
-    /// It is among the sleepers, or has been woken since.
+    /// The queue is in `sleepers`, or has been woken since.
     sleeps: bool,
     both: Both,
 }
 
-/// Whether a success tells that data is durable.
+/// Reports whether a success of this operation means that data is durable.
 fn vouches(op: &Op) -> bool {
     matches!(
         op,
@@ -146,13 +150,13 @@ fn vouches(op: &Op) -> bool {
     )
 }
 
-/// Whether a flush, or a write with FUA, that ended like this may have been told of a loss.
+/// Reports whether a flush, or a write with FUA, with this error may have reported a loss of data.
 fn tells_of_loss(op: &Op, error: &Error) -> bool {
     matches!(op, Op::Flush) || may_have_flushed(error.kind())
 }
 
-/// Whether a write with FUA that ended like this may have been a write and a flush that failed. The
-/// other kinds refuse the write itself, and nothing that was written before is in doubt.
+/// Reports whether a write with FUA and this error may have been a write and a failed flush. The
+/// other kinds refuse the write itself, and earlier writes are not in doubt.
 fn may_have_flushed(kind: ErrorKind) -> bool {
     !matches!(
         kind,
@@ -168,7 +172,8 @@ fn may_have_flushed(kind: ErrorKind) -> bool {
 }
 
 impl StickyQueue {
-    /// Takes what has come from below since `had`, and gives out what need not be held any more.
+    /// Processes the lower completions from index `had` on, and returns those that need not be held
+    /// any more.
     fn settle(&mut self, had: usize, done: &mut Vec<Completion>) {
         if self.held.is_empty() && !done[had..].iter().any(|c| vouches(&c.op)) {
             return;
@@ -185,7 +190,7 @@ impl StickyQueue {
                 Err(error) => {
                     let written = self.shared.written.load(Ordering::SeqCst);
                     if written && tells_of_loss(&completion.op, error) {
-                        // Another queue may have been first.
+                        // Another queue may have set it first.
                         let _ = self.shared.failed.set(error.clone());
                     }
                     0
@@ -205,13 +210,13 @@ impl StickyQueue {
         self.wake_when_free(&mut flights);
     }
 
-    /// Has the waker tell when the next of what is held may go out.
+    /// Has the waker signal when the next held completion may be returned.
     fn wake_when_free(&mut self, flights: &mut Flights) {
         if std::mem::take(&mut self.sleeps) {
             let own = |sleeper: &(u64, Arc<OwnedFd>)| Arc::ptr_eq(&sleeper.1, &self.waker);
             match flights.sleepers.iter().position(own) {
                 Some(at) => drop(flights.sleepers.swap_remove(at)),
-                // Nobody writes to it before it is a sleeper again.
+                // No thread writes to it before it is a sleeper again.
                 None => drop(rustix::io::read(&self.waker, &mut [0u8; 8])),
             }
         }
@@ -222,7 +227,7 @@ impl StickyQueue {
     }
 }
 
-/// Lets no success out after a failure.
+/// Turns a success after a failure into an error.
 fn judge(mut completion: Completion, failed: Option<&Error>, name: &str) -> Completion {
     if let (Ok(()), Some(first)) = (&completion.result, failed) {
         let why =
@@ -281,7 +286,7 @@ impl Queue for StickyQueue {
         let until = end_of(wait);
         let before = done.len();
         loop {
-            // Only with something held may another queue be what ends the wait.
+            // Another queue can end the wait only while a completion is held.
             let below = match (self.held.is_empty(), until) {
                 (false, _) => Wait::Poll,
                 (true, Some(until)) => {
@@ -294,7 +299,7 @@ impl Queue for StickyQueue {
             self.settle(had, done);
             let count = done.len() - before;
             if reaped? > 0 && count == 0 {
-                // All of it is held, and there may be more.
+                // All completions are held, and there may be more.
                 continue;
             }
             let late = until.is_some_and(|until| Instant::now() >= until);
@@ -321,7 +326,8 @@ impl Queue for StickyQueue {
 }
 
 impl Drop for StickyQueue {
-    /// Those that nobody waits for any more may be the ones that are told of a loss.
+    /// Waits for outstanding flushes: one without a waiting caller may be the one that reports a
+    /// loss.
     fn drop(&mut self) {
         let until = Instant::now() + LAST_WORD;
         let mut done = Vec::new();

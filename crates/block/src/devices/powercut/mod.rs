@@ -1,22 +1,22 @@
-//! A disk with a volatile write cache, and every way in which the power can fail.
+//! A disk with a volatile write cache, and all states that a power cut can leave.
 //!
-//! Reads see what was written. What a power cut leaves is another matter, and follows the waist's
-//! contract to the letter: a write is durable once the completion of its FUA request has been
-//! reaped, or once the completion of a flush has been reaped that was submitted after the write's
-//! own completion had been. Of every other write any 512-byte sectors may be there or not.
+//! Reads see all writes. The state after a power cut follows the contract of the block interface to
+//! the letter: a write is durable once the completion of its FUA request has been reaped, or once
+//! the completion of a flush has been reaped that was submitted after the write's own completion
+//! had been reaped. Of every other write any subset of its 512-byte sectors may survive.
 //!
 //! ```text
 //!  submit A   submit B   reap A    submit flush   reap flush, B
 //!  ───┬──────────┬──────────────────────────────────┬──────────────►  log
 //!     1          2                                  3                 points of a cut
-//!   A may be   A, B may be                        A is, B may be
+//!   A may be   A, B may be                        A is, B may be      on the disk
 //! ```
 //!
-//! **Invariant:** what is durable at a point is whole in every image of that point and of all later
-//! ones, until something newer takes its place.
+//! **Invariant:** data that is durable at a point is whole in every image of that point and of all
+//! later ones, until a newer write replaces it.
 //!
-//! Deliberately absent: sectors that hold neither an old nor a new value (a disk that is no disk),
-//! and an end to the log: it keeps the data of every write for as long as the device lives.
+//! Deliberately absent: sectors that hold neither an old nor a new value (real disks do not do
+//! that), and a bound on the log: it keeps the data of every write as long as the device exists.
 
 mod replay;
 #[cfg(test)]
@@ -30,10 +30,10 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Requests in flight on a queue.
+/// Maximum number of requests in flight on a queue.
 const CAPACITY: usize = 128;
 
-/// A disk with a volatile write cache that can be cut off at any point.
+/// A disk with a volatile write cache whose power can be cut at any point.
 ///
 /// Requests are carried out on submit. Memory: the disk, and the data of every write so far.
 pub struct PowerCut {
@@ -42,32 +42,32 @@ pub struct PowerCut {
 
 struct Shared {
     info: DeviceInfo,
-    /// What reads see.
+    /// Content that reads see.
     current: Mem,
-    /// What was there before the first event.
+    /// Content before the first event.
     before: Mem,
     log: Mutex<Log>,
 }
 
-/// Everything that changes what a cut may leave, in order.
+/// Events that change the possible states after a cut, in order.
 #[derive(Default)]
 struct Log {
     events: Vec<Event>,
-    /// The changes that are not durable yet, by rising place in `events`.
+    /// Changes that are not durable yet, in ascending order of their index in `events`.
     volatile: Vec<Pending>,
 }
 
 struct Pending {
     event: usize,
-    /// The submitter knows that it has completed, so the next flush covers it.
+    /// The completion has been reaped, so the next flush covers the change.
     reaped: bool,
 }
 
 #[derive(Clone)]
 enum Event {
-    /// Something was written.
+    /// A write, discard or write-zeroes.
     Change(Change),
-    /// The changes at these places in the log are durable from here on.
+    /// The changes at these indices of the log are durable from here on.
     Durable(Vec<usize>),
 }
 
@@ -80,7 +80,7 @@ struct Change {
 }
 
 impl PowerCut {
-    /// Over a copy of `disk`, all of which is durable.
+    /// Creates a disk with a copy of `disk`, all of which is durable.
     pub fn new(disk: &Mem) -> PowerCut {
         let info = DeviceInfo {
             volatile_write_cache: true,
@@ -97,36 +97,37 @@ impl PowerCut {
         }
     }
 
-    /// Events so far: changes, and flushes or FUA writes whose completion made something durable.
-    /// The power can be cut after each, and before the first.
+    /// Counts the events so far: changes, and flushes or FUA writes whose completion
+    /// made data durable. The power can be cut before the first event and after each one.
     pub fn events(&self) -> usize {
         self.shared.log().events.len()
     }
 
-    /// What reads see now: the content if the power holds.
+    /// Returns the content that reads see now.
     pub fn contents(&self) -> Mem {
         self.shared.current.fork()
     }
 
-    /// The log so far, to be cut anywhere. The device may go on meanwhile.
+    /// Creates a replay of the log so far. The device remains usable.
     pub fn replay(&self) -> Replay {
         let events = self.shared.log().events.clone();
         Replay::new(&self.shared.before, events)
     }
 
-    /// What one cut leaves: after `point` events, with the volatile writes torn so. For many cuts
-    /// use [`PowerCut::replay`], [`PowerCut::boundaries`] or [`PowerCut::images`].
+    /// Returns the disk after a cut at `point` events, with the volatile writes torn by `tear`. For
+    /// many cuts use [`PowerCut::replay`], [`PowerCut::boundaries`] or [`PowerCut::images`].
     pub fn crash(&self, point: usize, tear: Tear) -> Mem {
         self.replay().image(point, tear)
     }
 
-    /// Every point of the log in rising order, each with nothing of the volatile writes, all of
-    /// them, and `torn` random parts of them; a point without volatile writes once.
+    /// Iterates over every point of the log in ascending order, each with none of the volatile
+    /// writes, all of them, and `torn` random parts of them; a point without volatile writes
+    /// appears once.
     pub fn boundaries(&self, seed: u64, torn: usize) -> impl Iterator<Item = Crash> + use<> {
         replay::boundaries(self.replay(), seed, torn)
     }
 
-    /// `count` random cuts at random points, in rising order of the points.
+    /// Iterates over `count` random cuts at random points, in ascending order of the points.
     pub fn images(&self, seed: u64, count: usize) -> impl Iterator<Item = Crash> + use<> {
         replay::images(self.replay(), seed, count)
     }
@@ -137,8 +138,8 @@ impl Shared {
         self.log.lock().expect("no panic under this lock")
     }
 
-    /// Carries out a change and notes it, under one lock: the log has the order that reads see.
-    /// Gives its place in the log.
+    /// Carries out a change and logs it under one lock, so that the log has the order that reads
+    /// see. Returns its index in the log.
     fn change(&self, change: Change) -> Option<usize> {
         if change.len == 0 {
             return None;
@@ -159,7 +160,7 @@ impl Shared {
 }
 
 impl Log {
-    /// What a flush that is submitted now covers.
+    /// Lists the changes that a flush submitted now covers.
     fn covered(&self) -> Vec<usize> {
         let reaped = self.volatile.iter().filter(|p| p.reaped);
         reaped.map(|p| p.event).collect()
@@ -171,7 +172,7 @@ impl Log {
         }
     }
 
-    /// These are durable now, those among them that were not before.
+    /// Logs that those of these changes are durable that were not before.
     fn make_durable(&mut self, mut events: Vec<usize>) {
         events.sort_unstable();
         events.dedup();
@@ -205,15 +206,15 @@ impl BlockDevice for PowerCut {
 struct PowerCutQueue {
     shared: Arc<Shared>,
     ready: VecDeque<Completion>,
-    /// What the reap of each completion in `ready` will mean for the log.
+    /// Effects on the log when the completions in `ready` are reaped.
     due: Vec<Due>,
 }
 
-/// What is known to be true once a completion has been reaped.
+/// Effect of reaping a completion.
 enum Due {
-    /// The change at this place has completed; a flush submitted from now on covers it.
+    /// The change at this index has completed; a flush submitted from now on covers it.
     Reaped(usize),
-    /// The changes at these places are durable: those a flush covered, or a FUA write itself.
+    /// The changes at these indices are durable: those that a flush covered, or a FUA write itself.
     Durable(Vec<usize>),
 }
 

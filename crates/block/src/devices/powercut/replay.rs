@@ -1,8 +1,9 @@
-//! What a power cut leaves: the log of a [`super::PowerCut`] played up to a point, with any part of
-//! the volatile writes.
+//! State after a power cut: the log of a [`super::PowerCut`] replayed up to a point, with any part
+//! of the volatile writes.
 //!
-//! The durable state moves forward with the point and is never copied; an image is a fork of it, to
-//! which the surviving sectors are written. So an image costs what is volatile, not the disk.
+//! The durable state advances with the point and is never copied; an image is a fork of it with the
+//! surviving sectors written to it. The cost of an image thus depends on the volatile writes, not
+//! on the size of the disk.
 
 use super::{Change, Event};
 use crate::devices::mem::Mem;
@@ -10,45 +11,45 @@ use crate::random::Random;
 use std::collections::HashMap;
 use std::fmt;
 
-/// The unit that a disk writes whole.
+/// Unit that a disk writes atomically.
 const SECTOR_BYTES: u64 = 512;
 
-/// What happens to the writes that are not durable at the moment of the cut.
+/// Fate of the writes that are not durable at the moment of the cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tear {
-    /// All are gone.
+    /// All are lost.
     Drop,
-    /// All made it.
+    /// All survive.
     Keep,
-    /// Parts of them made it, chosen by this seed: whole writes in any order; those before one
-    /// moment, and the last of them only in part; each write gone, whole, cut short, or in any
-    /// of its sectors; or any sectors of all.
+    /// Parts of them survive, chosen by this seed: whole writes in any order; those before one
+    /// moment, and the last of them only in part; each write lost, whole, truncated, or any subset
+    /// of its sectors; or any subset of all sectors.
     Random(u64),
 }
 
-/// A write (or discard, or write-zeroes) that is not durable at the point looked at.
+/// A write (or discard, or write-zeroes) that is not durable at the requested point.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Volatile {
-    /// Its place in the log.
+    /// Index in the log.
     pub event: usize,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// What one cut left.
+/// Result of one power cut.
 pub struct Crash {
-    /// Events before the cut.
+    /// Number of events before the cut.
     pub point: usize,
-    /// What happened to the volatile writes.
+    /// Fate of the volatile writes.
     pub tear: Tear,
-    /// The disk as it is found afterwards; a cheap copy of its own.
+    /// The disk after the cut; a cheap copy of its own.
     pub image: Mem,
 }
 
 impl fmt::Display for Crash {
-    /// What replays it: the arguments of [`super::PowerCut::crash`].
+    /// Prints the arguments of [`super::PowerCut::crash`] that reproduce it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "crash({}, Tear::{:?})", self.point, self.tear)
     }
@@ -60,18 +61,18 @@ impl fmt::Debug for Crash {
     }
 }
 
-/// The log of a [`super::PowerCut`], to be cut at any point. Asking in rising order is cheap; a step
-/// back plays the log again from its start.
+/// The log of a [`super::PowerCut`], which can be cut at any point. Queries in ascending order are
+/// cheap; a step back replays the log from its start.
 pub struct Replay {
     before: Mem,
     events: Vec<Event>,
-    /// Events that have been played.
+    /// Number of events replayed.
     at: usize,
     durable: Mem,
-    /// Changes that have been played and are not durable, in rising order.
+    /// Changes that are replayed and not durable, in ascending order.
     volatile: Vec<usize>,
-    /// The newest durable change of a sector, where an older one may still come to be durable: the
-    /// cache of a disk never puts old data over newer.
+    /// The newest durable change of each sector for which an older change may still become durable:
+    /// a disk cache never replaces data by an older version.
     newest: HashMap<u64, usize>,
 }
 
@@ -87,12 +88,13 @@ impl Replay {
         }
     }
 
-    /// Events in the log: the last point.
+    /// Counts the events in the log, which is the last point.
     pub fn events(&self) -> usize {
         self.events.len()
     }
 
-    /// The writes of which a cut after `point` events may leave any part, in the order of submit.
+    /// Lists the writes of which a cut after `point` events may leave any part, in the order of
+    /// submit.
     pub fn volatile(&mut self, point: usize) -> Vec<Volatile> {
         self.seek(point);
         let describe = |event: &usize| {
@@ -106,7 +108,7 @@ impl Replay {
         self.volatile.iter().map(describe).collect()
     }
 
-    /// The disk after a cut that came after `point` events (the last point if there are fewer).
+    /// Builds the disk after a cut at `point` events (at the last point if there are fewer).
     pub fn image(&mut self, point: usize, tear: Tear) -> Mem {
         match tear {
             Tear::Drop => self.image_where(point, |_, _| false),
@@ -119,8 +121,9 @@ impl Replay {
         }
     }
 
-    /// The disk after a cut that left what `keeps` says: asked for each 512-byte sector, counted
-    /// from 0 in its write, of each volatile write, in the order of submit.
+    /// Builds the disk after a cut that left the sectors for which `keeps` returns true. It is
+    /// called for each 512-byte sector, counted from 0 in its write, of each volatile write, in the
+    /// order of submit.
     pub fn image_where(
         &mut self,
         point: usize,
@@ -138,7 +141,7 @@ impl Replay {
         image
     }
 
-    /// Plays the log forward to `point`, from its start if it has gone further.
+    /// Replays the log up to `point`, from its start if it is already past it.
     fn seek(&mut self, point: usize) {
         let point = point.min(self.events.len());
         if point < self.at {
@@ -158,7 +161,7 @@ impl Replay {
         }
     }
 
-    /// Puts what the event at this place makes durable into the durable state.
+    /// Applies the changes that the event at this index makes durable.
     fn settle(&mut self, at: usize) {
         let Event::Durable(list) = &self.events[at] else {
             return;
@@ -169,8 +172,8 @@ impl Replay {
             apply(&self.durable, change, |sector| {
                 !self.is_outdated(change, sector, *event)
             });
-            // The rest of the list is newer and comes in order; only a write that stays volatile
-            // can come late.
+            // The rest of the list is newer and follows in order; only a write that stays volatile
+            // can become durable later.
             if self.volatile.first().is_some_and(|oldest| oldest < event) {
                 let first = change.offset / SECTOR_BYTES;
                 for sector in first..first + change.len.div_ceil(SECTOR_BYTES) {
@@ -184,7 +187,7 @@ impl Replay {
         }
     }
 
-    /// Whether something newer than this change is durable in this sector of it.
+    /// Reports whether this sector of the change has a newer durable content.
     fn is_outdated(&self, change: &Change, sector: u64, event: usize) -> bool {
         let newest = self.newest.get(&(change.offset / SECTOR_BYTES + sector));
         newest.is_some_and(|newest| *newest > event)
@@ -198,7 +201,7 @@ fn change(events: &[Event], event: usize) -> &Change {
     }
 }
 
-/// Writes the sectors of a change that are wanted, neighbours together.
+/// Writes the wanted sectors of a change, contiguous ones together.
 fn apply(disk: &Mem, change: &Change, mut wanted: impl FnMut(u64) -> bool) {
     let sectors = change.len.div_ceil(SECTOR_BYTES);
     let mut sector = 0;
@@ -220,37 +223,37 @@ fn apply(disk: &Mem, change: &Change, mut wanted: impl FnMut(u64) -> bool) {
             Some(data) => disk.poke(change.offset + from, &data[from as usize..to as usize]),
             None => disk.poke_zeroes(change.offset + from, to - from),
         }
-        // `sector` itself was refused, or the change has ended; either way it has had its answer.
+        // `sector` itself is unwanted, or the change has ended; in both cases it is done.
         sector += 1;
     }
 }
 
-/// Which sectors a [`Tear::Random`] keeps.
+/// Choice of the sectors that a [`Tear::Random`] keeps.
 struct Plan {
     random: Random,
     style: Style,
-    /// The write that the answers are about at the moment, and its way.
+    /// The write of the latest queries, and its fate.
     current: Option<(usize, Way)>,
 }
 
-/// How the writes go together.
+/// Relation of the writes to one another.
 enum Style {
-    /// Each goes its own way.
+    /// Each write has an independent fate.
     Mixed,
-    /// Whole or gone, in any order.
+    /// Each write is whole or lost, in any order.
     Reordered,
-    /// Those before this place in the log are whole, this one is cut short, the rest is gone.
+    /// Writes before this index of the log are whole, this one is truncated, the rest is lost.
     InOrder(usize),
-    /// Any sectors of all.
+    /// Any subset of all sectors.
     Sectors,
 }
 
-/// What is left of one write.
+/// Fate of one write.
 #[derive(Clone, Copy)]
 enum Way {
     Gone,
     Whole,
-    /// So many sectors from its start.
+    /// This number of sectors from its start.
     Prefix(u64),
     AnySectors,
 }

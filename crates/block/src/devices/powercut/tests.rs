@@ -1,4 +1,4 @@
-//! Tests of the power cuts, against an independent model of what may be left.
+//! Tests of power cuts against an independent model of the permitted states.
 
 use super::*;
 use crate::{Blocking, Buf, Random};
@@ -106,9 +106,9 @@ fn boundaries_visit_every_point_with_nothing_all_and_torn() {
     }
 }
 
-/// Goal: an image holds, in each sector, exactly what the contract allows, and in time everything
-/// it allows. Method: a random run with several requests in flight on a disk of eight sectors,
-/// beside it a model that knows only the contract; then every point under many seeds.
+/// Goal: each sector of an image holds only values that the contract permits, and over time all of
+/// them. Method: a random run with several requests in flight on a disk of eight sectors, next to a
+/// model that knows only the contract; then every point with many seeds.
 #[test]
 fn images_hold_what_the_contract_allows_and_all_of_it() {
     for seed in 0..20 {
@@ -116,7 +116,7 @@ fn images_hold_what_the_contract_allows_and_all_of_it() {
     }
 }
 
-/// What the contract allows a sector to hold, at each point.
+/// Values that the contract permits in a sector, at each point.
 #[derive(Clone, Default)]
 struct Model {
     /// (first sector, sectors, value, reaped, durable) of each write.
@@ -145,7 +145,7 @@ fn check_against_the_contract(seed: u64) {
     let mut queue = disk.queue().unwrap();
     let mut model = Model::default();
     let mut models = vec![model.clone()];
-    // What the reap of each request in flight tells: a write reaped, or writes durable.
+    // Effect of reaping each request in flight: a write reaped, or writes durable.
     let mut flying: Vec<(Vec<usize>, bool)> = Vec::new();
     let mut done = Vec::new();
     for step in 0..24u8 {
@@ -197,7 +197,7 @@ fn check_against_the_contract(seed: u64) {
                 missing[sector as usize].retain(|v| *v != value);
             }
         }
-        // A value below many newer volatile ones is rare; the three on top have to come up.
+        // A value under many newer volatile ones is rare; the three newest must occur.
         for (sector, left) in missing.iter().enumerate() {
             let allowed = model.allowed(sector as u64);
             let top = &allowed[allowed.len().saturating_sub(3)..];
@@ -216,7 +216,7 @@ fn two_thousand_images_of_a_written_disk_keep_every_flushed_block() {
     let disk = PowerCut::new(&Mem::new(BLOCKS * BLOCK, 512));
     let mut device = Blocking::open(&disk).unwrap();
     let mut random = Random::new(9);
-    // What was durable, and when: (block, event, value); a value is its order, from 1.
+    // Durable writes as (block, event, value); a value is its sequence number, from 1.
     let mut durable: Vec<(u64, usize, u64)> = Vec::new();
     let mut pending = Vec::new();
     for value in 1..=2000u64 {
