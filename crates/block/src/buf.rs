@@ -159,7 +159,7 @@ enum Inner {
 }
 
 impl Bufs {
-    /// Borrows the buffers as a slice.
+    /// Views the buffers as a slice.
     pub fn as_slice(&self) -> &[Buf] {
         match &self.0 {
             Inner::One(buf) => std::slice::from_ref(buf),
@@ -167,7 +167,7 @@ impl Bufs {
         }
     }
 
-    /// Borrows the buffers as a mutable slice.
+    /// Views the buffers as a mutable slice.
     pub fn as_mut_slice(&mut self) -> &mut [Buf] {
         match &mut self.0 {
             Inner::One(buf) => std::slice::from_mut(buf),

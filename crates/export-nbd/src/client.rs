@@ -1,5 +1,5 @@
-//! A small blocking client of one connection over a Unix socket: for the quickstart, which must
-//! not need another program, and for tests that count what was acknowledged.
+//! A small blocking client with one connection over a Unix socket: for the quickstart, which must
+//! not depend on another program, and for tests that count acknowledged requests.
 //!
 //! One request at a time, simple replies, no TLS. Section names are those of the NBD protocol
 //! document (`doc/proto.md` of the NetworkBlockDevice project).
@@ -21,10 +21,10 @@ const INFO_EXPORT: u16 = 0;
 const INFO_BLOCK_SIZE: u16 = 3;
 /// Longest option reply that is accepted, in bytes.
 const REPLY_BYTES_MAX: u32 = 64 * 1024;
-/// Longest transfer in one request, in bytes: what every server accepts (block size constraints).
+/// Longest transfer of one request, in bytes; every server accepts it (block size constraints).
 const TRANSFER_MAX: usize = 1 << 20;
 
-/// An open export.
+/// A connection to an export.
 pub struct Client {
     stream: UnixStream,
     size: u64,
@@ -33,11 +33,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects and chooses an export.
+    /// Connects and selects an export.
     ///
     /// # Errors
     /// Those of the socket; [`io::ErrorKind::InvalidData`] for an answer that is not NBD, and
-    /// [`io::ErrorKind::NotFound`] when the server refuses the export.
+    /// [`io::ErrorKind::NotFound`] if the server refuses the export.
     pub fn connect(socket: &Path, export: &str) -> io::Result<Client> {
         let stream = UnixStream::connect(socket)?;
         let mut client = Client {
@@ -55,7 +55,7 @@ impl Client {
         Ok(client)
     }
 
-    /// `NBD_OPT_GO`, asking for block sizes so that the server may enforce them.
+    /// Sends `NBD_OPT_GO` with a request for block sizes, so that the server may enforce them.
     fn go(&mut self, export: &str) -> io::Result<()> {
         let mut message = Vec::new();
         message.extend(IHAVEOPT.to_be_bytes());
@@ -97,17 +97,17 @@ impl Client {
         }
     }
 
-    /// Size of the export in bytes.
+    /// Returns the size of the export in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// Transmission flags of the export.
+    /// Returns the transmission flags of the export.
     pub fn flags(&self) -> u16 {
         self.flags
     }
 
-    /// Fills `out` from `offset` on.
+    /// Reads into `out` from `offset`.
     pub fn read_at(&mut self, mut offset: u64, out: &mut [u8]) -> io::Result<()> {
         for piece in out.chunks_mut(TRANSFER_MAX) {
             self.request(0, 0, offset, piece.len() as u32, &[])?;
@@ -118,7 +118,7 @@ impl Client {
         Ok(())
     }
 
-    /// Writes `data` from `offset` on; acknowledged, not yet durable.
+    /// Writes `data` at `offset`; the data is acknowledged, but not yet on stable storage.
     pub fn write_at(&mut self, mut offset: u64, data: &[u8]) -> io::Result<()> {
         for piece in data.chunks(TRANSFER_MAX) {
             self.request(1, 0, offset, piece.len() as u32, piece)?;
@@ -128,13 +128,13 @@ impl Client {
         Ok(())
     }
 
-    /// Makes everything acknowledged so far durable.
+    /// Puts all acknowledged writes on stable storage.
     pub fn flush(&mut self) -> io::Result<()> {
         self.request(3, 0, 0, 0, &[])?;
         self.reply()
     }
 
-    /// Tells the server that this connection ends.
+    /// Sends the disconnect request.
     pub fn disconnect(mut self) -> io::Result<()> {
         self.request(2, 0, 0, 0, &[])
     }
@@ -159,7 +159,7 @@ impl Client {
         self.stream.write_all(&message)
     }
 
-    /// A simple reply: no structured replies were negotiated, so no other comes.
+    /// Reads a simple reply, the only kind without negotiated structured replies.
     fn reply(&mut self) -> io::Result<()> {
         let (magic, error, cookie) = (self.u32()?, self.u32()?, self.u64()?);
         expect(

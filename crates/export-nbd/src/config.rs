@@ -1,4 +1,4 @@
-//! What is exported, and where.
+//! Configuration of a server: exports, addresses, TLS and limits.
 
 use block::BlockDevice;
 use std::net::SocketAddr;
@@ -6,68 +6,69 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A device under a name.
+/// A device exported under a name.
 #[derive(Clone)]
 pub struct Export {
-    /// Name that clients ask for; the empty name means the first export.
+    /// Name that clients request; the empty name selects the first export.
     pub name: String,
-    /// Words for a person who lists exports.
+    /// Description for users who list the exports.
     pub description: String,
-    /// The device.
+    /// The exported device.
     pub device: Arc<dyn BlockDevice>,
-    /// Refuse writes whatever the device says.
+    /// Refuse writes even if the device accepts them.
     pub read_only: bool,
 }
 
-/// Where to listen.
+/// Listening address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
-    /// A socket file, made for its user alone (0600).
+    /// A socket file that only its user can access (mode 0600).
     Unix(PathBuf),
     /// A TCP address; port 0 lets the system choose.
     Tcp(SocketAddr),
 }
 
-/// Certificates of TCP clients and of this server, all PEM.
+/// Certificates for TCP connections, all in PEM format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tls {
-    /// This server's certificate and what leads to its authority.
+    /// This server's certificate and its chain.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: PathBuf,
-    /// Only clients with a certificate of this authority are served.
+    /// If set, only clients with a certificate of this authority are served.
     pub client_ca: Option<PathBuf>,
 }
 
 /// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to listen.
+    /// Addresses to listen on.
     pub listen: Vec<Listen>,
-    /// Worker threads.
+    /// Number of worker threads.
     pub threads: usize,
-    /// TLS on all TCP connections.
+    /// TLS for all TCP connections.
     pub tls: Option<Tls>,
-    /// Serve TCP clients that prove nothing about themselves. Without it a TCP client needs a
-    /// certificate of [`Tls::client_ca`], or comes from this machine and its socket belongs to root
-    /// or to the user of this process.
+    /// Serve TCP clients without authentication. Otherwise a TCP client needs a certificate of
+    /// [`Tls::client_ca`], or a socket on this machine that belongs to root or to the user of this
+    /// process.
     pub anonymous: bool,
-    /// What connections may take of numbers and of time.
+    /// Limits of connections.
     pub limits: Limits,
 }
 
-/// What connections may take of numbers and of time.
+/// Limits of connections in number and time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections that have chosen an export, over all workers.
+    /// Maximum number of connections that have chosen an export, over all workers.
     pub connections: usize,
-    /// As many of them from one address of another machine.
+    /// Maximum number of these from one address of another machine.
     pub connections_per_address: usize,
-    /// Connections that have not chosen one yet; one more takes the place of the oldest.
+    /// Maximum number of connections that have not chosen an export; a further one replaces the
+    /// oldest.
     pub strangers: usize,
-    /// How long a connection may take until it has chosen an export, TLS included.
+    /// Maximum time until a connection has chosen an export, including TLS.
     pub handshake: Duration,
-    /// How long a payload or a reply that has begun may stand still.
+    /// Maximum time that a payload or a reply may stall after it has begun.
     pub stall: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! One client: what it sends becomes requests, what the device answers becomes replies.
+//! One client connection: converts its input to requests, and the results of requests to replies.
 
 use crate::Limits;
 use crate::door::Guest;
@@ -18,69 +18,70 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes that are received at once when a header is expected: many headers, or a header and a
-/// small payload. What belongs to a large payload beyond this goes straight to its buffer.
+/// Bytes received at once when a header is expected: several headers, or a header and a small
+/// payload. The rest of a large payload is received directly into its buffer.
 const HEAD_BYTES: usize = 8 * 1024;
-/// Most that is held of a negotiation that has not come to its end.
+/// Maximum bytes buffered of an unfinished negotiation.
 const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
-/// Longest that a client's goodbye is waited for.
+/// Maximum time to wait for a client's close notice.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// A payload or reply that has moved by so many bytes has not stood still.
+/// A payload or reply that has moved by this number of bytes has not stalled.
 const PROGRESS_BYTES: usize = 128 * 1024;
-/// Slices of one write to the socket.
+/// Maximum number of slices in one write to the socket.
 const SLICES: usize = 64;
 
-/// What a client asks for next.
+/// Next input of a client.
 pub(crate) enum Next {
-    /// A request, with its payload or with buffers for its answer.
+    /// A request, with its payload or with buffers for its result.
     Request {
         export: usize,
         header: RequestHeader,
         payload: Vec<Buf>,
     },
-    /// Not now.
+    /// No request is available now.
     Nothing,
 }
 
-/// What has to be done about a connection.
+/// State of a connection for its worker.
 pub(crate) enum Status {
-    /// Wait for it; `changed` says what for, if that is not what it was: to read, to write.
+    /// Wait for the socket; `changed` is the new interest (read, write), if it has changed.
     Waiting { changed: Option<(bool, bool)> },
-    /// It is over.
+    /// The connection has ended.
     Closed,
 }
 
 enum Phase {
     Handshake(Box<Handshake>),
-    /// Requests; the payload on its way, if one is.
+    /// Receiving requests; `incoming` is the payload being received.
     Transmission {
         export: usize,
         structured: bool,
         incoming: Option<Incoming>,
     },
-    /// Nothing more is read; what is left is sent.
+    /// No more input is read; pending output is sent.
     Closing,
-    /// All is said, TLS' goodbye too. A socket that is closed before the client's goodbye was read
-    /// would be reset, which the client takes for an accident.
+    /// All output is sent, including the close notice of TLS. Closing the socket before the
+    /// client's close notice was read would reset the connection, which the client reports as an
+    /// error.
     Lingering {
         until: Instant,
     },
 }
 
-/// A write whose payload has not arrived whole.
+/// A write whose payload has not arrived completely.
 struct Incoming {
     header: RequestHeader,
     bufs: Vec<Buf>,
-    /// Bytes that the buffers hold: none before payload arrives, then a share, then all.
+    /// Capacity of the buffers in bytes: none before payload arrives, then a share, then all.
     room: usize,
-    /// Its connection held no other buffers when it began.
+    /// The connection held no other buffers when the write began.
     empty_handed: bool,
-    /// Bytes that have arrived, or that are thrown away when there are no buffers.
+    /// Bytes that have arrived, or that were discarded for lack of buffers.
     got: usize,
     refused: Option<Errno>,
 }
 
-/// A piece of a reply on its way out.
+/// Part of a reply to send.
 enum Out {
     Head([u8; 28], usize),
     Bytes(Vec<u8>),
@@ -97,31 +98,32 @@ impl Out {
     }
 }
 
-/// Gives buffers for so many bytes, or nothing for now. The flag says that the connection holds no
-/// others, and so may have what is kept back.
+/// Allocates buffers for this number of bytes, or returns `None` for now. The flag says that the
+/// connection holds no other buffers, and so may use the reserve.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 
 pub(crate) struct Connection {
     socket: Socket,
     guest: Guest,
     began: Instant,
-    /// Since when a payload or reply has stood still, and how many bytes have moved since.
+    /// Start of the current stall check, and bytes moved since.
     still_since: Instant,
     moved: usize,
     phase: Phase,
     hub: Arc<Hub>,
-    /// What the client named it by, if it did.
+    /// Session under the key that the client has sent, if any.
     session: Option<Arc<Session>>,
-    /// The end of another session, which the negotiation waits for.
+    /// A fence of another session, whose end the negotiation waits for.
     fence: Option<Fence>,
     head: Vec<u8>,
-    /// Bytes of `head` that have been dealt with.
+    /// Bytes of `head` that have been processed.
     used: usize,
     out: VecDeque<Out>,
-    /// Bytes of the first piece that have been sent.
+    /// Bytes of the first element of `out` that have been sent.
     sent: usize,
     in_flight: usize,
-    /// Stopped by us, not for want of bytes: it waits for buffers or for replies to go out.
+    /// Reading is paused by the server, not for lack of input: it waits for buffers or for replies
+    /// to be sent.
     held: bool,
     broken: bool,
     /// The client has closed its side.
@@ -165,23 +167,23 @@ impl Connection {
         self.socket.fd()
     }
 
-    /// What its requests hold until they have ended.
+    /// Returns the session, which each request holds until it has ended.
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         self.session.clone()
     }
 
-    /// Whether it waits for the end of another session.
+    /// Reports whether it waits for the end of another session.
     pub(crate) fn is_fencing(&self) -> bool {
         self.fence.is_some() && !self.broken
     }
 
-    /// Whether only the client's goodbye is missing.
+    /// Reports whether only the client's close notice is missing.
     pub(crate) fn is_lingering(&self) -> bool {
         matches!(self.phase, Phase::Lingering { .. }) && !self.broken
     }
 
-    /// Ends it if its session is fenced, and says so: what has arrived and is no request yet
-    /// becomes none.
+    /// Closes the connection if its session is fenced, and returns whether it is. Input that is not
+    /// a complete request yet is dropped.
     pub(crate) fn obey_fence(&mut self) -> bool {
         let fenced = self.session.as_ref().is_some_and(|s| s.is_fenced());
         if fenced && !self.broken {
@@ -190,7 +192,8 @@ impl Connection {
         fenced
     }
 
-    /// Ends it if its place is another stranger's now, and says so.
+    /// Closes the connection if its place was assigned to another stranger, and returns whether it
+    /// was.
     pub(crate) fn obey_door(&mut self) -> bool {
         let leaves = self.guest.must_leave();
         if leaves && !self.broken {
@@ -199,7 +202,8 @@ impl Connection {
         leaves
     }
 
-    /// Ends it if its negotiation takes too long, or a payload or a reply stands still, and says so.
+    /// Closes the connection if its negotiation takes too long, or if a payload or a reply stalls;
+    /// returns whether it is closed.
     pub(crate) fn is_overdue(&mut self, now: Instant, limits: &Limits) -> bool {
         if self.broken {
             return true;
@@ -227,15 +231,15 @@ impl Connection {
         self.broken
     }
 
-    /// The other side is gone, so nobody waits for the answer to a fence.
+    /// Handles a hangup: no client waits for the answer to a fence any more.
     pub(crate) fn hung_up(&mut self) {
         if self.is_fencing() {
             self.break_off("its client left during a fence");
         }
     }
 
-    /// Whether it may have requests that were received and wait for buffers, or for others to end.
-    /// No event of its socket says when it can go on.
+    /// Reports whether it may have received requests that wait for buffers, or for other requests
+    /// to end. No event of its socket reports when it can continue.
     pub(crate) fn is_held(&self) -> bool {
         self.held && !self.broken
     }
@@ -244,7 +248,7 @@ impl Connection {
         !self.broken && (!self.out.is_empty() || self.socket.wants_write())
     }
 
-    /// The next request, as far as the socket has it.
+    /// Returns the next request, as far as the socket has it.
     pub(crate) fn next(&mut self, take: Take<'_>) -> Next {
         self.held = false;
         loop {
@@ -287,7 +291,7 @@ impl Connection {
         }
     }
 
-    /// Receives into `head`; false when there is nothing now.
+    /// Receives into `head`; returns false if no input is available now.
     fn fill_head(&mut self) -> io::Result<bool> {
         self.head.drain(..self.used);
         self.used = 0;
@@ -382,8 +386,8 @@ impl Connection {
         }
     }
 
-    /// The last reply in the clear goes out first. What the client sent after its request in the
-    /// clear was not protected by anybody and ends the connection (CVE-2021-3716).
+    /// Starts TLS after the last plaintext reply is sent. Plaintext that the client sent after its
+    /// request was unprotected and ends the connection (CVE-2021-3716).
     fn start_tls(&mut self) {
         self.send();
         let clean = self.used == self.head.len() && self.out.is_empty();
@@ -487,7 +491,8 @@ impl Connection {
         }
     }
 
-    /// Moves payload to its buffers: first what came with the header, then from the socket.
+    /// Moves payload into its buffers: first the part that came with the header, then from the
+    /// socket.
     fn receive_payload(&mut self, take: Take<'_>) -> Step {
         let Phase::Transmission {
             export, incoming, ..
@@ -503,8 +508,8 @@ impl Connection {
         while write.got < total {
             let here = &self.head[self.used..];
             if write.refused.is_none() && write.got == write.room {
-                // Buffers are for payload that arrives: a header alone costs nothing, and more than
-                // a share is for those who have sent one.
+                // Buffers are allocated for payload that arrives: a header alone costs nothing, and
+                // more than a share requires that one has arrived.
                 let (len, step) = match write.room {
                     0 if here.is_empty() => (0, Step::NeedBytes),
                     0 => (total.min(SHARE_BYTES), Step::Starved),
@@ -577,7 +582,7 @@ impl Connection {
         })
     }
 
-    /// Puts the answer to a request on its way.
+    /// Queues the reply to a request.
     pub(crate) fn reply(
         &mut self,
         header: &RequestHeader,
@@ -586,7 +591,7 @@ impl Connection {
     ) {
         self.in_flight -= 1;
         let Phase::Transmission { structured, .. } = self.phase else {
-            // The client said that it goes, but it is owed this one.
+            // The client has disconnected, but this reply is still due.
             return self.reply_simple(header, error, data);
         };
         if !structured {
@@ -626,7 +631,7 @@ impl Connection {
         }
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much as the socket accepts.
     pub(crate) fn send(&mut self) {
         while !self.broken && !self.out.is_empty() {
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -664,7 +669,7 @@ impl Connection {
         }
     }
 
-    /// What to wait for.
+    /// Returns the state for the worker: closed, or the events to wait for.
     pub(crate) fn status(&mut self) -> Status {
         let mut closing = matches!(self.phase, Phase::Closing);
         let idle = self.in_flight == 0 && !self.has_output();
@@ -687,7 +692,7 @@ impl Connection {
         Status::Waiting { changed }
     }
 
-    /// The client closed its side: what it is owed is still sent.
+    /// Handles the end of the client's input: pending replies are still sent.
     fn end(&mut self) {
         self.phase = Phase::Closing;
         self.left = true;
@@ -708,7 +713,7 @@ enum Step {
 }
 
 impl Incoming {
-    /// Where the next bytes go; `None` when they are thrown away.
+    /// Returns the destination of the next bytes; `None` if they are discarded.
     fn place(&mut self) -> Option<&mut [u8]> {
         if self.refused.is_some() {
             return None;
@@ -724,7 +729,7 @@ impl Incoming {
     }
 }
 
-/// Stands in for a socket that has moved elsewhere, for the moment of the move.
+/// Creates a placeholder for a socket while it is moved.
 fn closed_socket() -> Socket {
     let (a, _) = std::os::unix::net::UnixStream::pair().expect("the system gives a socket pair");
     Socket::Plain(Raw::Unix(a))

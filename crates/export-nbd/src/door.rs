@@ -1,11 +1,11 @@
-//! Who may have a connection: limits on strangers, and on those who have chosen an export.
+//! Admission control: limits on strangers, and on clients that have chosen an export.
 //!
-//! A connection is a stranger's until its negotiation, TLS included, has ended. Strangers have places of
-//! their own, so however many they are, a client that negotiates in time gets in: a new stranger takes
-//! the place of the oldest one, of the same address first. Clients that are established are never
-//! asked to leave.
+//! A connection is a stranger until its negotiation, TLS included, has ended. Strangers have places
+//! of their own, so regardless of their number a client that negotiates in time is admitted: a new
+//! stranger replaces the oldest one, of the same address first. An established client never has to
+//! leave.
 //!
-//! **Invariant:** every place that was taken is given back when its [`Guest`] is dropped.
+//! **Invariant:** every place is released when its [`Guest`] is dropped.
 
 use crate::Limits;
 use std::collections::{HashMap, VecDeque};
@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// The places of a server.
+/// Admission state of a server.
 pub(crate) struct Door {
     limits: Limits,
     state: Mutex<State>,
@@ -21,12 +21,12 @@ pub(crate) struct Door {
 
 #[derive(Default)]
 struct State {
-    /// Connections that are open, those included that were asked to leave.
+    /// Number of open connections, including those that have been asked to leave.
     open: usize,
     established: usize,
-    /// Those established by address; of clients on this machine nobody counts the address.
+    /// Number of established connections by address; clients on this machine are not counted.
     by_address: HashMap<IpAddr, usize>,
-    /// Strangers, the oldest first.
+    /// Strangers in order of arrival.
     strangers: VecDeque<Arc<Stranger>>,
 }
 
@@ -35,7 +35,7 @@ struct Stranger {
     leaves: AtomicBool,
 }
 
-/// The place of one connection.
+/// Place of one connection.
 pub(crate) struct Guest {
     door: Arc<Door>,
     stranger: Arc<Stranger>,
@@ -52,13 +52,13 @@ impl Door {
         self.state.lock().expect("no panic under this lock")
     }
 
-    /// Connections at the moment.
+    /// Returns the number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.lock().open
     }
 
-    /// Gives a new connection a stranger's place; `None` when more than all places are taken.
-    /// The flag says whether another stranger has to leave for it, which the workers see to.
+    /// Admits a new connection as a stranger; `None` if too many connections are open.
+    /// The flag reports whether another stranger has to leave for it, which the workers enforce.
     pub(crate) fn admit(self: &Arc<Door>, address: Option<IpAddr>) -> Option<(Guest, bool)> {
         let most = self.limits.strangers.max(1);
         let mut state = self.lock();
@@ -92,17 +92,17 @@ impl Door {
     }
 }
 
-/// Whether clients at this address are counted together. Those on this machine are the server's own
-/// user and root.
+/// Returns the address under which a client is counted. Clients on this machine are not counted:
+/// they are the server's own user and root.
 fn counted(address: Option<IpAddr>) -> Option<IpAddr> {
     address.filter(|address| !address.is_loopback())
 }
 
 impl Guest {
-    /// The negotiation has ended well: takes an established client's place.
+    /// Turns the stranger into an established client after a successful negotiation.
     ///
     /// # Errors
-    /// Why there is none.
+    /// The reason why no place is available.
     pub(crate) fn establish(&mut self) -> Result<(), &'static str> {
         let limits = &self.door.limits;
         let mut state = self.door.lock();
@@ -122,12 +122,12 @@ impl Guest {
         Ok(())
     }
 
-    /// Whether it has to leave for another stranger.
+    /// Reports whether it has to leave for another stranger.
     pub(crate) fn must_leave(&self) -> bool {
         !self.established && self.stranger.leaves.load(Ordering::SeqCst)
     }
 
-    /// The client, as far as clients are counted.
+    /// Returns the address under which the client is counted.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         counted(self.stranger.address)
     }

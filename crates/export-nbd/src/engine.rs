@@ -1,4 +1,4 @@
-//! Requests on their way through the device queues of a worker, and the buffers that they use.
+//! Requests in the device queues of a worker, and their buffers.
 
 use crate::session::Session;
 use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 /// Longest payload buffer, in bytes: a 64 KiB or 128 KiB request fits one.
 const BUF_BYTES: usize = 128 * 1024;
-/// Payload of a worker, in bytes: one request of the largest size, and as much again.
+/// Payload buffers of a worker, in bytes: twice the largest request.
 const POOL_BYTES: usize = 64 << 20;
-/// Payload that is kept back for connections that hold none, in bytes.
+/// Payload buffers reserved for connections that hold none, in bytes.
 const RESERVE_BYTES: usize = 16 << 20;
-/// Most that one connection gets of what is kept back, in bytes.
+/// Maximum share of the reserve for one connection, in bytes.
 pub(crate) const SHARE_BYTES: usize = 256 * 1024;
-/// Longest request that is served, in bytes: what every server has to take from a client that was
-/// told nothing ("Block size constraints").
+/// Longest accepted request, in bytes: the size that every server must accept from a client that
+/// has received no limit ("Block size constraints").
 pub(crate) const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
 /// Memory of one worker, in bytes: its payload buffers.
@@ -23,43 +23,43 @@ pub const WORKER_MEMORY_BYTES: usize = POOL_BYTES + RESERVE_BYTES;
 
 const _: () = assert!(REQUEST_BYTES_MAX as usize <= POOL_BYTES / 2);
 
-/// A request of a client, while the device works on it.
+/// A client request that the device is working on.
 pub(crate) struct Pending {
     pub(crate) connection: u64,
     pub(crate) header: RequestHeader,
-    /// Operations below that have not come back.
+    /// Number of device operations that have not completed.
     left: usize,
     pub(crate) error: Option<Errno>,
-    /// The buffers of a read, by the offset of their operation.
+    /// Buffers of a read, by the offset of their operation.
     pub(crate) data: Vec<(u64, Bufs)>,
-    /// A flush follows when the rest is done (FUA on something that has none).
+    /// Submit a flush once the operations are done (FUA on an operation without it).
     then_flush: bool,
     export: usize,
-    /// Held for its end: a fence waits for this request.
+    /// Held until the request ends: a fence waits for this.
     _session: Option<Arc<Session>>,
 }
 
-/// Requests on their way through the device queues.
+/// Device queues of a worker, with the requests in flight.
 pub(crate) struct Engine {
     pool: BufPool,
-    /// Bytes of a buffer.
+    /// Length of a buffer in bytes.
     piece: usize,
-    /// Used when `pool` is empty, in shares, by connections that hold no payload.
+    /// Used in shares when `pool` is empty, by connections that hold no payload.
     reserve: BufPool,
     queues: Vec<Box<dyn Queue>>,
-    /// Requests that a queue had no room for.
+    /// Requests for which a queue had no room, by export.
     backlog: Vec<VecDeque<Request>>,
     pending: HashMap<u64, Pending>,
     next_tag: u64,
     done: Vec<Completion>,
-    /// A completion has led to another request.
+    /// A completion has caused another request.
     followed: bool,
 }
 
 impl Engine {
-    /// Over queues that have had no request yet.
+    /// Creates an engine over unused queues.
     pub(crate) fn new(mut queues: Vec<Box<dyn Queue>>) -> Engine {
-        // No buffer is longer than the shortest transfer of the devices, so a request is split
+        // No buffer exceeds the shortest maximum transfer of the devices, so a request is split
         // between buffers and never inside one.
         let limits = queues.iter().map(|queue| buf_bytes(queue.info()));
         let bytes = limits.min().unwrap_or(BUF_BYTES);
@@ -85,12 +85,13 @@ impl Engine {
         &self.queues
     }
 
-    /// Whether requests are with the devices.
+    /// Reports whether requests are in flight.
     pub(crate) fn is_busy(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Buffers for `len` bytes: all or none. `empty_handed`: the connection holds no others.
+    /// Allocates buffers for `len` bytes, all or none. `empty_handed`: the connection holds no
+    /// others.
     pub(crate) fn take(&self, len: usize, empty_handed: bool) -> Option<Vec<Buf>> {
         let from_pool = take_from(&self.pool, self.piece, len);
         if from_pool.is_none() && empty_handed && len <= SHARE_BYTES {
@@ -99,7 +100,7 @@ impl Engine {
         from_pool
     }
 
-    /// Hands a request to its device; gives the error that it ends with at once.
+    /// Submits a request to its device; returns an error if the request fails at once.
     pub(crate) fn begin(
         &mut self,
         connection: u64,
@@ -167,7 +168,7 @@ impl Engine {
         };
         self.pending.insert(tag, pending);
         if left == 0 {
-            // Nothing to transfer: let the device say yes to it in its own time.
+            // No data to transfer: an empty read gets its answer from the device.
             self.submit(
                 export,
                 Request {
@@ -195,7 +196,7 @@ impl Engine {
         }
     }
 
-    /// Kicks and reaps all queues; gives the requests that are complete.
+    /// Kicks and reaps all queues, and returns the completed requests.
     pub(crate) fn turn(&mut self) -> block::Result<Vec<Pending>> {
         let mut finished = Vec::new();
         for export in 0..self.queues.len() {
@@ -213,7 +214,8 @@ impl Engine {
                     finished.extend(self.settle(completion));
                 }
                 self.done = done;
-                // What has followed, or has room now, waits for the kick of another reap.
+                // A request submitted since, or a backlog that now has room, needs the kick of
+                // another reap.
                 let waits = made_room && !self.backlog[export].is_empty();
                 if !std::mem::take(&mut self.followed) && !waits {
                     break;
@@ -251,7 +253,8 @@ impl Engine {
     }
 }
 
-/// Bytes of a buffer that a device takes in one transfer: whole pages, if a page is not too long.
+/// Returns the buffer size that a device accepts in one transfer: whole pages, unless a page is too
+/// long.
 fn buf_bytes(info: &block::DeviceInfo) -> usize {
     let most = (info.max_transfer as usize).min(BUF_BYTES);
     match most - most % block::BUF_ALIGN {
@@ -303,7 +306,7 @@ fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) 
     ops
 }
 
-/// The protocol has few errors; what has none of its own is an I/O error.
+/// Maps a device error to one of the few errors of the protocol; the default is an I/O error.
 fn errno(error: &block::Error) -> Errno {
     use block::ErrorKind as K;
     match error.kind() {

@@ -1,43 +1,43 @@
-//! Why a server does not start or stop.
+//! Errors of starting and stopping a server.
 
 use std::io;
 
 /// An error of the NBD server.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A TCP address that others can reach, without TLS.
+    /// A TCP address that other machines can reach, without TLS.
     #[error(
         "{0} can be reached from other machines, and NBD carries clear data: give a certificate (--tls-cert, --tls-key), or listen on 127.0.0.1 or a Unix socket"
     )]
     Insecure(std::net::SocketAddr),
-    /// A TCP address that others can reach, and no proof of who they are.
+    /// A TCP address that other machines can reach, without client authentication.
     #[error(
         "{0} can be reached from other machines, and the clients prove nothing: give the authority of their certificates (--tls-ca), or --anonymous to serve the data in the clear to whoever connects"
     )]
     Anonymous(std::net::SocketAddr),
-    /// Somebody listens there already.
+    /// Another server listens at the address.
     #[error("{0} is in use by another server")]
     Busy(String),
-    /// Something lies where the socket file is to be.
+    /// Another kind of file exists at the path of the socket.
     #[error("{0} exists and is no socket: remove it, or name another file for the socket")]
     NotASocket(String),
-    /// A certificate or key cannot be used.
+    /// A certificate or key is unusable.
     #[error("{path}: {why}")]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What is wrong with it.
+        /// Reason why it is unusable.
         why: String,
     },
-    /// A device refuses a queue.
+    /// A device failed to open a queue.
     #[error(transparent)]
     Device(#[from] block::Error),
-    /// The system refuses.
+    /// A system call failed.
     #[error("{what}")]
     Io {
-        /// What was tried.
+        /// The failed operation.
         what: String,
-        /// What the system says.
+        /// Error of the system.
         source: io::Error,
     },
 }
@@ -50,7 +50,7 @@ impl Error {
         }
     }
 
-    /// Whether the configuration is what is wrong.
+    /// Reports whether the configuration is at fault.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -58,7 +58,7 @@ impl Error {
         )
     }
 
-    /// Whether somebody else holds what is needed.
+    /// Reports whether a required resource is in use.
     pub fn is_busy(&self) -> bool {
         match self {
             Error::Busy(_) => true,

@@ -1,4 +1,4 @@
-//! An NBD server over block devices: fixed newstyle, structured replies, several connections to one
+//! An NBD server over block devices: fixed newstyle, structured replies, several connections per
 //! export, FUA, trim, write-zeroes, Unix sockets, TCP and TLS.
 //!
 //! ```text
@@ -6,22 +6,23 @@
 //!                 socket ─ header ─ payload straight into pool buffers ─ queue ─ writev ─ socket
 //! ```
 //!
-//! A connection belongs to one worker for its life, so a request never changes threads. A flush
-//! covers the writes of all connections, because a flush of the device below does.
+//! A connection stays with one worker for its lifetime, so a request never changes threads. A flush
+//! covers the writes of all connections, because a flush of the device does.
 //!
-//! **Invariant:** a write reaches the device only when all of its payload has arrived; a reply leaves
-//! only when the device has answered. A connection that was fenced is never read from again, and the
-//! fence is answered only when its last request has ended (module `session`).
+//! **Invariant:** a write is submitted to the device only once all of its payload has arrived; a
+//! reply is sent only once the device has answered. A fenced connection is never read again, and
+//! the fence is answered only once the last request of that connection has ended (module
+//! `session`).
 //!
-//! Connections have limits of number and of time ([`Limits`]): one that has not chosen an export may be
-//! asked to leave for another, and one whose payload or reply stands still is closed. Buffers are for
-//! payload that arrives, and some are kept for connections that hold none.
+//! Connections are limited in number and in time ([`Limits`]): one that has not chosen an export
+//! may have to make room for another, and one whose payload or reply stalls is closed. Buffers are
+//! allocated for payload that arrives, and a reserve is kept for connections that hold none.
 //!
-//! Memory: [`WORKER_MEMORY_BYTES`] for each worker at most, mapped when the worker starts and taken
-//! from the system as it is used. A client that sends requests faster than they are served is not
-//! read from until there are buffers again.
+//! Memory: at most [`WORKER_MEMORY_BYTES`] per worker, mapped when the worker starts and populated
+//! on use. A client that sends requests faster than they are served is not read until buffers are
+//! available again.
 //!
-//! Absent on purpose: block status, resizing, and exports that come and go.
+//! Deliberately absent: block status, resizing, and adding or removing exports at run time.
 
 pub mod client;
 mod config;

@@ -1,16 +1,17 @@
-//! Whose socket is at the other end of a TCP connection within this machine.
+//! Finds the owner of the socket at the other end of a local TCP connection.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
 
-/// State of a connection that is open, in `/proc/net/tcp`.
+/// State of an open connection in `/proc/net/tcp`.
 const ESTABLISHED: &str = "01";
-/// How often the table is read before a connection counts as none of this machine.
+/// How often the table is read before a connection counts as remote.
 const PASSES: usize = 2;
 
-/// The user whose socket `peer` is, connected to our `local`; `None` when no open socket of this
-/// machine is. A socket that its program has closed has no user any more, and counts as none.
+/// Returns the user ID of the socket `peer` that is connected to our `local`; `None` if no open
+/// socket of this machine is. A socket that its program has closed has no owner any more, and
+/// counts as none.
 pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
     let table = match peer {
         SocketAddr::V4(_) => "/proc/net/tcp",
@@ -20,8 +21,8 @@ pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>
     look(|| Ok(BufReader::new(File::open(table)?)), &peer, &local)
 }
 
-/// Looks through the table, and through a second copy before it says that nothing is there: the kernel shows a part
-/// at a time, and what stands behind a connection that is closed between two of them may be left out.
+/// Searches the table twice before it reports no match: the kernel returns the table in parts, and
+/// when a connection closes between two of them, an entry after it may be missing.
 fn look<T: BufRead>(
     table: impl Fn() -> io::Result<T>,
     own: &str,
@@ -37,7 +38,7 @@ fn look<T: BufRead>(
     Ok(None)
 }
 
-/// The user in a line of the table, if it is the line of this connection.
+/// Parses the user ID from a line of the table, if it is the line of this connection.
 ///
 /// `sl local_address rem_address st tx_queue:rx_queue tr:tm->when retrnsmt uid timeout inode ...`
 fn uid_in(line: &str, own: &str, other: &str) -> Option<u32> {
@@ -51,7 +52,7 @@ fn uid_in(line: &str, own: &str, other: &str) -> Option<u32> {
         .flatten()
 }
 
-/// An address as the table shows it: 32 bits at a time in the byte order of the machine.
+/// Formats an address like the table: words of 32 bits in the byte order of the machine.
 fn shown(address: SocketAddr) -> String {
     let bytes = match address.ip() {
         IpAddr::V4(ip) => ip.octets().to_vec(),

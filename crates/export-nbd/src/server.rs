@@ -1,4 +1,4 @@
-//! The server as its owner sees it: start, addresses, stop.
+//! Public interface of the server: start, addresses, stop.
 
 use crate::door::Door;
 use crate::socket::Raw;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// A running server. Dropping it stops it.
+/// A running server, stopped when it is dropped.
 pub struct Server {
     addresses: Vec<Listen>,
     tls: bool,
@@ -25,7 +25,7 @@ pub struct Server {
 
 enum Listener {
     Unix(UnixListener),
-    /// `own_user`: only sockets of root and of this process' user are served.
+    /// `own_user`: accept only sockets of root and of this process' user.
     Tcp {
         listener: TcpListener,
         own_user: bool,
@@ -40,7 +40,7 @@ impl Listener {
         }
     }
 
-    /// The next client; `None` for one that is not served.
+    /// Accepts the next client; `None` for a client that is refused.
     fn accept(&self) -> io::Result<Option<(Raw, Option<IpAddr>)>> {
         let (raw, address) = match self {
             Listener::Unix(l) => (Raw::Unix(l.accept()?.0), None),
@@ -57,14 +57,15 @@ impl Listener {
             Raw::Unix(s) => s.set_nonblocking(true)?,
             Raw::Tcp(s) => s.set_nonblocking(true)?,
         }
-        // Room for a few large replies, so that one writev takes all of them. Refused is fine.
+        // Room for a few large replies, so that one writev takes all of them. A refusal does no
+        // harm.
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&raw, SOCKET_BUFFER_BYTES);
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&raw, SOCKET_BUFFER_BYTES);
         Ok(Some((raw, address)))
     }
 }
 
-/// Whether the other end is a socket of root or of this process' user.
+/// Checks whether the peer is a socket of root or of this process' user.
 fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
     let uid = stream
         .local_addr()
@@ -88,15 +89,15 @@ fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
     }
 }
 
-/// Socket buffers asked for, in bytes; the system gives what it allows.
+/// Requested size of the socket buffers, in bytes; the system may set less.
 const SOCKET_BUFFER_BYTES: usize = 2 << 20;
 
 impl Server {
-    /// Opens a queue on each export for each worker, and listens.
+    /// Starts the server: opens a queue on each export for each worker, and listens.
     ///
     /// # Errors
-    /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], and what devices and system say.
-    /// Nothing is left behind.
+    /// [`Error::Insecure`], [`Error::Busy`], [`Error::Certificate`], and errors of devices and
+    /// system. A failed start releases everything.
     pub fn start(config: Config, exports: Vec<Export>) -> Result<Server, Error> {
         for listen in &config.listen {
             let Listen::Tcp(address) = listen else {
@@ -137,7 +138,7 @@ impl Server {
             let (inbox, worker) =
                 Worker::new(Arc::clone(&hub)).map_err(|e| Error::io("a worker", e))?;
             wakers.push(inbox);
-            // A queue belongs to the thread that opens it, so the thread says how that went.
+            // A queue belongs to the thread that opens it, so the thread reports the result.
             let (opened, outcome) = std::sync::mpsc::channel();
             let thread = std::thread::Builder::new()
                 .name(format!("nbd-{number}"))
@@ -182,12 +183,12 @@ impl Server {
         }
     }
 
-    /// Where it listens, with the ports that the system chose.
+    /// Returns the listening addresses, with the ports that the system chose.
     pub fn addresses(&self) -> &[Listen] {
         &self.addresses
     }
 
-    /// URIs of an export, as the NBD URI specification writes them.
+    /// Returns the URIs of an export, in the format of the NBD URI specification.
     pub fn uris(&self, export: &str) -> Vec<String> {
         let uri = |listen: &Listen| match listen {
             Listen::Unix(path) => {
@@ -202,7 +203,7 @@ impl Server {
         self.addresses.iter().map(uri).collect()
     }
 
-    /// Connections at the moment.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.hub.door().open()
     }
@@ -210,7 +211,7 @@ impl Server {
     /// Finishes the requests in flight, closes all connections and waits for the threads.
     ///
     /// # Errors
-    /// When a worker panicked.
+    /// If a worker panicked.
     pub fn shutdown(mut self) -> Result<(), Error> {
         self.stop()
     }
@@ -237,7 +238,8 @@ impl Drop for Server {
     }
 }
 
-/// A socket file for its user alone. What a dead server left is removed; anything else is not.
+/// Creates a socket file that only its user can access. Removes the socket of a dead server, but no
+/// other file.
 fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
     let failed = |e| Error::io(format!("cannot listen on {}", path.display()), e);
     if let Ok(meta) = std::fs::symlink_metadata(path) {
@@ -253,10 +255,11 @@ fn listen_unix(path: &Path) -> Result<UnixListener, Error> {
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
-    // Bound in a private folder and moved, so that it is never open to others for a moment.
+    // Bound in a private directory and moved, so that other users can never open it in between.
     let private = tempdir_in(folder).map_err(failed)?;
     let inside = private.join("s");
-    // By the directory's descriptor, as the longer name may be one byte too long for a socket.
+    // Bound through the directory's descriptor, as the longer name may exceed the limit for sockets
+    // by one byte.
     let bind = || {
         let private = std::fs::File::open(&private)?;
         UnixListener::bind(format!("/proc/self/fd/{}/s", private.as_raw_fd()))
@@ -284,7 +287,7 @@ fn tempdir_in(folder: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Accepts connections and deals them out in turn.
+/// Accepts connections and distributes them round-robin to the workers.
 fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
     let mut next = 0;
     loop {
@@ -310,7 +313,7 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                         raw,
                         guest,
                     });
-                    // A worker that has lost its devices takes nobody; another one does.
+                    // A worker that has lost its devices refuses connections; another one accepts.
                     for _ in 0..workers.len() {
                         let worker = &workers[next % workers.len()];
                         next += 1;
@@ -328,7 +331,7 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
-                    // No descriptors left, most likely: wait for some to come free.
+                    // Most likely no descriptors are left: wait until some are closed.
                     tracing::warn!("a connection could not be accepted: {e}");
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }

@@ -1,12 +1,13 @@
-//! Sessions that clients name, and their end: what `docs/protocol/nbd-fence.md` promises.
+//! Sessions with keys chosen by clients, and their fences, as `docs/protocol/nbd-fence.md`
+//! specifies.
 //!
-//! A connection holds its [`Session`], and so does every request that came by it until the device
-//! has answered. A session that nobody holds any more is therefore at its end: nothing of it is being
-//! carried out, and there is no socket left from which more could come.
+//! A connection holds its [`Session`], and so does each of its requests until the device has
+//! answered. A session without holders has therefore ended: none of its requests is being carried
+//! out, and no socket is left from which more could arrive.
 //!
-//! **Invariant:** a key that had a session is remembered until it is [`KEY_AGE`] after its end, fenced or
-//! not. Whoever invents keys takes no memory from those: where there is none left, new sessions are
-//! refused.
+//! **Invariant:** a key that had a session is remembered until [`KEY_AGE`] after the session's end,
+//! fenced or not. A client that invents keys cannot displace those: when the table is full, new
+//! sessions are refused.
 
 use crate::worker::Hub;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -17,16 +18,16 @@ use std::time::{Duration, Instant};
 
 /// How long a fence waits for the device.
 const FENCE_PATIENCE: Duration = Duration::from_secs(4);
-/// How long the key of a session that ended is remembered: far longer than a connection can be late.
+/// How long the key of an ended session is remembered: far longer than a connection can be delayed.
 const KEY_AGE: Duration = Duration::from_secs(3600);
-/// Keys of sessions that are remembered.
+/// Maximum number of remembered keys of sessions.
 const KEYS_MAX: usize = 65_536;
-/// As many of them of clients at one address of another machine.
+/// Maximum number of these from clients at one address of another machine.
 const KEYS_PER_CLIENT: usize = KEYS_MAX / 4;
-/// Fenced keys that are remembered though they had no session; the oldest makes room.
+/// Maximum number of remembered fenced keys without a session; the oldest is dropped first.
 const UNKNOWN_MAX: usize = 4096;
 
-/// What connections and requests of one key hold.
+/// Session of one key, held by its connections and requests.
 pub(crate) struct Session {
     hub: Arc<Hub>,
     key: u64,
@@ -34,7 +35,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Whether its connections have to be closed.
+    /// Reports whether its connections have to be closed.
     pub(crate) fn is_fenced(&self) -> bool {
         self.fenced.load(Ordering::SeqCst)
     }
@@ -49,12 +50,12 @@ impl Drop for Session {
     }
 }
 
-/// A fence on its way.
+/// A fence in progress.
 pub(crate) struct Fence {
     key: u64,
     until: Instant,
-    /// This server has had a session of that key. Of one it has never heard of it can promise
-    /// nothing: that may run on another server, over the same disk.
+    /// This server has had a session with the key. For an unknown key it can promise nothing: the
+    /// session may run on another server over the same disk.
     known: bool,
 }
 
@@ -65,10 +66,10 @@ pub(crate) struct Sessions(Mutex<State>);
 #[derive(Default)]
 struct State {
     known: HashMap<u64, Known>,
-    /// Keys known by the address of their client.
+    /// Number of known keys by the address of their client.
     by_client: HashMap<IpAddr, usize>,
-    /// Keys in the order in which their sessions ended; one that has begun again since is known to
-    /// have ended at another time, or not at all.
+    /// Keys in the order in which their sessions ended. If a session has restarted since, its entry
+    /// in `known` has another end time, or none.
     ended: VecDeque<(Instant, u64)>,
     /// Fenced keys that had no session.
     unknown: Unknown,
@@ -85,7 +86,7 @@ struct Known {
 #[derive(Default)]
 struct Unknown {
     keys: HashSet<u64>,
-    /// The same, the oldest first.
+    /// The same keys, oldest first.
     order: VecDeque<u64>,
 }
 
@@ -104,7 +105,7 @@ impl Unknown {
 }
 
 impl State {
-    /// Forgets the keys whose sessions ended long ago.
+    /// Removes keys whose sessions ended more than [`KEY_AGE`] ago.
     fn forget_old(&mut self, now: Instant) {
         while let Some(&(ended, key)) = self.ended.front()
             && now.duration_since(ended) >= KEY_AGE
@@ -125,7 +126,7 @@ impl State {
         }
     }
 
-    /// Whether there is room for one more key of this client; counts it in.
+    /// Checks for room for one more key of this client, and counts the key if there is.
     fn has_room(&mut self, client: Option<IpAddr>) -> bool {
         if self.known.len() >= KEYS_MAX {
             return false;
@@ -144,7 +145,7 @@ impl Sessions {
         self.0.lock().expect("no panic under this lock")
     }
 
-    /// Notes the end of a session, unless another of the same key has begun.
+    /// Records the end of a session, unless another one of the same key has begun.
     fn end(&self, key: u64, now: Instant) {
         let mut state = self.lock();
         if let Some(known) = state.known.get_mut(&key)
@@ -155,7 +156,7 @@ impl Sessions {
         }
     }
 
-    /// How a fence went; `None` while it may still go well.
+    /// Returns the result of a fence; `None` while it may still succeed.
     pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
         let state = self.lock();
         let live = |known: &Known| known.ended.is_none();
@@ -167,10 +168,10 @@ impl Sessions {
 }
 
 impl Hub {
-    /// The session of a key, for one more connection of this client.
+    /// Returns the session of a key, for one more connection of this client.
     ///
     /// # Errors
-    /// Why it does not begin.
+    /// The reason why the session is refused.
     pub(crate) fn session(
         self: &Arc<Hub>,
         key: u64,
@@ -218,7 +219,7 @@ impl Hub {
         Ok(session)
     }
 
-    /// Lets no connection begin under the key any more, and has the workers close those there are.
+    /// Refuses further connections with the key, and has the workers close existing ones.
     pub(crate) fn fence(&self, key: u64) -> Fence {
         let mut state = self.sessions.lock();
         let session = match state.known.get_mut(&key) {
@@ -231,7 +232,7 @@ impl Hub {
                 None
             }
         };
-        // The last holder may be this one, and its end takes the lock.
+        // This may be the last holder, and dropping the session takes the lock.
         drop(state);
         let known = session.is_some();
         if let Some(Some(session)) = session {

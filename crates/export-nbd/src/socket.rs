@@ -1,4 +1,4 @@
-//! A client's socket, plain or under TLS, that never blocks.
+//! Non-blocking client socket, plain or with TLS.
 
 use rustls::ServerConnection;
 use std::io::{self, IoSlice, Read, Write};
@@ -50,11 +50,11 @@ impl Write for Raw {
     }
 }
 
-/// A socket, with or without TLS over it.
+/// A socket, plain or with TLS.
 ///
-/// Not rustls' own stream: that one receives while it sends when the socket takes nothing, and what
-/// it has decrypted is no longer in the socket, so that nothing would ever say that it is there to be
-/// read.
+/// rustls' own stream is not used: when the socket accepts no data it receives while it sends, and
+/// data that it has decrypted then is no longer in the socket, so no event would report it as
+/// readable.
 pub(crate) enum Socket {
     Plain(Raw),
     Tls(Box<ServerConnection>, Raw),
@@ -73,7 +73,7 @@ impl Socket {
                     return Ok(0);
                 }
                 if let Err(e) = tls.process_new_packets() {
-                    // The alert that says why, as far as the socket takes it.
+                    // Sends the alert with the reason, as far as the socket accepts it.
                     let _ = tls.write_tls(raw);
                     return Err(io::Error::new(io::ErrorKind::InvalidData, e));
                 }
@@ -81,7 +81,7 @@ impl Socket {
         }
     }
 
-    /// Sends what the socket takes now; under TLS some of that may be held back, see
+    /// Sends as much as the socket accepts now; TLS may hold back part of it, see
     /// [`Socket::wants_write`].
     pub(crate) fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         self.push()?;
@@ -98,7 +98,7 @@ impl Socket {
         }
     }
 
-    /// Whether bytes that were taken have not been sent yet (TLS holds records back).
+    /// Reports whether accepted bytes have not been sent yet (TLS holds records back).
     pub(crate) fn wants_write(&self) -> bool {
         match self {
             Socket::Plain(_) => false,
@@ -106,7 +106,7 @@ impl Socket {
         }
     }
 
-    /// Sends what TLS holds back, as far as the socket takes it.
+    /// Sends the data that TLS holds back, as far as the socket accepts it.
     pub(crate) fn push(&mut self) -> io::Result<()> {
         match self {
             Socket::Plain(_) => Ok(()),
@@ -114,7 +114,7 @@ impl Socket {
         }
     }
 
-    /// Says that nothing follows, where the protocol has words for it; whether it has.
+    /// Sends an end-of-data notice, if the protocol has one; returns whether it has.
     pub(crate) fn say_goodbye(&mut self) -> bool {
         match self {
             Socket::Plain(_) => false,
@@ -125,7 +125,7 @@ impl Socket {
         }
     }
 
-    /// Throws away what arrives; whether that has come to its end.
+    /// Discards input; returns whether the input has ended.
     pub(crate) fn has_ended(&mut self) -> bool {
         let mut scratch = [0; 4096];
         loop {
@@ -138,7 +138,7 @@ impl Socket {
         }
     }
 
-    /// Puts TLS over a plain socket.
+    /// Adds TLS to a plain socket.
     pub(crate) fn into_tls(self, connection: ServerConnection) -> Socket {
         match self {
             Socket::Plain(raw) => Socket::Tls(Box::new(connection), raw),

@@ -1,4 +1,4 @@
-//! Certificates, through rustls.
+//! TLS configuration from certificates, through rustls.
 
 use crate::{Error, Tls};
 use rustls::RootCertStore;
@@ -23,7 +23,7 @@ fn open(path: &Path) -> Result<BufReader<File>, Error> {
         .map_err(|e| bad(path, e))
 }
 
-/// The server's side of TLS.
+/// Builds the TLS configuration of the server.
 pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let certificates = |path: &Path| {
         let found: Result<Vec<_>, _> = rustls_pemfile::certs(&mut open(path)?).collect();

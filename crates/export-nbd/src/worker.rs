@@ -1,4 +1,4 @@
-//! A worker: one thread, its connections, its device queues, one epoll.
+//! A worker: one thread with its connections, its device queues, and one epoll.
 
 use crate::connection::{Connection, Next, Status};
 use crate::door::{Door, Guest};
@@ -18,18 +18,18 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Requests of one connection in flight; more stay in its socket.
+/// Maximum number of requests in flight on one connection; more stay in its socket.
 pub(crate) const REQUESTS_MAX: usize = 128;
-/// How long a stopping server waits for clients to take their last replies.
+/// How long a stopping server waits for clients to receive their last replies.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a worker looks again at what ends by time alone.
+/// Interval at which a worker checks connections that end only by time.
 const TICK: rustix::event::Timespec = rustix::event::Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
 
-/// Bounds of the time between two looks for connections that take too long.
+/// Bounds of the interval between two checks for overdue connections.
 const TIMER_SHORTEST: Duration = Duration::from_millis(10);
 const TIMER_LONGEST: Duration = Duration::from_secs(5);
 
@@ -37,7 +37,7 @@ const WAKE: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 const DEVICE: u64 = 1 << 32;
 
-/// What workers, acceptor and owner share.
+/// State shared by workers, acceptor and owner.
 pub(crate) struct Hub {
     exports: Vec<Export>,
     infos: Arc<[ExportInfo]>,
@@ -82,7 +82,7 @@ impl Hub {
         self.wake_workers();
     }
 
-    /// Has every worker look around.
+    /// Wakes all workers to check their connections.
     pub(crate) fn wake_workers(&self) {
         for wake in self.wakes.lock().expect("no panic under this lock").iter() {
             let _ = rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes());
@@ -134,7 +134,7 @@ fn export_info(export: &Export) -> ExportInfo {
     }
 }
 
-/// Where the acceptor leaves connections for a worker.
+/// Queue of connections from the acceptor to a worker.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     wake: Arc<OwnedFd>,
@@ -142,7 +142,7 @@ pub(crate) struct Inbox {
     waiting: Arc<Mutex<Option<Vec<Newcomer>>>>,
 }
 
-/// A connection that no worker has taken yet.
+/// A connection that no worker has accepted yet.
 pub(crate) struct Newcomer {
     pub(crate) raw: Raw,
     pub(crate) guest: Guest,
@@ -150,7 +150,7 @@ pub(crate) struct Newcomer {
 }
 
 impl Inbox {
-    /// Leaves a connection for the worker; gives it back when the worker has ended.
+    /// Passes a connection to the worker, or returns it if the worker has ended.
     pub(crate) fn give(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
         match &mut *self.waiting.lock().expect("no panic under this lock") {
             Some(waiting) => waiting.push(newcomer),
@@ -165,7 +165,7 @@ impl Inbox {
         waiting.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Nobody takes connections from here any more; those that wait are closed.
+    /// Refuses further connections, and closes those that are queued.
     fn close(&self) {
         let waiting = self
             .waiting
@@ -198,7 +198,7 @@ impl Worker {
         Ok((inbox.clone(), Worker { hub, inbox, epoll }))
     }
 
-    /// Serves until the hub stops. Says first whether the queues could be opened.
+    /// Serves until the hub stops. First reports whether the queues could be opened.
     pub(crate) fn run(self, opened: &Sender<block::Result<()>>) {
         home(Layer::Protocol);
         let mut queues = Vec::new();
@@ -244,7 +244,7 @@ impl Worker {
         service.serve(&self.inbox);
     }
 
-    /// A timer that epoll waits for.
+    /// Creates a timer and adds it to the epoll.
     fn timer(&self) -> std::io::Result<OwnedFd> {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)?;
@@ -260,19 +260,19 @@ impl Drop for Worker {
     }
 }
 
-/// The loop of a worker.
+/// Event loop of a worker.
 struct Service<'a> {
     hub: &'a Arc<Hub>,
     epoll: BorrowedFd<'a>,
     engine: Engine,
-    /// Runs while there are connections, to look for those that take too long.
+    /// Runs while connections are open, to check for overdue ones.
     timer: OwnedFd,
     connections: HashMap<u64, Connection>,
     /// Connections that wait for the end of another session.
     fencing: Vec<u64>,
     /// Connections that wait for buffers or for their own replies.
     held: Vec<u64>,
-    /// Connections that wait for their client's goodbye.
+    /// Connections that wait for their client's close notice.
     lingering: Vec<u64>,
     next_connection: u64,
 }
@@ -358,8 +358,8 @@ impl Service<'_> {
         self.after(id);
     }
 
-    /// Takes requests from a connection as long as it has some and there are buffers; whether it
-    /// had any.
+    /// Takes requests from a connection while it has requests and buffers are available; returns
+    /// whether it had any.
     fn read_requests(&mut self, id: u64) -> bool {
         let Some(connection) = self.connections.get_mut(&id) else {
             return false;
@@ -388,12 +388,12 @@ impl Service<'_> {
         had
     }
 
-    /// Closes the connections whose session is fenced, and those that make room for others.
+    /// Closes connections whose session is fenced, and strangers that have to make room.
     fn close_unwanted(&mut self) {
         self.close_those(|connection| connection.obey_fence() | connection.obey_door());
     }
 
-    /// Closes the connections that take too long.
+    /// Closes overdue connections.
     fn close_overdue(&mut self) {
         let (now, hub) = (Instant::now(), self.hub);
         self.close_those(|connection| connection.is_overdue(now, &hub.limits));
@@ -411,7 +411,7 @@ impl Service<'_> {
         over.into_iter().for_each(|id| self.after(id));
     }
 
-    /// Starts or stops the looks for connections that take too long.
+    /// Starts or stops the timer of checks for overdue connections.
     fn set_timer(&self, runs: bool) {
         let limits = &self.hub.limits;
         let shortest = limits.handshake.min(limits.stall) / 4;
@@ -427,12 +427,12 @@ impl Service<'_> {
             it_interval: every,
             it_value: every,
         };
-        // A timer that was made can be set.
+        // Setting an open timer cannot fail.
         let flags = TimerfdTimerFlags::empty();
         let _ = rustix::time::timerfd_settime(&self.timer, flags, &setting);
     }
 
-    /// Lets connections go on whose fence has come to its end.
+    /// Continues connections whose fence has ended.
     fn go_on_fencing(&mut self) {
         for id in std::mem::take(&mut self.fencing) {
             self.read_requests(id);
@@ -440,8 +440,8 @@ impl Service<'_> {
         }
     }
 
-    /// Carries on with completions until there is nothing left to do without waiting; false when
-    /// a queue is beyond use.
+    /// Processes completions until no work is left that does not wait; returns false if a queue
+    /// must be dropped.
     fn settle(&mut self) -> bool {
         loop {
             let finished = match self.engine.turn() {
@@ -465,7 +465,7 @@ impl Service<'_> {
             for id in touched {
                 self.after(id);
             }
-            // Replies have ended and buffers come free, here or as sockets took them since.
+            // Replies have ended and buffers have become free, here or when sockets accepted data.
             for id in std::mem::take(&mut self.held) {
                 if self.read_requests(id) || !self.held.contains(&id) {
                     idle = false;
@@ -478,7 +478,7 @@ impl Service<'_> {
         }
     }
 
-    /// Sends what there is, tells epoll what to wait for, and closes what is over.
+    /// Sends pending output, updates the epoll interest, and closes the connection if it has ended.
     fn after(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;

@@ -1,5 +1,5 @@
-//! Clients that send faster than they read: every request is answered, however much of them is
-//! received before there is room for it.
+//! Clients that send faster than they read: every request is answered, regardless of how much
+//! arrives before the server has room for it.
 
 use block::{BlockDevice, Mem};
 use export_nbd::{Config, Export, Listen, Server, Tls};
@@ -70,14 +70,14 @@ fn connect(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Comes back when the server has turned to a connection that was made after everything before this.
+/// Returns once the server has served a connection that was made after all earlier events.
 fn come_round(address: SocketAddr, tls: bool) {
     let later = negotiate(&mut connect(address), ClientHandshake::new(wish(tls)));
     assert!(later.outcome().is_some());
 }
 
-/// Waits until the answers to a client that does not read are stuck: the server turns to others and sends
-/// nothing more.
+/// Waits until the replies to a client that does not read are stuck: the server serves other
+/// clients and sends no more to this one.
 fn wait_until_stuck(stream: &TcpStream, address: SocketAddr, tls: bool) {
     let until = Instant::now() + WITHIN;
     let mut before = 0;
@@ -97,7 +97,7 @@ fn reads(cookies: std::ops::Range<u64>, len: u32) -> Vec<u8> {
     cookies.flat_map(read).collect()
 }
 
-/// Reads the answers to `count` reads of `len` bytes, each once.
+/// Reads the replies to `count` reads of `len` bytes, each once.
 fn answers<S: Read>(stream: &mut S, count: u64, len: u32) {
     let mut cookies = Vec::new();
     let mut data = vec![0; len as usize];
@@ -125,7 +125,7 @@ fn more_requests_than_a_connection_may_have_under_way() {
         end.outcome(),
         Some(ClientOutcome::Transmission(_))
     ));
-    // As many as fit into one receive, so that nothing is left in the socket to wake the server.
+    // The number that fits into one receive, so that no data left in the socket wakes the server.
     for _ in 0..20 {
         stream.write_all(&reads(0..290, 512)).unwrap();
         answers(&mut stream, 290, 512);
@@ -139,12 +139,12 @@ fn more_bytes_than_the_server_has_memory_for() {
     negotiate(&mut stream, ClientHandshake::new(wish(false)));
     let len = 24 << 20;
     stream.write_all(&reads(0..12, len)).unwrap();
-    // All that can be taken is taken, and waits to be sent.
+    // The server accepts as many requests as it can, and their replies wait to be sent.
     wait_until_stuck(&stream, address, false);
     answers(&mut stream, 12, len);
 }
 
-/// A client that has its socket full, sends more, and reads only then.
+/// A client that fills its socket, sends more, and reads only then.
 #[test]
 fn requests_that_come_while_the_answers_are_stuck_under_tls() {
     let folder = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn requests_that_come_while_the_answers_are_stuck_under_tls() {
         come_round(address, true);
         answers(&mut stream, 8, len);
     }
-    // The goodbye is answered by one, not by a reset.
+    // The server answers the close notice with its own, not with a reset.
     let leave = request(c::CMD_DISC, 0, 0, 0, 0);
     stream.write_all(&leave).unwrap();
     come_round(address, true);

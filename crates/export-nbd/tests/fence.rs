@@ -1,5 +1,5 @@
-//! The fence end to end: what a lost connection sent is carried out before the fence is answered, or
-//! never.
+//! End-to-end tests of the fence: a request of a lost connection is carried out before the fence is
+//! answered, or never.
 
 mod common;
 
@@ -18,9 +18,10 @@ use std::time::{Duration, Instant};
 const WITHIN: Duration = Duration::from_secs(20);
 const BLOCK: usize = 512;
 const SIZE: u64 = 1 << 20;
-/// Requests of one connection that the server takes at a time.
+/// Maximum number of requests of one connection in the server.
 const REQUESTS_MAX: usize = 128;
-/// Threads of the server: an odd number, so that sessions and fences meet on the same worker and on others.
+/// Threads of the server: an odd number, so that sessions and fences are served by the same worker
+/// and by different ones.
 const THREADS: usize = 3;
 
 struct Bench {
@@ -60,7 +61,7 @@ fn path(address: SocketAddr, export: &str) -> NbdPath {
     NbdPath::new(uri, Options::default())
 }
 
-/// A fence on a thread of its own, and how it went.
+/// Runs a fence on its own thread, and returns a channel for its result.
 fn fence(path: &Arc<NbdPath>, key: u64) -> Receiver<block::Result<()>> {
     let (tell, told) = channel();
     let path = Arc::clone(path);
@@ -68,15 +69,16 @@ fn fence(path: &Arc<NbdPath>, key: u64) -> Receiver<block::Result<()>> {
     told
 }
 
-/// Comes back when every thread of the server has turned to connections that were made after everything
-/// before this.
+/// Returns once every thread of the server has served a connection that was made after all earlier
+/// events.
 fn come_round(bench: &Bench) {
     for _ in 0..3 * THREADS {
         raw(bench.address, u64::MAX).unwrap();
     }
 }
 
-/// A fence that has reached the server has no answer, though the server has turned to what came later.
+/// Checks that a fence has reached the server and is unanswered, although the server has served
+/// later connections.
 fn waits(bench: &Bench, key: u64, told: &Receiver<block::Result<()>>) {
     wait_until("the key is fenced", || raw(bench.address, key).is_err());
     come_round(bench);
@@ -94,7 +96,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A connection of the path, its queue and its key.
+/// Opens a connection of the path, and returns its queue and its key.
 fn session(path: &NbdPath) -> (Box<dyn Queue>, u64) {
     let connection = path.connect(WITHIN).unwrap();
     let key = connection.fence_key().expect("the server takes the key");
@@ -111,7 +113,7 @@ fn write(queue: &mut dyn Queue, block: u64, len: usize, byte: u8) {
     queue.kick().unwrap();
 }
 
-/// A client on a bare socket, after the negotiation under a key.
+/// Connects a client with a plain socket, and negotiates under a key.
 fn raw(address: SocketAddr, key: u64) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(WITHIN))?;
@@ -143,7 +145,7 @@ fn message(block: usize, byte: u8) -> Vec<u8> {
     message
 }
 
-/// Blocks that hold a byte.
+/// Counts the blocks that are filled with a byte.
 fn holding(gate: &Gate, byte: u8) -> usize {
     let all = gate.mem.to_vec();
     all.chunks(BLOCK)
@@ -187,7 +189,7 @@ fn a_fence_waits_for_the_write_of_a_client_that_has_left() {
     bench.gate.close();
     stream.write_all(&message(1, 0xaa)).unwrap();
     wait_until("the write is with the device", || bench.gate.waiting() == 1);
-    // Out of step: the server closes at once, the write is still under way.
+    // Protocol error: the server closes at once, while the write is still in progress.
     stream.write_all(&[0; 28]).unwrap();
     wait_until("closed", || bench.server.connections() == 0);
     let told = fence(&bench.path, 5);
@@ -230,7 +232,7 @@ fn what_the_server_has_not_read_is_never_carried_out() {
     assert_eq!(holding(&bench.gate, 0xaa), REQUESTS_MAX);
     bench.gate.mem.poke(0, &vec![0xbb; SIZE as usize]);
     let _ = stream.write_all(&last[100..]);
-    // To its end, after which the server takes nothing.
+    // Reads until the end, after which the server accepts nothing.
     let _ = stream.read_to_end(&mut Vec::new());
     assert_eq!(holding(&bench.gate, 0xbb), SIZE as usize / BLOCK);
 }
@@ -245,7 +247,7 @@ fn half_a_request_never_becomes_a_whole_one() {
     {
         let mut stream = raw(bench.address, key as u64).unwrap();
         stream.write_all(&whole[..cut]).unwrap();
-        // The server has what there is of it.
+        // The server has received this part.
         come_round(&bench);
         bench.path.fence(key as u64, WITHIN).unwrap();
         let _ = stream.write_all(&whole[cut..]);
@@ -279,7 +281,7 @@ fn of_unknown_keys_nothing_is_promised_and_fenced_keys_never_connect() {
     queue.reap(Wait::AtMost(WITHIN), &mut done).unwrap();
     assert!(done[0].result.is_err());
     assert_eq!(holding(&bench.gate, 0xaa), 0);
-    // Others go on.
+    // Other keys are unaffected.
     raw(bench.address, 6).unwrap();
 }
 
@@ -352,6 +354,6 @@ fn late_bytes_never_overwrite_what_came_after_the_fence() {
         assert!(now == data, "round {round}: an old write came late");
         drop(lost);
     }
-    // Whatever else might still have been on its way had the time of all the rounds after it.
+    // Requests that might still have been in transit had the time of all later rounds to arrive.
     wait_until("all are gone", || bench.server.connections() == 1);
 }

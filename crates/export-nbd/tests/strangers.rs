@@ -1,4 +1,4 @@
-//! What clients that stand still, or that nobody knows, may take from the others.
+//! Limits on the resources that stalled or unauthenticated clients can take from other clients.
 
 use block::{BlockDevice, Error, Mem, MemConfig, Queue};
 use export_nbd::client::Client;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const SIZE: u64 = 64 << 20;
 const WITHIN: Duration = Duration::from_secs(30);
-/// Requests and flags of the protocol, as they go over the wire.
+/// Commands and flags as encoded in the protocol.
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
@@ -59,7 +59,7 @@ fn connect(socket: &Path) -> UnixStream {
     stream
 }
 
-/// A connection that has chosen the export, the old way.
+/// Opens a connection with the export chosen by the old-style option.
 fn chosen(socket: &Path) -> UnixStream {
     let mut stream = connect(socket);
     let mut negotiation = 3u32.to_be_bytes().to_vec();
@@ -80,7 +80,7 @@ fn header(command: u16, flags: u16, offset: u64, len: u32) -> Vec<u8> {
     bytes
 }
 
-/// The error of the next reply.
+/// Returns the error of the next reply.
 fn answer(stream: &mut UnixStream) -> u32 {
     let mut reply = [0; 16];
     stream.read_exact(&mut reply).unwrap();
@@ -171,7 +171,7 @@ fn a_payload_that_stands_still_ends_its_connection() {
     is_closed(&mut writer);
     let mut reader = chosen(&bench.socket);
     reader.write_all(&header(0, 0, 0, 32 << 20)).unwrap();
-    // Nothing of it is read before the server has given up; what it had sent is all there is.
+    // The reply is read only after the server has given up; only the part sent before is available.
     let closed = |stream: &UnixStream| {
         let fd = rustix::event::PollFd::new(stream, rustix::event::PollFlags::HUP);
         let mut fds = [fd];
@@ -229,7 +229,7 @@ fn trim_and_zeroes_with_fua_are_answered_at_once_and_unknown_flags_are_refused()
             .unwrap();
         assert_eq!(answer(&mut stream), error, "{command} {flags:#x}");
     }
-    // The payload of a write that is refused is passed over.
+    // The payload of a refused write is skipped.
     let mut write = header(WRITE, 1 << 15, 0, 4096);
     write.extend([1; 4096]);
     write.extend(header(FLUSH, 0, 0, 0));
@@ -254,7 +254,7 @@ fn requests_are_split_to_what_the_device_takes() {
     }
 }
 
-/// A device whose first queue is beyond use after its first request.
+/// A device whose first queue fails after its first request.
 struct OneBadQueue {
     mem: Mem,
     opened: AtomicUsize,
@@ -320,7 +320,7 @@ fn a_worker_that_lost_its_queue_gets_no_more_connections() {
         opened: AtomicUsize::new(0),
     };
     let bench = serve(Arc::new(device), 2, Limits::default());
-    // One of the first two is the bad worker's, and is closed.
+    // One of the first two connections goes to the failed worker, and is closed.
     let mut served = 0;
     for _ in 0..2 {
         let mut stream = chosen(&bench.socket);

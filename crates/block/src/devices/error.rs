@@ -117,7 +117,7 @@ impl ErrorHandle {
         lock(&self.0).failed
     }
 
-    /// Counts the requests counted since the last [`ErrorHandle::set`] of a failure.
+    /// Counts the matching requests since the last [`ErrorHandle::set`] of a failure.
     pub fn counted(&self) -> u64 {
         lock(&self.0).counted
     }

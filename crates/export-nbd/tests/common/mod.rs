@@ -1,5 +1,5 @@
-//! What the fence is tested over: a device whose writes wait at a gate, and a forwarder that holds
-//! bytes back.
+//! Fixtures of the fence tests: a device whose writes wait at a gate, and a forwarder that delays
+//! bytes.
 
 use block::{BlockDevice, Completion, DeviceInfo, Mem, Op, Queue, Request, Wait};
 use rustix::event::EventfdFlags;
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 pub struct Gate {
     pub mem: Mem,
     open: Arc<AtomicBool>,
-    /// Writes that wait.
+    /// Number of waiting writes.
     waiting: Arc<AtomicUsize>,
     bells: Mutex<Vec<Arc<OwnedFd>>>,
 }
@@ -119,7 +119,8 @@ impl Queue for GateQueue {
     }
 }
 
-/// Passes one connection on to a server, and after some bytes of the client holds the rest back.
+/// Forwards one connection to a server, and can hold back data of the client after a number of
+/// bytes.
 pub struct Forwarder {
     pub address: SocketAddr,
     hold_after: Arc<AtomicUsize>,
@@ -128,7 +129,7 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Holds nothing back for now.
+    /// Creates a forwarder that holds nothing back.
     pub fn new(server: SocketAddr) -> Forwarder {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -159,12 +160,12 @@ impl Forwarder {
         }
     }
 
-    /// Lets `bytes` more through, then nothing until [`Forwarder::release`].
+    /// Forwards `bytes` more bytes, then nothing until [`Forwarder::release`].
     pub fn hold_after(&self, bytes: usize) {
         self.hold_after.store(bytes, Ordering::SeqCst);
     }
 
-    /// Lets everything through, and waits until the server has taken it or has closed.
+    /// Forwards all data, and waits until the server has received it or has closed.
     pub fn release(self) {
         self.hold_after.store(usize::MAX, Ordering::SeqCst);
         self.up.join().unwrap();
@@ -172,8 +173,8 @@ impl Forwarder {
     }
 }
 
-/// Client to server, at most as many bytes as are allowed. Ends when the server is gone, or the
-/// client is and all is sent.
+/// Forwards client to server, at most the allowed number of bytes. Ends when the server has closed,
+/// or when the client has closed and all data is sent.
 fn upward(
     mut client: TcpStream,
     mut server: TcpStream,
