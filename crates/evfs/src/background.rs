@@ -1,15 +1,15 @@
-//! `--background`: the command goes on in a child once it is ready, and the caller gets the
-//! answer it would have seen and its exit code.
+//! `--background`: once it is ready, the command continues in a child process; the caller prints
+//! the child's output and returns its exit code.
 //!
-//! The fork comes first, while the process has one thread; the child keeps the terminal until it
-//! has asked its questions, and lets go of it when it is ready, and of every descriptor that its
-//! caller left open: a lock, or a pipe that somebody waits on, is not to be held for as long as it runs.
+//! The process forks while it has a single thread. The child keeps the terminal until it has asked
+//! its questions. When it is ready it closes the terminal and every descriptor that its caller left
+//! open: a long-running process must not hold a lock, or a pipe whose reader waits for its end.
 
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// The child's side: whom to tell that it is ready.
+/// The child's connection to its caller, to report that it is ready.
 pub struct Ready {
     caller: File,
     inherited: Vec<Inherited>,
@@ -22,15 +22,15 @@ struct Inherited {
     inode: libc::ino_t,
 }
 
-/// Which side of the fork this is.
+/// Side of the fork.
 pub enum Side {
-    /// The caller, with what the child said.
+    /// The caller, with the exit code from the child.
     Parent(u8),
-    /// The process that goes on.
+    /// The process that continues.
     Child(Ready),
 }
 
-/// Splits off a child. Must be called while the process has a single thread.
+/// Forks a child. Must be called while the process has a single thread.
 pub fn split() -> std::io::Result<Side> {
     let inherited = inherited();
     let mut ends = [0; 2];
@@ -38,9 +38,9 @@ pub fn split() -> std::io::Result<Side> {
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: pipe2 just made both, and nobody else knows them.
+    // SAFETY: pipe2 just created both, and no other code knows them.
     let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
-    // SAFETY: no other thread exists, so the child may go on as any program.
+    // SAFETY: no other thread exists, so the child may continue like any program.
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
@@ -57,7 +57,7 @@ pub fn split() -> std::io::Result<Side> {
     }
 }
 
-/// What is open besides the terminal. A key may still be read from one of them.
+/// Returns the open descriptors other than 0 to 2. A key may still be read from one of them.
 fn inherited() -> Vec<Inherited> {
     let listed = std::fs::read_dir("/proc/self/fd");
     let numbers = listed.into_iter().flatten().flatten();
@@ -70,9 +70,9 @@ fn inherited() -> Vec<Inherited> {
 
 impl Inherited {
     fn of(fd: i32) -> Option<Inherited> {
-        // SAFETY: plain numbers, for which zeros will do.
+        // SAFETY: a struct of plain integers, for which zeros are valid.
         let mut about: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `about` has room, and any number may be asked about.
+        // SAFETY: `about` has room, and fstat accepts any number.
         (unsafe { libc::fstat(fd, &raw mut about) } == 0).then_some(Inherited {
             fd,
             device: about.st_dev,
@@ -80,18 +80,19 @@ impl Inherited {
         })
     }
 
-    /// Closes it, unless that was done and the number is another file's now.
+    /// Closes the descriptor, unless it was closed already and its number now belongs to another
+    /// file.
     fn close(&self) {
         let now = Inherited::of(self.fd);
         if now.is_some_and(|now| (now.device, now.inode) == (self.device, self.inode)) {
-            // SAFETY: nothing in this process owns what its caller left open, but for secrets that
-            // come by a descriptor, which is closed once they are read.
+            // SAFETY: no object in this process owns a descriptor that its caller left open, except
+            // for secrets that arrive by a descriptor, which is closed once they are read.
             unsafe { libc::close(self.fd) };
         }
     }
 }
 
-/// Waits until the child is ready or has ended, and prints what it had to say.
+/// Waits until the child is ready or has ended, and prints its output.
 fn wait_for(pid: i32, mut read: File) -> u8 {
     let mut said = Vec::new();
     let _ = read.read_to_end(&mut said);
@@ -112,18 +113,19 @@ fn wait_for(pid: i32, mut read: File) -> u8 {
     code as u8
 }
 
-/// Whether a descriptor is one that somebody chose for what is written in the background: a file, a device
-/// that is no terminal, or the journal of systemd. Whoever reads a pipe, or a socket, waits for its end.
+/// Reports whether a descriptor is suitable for output from the background: a file, a device that
+/// is not a terminal, or the journal of systemd. The reader of a pipe or a socket waits for its
+/// end.
 fn outlives_caller(fd: i32) -> bool {
-    // SAFETY: plain numbers, for which zeros will do.
+    // SAFETY: a struct of plain integers, for which zeros are valid.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `about` has room, and any number may be asked about.
+    // SAFETY: `about` has room, and fstat accepts any number.
     if unsafe { libc::fstat(fd, &raw mut about) } != 0 {
         return false;
     }
     match about.st_mode & libc::S_IFMT {
         libc::S_IFREG => true,
-        // SAFETY: any number may be asked about.
+        // SAFETY: isatty accepts any number.
         libc::S_IFCHR => unsafe { libc::isatty(fd) == 0 },
         libc::S_IFSOCK => {
             let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
@@ -134,7 +136,8 @@ fn outlives_caller(fd: i32) -> bool {
 }
 
 impl Ready {
-    /// Leaves the terminal, keeps a standard error that is none, and tells the caller what to print.
+    /// Detaches from the terminal, except for a standard error that is not a terminal, and sends
+    /// the caller the text to print.
     pub fn tell(mut self, text: &str) {
         let keeps_stderr = outlives_caller(2);
         if !keeps_stderr {

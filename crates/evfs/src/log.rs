@@ -1,5 +1,5 @@
-//! The log: text for a person, escaped by the subscriber. It goes to standard error; to the system log once a
-//! process in the background has no standard error that could be kept.
+//! The log: text, escaped by the subscriber. It is written to standard error, or to the system log
+//! when a process in the background has no standard error that it could keep.
 
 use std::io::Write;
 use std::os::unix::net::UnixDatagram;
@@ -8,21 +8,21 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Changes the level; nothing where the command line has set it.
+/// Function that changes the level; unset if the command line sets the level.
 static CHANGE: OnceLock<Change> = OnceLock::new();
 
 type Change = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Where the system log takes datagrams: the usual place, and that of systemd.
+/// Sockets of the system log: the usual path, and that of systemd.
 const SYSTEM_LOGS: [&str; 2] = ["/dev/log", "/run/systemd/journal/dev-log"];
 
-/// Set when the system log is written to.
+/// Set once the log is written to the system log.
 static SYSTEM_LOG: OnceLock<UnixDatagram> = OnceLock::new();
 
-/// From now on the log goes to the system log.
+/// Switches the log to the system log.
 pub fn to_system_log() {
     let made = UnixDatagram::unbound().and_then(|socket| {
-        // A log that is full must not stop what is served.
+        // A full system log must not block the service.
         socket.set_nonblocking(true)?;
         Ok(socket)
     });
@@ -86,7 +86,8 @@ impl Write for Line {
             std::process::id()
         );
         line.push_str(String::from_utf8_lossy(bytes).trim_end());
-        // By name each time, as the system log may be started anew. Where there is none, nobody reads it.
+        // Connects by path each time, as the system log may restart. Without one the line is
+        // dropped.
         let _ = SYSTEM_LOGS
             .iter()
             .any(|at| socket.send_to(line.as_bytes(), at).is_ok());
@@ -98,11 +99,11 @@ impl Write for Line {
     }
 }
 
-/// Begins with the level of the command line, or that of the settings.
+/// Starts the log at the level of the command line, or that of the settings.
 pub fn start(given: Option<&str>, settings: &str) {
     let builder = tracing_subscriber::fmt()
         .with_writer(Log)
-        // A terminal that has gone is no reason to panic.
+        // A closed terminal must not panic.
         .log_internal_errors(false)
         .with_ansi(false)
         .with_env_filter(filter(given.unwrap_or(settings)))
@@ -115,7 +116,7 @@ pub fn start(given: Option<&str>, settings: &str) {
     }
 }
 
-/// Goes on with the level of the settings.
+/// Applies the level of the settings.
 pub fn reload(level: &str) {
     if let Some(change) = CHANGE.get() {
         change(level);
@@ -123,7 +124,8 @@ pub fn reload(level: &str) {
 }
 
 fn filter(level: &str) -> EnvFilter {
-    // Once we have unmounted, the library tries it again, and warns that it cannot; it warns of calls that are left to the
-    // kernel; and the kernel may have given a request up before its answer comes, which is nobody's error.
+    // fuser warns when it retries an unmount that we have already done, and of calls that are left
+    // to the kernel; and the kernel may have abandoned a request before its reply arrives, which is
+    // not an error.
     EnvFilter::new(format!("{level},fuser=error,fuser::reply=off"))
 }

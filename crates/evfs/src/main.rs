@@ -1,4 +1,4 @@
-//! The program: a file per command, no logic of its own.
+//! The `evfs` program: one file per command, without logic of its own.
 
 mod background;
 mod commands;

@@ -1,4 +1,4 @@
-//! What is printed: data to standard output, words to standard error, JSON when asked for.
+//! Output: data to standard output, messages to standard error, JSON on request.
 
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Prints a result: `value` as JSON, or `text` for people.
+/// Prints a result: `value` as JSON, or `text`.
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
     let text = if json {
         serde_json::to_string_pretty(value).expect("a value becomes text")
@@ -19,26 +19,25 @@ pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
     line(&text);
 }
 
-/// The same of a command that has changed something.
+/// Prints the result of a command that has changed something.
 pub fn done(json: bool, value: &Value, text: impl FnOnce() -> String) {
     changed();
     show(json, value, text);
 }
 
-/// Notes that what is asked for is done, and nothing but the report of it can go wrong any more.
+/// Records that the requested change is done, so that only its report can still fail.
 pub fn changed() {
     CHANGED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the command has changed something.
+/// The command has changed something.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// A bar on standard error for work that takes a while; not shown with `--json`, nor where there is no
-/// terminal.
+/// A progress bar on standard error; hidden with `--json` or without a terminal.
 pub struct Bar(ProgressBar);
 
 impl Bar {
-    /// Begins with nothing done; `what` says what is done.
+    /// Creates a bar at zero with the label `what`.
     pub fn new(json: bool, what: &'static str) -> Bar {
         if json {
             return Bar(ProgressBar::hidden());
@@ -48,41 +47,42 @@ impl Bar {
         Bar(bar.with_style(style.expect("a template that is known")))
     }
 
-    /// So much of so much is done.
+    /// Sets the progress to `done` of `of`.
     pub fn at(&self, done: u64, of: u64) {
         self.0.set_length(of);
         self.0.set_position(done);
     }
 
-    /// Takes it away.
+    /// Removes the bar from the terminal.
     pub fn end(&self) {
         self.0.finish_and_clear();
     }
 }
 
-/// Why standard output takes no more, once it does not.
+/// First error of a write to standard output.
 static GONE: OnceLock<std::io::Error> = OnceLock::new();
 
-/// Prints one line of data. A reader that went away (`| head`) is no reason to panic.
+/// Prints one line of data. A closed pipe (`| head`) does not panic.
 pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();
     written(writeln!(out, "{text}").and_then(|()| out.flush()));
 }
 
-/// Notes how writing to standard output went.
+/// Records the result of a write to standard output.
 pub fn written(result: std::io::Result<()>) {
     if let Err(error) = result {
         let _ = GONE.set(error);
     }
 }
 
-/// Whether standard output takes no more: whoever prints again and again ends then.
+/// Reports whether a write to standard output has failed; a command that prints repeatedly ends
+/// then.
 pub fn is_gone() -> bool {
     GONE.get().is_some()
 }
 
-/// The end of a command: its exit code, or failure if its output could not be written. That a reader has gone
-/// away is its own affair.
+/// Returns the exit code of a command, or a failure if its output could not be written. A closed
+/// pipe is not a failure.
 pub fn end(code: u8) -> ExitCode {
     written(std::io::stdout().flush());
     match GONE.get() {
@@ -102,10 +102,11 @@ pub fn end(code: u8) -> ExitCode {
     }
 }
 
-/// What the parser of the command line has to say: help, or what is wrong, as other errors are said, as JSON too if
-/// that is asked for.
+/// Prints the result of the command-line parser: help, or a usage error in the format of other
+/// errors, as JSON if requested.
 pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
-    // The parser shows arguments as they are, so it is shown such as may be shown.
+    // The parser prints arguments verbatim, so it parses them again with control characters
+    // escaped.
     let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
     let again = C::try_parse_from(shown).err();
     let error = again.filter(|e| e.kind() == error.kind()).unwrap_or(error);
@@ -132,14 +133,14 @@ pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
     end(code)
 }
 
-/// Words for the person that waits; nothing with `--json`.
+/// Prints a message for the user to standard error; nothing with `--json`.
 pub fn say(json: bool, text: &str) {
     if !json {
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }
 }
 
-/// Prints an error with its sources and turns it into the exit code.
+/// Prints an error with its sources, and returns its exit code.
 pub fn fail(json: bool, error: &Error) -> ExitCode {
     let message = chain(error);
     let code = error.exit_code();
@@ -150,7 +151,7 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// A text in which names bring no control characters to the terminal; lines stay lines.
+/// Escapes control characters, so that names cannot send them to the terminal; line breaks stay.
 fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -162,12 +163,12 @@ fn printable(text: &str) -> String {
     shown
 }
 
-/// The error and its sources, each once.
+/// Returns the error and its sources, each once.
 pub fn chain(error: &Error) -> String {
     error.chain()
 }
 
-/// A size in bytes for people, exact when it is a whole number of a unit.
+/// Formats a size in bytes with a unit, exactly if it is a whole number of that unit.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut unit = 0;

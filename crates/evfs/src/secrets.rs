@@ -1,7 +1,7 @@
-//! How secrets come in: a descriptor, a file, a systemd credential, the terminal; never argv and
+//! Sources of secrets: a descriptor, a file, a systemd credential, the terminal; never argv and
 //! never the environment.
 //!
-//! A passphrase loses one trailing newline, whichever way it comes; a key file is taken whole.
+//! One trailing newline is removed from a passphrase from any source; a key file is used unchanged.
 
 use secret::SecretBytes;
 use stack::{Error, Result};
@@ -15,14 +15,14 @@ const SECRET_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// Reads a passphrase from descriptor `fd` to its end.
 pub fn from_fd(fd: i32) -> Result<SecretBytes> {
-    // SAFETY: fcntl with F_GETFD only looks whether the descriptor is open.
+    // SAFETY: fcntl with F_GETFD only checks whether the descriptor is open.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(Error::Usage(format!(
             "--passphrase-fd {fd}: that descriptor is not open"
         )));
     }
-    // SAFETY: the descriptor is open and was given to us for this; it is closed after reading,
-    // but for standard input, which stays open for whoever comes next.
+    // SAFETY: the descriptor is open and was passed to us for this; it is closed after reading,
+    // except for standard input, which stays open for later readers.
     let file = unsafe { File::from_raw_fd(fd) };
     let read = read_all(&file, Path::new(&format!("/dev/fd/{fd}")));
     if fd == 0 {
@@ -31,7 +31,7 @@ pub fn from_fd(fd: i32) -> Result<SecretBytes> {
     read.map(strip_newline)
 }
 
-/// Reads a key file whole; `-` is standard input.
+/// Reads a complete key file; `-` is standard input.
 pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
     if path.as_os_str() == "-" {
         return read_all(std::io::stdin().lock(), path);
@@ -40,7 +40,7 @@ pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
     read_all(file, path)
 }
 
-/// The systemd credential `evfs.NAME`, if the service was given one.
+/// Returns the systemd credential `evfs.NAME`, if the service has one.
 pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
     let Some(folder) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
         return Ok(None);
@@ -53,7 +53,7 @@ pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
     }
 }
 
-/// Asks at the terminal.
+/// Prompts for a passphrase at the terminal.
 pub fn ask(prompt: &str) -> Result<SecretBytes> {
     ask_or(prompt, "give it by --passphrase-fd N or --key-file F")
 }
@@ -69,7 +69,7 @@ fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
     Ok(SecretBytes::from_slice(text.as_bytes()))
 }
 
-/// Asks twice, for a passphrase that is being set.
+/// Prompts twice, for a new passphrase.
 pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
     let instead = "give it by --passphrase-fd N, or do without by --no-passphrase";
     let first = ask_or(prompt, instead)?;

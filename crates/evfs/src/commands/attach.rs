@@ -1,4 +1,4 @@
-//! `evfs attach`: open a volume and give it out.
+//! `evfs attach`: open a volume and export it.
 
 use super::Context;
 use super::unlock::UnlockArgs;
@@ -83,7 +83,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     in_background(args.background, |ready| attach(context, args, ready))
 }
 
-/// Runs `serve` here, or in a child that leaves the terminal once it is ready.
+/// Runs `serve` here, or in a child that detaches from the terminal once it is ready.
 pub fn in_background(
     background: bool,
     serve: impl FnOnce(Option<background::Ready>) -> Result<u8>,
@@ -132,7 +132,7 @@ fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Re
     serve(context, Box::new(attachment), &cache, &signals, ready)
 }
 
-/// Says what is served, and serves it to its end.
+/// Announces a service, and runs it to its end.
 pub fn serve(
     context: &Context,
     serving: Box<dyn Serving>,
@@ -148,8 +148,8 @@ pub fn serve(
     end(stack::serve(all, signals, &reload)?)
 }
 
-/// Takes over what can be changed while something is served: the level of the log, and the cache. Gives the
-/// settings, or why they make no sense.
+/// Applies the settings that can change while a service runs: the log level, and the cache. Returns
+/// the settings, or the reason why they are invalid.
 pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, String> {
     let settings = Settings::load().and_then(|settings| {
         log::reload(settings.log_level());
@@ -158,12 +158,12 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
     settings.map_err(|error| format!("the settings stay as they are: {}", error.chain()))
 }
 
-/// Takes the signals over for a service, which HUP asks for a reload.
+/// Installs signal handlers for a service, for which HUP means reload.
 pub fn service_signals() -> Result<StopSignals> {
     StopSignals::for_service().map_err(no_signals)
 }
 
-/// Takes the signals over before anything is started that an early one would leave behind.
+/// Installs signal handlers, before any state exists that an early signal would leave behind.
 pub fn install_signals() -> Result<StopSignals> {
     StopSignals::install().map_err(no_signals)
 }
@@ -195,7 +195,8 @@ pub fn start(
     Attachment::start(spec, open, run_dir, &context.settings, cache)
 }
 
-/// Says what is attached where, and lets go of the terminal if this is to be in the background.
+/// Prints the attached volumes and their exports, and detaches from the terminal if this process
+/// runs in the background.
 pub fn announce(json: bool, all: &[Box<dyn Serving>], ready: Option<background::Ready>) {
     let attached: Vec<&Status> = all.iter().map(|serving| serving.status()).collect();
     for warning in attached.iter().filter_map(|s| s.warning.as_deref()) {
@@ -223,7 +224,7 @@ pub fn announce(json: bool, all: &[Box<dyn Serving>], ready: Option<background::
     }
 }
 
-/// The exit code for the way a service ended.
+/// Returns the exit code for the end of a service.
 pub fn end(ended: Ended) -> Result<u8> {
     Ok(match ended {
         Ended::Detached => exit::OK,

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use xts::{Direction, Kernel, SectorSize};
 
-/// Bytes of a request: the size of the documents' own measurements.
+/// Bytes of a request, as in the measurements of the documentation.
 const REQUEST_BYTES: usize = 64 * 1024;
 
 #[derive(clap::Args)]
@@ -101,7 +101,7 @@ fn ciphers(time: Duration) -> Vec<Row> {
     rows
 }
 
-/// Bytes copied per second between two buffers that no cache holds.
+/// Measures the bytes per second copied between two buffers that exceed the CPU caches.
 fn memory_rate(time: Duration) -> f64 {
     let from = vec![1u8; 64 << 20];
     let mut to = vec![0u8; from.len()];

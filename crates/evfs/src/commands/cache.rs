@@ -136,7 +136,7 @@ fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
     }
 }
 
-/// Volumes that are cached, by the process that serves them: its number and their names.
+/// Returns the cached volumes of each serving process, as its process ID and their names.
 fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let dir = context.settings.run_dir();
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();
@@ -161,7 +161,7 @@ fn none() -> Error {
     Error::NotFound("no volume is attached that is cached; `evfs attach` makes one".into())
 }
 
-/// Asks each process once, through one of its volumes. Files are asked for through all of them.
+/// Queries each process once, through one of its volumes; files are queried through all of them.
 fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
     let processes = processes(context)?;
@@ -192,7 +192,7 @@ fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
     Ok(answers)
 }
 
-/// Asks one volume, or all that are cached.
+/// Queries one volume, or all cached volumes.
 fn volumes(context: &Context, volume: Option<String>, ask: &Ask) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
     let names = match volume {
@@ -241,7 +241,7 @@ fn settings(cache: &Value) -> String {
     text
 }
 
-/// One cache, for people.
+/// Formats one cache as text.
 fn describe(cache: &Value) -> String {
     let stats = &cache["stats"];
     let number = |key: &str| stats[key].as_u64().unwrap_or(0);
@@ -300,7 +300,7 @@ fn describe(cache: &Value) -> String {
     text
 }
 
-/// Pages that left, by reason.
+/// Formats the evicted pages by reason.
 fn evictions(evicted: &Value) -> String {
     let pairs = evicted.as_object().into_iter().flatten();
     let pairs: Vec<_> = pairs

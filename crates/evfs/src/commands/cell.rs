@@ -1,4 +1,4 @@
-//! `evfs cell`: cells, their volumes, and who may do what in them.
+//! `evfs cell`: cells, their volumes, and their access lists.
 
 use super::Context;
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};

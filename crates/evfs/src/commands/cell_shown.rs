@@ -1,4 +1,4 @@
-//! What `evfs cell` prints.
+//! Output of `evfs cell`.
 
 use crate::output::size;
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use stack::cell::{self, Made, Record};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
-/// What was made, and what clients have to be told.
+/// Formats a new cell with the configuration of its clients.
 pub fn describe_made(made: &Made, device: &str) -> String {
     let done = match (made.formatted, made.encrypted) {
         (true, true) => "formatted, encrypted",
@@ -32,8 +32,9 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// How Linux mounts a cell. It asks for the addresses of a cell by `request-key`, also for one whose
-/// addresses it was given, and `kafs-dns` of the package kafs-client answers that from `/etc/kafs`.
+/// Formats the commands that mount a cell with Linux. The kernel queries the addresses of a cell by
+/// `request-key`, even if they were configured, and `kafs-dns` of the package kafs-client answers
+/// that from `/etc/kafs`.
 pub fn kafs(cell: &Record) -> String {
     let name = &cell.name;
     let servers = cell.listen.iter().enumerate();
@@ -53,7 +54,8 @@ pub fn kafs(cell: &Record) -> String {
     )
 }
 
-/// How `afsd.fuse` of OpenAFS mounts a cell, with a configuration of its own.
+/// Formats the commands that mount a cell with `afsd.fuse` of OpenAFS, with a configuration of its
+/// own.
 pub fn afsd_fuse(cell: &Record) -> String {
     let name = &cell.name;
     let at = format!("/tmp/afs-{name}");
@@ -70,7 +72,7 @@ pub fn afsd_fuse(cell: &Record) -> String {
     )
 }
 
-/// The status of a cell.
+/// Formats the status of a cell.
 pub fn describe(cell: &Value) -> String {
     let text = |key: &str| cell[key].as_str().unwrap_or("-").to_owned();
     let mut out = format!("{}\n", text("cell"));
@@ -128,7 +130,7 @@ fn list(values: &Value) -> String {
         .join(", ")
 }
 
-/// What the server has done.
+/// Formats the counters of the server.
 fn counters(stats: &Value) -> String {
     let number = |key: &str| stats[key].as_u64().unwrap_or(0);
     let both = |key: &str| -> u64 {
@@ -183,7 +185,7 @@ fn clients(clients: &Value) -> String {
     out
 }
 
-/// A line for each volume.
+/// Formats a line for each volume.
 fn volumes(cell: &Value) -> String {
     let all = cell["volumes"].as_array().into_iter().flatten();
     all.map(row).collect()
@@ -206,7 +208,7 @@ fn row(volume: &Value) -> String {
     out + "\n"
 }
 
-/// An access list.
+/// Formats an access list.
 pub fn describe_list(value: &Value) -> String {
     let text = |key: &str| value[key].as_str().unwrap_or("-");
     let mut out = format!("access list of {} in {}\n", text("path"), text("volume"));
@@ -219,7 +221,7 @@ pub fn describe_list(value: &Value) -> String {
     out
 }
 
-/// What became of a volume.
+/// Formats the result of a volume command.
 pub fn describe_volume(value: &Value) -> String {
     let text = |key: &str| value[key].as_str();
     match (text("removed"), text("mounted")) {

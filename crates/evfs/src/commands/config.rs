@@ -1,4 +1,4 @@
-//! `evfs config`: the settings in force, and where each comes from.
+//! `evfs config`: the settings in effect, with the origin of each.
 
 use super::Context;
 use crate::output;

@@ -1,8 +1,8 @@
-//! Questions before what destroys something or shuts somebody out.
+//! Confirmation before operations that destroy data or lock a user out.
 //!
-//! At a terminal the question is asked, and what destroys wants the name of its object typed. Without a terminal
-//! nobody can answer: `--yes` says it beforehand, and without it nothing is done. `--force`, where a command has it,
-//! says that and more.
+//! At a terminal the command asks; a destructive one requires the name of its object. Without a
+//! terminal no question can be answered: `--yes` confirms in advance, and without it nothing is
+//! done. `--force`, where a command has it, implies `--yes`.
 
 use crate::output;
 use stack::{Error, Result};
@@ -16,19 +16,19 @@ pub struct Yes {
     pub yes: bool,
 }
 
-/// What the answer has to be.
+/// Required answer.
 #[derive(Debug, Clone, Copy)]
 pub enum Answer<'a> {
-    /// The name of what is destroyed.
+    /// The name of the object that is destroyed.
     Name(&'a str),
-    /// `yes`.
+    /// The word `yes`.
     Yes,
 }
 
-/// Asks before `what`, a whole sentence, is done, unless `yes` says that it is wanted.
+/// Asks for confirmation of `what`, a whole sentence, unless `yes` is set.
 ///
 /// # Errors
-/// The answer is another one; there is no terminal to ask at.
+/// The answer does not match, or there is no terminal.
 pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
     if yes {
         return Ok(());
@@ -57,7 +57,8 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
     }
 }
 
-/// Does what may want `--force`. At a terminal the name of what would be destroyed may be typed instead.
+/// Runs `work`, which may require `--force`. At a terminal the user may type the name of the object
+/// that would be destroyed instead.
 ///
 /// # Errors
 /// Those of `work`, and of [`confirm`].

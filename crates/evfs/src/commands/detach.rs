@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Detaches what answers. That may take as long as there is something to write.
+/// Detaches a volume or file system that answers. Takes as long as data remains to be written.
 pub fn detach(run_dir: &Path, name: &str, force: bool) -> Result<()> {
     control::ask(run_dir, name, &control::Ask::Status)?;
     control::ask(run_dir, name, &control::Ask::Detach { force }).map(drop)

@@ -166,7 +166,8 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// A DEVICE of a table of a configuration, whose credential has the table's name.
+    /// Returns the arguments for a DEVICE of a configuration table, whose credential has the
+    /// table's name.
     pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
         DeviceArgs {
             device: device.to_owned(),
@@ -175,7 +176,7 @@ impl DeviceArgs {
         }
     }
 
-    /// A DEVICE of a command that takes names, too.
+    /// Returns the arguments for a DEVICE of a command that accepts names as well.
     pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
         DeviceArgs {
             device: device.to_owned(),
@@ -184,7 +185,7 @@ impl DeviceArgs {
         }
     }
 
-    /// The DEVICE.
+    /// Returns the path or address of the device.
     pub fn device(&self) -> &Path {
         &self.device
     }
@@ -195,7 +196,7 @@ fn fs_first() -> &'static str {
 }
 
 impl DeviceArgs {
-    /// Does something with it.
+    /// Runs `work` on the device.
     pub fn with<T>(
         &self,
         context: &Context,
@@ -277,7 +278,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     serve(context, Box::new(mounted), &cache, &signals, ready)
 }
 
-/// Mounts what a table of a configuration asks for.
+/// Mounts a file system from a table of a configuration.
 pub fn mount_as(
     context: &Context,
     spec: &MountSpec,
@@ -430,7 +431,7 @@ fn describe_usage(device: &Path, value: &Value) -> String {
     )
 }
 
-/// Names of filesets and labels are not empty.
+/// Returns the parser for names of filesets and labels, which must not be empty.
 pub fn named() -> NonEmptyStringValueParser {
     NonEmptyStringValueParser::new()
 }

@@ -1,4 +1,4 @@
-//! `evfs fileset`: the trees in one file system.
+//! `evfs fileset`: the filesets of a file system.
 
 use super::Context;
 use super::confirm::or_force;
@@ -138,7 +138,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// A line for each fileset.
+/// Formats a line for each fileset.
 pub fn table(value: &Value) -> String {
     let all = value["filesets"].as_array().into_iter().flatten();
     all.map(row).collect()

@@ -130,7 +130,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     }
     let read =
         |path: &Path| std::fs::read(path).map_err(|e| Error::io("cannot read the key", path, e));
-    // The public half lies beside the private one as `evfs key import` looks for it.
+    // The public half is stored next to the private one, where `evfs key import` expects it.
     let kept = match (&files.private, &files.public) {
         (Some(private), public) => {
             let kept = save_backup(&context.settings, private, "removed", &read(private)?)?;
@@ -162,8 +162,8 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     Ok(())
 }
 
-/// The volumes that no other key pair of this user opens, of those that are served now and those that
-/// this machine remembers, as far as their headers can be read.
+/// Returns the volumes that no other key pair of this user opens, among those served now and those
+/// that this machine remembers, as far as their headers can be read.
 fn only_key_of(context: &Context, name: &str) -> Vec<String> {
     let run_dir = context.settings.run_dir();
     let own = context.keyring().list().map_or_else(|_| vec![], |l| l.keys);
@@ -175,7 +175,7 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut only = |device: &Path| {
         let held = hold(device, Intent::Look, &context.settings).ok()?;
-        // Each once, though it may be found in several places.
+        // Each volume once, even if it is found in several places.
         let is_new = seen.insert(held.volume.uuid().to_owned());
         let keys = held.volume.keys();
         let by_secret = keys.iter().any(|k| k.bound && k.recipient.is_none());

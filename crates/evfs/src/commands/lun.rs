@@ -177,7 +177,7 @@ fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     Ok(())
 }
 
-/// Places asked before words are said about how far it is.
+/// Places between two progress messages; a scan of no more places prints none.
 const SCAN_QUIET: usize = 16;
 
 fn scan(context: &Context, places: &[String]) -> Result<u8> {
@@ -247,7 +247,7 @@ fn list(luns: &[Value], map: bool) -> String {
     out
 }
 
-/// Fits 80 columns, but for addresses that do not.
+/// Formats a LUN for 80 columns, except for long addresses.
 fn show(lun: &Value) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| {
@@ -320,7 +320,7 @@ fn show(lun: &Value) -> String {
     out
 }
 
-/// Time of day in UTC.
+/// Formats the time of day in UTC.
 fn clock(ms: u64) -> String {
     let secs = ms / 1000 % 86_400;
     format!(
@@ -332,7 +332,7 @@ fn clock(ms: u64) -> String {
     )
 }
 
-/// The counters that `scsimgr get_stat` has, a column for each path.
+/// Formats the counters that `scsimgr get_stat` has, with a column for each path.
 fn stat(lun: &Value) -> String {
     const ROWS: &[(&str, &str)] = &[
         ("reads", "reads"),

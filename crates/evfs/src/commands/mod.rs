@@ -1,4 +1,4 @@
-//! The commands: a file each, with its options and its help.
+//! The commands: one file each, with its options and its help.
 
 mod attach;
 mod benchmark;
@@ -29,17 +29,17 @@ use clap::Subcommand;
 use keyring::Keyring;
 use stack::{Result, Settings};
 
-/// What every command gets.
+/// Context of every command.
 #[derive(Clone)]
 pub struct Context {
-    /// Print one JSON document.
+    /// Print one JSON document instead of text.
     pub json: bool,
-    /// Settings in force.
+    /// Settings in effect.
     pub settings: Settings,
 }
 
 impl Context {
-    /// The user's key pairs.
+    /// Opens the user's key pairs.
     pub fn keyring(&self) -> Keyring {
         Keyring::open(self.settings.keys_dir())
     }
@@ -118,7 +118,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the command and gives the exit code of the program.
+    /// Runs the command and returns the exit code of the program.
     pub fn run(self, context: &Context) -> Result<u8> {
         match self {
             Command::Quickstart(args) => quickstart::run(context, args),

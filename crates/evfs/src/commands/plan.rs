@@ -1,4 +1,4 @@
-//! `evfs plan`: the price of encrypting a device, before it is done.
+//! `evfs plan`: the cost of encrypting a device, measured in advance.
 
 use super::Context;
 use super::attach::install_signals;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bytes that writes go to, in memory or in a scratch file.
+/// Bytes of the target of writes, in memory or in a scratch file.
 const SCRATCH_BYTES: u64 = 64 << 20;
 /// The stacks, in the order of the tables.
 const KINDS: [ArmKind; 3] = [
@@ -101,7 +101,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// How it is measured.
+/// Parameters of the measurement.
 struct Measuring {
     signals: StopSignals,
     quiet: bool,
@@ -109,7 +109,7 @@ struct Measuring {
 }
 
 impl Measuring {
-    /// The reads of the device, and the writes elsewhere; nothing where somebody has stopped it.
+    /// Measures reads of the device, and writes elsewhere; `None` if a signal has stopped it.
     fn both(
         &self,
         args: &Args,
@@ -160,7 +160,7 @@ fn bar(plan: &StudyPlan) -> ProgressBar {
     ProgressBar::new(runs).with_style(style)
 }
 
-/// A file in a folder, gone when the bench goes.
+/// Creates a file in a directory that is removed when the bench is dropped.
 fn scratch_file(folder: &Path, settings: &Settings) -> Result<Bench> {
     let name = format!(".evfs-plan-{}", std::process::id());
     Bench::open(Some(&folder.join(name)), SCRATCH_BYTES, false, settings)
@@ -173,7 +173,7 @@ fn place(args: &Args) -> String {
     }
 }
 
-/// What a reader has to know, each once.
+/// Returns the caveats of both studies, each once.
 fn against(reads: &Study, writes: &Study) -> Vec<String> {
     let of = |study: &Study| notes(study, &findings(study).0);
     let (of_reads, of_writes) = (of(reads), of(writes));
@@ -224,7 +224,7 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
     );
 }
 
-/// A line; a rate in memory says nothing about a disk, and is left out.
+/// Formats one line; a rate in memory says nothing about a disk, and is omitted.
 fn half(text: &mut String, what: &str, half: &Half, real: bool) {
     let rate = match (half.rate, real) {
         (Some(rate), true) => {

@@ -92,7 +92,7 @@ fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) ->
     serve(context, Box::new(served), &cache, &signals, ready)
 }
 
-/// Serves what a table of a configuration asks for.
+/// Serves a cell from a table of a configuration.
 pub fn serve_as(
     context: &Context,
     spec: &ServeSpec,

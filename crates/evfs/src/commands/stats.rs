@@ -31,7 +31,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     }
 }
 
-/// One line for each kind of request.
+/// Formats one line per kind of request.
 fn table(value: &Value) -> String {
     let mut text = format!(
         "{:<14}{:>12}{:>12}{:>9}{:>12}{:>12}\n",

@@ -1,4 +1,4 @@
-//! `evfs status`: what is attached.
+//! `evfs status`: attached volumes, mounted file systems and served cells.
 
 use super::Context;
 use crate::output;

@@ -1,4 +1,4 @@
-//! The options that say with which key a volume is opened, shared by the commands that need one.
+//! Options for the key that opens a volume, shared by the commands that need one.
 
 use super::Context;
 use crate::{output, secrets};
@@ -22,12 +22,12 @@ pub struct UnlockArgs {
 }
 
 impl UnlockArgs {
-    /// Whether any of them is given.
+    /// Reports whether any of the options is set.
     pub fn is_given(&self) -> bool {
         self.key.is_some() || self.key_file.is_some() || self.passphrase_fd.is_some()
     }
 
-    /// Reads the secrets that these options name. `volume` names the credential to look for.
+    /// Reads the secrets that these options name. `volume` is the name of the credential.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
         source(
             self.key.as_deref(),
@@ -53,7 +53,7 @@ pub struct OwnerArgs {
 }
 
 impl OwnerArgs {
-    /// Reads the secrets that these options name. `volume` names the credential to look for.
+    /// Reads the secrets that these options name. `volume` is the name of the credential.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
         let file = self.unlock_key_file.as_deref();
         source(self.key.as_deref(), file, self.unlock_passphrase_fd, volume)
@@ -83,13 +83,13 @@ fn source(
     })
 }
 
-/// Asks at the terminal, in the words that `stack` chose.
+/// Prompts at the terminal with the question of `stack`.
 pub fn prompt(question: &str) -> Result<SecretBytes> {
     secrets::ask(question)
 }
 
 impl Context {
-    /// What opens volumes for this user.
+    /// Creates the opener of volumes for this user.
     pub fn opener(&self) -> stack::Opener {
         let json = self.json;
         let settings = &self.settings;

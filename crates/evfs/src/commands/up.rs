@@ -76,7 +76,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     };
     let mut attached: Vec<Box<dyn Serving>> = Vec::new();
     for entry in entries {
-        // When one fails, dropping the others closes what they had opened.
+        // If one fails, dropping the others closes everything they have opened.
         let within = |error| Error::Within {
             place: format!("{}: {}", args.config.display(), entry.table()),
             source: Box::new(error),
@@ -89,15 +89,15 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     end(stack::serve(attached, &signals, &reload)?)
 }
 
-/// What a configuration asks for, and what is served of it.
+/// State of `evfs up`: the configuration and the tables in service.
 struct Up {
     context: Context,
     config: PathBuf,
     run_dir: PathBuf,
     cache: Arc<ProcessCache>,
-    /// What has not been given up, for tables that come later.
+    /// Privileges kept for tables that are added later.
     kept: Kept,
-    /// The tables as they were when each was started.
+    /// The running tables, as of their start.
     running: Mutex<Vec<Entry>>,
 }
 
@@ -121,7 +121,7 @@ impl Up {
         })
     }
 
-    /// Reads the settings and the configuration again, and serves what it asks for now.
+    /// Reloads the settings and the configuration, and applies the changes.
     fn reload(&self, hub: &Hub) -> Vec<String> {
         let settings = reload_settings(&self.cache);
         let threads = settings
@@ -136,11 +136,11 @@ impl Up {
         failed
     }
 
-    /// Gives what could not be done.
+    /// Stops and starts tables to match `wanted`; returns the failures.
     fn become_like(&self, wanted: Vec<Entry>, hub: &Hub) -> Vec<String> {
         let mut failed = Vec::new();
         let mut running = lock(&self.running);
-        // Some may have been detached meanwhile.
+        // Some tables may have been detached since.
         let served = hub.names();
         running.retain(|entry| served.iter().any(|name| name == entry.name()));
         running.retain(|entry| {
@@ -159,7 +159,7 @@ impl Up {
         });
         let file = std::path::absolute(&self.config).unwrap_or_else(|_| self.config.clone());
         let file = file.display();
-        // A process that serves nothing any more ends.
+        // A process that serves nothing any more exits.
         let alone = wanted.len() == 1 && hub.names().len() == 1;
         for entry in wanted {
             let name = entry.name();
@@ -210,12 +210,12 @@ pub struct DownArgs {
     force: bool,
 }
 
-/// Detaches what any `up` attached; volumes attached one by one stay.
+/// Detaches everything that an `up` attached; volumes attached individually stay.
 pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
     let dir = context.settings.run_dir();
     let is_of_up = |status: &Result<Value>| match status {
         Ok(status) => status["config"] != Value::Null,
-        // It may be one, and nobody knows.
+        // It may belong to an `up`, but this cannot be determined.
         Err(_) => true,
     };
     let mut all = control::statuses(&dir)?;

@@ -1,4 +1,4 @@
-//! `evfs volume`: make, inspect, mend and destroy encrypted volumes.
+//! `evfs volume`: create, inspect, repair and destroy encrypted volumes.
 
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::OwnerArgs;
@@ -360,7 +360,7 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// The most bytes of a header backup: the largest keyslots area that LUKS2 knows, and what is before it.
+/// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
 const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
 
 fn restore(
@@ -399,7 +399,8 @@ fn restore(
         from.display()
     );
     confirm(yes.yes || force, &what, Answer::Yes)?;
-    // The store first: after a crash in between it knows less than it could, and refuses nothing.
+    // The trust store first: after a crash in between it knows less than it could, and refuses
+    // nothing.
     store.before_restore(&disk, &plan)?;
     let undo = save_backup(
         &context.settings,
@@ -451,7 +452,7 @@ fn erase(
     Ok(exit::OK)
 }
 
-/// The name under which a volume is attached unless told otherwise, and that credentials carry.
+/// Returns the default name of an attached volume, which is also the name of its credential.
 pub fn volume_name(device: &Path) -> String {
     device
         .file_stem()

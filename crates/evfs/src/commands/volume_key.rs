@@ -122,8 +122,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     }
 }
 
-/// The keyslot that an argument names. A number that is the name of a key pair of this user, too, is refused
-/// unless both are the same key.
+/// Returns the keyslot that an argument names. A number that is also the name of a key pair of this
+/// user is refused, unless both are the same key.
 fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
     let keyslot = volume.find_key(which)?;
     let is_number = which.parse::<u32>().is_ok();
@@ -149,7 +149,7 @@ fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
 }
 
 fn add(context: &Context, args: AddArgs) -> Result<u8> {
-    // What is to be added comes first: it may need typing, and the header is locked after it.
+    // The new key is read first: it may have to be typed, and the header is locked afterwards.
     let keyring = context.keyring();
     let pair = |name: &str| Ok::<_, stack::Error>(Identified::of(name, keyring.recipient(name)?));
     enum New {
@@ -198,7 +198,7 @@ pub fn value(key: &KeyEntry) -> Value {
     })
 }
 
-/// What its role is; a keyslot that does not hold the volume key has none.
+/// Returns the role of a key; a keyslot that does not hold the volume key has none.
 fn role(key: &KeyEntry) -> String {
     match key.bound {
         true => key.role.to_string(),
@@ -214,12 +214,12 @@ fn what(key: &KeyEntry) -> String {
     }
 }
 
-/// A key within a sentence.
+/// Formats a key within a sentence.
 pub fn short(key: &KeyEntry) -> String {
     format!("keyslot {} ({}, {})", key.keyslot, role(key), what(key))
 }
 
-/// A key in a line of its own.
+/// Formats a key as a line of its own.
 pub fn line(key: &KeyEntry) -> String {
     let (role, what) = (role(key), what(key));
     format!(

@@ -1,4 +1,4 @@
-//! `evfs volume trust`: what this machine remembers of the volumes that it has opened.
+//! `evfs volume trust`: the record that this machine keeps of the volumes that it has opened.
 
 use super::Context;
 use crate::output;

@@ -1,17 +1,18 @@
-//! The files of an AFS cell that this process serves, as clients in this process have them.
+//! Files of an AFS cell served by this process, as seen by clients in the same process.
 //!
 //! ```text
 //!   workload ── AfsFiles ── afs_client::Client ── Rx over the loopback ── OwnCell ── stack
-//!                 │             └ cache, which callbacks break
+//!                 │             └ cache, invalidated by callbacks
 //!                 └ one for each client, with an address of its own
 //! ```
 //!
-//! **Invariant:** as with a client of the kernel, what is read comes from the cache where a promise holds, names are
-//! looked up in the pages of their directories, and what was written leaves when a file is closed or synced, or
-//! when a megabyte of it is there. An error that a close has met is given by the client's next call.
+//! **Invariant:** as with a client in the kernel, reads are served from the cache while a callback
+//! promise holds, names are looked up in the pages of their directories, and written data is sent
+//! when a file is closed or synced, or when a megabyte has accumulated. The client's next call
+//! reports an error of a close.
 //!
-//! Absent on purpose: mappings, which take a kernel; following symbolic links; links across directories, which AFS
-//! does not have.
+//! Deliberately absent: mappings, which require a kernel; following symbolic links; links across
+//! directories, which AFS does not have.
 
 use afs_client::{ANY, Client, Net, Options};
 use afs_proto::dir::Directory;
@@ -24,19 +25,19 @@ use std::io::{Error, ErrorKind, Result};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that wait to be written, at most: those of a chunk of the cache.
+/// Maximum number of unsent written bytes: a chunk of the cache.
 const WAITING_MAX: usize = 1 << 20;
 
-/// Bytes that a client keeps of files.
+/// Bytes of file data that a client caches.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// Ports of all clients together. Up to so many clients have one each; further ones share them.
+/// Number of ports of all clients. Up to this number of clients have one each; further ones share.
 const PORTS: usize = 32;
 
-/// A cell, and the clients that it has.
+/// A cell and its clients.
 pub struct Cell {
     name: String,
-    // Clients go before the server, or it would wait for them.
+    // Dropped before the server, which would otherwise wait for the clients.
     clients: Mutex<Vec<Arc<AfsFiles>>>,
     nets: Vec<Arc<Net>>,
     own: Arc<OwnCell>,
@@ -52,10 +53,10 @@ impl Cell {
         }
     }
 
-    /// The files as client `number`, counted from 0, has them.
+    /// Returns the files as seen by client `number`, counted from 0.
     ///
     /// # Errors
-    /// What the system says of its port.
+    /// Errors of opening its port.
     pub fn client(&self, number: usize) -> Result<Arc<AfsFiles>> {
         let mut clients = lock(&self.clients);
         while clients.len() <= number {
@@ -67,7 +68,7 @@ impl Cell {
                 ..Options::default()
             };
             let client = self.nets[n % PORTS].client(address, self.own.address(), options)?;
-            // The server meets it now, so that no measured call waits for that.
+            // Introduces the client to the server now, so that no measured call waits for it.
             client.time().map_err(system)?;
             clients.push(Arc::new(AfsFiles {
                 name: self.name.clone(),
@@ -102,14 +103,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What files of a client share with it.
+/// State shared by a client and its files.
 struct At {
     client: Client,
-    /// What a close has met.
+    /// Error of a close.
     failed: Mutex<Option<Error>>,
 }
 
-/// The files as one client has them.
+/// The files as seen by one client.
 pub struct AfsFiles {
     name: String,
     root: AfsFid,
@@ -118,7 +119,7 @@ pub struct AfsFiles {
 }
 
 impl AfsFiles {
-    /// The client, once nothing is left to be said of a close.
+    /// Returns the client, or an unreported error of a close.
     fn client(&self) -> Result<&Client> {
         match lock(&self.at.failed).take() {
             Some(error) => Err(error),
@@ -137,14 +138,14 @@ impl AfsFiles {
         Ok((fid, self.client()?.status(fid).map_err(system)?))
     }
 
-    /// The directory of a path, and the name in it.
+    /// Returns the directory of a path, and the name in it.
     fn place<'a>(&self, path: &'a str) -> Result<(AfsFid, &'a str)> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.find(dir)?, name))
     }
 }
 
-/// The error of the system that a client would give its program.
+/// Returns the system error that a client would report to its program.
 fn system(error: afs_client::Error) -> Error {
     let by_code = |code: Abort| code.errno().map(Error::from_raw_os_error);
     match &error {
@@ -156,7 +157,7 @@ fn system(error: afs_client::Error) -> Error {
     }
 }
 
-/// What was written and has not left.
+/// Written data that is not sent yet.
 #[derive(Default)]
 struct Waiting {
     position: u64,
@@ -232,7 +233,7 @@ impl OpenFile for AfsFile {
     }
 
     fn sync(&self) -> Result<()> {
-        // What is on the server is durable.
+        // Data on the server is durable.
         self.flush(&mut lock(&self.waiting))
     }
 
@@ -337,7 +338,7 @@ impl Files for AfsFiles {
 
     fn symlink(&self, text: &str, path: &str) -> Result<()> {
         let (dir, name) = self.place(path)?;
-        // With other bits it would be a mount point.
+        // Other mode bits would make it a mount point.
         let made = self.client()?.symlink(dir, name, text, 0o755);
         made.map(drop).map_err(system)
     }

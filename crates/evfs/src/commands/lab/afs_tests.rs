@@ -1,4 +1,4 @@
-//! Workloads over a cell in memory: the server's own counts against those by calculation.
+//! Workloads on a cell in memory: the server's counters compared with calculated values.
 
 use super::*;
 use lab::workload::{clientload, nfsbasic};
@@ -15,7 +15,7 @@ fn cell() -> Cell {
     Cell::new("afs-test", own)
 }
 
-/// How often the server was asked for this.
+/// Returns the number of calls of a procedure.
 fn called(cell: &Cell, procedure: &str) -> u64 {
     let called = cell.own.stats().called;
     let found = called.iter().find(|called| called.procedure == procedure);
@@ -38,7 +38,8 @@ fn each_client_fetches_the_file_once_each_time() {
         assert!(outcome.flushed);
         assert_eq!((outcome.secs.len(), outcome.bytes), (15, 15 * file));
         let counts = cell.own.stats().counts;
-        // Each reads the directory, which has changed, in one page; the first one has its own change.
+        // Each client reads the directory, which has changed, in one page; the first one already
+        // has its own change.
         let pages = if round == 1 { 15 } else { 14 };
         let fetched = counts.fetched_bytes - before.fetched_bytes;
         assert_eq!(fetched, 15 * file + pages * 2048, "round {round}");
@@ -58,9 +59,9 @@ fn the_basic_tests_make_the_calls_that_their_counts_say() {
         outcomes.iter().all(|o| o.operations.is_some()),
         "{outcomes:?}"
     );
-    // Test 1 makes 155 files; then 10, 1, 200, 10 are made for tests 4 to 7.
+    // Test 1 creates 155 files; then 10, 1, 200, 10 are created for tests 4 to 7.
     assert_eq!(called(&cell, "CreateFile"), 155 + 10 + 1 + 200 + 10);
-    // Beside those 62 folders, one around them and one for test 6.
+    // In addition to these 62 directories, one around them and one for test 6.
     assert_eq!(called(&cell, "MakeDir"), 62 + 2);
     assert_eq!(called(&cell, "RemoveDir"), 62 + 2);
     assert_eq!(called(&cell, "StoreStatus"), 1000);
@@ -68,7 +69,8 @@ fn the_basic_tests_make_the_calls_that_their_counts_say() {
     assert_eq!(called(&cell, "Link"), 100);
     assert_eq!(called(&cell, "Symlink"), 200);
     assert_eq!(called(&cell, "GetVolumeStatus"), 1500);
-    // A megabyte leaves when the file is closed; but for the first time the file is cut before.
+    // A megabyte is sent when the file is closed; except the first time, the file is truncated
+    // before.
     assert_eq!(called(&cell, "StoreData64"), 10 + 9);
     assert_eq!(cell.own.stats().counts.stored_bytes, 10 << 20);
     assert_eq!(cell.own.stats().counts.aborts, 0);
@@ -90,7 +92,7 @@ fn files_are_what_a_workload_expects() {
     end.write_at(0, b"one").unwrap();
     end.write_at(0, b"two").unwrap();
     drop(end);
-    // What a client has closed, the others see.
+    // Other clients see the data that a client has closed.
     let mut found = vec![0; data.len() + 100];
     let seen = other.open("a", Open::READ).unwrap();
     let mut at = 0;
@@ -132,7 +134,7 @@ fn the_servers_cpu_is_a_figure_of_its_own() {
     let value = |cell: &str| record.value(&phase.name, cell).unwrap();
     assert!(value("server CPU") > 0.0);
     assert!(value("server CPU, most in 0.1 s") > 0.0);
-    // It is a part of the whole process's.
+    // It is part of the CPU time of the whole process.
     let server = value("server CPU") / 100.0 * phase.wall_ns as f64;
     assert!(server <= phase.cpu.total_ns as f64, "{phase:?}");
     assert_eq!(phase.cells.last().unwrap().name, "CPU");

@@ -1,7 +1,8 @@
-//! Cells on a machine that has none: processors and paths are dealt to some, so that the policies which look at cells
-//! have something to look at.
+//! Simulated cells (NUMA nodes) on a machine without any: CPUs and paths are assigned to them, so
+//! that the policies that depend on cells can be measured.
 //!
-//! Deliberately not here: remote memory. What a policy costs shows, what locality saves does not.
+//! Deliberately absent: remote memory. The cost of a policy is visible, the gain of locality is
+//! not.
 
 use block::topology::Topology;
 use block::{Access, Connection, DeviceInfo, Identity, Lunpath, Queue, Transport};
@@ -10,7 +11,8 @@ use stack::{Error, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// Processors in turn to so many cells, all at the distance 20 that firmware gives neighbours.
+/// Returns a topology with the CPUs assigned round-robin to this number of cells, all at distance
+/// 20, which firmware uses for neighbors.
 pub fn dealt(cells: u32) -> Result<Topology> {
     let failed = |e: std::io::Error| Error::Failed(format!("no folder for cells: {e}"));
     let folder = tempfile::tempdir().map_err(failed)?;
@@ -18,7 +20,7 @@ pub fn dealt(cells: u32) -> Result<Topology> {
     Topology::read(folder.path()).map_err(failed)
 }
 
-/// The files of the kernel that say where processors are.
+/// Creates the sysfs files that describe the location of CPUs.
 fn lay_out(root: &Path, cells: usize) -> std::io::Result<()> {
     let nodes = root.join("devices/system/node");
     let cpus = std::thread::available_parallelism()?.get().max(cells);
@@ -40,7 +42,7 @@ fn lay_out(root: &Path, cells: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// A path whose target says that it is in a cell.
+/// A path whose target reports a cell.
 pub struct InCell {
     path: NbdPath,
     cell: u32,
@@ -87,7 +89,7 @@ impl Lunpath for InCell {
     }
 }
 
-/// A connection with what it says changed.
+/// A connection with another [`DeviceInfo`].
 struct Placed {
     inner: Box<dyn Connection>,
     info: DeviceInfo,

@@ -1,5 +1,5 @@
-//! Sides in guests: the guest of each, started when it is first needed and kept until the command ends, and the
-//! agent, which is this program in the guest.
+//! Sides in guests: the guest of each side, started on first use and kept until the command ends,
+//! and the agent, which is this program in the guest.
 
 use super::sides::{Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine};
 use super::wrong;
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The disk of a guest, as its kernel names it.
+/// The disk of a guest, under the name in its kernel.
 const DISK: &str = "/dev/vda";
 const MIB: u64 = 1 << 20;
-/// What a kernel and this program need at least.
+/// Minimum memory for a kernel and this program, in bytes.
 const MEMORY_MIN: u64 = 256 * MIB;
 
 #[derive(clap::Args)]
@@ -40,19 +40,19 @@ pub struct GuestArgs {
     guest_memory: u64,
 }
 
-/// What an agent opens.
+/// Side that an agent opens.
 #[derive(Serialize, Deserialize)]
 struct Open {
     name: String,
     recipe: Recipe,
-    /// Bytes of the device that are used.
+    /// Bytes of the device to use.
     size: u64,
 }
 
 /// The guests of a command.
 pub struct Guests<'a> {
     args: &'a GuestArgs,
-    /// Makes the disks of stacks that have files.
+    /// Creates the disks of stacks that have files.
     builder: Builder<'a>,
     json: bool,
     running: RefCell<Vec<Running>>,
@@ -61,7 +61,7 @@ pub struct Guests<'a> {
 struct Running {
     side: String,
     guest: Arc<Guest>,
-    /// Its disk, which is locked as long as the guest runs.
+    /// Its disk, which is locked while the guest runs.
     _bench: Option<Rc<Bench>>,
 }
 
@@ -143,7 +143,7 @@ impl<'a> Guests<'a> {
         Ok(guest)
     }
 
-    /// What is under a stack: for blocks the device that all share, for files one of its own.
+    /// Returns the bench below a stack: for blocks the shared device, for files one of its own.
     fn bench(&self, built: &Built) -> Result<Option<Rc<Bench>>> {
         let Recipe::Stack(name, _) = &built.recipe else {
             return Ok(None);
@@ -190,14 +190,14 @@ pub fn agent(context: &Context) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// The side that was made outside, or would have been.
+/// Builds the side that was, or would have been, built outside.
 fn again(context: &Context, open: &Open) -> Result<Built> {
     let mut builder = Builder {
         settings: &context.settings,
         device: Some(Path::new(DISK)),
         size: open.size,
         files_size: open.size,
-        // Whether it may be overwritten was asked outside.
+        // The check before overwriting was made outside.
         force: true,
         bench: None,
         for_guests: false,

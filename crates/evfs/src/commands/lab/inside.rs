@@ -1,9 +1,10 @@
-//! The files of a file system of ours without a mount: what a workload asks for goes to it by calls of functions.
+//! Files of an EVFS file system without a mount: workloads access it by function calls.
 //!
-//! **Invariant:** each call of a workload is what a mount would make of it, without the kernel in between: names are
-//! looked up component by component, content goes through a lane of the calling thread.
+//! **Invariant:** each call of a workload does the work that a mount would do, without the kernel
+//! in between: names are looked up component by component, and content passes through a lane of the
+//! calling thread.
 //!
-//! Absent on purpose: mappings, which take a kernel, and forgetting what is cached of one file.
+//! Deliberately absent: mappings, which require a kernel, and dropping the cache of a single file.
 
 use ::fs::{At, Attr, FileType, Handle, Lane, New, ROOT, Rename, SetAttr};
 use lab::files::{Files, Open, OpenFile, Stat};
@@ -14,13 +15,13 @@ use std::io::{Error, ErrorKind, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Symbolic links that lead to one another, at most.
+/// Maximum number of nested symbolic links.
 const LINKS_MAX: u32 = 8;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The lanes of this thread, by the number of their file system.
+    /// The lanes of this thread, by the ID of their file system.
     static LANES: RefCell<HashMap<u64, Lane>> = RefCell::new(HashMap::new());
 }
 
@@ -48,7 +49,7 @@ impl Inside {
         self.walk(ROOT, path, follow, 0)
     }
 
-    /// What a path leads to, from a directory on.
+    /// Resolves a path from a directory on.
     fn walk(&self, from: u64, path: &str, follow: bool, links: u32) -> Result<Attr> {
         let mut attr = self.files().attr(from).map_err(system)?;
         let mut parts = path
@@ -70,7 +71,7 @@ impl Inside {
         Ok(attr)
     }
 
-    /// The directory of a path, and the name in it.
+    /// Returns the directory of a path, and the name in it.
     fn place<'a>(&self, path: &'a str) -> Result<(u64, &'a [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.attr(dir, true)?.ino, name.as_bytes()))
@@ -100,7 +101,7 @@ impl Inside {
 
 impl Drop for Inside {
     fn drop(&mut self) {
-        // Threads of workloads have ended, and their lanes with them; this one goes on.
+        // Threads of workloads have ended, and their lanes with them; this thread continues.
         LANES.with_borrow_mut(|lanes| lanes.remove(&self.id));
     }
 }
@@ -127,7 +128,7 @@ fn text(bytes: Vec<u8>) -> Result<String> {
 
 struct InsideFile {
     id: u64,
-    // Before the file system, which it belongs to.
+    // Dropped before the file system that it belongs to.
     handle: Handle,
     own: Arc<OwnFs>,
     how: Open,

@@ -1,9 +1,11 @@
-//! File systems of the kernel as rivals: over a file of their own by a loop device, mounted by this process.
+//! File systems of the kernel for comparison: on a file of their own through a loop device, mounted
+//! by this process.
 //!
-//! **Invariant:** what a mount of ours is compared with lies on the same kind of file, passes the page cache by on the
-//! way to it, and is mounted and unmounted by the same calls of the laboratory.
+//! **Invariant:** a mount of ours and its competitor use the same kind of file, bypass the page
+//! cache on the way to it, and are mounted and unmounted by the same calls of the laboratory.
 //!
-//! Absent on purpose: options of the file systems. Who wants others mounts it himself and gives the folder.
+//! Deliberately absent: options of the file systems. Users who need some mount the file system
+//! themselves and pass the directory.
 
 use super::left;
 use lab::Remount;
@@ -11,33 +13,34 @@ use stack::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Before the name of the file system.
+/// Prefix of the name of the file system.
 pub const LOOP: &str = "loop-";
 
-/// Those that are asked for their own way of being quiet and of overwriting.
+/// Supported file systems, with their options for quiet operation and for overwriting.
 const KINDS: [(&str, &[&str]); 3] = [
     ("ext4", &["-q", "-F"]),
     ("xfs", &["-q", "-f"]),
     ("btrfs", &["-q", "-f"]),
 ];
 
-/// Folders that processes of ours mount on, and the files under these mounts; the process stands in the name.
+/// Prefix of the mount points of our processes, and of the files under these mounts; the process ID
+/// follows it.
 const PREFIX: &str = "evfs-lab-loop-";
 
-/// A mount, which goes with this.
+/// A mount, removed on drop.
 pub struct Mounted {
     image: PathBuf,
     folder: PathBuf,
 }
 
-/// The file system that a side names, with what makes it.
+/// Returns the file system that a side names, with its mkfs options.
 pub fn kind(text: &str) -> Option<(&'static str, &'static [&'static str])> {
     let name = text.strip_prefix(LOOP)?;
     KINDS.into_iter().find(|(kind, _)| *kind == name)
 }
 
 impl Mounted {
-    /// Makes a file system of this kind in a file of `size` bytes, of which it takes what is used, in `dir`, and mounts it.
+    /// Creates a file system of this kind in a sparse file of `size` bytes in `dir`, and mounts it.
     pub fn new((name, quiet): (&str, &[&str]), dir: Option<&Path>, size: u64) -> Result<Mounted> {
         let failed = |what: &str, e: std::io::Error| Error::Failed(format!("no {what}: {e}"));
         let temporary = std::env::temp_dir();
@@ -61,14 +64,14 @@ impl Mounted {
         let (_, image) = image.keep().map_err(|e| failed("file to keep", e.error))?;
         let own = Mounted {
             image,
-            // It goes with the mount, and nothing in it is removed by its name.
+            // Removed with the mount; its content is never deleted by name.
             folder: folder.keep(),
         };
         own.attach()?;
         Ok(own)
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -82,10 +85,10 @@ impl Mounted {
             "mount",
             options.into_iter().chain([&*self.image, &*self.folder]),
         )?;
-        // Else the kernel keeps each page twice: of the file system, and of the file under it.
+        // Otherwise the kernel keeps each page twice: of the file system, and of the file under it.
         let device = output("findmnt", &["-n", "-o", "SOURCE"], &self.folder)?;
         let direct = [Path::new("--direct-io=on"), Path::new(device.trim())];
-        // Where the file under it does not allow that, it works without.
+        // If the file under it does not support direct I/O, the mount works without.
         let _ = command("losetup", direct.into_iter());
         Ok(())
     }
@@ -111,7 +114,7 @@ impl Remount for Mounted {
     }
 
     fn forget(&self) -> std::result::Result<(), String> {
-        // All that is held, the kernel holds, file by file.
+        // The kernel holds all cached data, file by file.
         Ok(())
     }
 }
@@ -123,7 +126,8 @@ impl Drop for Mounted {
     }
 }
 
-/// What is on it is thrown away in any case, and the loop device goes with the mount.
+/// Unmounts and removes a mount point. Its content is discarded, and the loop device ends with the
+/// mount.
 fn take_away(folder: &Path) {
     if is_mounted(folder) {
         let _ = command("umount", [Path::new("-l"), folder].into_iter());
@@ -131,7 +135,7 @@ fn take_away(folder: &Path) {
     let _ = std::fs::remove_dir(folder);
 }
 
-/// Takes away what processes that were killed have left mounted, and the files that lay on.
+/// Removes mounts that killed processes have left, and the files under them.
 fn clear_the_dead(folders: &[&Path]) {
     for path in left::by_the_dead(PREFIX, folders) {
         take_away(&path);
@@ -139,7 +143,7 @@ fn clear_the_dead(folders: &[&Path]) {
     }
 }
 
-/// Whether the folder is on another device than the one above it.
+/// Reports whether the directory is on another device than its parent.
 fn is_mounted(folder: &Path) -> bool {
     let device = |path: &Path| rustix::fs::stat(path).map(|s| s.st_dev).ok();
     folder
@@ -159,7 +163,7 @@ fn output(program: &str, args: &[&str], path: &Path) -> Result<String> {
     said(program, &mut command)
 }
 
-/// What a program printed, or why it failed.
+/// Runs a program and returns its output.
 fn said(program: &str, command: &mut Command) -> Result<String> {
     let done = command.output().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Failed(format!(

@@ -1,12 +1,14 @@
-//! What laboratories that were killed have left behind.
+//! Cleanup after laboratories that were killed.
 //!
-//! What may be left has a name that begins with `evfs-lab-`, says which kind it is, and ends with the process that made
-//! it and something random. Whether that process is gone decides, and nothing is asked of a mount: one whose server was
-//! killed may never answer.
+//! Every object that may be left has a name that begins with `evfs-lab-`, followed by its kind, the
+//! process that created it and a random part. Only the existence of that process is checked; a
+//! mount is never accessed, because a mount whose server was killed may never respond.
 //!
-//! A killed process that has mounted a file system of its own cannot even end, where some of its threads wait for
-//! answers of the others, which are gone: the kernel keeps the connection open for those that wait. So a guard, a
-//! process beside it, ends its mounts when it dies. Where that was killed too, the next laboratory does.
+//! A killed process that has mounted its own file system cannot even exit if some of its threads
+//! wait for replies of others that have ended: the kernel keeps the connection open for the waiting
+//! threads. A guard process therefore ends its mounts when it dies. If the guard was killed too,
+//! the next laboratory does this. process beside it, ends its mounts when it dies. Where that was
+//! killed too, the next laboratory does.
 
 use crate::commands::attach::install_signals;
 use stack::{Error, Result};
@@ -16,10 +18,10 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Before the process in the name of a folder that a file system of ours is mounted on.
+/// Prefix of the process ID in the name of a directory on which we mount a file system.
 const MOUNT: &str = "evfs-lab-";
 
-/// The beginning of a name of this process's.
+/// Returns the prefix of names of this process.
 pub fn own(kind: &str) -> String {
     of(kind, std::process::id())
 }
@@ -28,7 +30,7 @@ fn of(kind: &str, pid: u32) -> String {
     format!("{kind}{pid}-")
 }
 
-/// A new folder to mount a file system of ours on, which is guarded from now on.
+/// Creates a directory for a mount of ours, which the guard watches from now on.
 pub fn guarded_folder() -> Result<PathBuf> {
     static GUARD: OnceLock<()> = OnceLock::new();
     for path in by_the_dead(MOUNT, &[&std::env::temp_dir()]) {
@@ -41,7 +43,7 @@ pub fn guarded_folder() -> Result<PathBuf> {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What a terminal sends to the laboratory is none of its business.
+            // Signals that a terminal sends to the laboratory must not reach the guard.
             .process_group(0)
             .spawn()
             .map_err(|e| Error::Failed(format!("no guard for mounts: {e}")))?;
@@ -50,17 +52,18 @@ pub fn guarded_folder() -> Result<PathBuf> {
     tempfile::Builder::new()
         .prefix(&own(MOUNT))
         .tempdir()
-        // From here on it goes with the mount, and nothing in it is removed by its name.
+        // Removed with the mount; its content is never deleted by name.
         .map(tempfile::TempDir::keep)
         .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))
 }
 
-/// `evfs lab guard PID`: waits for the end of that process and ends the mounts that it leaves. It looks once a second:
-/// the kernel tells nobody of a process that was killed and cannot end.
+/// `evfs lab guard PID`: waits for the end of that process and ends the mounts that it leaves. It
+/// polls once per second: the kernel sends no notification for a process that was killed and cannot
+/// exit.
 pub fn guard(pid: u32) -> Result<u8> {
     let signals = install_signals()?;
     while !is_gone(pid) {
-        // Somebody else's signal ends the guard alone.
+        // A signal to the guard ends only the guard.
         if signals.stop_asked().is_some() {
             return Ok(stack::exit::OK);
         }
@@ -74,12 +77,12 @@ pub fn guard(pid: u32) -> Result<u8> {
 
 fn end(path: &Path) {
     let _ = stack::filesystem::abort(path);
-    // Goes only if it is empty and nothing is mounted there.
+    // Succeeds only if the directory is empty and not a mount point.
     let _ = std::fs::remove_dir(path);
 }
 
-/// What processes that are gone have left under names of this kind: in these folders, and mount points wherever they
-/// are, since the next laboratory may have another folder for temporary files.
+/// Returns the leftovers of dead processes under names of this kind: in these directories, and
+/// mount points anywhere, since the next laboratory may use another directory for temporary files.
 pub fn by_the_dead(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
     let owner = |path: &PathBuf| -> Option<u32> {
         let name = path.file_name()?.to_str()?.strip_prefix(kind)?;
@@ -90,8 +93,9 @@ pub fn by_the_dead(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
     all
 }
 
-/// Not there; or its first thread, which is never the first to end by itself, is dead, or was killed (proc_pid_status(5),
-/// `SigPnd`) and waits for something that keeps it from dying.
+/// Reports whether a process is gone: it does not exist; its first thread, which never ends first
+/// by itself, is dead; or it was killed (proc_pid_status(5), `SigPnd`) and waits for something that
+/// keeps it from exiting.
 fn is_gone(pid: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
         return true;
@@ -117,7 +121,7 @@ fn named(prefix: &str, folders: &[&Path]) -> Vec<PathBuf> {
     mount_points(&mounts).chain(entries).filter(ours).collect()
 }
 
-/// The second column of proc_pid_mounts(5), in which blanks and backslashes are octal.
+/// Parses the second column of proc_pid_mounts(5), in which blanks and backslashes are octal.
 fn mount_points(mounts: &str) -> impl Iterator<Item = PathBuf> {
     mounts.lines().filter_map(|line| {
         let point = line.split(' ').nth(1)?;
@@ -149,7 +153,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut ended = Command::new("true").spawn().unwrap();
         let dead = format!("ours-{}-x", ended.id());
-        // Dead and not yet waited for is gone as well.
+        // A zombie counts as gone as well.
         let until = std::time::Instant::now() + Duration::from_secs(10);
         while !is_gone(ended.id()) {
             assert!(std::time::Instant::now() < until);

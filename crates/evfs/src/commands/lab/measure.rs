@@ -1,4 +1,4 @@
-//! Running studies: from the command line to a folder of results.
+//! Runs studies: from the command line to a directory of results.
 
 use super::guest::{GuestArgs, Guests};
 use super::sides::{Builder, Built, assignment, folder, machine};
@@ -19,17 +19,17 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Bytes that a thread goes over in a pass, at most: those of the published runs, or a few, whose many short runs find
-/// sooner whether there is a difference.
+/// Maximum bytes that a thread processes in a pass: as in the published runs, or few, as many short
+/// runs detect a difference sooner.
 const PASS_BYTES: u64 = 100 << 20;
 const QUICK_PASS_BYTES: u64 = 8 << 20;
 
-/// Bytes of a device, where nobody says how many.
+/// Default bytes of a device.
 const DEVICE_BYTES: u64 = 1 << 30;
-/// The same under a file system: room for the files of all workloads.
+/// Default bytes under a file system: room for the files of all workloads.
 const FILES_BYTES: u64 = 6 << 30;
-/// A file under a file system grows up to its size, and a suite has several at once: so that they do not fill the disk, each
-/// has at most this part of what is free.
+/// A file under a file system grows up to its size, and a suite uses several at once: each may take
+/// at most this part of the free space, so that they do not fill the disk.
 const FILES_OF_FREE: u64 = 8;
 
 #[derive(clap::Args)]
@@ -103,34 +103,34 @@ pub struct MeasureArgs {
     guest: GuestArgs,
 }
 
-/// A study to be carried out.
+/// A planned study.
 struct Planned {
     sides: Sides,
     job: Job,
-    /// Key of the part of a suite that it is.
+    /// Key of the part, for a study that is part of a suite.
     part: Option<String>,
 }
 
-/// Longest time of a study by itself, or of a suite, where nobody says one. All suites together take an hour, or eight
-/// minutes.
+/// Default maximum time of a study by itself, or of a suite. All suites together take an hour, or
+/// eight minutes.
 const BUDGET: Duration = Duration::from_secs(600);
 const QUICK_BUDGET: Duration = Duration::from_secs(110);
-/// So many times its share of its suite's time a part may take.
+/// Maximum time of a part, as a multiple of its share of its suite's time.
 const LONG_PART: u32 = 3;
-/// Pairs of a part of a suite at most, where nobody says how many.
+/// Default maximum number of pairs of a part of a suite.
 const SUITE_PAIRS: u32 = 20;
 
-/// Seconds that a run takes at least, where nobody says how many, for each point of a grid: its clock and its start weigh
-/// little then, and many such pairs are surer than few long ones.
+/// Default minimum seconds of a run, for each point of a grid: clock resolution and startup then
+/// matter little, and many such pairs are more certain than few long ones.
 const SHORTEST_RUN: f64 = 0.1;
 
-/// Longest time of a study, and of its pairs beyond those planned.
+/// Maximum time of a study, and of its pairs beyond the planned ones.
 type Budget = (Duration, Duration);
 
-/// What a study compares.
+/// The compared sides of a study.
 enum Sides {
     Built(Vec<Side>),
-    /// As a suite writes them, built when their turn comes.
+    /// As named in a suite, built when the study starts.
     Named(&'static [&'static str]),
 }
 
@@ -146,10 +146,10 @@ impl Planned {
     }
 }
 
-/// `evfs lab run`.
+/// Runs `evfs lab run`.
 pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureArgs) -> Result<u8> {
     let mut builder = how.builder(context);
-    // Kept until all studies are done: the folder goes with it.
+    // Kept until all studies are done: dropping it removes the directory.
     let mut temporary = None;
     let (suites, workloads): (Vec<String>, Vec<String>) = names
         .iter()
@@ -199,12 +199,12 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     Session::new(context, how, control)?.all(studies)
 }
 
-/// The side that suites run on where nobody names one.
+/// Returns the default side of suites, if one of them has one.
 fn own_side(suites: &[String]) -> Option<&'static str> {
     suites.iter().find_map(|name| Suite::named(name)?.on)
 }
 
-/// One target in one environment or more.
+/// Plans a study of one target in one or more environments.
 fn beside(
     target: &Built,
     job: Job,
@@ -233,13 +233,14 @@ fn beside(
     })
 }
 
-/// What the report of 1990 ran on the server's machine, where its other measurements were of what it served.
+/// Reports whether the report of 1990 ran this job on the server's machine; its other measurements
+/// used the served file system.
 fn is_of_the_machine(job: &Job) -> bool {
     matches!(job, Job::Micro(_) | Job::Build(_))
 }
 
-/// The studies of a suite whose columns are environments. `own_machine`: a folder for what is no matter of a server,
-/// where the target is one.
+/// Plans the studies of a suite whose columns are environments. `own_machine`: a directory for jobs
+/// of the server's own machine, if the target is a server.
 fn in_environments(
     suite: &Suite,
     target: &Built,
@@ -262,7 +263,7 @@ fn in_environments(
     Ok(studies)
 }
 
-/// The studies of a suite between the sides that it names itself.
+/// Plans the studies of a suite between the sides that it names itself.
 fn between_own(suite: &Suite, how: &MeasureArgs) -> Result<Vec<Planned>> {
     let mut studies = Vec::new();
     for (part, columns) in parts(suite) {
@@ -286,7 +287,7 @@ fn parts(suite: &Suite) -> impl Iterator<Item = (&Part, &Columns)> {
     parts.flat_map(|part| part.columns.iter().map(move |columns| (part, columns)))
 }
 
-/// `evfs lab compare`.
+/// Runs `evfs lab compare`.
 pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
     let how = &args.how;
     let mut builder = how.builder(context);
@@ -359,7 +360,7 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
     Session::new(context, how, control)?.all(studies)
 }
 
-/// The workloads asked for, or those that fit the sides.
+/// Returns the requested workloads, or those that fit the sides.
 fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
     let fitting = || match sides[0].is_device() {
         true => Workload::ALL.map(|w| w.name().to_owned()).to_vec(),
@@ -382,7 +383,7 @@ fn assignments(texts: &[String]) -> Result<Vec<(String, String)>> {
     texts.iter().map(|text| assignment(text)).collect()
 }
 
-/// A side of a study: its own parameters over those of all.
+/// Builds a side of a study; its own parameters override the common ones.
 fn side(built: &Built, job: &Job, how: &MeasureArgs, more: &[(String, String)]) -> Result<Side> {
     let mut job = job.clone();
     for (name, value) in built.set.iter().chain(more) {
@@ -419,7 +420,7 @@ impl MeasureArgs {
         }
     }
 
-    /// Bytes under a file system where nobody says how many.
+    /// Returns the default bytes under a file system.
     fn files_room(&self) -> u64 {
         let given = self.device.clone().filter(|path| path.is_dir());
         let folder = given.unwrap_or_else(std::env::temp_dir);
@@ -430,7 +431,7 @@ impl MeasureArgs {
                     .min(free / FILES_OF_FREE)
                     .next_multiple_of(1 << 20)
             }
-            // What is wrong with the folder is said when the file is made.
+            // An error of the directory is reported when the file is created.
             Err(_) => FILES_BYTES,
         }
     }
@@ -447,7 +448,7 @@ impl MeasureArgs {
         }
     }
 
-    /// The environments asked for, or the target's own.
+    /// Returns the requested environments, or the target's own.
     fn environments(&self, own: Surroundings) -> Vec<Surroundings> {
         match self.env.is_empty() {
             true => vec![own],
@@ -455,7 +456,7 @@ impl MeasureArgs {
         }
     }
 
-    /// The job of a part of a suite, with the parameters given that it has.
+    /// Returns the job of a part of a suite, with those of the given parameters that it has.
     fn part(&self, part: &Part) -> Result<Job> {
         let mut job = [part.job(self.extent()).map_err(wrong)?];
         self.configure(&mut job, true)?;
@@ -463,7 +464,8 @@ impl MeasureArgs {
         Ok(job)
     }
 
-    /// The jobs of these names; those of the block engine become one. `elsewhere`: parameters may be for others.
+    /// Returns the jobs of these names; those of the block engine are combined into one.
+    /// `elsewhere`: parameters may be for other jobs.
     fn jobs(&self, names: &[String], elsewhere: bool) -> Result<Vec<Job>> {
         let mut jobs: Vec<Job> = Vec::new();
         let mut patterns = Vec::new();
@@ -486,7 +488,7 @@ impl MeasureArgs {
         Ok(jobs)
     }
 
-    /// One point for each pattern.
+    /// Builds the configuration of the block engine, with one point for each pattern.
     fn grid(&self, patterns: Vec<Workload>) -> devmix::Config {
         let most = if self.quick {
             QUICK_PASS_BYTES
@@ -529,7 +531,7 @@ impl MeasureArgs {
         Ok(())
     }
 
-    /// The time of all suites that studies are parts of.
+    /// Returns the time budget of all suites among the studies.
     fn suites_budget(&self, studies: &[Planned]) -> Duration {
         let suite =
             |planned: &Planned| Some(planned.part.as_deref()?.split('.').next()?.to_owned());
@@ -580,8 +582,8 @@ impl MeasureArgs {
     }
 }
 
-/// A folder for what needs no more than one. Its name is the same each time, so that a study that was
-/// interrupted finds itself again.
+/// Creates a directory for jobs that need nothing else. Its name is constant, so that an
+/// interrupted study can be resumed.
 fn temporary_folder(kept: &mut Option<tempfile::TempDir>) -> Result<Built> {
     let dir =
         tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
@@ -591,13 +593,13 @@ fn temporary_folder(kept: &mut Option<tempfile::TempDir>) -> Result<Built> {
     Ok(built)
 }
 
-/// Studies one after the other, until all are done or somebody stops it.
+/// Runs studies one after the other, until all are done or a signal stops them.
 struct Session<'a> {
     context: &'a Context,
     how: &'a MeasureArgs,
     control: bool,
     signals: StopSignals,
-    /// Where journals are, and whether they stay.
+    /// Directory of the journals.
     folder: PathBuf,
     _temporary: Option<tempfile::TempDir>,
 }
@@ -635,7 +637,8 @@ impl<'a> Session<'a> {
             let whole = planned.part.is_none();
             let parts = studies[n..].iter().filter(|other| other.part.is_some());
             let budget = match whole {
-                // What one part leaves, the others have; a long one may have more than its share for what is planned.
+                // Time left by one part is available to the others; a long one may exceed its share
+                // for its planned pairs.
                 false => {
                     let share = left / parts.count() as u32;
                     ((share * LONG_PART).min(left), share)
@@ -651,7 +654,7 @@ impl<'a> Session<'a> {
             }
             match done_one {
                 Ok(study) => done.push(study),
-                // What was run before it stays, and is shown first.
+                // The runs before the failure are kept, and shown first.
                 Err(error) if whole => {
                     done.extend(self.kept(planned));
                     failed = Some(error);
@@ -678,7 +681,7 @@ impl<'a> Session<'a> {
         }
         if self.how.out.is_some() {
             match (self.write(), &failed) {
-                // Why a run failed says more than what a folder without a result says.
+                // The error of a run says more than that of a directory without a result.
                 (Err(_), Some(_)) | (Ok(()), _) => {}
                 (Err(error), None) => failed = Some(error),
             }
@@ -697,14 +700,14 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What a study that failed has run before.
+    /// Returns the study with the runs before its failure, if it has any.
     fn kept(&self, planned: &Planned) -> Option<Study> {
         let study = study::load(&journal_path(&self.folder, &planned.key())).ok()?;
         let some = study.failure.is_some() && study.runs.iter().any(|runs| !runs.is_empty());
         some.then_some(study)
     }
 
-    /// Everything that the folder has, also of earlier commands.
+    /// Writes the report of all results in the directory, including those of earlier commands.
     fn write(&self) -> Result<()> {
         let results = Results::read(&self.folder).map_err(wrong)?;
         results.write(&self.folder).map_err(wrong)?;
@@ -715,7 +718,8 @@ impl<'a> Session<'a> {
 
     fn one(&self, planned: &Planned, builder: &mut Builder<'_>, budget: Budget) -> Result<Study> {
         let job = &planned.job;
-        // They go with this study, so that each begins with new ones, and those of a suite are never all there at once.
+        // Dropped with this study, so that each study starts with new sides, and those of a suite
+        // never all exist at once.
         let (mut own, mut named): (Vec<Built>, Vec<Side>) = Default::default();
         let sides = match &planned.sides {
             Sides::Built(sides) => sides,
@@ -748,7 +752,7 @@ impl<'a> Session<'a> {
         done.map_err(wrong)
     }
 
-    /// A bar on standard error; indicatif hides it where that is no terminal.
+    /// Returns a progress bar on standard error; indicatif hides it without a terminal.
     fn bar(&self, job: &Job, plan: &StudyPlan, arms: usize) -> ProgressBar {
         if self.context.json {
             return ProgressBar::hidden();
@@ -769,7 +773,7 @@ fn tell(bar: &ProgressBar, step: &Step<'_>) {
         Step::Calibrated(times) => bar.set_message(format!("{times} times a run")),
         Step::Ran { side, figure, .. } => {
             bar.inc(1);
-            // More pairs than were planned: intervals are still wide.
+            // More pairs than planned: the intervals are still wide.
             if bar.position() > bar.length().unwrap_or(0) {
                 bar.set_length(bar.position());
             }

@@ -1,4 +1,5 @@
-//! `evfs lab`: what encryption, a setting, another file system cost, measured so that the answer can be believed.
+//! `evfs lab`: the cost of encryption, of a setting or of another file system, measured with
+//! confidence intervals.
 
 mod afs;
 mod cells;
@@ -176,7 +177,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     }
 }
 
-/// An error of the laboratory with what caused it, as one of the program.
+/// Converts an error of the laboratory, with its causes, to one of the program.
 fn wrong(error: lab::Error) -> Error {
     let text = error.in_words();
     match error {
@@ -334,7 +335,7 @@ fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
         context.json,
         &format!("echoing at {listen}, Rx at {calls_at}; ^C ends it"),
     );
-    // Nobody sets it: a signal ends the process, which holds nothing.
+    // Never set: a signal ends the process, which holds no state.
     let never = AtomicBool::new(false);
     lab::workload::packets::echo(&socket, &never).map_err(failed)?;
     Ok(exit::OK)

@@ -1,15 +1,18 @@
-//! Sides with paths: one file or disk that is reached over several connections, each limited by itself.
+//! Sides with paths: one file or disk that is reached over several connections, each with its own
+//! limit.
 //!
 //! ```text
 //!   LUN (crate multipath) ──┬─ NBD ── proxy: rate, delay ──┬── NBD server ── file or disk
 //!                           └─ NBD ── proxy: rate, delay ──┘       all in this process
 //! ```
 //!
-//! The limit of a path is what the port of a host is: only where it, and not the disk, ends the rate can two paths give
-//! twice as much. Without a limit there is no proxy, for questions about CPU.
+//! The limit of a path corresponds to the port of a host: two paths can double the rate only if the
+//! port is the bottleneck, and not the disk. Without a limit there is no proxy, for measurements of
+//! CPU.
 //!
-//! **Invariant:** nothing is left behind, also by a process that is killed, and nobody else can connect: sockets are
-//! unlinked as soon as they listen, and reached through descriptors of this process.
+//! **Invariant:** nothing is left behind, even by a killed process, and no other process can
+//! connect: sockets are unlinked as soon as they listen, and reached through descriptors of this
+//! process.
 
 use super::cells;
 use block::{BlockDevice, Lunpath};
@@ -27,34 +30,38 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a connection may take to come up.
+/// Maximum time to establish a connection.
 const WITHIN: Duration = Duration::from_secs(30);
-/// Bytes a second of a path, where nothing is said: low enough that two busy processors keep up with eight paths.
+/// Default rate of a path in bytes per second: low enough that two busy CPUs keep up with eight
+/// paths.
 const RATE: u64 = 10 << 20;
-/// In flight on a path, so that the limit has work also while the machine is busy elsewhere.
+/// Requests in flight on a path, enough that the limit stays busy while other work uses the
+/// machine.
 const DEPTH: u32 = 128;
-/// A limited path on a busy machine is slow, not lost.
+/// Timeout of a path, in milliseconds: a limited path on a busy machine is slow, not lost.
 const SILENCE_MS: u32 = 2_000;
-/// Seconds that I/O waits where all paths are gone: a measurement had better fail.
+/// Seconds that I/O waits without paths: short, because a measurement without paths should fail.
 const TRANSIENT_SECS: u32 = 5;
 
-/// What is said about paths.
+/// Configuration of paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ways {
-    /// Paths of a LUN; `None`: one path without a LUN over it.
+    /// Number of paths of a LUN; `None`: one path without a LUN over it.
     pub lun: Option<usize>,
-    /// Which path takes the next request.
+    /// Policy of path selection.
     pub policy: Policy,
-    /// Bytes a second of each path in each direction; the last counts for all further ones, 0 is no limit.
+    /// Bytes per second of each path in each direction; the last value applies to all further
+    /// paths, 0 is unlimited.
     pub rates: Vec<u64>,
-    /// How much later everything arrives, likewise.
+    /// Added delay of each path, likewise.
     pub delays: Vec<Duration>,
-    /// Cells among which processors and paths are dealt, 0 for those of the machine.
+    /// Number of simulated cells for CPUs and paths; 0 uses those of the machine.
     pub cells: u32,
 }
 
 impl Ways {
-    /// `path`, `paths-2`, `paths-2-round-robin`, with the names of the attribute `load_bal_policy`.
+    /// Parses `path`, `paths-2`, `paths-2-round-robin`, with the names of the attribute
+    /// `load_bal_policy`.
     pub fn parse(text: &str) -> Option<Result<Ways>> {
         let mut ways = Ways {
             lun: None,
@@ -78,7 +85,7 @@ impl Ways {
         Some(ways.fits())
     }
 
-    /// The same, where there are not too many paths.
+    /// Checks the number of paths.
     fn fits(self) -> Result<Ways> {
         match self.lun {
             Some(count) if count > PATHS_MAX => Err(Error::Usage(format!(
@@ -88,7 +95,7 @@ impl Ways {
         }
     }
 
-    /// Sets what a file or a command line says of paths.
+    /// Sets a parameter of paths from a file or a command line.
     pub fn set(&mut self, name: &str, value: &str) -> Result<()> {
         let wrong = |what: &str| Error::Usage(format!("`{name} = {value}`: {what}"));
         let each = value.split([':', ',']).map(str::trim);
@@ -123,7 +130,7 @@ impl Ways {
         self.lun.unwrap_or(1)
     }
 
-    /// The commands that limit a path; none where nothing does.
+    /// Returns the proxy commands that limit a path; empty without a limit.
     fn limits(&self, path: usize) -> Vec<Command> {
         let rate = of(&self.rates, path).filter(|rate| *rate > 0);
         let delay = of(&self.delays, path).filter(|delay| !delay.is_zero());
@@ -131,7 +138,7 @@ impl Ways {
         commands.into_iter().flatten().collect()
     }
 
-    /// What a reader has to know.
+    /// Returns a description of the paths for the report.
     pub fn note(&self, topology: &block::topology::Topology) -> String {
         let limit = |path: usize| {
             let rate = match of(&self.rates, path) {
@@ -171,7 +178,7 @@ fn of<T: Copy>(values: &[T], path: usize) -> Option<T> {
     values.get(path).or(values.last()).copied()
 }
 
-/// A policy by its name, with hyphens or underscores, or by that of the report of 2007.
+/// Parses a policy by its name, with hyphens or underscores, or by its name in the report of 2007.
 fn named(text: &str) -> Result<Policy> {
     let name = match text.replace('-', "_").as_str() {
         "least_command_load" => "least_cmd_load".to_owned(),
@@ -182,7 +189,7 @@ fn named(text: &str) -> Result<Policy> {
         .map_err(|e: multipath::policy::UnknownPolicy| Error::Usage(e.to_string()))
 }
 
-/// Paths at work.
+/// Running paths, with their server.
 pub struct PathBench {
     device: Arc<dyn BlockDevice>,
     lun: Option<Arc<Lun>>,
@@ -246,13 +253,13 @@ impl PathBench {
         Ok(bench)
     }
 
-    /// What is over the paths.
+    /// Returns the device over the paths.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         Arc::clone(&self.device)
     }
 }
 
-/// What each path of a LUN has carried.
+/// Returns the I/O that each path of a LUN has carried.
 fn carried(lun: &Lun) -> Vec<Carried> {
     let one = |path: multipath::PathStatus| Carried {
         path: path.legacy,
@@ -263,11 +270,11 @@ fn carried(lun: &Lun) -> Vec<Carried> {
     lun.status().paths.into_iter().map(one).collect()
 }
 
-/// The paths of a LUN that was there before.
+/// The paths of an existing LUN.
 pub struct Theirs(pub Arc<OpenLun>);
 
 impl Theirs {
-    /// What a reader has to know.
+    /// Returns a description of the paths for the report.
     pub fn note(&self) -> String {
         let status = self.0.lun().status();
         let count = status.paths.len();
@@ -290,7 +297,7 @@ impl Paths for PathBench {
 
     fn limit(&self, on: bool) {
         for (proxy, limits) in &self.proxies {
-            // None of these can fail: only a replay does.
+            // These commands cannot fail: only a replay does.
             let _ = proxy.command(Command::Pass);
             for limit in limits.iter().filter(|_| on) {
                 let _ = proxy.command(*limit);
@@ -320,7 +327,8 @@ fn serve(lower: &Arc<dyn BlockDevice>, sockets: &[PathBuf]) -> Result<Server> {
     Ok(Server::start(config, vec![export])?)
 }
 
-/// A socket by a name that only this process has, and that ends with it; its file is gone.
+/// Removes the file of a socket, and returns a name that only this process has and that ends with
+/// it.
 fn held(socket: &Path, held: &mut Vec<OwnedFd>) -> Result<PathBuf> {
     let failed = |e| Error::io("cannot open the socket", socket, e);
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -396,7 +404,8 @@ mod tests {
         job
     }
 
-    /// Does a job over two paths, and cuts so many of them, from the last on, when both have carried something.
+    /// Runs a job over two paths, and cuts `count` of them, from the last on, once both have
+    /// carried I/O.
     fn cut_in_the_middle(count: usize) -> lab::Result<lab::Record> {
         let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
         let ways = Ways::parse("paths-2-round-robin").unwrap().unwrap();
@@ -434,7 +443,7 @@ mod tests {
         };
         assert_eq!(one.lost, 0);
         assert!(two.lost > 0 && two.requests < one.requests, "{two:?}");
-        // What was under way when the path went is counted where it ended.
+        // A request in flight when the path was lost is counted on the path where it ended.
         let all = one.requests + two.requests;
         assert!((8100..=8300).contains(&all), "{all}");
     }
@@ -482,7 +491,7 @@ mod tests {
         {
             assert!(!Path::new(path).exists(), "{path}");
         }
-        // And they are reached all the same.
+        // They remain reachable.
         assert!(paths.device().queue().is_ok());
     }
 }

@@ -1,4 +1,4 @@
-//! Sides as they are written on a command line, and what they become: targets with a name and facts.
+//! Sides: parses them from a command line or file, and builds their targets with a name and facts.
 
 use super::afs::Cell;
 use super::inside::Inside;
@@ -24,21 +24,21 @@ pub struct Built {
     pub surroundings: Surroundings,
     /// Parameters that this side sets.
     pub set: Vec<(String, String)>,
-    /// What it is made of, for who makes it again in a guest.
+    /// Recipe from which a guest builds the side again.
     pub recipe: Recipe,
-    /// Kept as long as the side: the device under a stack.
+    /// The device under a stack, kept as long as the side.
     pub bench: Option<Rc<Bench>>,
 }
 
-/// What a side is made of.
+/// Recipe of a side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recipe {
     /// This machine.
     Machine,
-    /// A folder.
+    /// A directory.
     Folder(PathBuf),
-    /// A stack of this name over a device; with files, by these settings of their cache.
+    /// A stack of this name over a device; with files, with these settings of their cache.
     Stack(String, String),
 }
 
@@ -58,7 +58,7 @@ impl Built {
     }
 }
 
-/// What is said about a side, in a file or behind its place.
+/// Description of a side, in a file or after its place.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -74,13 +74,13 @@ struct File {
     before: Option<String>,
     after: Option<String>,
     note: Option<String>,
-    /// Paths of a LUN, instead of a stack.
+    /// Number of paths of a LUN, instead of a stack.
     paths: Option<u32>,
     policy: Option<toml::Value>,
     path_rate: Option<toml::Value>,
     path_delay: Option<toml::Value>,
     cells: Option<toml::Value>,
-    /// Bits of the key of a cipher over paths.
+    /// Key bits of a cipher over paths.
     encrypt: Option<u32>,
     #[serde(default)]
     environment: Surroundings,
@@ -88,7 +88,7 @@ struct File {
     set: BTreeMap<String, toml::Value>,
 }
 
-/// Builds sides; stacks share one device, but file systems, which have one each.
+/// Builds sides; stacks share one device, except file systems, which have one each.
 pub struct Builder<'a> {
     pub settings: &'a Settings,
     pub device: Option<&'a Path>,
@@ -96,12 +96,12 @@ pub struct Builder<'a> {
     pub files_size: u64,
     pub force: bool,
     pub bench: Option<Rc<Bench>>,
-    /// Sides are for guests alone: no file system is made and mounted on this machine.
+    /// All sides run in guests: no file system is created and mounted on this machine.
     pub for_guests: bool,
 }
 
 impl Builder<'_> {
-    /// The sides that a text stands for: `encrypted` is two.
+    /// Builds the sides that a text names: `encrypted` is two.
     pub fn build(&mut self, text: &str) -> Result<Vec<Built>> {
         let path = text.strip_prefix("device:").unwrap_or(text);
         if !Path::new(path).exists()
@@ -132,7 +132,7 @@ impl Builder<'_> {
         )))
     }
 
-    /// The side that a text stands for.
+    /// Builds the single side that a text names.
     pub fn one(&mut self, text: &str) -> Result<Built> {
         let mut built = self.build(text)?;
         match (built.pop(), built.is_empty()) {
@@ -141,7 +141,8 @@ impl Builder<'_> {
         }
     }
 
-    /// The first side a second time, for a control that `is_wanted`, where it has files of its own.
+    /// Builds the first side a second time, for a control that `is_wanted`, if it has files of its
+    /// own.
     pub fn again(&mut self, first: &Built, text: &str, is_wanted: bool) -> Result<Option<Built>> {
         let made_here = first.bench.is_some() || first.target.remount.is_some();
         let room = self.device.is_none_or(Path::is_dir);
@@ -150,8 +151,8 @@ impl Builder<'_> {
         again.then(one).transpose().map(Option::flatten)
     }
 
-    /// The stacks that a name stands for, those with files by these settings of their cache; `None` where it is no
-    /// such name.
+    /// Builds the stacks that a name stands for, with these cache settings for those with files;
+    /// `None` if it is not the name of a stack.
     pub fn stacks(&mut self, name: &str, cache: &str) -> Option<Result<Vec<Built>>> {
         let (form, all) = match stacks(name).transpose()? {
             Ok(named) => named,
@@ -188,12 +189,12 @@ impl Builder<'_> {
         Bench::open(device, size, self.force, self.settings).map(Rc::new)
     }
 
-    /// What a file system lies on: one each.
+    /// Opens a bench for a file system; each has its own.
     pub fn files_bench(&self) -> Result<Rc<Bench>> {
         self.bench_of(self.device, self.files_size)
     }
 
-    /// A stack, with the paths beneath it and what they add to its facts.
+    /// Builds a stack, with the paths beneath it and their description.
     fn build_over(&self, bench: &Bench, wanted: &Wanted) -> Result<(stack::arms::Built, Beneath)> {
         let Some(ways) = &wanted.paths else {
             return Ok((bench.build(wanted.kind)?, of_the_lun(bench)));
@@ -208,7 +209,7 @@ impl Builder<'_> {
         Ok((built, Some((Arc::new(paths), ways.note(&topology)))))
     }
 
-    /// A file system over a stack of its own, mounted by this process.
+    /// Builds a file system over a stack of its own, mounted by this process.
     fn mounted(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
@@ -234,7 +235,7 @@ impl Builder<'_> {
         Ok(built)
     }
 
-    /// The same without a mount: files are reached by calls of functions.
+    /// Builds a file system that is not mounted: files are accessed by function calls.
     fn called(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
@@ -250,7 +251,7 @@ impl Builder<'_> {
         Ok(built)
     }
 
-    /// A rival, mounted by this process.
+    /// Builds a file system of the kernel, mounted by this process.
     fn of_the_kernel(&self, kind: (&str, &[&str])) -> Result<Built> {
         let own = kernel::Mounted::new(kind, self.device, self.files_size)?;
         let own = Arc::new(own);
@@ -263,7 +264,8 @@ impl Builder<'_> {
         Ok(built)
     }
 
-    /// The same behind an AFS server of this process, for clients that are in it, too.
+    /// Builds a file system behind an AFS server of this process, whose clients are in this
+    /// process, too.
     fn served(&self, wanted: &Wanted, cache: &str) -> Result<Built> {
         let bench = self.files_bench()?;
         let (stack, paths) = self.build_over(&bench, wanted)?;
@@ -284,7 +286,7 @@ impl Builder<'_> {
         Ok(built)
     }
 
-    /// A device by itself, which is overwritten: as the clear stack over it.
+    /// Builds a bare device, which is overwritten: as the clear stack over it.
     fn disk(&self, path: &Path) -> Result<Built> {
         if !path.exists() && !stack::device::is_a_lun(path) {
             let name = path.display();
@@ -307,8 +309,8 @@ impl Builder<'_> {
         self.described(&place, file)
     }
 
-    /// A side with more said about it: `fs-clear,cache=filecache_max=64M,set.direct=true`. The names are those of a
-    /// file; what is said before the first comma is its place.
+    /// Builds a side with settings: `fs-clear,cache=filecache_max=64M,set.direct=true`. The names
+    /// are those of a file; the text before the first comma is its place.
     fn said(&mut self, text: &str, place: &str, more: &str) -> Result<Built> {
         let mut table = toml::Table::new();
         let mut set = toml::Table::new();
@@ -373,16 +375,16 @@ impl Builder<'_> {
     }
 }
 
-/// Before the name of a stack: with a file system on it, mounted.
+/// Prefix of a stack with a mounted file system.
 pub const FILES: &str = "fs-";
 
-/// The same, called without a mount.
+/// Prefix of a stack with a file system that is called without a mount.
 pub const CALLED: &str = "files-";
 
-/// The same, behind an AFS server.
+/// Prefix of a stack with a file system behind an AFS server.
 pub const SERVED: &str = "afs-";
 
-/// What a reader has to know about a stack with files.
+/// Returns the facts of a stack with files.
 fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
     Facts {
         direct: Some(stack.direct),
@@ -417,7 +419,7 @@ impl Remount for Own {
     }
 }
 
-/// What is written on a command line, as a file would have it: a number, true or false, else words.
+/// Converts a command-line value as a file would have it: a number, true or false, else a string.
 fn toml_value(text: String) -> toml::Value {
     match (text.parse::<i64>(), text.parse::<bool>()) {
         (Ok(number), _) => number.into(),
@@ -426,7 +428,7 @@ fn toml_value(text: String) -> toml::Value {
     }
 }
 
-/// A value as it would be written on a command line.
+/// Formats a value as on a command line.
 fn plain(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),
@@ -435,21 +437,21 @@ fn plain(value: &toml::Value) -> String {
     }
 }
 
-/// How a stack is reached.
+/// Access method of a stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     /// As a device.
     Bare,
-    /// By a mount.
+    /// Through a mount.
     Mounted,
-    /// By calls of functions.
+    /// By function calls.
     Called,
     /// By AFS clients.
     Served,
 }
 
 impl Form {
-    /// What stands before the name of the stack.
+    /// Returns the prefix of the name of the stack.
     fn prefix(self) -> Option<&'static str> {
         match self {
             Form::Bare => None,
@@ -460,26 +462,26 @@ impl Form {
     }
 }
 
-/// A stack that is asked for.
+/// A requested stack.
 #[derive(Clone)]
 struct Wanted {
-    /// As it is written.
+    /// Name as written by the user.
     name: String,
     kind: ArmKind,
     paths: Option<Ways>,
 }
 
-/// Paths beneath a stack, and what is to be said of them.
+/// Paths beneath a stack, and their description.
 type Beneath = Option<(Arc<dyn Paths>, String)>;
 
-/// Those of a LUN that a stack lies on.
+/// Returns the paths of the LUN under a stack.
 fn of_the_lun(bench: &Bench) -> Beneath {
     let theirs = Theirs(Arc::clone(bench.lun()?));
     let note = theirs.note();
     Some((Arc::new(theirs), note))
 }
 
-/// The stacks that a text stands for, if it stands for any, and how they are reached.
+/// Parses the stacks that a text names, if any, and their access method.
 fn stacks(text: &str) -> Result<Option<(Form, Vec<Wanted>)>> {
     for form in [Form::Mounted, Form::Called, Form::Served] {
         let rest = form.prefix().and_then(|prefix| text.strip_prefix(prefix));
@@ -515,7 +517,7 @@ fn bare_stacks(text: &str) -> Result<Option<Vec<Wanted>>> {
 }
 
 impl File {
-    /// A stack with what the file says of its paths.
+    /// Applies the path settings of the file to a stack.
     fn ways(&self, mut wanted: Wanted) -> Result<Wanted> {
         let said = [
             ("policy", &self.policy),
@@ -542,7 +544,7 @@ impl File {
     }
 }
 
-/// A stack over a device that sides share.
+/// Builds a stack over a device that sides share.
 pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
     let built = bench.build(kind)?;
     let paths = of_the_lun(&bench);
@@ -564,7 +566,7 @@ fn of_stack(bench: Rc<Bench>, built: stack::arms::Built, paths: Beneath) -> Buil
     side
 }
 
-/// A folder of this machine.
+/// Builds a side for a directory of this machine.
 pub fn folder(path: &Path) -> Result<Built> {
     if !path.exists() {
         return Err(not_there(path));
@@ -581,12 +583,12 @@ fn not_there(path: &Path) -> Error {
     ))
 }
 
-/// This machine, for what needs no more.
+/// Builds a side for this machine alone.
 pub fn machine() -> Built {
     bare(Target::machine(), Recipe::Machine)
 }
 
-/// A stack with files that no job of this machine is run on.
+/// Builds a stack with files on which no job of this machine runs.
 fn elsewhere(prefix: &str, kind: ArmKind, cache: &str) -> Built {
     let name = format!("{prefix}{kind}");
     let mut built = bare(
@@ -612,7 +614,7 @@ pub fn bare(target: Target, recipe: Recipe) -> Built {
     }
 }
 
-/// `name=value`.
+/// Parses `name=value`.
 pub fn assignment(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),

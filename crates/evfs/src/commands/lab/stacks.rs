@@ -1,4 +1,4 @@
-//! Studies of stacks alone, for who shows what encryption costs among other things.
+//! Studies of stacks alone, for other commands that report the cost of encryption.
 
 use super::sides::over;
 use super::wrong;
@@ -14,7 +14,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
 
-/// The stacks over a bench, at a job by turns. The journal stays in `folder`.
+/// Runs a job alternately on the stacks over a bench. The journal stays in `folder`.
 pub fn by_turns(
     bench: Rc<Bench>,
     kinds: &[ArmKind],
@@ -42,8 +42,8 @@ pub fn by_turns(
     study(&sides, plan, &mut journal, progress).map_err(wrong)
 }
 
-/// What each further stack keeps of the first one's rate, and how much CPU it takes for the same work: an
-/// object for each stack and point of `config`. The journal stays in `folder`.
+/// Measures the rate of each further stack relative to the first one, and its CPU time for the same
+/// work; returns an object for each stack and point of `config`. The journal stays in `folder`.
 pub fn costs(
     bench: Bench,
     kinds: &[ArmKind],

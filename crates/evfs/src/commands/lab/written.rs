@@ -1,8 +1,8 @@
-//! Values of options as they are written.
+//! Parsers of option values.
 
 use std::time::Duration;
 
-/// A part of one: `5%` or `0.05`.
+/// Parses a fraction between 0 and 1: `5%` or `0.05`.
 pub fn part(text: &str) -> std::result::Result<f64, String> {
     let value = match text.strip_suffix('%') {
         Some(percent) => percent.trim().parse().map(|v: f64| v / 100.0),
@@ -14,7 +14,7 @@ pub fn part(text: &str) -> std::result::Result<f64, String> {
         .ok_or_else(|| format!("`{text}` is no part of one, like 5%"))
 }
 
-/// Seconds, 0 for a single run of the work, an hour at most.
+/// Parses seconds: 0 for a single run of the work, at most an hour.
 pub fn seconds(text: &str) -> std::result::Result<f64, String> {
     let value = text.parse::<f64>().ok();
     value
@@ -22,7 +22,7 @@ pub fn seconds(text: &str) -> std::result::Result<f64, String> {
         .ok_or_else(|| format!("`{text}` is no number of seconds from 0 to 3600"))
 }
 
-/// A time in seconds, minutes or hours: `90`, `10m`, `2h`; a month at most.
+/// Parses a time in seconds, minutes or hours: `90`, `10m`, `2h`; larger values are cut to 30 days.
 pub fn duration(text: &str) -> std::result::Result<Duration, String> {
     let (number, factor) = match text.chars().last() {
         Some('h') => (&text[..text.len() - 1], 3600),

@@ -1,5 +1,5 @@
-//! `evfs quickstart`: the main job on built-in defaults, shown step by step with the commands that
-//! do it, on a file in a folder of its own.
+//! `evfs quickstart`: the main workflow with default settings, shown step by step with its
+//! commands, on a file in a directory of its own.
 
 mod mounted;
 mod paths;
@@ -23,11 +23,11 @@ use store::Store;
 
 /// Name of the key pair, the volume and the attached device.
 const NAME: &str = "quickstart";
-/// The part of the volume that the copied tree may take.
+/// Size of the volume divided by the maximum size of the copied tree.
 const TREE_SHARE: u64 = 3;
-/// Bytes that the comparison goes over.
+/// Bytes of the file for the comparison.
 const COMPARE_BYTES: u64 = 64 << 20;
-/// Bytes of each of its requests.
+/// Bytes of each request of the comparison.
 const COMPARE_BLOCK: u32 = 64 << 10;
 
 #[derive(clap::Args)]
@@ -71,7 +71,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         settings: context.settings.clone(),
     };
     let report = tour.run(args.size);
-    // Whatever happened, nothing stays attached.
+    // Nothing stays attached, even after a failure.
     let _ = tour.evfs(&["detach", NAME]);
     let _ = tour.evfs(&["detach", mounted::NAME, "--force"]);
     let report = report?;
@@ -96,7 +96,7 @@ fn prepare(dir: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The steps, in a folder.
+/// The steps, in a directory.
 struct Tour {
     json: bool,
     dir: PathBuf,
@@ -178,15 +178,15 @@ impl Tour {
         self.evfs(&args)
     }
 
-    /// Serves the volume twice, attaches it over both paths, and takes one away while everything is
-    /// compared again.
+    /// Serves the volume twice, attaches it over both paths, and removes one path while all files
+    /// are compared again.
     fn two_paths(&self, store: &Store, kept: &tree::Copied) -> Result<Value> {
         let copied = kept.amount();
         let served = RefCell::new(paths::Served::start(&self.dir, NAME, &self.settings)?);
         let attached = self.attach(served.borrow().device(), store)?;
         let files = Cell::new(0);
         let verified = store.verify(&self.dir, &attached, kept, &|| {
-            // In the middle of it, between two files.
+            // Halfway through, between two files.
             files.set(files.get() + 1);
             if files.get() == copied.files / 2 + 1 {
                 served.borrow_mut().lose_one();
@@ -215,7 +215,7 @@ impl Tour {
         Ok(json!({ "lun": lun, "states": [state(0), state(1)] }))
     }
 
-    /// A short comparison; `evfs lab compare` is the long one.
+    /// Runs a short comparison; `evfs lab compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
         let file = self.dir.join("compare.img");
         let bench = Bench::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
@@ -252,8 +252,7 @@ impl Tour {
         rows
     }
 
-    /// Runs this program as a person would, with this folder's keys and sockets, and shows the
-    /// command.
+    /// Prints a command and runs it with this program, with the keys and sockets of this directory.
     fn evfs(&self, args: &[&str]) -> Result<Value> {
         if args[0] != "detach" {
             self.stopped()?;
@@ -324,7 +323,8 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
         evfs lab compare measures longer"
 }
 
-/// A ratio to clear, between which bounds it lies, and whether that is a difference at all.
+/// Formats a ratio to the unencrypted device with its interval, and the judgement of the
+/// difference.
 fn ratio(row: &Value, figure: &str, of: &str) -> String {
     let bound = |n: usize| row[format!("{figure}_interval")][n].as_f64();
     let said = row[format!("{figure}_judgement")].as_str().unwrap_or("-");

@@ -1,5 +1,6 @@
-//! The last step: no file system of the kernel, and no block device. A volume is formatted, mounted,
-//! filled, kept as a snapshot, emptied, and the snapshot is compared with what went in.
+//! The last step: EVFS's own file system, without one of the kernel and without a block device. A
+//! volume is formatted, mounted, filled, snapshotted, emptied, and the snapshot is compared with
+//! the original.
 
 use super::store::{compare_with, copy_into};
 use super::tree::{Amount, Tree};
@@ -11,7 +12,7 @@ use std::path::Path;
 /// Name of the second volume, and of the mounted file system.
 pub const NAME: &str = "quickfiles";
 
-/// Shows it. Where this user may not mount, it says why, and that is the report.
+/// Runs the step. If this user may not mount, prints the reason and returns it as the report.
 pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
     if let Some(needs) = filesystem::no_mounts() {
         let why = format!("mounting needs {needs}");

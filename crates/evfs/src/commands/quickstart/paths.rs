@@ -1,4 +1,4 @@
-//! The volume's file, served twice by this process, as two paths to one LUN.
+//! The volume's file, exported twice by this process as two paths to one LUN.
 
 use export_nbd::{Config, Export, Listen, Server};
 use stack::device::{Share, open};
@@ -27,7 +27,7 @@ impl Served {
             };
             let export = Export {
                 name: name.to_owned(),
-                // What makes the two one LUN: an ID that no other has.
+                // An ID that no other LUN has makes the two exports one LUN.
                 description: format!("wwid=quickstart-{:016x}", u64::from_ne_bytes(id)),
                 device: device.clone(),
                 read_only: false,
@@ -42,12 +42,12 @@ impl Served {
         })
     }
 
-    /// The two paths, as a DEVICE.
+    /// Returns the two paths as a DEVICE argument.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Ends the first server.
+    /// Stops the first server.
     pub fn lose_one(&mut self) {
         if self.servers.len() > 1 {
             let _ = self.servers.remove(0).shutdown();

@@ -1,4 +1,4 @@
-//! Where the tree goes: a file system on a loop device, or, without root, an archive written to the
+//! Storage of the tree: a file system on a loop device, or, without root, an archive written to the
 //! volume over NBD.
 
 use super::tree::{Amount, Copied, Stopped, Tree, changed};
@@ -9,19 +9,19 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Bytes that go to the volume in one request.
+/// Bytes written to the volume in one request.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// A way to put files on the attached volume.
+/// Method of storing files on the attached volume.
 pub enum Store {
     /// ext4 on a loop device, mounted.
     FileSystem,
-    /// A tar archive from the first byte on, over NBD.
+    /// A tar archive at the start of the volume, over NBD.
     Archive,
 }
 
 impl Store {
-    /// A file system where this user may make loop devices and mount them.
+    /// Chooses a file system if this user may create loop devices and mount them.
     pub fn choose() -> Store {
         let loop_devices = std::fs::OpenOptions::new()
             .read(true)
@@ -40,7 +40,7 @@ impl Store {
         }
     }
 
-    /// For the report.
+    /// Returns the name in the report.
     pub fn name(&self) -> &'static str {
         match self {
             Store::FileSystem => "ext4 on a loop device",
@@ -48,7 +48,7 @@ impl Store {
         }
     }
 
-    /// For the person.
+    /// Returns the title of the step.
     pub fn title(&self) -> &'static str {
         match self {
             Store::FileSystem => "attach as a loop device, make a file system, copy a real tree in",
@@ -58,7 +58,7 @@ impl Store {
         }
     }
 
-    /// Flags of `evfs attach`.
+    /// Returns the flags for `evfs attach`.
     pub fn flags(&self) -> &'static [&'static str] {
         match self {
             Store::FileSystem => &["--loop"],
@@ -66,7 +66,7 @@ impl Store {
         }
     }
 
-    /// Puts the tree on the attached volume and makes it durable.
+    /// Writes the tree to the attached volume and puts it on stable storage.
     pub fn fill(
         &self,
         dir: &Path,
@@ -100,7 +100,7 @@ impl Store {
         }
     }
 
-    /// Compares what is on the attached volume with what was put there.
+    /// Compares the content of the attached volume with the files written to it.
     pub fn verify(
         &self,
         dir: &Path,
@@ -139,7 +139,7 @@ impl Store {
     }
 }
 
-/// Copies the tree into a folder.
+/// Copies the tree into a directory.
 pub fn copy_into(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Copied> {
     tree.copy(stopped, |file, bytes| {
         let to = folder.join(file);
@@ -148,7 +148,7 @@ pub fn copy_into(folder: &Path, tree: &Tree, stopped: Stopped<'_>) -> Result<Cop
     })
 }
 
-/// Compares what is in a folder with what was copied there.
+/// Compares the content of a directory with the files copied there.
 pub fn compare_with(folder: &Path, copied: &Copied, stopped: Stopped<'_>) -> Result<Amount> {
     let mut amount = Amount::default();
     for file in &copied.files {
@@ -161,7 +161,7 @@ pub fn compare_with(folder: &Path, copied: &Copied, stopped: Stopped<'_>) -> Res
     Ok(amount)
 }
 
-/// Where an export of this kind is, from the JSON of `evfs attach`.
+/// Returns the location of an export of this kind, from the JSON of `evfs attach`.
 fn export(attached: &Value, kind: &str) -> Result<PathBuf> {
     let exports = attached["exports"].as_array().into_iter().flatten();
     let found = exports
@@ -176,7 +176,8 @@ fn nbd(e: io::Error) -> Error {
     Error::Failed(format!("the attached volume: {e}"))
 }
 
-/// A system program, also where an ordinary user's PATH does not reach.
+/// Returns a command for a system program, including directories that an ordinary user's PATH
+/// lacks.
 pub fn system(name: &str) -> Command {
     let mut command = Command::new(name);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -198,7 +199,7 @@ fn checked(command: &mut Command) -> Result<()> {
     Err(Error::Failed(format!("{shown}: {}", said.trim())))
 }
 
-/// A mounted file system, unmounted when it goes out of scope.
+/// A mounted file system, unmounted on drop.
 struct Mounted {
     path: PathBuf,
     mounted: bool,
@@ -234,7 +235,7 @@ impl Drop for Mounted {
     }
 }
 
-/// The volume as a stream from its first byte on, over NBD. Reads and writes whole blocks.
+/// The volume as a stream from its first byte, over NBD. Reads and writes whole blocks.
 struct Stream {
     client: Client,
     at: u64,
@@ -258,7 +259,7 @@ impl Stream {
         })
     }
 
-    /// Writes what is left, padded to a block, and makes everything durable.
+    /// Writes the remaining data, padded to a block, and puts all of it on stable storage.
     fn finish(&mut self) -> io::Result<()> {
         self.rest.resize(self.rest.len().next_multiple_of(4096), 0);
         let rest = std::mem::take(&mut self.rest);

@@ -1,4 +1,4 @@
-//! A real tree of files to copy: what is installed under `/usr/share`, as much as fits.
+//! A real tree of files to copy: the content of `/usr/share`, as far as it fits.
 
 use sha2::{Digest, Sha256};
 use stack::{Error, Result};
@@ -6,38 +6,38 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// Where real trees are found, the usual one first.
+/// Directories with real trees, in order of preference.
 const ROOTS: &[&str] = &["/usr/share", "/usr/lib", "/etc"];
-/// Most files of a tree: enough to be real, few enough to be quick.
+/// Maximum number of files of a tree: enough to be realistic, few enough to be quick.
 const FILES_MAX: usize = 4000;
-/// Largest file that is taken, in bytes.
+/// Size of the largest file that is copied, in bytes.
 const FILE_BYTES_MAX: u64 = 8 << 20;
-/// Bytes of a file that are looked for on the disk: long enough never to be there by chance.
+/// Bytes of a file that are searched for on the disk: long enough never to match by chance.
 const NEEDLE_BYTES: usize = 64;
-/// Files whose content is looked for on the disk.
+/// Number of files whose content is searched for on the disk.
 const NEEDLES: usize = 64;
 
-/// Asked now and then during long work; an error ends it.
+/// Check called regularly during long work; an error ends the work.
 pub type Stopped<'a> = &'a dyn Fn() -> Result<()>;
 
-/// Files below a folder. Other programs may change and remove them at any time.
+/// Files under a directory. Other programs may change and remove them at any time.
 pub struct Tree {
-    /// The folder.
+    /// The directory.
     pub root: PathBuf,
     /// Paths relative to it.
     pub files: Vec<PathBuf>,
 }
 
-/// How much was copied or compared.
+/// Number of files and bytes that were copied or compared.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Files.
+    /// Number of files.
     pub files: u64,
-    /// Bytes in them.
+    /// Bytes in these files.
     pub bytes: u64,
 }
 
-/// Readable regular files of the first root that has some, at most `bytes` of them together.
+/// Chooses readable regular files of the first root that has any, at most `bytes` in total.
 pub fn choose(bytes: u64) -> Tree {
     for root in ROOTS {
         let root = PathBuf::from(root);
@@ -75,7 +75,7 @@ fn collect(root: &Path, dir: &Path, left: &mut u64, files: &mut Vec<PathBuf>) {
             && meta.len() <= (*left).min(FILE_BYTES_MAX)
             && File::open(&path).is_ok()
         {
-            // A small file still takes a block, and its name some room.
+            // A small file still takes a block, and its name some space.
             *left = left.saturating_sub(meta.len().next_multiple_of(4096) + 1024);
             files.extend(path.strip_prefix(root).map(Path::to_owned));
         }
@@ -83,8 +83,8 @@ fn collect(root: &Path, dir: &Path, left: &mut u64, files: &mut Vec<PathBuf>) {
 }
 
 impl Tree {
-    /// Reads each file once and gives it to `write`; what cannot be read any more is left out. Gives what was
-    /// written.
+    /// Reads each file once and passes it to `write`; skips files that can no longer be read.
+    /// Returns the files written.
     pub fn copy(
         &self,
         stopped: Stopped<'_>,
@@ -108,16 +108,16 @@ impl Tree {
     }
 }
 
-/// What was copied, as it was then.
+/// The copied files, as they were at that time.
 #[derive(Default)]
 pub struct Copied {
-    /// The files, in the order in which they were written.
+    /// The files in the order of writing.
     pub files: Vec<CopiedFile>,
 }
 
 /// A file that was copied.
 pub struct CopiedFile {
-    /// Path relative to the folder.
+    /// Path relative to the directory.
     pub path: PathBuf,
     bytes: u64,
     digest: [u8; 32],
@@ -125,7 +125,7 @@ pub struct CopiedFile {
 }
 
 impl Copied {
-    /// How much it was.
+    /// Returns the number of files and bytes.
     pub fn amount(&self) -> Amount {
         Amount {
             files: self.files.len() as u64,
@@ -135,7 +135,7 @@ impl Copied {
 }
 
 impl CopiedFile {
-    /// Whether these are the bytes that were copied.
+    /// Checks that these are the copied bytes.
     pub fn check(&self, bytes: &[u8]) -> Result<()> {
         match Sha256::digest(bytes)[..] == self.digest {
             true => Ok(()),
@@ -145,25 +145,25 @@ impl CopiedFile {
 }
 
 impl Amount {
-    /// Counts a file.
+    /// Adds a file.
     pub fn add(&mut self, bytes: &[u8]) {
         self.files += 1;
         self.bytes += bytes.len() as u64;
     }
 }
 
-/// A file is not what was copied.
+/// Returns the error for a file that differs from the copied one.
 pub fn changed(path: &Path) -> Error {
     Error::Failed(format!("{} came back changed", path.display()))
 }
 
-/// How many of some pieces of what was copied lie in `image` as they are. Each is 64 bytes of a file.
+/// Counts occurrences of plaintext in `image`: the first 64 bytes of some of the copied files.
 pub fn clear_bytes_in(image: &Path, copied: &Copied) -> Result<usize> {
     let needles: Vec<&[u8]> = copied
         .files
         .iter()
         .filter_map(|file| file.beginning.as_deref())
-        // A piece of few different bytes could be in any random data.
+        // A piece with few distinct bytes could occur in any random data.
         .filter(|needle| {
             needle
                 .iter()
@@ -175,8 +175,8 @@ pub fn clear_bytes_in(image: &Path, copied: &Copied) -> Result<usize> {
         .collect();
     let failed = |e| Error::io("cannot read", image, e);
     let mut file = File::open(image).map_err(failed)?;
-    // Pieces begin where a file begins, and a file system puts that on a block; an archive puts it
-    // on 512 bytes. So only those places are looked at.
+    // A file system stores the start of a file on a block, and an archive on a multiple of 512
+    // bytes, so only those positions are checked.
     let mut chunk = vec![0; 1 << 20];
     let mut found = 0;
     loop {
@@ -199,7 +199,8 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// Goal: other programs may change what was copied, and remove it, without any effect on the comparison.
+    /// Goal: other programs may change or remove the copied files without any effect on the
+    /// comparison.
     #[test]
     fn a_tree_that_changes_meanwhile_disturbs_nothing() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
@@ -218,7 +219,7 @@ mod tests {
         fs::write(from.path().join("changed"), "something else").unwrap();
         let found = compare_with(to.path(), &copied, &|| Ok(())).unwrap();
         assert_eq!(found, copied.amount());
-        // A copy that is not what was copied is found.
+        // A copy that differs from the copied file is detected.
         fs::write(to.path().join("kept"), "something else").unwrap();
         assert!(compare_with(to.path(), &copied, &|| Ok(())).is_err());
     }
