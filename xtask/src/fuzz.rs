@@ -1,10 +1,10 @@
-//! Fuzzing: each target for a while, over its corpus. Needs a nightly toolchain and `cargo-fuzz`.
+//! Fuzzing: runs each target for a while on its corpus. Needs a nightly toolchain and `cargo-fuzz`.
 
 use crate::Outcome;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The targets, by the name of their file.
+/// Names of the targets' files.
 const TARGETS: &[&str] = &[
     "afs_directory",
     "afs_requests",
@@ -18,10 +18,10 @@ const TARGETS: &[&str] = &[
     "scsi_data",
 ];
 
-/// Version that is installed where `cargo-fuzz` is missing.
+/// Version that is installed if `cargo-fuzz` is missing.
 const CARGO_FUZZ: &str = "0.13.2";
 
-/// Runs the targets named, or all, for `--seconds N` each (20 unless told otherwise).
+/// Runs the named targets, or all, for `--seconds N` each (default: 20).
 pub fn run(root: &Path, args: &[String]) -> Outcome {
     let mut seconds = 20;
     let mut targets = Vec::new();
@@ -46,12 +46,12 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 
 fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
     println!("fuzzing {target} for {seconds} s");
-    // A damaged page of the metadata may say that it is up to 4 GiB long, and `redb` makes room for it.
+    // A damaged metadata page may claim a length of up to 4 GiB, which `redb` allocates.
     let [rss, timeout] = match target {
         "fs_image" => ["-rss_limit_mb=9000", "-timeout=120"],
         _ => ["-rss_limit_mb=2048", "-timeout=10"],
     };
-    // New inputs go beside the corpus, which stays as it was committed.
+    // New inputs are stored outside of the corpus, which remains as committed.
     let found = root.join("fuzz/target/found").join(target);
     std::fs::create_dir_all(&found).map_err(|e| format!("{found:?}: {e}"))?;
     crate::run(

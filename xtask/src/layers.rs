@@ -1,11 +1,11 @@
-//! Arrows between crates point downward: a crate may use only crates of lower levels.
+//! Checks dependencies between crates: a crate may use only crates of lower levels.
 
 use crate::Outcome;
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// The levels, lowest first. A crate that is not listed is an error: its place has to be decided.
+/// The levels, lowest first. A crate that is not listed is an error: its level has to be decided.
 const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
     &[
@@ -26,14 +26,14 @@ const LEVELS: &[&[&str]] = &[
     &["evfs"],
 ];
 
-/// Crates beside the product: they may use anything, and nothing may use them.
+/// Crates outside of the product: they may use any crate, and no crate may use them.
 const BESIDE: &[&str] = &["tests", "xtask"];
 
 fn level(name: &str) -> Option<usize> {
     LEVELS.iter().position(|level| level.contains(&name))
 }
 
-/// Fails on the first arrow that does not point downward.
+/// Fails with the dependencies that do not point to a lower level.
 pub fn check(root: &Path) -> Outcome {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
@@ -70,7 +70,7 @@ fn upward(name: &str, package: &Value) -> Vec<String> {
         )];
     };
     let arrow = |dependency: &Value| {
-        // Only crates of this workspace have a path. Tests may reach anywhere below the program.
+        // Only crates of this workspace have a path. Tests may use any crate of the workspace.
         let to = dependency["name"]
             .as_str()
             .filter(|_| dependency["path"].is_string())?;

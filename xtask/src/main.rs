@@ -1,9 +1,10 @@
-//! The one door: `cargo xtask check` is what CI runs.
+//! Development tasks: `cargo xtask check` is the command that CI runs.
 //!
 //! ```text
 //!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings (as root)
-//!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo), fetch the kernels of the guests
-//!   cargo xtask test [ARG...]    the tests alone; ARG goes to `cargo nextest run`
+//!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
+//!                                download the kernels of the guests
+//!   cargo xtask test [ARG...]    the tests alone; ARG is passed to `cargo nextest run`
 //!   cargo xtask fuzz [--seconds N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
 //! ```
@@ -17,7 +18,7 @@ mod tidy;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-/// What a part of the check gives: nothing, or what is wrong in words.
+/// Result of a task, with a message if it failed.
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything that has to hold before a change lands, cheapest first.
+/// Runs all checks that a change must pass, cheapest first.
 fn check() -> Outcome {
     setup::needs_root()?;
     let root = root();
@@ -64,22 +65,22 @@ fn check() -> Outcome {
             "warnings",
         ],
     )?;
-    // The tests start the program as a user would, so it is built first, as it is shipped.
+    // The tests start the program as a user would, so the release build runs first.
     cargo(&root, &["build", "--release", "--package", "evfs"])?;
     suite::run(&root, &[])?;
-    // nextest does not run the examples of the documentation.
+    // nextest does not run documentation examples.
     cargo(&root, &["test", "--workspace", "--release", "--doc"])?;
     interleavings(&root)
 }
 
-/// What `deny.toml` says of dependencies, but for advisories: their database is on GitHub, and not every
-/// machine that runs the check reaches it.
+/// Checks dependencies against `deny.toml`, except for advisories: their database is on GitHub,
+/// which not every machine that runs the check can reach.
 fn dependencies(root: &Path) -> Outcome {
     cargo(root, &["deny", "check", "bans", "licenses", "sources"])
 }
 
-/// Every interleaving of what threads share without a lock, tried by loom, which stands in for the
-/// standard library's atomics: a build of its own.
+/// Tests every interleaving of the lock-free shared state with loom, which replaces the standard
+/// library's atomics and so needs a build of its own.
 fn interleavings(root: &Path) -> Outcome {
     run(Command::new(env!("CARGO"))
         .args([
@@ -95,7 +96,7 @@ fn interleavings(root: &Path) -> Outcome {
         .current_dir(root))
 }
 
-/// The folder of the workspace.
+/// Returns the directory of the workspace.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent()
@@ -103,12 +104,12 @@ fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Runs cargo in `root` and fails with its command line.
+/// Runs cargo in `root`; the error contains its command line.
 fn cargo(root: &Path, args: &[&str]) -> Outcome {
     run(Command::new(env!("CARGO")).args(args).current_dir(root))
 }
 
-/// Runs a command to its end and fails with its command line.
+/// Runs a command to its end; the error contains its command line.
 fn run(command: &mut Command) -> Outcome {
     let shown = format!("{command:?}");
     match command.status() {

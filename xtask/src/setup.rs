@@ -1,11 +1,11 @@
-//! The programs that the tests run against: real peers, never imitations.
+//! Installs the programs that the tests run against: real peers, never imitations.
 
 use crate::{Outcome, run};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A program or file that the tests need, and the Debian package that brings it.
+/// Programs and files that the tests need, and the Debian packages that contain them.
 const NEEDED: &[(&str, &str)] = &[
     ("afsd.fuse", "openafs-fuse"),
     ("age", "age"),
@@ -62,7 +62,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 
-/// What packages ask when they are installed: no AFS client is to be started, and its cell is nobody's.
+/// Answers to questions during installation: no AFS client is started, and its cell is unused.
 const ANSWERS: &str = "\
 openafs-client openafs-client/run-client boolean false
 openafs-client openafs-client/thiscell string test.local
@@ -73,14 +73,15 @@ openafs-fileserver openafs-fileserver/thiscell string test.local
 /// Kernels that guests boot: Linux 6.1 and 6.12.
 const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 
-/// Suites that are programs on crates.io, and their versions.
+/// Test suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
-/// Subcommands of cargo that the check runs, and the versions that are installed where there is none.
+/// Subcommands of cargo that the check runs, and the versions that are installed if they are
+/// missing.
 const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
 
-/// Installs the programs that are missing, for which it takes root, builds the suites, and fetches the
-/// kernels that the tests boot.
+/// Installs missing programs, which requires root, builds the suites, and downloads the kernels
+/// that the tests boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     fuse()?;
@@ -89,7 +90,7 @@ pub fn require(root: &Path) -> Outcome {
     kernels(root)
 }
 
-/// Says at once to an ordinary user what would fail after the build.
+/// Fails for an ordinary user at once, with an explanation, instead of after the build.
 pub fn needs_root() -> Outcome {
     match is_root() {
         true => Ok(()),
@@ -101,7 +102,7 @@ pub fn needs_root() -> Outcome {
     }
 }
 
-/// Installs what is missing; without root it says which command would.
+/// Installs missing packages; without root the error contains the command.
 fn programs() -> Outcome {
     let missing = missing();
     if missing.is_empty() {
@@ -127,7 +128,7 @@ fn programs() -> Outcome {
     }
 }
 
-/// Gives [`ANSWERS`] to the system that asks for the packages.
+/// Passes [`ANSWERS`] to debconf.
 fn answer_questions() -> Outcome {
     let failed = |e: std::io::Error| format!("debconf-set-selections: {e}");
     let mut debconf = Command::new("debconf-set-selections")
@@ -144,7 +145,7 @@ fn answer_questions() -> Outcome {
     }
 }
 
-/// Lets ordinary users open `/dev/fuse`, as udev does; on a machine without udev nobody did.
+/// Lets ordinary users open `/dev/fuse`, as udev does; a machine without udev lacks this.
 fn fuse() -> Outcome {
     use std::os::unix::fs::PermissionsExt;
     let device = Path::new("/dev/fuse");
@@ -159,7 +160,7 @@ fn fuse() -> Outcome {
     std::fs::set_permissions(device, PermissionsExt::from_mode(0o666)).map_err(failed)
 }
 
-/// Installs the subcommands of cargo that are missing.
+/// Installs missing subcommands of cargo.
 fn subcommands() -> Outcome {
     for (name, version) in SUBCOMMANDS {
         let there = Command::new(env!("CARGO"))
@@ -178,7 +179,7 @@ fn subcommands() -> Outcome {
     Ok(())
 }
 
-/// Builds the suites that are missing into the folder where the tests look for them.
+/// Builds missing suites into the directory in which the tests expect them.
 fn suites() -> Outcome {
     let tools = target()?.join("tools");
     for (name, version) in SUITES {
@@ -194,14 +195,14 @@ fn suites() -> Outcome {
             .arg(&tools)
             .env("CARGO_TARGET_DIR", tools.join("build")))?;
     }
-    // What was built on the way is of no use once the programs are there.
+    // The intermediate build output is not needed any more.
     match std::fs::remove_dir_all(tools.join("build")) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{tools:?}: {e}")),
         _ => Ok(()),
     }
 }
 
-/// Puts the kernels where the tests look for them.
+/// Stores the kernels in the directory in which the tests expect them.
 fn kernels(root: &Path) -> Outcome {
     for package in KERNELS {
         run(Command::new(root.join("tests/guest/boot.sh"))
@@ -211,7 +212,7 @@ fn kernels(root: &Path) -> Outcome {
     Ok(())
 }
 
-/// The folder that this program was built in, and the tests are.
+/// Returns the target directory of this program, which is also that of the tests.
 fn target() -> Result<PathBuf, String> {
     let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
     let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");
@@ -231,7 +232,7 @@ fn missing() -> Vec<&'static str> {
 
 fn present(what: &str) -> bool {
     if what.starts_with('/') {
-        // The multi-arch folder of a header differs by machine; the compiler knows it.
+        // The multi-arch directory of a header differs by machine; the compiler knows it.
         return Path::new(what).exists() || what.ends_with(".h") && header(what);
     }
     let path = std::env::var("PATH").unwrap_or_default();
@@ -251,7 +252,7 @@ fn header(path: &str) -> bool {
 }
 
 fn is_root() -> bool {
-    // The owner of a process's own folder is its effective user.
+    // A process's directory in /proc is owned by its effective user.
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
 }

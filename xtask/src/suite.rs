@@ -1,13 +1,14 @@
-//! The tests: run by `cargo nextest` as `.config/nextest.toml` says, then what was tried twice and why.
+//! The tests: runs `cargo nextest` as configured in `.config/nextest.toml`, then reports retried
+//! tests and the reasons.
 
 use crate::Outcome;
 use std::path::Path;
 use std::process::Command;
 
-/// How many tests may need a second try before the check fails.
+/// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
 
-/// How much of a failed try's output is shown, in lines: the panic message and what stands before it.
+/// Maximum lines of a failed attempt's output that are shown, from the panic message on.
 const REASON_LINES: usize = 12;
 
 /// A test that failed and then passed.
@@ -20,7 +21,7 @@ struct Retried {
 /// Runs the tests that `args` select (all of them if it is empty) and prints each retry.
 ///
 /// # Errors
-/// When a test fails, or more than [`RETRIES_MAX`] tests needed a second try.
+/// A test failed, or more than [`RETRIES_MAX`] tests needed a second attempt.
 pub fn run(root: &Path, args: &[String]) -> Outcome {
     let junit = root.join("target/nextest/default/junit.xml");
     let _ = std::fs::remove_file(&junit);
@@ -46,14 +47,14 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
     }
 }
 
-/// The variable by which cargo and nextest learn which program runs the tests of this machine.
+/// Returns the variable with the test runner of this platform for cargo and nextest.
 fn runner_variable() -> String {
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let triple = triple.to_uppercase().replace('-', "_");
     format!("CARGO_TARGET_{triple}_RUNNER")
 }
 
-/// The tests of a JUnit report that failed first and passed then.
+/// Returns the tests of a JUnit report that failed first and then passed.
 fn retried(report: &str) -> Result<Vec<Retried>, roxmltree::Error> {
     if report.is_empty() {
         return Ok(Vec::new());
@@ -75,7 +76,7 @@ fn retried(report: &str) -> Result<Vec<Retried>, roxmltree::Error> {
     Ok(retried.collect())
 }
 
-/// The panic message of a failed try, or the end of what it printed.
+/// Returns the panic message of a failed attempt, or the end of its output.
 fn reason(failure: roxmltree::Node) -> String {
     let message = failure.attribute("message").unwrap_or_default();
     let printed: String = failure

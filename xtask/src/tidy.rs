@@ -1,12 +1,12 @@
-//! Rules of style that no other tool checks.
+//! Style rules that no other tool checks.
 
 use crate::Outcome;
 use std::path::{Path, PathBuf};
 
-/// Longest source file, in lines: past it, ask what the second file would be called.
+/// Longest permitted source file, in lines; a longer one should be split.
 const LINES_MAX: usize = 800;
 
-/// Words that mean unfinished work, put together here so that this file does not contain them.
+/// Markers of unfinished work, concatenated here so that this file does not contain them.
 const UNFINISHED: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
@@ -15,7 +15,7 @@ const UNFINISHED: &[&str] = &[
     concat!("unimpl", "emented!("),
 ];
 
-/// Fails with a list of every rule that is broken, and where.
+/// Fails with a list of all violations and their locations.
 pub fn check(root: &Path) -> Outcome {
     let mut wrong = Vec::new();
     for top in [
@@ -70,7 +70,7 @@ fn broken(text: &str) -> Vec<String> {
     rules
 }
 
-/// All Rust sources below `dir`, sorted.
+/// Returns all Rust sources under `dir`, sorted.
 fn sources(dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = std::fs::read_dir(dir) else {
