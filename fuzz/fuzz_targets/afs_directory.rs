@@ -1,27 +1,29 @@
-//! Directories of AFS: what another server sent, and what is written here.
+//! AFS directories: those of another server, and those that we write.
 //!
-//! If the first byte is even, the rest is a directory's pages, the last one filled up with zeros. If it
-//! is odd, the rest is names with a line's end between them, then, behind an empty name, damage: two
-//! bytes of a place and one of a value.
+//! If the first byte is even, the rest is the pages of a directory, the last one padded with zeros.
+//! If it is odd, the rest is names separated by line ends, then, after an empty name, corruptions:
+//! a position of two bytes and a value of one byte.
 //!
-//! Claims: verification never panics; of a directory that passes it, every name that is listed is
-//! found, and no more is listed than there is room for; what was written passes, has the entries in
-//! their order, and its parts are those of the whole; what is changed name by name stays sound, and has the
-//! names that are left, also where the pages were another server's.
+//! Claims: verification never panics; in a directory that passes it, every listed name is found,
+//! and no more names are listed than fit; a directory that we write passes, has the entries in
+//! their order, and its parts equal those of the whole; a directory that is changed name by name
+//! stays valid and has the remaining names, even if the pages came from another server. names that
+//! are left, also where the pages were another server's.
 #![no_main]
 
 use afs_proto::dir::{Directory, Entry, Image, Layout, LayoutError, PAGE_BYTES, Plan};
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
 
-/// Takes every second name out of pages that are sound, gives the others another place to lead to, and puts
-/// the names back.
+/// Removes every second name from valid pages, changes the target of the others, and adds the
+/// removed names again.
 fn change(pages: &[u8]) {
     let before = Directory::verify(pages).expect("sound");
     let names: Vec<&[u8]> = before.entries().skip(2).map(|entry| entry.name).collect();
     let mut image = Image::from_pages(pages.to_vec()).expect("sound");
     if names.iter().collect::<HashSet<_>>().len() < names.len() {
-        // Another server's: which of two is meant is for it to say.
+        // A directory of another server with duplicate names: only that server knows which one is
+        // meant.
         return;
     }
     for (n, name) in names.iter().enumerate() {

@@ -1,11 +1,11 @@
 //! Calls and replies of the three AFS services.
 //!
-//! The first byte chooses the service and the side, the second how the stream is cut; the rest is the
-//! stream. A reply begins with the opcode that it answers.
+//! The first byte selects the service and the side, the second the size of the pieces; the rest is
+//! the stream. A reply begins with the opcode of its call.
 //!
-//! Claims: reading never panics; the same stream in other pieces gives the same value, which takes the
-//! same bytes; what is accepted is written to as many bytes, and these read back equal; a text of an
-//! access list that is accepted reads back equal, if a call can carry it.
+//! Claims: reading never panics; the same stream in other pieces yields the same value and consumes
+//! the same bytes; an accepted value is written to the same number of bytes, which read back equal;
+//! an accepted text of an access list reads back equal, if a call can carry it.
 #![no_main]
 
 use afs_proto::acl::AccessList;
@@ -14,7 +14,7 @@ use afs_proto::gather::{Gather, REPLY_BYTES_MAX, REQUEST_BYTES_MAX};
 use afs_proto::{Reader, Result, WireError, Xdr, cb, fs, to_bytes, vl};
 use libfuzzer_sys::fuzz_target;
 
-/// The claims for one kind of value. A macro, because what is read borrows from other bytes each time.
+/// Checks the claims for one kind of value. A macro, because each read borrows from other bytes.
 macro_rules! check {
     ($stream:expr, $step:expr, $max:expr, $read:expr, $write:expr) => {{
         let mut from = Reader::new($stream);
@@ -36,7 +36,7 @@ macro_rules! check {
                 Err(error) => break Err(error),
             }
         };
-        // A reply without results is there before its first piece.
+        // A reply without results is complete before its first piece.
         if !$stream.is_empty() {
             assert_eq!(whole, in_pieces, "the same stream in other pieces");
         }
@@ -49,7 +49,7 @@ macro_rules! check {
     }};
 }
 
-/// The bytes that a reply is written to.
+/// Returns a function that encodes a reply.
 macro_rules! bytes_of {
     ($type:ty) => {
         |reply: &$type| {

@@ -1,11 +1,13 @@
-//! A device with a file system on it, some of whose bytes somebody has changed: in the superblocks, in
-//! the journal that is to be played, in the pages of the metadata. Checksums of the first two are made
-//! right again where the input asks for it, so that changes get past them.
+//! A device with a file system that was tampered with: in the superblocks, in the journal to be
+//! replayed, in the metadata pages. If the input asks for it, the checksums of superblocks and
+//! journal are corrected, so that the changes get past them.
 //!
-//! Claims: opening, checking and repairing never panic of our own, and end; what a check calls clean can
-//! be walked through; what a repair leaves is clean, but for snapshots, which it does not change.
+//! Claims: opening, checking and repairing never panic in our own code, and terminate; a file
+//! system that a check reports as clean can be traversed; after a repair it is clean, except for
+//! snapshots, which a repair does not change.
 //!
-//! The input is a list of changes: place (1 byte), offset (2), length - 1 (1, its lower 3 bits), bytes.
+//! The input is a list of changes: place (1 byte), offset (2), length - 1 (1, its lower 3 bits),
+//! bytes.
 #![no_main]
 
 use block::{BlockDevice, Mem};
@@ -19,11 +21,12 @@ const BLOCK: u64 = 4096;
 /// Blocks of the two copies of the superblock, and of the two halves of the smallest journal.
 const SUPERBLOCKS: [u64; 2] = [0, 255];
 const JOURNAL: [u64; 2] = [256, 288];
-/// Changes that are looked at.
+/// Maximum number of changes that are applied.
 const CHANGES_MAX: usize = 64;
 
 static SAMPLE: LazyLock<(Mem, Vec<(u64, u64)>)> = LazyLock::new(|| {
-    // `redb` asserts what it reads, and `fs` makes errors of that; a panic anywhere else is a finding.
+    // `redb` asserts the validity of its input, and `fs` converts that to errors; any other panic
+    // is a finding.
     std::panic::set_hook(Box::new(|info| {
         let place = info.location().map_or("", |l| l.file());
         if !place.contains("redb") {
@@ -64,7 +67,8 @@ fn fill(tree: &Fileset, from: u32, to: u32) {
     tree.symlink(dir, b"link", b"file", 0, 0).expect("linked");
 }
 
-/// Something of everything, part of it only in the journal; and where its metadata lies.
+/// Creates a file system with all kinds of objects, some only in the journal; returns it with the
+/// location of its metadata.
 fn sample() -> (Mem, Vec<(u64, u64)>) {
     let mem = Arc::new(Mem::new(DEVICE_BYTES, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
@@ -128,7 +132,7 @@ fn seal_superblock(image: &Mem, block: u64) {
     image.poke(block * BLOCK + 4092, &sum.to_le_bytes());
 }
 
-/// A record of the journal: magic, CRC-32C of what follows, length of all of it.
+/// Corrects a record of the journal: magic, CRC-32C of the following bytes, total length.
 fn seal_record(image: &Mem, block: u64) {
     let mut bytes = vec![0; 32 * BLOCK as usize];
     image.peek(block * BLOCK, &mut bytes);

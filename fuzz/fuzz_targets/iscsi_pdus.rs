@@ -1,11 +1,11 @@
-//! A target's side of an iSCSI connection: login, then a session with commands in flight.
+//! The target's side of an iSCSI connection: login, then a session with commands in flight.
 //!
-//! The first byte chooses where the stream begins (at the login, or behind one) and what was agreed
-//! to; the second how it is cut; the rest is the stream.
+//! The first byte selects the start of the stream (at the login, or after it) and the negotiated
+//! parameters; the second the size of the pieces; the rest is the stream.
 //!
-//! Claims: reading never panics; the same stream in other pieces gives the same output, data and
-//! events; data stays within what its command asked for; what is sent stays within a bound of what
-//! was received.
+//! Claims: reading never panics; the same stream in other pieces yields the same output, data and
+//! events; data stays within the range that its command requested; the output is bounded by the
+//! size of the input.
 #![no_main]
 
 use iscsi_proto::{
@@ -18,7 +18,7 @@ use libfuzzer_sys::fuzz_target;
 const READ: u32 = 4096;
 const WRITE: u32 = 70_000;
 
-/// A response of the target's login: flags, then text.
+/// Builds a login response of the target: flags, then text.
 fn response(flags: u8, text: &[u8]) -> Vec<u8> {
     let mut out = vec![0; 48];
     (out[0], out[1], out[7]) = (0x23, flags, text.len() as u8);
@@ -51,7 +51,7 @@ fn config(wanted: &Wanted, chap: bool) -> LoginConfig<'_> {
     }
 }
 
-/// Everything that was sent and told, in order of its kind.
+/// All output and events, by kind.
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     output: Vec<u8>,
@@ -83,7 +83,7 @@ fn log_in(stream: &[u8], chap: bool, step: usize) -> (Told, Option<Box<Session>>
     (told, None)
 }
 
-/// A session with a read, a write, an abandoned read, a ping and a text request in flight.
+/// Creates a session with a read, a write, an abandoned read, a ping and a text request in flight.
 fn session(agreed: u8) -> Box<Session> {
     let mut stream = response(0x81, b"AuthMethod=None\0");
     let text: &[u8] = match agreed & 1 {
@@ -135,7 +135,7 @@ fn run(agreed: u8, stream: &[u8], step: usize) -> Told {
         }
         assert_eq!(at, piece.len());
     }
-    // All output at the end, so that it does not depend on the pieces.
+    // All output is sent at the end, so that it does not depend on the pieces.
     send(&mut session, &mut told);
     told
 }
@@ -154,6 +154,6 @@ fuzz_target!(|data: &[u8]| {
     let whole = run(*mode, stream, stream.len().max(1));
     let pieces = run(*mode, stream, step);
     assert_eq!(whole, pieces, "the same stream in other pieces");
-    // A burst is cut into PDUs of 8 KiB; all of them have a header.
+    // A burst is split into PDUs of 8 KiB, each with a header.
     assert!(whole.output.len() <= 4096 + 64 * (stream.len() + 32));
 });

@@ -1,14 +1,14 @@
-//! The first bytes of a device, as they are and with their checksums made right, so that changes
-//! get past the checksum into the binary header and the JSON.
+//! The first bytes of a device, as they are and with corrected checksums, so that changes get past
+//! the checksum into the binary header and the JSON.
 //!
-//! Claims: reading never panics; what was read is written so that it reads back equal; repairing
-//! leaves two good copies.
+//! Claims: reading never panics; a header that was read is written so that it reads back equal; a
+//! repair leaves two valid copies.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use luks2::{Header, Plan, Step};
 
-/// Room for the header, its keyslots and some data; the bytes are those of a small prefix.
+/// Room for the header, its keyslots and some data; the input is a short prefix of it.
 const DEVICE_BYTES: u64 = 1 << 40;
 
 fuzz_target!(|data: &[u8]| {

@@ -1,7 +1,8 @@
-//! The JSON of a header, in an otherwise sound one.
+//! The JSON of a header, in an otherwise valid one.
 //!
-//! Claims: reading never panics; what we accept is JSON for `serde_json` too; every change to it
-//! can be written and reads back equal; opening a keyslot costs no more than the limits allow.
+//! Claims: reading never panics; JSON that we accept is also valid for `serde_json`; every change
+//! to it can be written and reads back equal; opening a keyslot costs no more than the limits
+//! allow.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,7 +12,7 @@ use std::sync::OnceLock;
 const DEVICE_BYTES: u64 = 17 << 20;
 const COPY: usize = 0x4000;
 
-/// Little enough for a thousand openings a second.
+/// Limits low enough for a thousand openings per second.
 const LIMITS: KdfLimits = KdfLimits {
     memory_kib_max: 256,
     work_kib_max: 1024,

@@ -1,9 +1,10 @@
-//! An NBD client's side of a connection: negotiation, then requests.
+//! The client's side of an NBD connection: negotiation, then requests.
 //!
-//! The first byte chooses the TLS policy and how the stream is cut; the rest is the stream.
+//! The first byte selects the TLS policy and the size of the pieces; the rest is the stream.
 //!
-//! Claims: reading never panics; the same stream in other pieces gives the same answers, the same
-//! outcome and takes the same bytes; what is answered stays within a bound of what was sent.
+//! Claims: reading never panics; the same stream in other pieces yields the same replies and the
+//! same outcome, and consumes the same bytes; the size of the replies is bounded by the size of the
+//! input.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -23,8 +24,8 @@ fn exports() -> Arc<[ExportInfo]> {
     [export("a"), export("second")].into()
 }
 
-/// What a driver would see: the answers, the outcome, the bytes taken, or that the peer is wrong.
-/// Fences of even keys go well.
+/// Returns the state that a driver sees: the replies, the outcome, the bytes consumed, and whether
+/// the peer violated the protocol. Fences of even keys succeed.
 fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>, usize, bool) {
     let mut handshake = Handshake::new(exports(), policy);
     let (mut output, mut held, mut taken) = (handshake.take_output(), Vec::new(), 0);
@@ -63,7 +64,7 @@ fuzz_target!(|data: &[u8]| {
     let whole = run(policy, stream, stream.len().max(1));
     let pieces = run(policy, stream, usize::from(first / 3) + 1);
     assert_eq!(whole, pieces, "the same stream in other pieces");
-    // Each option is answered by at most a few hundred bytes, and takes 16 at least.
+    // Each option has at least 16 bytes, and is answered by at most a few hundred bytes.
     assert!(whole.0.len() <= 64 + stream.len() * 40, "{} bytes of answer", whole.0.len());
     if let (Some(Outcome::Transmission { export, .. }), taken) = (whole.1, whole.2) {
         assert!(export < 2);

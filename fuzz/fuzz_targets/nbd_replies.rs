@@ -1,9 +1,9 @@
-//! An NBD server's side of a connection, as our client reads it: negotiation, then replies.
+//! The server's side of an NBD connection, as read by our client: negotiation, then replies.
 //!
-//! The first byte chooses the wish and how the stream is cut; the rest is the stream.
+//! The first byte selects the wish and the size of the pieces; the rest is the stream.
 //!
-//! Claims: reading never panics; the same stream in other pieces gives the same requests, the same
-//! outcome and takes the same bytes; an export that is agreed on has sane block sizes.
+//! Claims: reading never panics; the same stream in other pieces yields the same requests and the
+//! same outcome, and consumes the same bytes; a negotiated export has plausible block sizes.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,8 +11,8 @@ use nbd_proto::client::{ClientHandshake, ClientOutcome, Reply, Wish, chunk_error
 
 type Seen = (Vec<u8>, Option<ClientOutcome>, usize, bool);
 
-/// What a driver would see: what it has to send, the outcome, the bytes taken, or that the server
-/// is wrong.
+/// Returns the state that a driver sees: the output, the outcome, the bytes consumed, and whether
+/// the server violated the protocol.
 fn run(first: u8, stream: &[u8], step: usize) -> Seen {
     let wish = Wish {
         export: "a".into(),

@@ -1,13 +1,14 @@
-//! Two Rx endpoints that talk over a network that the input directs, and strangers who join in.
+//! Two Rx endpoints that communicate over a network controlled by the input, and strangers that
+//! interfere.
 //!
-//! The input is a list of steps: a packet between the two is delivered, dropped, doubled, delayed or
-//! changed; a packet is made up, in the name of the other side or of a stranger; an application
-//! starts, writes, finishes, reads or gives up a call; time passes.
+//! The input is a list of steps: a packet between the two is delivered, dropped, duplicated,
+//! delayed or modified; a packet is forged, in the name of the other side or of a stranger; an
+//! application starts, writes, finishes, reads or abandons a call; time passes.
 //!
-//! Claims: nothing panics; every limit holds; a stranger who does not answer brings itself one packet
-//! of at most 65 bytes for each of its own, and is never shown to the application; as long as no packet
-//! is made up or changed between the two, what is read is what was written and each call is shown once;
-//! in the end both come to rest, and nothing is left.
+//! Claims: nothing panics; every limit holds; a stranger that does not answer receives at most one
+//! packet of at most 65 bytes for each packet it sends, and is never reported to the application;
+//! as long as no packet between the two is forged or modified, the data read equals the data
+//! written and each call is reported once; in the end both sides come to rest and hold no state.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -20,10 +21,10 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Longest input that libFuzzer makes unless told otherwise: no packet is longer.
+/// Default maximum length of an input in libFuzzer: no packet is longer.
 const INPUT_MAX: usize = 4096;
 
-/// Packets and timers until both must be at rest.
+/// Maximum number of packets and timers until both sides must be at rest.
 const REST_STEPS: usize = 20_000;
 
 fn config(jumbo: bool) -> Config {
@@ -41,7 +42,7 @@ fn config(jumbo: bool) -> Config {
     }
 }
 
-/// The most that may be held: beyond the limit, a packet of each call and a window of gaps.
+/// Maximum number of bytes held: beyond the limit, a packet of each call and a window of gaps.
 const HELD_MAX: usize = 30_000 + 26 * (INPUT_MAX + 256) + 20 * 256;
 
 struct Script<'a>(&'a [u8]);
@@ -60,7 +61,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// A call in an application's hands. Its bytes are counted from 0 to 250 again and again.
+/// A call held by an application. Its bytes count from 0 to 250 repeatedly.
 struct Open {
     call: CallId,
     written: usize,
@@ -79,11 +80,11 @@ struct Side {
 struct World {
     now: Timestamp,
     sides: [Side; 2],
-    /// Packets on their way, and to which side.
+    /// Packets in transit, with their destination side.
     wire: VecDeque<(usize, Vec<u8>)>,
-    /// The packet that left each side last: those that are made up look like it.
+    /// Last packet that each side sent, as the template of forged packets.
     last: [Vec<u8>; 2],
-    /// No packet between the two was made up or changed.
+    /// No packet between the two was forged or modified.
     honest: bool,
     batch: Transmit<Shared>,
 }
@@ -135,7 +136,7 @@ impl World {
         }
     }
 
-    /// Hears and sends what a side has to say; gives what it sends to strangers.
+    /// Processes the events and the output of a side; returns the packets it sends to strangers.
     fn drain(&mut self, at: usize) -> Vec<Vec<u8>> {
         let other = &self.sides[1 - at];
         let (honest, started) = (self.honest, other.started);
@@ -181,13 +182,13 @@ impl World {
         assert!(self.drain(to).is_empty(), "nobody else is told");
     }
 
-    /// A packet of a stranger who never answers a ping.
+    /// Delivers a packet of a stranger that never answers a ping.
     fn stray(&mut self, to: usize, from: SocketAddr, bytes: Vec<u8>) {
         let answer = bytes.get(HEADER_BYTES..).and_then(Ack::parse);
         if answer.is_some_and(|ack| ack.reason == Some(Reason::PingResponse)) {
             return;
         }
-        // An answer to `rxdebug` is longer, and limited in number.
+        // A reply to `rxdebug` is longer, and limited in number.
         let asks = matches!(bytes.get(20), Some(8 | 13));
         let datagram = Shared::from(bytes);
         self.sides[to].endpoint.handle_input(self.now, route(from), datagram);
@@ -196,7 +197,7 @@ impl World {
         assert!(back.len() <= 1 && back.iter().all(|p| p.len() <= HEADER_BYTES + most));
     }
 
-    /// Lets time pass, and what is due be done.
+    /// Advances the time and fires due timers; returns the number of steps.
     fn pass(&mut self, time: Duration) -> usize {
         let (end, mut steps) = (self.now + time, 0);
         loop {
@@ -216,7 +217,7 @@ impl World {
         steps
     }
 
-    /// One thing that an application may do.
+    /// Runs one operation of an application.
     fn act(&mut self, at: usize, what: u8, amount: u8) {
         let (now, honest) = (self.now, self.honest);
         let side = &mut self.sides[at];
@@ -236,7 +237,7 @@ impl World {
         assert!(self.drain(at).is_empty());
     }
 
-    /// Applications give up what they have, everything on its way arrives, and hours pass.
+    /// Releases all calls, delivers all packets in transit, and lets hours pass.
     fn rest(&mut self) {
         let mut steps = 0;
         for _ in 0..120 {
@@ -272,7 +273,7 @@ impl Open {
         }
     }
 
-    /// Does something with the call; false if the application no longer has it.
+    /// Runs an operation on the call; returns false if the application no longer holds it.
     fn act(
         &mut self,
         endpoint: &mut Endpoint<Shared, Shared>,
@@ -292,7 +293,7 @@ impl Open {
             }
             2 if !self.finished => {
                 self.finished = true;
-                // A server has done its part with this; a client goes on to read.
+                // This ends the part of a server; a client continues to read.
                 let _ = endpoint.finish(now, self.call);
                 let probe = endpoint.write(now, self.call, Shared::from(Vec::new()));
                 matches!(probe, Err(rx_proto::WriteError::Finished(_)))
@@ -305,7 +306,7 @@ impl Open {
                             self.read += 1;
                         }
                     }
-                    // A server's call goes on after the end of its request.
+                    // A server's call continues after the end of its request.
                     Ok(Read::End) => return !self.finished,
                     Ok(Read::Pending) | Err(_) => return true,
                 }
@@ -319,7 +320,7 @@ impl Open {
     }
 }
 
-/// What is read of a packet lies within it, and a header comes out as it went in.
+/// Checks that parsed data lies within the packet, and that a header encodes to the same bytes.
 fn parse(bytes: &[u8]) {
     let Some(header) = Header::parse(bytes) else { return };
     assert_eq!(header.encode(), bytes[..HEADER_BYTES]);
@@ -331,7 +332,7 @@ fn parse(bytes: &[u8]) {
     }
 }
 
-/// A packet like the last of the other side, with some of its bytes replaced.
+/// Forges a packet like the last one of the other side, with some of its bytes replaced.
 fn made_up(script: &mut Script<'_>, last: &[u8]) -> Vec<u8> {
     let mut bytes = last.to_vec();
     bytes.resize(bytes.len().max(HEADER_BYTES), 0);
@@ -365,7 +366,7 @@ fuzz_target!(|data: &[u8]| {
             }
             2 => drop(world.wire.pop_front()),
             3 => {
-                // Again, and at the end of the line.
+                // Duplicates the packet at the end of the queue.
                 if let Some((to, bytes)) = world.wire.front().cloned() {
                     world.wire.rotate_left(usize::from(step & 16 != 0));
                     world.wire.push_back((to, bytes));

@@ -1,6 +1,6 @@
-//! What a unit answers to SCSI commands.
+//! Data that a unit returns for SCSI commands.
 //!
-//! Claims: reading never panics; a cut answer is refused or gives no more than the whole one.
+//! Claims: reading never panics; truncated data is refused or yields no more than the whole.
 #![no_main]
 
 use iscsi_proto::scsi;
