@@ -1,4 +1,5 @@
-//! Cached reads over a clear device and over an enciphered one: what is cached is clear in both.
+//! Cached reads over an unencrypted and an encrypted device: cached pages are plaintext in both
+//! cases.
 
 use crate::Args;
 use crate::peers::Cached;
@@ -11,10 +12,10 @@ use std::sync::Arc;
 use xts::{SectorSize, Xts};
 
 const SIZE: u64 = 64 << 20;
-/// Bytes that an arm reads in a round.
+/// Bytes that a variant reads in a round.
 const BYTES: u64 = 256 << 20;
 
-/// A device in memory, with AES-XTS before it.
+/// Returns a device that encrypts `lower` with AES-XTS and a random key.
 pub fn enciphered(lower: Arc<dyn BlockDevice>, bits: usize) -> Arc<dyn BlockDevice> {
     let key = SecretBytes::random(bits / 4);
     let xts = Xts::new(&key, SectorSize::B4096).expect("a kernel works");
@@ -34,7 +35,7 @@ pub fn run(args: &Args) -> Vec<Table> {
         cached.fill();
         cached
     };
-    // Two clear ones: what they differ by is what this machine cannot tell.
+    // Two unencrypted ones: their difference is the resolution of the measurement.
     let caches = [
         ("clear", over(memory())),
         ("clear again", over(memory())),
@@ -63,7 +64,7 @@ pub fn run(args: &Args) -> Vec<Table> {
     )]
 }
 
-/// Milliseconds of processor time for a GiB.
+/// Measures the CPU time of reads in milliseconds per GiB.
 fn read(cached: &Cached, len: usize, random: bool, round: u64) -> f64 {
     let (mut session, mut open) = cached.open();
     let mut out = Buf::zeroed(len);

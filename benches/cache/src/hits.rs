@@ -1,4 +1,4 @@
-//! Hits: 4 KiB copied, and 8 bytes of a page that is borrowed.
+//! Hits: 4 KiB copied, and 8 bytes read from a borrowed page.
 
 use crate::Args;
 use crate::peers::{self, Cached, Foyer, Moka, PAGE, word};
@@ -10,13 +10,13 @@ use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// Bytes that hits are spread over.
+/// Bytes of resident pages that the hits are spread over.
 const RESIDENT: usize = 256 << 20;
 const PAGES: u64 = (RESIDENT / PAGE) as u64;
-/// Operations of an arm in a round, in each thread.
+/// Operations of a variant in a round, in each thread.
 const OPS: usize = 50_000;
 
-/// All that hold the pages.
+/// All caches and memories that hold the pages.
 struct Holders {
     cached: Cached,
     memory: Buf,
@@ -50,14 +50,14 @@ pub fn run(args: &Args) -> Vec<Table> {
     tables
 }
 
-/// How an access chooses its page.
+/// Order in which accesses choose their pages.
 #[derive(Clone, Copy, PartialEq)]
 enum Order {
-    /// At random: the processor carries out several at once.
+    /// Random: the CPU executes several accesses at once.
     Random,
-    /// At random, and by what the access before has given.
+    /// Random, and dependent on the result of the previous access.
     Chained,
-    /// One after the other.
+    /// Sequential.
     Sequential,
 }
 
@@ -73,7 +73,8 @@ impl Order {
     }
 }
 
-/// Nanoseconds of processor time for each of [`OPS`] accesses, which give 8 bytes of a page.
+/// Measures the CPU time of [`OPS`] accesses, each of which returns 8 bytes of a page, in
+/// nanoseconds per access.
 fn cost(order: Order, seed: u64, begin: &dyn Fn(), mut act: impl FnMut(u64) -> u64) -> f64 {
     let mut random = Random::new(seed);
     let (mut given, mut next) = (0, seed % PAGES);
@@ -94,7 +95,7 @@ fn cost(order: Order, seed: u64, begin: &dyn Fn(), mut act: impl FnMut(u64) -> u
     (thread_ns() - started) as f64 / OPS as f64
 }
 
-/// An arm that runs `act` in threads; `make` prepares what a thread needs.
+/// Creates a variant that runs `act` in threads; `make` prepares the state of a thread.
 fn arm<'a, A: FnMut(u64) -> u64>(
     name: String,
     against: usize,
@@ -153,8 +154,8 @@ fn copied(holders: &Holders, rounds: usize, threads: usize) -> Table {
     for order in Order::ALL {
         let base = arms.len();
         let name = |what: &str| format!("{what}, {}", order.name());
-        // Aligned, as the buffers of the data path are: how a copy's two ends lie to one another
-        // changes its cost by more than anything that is measured here.
+        // Aligned like the buffers of the data path: the relative alignment of source and
+        // destination of a copy changes its cost by more than all differences measured here.
         let buffer = || Buf::zeroed(PAGE);
         arms.push(arm(name("memcpy"), base, threads, order, move || {
             let mut out = buffer();

@@ -1,13 +1,13 @@
-//! The cache beside what it is to be compared with: memory, the kernel's page cache, other caches.
+//! Benchmarks of the cache against memory, the kernel's page cache and other caches.
 //!
 //! ```text
-//! cargo run --release [--rounds N] [--json FILE] [--dir FOLDER] [hits misses scan sizes cipher send]
+//! cargo run --release [--rounds N] [--json FILE] [--dir DIR] [hits misses scan sizes cipher send]
 //! ```
 //!
-//! Everything runs in one process in turns: a round runs each arm once, rounds alternate the order,
-//! and a ratio is taken inside a round. Shown are the median of the rounds' ratios and a bootstrap
-//! interval of 95 % for it. Costs are processor time of the threads that do the work, which other
-//! programs on the machine change least; rows in time of the clock say so.
+//! All variants run interleaved in one process: a round runs each variant once, rounds alternate
+//! the order, and a ratio is computed within a round. Tables show the median of the rounds' ratios
+//! and its 95 % bootstrap interval. Costs are CPU time of the threads that do the work, which other
+//! programs on the machine affect least; rows in wall-clock time are marked.
 
 mod cipher;
 mod hits;

@@ -1,4 +1,4 @@
-//! Misses: 4 KiB through a full cache, against the same read of the bare device.
+//! Misses: 4 KiB reads through a full cache, against the same reads of the bare device.
 
 use crate::Args;
 use crate::peers::{Cached, PAGE};
@@ -9,10 +9,10 @@ use serde_json::json;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of the device; the cache has an eighth.
+/// Bytes of the device; the cache holds an eighth.
 const SIZE: u64 = 256 << 20;
 const PAGES: u64 = SIZE / PAGE as u64;
-/// Reads of an arm in a round, in each thread, of memory and of a disk.
+/// Reads of a variant in a round, in each thread, from memory and from a disk.
 const OPS_MEMORY: usize = 20_000;
 const OPS_DISK: usize = 2_000;
 
@@ -44,7 +44,7 @@ pub fn run(args: &Args) -> Vec<Table> {
     tables
 }
 
-/// A hole in a file is no read of the disk.
+/// Fills the device: a read of a hole in a file would not access the disk.
 fn write_all(device: &Arc<dyn BlockDevice>) {
     let mut blocking = block::Blocking::open(&**device).expect("a queue");
     for at in (0..SIZE).step_by(1 << 20) {
@@ -54,14 +54,14 @@ fn write_all(device: &Arc<dyn BlockDevice>) {
     blocking.flush().expect("the disk works");
 }
 
-/// Pages in an order without order, each once before any comes again.
+/// Page numbers in pseudo-random order, each once before any repeats.
 struct Shuffled(u64);
 
 impl Shuffled {
     /// A linear congruential generator over all pages: its period is their number (Hull, Dobell).
     fn next(&mut self) -> u64 {
         self.0 = (self.0.wrapping_mul(0x9e5) + 0x3039) % PAGES;
-        // The low bits of such a number are regular; its halves change places.
+        // The low bits of such a number are regular, so its halves are swapped.
         let (high, low) = (self.0 >> 8, self.0 & 0xff);
         low << 8 | high
     }
@@ -69,7 +69,7 @@ impl Shuffled {
 
 const _: () = assert!(PAGES == 1 << 16, "the halves of a page number are bytes");
 
-/// Processor time and time by the clock, in nanoseconds for each read.
+/// Measures CPU time and wall-clock time in nanoseconds per read.
 fn timed(ops: usize, begin: &dyn Fn(), mut read: impl FnMut()) -> (f64, f64) {
     begin();
     let (started, clock) = (thread_ns(), Instant::now());

@@ -1,5 +1,5 @@
-//! What the cache is compared with, filled with the same pages: memory, the kernel's page cache,
-//! foyer, moka; and the cache itself.
+//! The cache and its competitors, filled with the same pages: memory, the kernel's page cache,
+//! foyer, moka.
 
 use block::{BlockDevice, Buf, BufPool};
 use cache::{Cache, Config, DEVICE_FILE, DevicePager, OpenFile, Session, Vnode, Volume};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 pub const PAGE: usize = 4096;
 
-/// What other caches hold: a page behind a count.
+/// Value type of the other caches: a reference-counted page.
 pub type Page = Arc<[u8; PAGE]>;
 pub type Foyer = foyer_memory::Cache<u64, Page>;
 pub type Moka = moka::sync::Cache<u64, Page>;
@@ -36,13 +36,13 @@ impl Cached {
         }
     }
 
-    /// What a thread works with.
+    /// Opens a session and the file for a thread.
     pub fn open(&self) -> (Session, OpenFile) {
         let session = self.volume.session().expect("a session");
         (session, self.volume.open(&self.vnode))
     }
 
-    /// Brings all of the device.
+    /// Reads the whole device into the cache.
     pub fn fill(&self) {
         let (mut session, mut open) = self.open();
         let mut block = vec![0; 1 << 20];
@@ -55,22 +55,22 @@ impl Cached {
     }
 }
 
-/// Plain memory of the kind that the cache's pages are made of, with large pages where the system
-/// gives them.
+/// Allocates plain memory of the kind that the cache's pages use, with large pages where the system
+/// provides them.
 pub fn memory(bytes: usize) -> Buf {
     let mut memory = BufPool::new(bytes, 1).take(bytes).expect("there is one");
     memory.fill(1);
     memory
 }
 
-/// A file without a name in `dir`, whose bytes are in the kernel's page cache.
+/// Creates an unnamed file in `dir` whose bytes are in the kernel's page cache.
 pub fn kernel_file(dir: &Path, bytes: u64) -> File {
     let file = tempfile::tempfile_in(dir).expect("a file");
     let block = vec![1; 1 << 20];
     for at in (0..bytes).step_by(block.len()) {
         file.write_all_at(&block, at).expect("room");
     }
-    // What is dirty would be written back while others are measured.
+    // Dirty pages would be written back during other measurements.
     file.sync_all().expect("the disk works");
     file
 }
@@ -80,7 +80,7 @@ pub fn foyer(pages: usize, eviction: impl Into<foyer_memory::EvictionConfig>) ->
     builder.with_eviction_config(eviction).build()
 }
 
-/// Shards of foyer: as many as its own benchmarks use.
+/// Number of foyer's shards, as in its own benchmarks.
 const SHARDS: usize = 64;
 
 pub fn moka(pages: usize) -> Moka {
@@ -91,7 +91,7 @@ pub fn a_page() -> Page {
     Arc::new([1; PAGE])
 }
 
-/// Eight bytes of a page.
+/// Returns the first eight bytes of a page.
 #[inline]
 pub fn word(page: &[u8]) -> u64 {
     u64::from_le_bytes(page[..8].try_into().expect("eight bytes"))

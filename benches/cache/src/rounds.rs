@@ -1,11 +1,11 @@
-//! Arms in turns, and what their rounds say.
+//! Interleaved runs of variants, and the statistics of their rounds.
 
 use block::Random;
 
-/// One of the things that are compared: its name, and a run that gives its cost.
+/// A variant under comparison: its name, and a run that returns its cost.
 pub struct Arm<'a> {
     pub name: String,
-    /// The arm it is compared with.
+    /// Index of the variant it is compared with.
     pub against: usize,
     run: Box<dyn FnMut(u64) -> f64 + 'a>,
 }
@@ -24,7 +24,7 @@ impl<'a> Arm<'a> {
     }
 }
 
-/// An estimate and its interval.
+/// A median and its confidence interval.
 #[derive(Debug, Clone, Copy)]
 pub struct Estimate {
     pub median: f64,
@@ -32,12 +32,12 @@ pub struct Estimate {
     pub high: f64,
 }
 
-/// Runs every arm once a round, in an order that turns; gives each arm's costs by round.
+/// Runs every variant once per round, in alternating order; returns each variant's costs by round.
 pub fn interleave(arms: &mut [Arm<'_>], rounds: usize) -> Vec<Vec<f64>> {
     in_turns(arms.len(), rounds, |at, round| (arms[at].run)(round))
 }
 
-/// The same for ways that are known by their numbers. The first round is thrown away.
+/// Runs variants by index like [`interleave`]. The first round is discarded.
 pub fn in_turns<C: Clone>(
     count: usize,
     rounds: usize,
@@ -61,8 +61,8 @@ pub fn in_turns<C: Clone>(
     costs
 }
 
-/// What is to be said of a value for each round: its median, and where 95 % of the medians of 10,000
-/// resamples lie.
+/// Estimates the median of values, with the interval that contains 95 % of the medians of 10,000
+/// resamples.
 pub fn estimate(values: &[f64]) -> Estimate {
     let mut random = Random::new(1);
     let mut medians: Vec<f64> = (0..10_000)
@@ -88,13 +88,13 @@ pub fn median(values: &mut [f64]) -> f64 {
     }
 }
 
-/// Nanoseconds of processor time that this thread has used.
+/// Returns the CPU time of this thread in nanoseconds.
 pub fn thread_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Runs `work` in `threads` threads at once, which begin together; gives the mean of what it gives.
+/// Runs `work` in `threads` threads that start together; returns the mean of their results.
 pub fn in_threads(threads: usize, work: impl Fn(usize, &dyn Fn()) -> f64 + Sync) -> f64 {
     let barrier = std::sync::Barrier::new(threads);
     std::thread::scope(|scope| {

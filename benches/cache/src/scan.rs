@@ -1,8 +1,8 @@
-//! A scan through a hot set: the share of the hot set's accesses that hit, before the scan, during it,
-//! and after it.
+//! A scan through a hot set: the hit rate of the hot set before, during and after the scan.
 //!
-//! Exact: counts and no times. Policies are driven directly, which is exact LRU for once, and tells
-//! stealback what belongs to a stream; the cache itself, foyer and moka see the same accesses.
+//! Exact: counts hits and measures no times. Policies are driven directly, which makes LRU exact
+//! and tells stealback which accesses belong to a stream; the cache itself, foyer and moka see the
+//! same accesses.
 
 use crate::Args;
 use crate::peers::{self, Foyer, Moka};
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 /// Pages of the cache: 64 MiB.
 const FRAMES: usize = 16_384;
-/// Pages of the hot set, taken by a Zipf distribution.
+/// Pages of the hot set, accessed with a Zipf distribution.
 const HOT_PAGES: usize = 50_000;
 const EXPONENT: f64 = 0.9;
 /// Pages of the scan, each touched after one access to the hot set.
@@ -36,9 +36,9 @@ enum File {
     Scan = 2,
 }
 
-/// Something that has pages or has not.
+/// A cache or policy under test.
 trait Pages {
-    /// Touches a page, and says whether it was there.
+    /// Accesses a page, and returns whether it was resident.
     fn touch(&mut self, file: File, page: u64) -> bool;
 }
 
@@ -108,7 +108,7 @@ pub fn run(_args: &Args) -> Vec<Table> {
     ]
 }
 
-/// A table of all rivals; `shares` gives the cells of one.
+/// Builds a table of all competitors; `shares` returns the cells of one.
 fn table<const N: usize>(
     title: &str,
     columns: &[&str],
@@ -129,10 +129,11 @@ fn table<const N: usize>(
     table
 }
 
-/// Passes through the looped file that are shown; the first brings it.
+/// Passes through the looped file that are shown; the first pass loads it.
 const LOOP_PASSES: [u64; 6] = [2, 3, 5, 10, 20, 40];
 
-/// Percent of hits in passes through a file of half the cache, which was full of others' pages.
+/// Returns the percentage of hits in passes through a file of half the cache size, after the cache
+/// was filled with pages of another file.
 fn loops(pages: &mut dyn Pages, seed: u64) -> [f64; LOOP_PASSES.len()] {
     let mut random = Random::new(seed + 1);
     for _ in 0..WARM {
@@ -148,7 +149,7 @@ fn loops(pages: &mut dyn Pages, seed: u64) -> [f64; LOOP_PASSES.len()] {
     LOOP_PASSES.map(|pass| hits[pass as usize - 1] as f64 / len as f64 * 100.0)
 }
 
-/// Percent of hits before, during and after the scan.
+/// Returns the percentage of hits before, during and after the scan.
 fn one(hot: &Zipf, pages: &mut dyn Pages, touches: u32, seed: u64) -> [f64; 3] {
     let mut random = Random::new(seed + 1);
     let mut hit = |pages: &mut dyn Pages| pages.touch(File::Hot, hot.draw(&mut random));
@@ -172,11 +173,11 @@ fn one(hot: &Zipf, pages: &mut dyn Pages, touches: u32, seed: u64) -> [f64; 3] {
     ]
 }
 
-/// Page numbers, the first of which are drawn most.
+/// Page numbers with a Zipf distribution.
 struct Zipf {
-    /// The sum of the shares up to each rank.
+    /// Cumulative weight up to each rank.
     sums: Vec<f64>,
-    /// The page that has a rank, so that neighbours have nothing in common.
+    /// Page of each rank, shuffled so that neighboring pages have unrelated ranks.
     page_of: Vec<u64>,
 }
 
@@ -244,7 +245,7 @@ impl Pages for Real {
     }
 }
 
-/// A policy with the pages that are named to it and nothing in them.
+/// A policy without page contents.
 struct Driven {
     policy: Box<dyn Policy>,
     frame_of: HashMap<PageKey, FrameNo>,
@@ -310,7 +311,7 @@ impl Pages for Driven {
     }
 }
 
-/// One number for a page of either file.
+/// Returns a number that is unique over the pages of both files.
 fn number(file: File, page: u64) -> u64 {
     (file as u64) << 32 | page
 }

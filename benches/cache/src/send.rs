@@ -1,5 +1,6 @@
-//! A range of a file into a socket: from the cache's pages, by way of a buffer, and by the kernel from
-//! its own cache; and what becomes of pages that are used again once the send queue is empty.
+//! Sends a range of a file to a socket: from the cache's pages, through a buffer, and by the kernel
+//! from its own cache. Also checks the received bytes of pages that are changed once the send queue
+//! is empty.
 
 use crate::Args;
 use crate::peers::{self, Cached, PAGE};
@@ -19,7 +20,7 @@ use std::time::Instant;
 
 /// Bytes of the file, sent once in a run.
 const SIZE: u64 = 128 << 20;
-/// What is read at a time where there is a buffer, and received at a time.
+/// Bytes of a read where a buffer is used, and of a receive.
 const BUFFER: usize = 64 << 10;
 const GIB: f64 = (1 << 30) as f64;
 
@@ -44,10 +45,10 @@ fn fill(device: &dyn BlockDevice) {
     }
 }
 
-/// Milliseconds for each GiB: of the sender's processor time, of the receiver's, and by the clock.
+/// Milliseconds per GiB: CPU time of the sender, CPU time of the receiver, wall-clock time.
 type Cost = [f64; 3];
 
-/// Ways of sending: a name, and what sends all of the file.
+/// A method of sending: a name, and a function that sends the whole file.
 type Way<'a> = (&'static str, Box<dyn FnMut(&mut TcpStream) + 'a>);
 
 fn stream(cached: &Cached, kernel: &File, rounds: usize) -> Table {
@@ -159,7 +160,7 @@ fn read_write(cached: &Cached, socket: &mut TcpStream) {
     }
 }
 
-/// As a server does it that has other sockets: it never waits in the send.
+/// Sends like a server with other sockets: it never blocks in the send.
 fn read_write_polled(cached: &Cached, socket: &mut TcpStream) {
     socket.set_nonblocking(true).expect("it is a socket");
     let (mut session, mut open) = cached.open();
@@ -188,7 +189,7 @@ fn from_pages(cached: &Cached, socket: &mut TcpStream) {
     }
 }
 
-/// What a blocking socket does by itself.
+/// Waits until the socket is writable, as a blocking socket does.
 fn wait_writable(socket: &TcpStream) {
     let mut fd = libc::pollfd {
         fd: socket.as_raw_fd(),
@@ -217,7 +218,8 @@ fn sendfile(kernel: &File, socket: &mut TcpStream) {
     }
 }
 
-/// A header and what it is followed by: as much as fits an Ethernet frame.
+/// Bytes of a header, and of a datagram that includes it: the most that fits into an Ethernet
+/// frame.
 const HEADER: usize = 28;
 const DATAGRAM: usize = 1400;
 /// Datagrams of a batch: the window of a protocol over UDP.
@@ -245,7 +247,7 @@ fn datagrams(cached: &Cached, rounds: usize) -> Table {
     )
 }
 
-/// Bytes of the file that go into a batch.
+/// Bytes of the file in a batch.
 const BATCH_BYTES: u64 = (BATCH * (DATAGRAM - HEADER)) as u64;
 /// Batches of a run.
 const BATCHES: u64 = (32 << 20) / BATCH_BYTES;
@@ -262,8 +264,8 @@ fn over_udp(send: &dyn Fn(&UdpSocket)) -> Cost {
     let done = AtomicBool::new(false);
     let clock = Instant::now();
     std::thread::scope(|scope| {
-        // Datagrams that the receiver does not fetch in time are lost: what it costs is for those it
-        // got.
+        // Datagrams that the receiver does not read in time are lost: its cost is relative to those
+        // received.
         let receiving = scope.spawn(|| {
             let (started, mut got) = (thread_ns(), 0);
             let mut buffer = vec![0; BUFFER];
@@ -321,8 +323,8 @@ fn in_batches(cached: &Cached, socket: &UdpSocket) {
     }
 }
 
-/// What a receiver on the same machine reads of a page that was sent by `sendfile`, and written to
-/// when the sender's queue was empty, which means that everything was acknowledged.
+/// Counts the bytes that a local receiver sees of pages that were sent by `sendfile` and changed
+/// once the sender's queue was empty, which means that everything was acknowledged.
 fn used_again() -> Table {
     let title = "bytes that a receiver gets of pages changed when all was acknowledged";
     let mut table = Table::new(title, &["", "as sent", "as changed"]);
@@ -355,7 +357,7 @@ fn used_again() -> Table {
     table
 }
 
-/// Bytes in the send queue of a socket (tcp(7), `SIOCOUTQ`).
+/// Returns the bytes in the send queue of a socket (tcp(7), `SIOCOUTQ`).
 fn unacknowledged(socket: &TcpStream) -> libc::c_int {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the socket is open, and the call writes an int.

@@ -1,10 +1,11 @@
-//! A cache of 5 % of the data against one of 50 %, with 1 to 100 threads, clear and enciphered: what
-//! "HP-UX Encrypted Volume and File System Performance and Tuning" shows for `dbc_max` of 5 % (figures 20
-//! to 26), after the same program: 64 KiB records, a part of the data for each thread, sequential
-//! writes, random writes, sequential and random reads, and reads of what is cached.
+//! A cache of 5 % of the data against one of 50 %, with 1 to 100 threads, unencrypted and
+//! encrypted: the measurement of "HP-UX Encrypted Volume and File System Performance and Tuning"
+//! for `dbc_max` of 5 % (figures 20 to 26), with the same program: 64 KiB records, a part of the
+//! data for each thread, sequential writes, random writes, sequential and random reads, and reads
+//! of cached data.
 //!
-//! The disk is memory that answers after a time and no faster than a rate, so that what is compared
-//! is the cache and not what else the machine's disk has to do.
+//! The disk is memory with a latency and a rate limit, so that the cache is measured and not other
+//! load on the machine's disk.
 
 use crate::Args;
 use crate::cipher::enciphered;
@@ -23,7 +24,7 @@ const RECORDS: u64 = SIZE / RECORD;
 const LATENCY: Duration = Duration::from_micros(100);
 const BYTES_PER_SECOND: u64 = 512 << 20;
 const THREADS: [usize; 5] = [1, 10, 25, 50, 100];
-/// Rounds of this group: a run takes seconds.
+/// Maximum number of rounds of this group: a run takes seconds.
 const ROUNDS_MAX: usize = 7;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -32,7 +33,7 @@ enum Phase {
     RandomWrite,
     Read,
     RandomRead,
-    /// A part that fits the smaller cache, brought before the clock starts.
+    /// A part that fits the smaller cache, loaded before the clock starts.
     CachedRead,
 }
 
@@ -44,14 +45,14 @@ const PHASES: [(Phase, &str); 5] = [
     (Phase::CachedRead, "cached read"),
 ];
 
-/// What a phase came to.
+/// Result of a phase.
 #[derive(Clone, Copy, Default)]
 struct Outcome {
     mib_per_s: f64,
     hit_percent: f64,
 }
 
-/// Percent of the data that the cache has, and the bits of the cipher's key.
+/// Cache size in percent of the data, and the bits of the cipher's key.
 const CELLS: [(u64, usize); 4] = [(5, 0), (50, 0), (5, 128), (50, 128)];
 
 pub fn run(args: &Args) -> Vec<Table> {
@@ -79,7 +80,7 @@ pub fn run(args: &Args) -> Vec<Table> {
                 };
                 of_round[at] = one_run(CELLS[at], threads, round as u64);
             }
-            // The first is thrown away.
+            // The first round is discarded.
             if round > 0 {
                 outcomes.push(of_round);
             }
@@ -163,7 +164,7 @@ fn one_run((percent, bits): (u64, usize), threads: usize, round: u64) -> [Outcom
         }
         PHASES.map(|(phase, _)| {
             if phase == Phase::Read {
-                // What the writes have left does not go below while reads are timed.
+                // Writes back the data of the write phases before reads are timed.
                 cached.volume.flush().expect("the disk works");
             }
             both.wait();
@@ -187,10 +188,10 @@ fn one_run((percent, bits): (u64, usize), threads: usize, round: u64) -> [Outcom
     })
 }
 
-/// How often what is cached is read.
+/// Number of passes over the cached data.
 const PASSES: u64 = 20;
 
-/// Records of each thread that fit the smaller cache together.
+/// Returns the records of each thread; those of all threads together fit the smaller cache.
 fn cached_part(threads: usize) -> std::ops::Range<u64> {
     0..(RECORDS * 5 / 100 / 2 / threads as u64).max(1)
 }

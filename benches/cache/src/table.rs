@@ -4,7 +4,7 @@ use crate::rounds::{Arm, Estimate, estimate};
 use serde_json::{Value, json};
 use std::fmt;
 
-/// A table: what it is about, its columns, its rows as they are shown, and the values behind them.
+/// A table: its title, its columns, its formatted rows, and the values behind them.
 pub struct Table {
     pub title: String,
     pub columns: Vec<String>,
@@ -22,7 +22,8 @@ impl Table {
         }
     }
 
-    /// The usual one: an arm a row, its cost, and the ratio to the arm it is compared with.
+    /// Creates the usual table: a row per variant with its cost, and the ratio to the variant it is
+    /// compared with.
     pub fn of_arms(
         title: impl Into<String>,
         unit: &str,
@@ -65,7 +66,7 @@ impl Table {
     }
 }
 
-/// An estimate as `median [low, high]`.
+/// Formats an estimate as `median [low, high]`.
 pub fn interval(e: Estimate, digits: usize) -> String {
     format!(
         "{:.digits$} [{:.digits$}, {:.digits$}]",
@@ -73,7 +74,7 @@ pub fn interval(e: Estimate, digits: usize) -> String {
     )
 }
 
-/// A number with three digits or so.
+/// Formats a number with about three digits.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
         v if v >= 100.0 => 0,
