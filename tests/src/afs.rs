@@ -1,8 +1,9 @@
-//! A machine of its own for an AFS cell, its servers and its clients, and what passes between them.
+//! A virtual machine for an AFS cell, its servers and its clients, and a recording of their
+//! traffic.
 //!
-//! `tests/guest/afs-cell.sh` makes the machine, of namespaces. Ours and OpenAFS's server run in it, and
-//! OpenAFS's client for FUSE; guests with the kernel's client reach its loopback at the same
-//! address.
+//! `tests/guest/afs-cell.sh` creates the machine from namespaces. Our server, OpenAFS's server and
+//! OpenAFS's client for FUSE run in it; guests with the kernel's client reach its loopback at the
+//! same address.
 
 pub mod wire;
 
@@ -16,18 +17,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The address of the servers, for clients on the machine and in guests.
+/// Address of the servers, for clients on the machine and in guests.
 pub const ADDRESS: &str = "10.0.2.2";
 
-/// The name of the cell.
+/// Name of the cell.
 pub const CELL: &str = "test.local";
 
-/// The folder of the scripts.
+/// Returns the directory of the scripts.
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
 }
 
-/// A machine for a cell. All that runs on it ends with it.
+/// A machine for a cell. All its processes end with it.
 pub struct Machine<'s> {
     s: &'s Sandbox,
     init: Killed,
@@ -35,7 +36,7 @@ pub struct Machine<'s> {
 }
 
 impl<'s> Machine<'s> {
-    /// A machine on which nothing runs. It takes root.
+    /// Creates a machine without servers and clients. Requires root.
     pub fn new(s: &'s Sandbox) -> Machine<'s> {
         let mut init = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "--", "unshare"])
@@ -61,7 +62,7 @@ impl<'s> Machine<'s> {
         }
     }
 
-    /// A program on the machine, which is killed when the test is.
+    /// Returns a command that runs a program on the machine, and that is killed with the test.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -73,7 +74,7 @@ impl<'s> Machine<'s> {
         command
     }
 
-    /// Runs a script of the shell in a folder of the machine; it must succeed.
+    /// Runs a shell script in a directory of the machine; it must succeed.
     #[track_caller]
     pub fn shell(&self, folder: &Path, script: &str) -> String {
         let mut command = self.command("env");
@@ -81,21 +82,21 @@ impl<'s> Machine<'s> {
         Ran::of(&mut command).ok().stdout
     }
 
-    /// A path of the machine, for who is not on it.
+    /// Converts a path of the machine to one for processes outside of it.
     pub fn inside(&self, path: &Path) -> PathBuf {
         let root = PathBuf::from(format!("/proc/{}/root", self.pid));
         root.join(path.strip_prefix("/").expect("a whole path"))
     }
 
-    /// Starts OpenAFS's servers, with a cell that is empty.
+    /// Starts OpenAFS's servers with an empty cell.
     pub fn openafs(&self) {
         let mut command = self.command(scripts().join("openafs.sh"));
-        // It leaves programs behind.
+        // The script leaves daemons running.
         Ran::of(command.arg(self.s.path("machine")).arg(CELL)).ok();
     }
 
-    /// Makes a DEVICE of the sandbox a cell, with two empty volumes beside its root: `small` of
-    /// 64 KiB, and `locked`, which is only read.
+    /// Makes a DEVICE of the sandbox a cell, with two empty volumes besides its root: `small` with
+    /// a quota of 64 KiB, and `locked`, which is read-only.
     pub fn cell(&self, on: On, size: &str) -> &'static str {
         let device = match on {
             On::Clear => "cell.img",
@@ -119,7 +120,8 @@ impl<'s> Machine<'s> {
         device
     }
 
-    /// Starts our server on a cell; clients may write. Its name is that of the device, without the end.
+    /// Starts our server on a cell, with write access for clients. Its name is that of the device
+    /// without the extension.
     #[track_caller]
     pub fn serve(&self, device: &str) -> Served<'s> {
         let log = self.s.path("serve.log");
@@ -154,7 +156,7 @@ impl<'s> Machine<'s> {
         client
     }
 
-    /// Starts to mount it, and does not wait.
+    /// Starts mounting the cell, and does not wait.
     pub fn mount_soon(&self, name: &str, options: &[&str]) -> Client<'_> {
         let at = self.s.path("clients").join(name);
         let cache = at.with_extension("cache");
@@ -181,8 +183,8 @@ impl<'s> Machine<'s> {
         }
     }
 
-    /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and gives what
-    /// became of it. `share` is its /share.
+    /// Boots a kernel with the AFS client of Linux, runs `tests/guest/SCRIPT` in it, and returns
+    /// the result. `share` is its /share.
     #[track_caller]
     pub fn guest(
         &self,
@@ -196,7 +198,7 @@ impl<'s> Machine<'s> {
         let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
         let cache = target.join("guest");
         let boot = scripts().join("boot.sh");
-        // The machine has no way to the archives.
+        // The machine has no network route to the package archives.
         let mut fetch = Command::new(&boot);
         fetch.args(["--fetch", "--kernel", kernel, "--cache"]);
         Ran::of(fetch.arg(&cache)).ok();
@@ -214,7 +216,7 @@ impl<'s> Machine<'s> {
 
 impl Drop for Machine<'_> {
     fn drop(&mut self) {
-        // What is found in the sandbox then is of nobody who lives.
+        // After this, files in the sandbox belong to no live process.
         let _ = self.init.0.kill();
         let _ = self.init.0.wait();
         let pid = format!("/proc/{}", self.pid);
@@ -222,7 +224,7 @@ impl Drop for Machine<'_> {
     }
 }
 
-/// Our server, as it runs.
+/// Our running server.
 pub struct Served<'s> {
     s: &'s Sandbox,
     child: Killed,
@@ -230,18 +232,18 @@ pub struct Served<'s> {
 }
 
 impl Served<'_> {
-    /// What it says of itself: `cell status`.
+    /// Returns its status: `cell status`.
     pub fn status(&self) -> Value {
         let all = self.s.json(&["cell", "status", &self.name, "--clients"]);
         all["cells"][0].clone()
     }
 
-    /// What its disk and its cache have done: `stats`.
+    /// Returns the statistics of its disk and its cache: `stats`.
     pub fn stats(&self) -> Value {
         self.s.json(&["stats", &self.name])
     }
 
-    /// Ends it as its administrator would.
+    /// Detaches it as its administrator would.
     #[track_caller]
     pub fn end(mut self) {
         self.s.detach(&self.name);
@@ -249,7 +251,7 @@ impl Served<'_> {
         assert!(status.success(), "{status}");
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills it, and waits until it no longer answers.
     pub fn kill(self) {
         let Served { s, child, name } = self;
         drop(child);
@@ -259,7 +261,7 @@ impl Served<'_> {
     }
 }
 
-/// OpenAFS's client for FUSE. It is killed when this goes.
+/// OpenAFS's client for FUSE, killed on drop.
 pub struct Client<'m> {
     machine: &'m Machine<'m>,
     child: Killed,
@@ -267,22 +269,22 @@ pub struct Client<'m> {
 }
 
 impl Client<'_> {
-    /// The root of the cell, as the machine sees it.
+    /// Returns the root of the cell, as a path on the machine.
     pub fn folder(&self) -> PathBuf {
         self.at.join(CELL)
     }
 
-    /// The root of another volume.
+    /// Returns the root of another volume.
     pub fn volume(&self, name: &str) -> PathBuf {
         self.at.join(format!(".:mount/{CELL}:{name}"))
     }
 
-    /// The root of the cell, for who is not on the machine.
+    /// Returns the root of the cell, as a path outside of the machine.
     pub fn inside(&self) -> PathBuf {
         self.machine.inside(&self.folder())
     }
 
-    /// Waits until the cell is there.
+    /// Waits until the cell is mounted.
     #[track_caller]
     pub fn wait(&self) {
         let inside = self.inside();
@@ -298,7 +300,7 @@ impl Client<'_> {
         stat.is_ok_and(|stat| stat.contains(") Z"))
     }
 
-    /// What it has said.
+    /// Returns its log.
     pub fn said(&self) -> String {
         fs::read_to_string(self.at.with_extension("log")).unwrap_or_default()
     }
@@ -320,7 +322,7 @@ impl Drop for Client<'_> {
     }
 }
 
-/// The first line that a program prints.
+/// Reads the first line of a program's output.
 fn first_line(printed: &mut impl Read) -> String {
     let mut line = Vec::new();
     let mut byte = [0];

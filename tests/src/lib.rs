@@ -1,7 +1,7 @@
-//! End-to-end and interoperability tests of the `evfs` program: the harness.
+//! Harness of the end-to-end and interoperability tests of the `evfs` program.
 //!
-//! The tests start the program as a user would and look at it from outside, beside real peers. A
-//! peer that is missing fails the test, and so does a test that needs root without it.
+//! The tests start the program as a user would and observe it from outside, together with real
+//! peers. A missing peer fails the test, and so does missing root for a test that needs it.
 
 pub mod afs;
 pub mod lua;
@@ -17,8 +17,8 @@ use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// A folder of its own for one test: key pairs, sockets, backups, images. Everything still
-/// attached is detached, by force, when it goes.
+/// The private directory of one test: key pairs, sockets, backups, images. On drop everything still
+/// attached is detached by force.
 pub struct Sandbox {
     dir: tempfile::TempDir,
 }
@@ -30,7 +30,7 @@ impl Default for Sandbox {
 }
 
 impl Sandbox {
-    /// A fresh sandbox on the disk that temporary files are on.
+    /// Creates a sandbox in the directory for temporary files.
     pub fn new() -> Sandbox {
         let sandbox = Sandbox {
             dir: tempfile::Builder::new()
@@ -45,19 +45,20 @@ impl Sandbox {
         sandbox
     }
 
-    /// A path inside.
+    /// Returns a path in the sandbox.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// The program with this sandbox's folders and a cheap key derivation.
+    /// Returns a command for the program with this sandbox's directories and a cheap key
+    /// derivation.
     pub fn evfs(&self) -> Command {
         let mut command = Command::new(program());
         self.environment(&mut command);
         command
     }
 
-    /// Gives `command` this sandbox's folders.
+    /// Sets this sandbox's directories in the environment of `command`.
     pub fn environment(&self, command: &mut Command) {
         command
             .env("EVFS_KEYS_DIR", self.path("keys"))
@@ -71,7 +72,7 @@ impl Sandbox {
             .current_dir(self.dir.path());
     }
 
-    /// Runs the program and gives what it did.
+    /// Runs the program and returns the result.
     pub fn run<S: AsRef<OsStr>>(&self, args: &[S]) -> Ran {
         Ran::of(self.evfs().args(args))
     }
@@ -81,7 +82,7 @@ impl Sandbox {
         Ran::with_input(self.evfs().args(args), input)
     }
 
-    /// Runs the program, which must succeed, and gives its JSON.
+    /// Runs the program, which must succeed, and returns its JSON.
     pub fn json<S: AsRef<OsStr>>(&self, args: &[S]) -> Value {
         let mut command = self.evfs();
         command.arg("--json").args(args);
@@ -89,12 +90,12 @@ impl Sandbox {
         serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.stdout))
     }
 
-    /// Makes a key pair without a passphrase.
+    /// Creates a key pair without a passphrase.
     pub fn key(&self, name: &str) {
         self.run(&["key", "generate", name, "--no-passphrase"]).ok();
     }
 
-    /// Makes the key pair `owner` and a volume of `size` that belongs to it.
+    /// Creates the key pair `owner` and a volume of `size` that belongs to it.
     pub fn volume(&self, image: &str, size: &str, more: &[&str]) -> PathBuf {
         if !self.path("keys/owner.key").exists() {
             self.key("owner");
@@ -107,7 +108,7 @@ impl Sandbox {
         self.path(image)
     }
 
-    /// Attaches in the background and gives the JSON of the status.
+    /// Attaches in the background and returns the JSON of the status.
     pub fn attach(&self, args: &[&str]) -> Value {
         let mut all = vec!["attach"];
         all.extend(args);
@@ -115,7 +116,7 @@ impl Sandbox {
         self.json(&all)
     }
 
-    /// Detaches, which must succeed.
+    /// Detaches a volume, which must succeed.
     pub fn detach(&self, name: &str) {
         self.run(&["detach", name]).ok();
     }
@@ -134,7 +135,7 @@ impl Drop for Sandbox {
             let status = Ran::of(self.evfs().args(["--json", "status"]));
             let _ = Ran::of(self.evfs().args(["detach", name]));
             if entry.path().exists() {
-                // It would not go by asking: end the process that serves it.
+                // It cannot be detached: end the process that serves it.
                 let pids = serde_json::from_str::<Value>(&status.stdout).ok();
                 let volumes = pids.as_ref().and_then(|v| v["volumes"].as_array());
                 for volume in volumes.into_iter().flatten().filter(|v| v["name"] == name) {
@@ -151,7 +152,7 @@ impl Drop for Sandbox {
     }
 }
 
-/// The program under test: built beside the tests.
+/// Returns the path of the program under test, which is built in the target directory of the tests.
 pub fn program() -> PathBuf {
     let here = std::env::current_exe().expect("a test knows where it is");
     let folder = here
@@ -169,16 +170,16 @@ pub fn program() -> PathBuf {
 /// Longer than any program of the tests takes on the slowest machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
 
-/// What a program did.
+/// Result of a program.
 #[derive(Debug)]
 pub struct Ran {
-    /// The command line, for messages.
+    /// Command line, for messages.
     pub command: String,
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
-    /// What it printed.
+    /// Standard output.
     pub stdout: String,
-    /// What it said.
+    /// Standard error.
     pub stderr: String,
 }
 
@@ -188,7 +189,7 @@ impl Ran {
         Ran::patiently(command, PATIENCE)
     }
 
-    /// Runs a command that may take longer than any of the others.
+    /// Runs a command with a longer time limit.
     pub fn patiently(command: &mut Command, patience: Duration) -> Ran {
         Ran::started(command.stdin(Stdio::null()), patience, |_| ())
     }
@@ -196,13 +197,13 @@ impl Ran {
     /// Runs a command with `input` on its standard input.
     pub fn with_input(command: &mut Command, input: &[u8]) -> Ran {
         Ran::started(command.stdin(Stdio::piped()), PATIENCE, |child| {
-            // A program that fails early does not read its input; that is for the caller to judge.
+            // A program that fails early does not read its input; the caller checks that.
             let _ = child.stdin.take().expect("piped").write_all(input);
         })
     }
 
-    /// Runs a command to its end, and kills it when that does not come: a program that hangs is to
-    /// fail its test, not to hold up all others.
+    /// Runs a command to its end, and kills it after `patience`: a program that hangs must fail its
+    /// test, not delay all others.
     fn started(command: &mut Command, patience: Duration, feed: impl FnOnce(&mut Child)) -> Ran {
         let shown = format!("{command:?}");
         let mut child = command
@@ -262,7 +263,7 @@ impl Ran {
     }
 }
 
-/// Runs a peer, which must succeed, and gives what it printed.
+/// Runs a peer, which must succeed, and returns its output.
 #[track_caller]
 pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
     let path = format!(
@@ -274,7 +275,7 @@ pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
         .stdout
 }
 
-/// A program of this machine.
+/// Returns the path of an installed program.
 pub fn installed(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -284,8 +285,8 @@ pub fn installed(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
 }
 
-/// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never
-/// part of what a test claims.
+/// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never a
+/// property that a test checks.
 #[track_caller]
 pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
@@ -295,7 +296,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Fails where the test does not run as root, and says what for.
+/// Fails unless the test runs as root, with the reason in the message.
 #[track_caller]
 pub fn needs_root(what: &str) {
     // SAFETY: geteuid has no arguments and cannot fail.
@@ -303,7 +304,7 @@ pub fn needs_root(what: &str) {
     assert!(root, "needs root: {what}; run `cargo xtask test` as root");
 }
 
-/// A child that is killed when it goes out of scope.
+/// A child process that is killed on drop.
 pub struct Killed(pub Child);
 
 impl Drop for Killed {
@@ -313,11 +314,11 @@ impl Drop for Killed {
     }
 }
 
-/// Data and choices from a seed, so that a failing test can be run again.
+/// Data and choices from a seed, so that a failing test can be reproduced.
 pub struct Random(block::Random);
 
 impl Random {
-    /// From the seed in `EVFS_SEED`, or a fresh one; prints it.
+    /// Creates a generator with the seed in `EVFS_SEED`, or a fresh one, and prints it.
     pub fn from_environment() -> Random {
         let seed = std::env::var("EVFS_SEED")
             .ok()
@@ -330,17 +331,17 @@ impl Random {
         Random::new(seed)
     }
 
-    /// From a given seed.
+    /// Creates a generator with a given seed.
     pub fn new(seed: u64) -> Random {
         Random(block::Random::new(seed))
     }
 
-    /// A number below `bound`.
+    /// Returns a number less than `bound`.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.0.below(bound)
     }
 
-    /// `len` bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         self.0.fill(&mut bytes);
@@ -348,11 +349,11 @@ impl Random {
     }
 }
 
-/// Bytes of a copy of the header as `cryptsetup` makes it by default, of which the JSON follows the first 4096.
+/// Bytes of a header copy with `cryptsetup`'s defaults; the JSON begins after the first 4096 bytes.
 pub const HEADER_COPY: usize = 16 * 1024;
 const HEADER_JSON: usize = 4096;
 
-/// Changes the header as somebody without a key can: the JSON of both copies, and their checksums.
+/// Changes the header like an attacker without a key: the JSON of both copies, and their checksums.
 pub fn forge(image: &Path, change: impl Fn(&mut Value)) {
     let mut bytes = std::fs::read(image).unwrap();
     for copy in bytes[..2 * HEADER_COPY].chunks_mut(HEADER_COPY) {

@@ -1,13 +1,13 @@
-//! A tree of sources for builds: Lua, with a makefile, and a script to run.
+//! A source tree for builds: Lua, with a makefile, and a script to run.
 
 use crate::peer;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What the program that is built prints when it runs `script.lua`.
+/// Output of the built program when it runs `script.lua`.
 pub const PRINTED: &str = "Lua 5.4\t200010000\n";
 
-/// Makes a folder with the tree. `make` in it builds `minimal`.
+/// Creates a directory with the tree. `make` in it builds `minimal`.
 pub fn copy(to: &Path) {
     let from = sources();
     peer("cp", &[Path::new("-r"), &from, to]);
@@ -21,7 +21,7 @@ pub fn copy(to: &Path) {
     }
 }
 
-/// The sources of the library, in C, as a crate brings them.
+/// Returns the C sources of the library from a crate.
 fn sources() -> PathBuf {
     let metadata = peer(
         env!("CARGO"),
@@ -29,7 +29,7 @@ fn sources() -> PathBuf {
             "metadata",
             "--format-version=1",
             "--offline",
-            // What other platforms would need is not here.
+            // Crates for other platforms are not installed.
             "--filter-platform",
             &format!("{}-unknown-linux-gnu", std::env::consts::ARCH),
             "--manifest-path",
@@ -48,7 +48,7 @@ fn sources() -> PathBuf {
     sources.pop().expect("Lua 5.4 in the crate")
 }
 
-/// A program of two lines that says how it is made: with an archive, and in parts.
+/// A makefile for a small program, with an archive and separate objects.
 const MAKEFILE: &str = "\
 CFLAGS = -O0 -DLUA_USE_POSIX -MMD
 OBJECTS = $(patsubst %.c,%.o,$(wildcard *.c))
@@ -58,7 +58,7 @@ minimal: $(OBJECTS)
 -include $(OBJECTS:.o=.d)
 ";
 
-/// The crate has the library only; this is an interpreter.
+/// The crate has only the library; this is an interpreter.
 const MAIN: &str = r#"
 #include <stdio.h>
 #include "lauxlib.h"
@@ -75,7 +75,7 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Writes a file of its own, reads it, and says what became of it.
+/// Writes a file, reads it, and prints the result.
 const SCRIPT: &str = r#"
 local out = assert(io.open("numbers", "w"))
 for i = 1, 20000 do out:write(i, "\n") end

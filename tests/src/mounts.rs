@@ -1,4 +1,4 @@
-//! File systems of ours: made, mounted by a process of their own, killed, checked.
+//! EVFS file systems: formatted, mounted by a separate process, killed, checked.
 
 use crate::{Ran, Sandbox, wait_until};
 use std::ffi::CString;
@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
-/// What a file system lies on.
+/// Storage of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum On {
-    /// A file in the clear.
+    /// An unencrypted file.
     Clear,
     /// An encrypted volume in a file.
     Encrypted,
@@ -25,7 +25,7 @@ pub struct Disk<'a> {
 }
 
 impl<'a> Disk<'a> {
-    /// Formats a new file of `size`, like `1G`, named after what it is.
+    /// Formats a new file of `size`, like `1G`, named after its kind.
     pub fn new(s: &'a Sandbox, on: On, size: &str) -> Disk<'a> {
         let device = match on {
             On::Clear => "clear.img",
@@ -41,7 +41,7 @@ impl<'a> Disk<'a> {
         Disk::existing(s, device)
     }
 
-    /// What carries a file system already: a file of the sandbox, or a LUN.
+    /// Returns the disk of an existing file system: a file of the sandbox, or a LUN.
     pub fn existing(s: &'a Sandbox, device: &str) -> Disk<'a> {
         Disk {
             s,
@@ -51,34 +51,34 @@ impl<'a> Disk<'a> {
         }
     }
 
-    /// What mounts it is given these options, always.
+    /// Adds these options to every mount.
     pub fn with(mut self, options: &'static [&'static str]) -> Disk<'a> {
         self.options = options;
         self
     }
 
-    /// What mounts it has this variable in its environment from now on.
+    /// Sets this variable in the environment of later mounts.
     pub fn set(&mut self, variable: &'static str, value: &str) {
         self.environment.retain(|(name, _)| *name != variable);
         self.environment.push((variable, value.to_owned()));
     }
 
-    /// The DEVICE, as the program is told.
+    /// Returns the DEVICE argument.
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// Mounts it at `mnt` of the sandbox and waits until it is there.
+    /// Mounts it at `mnt` of the sandbox, and waits until it is mounted.
     pub fn mount(&self, options: &[&str]) -> Mounted {
         let mounted = self.mount_soon(options);
         mounted.wait_for(options);
         mounted
     }
 
-    /// Starts to mount it, and does not wait.
+    /// Starts mounting it, and does not wait.
     pub fn mount_soon(&self, options: &[&str]) -> Mounted {
         let dir = self.s.path("mnt");
-        // It may be there, and, if what served it was killed, cannot be looked at.
+        // It may exist, and cannot be accessed if its server was killed.
         let _ = std::fs::create_dir(&dir);
         let log = self.s.path("mount.log");
         let said = std::fs::File::options()
@@ -100,12 +100,12 @@ impl<'a> Disk<'a> {
         Mounted { child, dir, log }
     }
 
-    /// Fails the test unless the file system is without a fault.
+    /// Fails the test unless `fsck` finds no error.
     #[track_caller]
     pub fn check(&self) {
         let mut ran = self.s.run(&["fsck", &self.device]);
-        // The kernel takes the rings of a killed process down after it has gone, and with them its
-        // lock; on a machine with much to do later than the program waits for.
+        // The kernel releases the rings of a killed process, and with them its lock, after the
+        // process has ended; on a busy machine this takes longer than the program waits.
         wait_until("who was killed has let go of the device", || {
             let busy = ran.status.code() == Some(11);
             if busy {
@@ -120,8 +120,8 @@ impl<'a> Disk<'a> {
     }
 }
 
-/// A mounted file system, and the process that serves it. It is killed when this goes, and the dead
-/// mount is taken away.
+/// A mounted file system, and the process that serves it. On drop the process is killed and the
+/// dead mount is removed.
 pub struct Mounted {
     child: Child,
     dir: PathBuf,
@@ -129,7 +129,7 @@ pub struct Mounted {
 }
 
 impl Mounted {
-    /// Waits until it is there.
+    /// Waits until it is mounted.
     #[track_caller]
     pub fn wait_for(&self, options: &[&str]) {
         let pid = self.child.id();
@@ -140,34 +140,34 @@ impl Mounted {
         });
     }
 
-    /// A path inside.
+    /// Returns a path in the file system.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// The folder that it is mounted at.
+    /// Returns the mount point.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// What the process that serves it, and those before it, have said.
+    /// Returns the log of the process that serves it, and of those before it.
     pub fn said(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Number of the process.
+    /// Returns the ID of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Lets every user of the system go through the folders of the sandbox to this one.
+    /// Lets every user of the system traverse the directories of the sandbox to this one.
     pub fn let_everybody_in(&self, s: &Sandbox) {
         let through = || std::fs::Permissions::from_mode(0o711);
         std::fs::set_permissions(s.path(""), through()).expect("own folder");
         std::fs::set_permissions(&self.dir, through()).expect("own folder");
     }
 
-    /// Unmounts it as a user would; the process must end well.
+    /// Unmounts it as a user would; the process must succeed.
     #[track_caller]
     pub fn unmount(mut self, s: &Sandbox) {
         s.run(&[Path::new("unmount"), &self.dir]).ok();
@@ -176,13 +176,13 @@ impl Mounted {
         assert!(!is_mounted(&self.dir), "it is mounted still");
     }
 
-    /// Kills the process without a word. The dead mount stays, for the next one to find.
+    /// Kills the process. The dead mount stays for the next one.
     pub fn kill(mut self) {
         self.end();
         std::mem::forget(self);
     }
 
-    /// Waits until the process has ended by itself; says how.
+    /// Waits until the process has ended by itself, and returns its status.
     pub fn ended(mut self) -> ExitStatus {
         let pid = self.child.id();
         wait_until("the process ends", || has_ended(pid));
@@ -204,12 +204,12 @@ impl Drop for Mounted {
 
 impl Drop for Disk<'_> {
     fn drop(&mut self) {
-        // What was killed last.
+        // The mount of the last process that was killed.
         take_away(&self.s.path("mnt"));
     }
 }
 
-/// Takes away what is mounted at a folder, whoever uses it.
+/// Unmounts a directory, even if it is in use.
 pub fn take_away(dir: &Path) {
     let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");
     // SAFETY: the path is a string that ends with a zero.
@@ -220,29 +220,29 @@ pub fn take_away(dir: &Path) {
     }
 }
 
-/// Whether something is mounted at exactly this folder, dead or alive.
+/// Reports whether exactly this directory is a mount point, dead or alive.
 pub fn is_mounted(dir: &Path) -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("the list of mounts");
     let dir = dir.to_str().expect("a path of text");
     mounts.lines().any(|l| l.split(' ').nth(1) == Some(dir))
 }
 
-/// Whether a folder is a mount whose process is there. The kernel, which remembers attributes also of
-/// a dead mount, never remembers how full a file system is.
+/// Reports whether a directory is a mount whose process is alive. The kernel caches attributes even
+/// of a dead mount, but never the result of statfs(2).
 fn answers(dir: &Path) -> bool {
     /// `FUSE_SUPER_MAGIC` of <linux/magic.h>.
     const FUSE: i64 = 0x6573_5546;
     let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");
-    // SAFETY: plain numbers, for which zeros will do.
+    // SAFETY: a struct of plain integers, for which zeros are valid.
     let mut room: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path is a string that ends with a zero, and the numbers live long enough.
+    // SAFETY: the path is a string that ends with a zero, and `room` lives until the call returns.
     unsafe { libc::statfs(path.as_ptr(), &raw mut room) == 0 && room.f_type == FUSE }
 }
 
-/// Whether a child has ended, waited for or not.
+/// Reports whether a child has ended, waited for or not.
 fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The state is behind the name, which may hold anything.
+    // The state follows the name, which may contain any characters.
     stat.rsplit(") ")
         .next()
         .is_none_or(|rest| rest.is_empty() || rest.starts_with('Z'))

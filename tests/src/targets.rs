@@ -1,4 +1,5 @@
-//! Real storage servers: `qemu-nbd`, `nbdkit` and `tgtd`, each on an image, killed with its owner.
+//! Real storage servers: `qemu-nbd`, `nbdkit` and `tgtd`, each on an image, killed with their
+//! owner.
 
 use crate::{Killed, Sandbox, wait_until};
 use pathsim::{Address, Pathsim};
@@ -8,12 +9,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The world-wide ID that the servers give.
+/// World-wide ID that the servers report.
 pub const WWID: &str = "naa.5000c500a1b2c3d4";
-/// The iSCSI target.
+/// Name of the iSCSI target.
 pub const IQN: &str = "iqn.2026-01.org.evfs.test:disk";
 
-/// A sparse file.
+/// Creates a sparse file.
 pub fn image(s: &Sandbox, name: &str, bytes: u64) -> std::path::PathBuf {
     let path = s.path(name);
     let file = std::fs::File::create(&path).expect("an image");
@@ -21,10 +22,10 @@ pub fn image(s: &Sandbox, name: &str, bytes: u64) -> std::path::PathBuf {
     path
 }
 
-/// A port that nobody uses now.
+/// Returns a port that is not in use.
 pub fn free_port() -> u16 {
-    // Below those that the kernel gives to clients: whoever waits for a server by connecting could be
-    // given the very port he connects to, and would talk to himself. And never one twice.
+    // Below the kernel's range of client ports: a client that polls for a server could otherwise
+    // get the very port it connects to, and connect to itself. Never returns a port twice.
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         let number = std::process::id() * 61 + NEXT.fetch_add(1, Ordering::Relaxed);
@@ -35,8 +36,9 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Whether nobody listens at a port. Nobody listens to find out, either: what another thread starts in that
-/// moment has the socket until it is a program of its own, and would be taken for the server that is waited for.
+/// Reports whether no socket is bound to a port. The check does not listen: a process that another
+/// thread starts at that moment inherits the socket until its exec, and would be mistaken for the
+/// awaited server.
 fn is_free(port: u16) -> bool {
     let socket = net::socket_with(
         AddressFamily::INET,
@@ -45,7 +47,7 @@ fn is_free(port: u16) -> bool {
         None,
     )
     .expect("a socket");
-    // As the servers do, so that they may have the port though it is still in such hands.
+    // Same option as the servers, so that a port in such a state is still usable.
     net::sockopt::set_socket_reuseaddr(&socket, true).expect("an option");
     net::bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, port)).is_ok()
 }
@@ -55,7 +57,8 @@ fn spawn(command: &mut Command) -> Killed {
     Killed(child.unwrap_or_else(|e| panic!("{command:?} (cargo xtask setup): {e}")))
 }
 
-/// Waits for the server itself: one that ended found its port taken, and whoever has that would be taken for it.
+/// Waits for the server itself: if it ended, its port was taken, and another server would answer
+/// there.
 fn answers(server: &mut Killed, port: u16) {
     wait_until("the server answers", || {
         let ended = server.0.try_wait().expect("a child");
@@ -64,7 +67,7 @@ fn answers(server: &mut Killed, port: u16) {
     });
 }
 
-/// `qemu-nbd` on a port, with an export `e`.
+/// Starts `qemu-nbd` on a port, with an export `e`.
 pub fn qemu_nbd(image: &Path, port: u16) -> Killed {
     let mut child = spawn(
         Command::new("qemu-nbd")
@@ -88,7 +91,7 @@ pub fn qemu_nbd(image: &Path, port: u16) -> Killed {
     child
 }
 
-/// `nbdkit` on a port, with an export `e`.
+/// Starts `nbdkit` on a port, with an export `e`.
 pub fn nbdkit(image: &Path, port: u16) -> Killed {
     let mut child = spawn(
         Command::new("nbdkit")
@@ -101,8 +104,8 @@ pub fn nbdkit(image: &Path, port: u16) -> Killed {
     child
 }
 
-/// `nbdkit` on a port, with an export `e`, that fails every write with EIO while the
-/// file `broken` exists.
+/// Starts `nbdkit` on a port, with an export `e`, that fails every write with EIO while the file
+/// `broken` exists.
 pub fn nbdkit_that_fails(image: &Path, port: u16, broken: &Path) -> Killed {
     let mut command = Command::new("nbdkit");
     command
@@ -129,9 +132,9 @@ pub struct Tgtd {
 }
 
 impl Tgtd {
-    /// Starts one; `parameters` are those of the unit (`scsi_id=...`), if any.
+    /// Starts a target; `parameters` are those of the unit (`scsi_id=...`), if any.
     pub fn start(image: &Path, parameters: Option<&str>) -> Tgtd {
-        // It goes on when a port is taken, at another one.
+        // If a port is taken, tgtd continues at another one.
         let tries = (0..10).find_map(|_| Tgtd::try_start(image, parameters));
         tries.expect("tgtd has the ports that it was told")
     }
@@ -183,7 +186,7 @@ impl Tgtd {
     }
 }
 
-/// A proxy before a port of this machine.
+/// Starts a proxy in front of a local port.
 pub fn proxy(port: u16) -> (Pathsim, u16) {
     let listen = Address::Tcp("127.0.0.1:0".into());
     let sim = Pathsim::start(&listen, Address::Tcp(format!("127.0.0.1:{port}")));

@@ -1,13 +1,14 @@
-//! A writer of files that knows what it was promised, and so what may be found after a crash.
+//! A writer of files that tracks the guarantees of the file system, and so the permitted states
+//! after a crash.
 //!
 //! ```text
-//!   names    after each change one more list of what there was; fsync drops all but the last
-//!   content  of each file the bytes that must be there; those behind them may be there, or be zeros
+//!   names    each change adds a snapshot of all names; fsync drops all but the last
+//!   content  for each file the guaranteed bytes; later bytes may be present, or be zeros
 //! ```
 //!
-//! **Invariant:** what it demands follows from what a file system promises: fsync(2) of anything makes
-//! the content of that file and all names so far durable; names come back as they were at one moment
-//! since, never a mixture; no byte of another file shows.
+//! **Invariant:** its checks follow from the guarantees of a file system: fsync(2) of any file
+//! makes the content of that file and all names so far durable; after a crash the names are those
+//! of a single moment since then, never a mixture; no byte of another file appears.
 
 use crate::Random;
 use std::collections::BTreeMap;
@@ -16,23 +17,23 @@ use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// Bytes that have a generation of their own where a file is overwritten in place.
+/// Bytes with a generation of their own, in a file that is overwritten in place.
 const BLOCK: usize = 4096;
 /// Blocks of a file that is overwritten in place.
 const BLOCKS: u64 = 64;
-/// Names that there are at most.
+/// Maximum number of names.
 const NAMES_MAX: usize = 40;
-/// Bytes of a file that grows.
+/// Maximum bytes of a file that grows.
 const SIZE_MAX: u64 = 400_000;
-/// Changes of names that a writer makes before it syncs them at the latest.
+/// Maximum number of name changes before the writer syncs.
 const STATES_MAX: usize = 60;
-/// An inode that was being made when the file system went.
+/// Placeholder for an inode whose creation a crash may have interrupted.
 const UNKNOWN: u64 = 0;
 
-/// Names below the writer's folder, and their inodes.
+/// Names under the writer's directory, and their inodes.
 type Names = BTreeMap<String, u64>;
 
-/// What is in a file.
+/// Content of a file.
 #[derive(Debug, Clone)]
 enum Content {
     Folder,
@@ -40,12 +41,12 @@ enum Content {
     Stream {
         tag: u64,
         size: u64,
-        /// Bytes that were promised and not cut off since.
+        /// Bytes that are guaranteed and not truncated since.
         sure: u64,
-        /// The most that it has had since.
+        /// Maximum size since then.
         most: u64,
     },
-    /// Blocks of which each says its generation; 0 is a block that was never written.
+    /// Blocks that contain their generation; 0 is a block that was never written.
     Blocks {
         tag: u64,
         promised: Vec<u64>,
@@ -53,24 +54,24 @@ enum Content {
     },
 }
 
-/// See the module.
+/// A writer with its own directory; see the module.
 pub struct Writer {
     name: String,
     random: Random,
     next_tag: u64,
-    /// Of the block written last.
+    /// Generation of the block written last.
     generation: u64,
-    /// What may be found; the last is what there is, the first is what was promised.
+    /// Permitted states of the names, from the last guaranteed one to the current one.
     states: Vec<Names>,
     contents: BTreeMap<u64, Content>,
     /// Files without a name.
     open: Vec<File>,
-    /// How often something was promised.
+    /// Number of syncs that completed.
     pub promises: u64,
 }
 
 impl Writer {
-    /// A writer with a folder of its own, which is not there yet.
+    /// Creates a writer with its own directory, which does not exist yet.
     pub fn new(name: &str, seed: u64) -> Writer {
         Writer {
             name: name.into(),
@@ -84,10 +85,10 @@ impl Writer {
         }
     }
 
-    /// Makes the folder, for good.
+    /// Creates the directory and makes it durable.
     ///
     /// # Errors
-    /// What the file system says.
+    /// Errors of the file system.
     pub fn begin(&mut self, root: &Path) -> io::Result<()> {
         let dir = root.join(&self.name);
         for dir in [&dir, &dir.join("a"), &dir.join("b")] {
@@ -101,7 +102,7 @@ impl Writer {
         File::open(&dir)?.sync_all()
     }
 
-    /// Changes things until something fails; gives that error.
+    /// Makes changes until one fails, and returns its error.
     pub fn work(&mut self, root: &Path) -> io::Error {
         loop {
             if let Err(error) = self.step(root) {
@@ -114,7 +115,7 @@ impl Writer {
     /// Makes one change.
     ///
     /// # Errors
-    /// The change may have happened.
+    /// The change failed, but may still have happened.
     pub fn step(&mut self, root: &Path) -> io::Result<()> {
         let dir = root.join(&self.name);
         if self.states.len() > STATES_MAX {
@@ -139,7 +140,7 @@ impl Writer {
         self.states.last().expect("there is always one")
     }
 
-    /// Notes a change of names before it is made.
+    /// Records a change of names before it is made.
     fn will(&mut self, change: impl FnOnce(&mut Names)) {
         let mut names = self.now().clone();
         change(&mut names);
@@ -153,13 +154,13 @@ impl Writer {
         self.contents.retain(|ino, _| named.contains(ino));
     }
 
-    /// A name, there or not, in a folder that is there.
+    /// Returns a name that may or may not exist, in an existing directory.
     fn any_name(&mut self) -> String {
         let folder = ["a", "b"][self.random.below(2) as usize];
         format!("{folder}/{}", self.random.below(NAMES_MAX as u64))
     }
 
-    /// A file of the kind that is wanted.
+    /// Chooses a file with the wanted kind of content.
     fn some_file(&mut self, wanted: fn(&Content) -> bool) -> Option<(String, u64)> {
         let of_kind = |(_, ino): &(&String, &u64)| wanted(&self.contents[*ino]);
         let all: Vec<_> = self.now().iter().filter(of_kind).collect();
@@ -213,7 +214,7 @@ impl Writer {
         Ok((file, ino))
     }
 
-    /// Writes more of a stream.
+    /// Appends to a stream.
     fn grow(&mut self, file: &File, ino: u64) -> io::Result<()> {
         let len = 1 + self.random.below(30_000);
         let Some(Content::Stream {
@@ -293,7 +294,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A file was synced, and with it all names.
+    /// Records that a file, and with it all names, was synced.
     fn synced(&mut self, ino: u64) {
         match self.contents.get_mut(&ino) {
             Some(Content::Stream {
@@ -308,7 +309,7 @@ impl Writer {
         self.promised();
     }
 
-    /// A new file comes in place of another as a whole: the way of editors and of `rsync`.
+    /// Replaces a file by a new one, as editors and `rsync` do.
     fn replace(&mut self, dir: &Path) -> io::Result<()> {
         if self.now().contains_key("a/new") {
             self.will(|names| {
@@ -335,7 +336,7 @@ impl Writer {
     fn move_to(&mut self, dir: &Path, from: &str, to: &str) -> io::Result<()> {
         let same = self.now().get(from) == self.now().get(to);
         self.will(|names| {
-            // Two names of one file are left as they are.
+            // A rename between two names of the same file changes nothing.
             if let (false, Some(ino)) = (same, names.get(from).copied()) {
                 names.remove(from);
                 names.insert(to.into(), ino);
@@ -371,7 +372,7 @@ impl Writer {
         std::fs::remove_file(dir.join(name))
     }
 
-    /// Makes a folder, or removes it.
+    /// Creates a directory, or removes it.
     fn folder(&mut self, dir: &Path) -> io::Result<()> {
         let name = format!("b/folder{}", self.random.below(3));
         if self.now().contains_key(&name) {
@@ -391,7 +392,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Looks at everything after a crash, and takes it as what there is from here on.
+    /// Checks all files after a crash, and continues from the state found.
     pub fn verify(&mut self, root: &Path) {
         let dir = root.join(&self.name);
         let found = walk(&dir);
@@ -445,7 +446,7 @@ impl Writer {
     }
 }
 
-/// Everything below a folder.
+/// Lists all names under a directory.
 fn walk(dir: &Path) -> Names {
     let mut found = Names::new();
     let mut folders: Vec<(PathBuf, String)> = vec![(dir.into(), String::new())];
@@ -463,7 +464,8 @@ fn walk(dir: &Path) -> Names {
     found
 }
 
-/// Compares a file with what may be in it; gives what is. What was not promised is cut off.
+/// Compares a file with its permitted contents, and returns the content found. Truncates bytes that
+/// are not guaranteed.
 fn verified(path: &Path, content: Content) -> Content {
     match content {
         Content::Folder => Content::Folder,
@@ -539,7 +541,7 @@ fn read(path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Bytes `from..from + len` of an endless stream.
+/// Returns the bytes `from..from + len` of an endless stream.
 fn stream(tag: u64, from: u64, len: usize) -> Vec<u8> {
     let first = from / BLOCK as u64;
     let skip = (from % BLOCK as u64) as usize;
@@ -548,7 +550,7 @@ fn stream(tag: u64, from: u64, len: usize) -> Vec<u8> {
     all.skip(skip).take(len).collect()
 }
 
-/// A block that says of which generation it is.
+/// Returns a block that contains its generation.
 fn block(tag: u64, number: u64, generation: u64) -> Vec<u8> {
     let mut bytes = Random::new(tag << 32 | number << 24 | generation).bytes(BLOCK);
     bytes[..8].copy_from_slice(&generation.to_le_bytes());

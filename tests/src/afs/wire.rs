@@ -1,7 +1,7 @@
-//! Calls of Rx, as they are seen on a network: which, in what order, and how they failed.
+//! Rx calls observed on a network: procedure, order, and errors.
 //!
-//! `tcpdump` writes what passes to a file; datagrams to [`MARKS`] between the calls say what those that
-//! follow belong to.
+//! `tcpdump` writes the traffic to a file; datagrams to [`MARKS`] between the calls name the step
+//! to which the following calls belong.
 
 use super::{Machine, first_line};
 use crate::{Killed, wait_until};
@@ -10,28 +10,28 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// The port that marks go to. Nobody listens there.
+/// Port of the marks, without a listener.
 pub const MARKS: u16 = 7777;
 
 const FILES: u16 = 7000;
 const LOCATION: u16 = 7003;
 
-/// The beginning of an Ethernet frame, of which loopbacks have one too.
+/// Length of an Ethernet header, which loopback frames have too.
 const FRAME: usize = 14;
 const UDP: usize = 8;
-/// The beginning of a packet of Rx.
+/// Length of an Rx header.
 const RX: usize = 28;
 
-/// A mark, and the calls behind it.
+/// A mark, and the calls after it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// What the mark says.
+    /// Text of the mark.
     pub name: String,
-    /// The calls: names, with `!CODE` behind those that were aborted.
+    /// Names of the calls, with `!CODE` after those that were aborted.
     pub calls: Vec<String>,
 }
 
-/// A recording.
+/// A recording in progress.
 pub struct Recording {
     child: Killed,
     _answers: Killed,
@@ -39,8 +39,8 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Records what passes on the loopback of a machine from now on. `ops` is the program that marks and
-    /// answers marks.
+    /// Records the traffic on the loopback of a machine from now on. `ops` is the program that
+    /// sends and answers marks.
     pub fn start(machine: &Machine<'_>, name: &str, ops: &Path) -> Recording {
         let mut command = machine.command(ops);
         command.args(["--answer", &MARKS.to_string()]);
@@ -69,7 +69,7 @@ impl Recording {
         }
     }
 
-    /// The steps up to the mark `last`, which has to come.
+    /// Returns the steps up to the mark `last`, which must occur.
     #[track_caller]
     pub fn up_to(self, last: &str) -> Vec<Step> {
         let mut steps = Vec::new();
@@ -84,7 +84,7 @@ impl Recording {
     }
 }
 
-/// What is in a file of tcpdump's.
+/// Parses a file of tcpdump.
 fn steps_of(file: &[u8]) -> Vec<Step> {
     let mut reading = Reading {
         steps: vec![Step {
@@ -107,7 +107,7 @@ fn steps_of(file: &[u8]) -> Vec<Step> {
 
 struct Reading {
     steps: Vec<Step>,
-    /// By connection and call: the step, and the place in it.
+    /// Step and index in it, by connection and call.
     calls: HashMap<(u32, u32, u32), (usize, usize)>,
 }
 
@@ -121,7 +121,7 @@ impl Reading {
         if to == MARKS {
             let name = String::from_utf8_lossy(rx).into_owned();
             let calls = Vec::new();
-            // It is said again where it may not have been heard.
+            // A mark is repeated if it may have been lost.
             if self.steps.last().is_none_or(|step| step.name != name) {
                 self.steps.push(Step { name, calls });
             }
@@ -133,7 +133,7 @@ impl Reading {
         let from_client = flags & 1 != 0;
         if kind == 1 && sequence == 1 && from_client && !self.calls.contains_key(&key) {
             let service = if to == FILES || to == LOCATION { to } else { 0 };
-            // Servers talk among themselves, too.
+            // Calls between servers are ignored.
             if from == FILES && (LOCATION - 1..=LOCATION).contains(&to) || from == LOCATION {
                 return None;
             }
@@ -152,7 +152,7 @@ impl Reading {
 
     fn call(&mut self, key: (u32, u32, u32), name: String) {
         let mut step = self.steps.len() - 1;
-        // What a client does after its program has closed the file may be late.
+        // A call that a client makes after its program has closed the file may be late.
         if let Some((_, causes)) = LATE.iter().find(|(late, _)| *late == name) {
             let causes = |step: &Step| causes.iter().any(|cause| step.name.starts_with(cause));
             step = self.steps.iter().rposition(causes).unwrap_or(step);
@@ -163,10 +163,10 @@ impl Reading {
     }
 }
 
-/// Calls that come when a client likes, and with what the names of the steps begin that they belong to.
+/// Calls at arbitrary times, and the prefixes of the names of the steps to which they belong.
 const LATE: &[(&str, &[&str])] = &[("ReleaseLock", &["lock"])];
 
-/// The name of a procedure, by the port that is called.
+/// Returns the name of a procedure, by the called port.
 fn name_of(port: u16, opcode: u32) -> String {
     let names: &[(u32, &str)] = match port {
         FILES => FILE_PROCEDURES,

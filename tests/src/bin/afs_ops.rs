@@ -1,15 +1,15 @@
-//! Does operations on a file system, one after the other, those that fail among them, and prints what
-//! became of each. Before each it sends its name to an address, so that who listens to the network
-//! knows what belongs to it.
+//! Runs operations on a file system one after the other, including some that fail, and prints the
+//! result of each. Before each it sends its name to an address, so that a network recording can
+//! assign packets to operations.
 //!
 //! ```text
 //!   afs_ops FOLDER ADDRESS:PORT SMALL LOCKED
 //!   afs_ops --answer PORT
 //! ```
 //!
-//! Who listens answers with what came; the second form does.
+//! The listener echoes each name; the second form is that listener.
 //!
-//! SMALL is a folder with a quota of 64 KiB, LOCKED one that may be read only.
+//! SMALL is a directory with a quota of 64 KiB, LOCKED one that is read-only.
 
 use rustix::fs::{
     AtFlags, CWD, FlockOperation, Gid, Timespec, Timestamps, Uid, XattrFlags, setxattr,
@@ -22,7 +22,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, sy
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// What an operation shows.
+/// Printed result of an operation.
 type Shown = io::Result<String>;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -59,7 +59,7 @@ struct Ops {
 }
 
 impl Ops {
-    /// Says what comes, until it is heard.
+    /// Announces a step, and repeats that until the listener has answered.
     fn say(&self, name: &str) -> io::Result<()> {
         let mut heard = [0; 256];
         for _ in 0..30 {
@@ -225,7 +225,7 @@ impl Ops {
         self.op("list", || list(&self.at))
     }
 
-    /// What an access list, a mode and a quota refuse.
+    /// Operations refused by an access list, a mode or a quota.
     fn refusals(&self) -> io::Result<()> {
         let at = |name: &str| self.path(name);
         self.op("make a closed folder", || {
@@ -277,7 +277,7 @@ impl Ops {
         self.op("rename from one volume to another", || {
             done(fs::rename(small.join("fits"), at("fits")))
         })?;
-        // A client may be storing still, and find out, or not, what became of it.
+        // A client may still be storing, with or without learning the result.
         self.say("what is not compared")?;
         for name in ["fits", "too-much"] {
             fs::remove_file(small.join(name))?;
@@ -305,7 +305,7 @@ impl Ops {
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes)?;
             drop(file);
-            // Under another name it may live a little longer.
+            // The client may keep it under another name for a short time.
             while list(&self.at)?.contains('.') {
                 std::thread::sleep(Duration::from_millis(10));
             }
@@ -321,7 +321,7 @@ impl Ops {
     }
 }
 
-/// Sends back what comes.
+/// Echoes all datagrams.
 fn answer(port: u16) -> Result<(), Box<dyn Error>> {
     let socket = UdpSocket::bind(("0.0.0.0", port))?;
     println!("answering");
@@ -340,7 +340,7 @@ fn text(path: &Path) -> Shown {
     Ok(format!("{:?}", fs::read_to_string(path)?))
 }
 
-/// Writes so that what cannot be stored is an error, where a client knows `fsync`.
+/// Writes a file so that a failed store is an error, if the client supports `fsync`.
 fn write_out(path: &Path, bytes: usize) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(&vec![1; bytes])?;
@@ -360,7 +360,7 @@ fn long(bytes: usize) -> String {
 fn look(path: &Path) -> Shown {
     let found = fs::symlink_metadata(path)?;
     let size = match found.is_dir() {
-        // That of a folder is the server's affair.
+        // The size of a directory is specific to the server.
         true => String::from("a folder"),
         false => format!("{} bytes", found.size()),
     };

@@ -1,11 +1,11 @@
-//! The operations of Connectathon's basic tests, with the counts that those have by default and the IFS
-//! report had in 1990, each verified.
+//! The operations of Connectathon's basic tests, with their default counts, which are also those of
+//! the IFS report of 1990. Each one is verified.
 //!
 //! ```text
 //!   connectathon FOLDER TEST...
 //! ```
 //!
-//! A TEST is a number from 1 to 9. 1 comes before 2; the others need no other.
+//! A TEST is a number from 1 to 9. Test 2 requires test 1; the others are independent.
 
 use rustix::fs::statfs;
 use std::env;
@@ -18,7 +18,7 @@ use std::time::Instant;
 
 type Outcome = Result<String, Box<dyn Error>>;
 
-/// Fails unless two things are equal.
+/// Fails unless two values are equal.
 macro_rules! same {
     ($found:expr, $wanted:expr) => {{
         let (found, wanted) = ($found, $wanted);
@@ -57,7 +57,7 @@ fn run(test: &str, at: &Path) -> Outcome {
     }
 }
 
-/// 1 and 2: folders in folders, with empty files.
+/// Tests 1 and 2: nested directories with empty files.
 fn tree(at: &Path, make: bool) -> Outcome {
     let (mut files, mut folders) = (0, 0);
     if make {
@@ -105,7 +105,7 @@ fn remove_tree(at: &Path, levels: u32, files: &mut u32, folders: &mut u32) -> st
     Ok(())
 }
 
-/// 3: where we are.
+/// Test 3: the current directory.
 fn getcwd(at: &Path) -> Outcome {
     let before = env::current_dir()?;
     env::set_current_dir(at)?;
@@ -118,7 +118,7 @@ fn getcwd(at: &Path) -> Outcome {
     Ok("500 getcwd and stat calls".into())
 }
 
-/// 4: modes.
+/// Test 4: modes.
 fn chmod(at: &Path) -> Outcome {
     let files: Vec<_> = (0..10).map(|i| at.join(format!("mode.{i}"))).collect();
     for file in &files {
@@ -138,7 +138,7 @@ fn chmod(at: &Path) -> Outcome {
     Ok("1000 chmods and stats on 10 files".into())
 }
 
-/// 5: a file of 1 MiB, written and read ten times.
+/// Test 5: a file of 1 MiB, written and read ten times.
 fn data(at: &Path) -> Outcome {
     const SIZE: usize = 1 << 20;
     const PIECE: usize = 8192;
@@ -170,7 +170,7 @@ fn data(at: &Path) -> Outcome {
     ))
 }
 
-/// 6: a folder that is read while it shrinks.
+/// Test 6: a directory that is read while it shrinks.
 fn read_directory(at: &Path) -> Outcome {
     const FILES: usize = 200;
     fs::create_dir(at)?;
@@ -189,7 +189,7 @@ fn read_directory(at: &Path) -> Outcome {
         }
         let wanted: Vec<bool> = (0..FILES).map(|i| i >= gone).collect();
         same!(seen == wanted, true);
-        // `.` and `..` are read as well, and not shown.
+        // `.` and `..` are read as well, but not returned.
         entries += FILES - gone + 2;
         fs::remove_file(at.join(format!("file.{gone}")))?;
     }
@@ -198,7 +198,7 @@ fn read_directory(at: &Path) -> Outcome {
     Ok(format!("{entries} entries read, {FILES} files"))
 }
 
-/// 7: names that change, and second names.
+/// Test 7: renames and hard links.
 fn rename_and_link(at: &Path) -> Outcome {
     for i in 0..10 {
         let name = at.join(format!("file.{i}"));
@@ -219,7 +219,7 @@ fn rename_and_link(at: &Path) -> Outcome {
     Ok("200 renames and links on 10 files".into())
 }
 
-/// 8: symbolic links.
+/// Test 8: symbolic links.
 fn symlinks(at: &Path) -> Outcome {
     for _ in 0..20 {
         for i in 0..10 {
@@ -234,7 +234,7 @@ fn symlinks(at: &Path) -> Outcome {
     Ok("400 symlinks and readlinks on 10 files".into())
 }
 
-/// 9: how full it is.
+/// Test 9: file system statistics.
 fn room(at: &Path) -> Outcome {
     for _ in 0..1500 {
         same!(statfs(at)?.f_bsize > 0, true);

@@ -1,5 +1,5 @@
 //! Reads a file's pages into the cache for each node of this machine in turn, and prints as JSON on
-//! which node the kernel has them: a guest with two nodes runs it.
+//! which node the kernel has placed them. Runs in a guest with two nodes.
 
 use block::topology::Topology;
 use block::{BlockDevice, Mem};
@@ -10,7 +10,7 @@ use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 
-/// `linux/mempolicy.h`: tell the node, of an address.
+/// `linux/mempolicy.h`: return the node of an address.
 const MPOL_F_NODE: u64 = 1;
 const MPOL_F_ADDR: u64 = 2;
 const PAGE: u64 = 4096;
@@ -34,7 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for &cell in &cells {
         vnode.set_attributes(Attributes {
             numa_node: Some(cell),
-            // What is read ahead comes while the file still asks for the node before.
+            // Read-ahead would load pages while the file still requests the previous node.
             no_read_ahead: true,
             ..Attributes::default()
         });
@@ -49,10 +49,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The node of the page at an address: get_mempolicy(2), `MPOL_F_NODE | MPOL_F_ADDR`.
+/// Returns the node of the page at an address: get_mempolicy(2), `MPOL_F_NODE | MPOL_F_ADDR`.
 fn node_of(at: *const u8) -> std::io::Result<u32> {
     let mut node: i32 = -1;
-    // SAFETY: the kernel writes one integer, and only looks at what lies at the address.
+    // SAFETY: the kernel writes one integer, and only inspects the page at the address.
     let got = unsafe {
         libc::syscall(
             libc::SYS_get_mempolicy,

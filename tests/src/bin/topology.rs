@@ -1,4 +1,4 @@
-//! Prints the NUMA cells of this machine as `multipath` sees them, as JSON: a guest runs it.
+//! Prints the NUMA cells of this machine as `multipath` sees them, as JSON; a guest runs it.
 
 use block::topology::Topology;
 use serde_json::{Value, json};
