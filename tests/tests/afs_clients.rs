@@ -1,10 +1,12 @@
-//! The file server under real clients: `afsd.fuse` of OpenAFS 1.8 and the clients in Linux 6.1 and 6.12.
+//! The file server with real clients: `afsd.fuse` of OpenAFS 1.8 and the clients in Linux 6.1 and
+//! 6.12.
 //!
-//! What `afsd.fuse` cannot do is left out with it: times, owners, devices, locks; symbolic links, which
-//! it writes with another target (Connectathon's test 8); changing the length of a file beyond 2 GiB.
+//! Not tested with `afsd.fuse`, which does not support them: times, owners, devices, locks;
+//! symbolic links, which it writes with another target (Connectathon's test 8); changing the length
+//! of a file beyond 2 GiB.
 //!
-//! `cargo test -p tests --test afs_clients -- --ignored` lets a file of 4.1 GiB of data go through each client, beside the
-//! one with a hole; it takes many minutes.
+//! `cargo test -p tests --test afs_clients -- --ignored` transfers a file with 4.1 GiB of data
+//! through each client, in addition to the sparse file of the normal run; it takes many minutes.
 
 use serde_json::Value;
 use std::collections::HashMap;
@@ -17,22 +19,25 @@ use tests::afs::{Client, Machine};
 use tests::mounts::On;
 use tests::{PATIENCE, Ran, Random, Sandbox, installed, lua, needs_root, peer, wait_until};
 
-/// Options without which FUSE remembers for a second what the server has told.
+/// Options without which FUSE caches the server's attributes and entries for a second.
 const ASK_ALWAYS: &[&str] = &["-oattr_timeout=0,entry_timeout=0"];
 
-/// Both kernels, and what they are called here.
+/// Names of the guests in this test, and their kernels.
 const KERNELS: [(&str, &str); 2] = [("a", "linux-image-amd64"), ("b", "linux-image-6.12-amd64")];
 
 const MIB: u64 = 1 << 20;
 
-/// Changes of a file that two kernels look at all the time. They miss one in ten if they are told once.
+/// Number of changes of a file that two kernels read continuously. A kernel would miss one in ten
+/// if the server announced each only once.
 const ROUNDS: usize = 60;
 
-/// Where pieces of 2 MiB of a large file are, beside its beginning: across 4 GiB, and beyond.
+/// Offsets of pieces of 2 MiB in a large file, besides the one at its start: across 4 GiB, and
+/// beyond.
 const ACROSS: u64 = 4095 * MIB;
 const FAR: u64 = 4608 * MIB;
 
-/// A tree of sources with the sums of its files, at `tree`, `tree.tar` and `sums` of a folder.
+/// Creates a source tree with the checksums of its files, at `tree`, `tree.tar` and `sums` in a
+/// directory.
 fn tree(folder: &Path) {
     lua::copy(&folder.join("tree"));
     let script = "tar cf tree.tar tree; cd tree; sha256sum * > ../sums";
@@ -47,7 +52,7 @@ fn sum(machine: &Machine<'_>, what: &str) -> String {
     printed.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Verifies the tree, and the pieces of the large file, that `use_as_a_disk` left.
+/// Verifies the tree and the pieces of the large file that `use_as_a_disk` left.
 #[track_caller]
 fn verify(machine: &Machine<'_>, client: &Client<'_>, s: &Sandbox, piece: &[u8]) {
     let sums = s.path("sums");
@@ -67,7 +72,7 @@ fn verify(machine: &Machine<'_>, client: &Client<'_>, s: &Sandbox, piece: &[u8])
     }
 }
 
-/// What a client without times, owners and locks can do.
+/// Runs all operations that a client without times, owners and locks supports.
 fn use_as_a_disk(machine: &Machine<'_>, client: &Client<'_>, s: &Sandbox, piece: &[u8]) {
     let root = client.folder();
     let script = format!(
@@ -117,7 +122,7 @@ fn afsd_fuse_uses_a_cell_as_a_disk(on: On) {
     verify(&machine, &client, &s, &piece);
     client.unmount();
 
-    // Nothing is in any cache.
+    // All client caches are empty.
     let client = machine.mount("two", ASK_ALWAYS);
     verify(&machine, &client, &s, &piece);
     served.end();
@@ -128,7 +133,7 @@ fn afsd_fuse_uses_a_cell_as_a_disk(on: On) {
     served.kill();
     let served = machine.serve(device);
     fs::write(client.inside().join("work/more"), "written").unwrap();
-    // A client hears that a server has forgotten its promises when it next calls.
+    // A client learns on its next call that a server has lost its callback promises.
     fs::write(other.inside().join("call"), "").unwrap();
     wait_until("the other client sees it", || {
         fs::read(other.inside().join("work/more")).is_ok_and(|text| text == b"written")
@@ -156,12 +161,12 @@ fn afsd_fuse_uses_an_encrypted_cell_as_a_disk() {
     afsd_fuse_uses_a_cell_as_a_disk(On::Encrypted);
 }
 
-/// A file of more than 4 GiB that differs everywhere, written and compared.
+/// Writes and compares a file of more than 4 GiB without repeated content.
 #[test]
 #[ignore = "takes many minutes; see the head of this file"]
 fn a_file_of_4_gib_comes_back_through_each_client() {
     const PIECES: u64 = 2100;
-    /// The emulated kernel takes its time.
+    /// Time limit for the emulated kernel.
     const LONG: Duration = Duration::from_secs(6000);
     needs_root("it makes namespaces and mounts");
     let s = Sandbox::new();
@@ -198,7 +203,7 @@ fn a_file_of_4_gib_comes_back_through_each_client() {
     served.end();
 }
 
-/// Makes the /share of a guest: the tree, a compiler's files, and who is who.
+/// Creates the /share of a guest: the tree, a compiler's files, and the names of the guests.
 fn share(s: &Sandbox, me: &str, other: &str, piece: &[u8]) -> PathBuf {
     let share = s.path(me);
     fs::create_dir(&share).unwrap();
@@ -221,7 +226,8 @@ fn share(s: &Sandbox, me: &str, other: &str, piece: &[u8]) -> PathBuf {
     share
 }
 
-/// Connectathon's tests: all in one kernel, and what `afsd.fuse` cannot do or Linux got wrong in both.
+/// Returns Connectathon's tests for a guest: all in one kernel; in the other those that `afsd.fuse`
+/// does not support or that Linux had failed.
 fn tests_of(guest: &str) -> &'static str {
     match guest {
         "a" => "7 8",
@@ -229,7 +235,7 @@ fn tests_of(guest: &str) -> &'static str {
     }
 }
 
-/// Waits for a file of a guest's, as long as the guest runs.
+/// Waits for a file of a guest, as long as the guest runs.
 #[track_caller]
 fn await_file<T>(file: &Path, guest: &std::thread::ScopedJoinHandle<'_, T>) {
     let end = Instant::now() + Duration::from_secs(500);
@@ -277,7 +283,8 @@ fn two_kernels_and_afsd_fuse_use_one_cell_as_a_disk() {
         let served = machine.serve(device);
         tell("restarted");
 
-        // A file that all have read becomes longer, and all hear of it, also who looks just then.
+        // A file that all clients have read grows, and all of them notice, even while they are
+        // reading it.
         let talk = client.inside().join("talk");
         fs::write(client.inside().join("lock"), "").unwrap();
         for length in 1..=ROUNDS {
@@ -363,7 +370,7 @@ fn fifteen_cold_clients_read_a_file_that_is_read_from_the_disk_once() {
     writer.unmount();
     served.end();
 
-    // Neither the server nor any client has the file.
+    // Neither the server nor any client has the file in its cache.
     let served = machine.serve(device);
     let blocks = &["-blocks", "8192"][..];
     let names: Vec<String> = (0..CLIENTS).map(|i| format!("client{i}")).collect();

@@ -1,5 +1,5 @@
-//! The same operations on our server and on OpenAFS's, through the same clients: what becomes of them, and
-//! which calls it takes. What differs stands in `docs/protocol/afs.md`, with its reason.
+//! The same operations on our server and on OpenAFS's, through the same clients: their results and
+//! the calls they make. The differences are listed in `docs/protocol/afs.md` with their reasons.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,11 +8,11 @@ use tests::afs::{ADDRESS, Machine};
 use tests::mounts::On;
 use tests::{PATIENCE, Ran, Sandbox, needs_root};
 
-/// The page, and the table in it.
+/// The page, and the heading of its table.
 const PAGE: &str = include_str!("../../docs/protocol/afs.md");
 const TABLE: &str = "\n## What differs from OpenAFS\n";
 
-/// An operation, what became of it, and the calls.
+/// An operation, its result, and its calls.
 #[derive(Debug, PartialEq, Eq)]
 struct Op {
     name: String,
@@ -35,7 +35,7 @@ impl By {
     }
 }
 
-/// Lets a client do all operations.
+/// Runs all operations in a client.
 fn operate(s: &Sandbox, machine: &Machine<'_>, by: By) -> Vec<Op> {
     let program = Path::new(env!("CARGO_BIN_EXE_afs_ops"));
     let recording = Recording::start(machine, by.name(), program);
@@ -67,7 +67,7 @@ fn operate(s: &Sandbox, machine: &Machine<'_>, by: By) -> Vec<Op> {
     let lines = ["mount: done"].into_iter().chain(printed.lines());
     let mut ops: Vec<Op> = lines.map(|line| op(line, &steps)).collect();
     if by == By::Afsd {
-        // It stores at some time after its program has closed the file.
+        // The client stores at an arbitrary time after its program has closed the file.
         let stores = |call: &String| call.starts_with("StoreData64");
         let all = ops
             .iter_mut()
@@ -87,7 +87,7 @@ fn op(line: &str, steps: &[Step]) -> Op {
     let (name, result) = line.split_once(": ").expect("an operation and its result");
     let step = steps.iter().find(|step| step.name == name);
     let result = result.split(" (os error").next().unwrap_or_default();
-    // Servers call clients when they like. What that leads to shows.
+    // Servers call clients at arbitrary times; the effect of these calls is visible in the others.
     let of_client = |call: &&String| !call.starts_with("CB ");
     let calls = step.expect("it was marked").calls.iter();
     Op {
@@ -97,7 +97,7 @@ fn op(line: &str, steps: &[Step]) -> Op {
     }
 }
 
-/// The rows of the table, without the reasons, that two runs make.
+/// Returns the rows of the table, without the reasons, for two runs.
 fn rows(by: By, openafs: &[Op], ours: &[Op]) -> Vec<String> {
     assert_eq!(openafs.len(), ours.len());
     let mut rows = Vec::new();

@@ -1,5 +1,5 @@
-//! What a process in the background leaves for those who look after it: its log, and what its status says of a HUP
-//! that failed; and how places are refused that cannot be exported to.
+//! Output of a process in the background: its log, and the report of a failed HUP in its status.
+//! Also the refusal of places that cannot be exported to.
 
 use export_nbd::client::Client;
 use serde_json::Value;
@@ -23,14 +23,14 @@ fn send(pid: i32, signal: i32) {
     unsafe { libc::kill(pid, signal) };
 }
 
-/// The warning of what `up` serves under this name.
+/// Returns the warning of the volume that `up` serves under this name.
 fn warning_of(s: &Sandbox, name: &str) -> String {
     let all = volumes(s);
     let one = all.iter().find(|v| v["name"] == name).expect("attached");
     one["warning"].as_str().unwrap_or_default().to_owned()
 }
 
-/// A HUP that fails is in the log that was chosen for the background, and in the status until one succeeds.
+/// A failed HUP is in the log chosen for the background, and in the status until one succeeds.
 #[test]
 fn a_hup_that_fails_is_told() {
     let s = Sandbox::new();
@@ -68,7 +68,8 @@ fn a_hup_that_fails_is_told() {
     s.run(&["down"]).ok();
 }
 
-/// Whoever reads what a command in the background says waits for its end, and not for that of the server.
+/// The reader of the output of a command in the background waits for the end of that command, not
+/// for that of the server.
 #[test]
 fn a_pipe_is_not_kept_open_by_the_background() {
     let s = Sandbox::new();
@@ -86,7 +87,7 @@ fn a_pipe_is_not_kept_open_by_the_background() {
     s.detach("a");
 }
 
-/// Without a standard error that can be kept, the background logs to the system log.
+/// Without a suitable standard error, the background process logs to the system log.
 #[test]
 fn the_background_logs_to_the_system_log() {
     needs_root("a /run of its own");
@@ -96,7 +97,7 @@ fn the_background_logs_to_the_system_log() {
     socket
         .set_read_timeout(Some(Duration::from_secs(60)))
         .unwrap();
-    // A system log that this machine has is covered; mostly it is a link to the place below /run.
+    // Covers the system log of this machine, which usually is a link into /run.
     let line = format!(
         "mount -t tmpfs none /run; mkdir -p /run/systemd/journal; \
          ln -s {log} /run/systemd/journal/dev-log; \
@@ -112,12 +113,12 @@ fn the_background_logs_to_the_system_log() {
     let mut said = [0; 4096];
     let len = socket.recv(&mut said).expect("a line of the log");
     let said = String::from_utf8_lossy(&said[..len]).into_owned();
-    // The facility of daemons, and information.
+    // Facility daemon, severity informational.
     assert!(said.starts_with("<30>evfs["), "{said}");
     s.detach("a");
 }
 
-/// Detaching the only table ends the process, so what the status advises is another start.
+/// Detaching the only table ends the process, so the status advises to start it again.
 #[test]
 fn the_advice_for_the_only_table_works() {
     let s = Sandbox::new();
@@ -137,7 +138,7 @@ fn the_advice_for_the_only_table_works() {
     s.run(&["down"]).ok();
 }
 
-/// What is in the way of an export is said, with the code that it has everywhere.
+/// Obstacles to an export are reported, with the usual exit codes.
 #[test]
 fn places_that_cannot_be_exported_to_are_refused() {
     let s = Sandbox::new();

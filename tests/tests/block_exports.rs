@@ -117,7 +117,7 @@ fn qemu_nbd_and_a_second_attach_cannot_take_a_volume_that_is_attached() {
     peer("qemu-io", &write);
 }
 
-/// A certificate authority, and a certificate of it for each of `names`, by the real openssl.
+/// Creates a certificate authority and a server certificate with the real openssl.
 fn certificates(s: &Sandbox) {
     let script = "set -e
         openssl req -x509 -newkey rsa:2048 -nodes -keyout ca-key.pem -out ca-cert.pem -days 2 -subj /CN=test-ca
@@ -194,7 +194,7 @@ fn rubbish_and_broken_connections_harm_no_other_client() {
         let len = random.below(5000) as usize;
         let mut bytes = random.bytes(len);
         if round % 2 == 0 {
-            // Far enough into the protocol to be a write whose payload never comes.
+            // Enough of the protocol for a write whose payload never arrives.
             bytes = [
                 &3u32.to_be_bytes()[..],
                 b"IHAVEOPT",
@@ -242,7 +242,7 @@ fn file_system_round_trip(mkfs: &[&str], volume: &[&str]) {
     peer(mkfs[0], &make);
     peer("mount", &[loop_device.as_str(), mnt]);
     peer("cp", &["-a", "/usr/share", mnt]);
-    // In use: it must not go away under the file system.
+    // It is in use: the device must not vanish under the file system.
     s.run(&["detach", "a"]).code(11);
     assert!(Path::new(mnt).join("share").exists());
     peer("umount", &[mnt]);
@@ -261,7 +261,7 @@ fn file_system_round_trip(mkfs: &[&str], volume: &[&str]) {
     drop(mounted);
 }
 
-/// Unmounts when a test fails half way.
+/// Unmounts even if the test fails halfway.
 struct Unmounted(String);
 
 impl Drop for Unmounted {
@@ -285,7 +285,8 @@ fn xfs_on_a_loop_device_keeps_usr_share() {
     );
 }
 
-/// Ends the connection of a mount to its server, so that a test that fails leaves nobody waiting for ever.
+/// Aborts the connection of a mount to its server, so that a failing test leaves no process waiting
+/// indefinitely.
 struct Aborted(std::path::PathBuf, u32);
 
 impl Drop for Aborted {
@@ -316,7 +317,7 @@ fn a_server_that_is_killed_while_its_loop_device_is_written_back_ends() {
     fs::create_dir(&control).unwrap();
     let aborted = Aborted(control, rustix::fs::minor(number));
     peer("kill", &["-s", "STOP", &pid]);
-    // Into the kernel's memory; whoever closes the device last waits for the server.
+    // Writes to the kernel's memory; the last close of the device waits for the server.
     let output = format!("of={device}");
     let mut writer = Command::new("dd")
         .args(["if=/dev/zero", "bs=1M", "count=1", "conv=notrunc", &output])

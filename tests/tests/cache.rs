@@ -1,5 +1,5 @@
-//! The file cache as an administrator meets it: volumes in memory, settings that change while running,
-//! and nothing lost.
+//! The file cache from an administrator's point of view: volumes in memory, settings that change at
+//! run time, and no lost data.
 
 use serde_json::Value;
 use std::fs;
@@ -7,7 +7,7 @@ use tests::{Random, Sandbox, peer};
 
 const MIB: u64 = 1 << 20;
 
-/// The one cache there is.
+/// Returns the status of the only cache.
 fn cache(s: &Sandbox) -> Value {
     let shown = s.json(&["cache", "show", "--files"]);
     let caches = shown["caches"].as_array().unwrap();
@@ -100,7 +100,8 @@ fn the_limit_holds_while_it_changes_under_load() {
             s.run(&["cache", "set", &setting]).ok();
             while !load.is_finished() {
                 let used = stat(&cache(&s), "used_bytes");
-                // Of what was there before the limit was lowered, what is dirty leaves when it is below.
+                // Dirty pages from before the limit was lowered are evicted only once they are
+                // written back.
                 if stat(&cache(&s), "max_bytes") == max * MIB && rw != "write" {
                     assert!(used <= max * MIB + max * MIB / 100, "{used} of {max} MiB");
                 }

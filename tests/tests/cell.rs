@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use tests::targets::{free_port, image, nbdkit_that_fails};
 use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
 
-/// The ports are given, so each test has addresses of its own.
+/// Returns an address for one test: the ports are fixed, so each test needs its own addresses.
 fn address() -> Ipv4Addr {
     static NEXT: AtomicU8 = AtomicU8::new(1);
     let process = std::process::id().to_be_bytes();
@@ -22,7 +22,7 @@ fn address() -> Ipv4Addr {
     )
 }
 
-/// A sandbox with a cell in a file, and its address.
+/// Returns a sandbox with a cell in a file, and its address.
 fn cell() -> (Sandbox, String) {
     let s = Sandbox::new();
     let at = address().to_string();
@@ -46,7 +46,7 @@ fn serve(s: &Sandbox, more: &[&str]) -> Value {
     s.json(&args)
 }
 
-/// Whether a file server answers there.
+/// Reports whether our file server answers at an address.
 fn answers(at: &str) -> bool {
     let said = peer("rxdebug", &[at, "7000", "-version"]);
     said.contains("EVFS")
@@ -64,7 +64,7 @@ fn is_clean(s: &Sandbox, device: &str) {
 #[test]
 fn init_makes_a_cell_of_any_device_and_keeps_what_is_there() {
     let s = Sandbox::new();
-    // A file that is made.
+    // A file that is created.
     let made = s.json(&["cell", "init", "a.example", "new.img", "--size", "64M"]);
     assert_eq!(
         (&made["formatted"], &made["encrypted"]),
@@ -90,19 +90,19 @@ fn init_makes_a_cell_of_any_device_and_keeps_what_is_there() {
         (&made["formatted"], &made["encrypted"]),
         (&true.into(), &true.into())
     );
-    // A file that is empty.
+    // An empty file.
     fs::File::create(s.path("empty.img"))
         .unwrap()
         .set_len(64 << 20)
         .unwrap();
     s.run(&["cell", "init", "c.example", "empty.img"]).ok();
-    // A file system of ours keeps its filesets, which become volumes.
+    // An EVFS file system keeps its filesets, which become volumes.
     s.run(&["format", "old.img", "--size", "64M"]).ok();
     s.run(&["fileset", "create", "old.img", "root.cell"]).ok();
     let made = s.json(&["cell", "init", "d.example", "old.img"]);
     assert_eq!(made["formatted"], false);
     assert_eq!(volumes(&made), ["main", "root.afs", "root.cell"]);
-    // Once more: the addresses change, the name does not.
+    // A second init changes the addresses, but not the name.
     let at = address().to_string();
     s.run(&["cell", "init", "d.example", "old.img", "--listen", &at])
         .ok();
@@ -212,7 +212,7 @@ fn serve_says_what_it_serves_and_every_verb_works_on_it() {
     ] {
         s.run(&verb.split(' ').collect::<Vec<_>>()).ok();
     }
-    // Filesets that are made meanwhile are volumes at once.
+    // Filesets that are created while it is served become volumes at once.
     let made = s.run(&["fileset", "create", "cell.img", "more"]).ok();
     for said in [
         "Clients of the cell test.local may read",
@@ -225,7 +225,7 @@ fn serve_says_what_it_serves_and_every_verb_works_on_it() {
         .ok();
     assert!(volumes(&s.json(&["cell", "volume", "list", "cell"])).contains(&"more.backup"));
     s.run(&["fileset", "remove", "cell.img", "more"]).code(11);
-    // What is served is in use.
+    // A served device is in use.
     for verb in [
         "mount cell.img run",
         "serve cell.img",
@@ -246,7 +246,7 @@ fn serve_says_what_it_serves_and_every_verb_works_on_it() {
 fn what_listens_beyond_this_machine_is_warned_of() {
     let (s, _) = cell();
     let at = address().to_string();
-    // Every address is more than loopback; the kernel has one of it for all tests of this machine.
+    // Listening at all addresses needs an address to announce, and no further listening address.
     let all = Ipv4Addr::UNSPECIFIED.to_string();
     s.run(&["serve", "cell.img", "--listen", &all]).code(2);
     let both = s
@@ -283,7 +283,7 @@ fn what_listens_beyond_this_machine_is_warned_of() {
 /// An address that is not loopback.
 const OUTER: &str = "10.88.0.1";
 
-/// The program in a network of its own, which has that address.
+/// Returns a command for the program in a network namespace that has this address.
 fn elsewhere(s: &Sandbox, args: &[&str]) -> Command {
     let up = format!("ip link set lo up; ip address add {OUTER}/32 dev lo; exec \"$@\"");
     let own = ["--user", "--map-root-user", "--net", "sh", "-ec", &up, "sh"];
@@ -317,7 +317,7 @@ fn ports_that_are_taken_are_named_and_so_is_who_has_them() {
         "{}",
         ran.stderr
     );
-    // By another program.
+    // Taken by another program.
     let third: Ipv4Addr = address();
     let _taken = UdpSocket::bind((third, 7000)).unwrap();
     let third = third.to_string();
@@ -325,19 +325,19 @@ fn ports_that_are_taken_are_named_and_so_is_who_has_them() {
     for word in ["7000", third.as_str(), "ss -ulpn", "--listen"] {
         assert!(ran.stderr.contains(word), "{word}: {}", ran.stderr);
     }
-    // Not of this machine (TEST-NET-1).
+    // An address of another machine (TEST-NET-1).
     let ran = s
         .run(&["serve", "other.img", "--listen", "192.0.2.1"])
         .code(10);
     assert!(ran.stderr.contains("--announce"), "{}", ran.stderr);
-    // What failed holds nothing.
+    // The failed attempts hold no resource.
     s.run(&["serve", "other.img", "--background"]).ok();
     assert!(answers(&at) && answers(&other));
     let shown = s.json(&["cell", "status"]);
     assert_eq!(shown["cells"].as_array().unwrap().len(), 2);
 }
 
-/// Goal: whoever looks at a cell learns that nothing can be changed in it any more, and why.
+/// Goal: the status of a cell reports that it has become read-only, and why.
 #[test]
 fn a_cell_that_became_read_only_by_a_write_error_says_so() {
     let s = Sandbox::new();
@@ -504,7 +504,7 @@ fn volumes_are_made_limited_replicated_and_removed_served_or_not() {
             (2, "quota projects x"),
             (2, "remove root.cell --force"),
             (10, "remove other"),
-            // It holds the mount point.
+            // It contains the mount point.
             (2, "remove projects"),
         ] {
             volume(wrong).code(code);
@@ -513,7 +513,7 @@ fn volumes_are_made_limited_replicated_and_removed_served_or_not() {
         volume("remove projects --force").ok();
         volume("remove deep").ok();
         assert_eq!(listed(), ["root.afs", "root.cell"]);
-        // Their mount points are left, and are removed by clients, or in a mount.
+        // The mount points remain; clients can remove them, or a user in a mount.
         let names = ["projects", "again"];
         if !served {
             mount_root_cell(&s);
@@ -532,7 +532,7 @@ fn volumes_are_made_limited_replicated_and_removed_served_or_not() {
     is_clean(&s, "cell.img");
 }
 
-/// A server in the foreground.
+/// Starts a server in the foreground.
 fn foreground(s: &Sandbox, at: &str) -> Killed {
     let mut command = s.evfs();
     command.args(["serve", "cell.img"]).stdout(Stdio::null());
@@ -605,7 +605,7 @@ fn an_encrypted_cell_takes_keys_as_volumes_do() {
     assert!(answers(&at));
     assert!(s.json(&["status"])["volumes"][0]["key_bits"].is_number());
     s.detach("secret");
-    // In the clear no key is taken, and what is no cell is not served.
+    // An unencrypted cell accepts no key, and a device that is not a cell is not served.
     s.run(&["format", "clear.img", "--size", "64M"]).ok();
     s.run(&["serve", "clear.img", "--key", "owner"]).code(2);
     let ran = s.run(&["serve", "clear.img"]).code(10);
@@ -707,7 +707,7 @@ fn an_ordinary_user_needs_no_root() {
     assert!(Path::new(&home.path().join("cell.img")).exists());
 }
 
-/// Mounts what clients see first at `mnt`.
+/// Mounts the volume at the root of the cell at `mnt`.
 fn mount_root_cell(s: &Sandbox) {
     fs::create_dir(s.path("mnt")).unwrap();
     let mount = ["mount", "cell.img", "mnt", "--background"];

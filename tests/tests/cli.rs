@@ -1,4 +1,4 @@
-//! The command line: exit codes, refusals, JSON, and behaviour that a first-time user meets.
+//! The command line: exit codes, refusals, JSON, and the behavior that a new user encounters.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -61,7 +61,7 @@ fn a_number_never_takes_the_keyslot_of_another_key() {
     let public = s.path("keys/safe.pub");
     let public = public.to_str().unwrap();
     s.run(&["key", "import", public, "--name", "12"]).code(2);
-    // An earlier EVFS made keys of such names: safe is in keyslot 1, and `1` will be in keyslot 2.
+    // An earlier EVFS allowed such names: safe is in keyslot 1, and `1` will be in keyslot 2.
     s.key("one");
     for half in ["key", "pub"] {
         let from = s.path(&format!("keys/one.{half}"));
@@ -95,7 +95,7 @@ fn a_number_never_takes_the_keyslot_of_another_key() {
     let ran = s.run(&["key", "remove", "1", "--yes"]).ok();
     remove(&["1"]).ok();
     assert_eq!(slots(), [0]);
-    // The command that is said to bring the key back does.
+    // The printed command imports the key again.
     let mut said = ran.stdout.split('`');
     let import = said.nth(1).unwrap().strip_prefix("evfs ").unwrap();
     s.run(&import.split(' ').collect::<Vec<_>>()).ok();
@@ -148,7 +148,7 @@ fn exit_13_for_a_right_key_whose_role_refuses() {
     s.run(&["volume", "key", "remove", "a.img", "user", "--key", "safe"])
         .code(13);
     s.run(&["attach", "a.img", "--key", "safe"]).code(13);
-    // What a recovery key is for: a new owner, who may do everything; the old one may not any more.
+    // Purpose of a recovery key: a new owner with all rights, while the old owner loses them.
     s.run(&[
         "volume", "owner", "set", "a.img", "new", "--key", "safe", "--yes",
     ])
@@ -178,7 +178,7 @@ fn exit_20_21_26_for_damage_of_one_copy_of_both_and_for_a_check() {
         assert!(ran.stdout.contains(mends), "{}", ran.stdout);
         s.run(&["volume", "key", "add", "a.img", "--user", "user"])
             .code(20);
-        // Who uses the volume is told, too: the next damage may be to the other copy.
+        // An attach warns as well: the next damage may be to the other copy.
         let which = ["primary copy", "secondary copy"][copy];
         let ran = s.run(&["attach", "a.img", "--background"]).ok();
         let warned = |text: &str| text.contains(which) && text.contains(mends);
@@ -263,7 +263,7 @@ fn the_first_term_ends_a_service_that_waits_for_its_key() {
     s.detach("a");
 }
 
-/// Goal: a file that has no end is refused, and not kept in memory until there is none left.
+/// Goal: an endless file is refused, and not read until memory is exhausted.
 #[test]
 fn files_that_are_read_whole_have_a_limit() {
     let s = Sandbox::new();
@@ -283,7 +283,7 @@ fn files_that_are_read_whole_have_a_limit() {
         if variable != "EVFS_NONE" {
             command.env(variable, "/dev/zero");
         }
-        // SAFETY: the call only takes memory from the child.
+        // SAFETY: the call only reduces the memory limit of the child.
         unsafe {
             command.pre_exec(|| {
                 let limit = libc::rlimit {

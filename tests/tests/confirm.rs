@@ -1,4 +1,4 @@
-//! What destroys something, or shuts somebody out, asks first, and keeps a backup.
+//! Operations that destroy data or lock out a user ask first, and keep a backup.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -8,10 +8,11 @@ use std::path::Path;
 use std::process::Stdio;
 use tests::{Ran, Random, Sandbox, peer};
 
-/// Runs the program at a terminal at which `typed` is typed; gives its exit code, and what it printed and said.
+/// Runs the program at a terminal where `typed` is typed; returns its exit code and its output.
 fn at_a_terminal(s: &Sandbox, args: &[&str], typed: &str) -> (i32, String) {
     let (mut ours, mut theirs) = (0, 0);
-    // SAFETY: openpty writes two descriptors, which are valid when it succeeds and belong to nobody else.
+    // SAFETY: openpty writes two descriptors, which are valid when it succeeds and have no other
+    // owner.
     let (mut ours, theirs) = unsafe {
         let none = std::ptr::null_mut();
         let made = libc::openpty(&mut ours, &mut theirs, none, none.cast(), none.cast());
@@ -27,7 +28,7 @@ fn at_a_terminal(s: &Sandbox, args: &[&str], typed: &str) -> (i32, String) {
     drop(command);
     drop(theirs);
     let mut said = Vec::new();
-    // A terminal that nobody has open any more gives EIO.
+    // A terminal that no process has open any more returns EIO.
     let _ = ours.read_to_end(&mut said);
     let code = child.wait().unwrap().code().unwrap();
     assert!(ours.as_raw_fd() > 2);
@@ -48,7 +49,7 @@ fn no_file_with_something_in_it_is_overwritten_unasked() {
     s.key("owner");
     let mut film = Random::from_environment().bytes(20 << 20);
     film[0] |= 1;
-    // Archives keep their directory at the end; a database may begin with a name.
+    // Archives keep their directory at the end; a database may begin with a magic string.
     let mut archive = vec![0; 96 << 20];
     let end = archive.len() - 30;
     archive[end..end + 4].copy_from_slice(b"PK\x05\x06");
@@ -82,7 +83,7 @@ fn no_file_with_something_in_it_is_overwritten_unasked() {
             "more was overwritten than was kept"
         );
     }
-    // A huge file of holes is looked through at once.
+    // A huge sparse file is scanned without delay.
     let holes = File::create(s.path("holes.img")).unwrap();
     holes.set_len(1 << 42).unwrap();
     s.run(&["volume", "create", "holes.img", "--owner", "owner"])
@@ -104,7 +105,7 @@ fn data_behind_the_last_whole_block_of_a_file_is_seen() {
             let ran = s.run(refused).code(2);
             assert!(ran.stderr.contains("is not empty"), "{}", ran.stderr);
         }
-        // Zeros are nothing there as well.
+        // Trailing zeros are not data either.
         image.write_all_at(b"\0", size - 1).unwrap();
         s.run(&["format", "a.img"]).ok();
     }
@@ -114,7 +115,7 @@ fn data_behind_the_last_whole_block_of_a_file_is_seen() {
 fn what_lies_on_a_volume_is_seen_through_its_key() {
     let s = Sandbox::new();
     s.volume("a.img", "64M", &[]);
-    // What nobody wrote is no data, although it deciphers to noise.
+    // Sectors that were never written are not data, although they decrypt to noise.
     s.run(&["format", "a.img"]).ok();
     s.run(&["format", "a.img"]).code(2);
     let raw = fs::read(s.path("a.img")).unwrap();
@@ -123,7 +124,7 @@ fn what_lies_on_a_volume_is_seen_through_its_key() {
         kept == raw[..kept.len()],
         "the backup is not as it lay on the disk"
     );
-    // Text that somebody wrote to the block device is data, whatever it begins with.
+    // Text written to the block device is data, with any beginning.
     s.volume("b.img", "64M", &[]);
     let attached = s.attach(&["b.img"]);
     let uri = attached["exports"][0]["at"].as_str().unwrap();
@@ -162,7 +163,7 @@ fn without_a_terminal_what_destroys_needs_yes_or_force() {
     }
     assert!(fs::read(s.path("a.img")).unwrap() == before);
     for args in all {
-        // Who may do it: the owner, who is bob from the fourth on.
+        // With the authorized key: the owner, who is bob from the fourth command on.
         s.run(&[args, &["--yes"][..]].concat()).ok();
     }
 }
@@ -204,13 +205,13 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
         ran.stderr
     );
     s.detach("a");
-    // Also while it is not attached, and once however often it is known.
+    // Also while it is not attached, and only once even if several records of it exist.
     fs::copy(s.path("a.img"), s.path("copy.img")).unwrap();
     s.run(&["fsck", "copy.img"]);
     let ran = s.run(&["key", "remove", "owner"]).code(2);
     let told = ran.stderr.matches("No other key").count();
     assert!(ran.stderr.contains("a.img") && told == 1, "{}", ran.stderr);
-    // What cannot be read any more is not named, and what another key opens is not either.
+    // A volume that cannot be read any more is not named, nor is one that another key opens.
     fs::remove_file(s.path("copy.img")).unwrap();
     s.key("second");
     s.run(&["volume", "key", "add", "a.img", "--user", "second"])
@@ -231,7 +232,8 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
         .ok();
     s.attach(&["a.img"]);
     s.detach("a");
-    // One under a passphrase comes back, too, and nobody is told to remove the one that is there.
+    // A key with a passphrase can be restored as well, and no message advises to remove the
+    // existing one.
     let generate = ["key", "generate", "locked", "--passphrase-fd", "0"];
     s.run_with_input(&generate, b"phrase\n").ok();
     let ran: Ran = s.run_with_input(&generate, b"phrase\n").code(2);
@@ -243,7 +245,7 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
     let removed = s.json(&["key", "remove", "locked", "--yes"]);
     let kept = removed["undo"].as_str().unwrap();
     s.run(&["key", "import", kept, "--name", "locked"]).ok();
-    // A volume without a recovery key says what that means.
+    // Creating a volume without a recovery key prints a warning.
     let create = [
         "volume", "create", "b.img", "--size", "32M", "--owner", "owner",
     ];

@@ -1,12 +1,12 @@
-//! Every command in the README and the guide is run, in the order it stands, page by page.
+//! Runs every command in the README and the guide, in order, page by page.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::{Ran, Sandbox, needs_root, program};
 
-/// Commands that are run elsewhere: the first by the quickstart's own test, the second by whoever
-/// runs this one.
+/// Commands that run elsewhere: the first in the quickstart's own test, the second is the one that
+/// runs this test.
 const RUN_ELSEWHERE: [&str; 2] = ["cargo run --release -- quickstart", "cargo xtask check"];
 
 #[test]
@@ -26,7 +26,7 @@ fn every_command_of_the_readme_and_the_guide_works() {
     assert!(run > 30, "only {run} commands were found in {pages:?}");
 }
 
-/// Runs the `sh` blocks of a page in one folder; those marked `root` need root.
+/// Runs the `sh` blocks of a page in one directory; those marked `root` need root.
 fn run_page(page: &PathBuf) -> usize {
     let s = Sandbox::new();
     let text = fs::read_to_string(page).unwrap();

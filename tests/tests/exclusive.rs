@@ -1,4 +1,4 @@
-//! One volume has one writer, whatever name it is reached by.
+//! A volume has a single writer, by whatever name it is opened.
 
 use serde_json::Value;
 use std::fs;
@@ -12,7 +12,7 @@ use tests::{Ran, Sandbox, needs_root, peer, program, wait_until};
 
 const NOBODY: u32 = 65534;
 
-/// A loop device over a file, which another program set up.
+/// A loop device over a file, created by another program.
 struct Loop(String);
 
 impl Loop {
@@ -38,7 +38,8 @@ fn uuid_of(s: &Sandbox, image: &str) -> String {
     info["uuid"].as_str().unwrap().to_owned()
 }
 
-/// Refused because somebody has the volume, and told who.
+/// Checks that a command was refused because the volume is in use, and that the message names the
+/// process.
 #[track_caller]
 fn refused(ran: Ran, uuid: &str, pid: &Value) {
     let ran = ran.code(11);
@@ -58,7 +59,7 @@ fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
     let mnt = s.path("mnt");
     let at = mnt.to_str().unwrap();
     let on_a_file_system = |image: &str| {
-        // A bind mount of the file itself, which goes with the namespace that it is in.
+        // A bind mount of the file itself, which ends with its namespace.
         let path = s.path(image);
         let path = path.to_str().unwrap().to_owned();
         let script =
@@ -90,7 +91,7 @@ fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
         s.run(&args).ok();
         s.detach("x");
     }
-    // A table of a configuration file has a key for it.
+    // A table of a configuration file has a key for this option.
     let disk = Loop::with(&["-r"], &s.path("a.img"));
     let table = format!("[volume.x]\ndevice = \"{}\"\n", disk.0);
     fs::write(s.path("up.toml"), table).unwrap();
@@ -138,7 +139,7 @@ fn who_comes_second_by_the_same_name_is_told_who_was_first() {
         }
         for args in all.drain(..) {
             refused(s.run(&args), &uuid, pid);
-            // The folder of sockets does not matter.
+            // The directory of sockets does not matter.
             let mut elsewhere = s.evfs();
             elsewhere.args(&args).env("EVFS_RUN_DIR", s.path("run2"));
             refused(Ran::of(&mut elsewhere), &uuid, pid);
@@ -172,11 +173,11 @@ fn a_loop_device_over_an_attached_file_is_refused() {
     ] {
         refused(s.run(args), &uuid, pid);
     }
-    // Keys change while a volume is attached, through either name.
+    // Keys can be changed through either name while a volume is attached.
     s.key("guest");
     s.run(&["volume", "key", "add", there, "--user", "guest"])
         .ok();
-    // Killed, it is free at once.
+    // After a kill the volume is free at once.
     let pid = pid.as_i64().unwrap() as i32;
     // SAFETY: a signal to a process that this test started.
     unsafe { libc::kill(pid, libc::SIGKILL) };
@@ -220,7 +221,7 @@ fn a_file_system_in_the_clear_is_mounted_once() {
     ] {
         refused(s.run(args), uuid, &mounted["pid"]);
     }
-    // A copy has the same UUID. One of them at a time can be used.
+    // A copy has the same UUID. Only one of them can be used at a time.
     fs::copy(s.path("a.img"), s.path("b.img")).unwrap();
     refused(
         s.run(&["mount", "b.img", "two", "--background"]),
@@ -238,7 +239,7 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     let uuid = uuid_of(&s, "a.img");
-    // Two servers that do not say that they serve the same.
+    // Two servers that do not report that they serve the same disk.
     let servers = [(); 2].map(|()| {
         let port = free_port();
         (qemu_nbd(&image, port), port)
@@ -246,7 +247,7 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
     let [one, two] = servers
         .each_ref()
         .map(|(_, p)| format!("nbd://127.0.0.1:{p}/e"));
-    // Two registries and folders of sockets, so that neither knows what the other calls the LUN.
+    // Two registries and socket directories, so that neither knows the other's name for the LUN.
     let other = Sandbox::new();
     fs::create_dir(other.path("keys")).unwrap();
     for file in ["owner.key", "owner.pub"] {
@@ -260,7 +261,7 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
         refused(other.run(&attach), &uuid, pid);
     }
     needs_root("becoming another user");
-    // Another user, with a program that he may run.
+    // Another user, with a program that this user may execute.
     let home = tempfile::tempdir().unwrap();
     fs::copy(program(), home.path().join("evfs")).unwrap();
     let own = |path: &Path| chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
@@ -298,7 +299,8 @@ fn one_lun_at_two_addresses_is_attached_once_by_whatever_user() {
     run(&["detach", "two"]).ok();
 }
 
-/// As a machine would that shares the device: in a network namespace of its own no claim is seen.
+/// Runs the program like another machine that shares the device: claims are invisible in a separate
+/// network namespace.
 fn elsewhere(s: &Sandbox, args: &[&str]) -> Ran {
     let mut command = Command::new("unshare");
     command.arg("-n").arg(program()).args(args);
@@ -306,7 +308,7 @@ fn elsewhere(s: &Sandbox, args: &[&str]) -> Ran {
     Ran::of(command.env("EVFS_VOLUME_HEARTBEAT_MS", "300"))
 }
 
-/// What `evfs status` says of the record on a device.
+/// Returns the state of the in-use record of a device in `evfs status`.
 fn record_of(s: &Sandbox, name: &str) -> String {
     let status = s.json(&["status"]);
     let all = status["volumes"].as_array().unwrap();
@@ -326,7 +328,7 @@ fn status_says_whether_other_machines_see_that_a_volume_is_in_use() {
     s.attach(&["a.img", "--name", "a", "--read-only"]);
     assert_eq!(record_of(&s, "a"), "reader");
     s.detach("a");
-    // As cryptsetup and earlier versions leave it: no record stands in the gap before the data.
+    // As cryptsetup and earlier versions leave it: without a record in the gap before the data.
     let header = fs::read(s.path("a.img")).unwrap();
     let at = header.windows(8).position(|w| w == b"EVFSUSE\x1a").unwrap();
     let image = fs::OpenOptions::new()
@@ -364,11 +366,12 @@ fn another_machine_is_kept_out_while_the_record_moves_and_takes_over_when_it_sto
     assert_eq!(record_of(&s, "a"), "kept");
     let ran = elsewhere(&s, &theirs).code(11);
     assert!(ran.stderr.contains("on machine"), "{}", ran.stderr);
-    // A process that does not answer for so long has lost the volume, and finds that out before it writes.
+    // A process that does not respond for this long has lost the volume, and detects that before it
+    // writes.
     let pid = status["pid"].as_i64().unwrap() as i32;
     // SAFETY: signals to a process that this test started.
     unsafe { libc::kill(pid, libc::SIGSTOP) };
-    // The kernel may hold a disk for a moment longer than the process that was refused.
+    // The kernel may hold a disk slightly longer than the refused process exists.
     let mut ran = elsewhere(&s, &theirs);
     wait_until("the kernel has let the disk go", || {
         let held = ran.stderr.contains("another process has it open");
@@ -403,7 +406,7 @@ fn another_machine_is_kept_out_while_the_record_moves_and_takes_over_when_it_sto
         ran.stderr
     );
     s.detach("b");
-    // Closed by both: nobody has to wait, and after a crash on this machine neither.
+    // Closed by both: an attach does not wait, even after a crash on this machine.
     let again = s.attach(&["a.img", "--name", "a"]);
     // SAFETY: a signal to a process that this test started.
     unsafe { libc::kill(again["pid"].as_i64().unwrap() as i32, libc::SIGKILL) };

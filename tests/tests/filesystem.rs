@@ -1,4 +1,4 @@
-//! The verbs of the file system, from outside: format, mount, unmount, fsck, fileset, df, up.
+//! The file system commands, from outside: format, mount, unmount, fsck, fileset, df, up.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 use tests::mounts::is_mounted;
 use tests::{Ran, Sandbox, needs_root, wait_until};
 
-/// A sandbox with a file system in the clear and a folder to mount it at.
+/// A sandbox with an unencrypted file system and a mount point.
 struct Place {
     s: Sandbox,
     at: PathBuf,
@@ -56,12 +56,12 @@ fn format_refuses_what_is_there_and_force_overwrites_it() {
     p.s.run(&["format", "missing.img"]).code(10);
     p.s.run(&["format", "small.img", "--size", "1M"]).code(2);
     assert!(!p.s.path("small.img").exists(), "what failed was left");
-    // A key for what no key opens is a mistake about the device.
+    // A key for an unencrypted device indicates a mistake.
     p.s.key("alice");
     for verb in ["df", "fsck", "format"] {
         p.s.run(&[verb, "disk.img", "--key", "alice"]).code(2);
     }
-    // An old file system of the kernel leaves nothing that others would find.
+    // No traces of an old kernel file system remain that other programs would detect.
     let image = p.s.path("ext4.img");
     fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
     let mut mkfs = Command::new("/sbin/mkfs.ext4");
@@ -128,7 +128,7 @@ fn filesets_are_made_limited_kept_and_removed_mounted_or_not() {
         assert_eq!(kept["snapshot_of"], "main");
         p.s.run(&["fileset", "remove", "disk.img", "people"]).ok();
         if mounted {
-            // What the mount had not written out is in the snapshot all the same.
+            // The snapshot includes data that the mount had not written back.
             fs::write(p.at.join("file"), b"changed").unwrap();
             let ran =
                 p.s.run(&["fileset", "remove", "disk.img", "main", "--force"]);
@@ -178,7 +178,7 @@ fn the_name_of_a_mount_answers() {
     let df = p.s.json(&["df", "disk.img"]);
     let used = df["filesets"][0]["used_bytes"].as_u64().unwrap();
     assert_eq!(used, 100_000u64.next_multiple_of(4096), "{df}");
-    // Somebody works in it.
+    // The mount is in use.
     let held = fs::File::open(p.at.join("file")).unwrap();
     p.s.run(&["detach", "there"]).code(11);
     assert!(is_mounted(&p.at));
@@ -214,10 +214,10 @@ fn what_a_killed_process_left_mounted_is_cleared_away() {
     p.unmount();
 }
 
-/// Flags of a mount whose programs give nobody privileges, and whose device nodes open nothing.
+/// Flags of a mount without set-user-ID programs and without device nodes.
 const NO_PRIVILEGES: u64 = libc::ST_NOSUID | libc::ST_NODEV;
 
-/// The flags of what is mounted at a folder.
+/// Returns the flags of the mount at a directory.
 fn mount_flags(at: &Path) -> u64 {
     rustix::fs::statvfs(at).unwrap().f_flag.bits()
 }
@@ -275,7 +275,7 @@ fn defrag_brings_pieces_together() {
     let files: Vec<fs::File> = ["a", "b"]
         .map(|name| fs::File::create(p.at.join(name)).unwrap())
         .into();
-    // Pieces of two files in turn, each with its place before the next comes.
+    // Pieces of two files alternate, each allocated before the next is written.
     for n in 0..40u64 {
         for (file, byte) in files.iter().zip(1..) {
             file.write_all_at(&[byte + n as u8; 4096], n * 4096)
@@ -305,7 +305,7 @@ fn defrag_brings_pieces_together() {
     p.unmount();
 }
 
-/// Damages an image.
+/// A function that damages an image.
 type Change = fn(&mut Vec<u8>);
 
 #[test]
@@ -313,7 +313,8 @@ fn rubbish_is_refused_with_a_sentence() {
     let p = Place::new();
     let image = p.s.path("disk.img");
     let whole = fs::read(&image).unwrap();
-    // Both superblocks, one of them, and every block of the first two MiB but those.
+    // Both superblocks are lost; everything except the first one is; the end of the image is cut
+    // off.
     let damage: [(&str, Change); 3] = [
         ("no superblock", |bytes| {
             bytes[..4096].fill(0x5a);
@@ -337,7 +338,7 @@ fn rubbish_is_refused_with_a_sentence() {
             assert!(!ran.stderr.contains("panicked"), "{what}: {ran:?}");
         }
     }
-    // One copy of the superblock is lost: the other serves, and the check says so.
+    // If one copy of the superblock is lost, the other is used, and the check reports it.
     for copy in [0..4096, 1_044_480..1_048_576] {
         let mut bytes = whole.clone();
         bytes[copy].fill(0);

@@ -1,6 +1,6 @@
-//! What only another kernel can show: its NBD client on a volume, and a machine with NUMA nodes.
+//! Tests that need another kernel: its NBD client on a volume, and a machine with NUMA nodes.
 //!
-//! `tests/guest/boot.sh` boots the guests; the host's loopback is 10.0.2.2 there.
+//! `tests/guest/boot.sh` boots the guests, which reach the host's loopback at 10.0.2.2.
 
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -11,10 +11,10 @@ use std::path::Path;
 use std::process::Command;
 use tests::{Ran, Random, Sandbox, installed, peer, program};
 
-/// Size of the volume, in bytes; the guest makes a file system on half of it.
+/// Size of the volume, in bytes; the guest creates a file system on half of it.
 const SIZE: usize = 32 << 20;
 
-/// Runs `tests/guest/SCRIPT` in a guest that has `programs` in its /bin, and gives what it printed.
+/// Runs `tests/guest/SCRIPT` in a guest that has `programs` in its /bin, and returns its output.
 #[track_caller]
 fn guest<S: AsRef<OsStr>>(options: &[S], script: &str, programs: &[&Path]) -> String {
     let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
@@ -32,12 +32,12 @@ fn sha256(file: &Path) -> String {
     printed.split(' ').next().unwrap_or_default().to_owned()
 }
 
-/// Bytes of storage that a file takes.
+/// Returns the bytes of storage that a file occupies.
 fn allocated(file: &Path) -> u64 {
     fs::metadata(file).unwrap().blocks() * 512
 }
 
-/// Attaches `a.img` over NBD and gives the URI and its port and name.
+/// Attaches `a.img` over NBD and returns the URI and its port and name.
 fn attach(s: &Sandbox) -> (String, String, String) {
     let status = s.attach(&[
         "a.img",
@@ -111,11 +111,11 @@ fn the_kernels_nbd_client_and_the_host_see_the_same_bytes_of_a_volume() {
     assert_eq!(said["host_wrote"], host_wrote, "host to guest");
     let files = manifest.lines().count().to_string();
     assert_eq!(said["verified"], files, "guest to guest");
-    // What was trimmed is at least what was deleted.
+    // At least the deleted data was trimmed.
     let kept = allocated(&image);
     assert!(kept + (4 << 20) < full, "trimmed: {full} to {kept}");
 
-    // Attached again, from the disk.
+    // Attached again, read from the disk.
     let (uri, _, _) = attach(&s);
     let after = s.path("after");
     fs::write(&after, []).unwrap();

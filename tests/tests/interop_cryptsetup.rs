@@ -1,8 +1,8 @@
-//! Either program opens the other's volumes: EVFS and the real `cryptsetup`, byte for byte.
+//! Each program opens the other's volumes: EVFS and the real `cryptsetup`, byte for byte.
 //!
 //! `cryptsetup` cannot map a device here (no device-mapper), but it can decrypt a volume in place
-//! off line (`reencrypt --decrypt`) and encrypt one in place (`reencrypt --encrypt`), which runs all of
-//! its data path.
+//! offline (`reencrypt --decrypt`) and encrypt one in place (`reencrypt --encrypt`), which
+//! exercises its whole data path.
 
 use export_nbd::client::Client;
 use std::fs;
@@ -12,7 +12,7 @@ use tests::{Random, Sandbox, peer};
 const PASSPHRASE: &[u8] = b"correct horse battery staple";
 const MIB: u64 = 1 << 20;
 
-/// Cheap key derivation for headers that cryptsetup makes: the cost is not what is tested.
+/// Cheap key derivation for headers that cryptsetup creates; its cost is not tested.
 const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 
 fn cryptsetup(args: &[&str]) -> String {
@@ -21,7 +21,8 @@ fn cryptsetup(args: &[&str]) -> String {
     peer("cryptsetup", &all)
 }
 
-/// Key bits, sector size, data size: both key lengths, both sector sizes, several sizes.
+/// Returns combinations of key bits, sector size and data size: both key lengths, both sector
+/// sizes, several sizes.
 fn sets() -> impl Iterator<Item = (&'static str, &'static str, u64)> {
     let sizes = [MIB, 5 * MIB, 16 * MIB, 33 * MIB + 4096];
     ["128", "256"].into_iter().flat_map(move |bits| {
@@ -106,7 +107,7 @@ fn evfs_reads_what_cryptsetup_made_and_filled() {
     for (n, (bits, sector, size)) in sets().enumerate() {
         let name = format!("c{n}");
         let data = random.bytes(size as usize);
-        // cryptsetup encrypts a file of clear data in place, after moving it to make room.
+        // cryptsetup encrypts a plaintext file in place, after moving it to make room.
         let image = s.path(&format!("{name}.img"));
         let mut content = data.clone();
         content.resize((size + 32 * MIB) as usize, 0);
@@ -192,7 +193,7 @@ fn keyslots_added_by_either_open_in_the_other() {
         .ok();
     s.attach(&["a.img"]);
     s.detach("a");
-    // cryptsetup removes one of ours, and the volume stays whole for both.
+    // cryptsetup removes one of our keyslots, and the volume stays valid for both.
     cryptsetup(&["luksRemoveKey", image, &path("p1")]);
     s.run(&["attach", "a.img", "--key-file", "p1"]).code(12);
     cryptsetup(&[
@@ -205,8 +206,9 @@ fn keyslots_added_by_either_open_in_the_other() {
     s.run(&["volume", "check", "a.img"]).ok();
 }
 
-/// A volume that cryptsetup made stays plain LUKS2 until EVFS changes its keys: cryptsetup may change
-/// them as it likes. From the first change by EVFS on it is sealed, and its old keys are owners.
+/// A volume that cryptsetup created stays plain LUKS2 until EVFS changes its keys; until then
+/// cryptsetup may change them freely. The first change by EVFS seals it, and its old keys become
+/// owners.
 #[test]
 fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
     let s = Sandbox::new();
@@ -241,7 +243,7 @@ fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
         .ok();
     s.attach(&["c.img", "--key", "bob"]);
     s.detach("c");
-    // Nor is the header believed that it had before it was sealed.
+    // The header from before the sealing is not accepted either.
     fs::write(&image, before).unwrap();
     let said = s.run(&["attach", "c.img", "--key-file", "p2"]).code(14);
     assert!(said.stderr.contains("no seal"), "{}", said.stderr);

@@ -1,4 +1,5 @@
-//! The process dies, or is looked into: nothing acknowledged is lost, no secret is found.
+//! The process is killed, or its memory is inspected: no acknowledged data is lost, and no secret
+//! is found.
 
 use export_nbd::client::Client;
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +12,7 @@ use tests::{Killed, Ran, Random, Sandbox, needs_root, peer, wait_until};
 
 const BLOCK: usize = 4096;
 
-/// A block that says what it is: its number, its generation, and bytes that follow from both.
+/// Returns a block that identifies itself: its number, its generation, and bytes derived from both.
 fn block(number: u64, generation: u64) -> Vec<u8> {
     let mut data = Random::new(number << 32 | generation).bytes(BLOCK);
     data[..8].copy_from_slice(&number.to_le_bytes());
@@ -20,7 +21,7 @@ fn block(number: u64, generation: u64) -> Vec<u8> {
 }
 
 /// kill -9 of an attached volume while it is written, 100 times: every block that was acknowledged
-/// and then flushed is there afterwards, and a block written later is old or new, never torn.
+/// and then flushed is intact afterwards, and a block written later is old or new, never torn.
 #[test]
 fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
     let s = Sandbox::new();
@@ -67,7 +68,7 @@ fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
             // SAFETY: a signal to a child that has not been waited for.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         });
-        // Write until the connection breaks; count only what a flush covered.
+        // Writes until the connection breaks; counts only blocks that a flush covered.
         let mut pending = Vec::new();
         loop {
             let number = random.below(blocks.min(512));
@@ -95,8 +96,8 @@ fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
     );
 }
 
-/// kill -9 as soon as a command begins to make its file: the file is there whole or not at all, and what is left
-/// besides is in the way of nobody.
+/// kill -9 as soon as a command begins to create its file: the file is complete or absent, and
+/// leftovers do not disturb later commands.
 #[test]
 fn a_file_that_is_made_when_the_process_is_killed_is_whole_or_not_there() {
     let s = Sandbox::new();
@@ -164,7 +165,7 @@ fn a_file_that_is_made_when_the_process_is_killed_is_whole_or_not_there() {
     }
 }
 
-/// Every form in which a secret could lie somewhere.
+/// A secret in all forms in which it could be stored.
 struct Canary {
     name: &'static str,
     forms: Vec<Vec<u8>>,
@@ -185,7 +186,7 @@ impl Canary {
     #[track_caller]
     fn must_not_be_in(&self, place: &str, bytes: &[u8]) {
         for form in &self.forms {
-            // Sixteen bytes in a row are enough to call it a leak, and quick to look for.
+            // Sixteen consecutive bytes count as a leak, and are quick to search for.
             for needle in form.chunks_exact(16) {
                 assert!(!contains(bytes, needle), "{} lies in {place}", self.name);
             }
@@ -217,7 +218,7 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// The AES key schedule (FIPS 197, section 5.2), to look for its later round keys in a dump.
+/// Expands an AES key (FIPS 197, section 5.2), to search for its later round keys in a dump.
 fn round_keys(key: &[u8]) -> Vec<u8> {
     let sbox = sbox();
     let nk = key.len() / 4;
@@ -261,8 +262,8 @@ fn sbox() -> [u8; 256] {
     sbox
 }
 
-/// A whole life of a volume with the log at its most verbose; then a core dump of the process that
-/// serves it under load, its command line, environment, log, and every file it left.
+/// The whole life of a volume with the log at its most verbose; then a core dump of the process
+/// that serves it under load, its command line, environment, log, and every file it left.
 #[test]
 fn no_secret_in_core_dump_log_command_line_environment_or_files() {
     assert_eq!(
@@ -352,7 +353,7 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
     canaries
         .iter()
         .for_each(|c| c.must_not_be_in("the log", &logged));
-    // Every file left behind, but those that are secrets by themselves.
+    // Every file left behind, except those that are secrets themselves.
     let own = ["phrase", "pair-phrase", "plain.key"];
     for file in files_below(&s.path("")) {
         if !own.iter().any(|name| file.ends_with(name)) {
@@ -364,7 +365,7 @@ fn no_secret_in_core_dump_log_command_line_environment_or_files() {
     }
 }
 
-/// What must not be found anywhere, got with the help of the real `cryptsetup` and `age`.
+/// Returns the secrets to search for, obtained with the real `cryptsetup` and `age`.
 fn secrets_of(s: &Sandbox, passphrase: &[u8], pair_passphrase: &[u8]) -> Vec<Canary> {
     let identity = fs::read_to_string(s.path("keys/plain.key")).unwrap();
     let identity = identity
@@ -400,7 +401,7 @@ fn secrets_of(s: &Sandbox, passphrase: &[u8], pair_passphrase: &[u8]) -> Vec<Can
     let mut canaries = vec![
         Canary::new("the passphrase", passphrase),
         Canary::new("the passphrase of the key pair", pair_passphrase),
-        // Behind the prefix that every age identity has, and the program itself.
+        // After the prefix that every age identity has, and the program itself.
         Canary::new(
             "the private key",
             &identity.as_bytes()["AGE-SECRET-KEY-1".len()..],
@@ -409,7 +410,7 @@ fn secrets_of(s: &Sandbox, passphrase: &[u8], pair_passphrase: &[u8]) -> Vec<Can
         Canary::new("the round keys for data", &round_keys(data)),
         Canary::new("the round keys for tweaks", &round_keys(tweak)),
     ];
-    // The keyslot's secret, taken out of its envelope in the header by the real age.
+    // The keyslot's secret, extracted from its envelope in the header by the real age.
     let metadata = peer("cryptsetup", &["luksDump", "--dump-json-metadata", image]);
     let metadata: serde_json::Value = serde_json::from_str(&metadata).unwrap();
     for token in metadata["tokens"].as_object().unwrap().values() {

@@ -1,5 +1,5 @@
-//! `evfs lab` as a user runs it: every workload, a comparison that is killed and goes on, the gate, environments
-//! and suites.
+//! `evfs lab` as a user runs it: every workload, a comparison that is killed and resumed, the
+//! regression gate, environments and suites.
 
 use serde_json::Value;
 use std::fs;
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::Stdio;
 use tests::{Ran, Sandbox, wait_until};
 
-/// Small parameters; each workload takes those it has.
+/// Small parameters; each workload uses those that it has.
 const FILES: &[&str] = &["threads=1,2", "file=256k", "number=20", "transactions=20"];
 const OTHERS: &[&str] = &["millis=5", "exchanges=20", "passes=1", "pages=8"];
 const LISTS: &[&str] = &["users=1,8", "lines=20", "records=16k,64k"];
 
-/// A command with parameters, and two pairs of runs.
+/// Returns a command with parameters, and two pairs of runs.
 fn short<'a>(args: &[&'a str], sets: &[&[&'a str]]) -> Vec<&'a str> {
     let mut all = args.to_vec();
     all.extend(["--quick", "--runs", "2"]);
@@ -38,7 +38,8 @@ fn every_workload_runs_by_its_name() {
     let names: Vec<&str> = names.map(|entry| entry["name"].as_str().unwrap()).collect();
     assert!(names.len() >= 15, "{names:?}");
     fs::create_dir(s.path("here")).unwrap();
-    // These need a device, a program, the words of a mount, or lists of numbers; they have tests of their own.
+    // These need a device, a program, mount commands, or lists of numbers; they have tests of their
+    // own.
     let apart = ["devmix", "fio", "mounts", "build", "sweep", "scriptmix"];
     let mut args = vec!["lab", "run"];
     args.extend(names.iter().filter(|name| !apart.contains(name)));
@@ -109,7 +110,7 @@ fn a_comparison_that_is_killed_goes_on_with_the_same_command() {
     let report = s.run(&["lab", "report", "out"]).ok();
     assert!(report.stdout.contains("INCOMPLETE"), "{}", report.stdout);
 
-    // A budget is a session's own matter; this one ends after a block.
+    // The budget applies to a session; this one ends after a block.
     let mut again = args.to_vec();
     again.extend(["--budget", "1s"]);
     s.run(&again).ok();
@@ -125,14 +126,15 @@ fn a_comparison_that_is_killed_goes_on_with_the_same_command() {
         .collect();
     assert!(counts.iter().sum::<usize>() == journal_runs(&journal) && counts.len() == 3);
 
-    // Another study does not go into the same folder.
+    // Another study cannot use the same directory.
     let mut other = args.to_vec();
     other.extend(["--seed", "2"]);
     let refused = s.run(&other).code(2);
     assert!(refused.stderr.contains("--out"), "{}", refused.stderr);
 }
 
-/// The same journal with every first figure of the second side three times as expensive.
+/// Returns a line of the journal with every first figure of the second side three times as
+/// expensive.
 fn spoilt(line: &str) -> String {
     let mut value: Value = serde_json::from_str(line).unwrap();
     if value["run"]["arm"] == 1 {
@@ -254,7 +256,8 @@ fn a_suite_prints_what_was_published_beside_what_is_measured() {
     ] {
         assert!(ran.stdout.contains(text), "{text}: {}", ran.stdout);
     }
-    // Those between 128 and 256 bits, and between tunings, have no two sides of a user's choice.
+    // Comparisons between 128 and 256 bits, and between tunings, cannot use two sides of a user's
+    // choice.
     assert!(
         ran.stdout.contains("9 of 66 lines are not measured"),
         "{}",
@@ -266,7 +269,8 @@ fn a_suite_prints_what_was_published_beside_what_is_measured() {
         .run(&["lab", "run", "evfs-2006", "--target", "one"])
         .code(2);
     assert!(wrong.stderr.contains("--suite"), "{}", wrong.stderr);
-    // It has a mount to measure and no commands for it: the rest is measured, and the command fails.
+    // The suite measures mounts, but the sides have no mount commands: the rest is measured, and
+    // the command fails.
     let args = [
         "lab",
         "compare",

@@ -1,4 +1,4 @@
-//! `evfs lab` where AFS and Rx are measured: a cell in the process that measures, and OpenAFS's Rx on the other side.
+//! `evfs lab` with AFS and Rx: a cell in the measuring process, and OpenAFS's Rx as the peer.
 
 use serde_json::Value;
 use std::fs;
@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tests::{Sandbox, peer, wait_until};
 
-/// The phases of all runs of a study's side.
+/// Returns the phases of all runs of a study's side.
 fn phases(result: &Value, study: usize, side: usize) -> Vec<Value> {
     let runs = result["studies"][study]["runs"][side].as_array().unwrap();
     let of = |run: &Value| run["sample"]["phases"].as_array().unwrap().clone();
     runs.iter().flat_map(of).collect()
 }
 
-/// What was done and what it took, of a figure.
+/// Returns the amount and the cost of a figure.
 fn figure(phase: &Value, name: &str) -> (f64, f64) {
     let cells = phase["cells"].as_array().unwrap();
     let cell = cells.iter().find(|cell| cell["name"] == name);
@@ -69,7 +69,7 @@ fn a_cell_is_measured_with_its_servers_cpu_and_its_layers_and_leaves_nothing() {
     assert_eq!(fs::read_dir(s.path("below")).unwrap().count(), 0);
 }
 
-/// A process that is ended with this.
+/// A process that is killed on drop.
 struct Running(Child);
 
 impl Drop for Running {
@@ -79,7 +79,7 @@ impl Drop for Running {
     }
 }
 
-/// A port that nobody has, and neither the one after it.
+/// Returns a port that is free together with the next one.
 fn free_ports() -> u16 {
     let two = || {
         let first = UdpSocket::bind("127.0.0.1:0").ok()?;
@@ -100,7 +100,8 @@ fn wait_for_port(server: &mut Running, port: u16) {
     });
 }
 
-/// OpenAFS's Rx behind the words of its `rxperf`, which Debian does not package.
+/// Builds a program with the commands of `rxperf` over OpenAFS's Rx; Debian does not package
+/// `rxperf`.
 fn openafs(s: &Sandbox) -> PathBuf {
     let header = Path::new("/usr/include/rx/rx.h");
     assert!(

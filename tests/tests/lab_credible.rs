@@ -1,4 +1,5 @@
-//! What the laboratory says is checked by others: the kernel's calls by `strace`, the report by a browser.
+//! Independent checks of the laboratory's results: system calls by `strace`, the report by a
+//! browser.
 
 use serde_json::Value;
 use std::collections::HashMap;
@@ -7,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::{Ran, Sandbox, program};
 
-/// Calls of the kernel that a command makes, with those of its threads and children, by name.
+/// Counts the system calls of a command with its threads and children, by name.
 fn calls(s: &Sandbox, args: &[&str]) -> HashMap<String, u64> {
     let table = s.path("strace.txt");
     let mut strace = Command::new("strace");
@@ -40,7 +41,7 @@ fn the_counts_of_the_basic_tests_are_those_that_the_kernel_sees() {
         let named = seen.iter().filter(|(name, _)| name.starts_with(prefix));
         named.map(|(_, n)| n).sum()
     };
-    // A block is two runs. What other parts of the program do, they do none of these.
+    // A block is two runs. The rest of the program makes none of these calls.
     for (call, each) in [
         ("rename", 100),
         ("linkat", 100),
@@ -54,7 +55,8 @@ fn the_counts_of_the_basic_tests_are_those_that_the_kernel_sees() {
     }
 }
 
-/// A script at the end of a copy of a page that says how large each figure is drawn, and what the page has asked for.
+/// A script at the end of a copy of a page that reports the drawn size of each figure, and the
+/// resources that the page has requested.
 const PROBE: &str = "<script>
 const size = s => { const b = s.getBoundingClientRect(); return [b.width, b.height]; };
 const marks = s => s.querySelectorAll('path,polyline,rect,circle,line').length;
@@ -70,11 +72,11 @@ out.textContent = 'PROBE' + JSON.stringify(probe) + 'EBORP';
 document.body.append(out);
 </script>";
 
-/// The browser on a page, without a network.
+/// Runs the browser on a page, without a network.
 fn browser(s: &Sandbox, more: &[String], page: &Path) -> Ran {
     let mut command = Command::new("chromium-headless-shell");
     command.current_dir(s.path("."));
-    // Whoever is root has no sandbox of the browser's; what is opened is our own page.
+    // The browser has no sandbox as root; it opens only our own page.
     command.args([
         "--no-sandbox",
         "--disable-gpu",
@@ -87,7 +89,8 @@ fn browser(s: &Sandbox, more: &[String], page: &Path) -> Ran {
     Ran::of(&mut command)
 }
 
-/// What a browser sees of a report, in which all `figures` are drawn and which asks for nothing.
+/// Returns the browser's view of a report, in which all `figures` must be drawn and which must
+/// request no resource.
 fn drawn(s: &Sandbox, report: &Path, figures: usize) -> Value {
     let probed = s.path("out/probed.html");
     let html = fs::read_to_string(report).unwrap();
@@ -164,7 +167,7 @@ fn a_browser_without_a_network_draws_every_figure() {
     picture(&s, &report, "lab-report.png");
 }
 
-/// Takes a picture of a report, and keeps it where somebody asks for it, to look at.
+/// Takes a screenshot of a report, and keeps it if an environment variable names a directory.
 fn picture(s: &Sandbox, report: &Path, name: &str) {
     let picture = s.path("out/report.png");
     let shot = format!("--screenshot={}", picture.display());
@@ -173,14 +176,15 @@ fn picture(s: &Sandbox, report: &Path, name: &str) {
     assert_eq!(&png[..8], b"\x89PNG\r\n\x1a\n");
     let number = |at: usize| u32::from_be_bytes(png[at..at + 4].try_into().unwrap());
     assert_eq!((number(16), number(20)), (1200, 3000));
-    // A page without anything on it compresses to a few thousand bytes.
+    // An empty page compresses to a few thousand bytes.
     assert!(png.len() > 50_000, "a picture of {} bytes", png.len());
     if let Some(folder) = std::env::var_os("EVFS_TEST_PICTURES") {
         fs::copy(picture, PathBuf::from(folder).join(name)).unwrap();
     }
 }
 
-/// Every table and figure of the reports, as short as they can be: what they say is of no use, but that they are there.
+/// Runs all tables and figures of the reports as briefly as possible: their values are meaningless,
+/// but they must exist.
 #[test]
 fn all_suites_run_by_themselves_and_each_table_and_figure_is_in_the_page() {
     let s = Sandbox::new();
@@ -218,7 +222,7 @@ fn all_suites_run_by_themselves_and_each_table_and_figure_is_in_the_page() {
     ] {
         assert!(page.contains(&format!("<h3>{title}")), "{title}");
     }
-    // The copy in the page is cut where there is much; the files beside it have all.
+    // The copy in the page is truncated if it is large; the files next to it are complete.
     let result: Value =
         serde_json::from_str(&fs::read_to_string(s.path("out/result.json")).unwrap()).unwrap();
     let studies = result["studies"].as_array().unwrap().len();

@@ -1,7 +1,7 @@
-//! `evfs lab --env guest`: the same work inside and outside, what is left when a laboratory is killed, and what is
-//! said where there can be no guest.
+//! `evfs lab --env guest`: the same work inside and outside, leftovers of a killed laboratory, and
+//! the errors where no guest can run.
 //!
-//! The kernels are those that `tests/guest/boot.sh` fetches, unpacked and not installed.
+//! The kernels are those that `tests/guest/boot.sh` downloads, unpacked and not installed.
 
 use serde_json::Value;
 use std::fs;
@@ -12,14 +12,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tests::{PATIENCE, Ran, Sandbox, installed, program, wait_until};
 
-/// Emulated machines: one test at a time.
+/// Serializes the tests, which run emulated machines.
 static ONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What of a kernel's package a guest of the laboratory may need.
+/// Parts of a kernel package that a guest of the laboratory may need.
 const PARTS: &[&str] = &[
     "./boot/vmlinuz-*",
     "*/modules.builtin",
@@ -33,7 +33,7 @@ const PARTS: &[&str] = &[
     "*/kernel/net/9p",
 ];
 
-/// The kernel of a Debian package.
+/// Returns the kernel of a Debian package.
 fn kernel(package: &str) -> PathBuf {
     let built = program();
     let guests = built
@@ -60,7 +60,7 @@ fn kernel(package: &str) -> PathBuf {
     images.next().expect("the package has a kernel").path()
 }
 
-/// A command with what makes its guests.
+/// Adds the options for guests to a command.
 fn in_guest<'a>(args: &[&'a str], kernel: &'a Path) -> Vec<&'a str> {
     let mut all = args.to_vec();
     all.extend(["--quick", "--env", "guest", "--guest-accel", "tcg"]);
@@ -75,7 +75,8 @@ fn studies(s: &Sandbox, out: &str) -> Vec<Value> {
     result["studies"].as_array().unwrap().clone()
 }
 
-/// What the first run of a side counted: names of figures, which say what was found, and how much was done.
+/// Returns the counts of a side's first run: names of figures, which include the result, and
+/// amounts of work.
 fn counts(study: &Value, side: usize) -> Vec<(String, f64)> {
     let phases = study["runs"][side][0]["sample"]["phases"].as_array();
     let cells = phases.unwrap().iter().flat_map(|phase| {
@@ -90,7 +91,7 @@ fn counts(study: &Value, side: usize) -> Vec<(String, f64)> {
     cells.collect()
 }
 
-/// Processes of QEMU that have `path` among their arguments.
+/// Counts QEMU processes that have `path` among their arguments.
 fn machines_with(path: &Path) -> usize {
     let needle = path.as_os_str().as_bytes();
     let entries = fs::read_dir("/proc").unwrap().flatten();
@@ -101,7 +102,7 @@ fn machines_with(path: &Path) -> usize {
     lines.filter(ours).count()
 }
 
-/// As [`wait_until`], for what two emulated machines do after they have started beside other work.
+/// Like [`wait_until`], with a longer limit for two emulated machines on a busy host.
 fn wait_long(what: &str, done: impl Fn() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !done() {
@@ -123,7 +124,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
     let kernel = kernel("linux-image-amd64");
     let inside = |args: &[&str]| s.run(&in_guest(args, &kernel)).ok();
     fs::create_dir(s.path("here")).unwrap();
-    // A stack with files is made in the guest, on its disk; a folder is shared with it.
+    // A stack with files is created in the guest, on its disk; a directory is shared with it.
     let basic = [
         "lab",
         "run",
@@ -148,7 +149,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
         "lab", "run", "mailmix", "packets", "--runs", "1", "--target", "here",
     ];
     let sets = ["--set", "exchanges=20", "--env", "idle", "--out", "mail"];
-    // A guest has nothing to make another link with.
+    // A guest has no tools to create another link.
     let link = ["--set", "link=loopback"];
     inside(&[&mail[..], &sets, &link, small.as_flattened()].concat());
     assert_eq!(fs::read_dir(s.path("here")).unwrap().count(), 0);
@@ -160,7 +161,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
         assert!(outside.len() > 3, "{study}");
         for (a, b) in outside.iter().zip(&inside) {
             assert_eq!(a.0, b.0);
-            // Seconds that were counted are not a count of what was done.
+            // Measured seconds are not a count.
             if a.1.fract() == 0.0 {
                 assert_eq!(a.1, b.1, "{}", a.0);
             }
@@ -239,7 +240,7 @@ fn a_killed_laboratory_leaves_no_guest_and_goes_on() {
         assert_eq!(side["facts"]["guest"]["accelerator"], "tcg");
         assert_eq!(side["facts"]["guest"]["memory_mib"], 512);
     }
-    // What the first side wrote is here, and the other's cipher has made of it what it likes.
+    // The guests' writes are on the host's disk; one of the sides has encrypted its data.
     assert!(fs::read(&disk).unwrap().iter().any(|byte| *byte != 0));
 }
 
@@ -291,7 +292,7 @@ fn what_keeps_a_side_out_of_a_guest_is_said() {
     );
     refused(&["lab", "agent"], "--env guest");
 
-    // What is there but QEMU.
+    // Everything is available except QEMU.
     let builtin =
         ["virtio_pci", "virtio_console", "fuse"].map(|name| format!("kernel/{name}.ko\n"));
     fs::write(s.path("modules/modules.builtin"), builtin.concat()).unwrap();
@@ -306,7 +307,7 @@ fn what_keeps_a_side_out_of_a_guest_is_said() {
     let ran = Ran::patiently(&mut few, Duration::from_secs(60)).code(2);
     assert!(ran.stderr.contains("qemu-system-x86"), "{}", ran.stderr);
 
-    // What is no kernel does not start; the last words are QEMU's.
+    // A file that is not a kernel does not boot; the message includes the last output of QEMU.
     let tcg = ["vmlinuz-1", "--guest-accel", "tcg"];
     let ran = s.run(&[&packets[..], &tcg].concat()).code(1);
     assert!(ran.stderr.contains("the guest"), "{}", ran.stderr);

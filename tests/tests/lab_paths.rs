@@ -1,4 +1,5 @@
-//! `evfs lab` on sides that have paths: two give twice as much, what is read is what was written, and nothing stays.
+//! `evfs lab` on sides that have paths: two paths double the rate, reads return the data written,
+//! and nothing is left behind.
 
 use serde_json::Value;
 use std::fs;
@@ -7,7 +8,7 @@ use std::time::{Duration, Instant};
 use tests::Sandbox;
 use tests::targets::{IQN, Tgtd, WWID, image};
 
-/// Many small reads at once, past which a limited path is what ends the rate.
+/// Many small reads at once, for which the path limit is the bottleneck.
 const LOAD: &[&str] = &[
     "--quick",
     "--size",
@@ -26,7 +27,7 @@ fn with<'a>(first: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
     first.iter().chain(LOAD).chain(more).copied().collect()
 }
 
-/// The first phase of each counted run of a side.
+/// Returns the first phase of each counted run of a side.
 fn phases(study: &Value, side: usize) -> Vec<&Value> {
     let runs = study["runs"][side].as_array().unwrap();
     let counted = runs.iter().filter(|run| run["warm_up"] == false);
@@ -155,7 +156,7 @@ fn a_killed_laboratory_leaves_no_socket_and_no_file() {
         .stdout(Stdio::null())
         .stderr(Stdio::null());
     let mut child = command.spawn().unwrap();
-    // At work when the first run is written down.
+    // It is measuring once the first run is in the journal.
     let until = Instant::now() + Duration::from_secs(60);
     let journal = s.path("out/devmix.jsonl");
     while fs::read_to_string(&journal).map_or(0, |text| text.lines().count()) < 2 {
@@ -205,7 +206,7 @@ fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
             assert_eq!((paths.len(), bytes), (2, 400 * 4096), "{phase}");
         }
     }
-    // Its name stands for it as well, and for one who looks at it alone.
+    // The LUN can also be given by its name, and for a side alone.
     let alone = [
         "lab",
         "run",
@@ -216,7 +217,7 @@ fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
     ];
     let alone: Vec<&str> = alone.iter().chain(&work[..9]).copied().collect();
     s.run(&alone).ok();
-    // A guest has no way to it.
+    // A guest cannot reach the LUN.
     let guest = [&all[..], &["--env", "guest", "--force"]].concat();
     let refused = s.run(&guest).code(2);
     assert!(

@@ -1,5 +1,5 @@
-//! `evfs plan`, and `evfs lab` on stacks that have files: what is measured, what is left behind, and what is said
-//! where something is wrong.
+//! `evfs plan`, and `evfs lab` on stacks that have files: their measurements, their cleanup, and
+//! their error messages.
 
 use serde_json::Value;
 use std::fs;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On};
 use tests::{Ran, Sandbox, needs_root, wait_until};
 
-/// Bytes that no cipher and no zeros would give.
+/// Returns bytes that neither a cipher nor zeros would produce.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut next = || {
@@ -21,7 +21,7 @@ fn noise(len: usize) -> Vec<u8> {
     (0..len / 8).flat_map(|_| next()).collect()
 }
 
-/// What is mounted below a folder.
+/// Lists the mount points under a directory.
 fn mounts_below(folder: &Path) -> Vec<String> {
     let below = format!("{}/", folder.to_str().unwrap());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
@@ -59,7 +59,7 @@ fn a_plan_prices_both_ciphers_and_changes_no_byte() {
                 );
                 assert!(price[half]["clear_cpu_s_gib"].as_f64().unwrap() > 0.0);
             }
-            // In memory there is nothing but copying and the cipher, so it cannot be free.
+            // In memory only the copy and the cipher take time, so encryption has a cost.
             if !scratch {
                 assert!(
                     price["writes"]["cpu_more_s_gib"].as_f64().unwrap() > 0.0,
@@ -136,7 +136,7 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
             .map(|phase| phase["layers"][name].as_u64().unwrap())
             .sum()
     };
-    // What the encrypted one does in the background shows in the runs of the other, and is little.
+    // Background work of the encrypted side is visible in the runs of the other one, and small.
     let (clear, encrypted) = (layers(0, "crypt"), layers(1, "crypt"));
     assert!(
         encrypted > 0 && 10 * clear < encrypted,
@@ -214,7 +214,7 @@ fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
         wait_until("a few runs", || {
             fs::read_to_string(&journal).is_ok_and(|text| text.lines().count() > 4)
         });
-        // Its own mounts: the side's and that of its control.
+        // Its own mounts: that of the side and that of its control.
         wait_until("all is mounted", || mounts_below(&s.path("tmp")).len() == 3);
         let pid = child.id().to_string();
         if with_its_guard {
@@ -223,7 +223,7 @@ fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
         }
         child.kill().unwrap();
         if !with_its_guard {
-            // Threads that wait for the answers of others hold a process back, which are dead.
+            // Threads that wait for answers of threads that are dead keep the process from exiting.
             wait_until("the process is gone", || {
                 child.try_wait().unwrap().is_some()
             });
@@ -231,7 +231,7 @@ fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
                 of_kind(&format!("evfs-lab-{pid}-")) == 0
             });
         }
-        // The file under the file system of the kernel's, which may just have been unmounted.
+        // The file under the kernel's file system, which may just have been unmounted.
         assert_eq!(fs::read_dir(s.path("below")).unwrap().count(), 1);
 
         let next = [&args[..], &["--runs", "2"]].concat();
@@ -254,7 +254,7 @@ fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() 
     for name in ["roomy", "narrow"] {
         fs::create_dir(s.path(name)).unwrap();
     }
-    // A file system of the kernel's that has room for 4 MiB.
+    // A kernel file system with room for 4 MiB.
     let narrow = s.path("narrow");
     let mount = ["-t", "tmpfs", "-o", "size=4m", "evfs-lab-test"];
     let mounted = Command::new("mount")
@@ -322,7 +322,7 @@ fn a_target_that_fails_in_the_middle_is_said_and_what_was_run_stays() {
     assert_eq!(child.wait().unwrap().code(), Some(1));
     let mut said = String::new();
     child.stderr.unwrap().read_to_string(&mut said).unwrap();
-    // The call in which it died says so in another way than those after it.
+    // The call during which it died fails with another error than later ones.
     let ways = ["not connected", "connection abort"];
     assert!(
         said.contains(frail) && ways.iter().any(|way| said.contains(way)),

@@ -1,5 +1,5 @@
-//! LUNs, from the outside: encrypted volumes over several paths to real servers, whose paths are
-//! killed, silenced and restored under load; and the commands that show and change them.
+//! LUNs from outside: encrypted volumes over several paths to real servers, whose paths are killed,
+//! silenced and restored under load; and the commands that show and change them.
 
 use pathsim::Pathsim;
 use std::os::unix::process::ExitStatusExt;
@@ -11,10 +11,10 @@ use std::time::Instant;
 use tests::targets::{IQN, Tgtd, WWID, free_port, image, nbdkit, proxy, qemu_nbd};
 use tests::{Killed, Ran, Sandbox, needs_root, peer, wait_until};
 
-/// Bytes of an image.
+/// Size of an image, in bytes.
 const SIZE: u64 = 320 << 20;
 
-/// A mounted file system, unmounted when it goes.
+/// A mounted file system, unmounted on drop.
 struct Mounted(PathBuf);
 
 impl Mounted {
@@ -32,7 +32,7 @@ impl Drop for Mounted {
     }
 }
 
-/// A load of a few seconds that knows what it has written.
+/// Returns a command for a load of a few seconds that verifies its writes.
 fn fio(folder: &Path) -> Command {
     let mut fio = Command::new("fio");
     fio.args(["--name=load", "--rw=randrw", "--bs=4k", "--size=48M"])
@@ -47,9 +47,9 @@ fn fio(folder: &Path) -> Command {
     fio
 }
 
-/// Makes a volume on `device`, attaches it as a loop device, puts a file system on it, and changes
-/// files there, with checksums, while `faults` does what it does. Then everything is looked at again
-/// after an attach of its own.
+/// Creates a volume on `device`, attaches it as a loop device, creates a file system on it, and
+/// changes files there, with checksums, while `faults` runs. Then attaches it again and verifies
+/// everything.
 fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox)) {
     s.key("owner");
     for value in ["flap_penalty_secs=1", "quiesce_secs=1"] {
@@ -70,7 +70,7 @@ fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox))
         .arg(&mounted.0)
         .status();
     assert!(tree.unwrap().success());
-    // One run after the other, for as long as the faults take.
+    // Runs one load after the other until the faults are over.
     let over = Arc::new(AtomicBool::new(false));
     let (stop, folder) = (Arc::clone(&over), mounted.0.clone());
     let load = std::thread::spawn(move || {
@@ -84,7 +84,7 @@ fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox))
     load.join().unwrap();
     drop(mounted);
     s.detach("disk1");
-    // As if on another day.
+    // A separate attach.
     let attached = s.attach(&["disk1", "--loop"]);
     let at = attached["exports"].as_array().unwrap().iter();
     let at = at.clone().find(|e| e["kind"] == "loop").unwrap()["at"]
@@ -100,7 +100,7 @@ fn volume_under_faults(s: &Sandbox, device: &str, faults: impl FnOnce(&Sandbox))
     s.detach("disk1");
 }
 
-/// State of each path, as `lun show` has it.
+/// Returns the state of each path in `lun show`.
 fn states(s: &Sandbox) -> Vec<String> {
     let lun = s.json(&["lun", "show", "disk1"]);
     let paths = lun["paths"].as_array().unwrap().iter();
@@ -109,7 +109,7 @@ fn states(s: &Sandbox) -> Vec<String> {
         .collect()
 }
 
-/// Why a path carries nothing.
+/// Returns the reason why a path carries no I/O.
 fn why(s: &Sandbox, path: usize) -> String {
     let lun = s.json(&["lun", "show", "disk1"]);
     lun["paths"][path]["why"].as_str().unwrap_or("").to_owned()
@@ -204,7 +204,7 @@ fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
         becomes(s, 1, &["failed"]);
         let lun = s.json(&["lun", "show", "disk1"]);
         assert_eq!(lun["health"], "offline", "{lun}");
-        // Whoever looks at what is attached sees it, too.
+        // `status` shows it, too.
         let status = s.json(&["status"]);
         let state = &status["volumes"][0]["lun_state"];
         assert_eq!(state["health"], "offline", "{status}");
@@ -212,7 +212,8 @@ fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
         assert!(reason.is_some_and(|why| !why.is_empty()), "{status}");
         let text = s.run(&["status"]).ok().stdout;
         assert!(text.contains("lun   disk1  offline"), "{text}");
-        // For longer than a connection may be silent and an attempt may take, of I/O or to connect.
+        // Longer than the time limits of a silent connection and of an attempt, of I/O or to
+        // connect.
         for path in 0..2 {
             wait_until("it was tried in vain", || {
                 why(s, path).contains("did not answer in time")
@@ -232,14 +233,14 @@ fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
     });
 }
 
-/// The value of an attribute that is in force.
+/// Returns the current value of an attribute.
 fn setting(s: &Sandbox, name: &str) -> u64 {
     let got = s.json(&["lun", "get", "disk1", name]);
     let value = got["attributes"][0]["current"].as_str().unwrap();
     value.parse().unwrap()
 }
 
-/// A volume over two proxies, attached as `disk1`, with data that were written and not flushed.
+/// Attaches a volume over two proxies as `disk1`, with data that was written and not flushed.
 fn unflushed(s: &Sandbox) -> (Killed, [Pathsim; 2]) {
     let disk = image(s, "disk", 64 << 20);
     let port = free_port();
@@ -252,14 +253,14 @@ fn unflushed(s: &Sandbox) -> (Killed, [Pathsim; 2]) {
         .ok();
     let attached = s.attach(&["disk1", "--nbd-unix", "x.sock"]);
     let nbd = attached["exports"][0]["at"].as_str().unwrap();
-    // It ends in the middle, and flushes nothing.
+    // It aborts without a flush.
     let write = ["-f", "raw", "-c", "write -P 7 0 4M", "-c", "abort", nbd];
     let wrote = Ran::of(Command::new("qemu-io").args(write));
     assert_eq!(wrote.status.signal(), Some(libc::SIGABRT), "{wrote:?}");
     (server, [a, b])
 }
 
-/// Detaches `disk1` by force, and returns what `status` showed until it ended.
+/// Detaches `disk1` by force, and returns the output of `status` until the detach ended.
 fn forced(s: &Sandbox) -> Vec<serde_json::Value> {
     let mut detach = s.evfs();
     detach.args(["detach", "disk1", "--force"]);
@@ -316,7 +317,7 @@ fn two_targets_that_call_themselves_the_same_are_not_merged() {
     let (a, b) = (Tgtd::start(&one, None), Tgtd::start(&other, None));
     let uri = |tgtd: &Tgtd, n: usize| format!("iscsi://127.0.0.1:{}/{IQN}/1", tgtd.ports[n]);
     s.key("owner");
-    // A scan gives each its own name: the ID that both have proves nothing.
+    // A scan assigns different names: the ID that both report proves nothing.
     let found = s.json(&["lun", "scan", &uri(&a, 0), &uri(&b, 0)]);
     let names: Vec<_> = found["found"]
         .as_array()
@@ -329,7 +330,7 @@ fn two_targets_that_call_themselves_the_same_are_not_merged() {
         found["found"][0]["wwid"], found["found"][1]["wwid"],
         "{found}"
     );
-    // By force they are tried, and refused: nothing of ours comes to the other.
+    // When forced together they are tried, and refused: none of our data reaches the other disk.
     let paths = format!("{}+{}+{}", uri(&a, 1), uri(&b, 1), uri(&a, 0));
     s.run(&["volume", "create", &uri(&a, 0), "--owner", "owner"])
         .ok();
@@ -439,7 +440,7 @@ fn names_attributes_and_paths_outlive_the_process() {
         }
     }
     s.run(&["lun", "stat", "disk1", "--clear"]).ok();
-    // It ends without a word; what was saved, and only that, is there afterwards.
+    // The process is killed; afterwards saved values, and only those, are present.
     let pid = s.json(&["status"])["volumes"][0]["pid"].to_string();
     peer("kill", &["-s", "KILL", &pid]);
     wait_until("it has ended", || {
@@ -471,12 +472,12 @@ fn a_lun_is_forgotten_when_it_is_closed_and_somebody_says_so() {
     assert_eq!(said["paths"][0], uri.as_str(), "{said}");
     s.run(&["lun", "show", "disk1"]).code(10);
     s.run(&["lun", "forget", "disk1", "--yes"]).code(10);
-    // The disk itself is as it was.
+    // The disk itself is unchanged.
     s.attach(&[&uri, "--name", "d"]);
     s.detach("d");
 }
 
-/// A volume on `disk1`: over a server that answers, and a socket that nobody listens at.
+/// Creates a volume on `disk1`, over a server that answers and a socket without a listener.
 fn with_a_dead_path(s: &Sandbox) -> Killed {
     let disk = image(s, "disk", 64 << 20);
     let port = free_port();
@@ -497,7 +498,7 @@ fn a_detach_is_answered_when_the_lun_is_free() {
     let _server = with_a_dead_path(&s);
     s.attach(&["disk1"]);
     s.detach("disk1");
-    // No time to wait: whoever is told that it is detached may have it.
+    // Without waiting: once the detach is reported, the LUN must be free.
     let folders = ["run", "state"].map(|folder| std::fs::read_dir(s.path(folder)).unwrap());
     let mut locks = 0;
     for entry in folders.into_iter().flatten().flatten() {
@@ -518,7 +519,7 @@ fn a_dead_path_is_tried_now_and_then_and_an_attach_and_a_detach_go_on() {
     let disk = image(&s, "disk", 64 << 20);
     let ports = [free_port(), free_port()];
     let _server = nbdkit(&disk, ports[0]);
-    // It takes connections, and has nobody to lead them to.
+    // It accepts connections, but its server does not exist.
     let (dead, at) = proxy(ports[1]);
     let uri = |port| format!("nbd://127.0.0.1:{port}/e");
     s.key("owner");
@@ -530,7 +531,7 @@ fn a_dead_path_is_tried_now_and_then_and_an_attach_and_a_detach_go_on() {
     becomes(&s, 1, &["failed"]);
     assert!(!why(&s, 1).is_empty());
     s.detach("disk1");
-    // The pauses between attempts grow to a second, however many queues there are.
+    // The pauses between attempts grow to a second, independent of the number of queues.
     let tried = dead.stats().connections - before;
     let most = 12 + began.elapsed().as_secs();
     assert!((1..=most).contains(&tried), "{tried} attempts, not {most}");

@@ -1,4 +1,4 @@
-//! What errors say, and the codes that commands end with when something is not as it should be.
+//! Error messages, and exit codes of commands in unusual situations.
 
 use serde_json::Value;
 use std::fs::{self, File};
@@ -9,7 +9,7 @@ use tests::{Ran, Random, Sandbox, forge, peer};
 const HEADER: usize = 16 * 1024;
 const CHEAP: &[&str] = &["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1000"];
 
-/// `cryptsetup`, with the passphrase `right` in the file `k`.
+/// Runs `cryptsetup`, with the passphrase `right` in the file `k`.
 fn cryptsetup(s: &Sandbox, args: &[&str]) {
     fs::write(s.path("k"), "right").unwrap();
     fs::write(s.path("wrong"), "wrong").unwrap();
@@ -21,7 +21,7 @@ fn cryptsetup(s: &Sandbox, args: &[&str]) {
     peer("cryptsetup", &all.concat());
 }
 
-/// A file of 32 MiB that `cryptsetup luksFormat` has made a volume of.
+/// Creates a volume of 32 MiB with `cryptsetup luksFormat`.
 fn foreign(s: &Sandbox, name: &str, more: &[&str]) -> String {
     let image = s.path(name);
     File::create(&image).unwrap().set_len(32 << 20).unwrap();
@@ -68,7 +68,7 @@ fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
     assert!(ran.stderr.contains(setting), "{}", ran.stderr);
     attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65536").ok();
     s.detach("a");
-    // The work of all keyslots together: each of these is below the limit.
+    // The work of all keyslots counts together: each of these is within the limit.
     let half = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1500000"];
     let image = foreign(&s, "b.img", &half);
     fs::write(s.path("second"), "second").unwrap();
@@ -79,7 +79,7 @@ fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
     let ran = attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
     assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
     attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
-    // What tells whether a key is the right one counts for each keyslot.
+    // The digest that verifies a key counts for each keyslot.
     foreign(&s, "c.img", &half);
     forge(&s.path("c.img"), |json| {
         json["digests"]["0"]["iterations"] = 2_000_000.into();
@@ -122,7 +122,7 @@ fn keys_in_memory_that_may_be_swapped_are_said_to_be() {
     s.detach("a");
     let mut command = s.evfs();
     command.args(["attach", "a.img", "--background"]);
-    // SAFETY: both calls only take rights from the child.
+    // SAFETY: both calls only remove privileges from the child.
     unsafe {
         command.pre_exec(|| {
             const CAP_IPC_LOCK: libc::c_ulong = 14;
@@ -171,7 +171,7 @@ fn the_remains_of_a_header_are_told_from_what_never_was_one() {
     let image = s.volume("a.img", "32M", &[]);
     let whole = fs::read(&image).unwrap();
     s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
-    // The magic is lost, or all that stands around the JSON.
+    // Either the magic is lost, or everything before the JSON.
     for lost in [6, 4096] {
         let mut bytes = whole.clone();
         for copy in [0, HEADER] {
@@ -189,7 +189,7 @@ fn the_remains_of_a_header_are_told_from_what_never_was_one() {
     s.run(&["volume", "check", "a.img"]).ok();
     fs::write(s.path("b.img"), Random::from_environment().bytes(1 << 20)).unwrap();
     s.run(&["volume", "info", "b.img"]).code(10);
-    // Each copy is said to be damaged once.
+    // The damage of each copy is reported once.
     let mut bytes = whole;
     bytes[5000] ^= 1;
     fs::write(&image, &bytes).unwrap();
@@ -356,7 +356,7 @@ fn what_was_meant_by_a_wrong_use_is_named() {
         (&["key", "generate", "x"], 2, "--no-passphrase"),
     ] {
         let mut command = s.evfs();
-        // Without a terminal of the tests' own to ask at.
+        // Without the terminal of the tests, at which it could ask.
         // SAFETY: only the child leaves its session.
         unsafe {
             command.pre_exec(|| {
@@ -404,7 +404,7 @@ fn names_bring_no_control_characters_to_the_terminal() {
         ran.stderr
     );
     assert!(!ran.stderr.contains(['\x1b', '\r']), "{}", ran.stderr);
-    // What the parser refuses it shows as well: words, options, and values.
+    // The parser's errors quote arguments as well: words, options, and values.
     for args in [
         &["\x1b[31mword"][..],
         &["status", "--\x1b[31mword"],
@@ -437,7 +437,7 @@ fn a_wrong_use_is_said_as_other_errors_are() {
             "{said}"
         );
     }
-    // Without a command there is nothing wrong to be named: it is shown what there is.
+    // Without a command there is no error to report: the usage is printed.
     let ran = s.run::<&str>(&[]).code(2);
     assert!(ran.stderr.contains("Usage:"), "{}", ran.stderr);
 }

@@ -1,9 +1,9 @@
-//! Real programs on a mounted file system: `git`, a compiler, `tar`, `rsync`, SQLite, PostgreSQL, `fio`;
-//! then unmounted, checked, mounted again, and looked at once more.
+//! Real programs on a mounted file system: `git`, a compiler, `tar`, `rsync`, SQLite, PostgreSQL,
+//! `fio`; then it is unmounted, checked, mounted again, and verified once more.
 //!
-//! | variable | what becomes longer |
+//! | variable | effect |
 //! |---|---|
-//! | `EVFS_TEST_TREE=/usr` | the folder that `rsync` copies (default: `/usr/lib/python3`) |
+//! | `EVFS_TEST_TREE=/usr` | the directory that `rsync` copies (default: `/usr/lib/python3`) |
 //! | `EVFS_TEST_TREE_SIZE=12G` | the file system for it (default: 1G) |
 //! | `EVFS_TEST_TRANSACTIONS=20000` | transactions of SQLite and of `pgbench`, each (default: 400) |
 
@@ -16,7 +16,7 @@ use std::time::SystemTime;
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Sandbox, lua, needs_root};
 
-/// Runs a shell line in a folder; it must succeed. Gives what it printed.
+/// Runs a shell line in a directory; it must succeed. Returns its output.
 #[track_caller]
 fn shell(folder: &Path, line: &str) -> String {
     let mut bash = Command::new("bash");
@@ -31,7 +31,7 @@ fn shell(folder: &Path, line: &str) -> String {
     Ran::of(&mut bash).ok().stdout
 }
 
-/// A number from the environment.
+/// Returns a number from the environment.
 fn number(variable: &str, otherwise: u64) -> u64 {
     let text = std::env::var(variable).ok();
     text.map_or(otherwise, |t| t.parse().expect("a number"))
@@ -44,7 +44,7 @@ fn once_more(s: &Sandbox, disk: &Disk, mounted: Mounted) -> Mounted {
     disk.mount(&[])
 }
 
-/// A repository with a history: the sources, then one change after the other.
+/// Creates a repository with a history: the sources, then several commits.
 fn repository(s: &Sandbox) -> PathBuf {
     let repository = s.path("repository");
     lua::copy(&repository);
@@ -86,7 +86,7 @@ fn git_and_a_build(on: On, options: &'static [&'static str]) {
          git gc -q --aggressive --prune=now
          git fsck --full --strict",
     );
-    // Built again only where something has changed: by the times of the files.
+    // A second build recompiles only changed files, according to their times.
     assert_eq!(shell(&clone, builds), lua::PRINTED);
     assert_eq!(shell(&clone, "make -q && echo nothing"), "nothing\n");
     shell(
@@ -125,7 +125,7 @@ fn git_make_and_tar_on_an_encrypted_volume_for_the_kernel_alone() {
     git_and_a_build(On::Encrypted, &["--exclusive"]);
 }
 
-/// The kernel writes what it holds back when it likes, also after it has said when that was.
+/// The kernel writes back data at any time, even after it has reported the time of the change.
 #[test]
 fn what_the_kernel_holds_back_keeps_the_times_that_programs_saw() {
     let s = Sandbox::new();
@@ -148,7 +148,7 @@ fn what_the_kernel_holds_back_keeps_the_times_that_programs_saw() {
         file.write_all(&vec![7; 4 << 20]).expect("written");
         // SAFETY: no arguments.
         unsafe { libc::sync() };
-        // While it is open, nothing that waits for its pages.
+        // While it is open, no flush waits for its pages.
         open.push(file);
     }
     let seen = times(&mounted);
@@ -158,7 +158,7 @@ fn what_the_kernel_holds_back_keeps_the_times_that_programs_saw() {
     mounted.unmount(&s);
 }
 
-/// What a tree of packages does not have much of.
+/// Kinds of files that are rare in a tree of packages.
 const ODD: &str = r#"
 mkdir -p odd/list odd/sticky; cd odd
 echo one > a; ln a b; ln a list/c; ln -s a soft; ln -s "$(printf 'x%.0s' {1..3000})" dangling
@@ -203,7 +203,7 @@ fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
         assert_eq!(differences, "");
     };
     same(&mounted);
-    // What `rsync` does not compare: the room that a file takes, and its access lists in words.
+    // Properties that `rsync` does not compare: allocated size, and access lists as text.
     let facts = "cd odd; stat -c '%n %s %t:%T %a' a null disk sparse able; getcap able
                  getfacl -p a list; stat -c %h a; cat a list/c; test $(stat -c %b sparse) -lt 100";
     let of_original = shell(&s.path(""), facts);
@@ -217,7 +217,8 @@ fn rsync_copies_a_tree_with_all_that_belongs_to_it() {
     disk.check();
 }
 
-/// Two programs at once, in WAL mode, which is memory that both map; then one with each journal.
+/// Two programs at once in WAL mode, whose shared memory both map; then one program with each
+/// journal mode.
 fn sqlite(on: On, options: &'static [&'static str]) {
     let transactions = number("EVFS_TEST_TRANSACTIONS", 400);
     let s = Sandbox::new();
@@ -280,7 +281,7 @@ fn sqlite_on_an_encrypted_volume() {
     sqlite(On::Encrypted, &[]);
 }
 
-/// A line for the user `postgres`, who alone may run a database server.
+/// Runs a line as the user `postgres`, as root may not run a database server.
 #[track_caller]
 fn as_postgres(folder: &Path, line: &str) -> String {
     let path = fs::read_dir("/usr/lib/postgresql").unwrap().flatten();

@@ -1,10 +1,10 @@
-//! The process that serves a mounted file system is killed, its disk fills, its device fails: nothing
-//! that was synced is lost, and everybody is told the right thing.
+//! The process that serves a mounted file system is killed, its disk fills up, its device fails: no
+//! synced data is lost, and every caller gets the right error.
 //!
-//! | variable | what becomes longer |
+//! | variable | effect |
 //! |---|---|
-//! | `EVFS_TEST_KILLS=200` | how often it is killed (default: 20): a file in the clear, an encrypted volume, `--exclusive` |
-//! | `EVFS_SEED=N` | the same changes again, as far as time lets them be the same |
+//! | `EVFS_TEST_KILLS=200` | number of kills (default: 20), over clear, encrypted and `--exclusive` |
+//! | `EVFS_SEED=N` | repeats the same changes, as far as timing permits |
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ use tests::targets::{free_port, image, nbdkit, nbdkit_that_fails};
 use tests::writer::Writer;
 use tests::{Random, Sandbox, needs_root, peer, wait_until};
 
-/// What everybody is told who uses a mount whose process has gone.
+/// Errors of calls on a mount whose process has died.
 const GONE: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
 
 fn kill_again_and_again(on: On, options: &'static [&'static str]) {
@@ -35,7 +35,7 @@ fn kill_again_and_again(on: On, options: &'static [&'static str]) {
     }
     mounted.unmount(&s);
     for kill in 0..kills {
-        // Commits fall into the time between two kills, or do not.
+        // Commits may or may not occur between two kills.
         let interval = ["100", "300", "5000"][random.below(3) as usize];
         disk.set("EVFS_FS_COMMIT_INTERVAL_MS", interval);
         let mounted = disk.mount(&[]);
@@ -46,7 +46,7 @@ fn kill_again_and_again(on: On, options: &'static [&'static str]) {
             for writer in &mut writers {
                 let (dir, verified) = (&dir, &verified);
                 scope.spawn(move || {
-                    // Whoever finds a fault must not let the others wait.
+                    // A writer that finds an error must still reach the barrier.
                     let look = std::panic::AssertUnwindSafe(|| writer.verify(dir));
                     let looked = std::panic::catch_unwind(look);
                     verified.wait();
@@ -61,7 +61,7 @@ fn kill_again_and_again(on: On, options: &'static [&'static str]) {
             mounted.kill();
         });
         if random.below(4) == 0 {
-            // While it comes up.
+            // A kill while it is mounted.
             let mounted = disk.mount_soon(&[]);
             std::thread::sleep(Duration::from_millis(random.below(150)));
             mounted.kill();
@@ -76,7 +76,7 @@ fn kill_again_and_again(on: On, options: &'static [&'static str]) {
         promises > kills,
         "only {promises} syncs in {kills} lives: nothing was tested"
     );
-    // What the dead have held open without a name is given back, too.
+    // Space of unnamed files that killed processes had open is released, too.
     for entry in fs::read_dir(mounted.dir()).unwrap() {
         fs::remove_dir_all(entry.unwrap().path()).unwrap();
     }
@@ -106,7 +106,7 @@ fn kill_9_loses_nothing_that_was_synced_through_the_cache_of_the_kernel() {
     kill_again_and_again(On::Clear, &["--exclusive"]);
 }
 
-/// Files with content that is known, each made durable.
+/// Files with known content, each made durable.
 struct Kept(BTreeMap<String, Vec<u8>>);
 
 impl Kept {
@@ -134,7 +134,7 @@ impl Kept {
     }
 }
 
-/// Writes into one file until it fails; gives how far it came, and the error.
+/// Writes to a file until a write fails; returns the bytes written, and the error.
 fn fill(path: &Path) -> (u64, io::Error) {
     let mut file = File::create(path).unwrap();
     let piece = vec![7; 64 << 10];
@@ -147,7 +147,7 @@ fn fill(path: &Path) -> (u64, io::Error) {
     }
 }
 
-/// Makes small files until one fails; gives how many there are, and the error.
+/// Creates small files until one fails; returns their number, and the error.
 fn fill_with_files(dir: &Path) -> (u64, io::Error) {
     fs::create_dir(dir).unwrap();
     let mut count = 0;
@@ -180,11 +180,11 @@ fn a_full_disk_says_so_and_goes_on() {
             len > 20 << 20,
             "only {len} bytes in a disk of 48 MiB, less a header"
         );
-        // What was accepted has its place.
+        // Space is allocated for all accepted data.
         File::open(mounted.path("big")).unwrap().sync_all().unwrap();
         assert_eq!(fs::metadata(mounted.path("big")).unwrap().len(), len);
         kept.are_whole(mounted.dir());
-        // Room can be made, by a cut and by a removal, and is there at once.
+        // A truncation and a removal free space, which is available at once.
         let big = File::options()
             .write(true)
             .open(mounted.path("big"))
@@ -207,7 +207,7 @@ fn a_full_disk_says_so_and_goes_on() {
         let (again, error) = fill(&mounted.path("big"));
         full(&error);
         assert!(again > len / 10 * 8, "{again} bytes now, {len} before");
-        // The worst moment to go.
+        // The worst moment for a kill.
         mounted.kill();
         disk.check();
         let mounted = disk.mount(&[]);
@@ -246,7 +246,7 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     let (count, error) = fill_with_files(&mounted.path("small"));
     quota(&error);
     assert!(count < 50, "{count} files of at most 50");
-    // More is allowed while it is mounted.
+    // The limit is raised while it is mounted.
     let allow = [
         "fileset", "quota", device, "home", "--files", "0", "--bytes", "20M",
     ];
@@ -269,8 +269,8 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     disk.check();
 }
 
-/// Writes and syncs one file after the other, until a sync fails. Gives those that were promised, and
-/// the error.
+/// Writes and syncs one file after the other until a sync fails. Returns the synced files, and the
+/// error.
 fn sync_until_it_fails(dir: &Path) -> (BTreeMap<String, Vec<u8>>, io::Error) {
     let mut kept = BTreeMap::new();
     let mut random = Random::new(5);
@@ -288,10 +288,10 @@ fn sync_until_it_fails(dir: &Path) -> (BTreeMap<String, Vec<u8>>, io::Error) {
     unreachable!("numbers do not end")
 }
 
-/// After a device has failed: what was promised is readable, and after another mount, too.
+/// Checks after a device failure that synced data is readable, also after another mount.
 fn after_the_failure(s: &Sandbox, disk: &Disk, mounted: Mounted, kept: &[Kept]) {
     kept.iter().for_each(|kept| kept.are_whole(mounted.dir()));
-    // It may have become read-only; then it has said why. Or it goes on.
+    // It may have become read-only, with the reason in its log, or continue to work.
     match fs::write(mounted.path("later"), "later") {
         Ok(()) => {}
         Err(error) => {
@@ -332,7 +332,7 @@ fn a_device_that_fails_is_an_io_error_and_loses_nothing_that_was_synced() {
     after_the_failure(&s, &disk, mounted, &[kept]);
 }
 
-/// Changes of names are what the journal is for; when it fails, there are no more of them.
+/// Changes of names need the journal; when it fails, no more of them are accepted.
 #[test]
 fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
     let s = Sandbox::new();
@@ -358,7 +358,7 @@ fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
         told(fs::create_dir(mounted.path("later"))) == Err(Some(libc::EROFS))
             || fs::remove_dir(mounted.path("later")).is_err()
     });
-    // What there is can be read and listed, also when the device would take writes again.
+    // Existing files can be read and listed, even once the device would accept writes again.
     fs::remove_file(&broken).unwrap();
     kept.are_whole(mounted.dir());
     assert!(fs::read_dir(mounted.dir()).unwrap().count() > 20);
@@ -368,7 +368,7 @@ fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
     );
     let shown = s.run(&["status"]).ok().stdout;
     assert!(shown.contains("can only be read"), "{shown}");
-    // Leaving without a word would lose what is in memory only.
+    // A plain unmount would lose data that is only in memory.
     let dir = mounted.dir().to_owned();
     let refused = s.run(&[Path::new("unmount"), &dir]).code(1);
     assert!(refused.stderr.contains("--force"), "{}", refused.stderr);
@@ -397,7 +397,7 @@ fn a_full_disk_below_that_keeps_a_mount_away_says_what_works() {
     let kept = Kept::make(mounted.dir(), 20);
     let (more, _) = sync_until_it_fails(mounted.dir());
     mounted.kill();
-    // Nothing is left for the journal, either.
+    // No space is left for the journal, either.
     fill(&s.path("small/rest"));
     let dir = s.path("mnt").display().to_string();
     let mount = ["mount", "small/disk.img", &dir, "--background"];
@@ -424,13 +424,13 @@ fn format_on_small(s: &Sandbox) -> Unmounted {
     mounted
 }
 
-/// Gives that tmpfs room for the whole file system.
+/// Enlarges that tmpfs for the whole file system.
 fn grow_small(s: &Sandbox) {
     let small = s.path("small").display().to_string();
     peer("mount", &["-o", "remount,size=300M", &small]);
 }
 
-/// A mount of the kernel, taken away when this goes.
+/// A mount of the kernel, removed on drop.
 struct Unmounted(std::path::PathBuf);
 
 impl Drop for Unmounted {
@@ -514,7 +514,7 @@ fn what_nobody_synced_survives_kill_9_soon_after_the_last_change() {
     needs_root("a mount that is killed");
     let s = Sandbox::new();
     let mut disk = Disk::new(&s, On::Clear, "64M");
-    // Neither a name nor content is written out for its age while this test runs.
+    // Neither names nor content are written back by age during this test.
     disk.set("EVFS_FS_COMMIT_INTERVAL_MS", "300000");
     disk.set("EVFS_CACHE_TUNABLES", "sync_interval_ms=3600000");
     let mut pause = Duration::from_millis(250);
@@ -522,7 +522,7 @@ fn what_nobody_synced_survives_kill_9_soon_after_the_last_change() {
         let mounted = disk.mount(&[]);
         let file = mounted.dir().join(format!("after {pause:?}"));
         fs::write(&file, "content").unwrap();
-        // A kill that comes later each time.
+        // Each kill comes later than the one before.
         std::thread::sleep(pause);
         pause *= 2;
         mounted.kill();
@@ -553,7 +553,7 @@ fn a_directory_can_be_mounted_while_the_process_that_served_it_dies() {
     wait_until("it asks what is mounted there", || {
         fs::read_dir(&tasks).is_ok_and(|mut tasks| tasks.any(|task| asks(task) == Some(true)))
     });
-    // What was asked is answered with another error than what is asked later.
+    // A pending request fails with another error than a later one.
     dying.kill();
     mounted.wait_for(&[]);
     mounted.unmount(&s);

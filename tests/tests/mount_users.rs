@@ -1,4 +1,4 @@
-//! Who may mount, who is in the way of an unmount, and what they are told.
+//! Permission to mount, processes that block an unmount, and the messages for both.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -18,7 +18,7 @@ fn unmounting_under_load_says_who_is_in_the_way() {
     let disk = Disk::new(&s, On::Clear, "128M");
     let mounted = disk.mount(&[]);
     let dir = mounted.dir().to_owned();
-    // A program that writes without end, and one that only stands in the folder.
+    // A program that writes endlessly, and one whose current directory is in the mount.
     let mut load = Killed(
         Command::new("dd")
             .args([
@@ -82,7 +82,7 @@ fn a_forced_unmount_takes_the_mount_away_and_what_was_written_stays() {
         .ok();
     assert!(!is_mounted(&dir));
     assert_eq!(fs::read_dir(&dir).unwrap().count(), 0);
-    // Who has something open either goes on or is told that it is over.
+    // A process with an open file either continues or gets an error.
     let mut found = Vec::new();
     let read = file
         .seek(SeekFrom::Start(0))
@@ -121,7 +121,7 @@ fn a_device_is_mounted_once() {
         if on == On::Encrypted {
             s.run(&["attach", device, "--name", "again"]).code(11);
         }
-        // Another one at the same place.
+        // Another device at the same mount point.
         s.run(&["format", "second.img", "--size", "64M", "--force"])
             .ok();
         let over = s.run(&["mount", "second.img", "mnt"]).code(11);
@@ -139,7 +139,7 @@ fn a_device_is_mounted_once() {
     s.run(&["unmount", "nowhere"]).code(10);
 }
 
-/// However a mount ends, what was written is there and nothing needs a repair.
+/// After any end of a mount, written data is present and no repair is needed.
 #[test]
 fn the_ways_to_end_a_mount() {
     needs_root("umount");
@@ -180,7 +180,8 @@ fn the_ways_to_end_a_mount() {
     }
 }
 
-/// Whoever starts a mount may hold a lock, and somebody may wait for the end of its output.
+/// The process that starts a mount may hold a lock, and a reader may wait for the end of its
+/// output.
 #[test]
 fn a_mount_in_the_background_holds_nothing_of_its_callers() {
     let s = Sandbox::new();
@@ -212,7 +213,7 @@ fn a_mount_in_the_background_holds_nothing_of_its_callers() {
     disk.check();
 }
 
-/// Users have the rights that the files give them, none more.
+/// Users have exactly the rights that the permissions of files grant.
 #[test]
 fn the_permissions_of_files_count_for_other_users() {
     needs_root("becoming other users");
@@ -282,7 +283,7 @@ fn the_permissions_of_files_count_for_other_users() {
     disk.check();
 }
 
-/// A command of a user who owns a folder and nothing else.
+/// Returns a command of a user who owns only a directory.
 fn of_nobody(home: &Path) -> Command {
     let mut command = Command::new(home.join("evfs"));
     command
@@ -300,7 +301,8 @@ fn of_nobody(home: &Path) -> Command {
     command
 }
 
-/// Whether programs that the only server of that user starts may gain privileges; if not, system calls are denied, too.
+/// Checks whether programs started by the only server of that user may gain privileges; if not, a
+/// system call filter must be active, too.
 #[track_caller]
 fn must_have_kept_privileges(home: &Path, kept: bool) {
     let ran = Ran::of(of_nobody(home).args(["status", "--json"])).ok();
@@ -349,11 +351,11 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     .ok();
     run(&["format", "a.img"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
-    // fusermount3, which ends the mount, could do nothing for a process without new privileges.
+    // fusermount3 ends the mount, and could not if the process had no_new_privs set.
     must_have_kept_privileges(home.path(), true);
     shell("cd mnt; cp -r /usr/include/linux .; diff -r /usr/include/linux linux; sync -f .; df . >/dev/null").ok();
     shell("cd mnt; cp /usr/bin/id .; chmod 4755 id; ./id -u | grep -qx 65534").ok();
-    // Not even root looks into the mount of another.
+    // Even root cannot read the mount of another user.
     let error = fs::read_dir(&mnt).unwrap_err();
     assert_eq!(error.raw_os_error(), Some(libc::EACCES), "{error}");
     let busy = shell("cd mnt; EVFS_RUN_DIR=$(realpath ../run) ../evfs unmount ../mnt || exit $?");
@@ -368,7 +370,7 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     shell("diff -r /usr/include/linux mnt/linux").ok();
     run(&["unmount", "mnt"]).ok();
 
-    // With the program of version 2 of FUSE alone, it unmounts as it mounts.
+    // With only FUSE 2's fusermount installed, mount and unmount work.
     let bin = home.path().join("bin");
     fs::create_dir(&bin).unwrap();
     let helper = peer("sh", &["-c", "command -v fusermount3"]);
@@ -376,7 +378,7 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     let run_old = |args: &[&str]| Ran::of(of_nobody(home.path()).env("PATH", &bin).args(args));
     run_old(&["mount", "a.img", "mnt", "--background"]).ok();
     run_old(&["unmount", "mnt"]).ok();
-    // Where the device is root's alone, it is named.
+    // If only root can open the device, the error names it.
     let of_his = of_nobody(home.path());
     let environment = of_his
         .get_envs()
@@ -393,7 +395,7 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     assert!(!refused.status.success());
     assert!(refused.stderr.contains("/dev/fuse"), "{}", refused.stderr);
 
-    // Where it may not, it says why.
+    // A refused mount point is reported with the reason.
     let refused = run(&["mount", "a.img", "/usr", "--background"]);
     assert!(!refused.status.success());
     assert!(refused.stderr.contains("/usr"), "{}", refused.stderr);

@@ -1,5 +1,5 @@
-//! The NBD export as its clients see it: what a failed flush means for each of them, and what
-//! strangers can do to others.
+//! The NBD export from its clients' point of view: the effect of a failed flush on each of them,
+//! and the access of unauthenticated clients.
 
 use block::{ErrorDevice, ErrorKind, Failure, Mem, OpKind};
 use export_nbd::client::Client;
@@ -60,12 +60,12 @@ fn a_flush_that_the_disk_failed_fails_for_every_client_and_for_good() {
         let status = s.run(&["status"]).ok().stdout;
         assert!(status.contains("a flush failed"), "{status}");
         s.run(&["detach", "f"]).code(1);
-        // The data of the flush that failed may be lost, and so it is said.
+        // The data of the failed flush may be lost, and the exit code reports that.
         s.run(&["detach", "f", "--force"]).code(30);
     }
 }
 
-/// A certificate of its own, `cert.pem` and `key.pem`.
+/// Creates a self-signed certificate, `cert.pem` and `key.pem`.
 fn certificate(s: &Sandbox) {
     let mut openssl = Command::new("openssl");
     openssl
@@ -84,7 +84,8 @@ fn certificate(s: &Sandbox) {
     Ran::of(&mut openssl).ok();
 }
 
-/// Whether a client with the rights of this user is greeted. The user of a thread is its own.
+/// Reports whether a client with this user ID gets a greeting. Each thread can have its own user
+/// ID.
 fn is_greeted(port: u16, uid: Option<u32>) -> bool {
     let connect = move || {
         if let Some(uid) = uid {

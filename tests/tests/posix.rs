@@ -1,8 +1,8 @@
-//! Suites that others have written for file systems, on a mounted one: pjdfstest, whole, asks what POSIX
-//! asks; fsx changes a file in every way there is and compares it with what it should be.
+//! Independent test suites on a mounted file system: all of pjdfstest checks POSIX semantics; fsx
+//! changes a file in every possible way and compares it with the expected content.
 //!
-//! `EVFS_FSX_RUNS` and `EVFS_FSX_OPS` make fsx run longer; it slows down with the length of a run, so
-//! take more runs and not longer ones. `EVFS_SEED` repeats a run.
+//! `EVFS_FSX_RUNS` and `EVFS_FSX_OPS` make fsx run longer; it slows down with the length of a run,
+//! so prefer more runs to longer ones. `EVFS_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,27 +12,27 @@ use std::process::Command;
 use tests::mounts::{Disk, Mounted, On};
 use tests::{Ran, Random, Sandbox, needs_root, program};
 
-/// The guide, which says what is not as POSIX has it.
+/// The guide, which lists the deviations from POSIX.
 const GUIDE: &str = include_str!("../../docs/guide/filesystem.md");
 
-/// How its list begins.
+/// Beginning of that list.
 const LIST: &str = "| case of pjdfstest | ends | why |";
 
-/// A program that `cargo xtask setup` has built.
+/// Returns the path of a program that `cargo xtask setup` has built.
 fn tool(name: &str) -> PathBuf {
     let built = program();
     let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
     target.join("tools/bin").join(name)
 }
 
-/// Makes a folder that everybody may write to.
+/// Creates a world-writable directory.
 fn open_folder(path: PathBuf) -> PathBuf {
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
     path
 }
 
-/// How each case of a run of pjdfstest ended: `ok`, `skipped`, `FAILED`.
+/// Runs pjdfstest, and returns the result of each case: `ok`, `skipped`, `FAILED`.
 fn pjdfstest(
     s: &Sandbox,
     mounted: &Mounted,
@@ -49,7 +49,7 @@ fn pjdfstest(
     let mut suite = Command::new(tool("pjdfstest"));
     suite.arg("-c").arg(s.path("pjdfstest.toml"));
     suite.arg("-p").arg(mounted.path("suite"));
-    // Another file system: the one that the sandbox lies on.
+    // Another file system: that of the sandbox.
     suite.arg("-s").arg(s.path("second")).args(cases);
     let path = std::env::var("PATH").unwrap_or_default();
     suite.env("PATH", format!("{}:{path}", s.path("bin").display()));
@@ -77,18 +77,18 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");
     let mounted = disk.mount(&["--suid", "--dev"]);
-    // The users of the suite have to get through.
+    // The users of the suite need access.
     fs::set_permissions(s.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     open_folder(mounted.path("suite"));
     open_folder(s.path("second"));
-    // mount(8) would look for a program of FUSE's to make the mount read-only for a while.
+    // mount(8) would use a FUSE helper program to remount read-only.
     fs::create_dir(s.path("bin")).unwrap();
     let plain = "#!/bin/sh\nexec /bin/mount -i \"$@\"\n";
     fs::write(s.path("bin/mount"), plain).unwrap();
     fs::set_permissions(s.path("bin/mount"), fs::Permissions::from_mode(0o755)).unwrap();
 
-    // The suite leaves files open, which keeps it from making the mount read-only later; so the cases
-    // that do that have a run of their own.
+    // The suite leaves files open, which prevents later read-only remounts; so the cases with
+    // remounts have a run of their own.
     let mut ended = pjdfstest(&s, &mounted, false, &[]);
     ended.extend(pjdfstest(&s, &mounted, true, &["erofs"]));
     let count = |what: &str| ended.values().filter(|ended| *ended == what).count();
@@ -106,7 +106,7 @@ fn pjdfstest_finds_nothing_but_what_the_guide_says() {
     disk.check();
 }
 
-/// The list of the guide.
+/// Returns the list of the guide.
 fn published() -> BTreeMap<String, String> {
     let (_, list) = GUIDE.split_once(LIST).expect("the guide has the list");
     let rows = list.trim_start().lines().skip(1);
@@ -147,7 +147,7 @@ fn fsx_finds_no_byte_that_differs() {
 fn fsx(config: &Path, file: &Path, ops: u64, seed: &str) {
     let mut fsx = Command::new(tool("fsx"));
     fsx.arg("-f").arg(config).args(["-N", &ops.to_string()]);
-    // What fsx keeps for whoever looks into a difference.
+    // fsx stores artifacts here for the analysis of a difference.
     let kept = config.with_file_name("differs");
     fs::create_dir_all(&kept).unwrap();
     fsx.args(["-S", seed, "-P"]).arg(kept).arg(file);

@@ -1,14 +1,14 @@
-//! Every promise of the guide names the test that holds it, and that test exists.
+//! Every promise of the guide names the test that verifies it, and that test exists.
 //!
 //! A promise is a list item, or a row of a table whose last column is `tests`, on the pages about
-//! security and durability. It says `(test: PLACE::NAME)`, or several of them with commas between: NAME is
-//! a test function and PLACE its file in `tests/tests`, or `CRATE/FILE`. What stands below `Not promised:`,
-//! or in a section about what is trusted, is no promise.
+//! security and durability. It contains `(test: PLACE::NAME)`, or several of them separated by
+//! commas: NAME is a test function and PLACE its file in `tests/tests`, or `CRATE/FILE`. Text after
+//! `Not promised:`, or in a section about trusted components, is no promise.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The pages that consist of promises.
+/// The pages with promises.
 const PAGES: [&str; 2] = ["security.md", "durability.md"];
 
 fn repository() -> &'static Path {
@@ -39,7 +39,7 @@ fn every_promise_of_the_guide_names_a_test_that_exists() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The promises of a page, each on one line.
+/// Returns the promises of a page, each on one line.
 fn promises(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let (mut counts, mut rows_count, mut item_is_open) = (true, false, false);
@@ -68,7 +68,7 @@ fn promises(text: &str) -> Vec<String> {
     found
 }
 
-/// The tests that a text names, as place and name.
+/// Returns the tests that a text names, as place and name.
 fn named_tests(text: &str) -> Vec<(String, String)> {
     let lists = text
         .split("(test: ")
@@ -81,7 +81,7 @@ fn named_tests(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// A source file and the names of the test functions in it.
+/// Source files and the names of their test functions.
 type Tests = Vec<(PathBuf, Vec<String>)>;
 
 fn exists(tests: &Tests, place: &str, name: &str) -> bool {
@@ -108,7 +108,7 @@ fn all_tests() -> Tests {
     files.into_iter().map(read).collect()
 }
 
-/// The functions that follow a test attribute.
+/// Returns the functions that follow a test attribute.
 fn test_functions(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut is_test = false;

@@ -1,4 +1,4 @@
-//! The first command of the README, to its end: as root, and as an ordinary user.
+//! Runs the first command of the README to its end: as root, and as an ordinary user.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn tour(command: &mut Command, store: &str) {
     assert_eq!(report["store"], store, "{report}");
     assert_eq!(report["verified"], true);
     assert!(report["files"].as_u64().unwrap() > 20, "{report}");
-    // Whoever may open /dev/fuse and has fusermount3 may mount.
+    // A user who may open /dev/fuse and has fusermount3 can mount.
     assert_eq!(report["mounted"]["files"], report["files"], "{report}");
     let cost = report["cost"].as_array().unwrap();
     assert!(
@@ -44,7 +44,7 @@ fn quickstart_runs_to_the_end() {
 fn quickstart_runs_to_the_end_for_an_ordinary_user() {
     needs_root("becoming another user");
     let home = tempfile::tempdir().unwrap();
-    // The program is copied to where that user may run it from.
+    // The program is copied to a directory from which that user may run it.
     let copy = home.path().join("evfs");
     std::fs::copy(program(), &copy).unwrap();
     std::os::unix::fs::chown(home.path(), Some(NOBODY), Some(NOBODY)).unwrap();

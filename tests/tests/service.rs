@@ -1,4 +1,4 @@
-//! The process that serves: signals, its control socket, and its end when the disk below fails it.
+//! The serving process: signals, its control socket, and its end when the underlying disk fails.
 
 use export_nbd::client::Client;
 use serde_json::Value;
@@ -127,7 +127,7 @@ fn signals_that_mean_nothing_change_nothing() {
     must_hold(&s, 9);
 }
 
-/// HUP to a service flushes, and it goes on; then the process is killed without a word.
+/// HUP makes a service flush and continue; then the process is killed.
 #[test]
 fn hup_flushes_and_goes_on() {
     let s = Sandbox::new();
@@ -144,7 +144,7 @@ fn hup_flushes_and_goes_on() {
     must_hold(&s, 5);
 }
 
-/// The terminal of a process in the foreground goes away, as at the end of an ssh session.
+/// The terminal of a process in the foreground is closed, as at the end of an ssh session.
 #[test]
 fn a_terminal_that_goes_away_stops_in_order() {
     let s = Sandbox::new();
@@ -169,7 +169,7 @@ fn a_terminal_that_goes_away_stops_in_order() {
     must_hold(&s, 7);
 }
 
-/// Nobody reads the log any more: a line of it is no reason to panic.
+/// The reader of the log has closed its pipe: a write to the log must not panic.
 #[test]
 fn a_log_that_cannot_be_written_stops_nothing() {
     let s = Sandbox::new();
@@ -181,13 +181,13 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     let mut client = client(&s);
     client.write_at(0, &[4; MIB]).unwrap();
     drop(child.0.stderr.take());
-    // It says that it stops.
+    // It logs that it stops.
     signal(&child.0, libc::SIGTERM);
     assert_eq!(child.0.wait().unwrap().code(), Some(143));
     must_hold(&s, 4);
 }
 
-// Of <linux/capability.h>.
+// From <linux/capability.h>.
 const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_NET_BIND_SERVICE: u32 = 10;
 const CAP_NET_ADMIN: u32 = 12;
@@ -196,19 +196,19 @@ const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_RESOURCE: u32 = 24;
 
-/// What every server keeps if it has it.
+/// Capabilities that every server keeps if it has them.
 const EACH_KEEPS: [u32; 3] = [CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_RESOURCE];
-/// What one with mounts keeps beside.
+/// Further capabilities that a server with mounts keeps.
 const MOUNTS_KEEP: [u32; 2] = [CAP_SYS_ADMIN, CAP_SYS_PTRACE];
 
-/// A line of the status of a thread, without its title.
+/// Returns a line of the status of a thread, without its title.
 fn line_of(status: &str, title: &str) -> String {
     let line = status.lines().find_map(|line| line.strip_prefix(title));
     line.expect("the kernel says it").trim().to_owned()
 }
 
-/// Fails unless all threads of the server `name` have given up all but these capabilities, new privileges, and system
-/// calls.
+/// Fails unless all threads of the server `name` have dropped all other capabilities, cannot gain
+/// privileges, and have a system call filter.
 #[track_caller]
 fn must_be_confined(s: &Sandbox, name: &str, kept: &[u32]) {
     let own = fs::read_to_string("/proc/self/status").unwrap();
@@ -238,8 +238,8 @@ fn must_be_confined(s: &Sandbox, name: &str, kept: &[u32]) {
     assert!(looked_at > 1, "{name} has {looked_at} threads");
 }
 
-/// All threads of a server have only what they need: of capabilities, of privileges that programs give, and of
-/// system calls.
+/// All threads of a server have only the capabilities and system calls that they need, and cannot
+/// gain privileges by executing programs.
 #[test]
 fn a_server_gives_up_what_it_does_not_need() {
     let s = Sandbox::new();
@@ -278,7 +278,7 @@ fn a_server_gives_up_what_it_does_not_need() {
     s.detach("a");
 }
 
-/// The same where something is mounted, which root alone does without help.
+/// The same for a server with mounts, which only root can make without a helper.
 #[test]
 fn a_server_with_mounts_gives_up_what_it_does_not_need() {
     needs_root("to mount without fusermount3");
@@ -302,7 +302,7 @@ fn a_server_with_mounts_gives_up_what_it_does_not_need() {
     s.run(&["up", "up.toml", "--background"]).ok();
     must_be_confined(&s, "a", &kept);
     s.run(&["down"]).ok();
-    // A port of root's, in another network, where no other program has it.
+    // A privileged port, in another network namespace where no other program has it.
     let attach = format!(
         "ip link set lo up; {} attach a.img --nbd 127.0.0.1:809 --background",
         tests::program().display()
@@ -318,7 +318,8 @@ fn a_server_with_mounts_gives_up_what_it_does_not_need() {
     s.detach("a");
 }
 
-/// What `up` gave up at its start is not asked for at a HUP, and everything else goes on.
+/// A HUP that needs privileges dropped at the start of `up` fails for that table only; the others
+/// continue.
 #[test]
 fn up_says_what_it_gave_up() {
     let s = Sandbox::new();
@@ -349,7 +350,7 @@ fn up_says_what_it_gave_up() {
     s.run(&["down"]).ok();
 }
 
-/// Somebody who asks one byte at a time holds up neither other questions nor TERM.
+/// A client that sends its request one byte at a time delays neither other requests nor TERM.
 #[test]
 fn a_slow_asker_holds_up_nobody() {
     let s = Sandbox::new();
@@ -409,7 +410,7 @@ fn status_shows_who_does_not_answer() {
     s.detach("b");
 }
 
-/// A directory that others may write to could hold anybody's socket.
+/// A directory that other users can write to could contain another user's socket.
 #[test]
 fn a_directory_that_others_may_write_to_is_not_believed() {
     let s = Sandbox::new();
@@ -434,7 +435,7 @@ fn a_directory_that_others_may_write_to_is_not_believed() {
     s.detach("a");
 }
 
-/// The server asks the kernel who asks.
+/// The server gets the user ID of a client from the kernel.
 #[test]
 fn another_user_is_not_answered() {
     needs_root("a thread of another user");
@@ -463,7 +464,8 @@ fn another_user_is_not_answered() {
     s.detach("a");
 }
 
-/// The name belongs to whoever holds its lock; what a killed process left is in nobody's way.
+/// A name belongs to the process that holds its lock; leftovers of a killed process do not block
+/// it.
 #[test]
 fn a_name_belongs_to_one_process() {
     let s = Sandbox::new();
@@ -483,7 +485,8 @@ fn a_name_belongs_to_one_process() {
     assert!(!s.path("run/a.lock").exists() && !s.path("run/a.control").exists());
 }
 
-/// A disk that is full below: what was acknowledged is kept until there is room, or given up by name.
+/// A full underlying disk: acknowledged data is kept until space is available, or dropped by
+/// an explicit command.
 #[test]
 fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
     needs_root("a small tmpfs");
@@ -505,12 +508,12 @@ fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
     let mut still = fill();
     let refused = s.run(&["detach", "a"]).code(1);
     assert!(refused.stderr.contains("pace"), "{refused:?}");
-    // The same connection, and what it has written.
+    // The connection still works, and returns the data it has written.
     let mut read = vec![0; MIB];
     still.read_at(29 * MIB as u64, &mut read).unwrap();
     assert_eq!(read, [6; MIB]);
     client(&s);
-    // Whoever looks is told what waits, and no longer once it is out.
+    // The status reports the failing write-back, until it has succeeded.
     let write_back = || s.json(&["status"])["volumes"][0]["write_back"].clone();
     let waits = write_back();
     assert_eq!(waits["state"], "failing", "{waits}");
@@ -537,7 +540,7 @@ fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
     for by_signal in [false, true] {
         fs::remove_file(s.path("small/a.img")).unwrap();
         let shrink = ["-o", "remount,size=20M", at];
-        // The kernel lets the removed image go when the process that used it is gone altogether.
+        // The kernel frees the removed image once the process that used it has ended completely.
         wait_until("the disk is small again", || {
             Ran::of(Command::new("mount").args(shrink)).status.success()
         });
@@ -559,7 +562,7 @@ fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
     }
 }
 
-/// Unmounts when a test fails half way.
+/// Unmounts even if the test fails halfway.
 struct Unmounted(String);
 
 impl Drop for Unmounted {
@@ -568,7 +571,7 @@ impl Drop for Unmounted {
     }
 }
 
-/// A killed process leaves a dead mount and a loop device behind, which are in nobody's way.
+/// A dead mount and a loop device that a killed process has left do not block later commands.
 #[test]
 fn what_a_killed_process_left_is_cleared() {
     needs_root("a loop device");
@@ -627,7 +630,7 @@ fn down_detaches_all_or_none() {
     drop(open);
 }
 
-/// HUP makes a running `up` like its configuration, as far as that can be done.
+/// HUP makes a running `up` match its configuration, as far as possible.
 #[test]
 fn hup_reads_the_configuration_again() {
     let s = Sandbox::new();
@@ -673,7 +676,7 @@ fn hup_reads_the_configuration_again() {
     wait_until("b is read-only", || {
         names(&s) == ["b", "c"] && b(&s)["read_only"] == true
     });
-    // Nonsense changes nothing.
+    // An invalid configuration changes nothing.
     write("up.toml", "[volume.b]\nrubbish = 1\n");
     send(pid, libc::SIGHUP);
     s.run(&["down"]).ok();
@@ -688,7 +691,8 @@ fn tells_discards_from_zeroing() -> bool {
     (next(), next()) >= (6, 11)
 }
 
-/// Discards free space where the kernel tells them from zeroing, and never take any; zeroing gives zeros.
+/// Discards free space if the kernel distinguishes them from zeroing, and never allocate any;
+/// zeroed ranges read as zeros.
 #[test]
 fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
     needs_root("a loop device");
@@ -709,7 +713,7 @@ fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
         let device = device["at"].as_str().unwrap();
         let queue = Path::new("/sys/block").join(device.strip_prefix("/dev/").unwrap());
         let limit = fs::read_to_string(queue.join("queue/discard_max_bytes")).unwrap();
-        // A kernel that does not tell discards from zeroing gets none.
+        // A kernel that does not distinguish discards from zeroing gets no discard support.
         let warned = !status["warning"].is_null();
         assert_eq!(warned, passes && !tells_discards_from_zeroing(), "{status}");
         let passes = passes && !warned;
@@ -727,7 +731,7 @@ fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
         file.sync_all().unwrap();
         let full = used();
         assert!(full > empty + 60 * MIB as u64);
-        // A file system may ask for zeros, and let blocks be freed for them.
+        // A file system may zero a range, and permit that its blocks are freed.
         for mode in [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE] {
             file.write_all_at(&ones[..6 * MIB], 0).unwrap();
             file.sync_all().unwrap();
@@ -736,7 +740,7 @@ fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
             let zeroed =
                 unsafe { libc::fallocate(file.as_raw_fd(), mode, MIB as i64, 4 * MIB as i64) };
             if zeroed != 0 {
-                // Without a promise there is none to break.
+                // A refused request has no effect to verify.
                 assert_eq!(mode & libc::FALLOC_FL_ZERO_RANGE, 0);
                 continue;
             }
@@ -756,7 +760,7 @@ fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
     }
 }
 
-/// A question that is no question gets an answer, too.
+/// An incomplete request gets an answer, too.
 #[test]
 fn half_a_question_is_refused() {
     let s = Sandbox::new();

@@ -1,5 +1,5 @@
-//! Somebody who can write to the disk, but has no key: every change of the header is refused by every
-//! verb, and so are old headers, and volumes that pretend to be another.
+//! An attacker who can write to the disk but has no key: every command refuses a changed header, an
+//! old header, and a volume that impersonates another.
 
 use serde_json::Value;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::Path;
 use tests::targets::{free_port, image, nbdkit};
 use tests::{HEADER_COPY as COPY, Ran, Sandbox, forge};
 
-/// What an image holds, but for the record of who has it open (`docs/format/in-use.md`).
+/// Returns the content of an image, except for the in-use record (`docs/format/in-use.md`).
 fn content(image: &Path) -> Vec<u8> {
     let mut bytes = fs::read(image).unwrap();
     let record = (16 << 20) - 8192;
@@ -24,13 +24,13 @@ fn strip(json: &mut Value, prefix: &str) {
     tokens.retain(|_, t| !t["type"].as_str().unwrap().starts_with(prefix));
 }
 
-/// Data is read in another way, and discards are passed on.
+/// Changes the mapping of the data, and permits discards.
 fn core(json: &mut Value) {
     json["segments"]["0"]["iv_tweak"] = "8".into();
     json["config"]["flags"] = serde_json::json!(["allow-discards"]);
 }
 
-/// `bob` becomes an owner.
+/// Makes `bob` an owner.
 fn role(json: &mut Value) {
     for token in json["tokens"].as_object_mut().unwrap().values_mut() {
         if token["name"] == "bob" {
@@ -39,7 +39,8 @@ fn role(json: &mut Value) {
     }
 }
 
-/// A volume of `owner` that `bob`, a recovery key and a passphrase open, with a file system in it.
+/// Creates a volume of `owner` that `bob`, a recovery key and a passphrase open, with a file system
+/// in it.
 fn volume(s: &Sandbox) {
     for name in ["bob", "safe", "eve"] {
         s.key(name);
@@ -53,14 +54,14 @@ fn volume(s: &Sandbox) {
     s.run(&["format", "a.img"]).ok();
 }
 
-/// Runs the program on a machine that has never opened any volume.
+/// Runs the program like a machine that has never opened any volume.
 fn elsewhere(s: &Sandbox, args: &[&str]) -> Ran {
     let store = s.path("elsewhere/trust.json");
     let _ = fs::remove_file(&store);
     Ran::of(s.evfs().env("EVFS_TRUST_STORE", store).args(args))
 }
 
-/// The verbs that open a volume with a key.
+/// The commands that open a volume with a key.
 const VERBS: &[&[&str]] = &[
     &["attach", "a.img", "--background"],
     &["attach", "a.img", "--background", "--read-only"],
@@ -108,7 +109,8 @@ fn no_verb_uses_a_header_that_was_changed_without_a_key() {
             assert!(now == forged, "{what}: {verb:?} has changed the image");
         }
     }
-    // Nothing of EVFS is left: key pairs are gone with it, and a passphrase opens nothing either.
+    // All EVFS metadata is removed: key pairs are removed with it, and a passphrase opens nothing
+    // either.
     for change in [|_: &mut Value| (), core] {
         fs::write(s.path("a.img"), &whole).unwrap();
         forge(&s.path("a.img"), |json| {
@@ -159,7 +161,7 @@ fn a_forged_role_is_named_and_sealed_only_on_the_owners_word() {
     );
     let info = s.json(&["volume", "info", "a.img"]);
     assert_eq!(info["keys"][2]["role"], "owner", "as forged: {info}");
-    // The forger's own key seals nothing: this machine knows it as a user's.
+    // The forger cannot seal with the forged role: this machine remembers the key as a user key.
     let own = ["volume", "repair", "a.img", "--reseal", "--key", "bob"];
     let said = s.run(&[&own[..], &["--yes"]].concat()).code(14).stderr;
     assert!(said.contains("as a user key"), "{said}");
@@ -213,9 +215,9 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
         );
     }
     s.run(&["attach", "a.img", "--key", "bob"]).code(14);
-    // Sealing again is no way around it.
+    // Sealing the header again does not circumvent this.
     s.run(&["volume", "repair", "a.img", "--reseal"]).code(14);
-    // What is newer than this machine remembers is fine: it was changed elsewhere.
+    // A header newer than this machine's record is accepted: it was changed elsewhere.
     fs::write(s.path("a.img"), &new).unwrap();
     Ran::of(
         s.evfs()
@@ -228,7 +230,7 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     fs::write(s.path("a.img"), &new).unwrap();
     s.run(&["attach", "a.img"]).code(14);
 
-    // A restore of an older header has to be wanted: nobody is asked about one that is refused.
+    // Restoring an older header needs an explicit option; a refused one causes no question.
     let before = content(&s.path("a.img"));
     let restore = ["volume", "header", "restore", "a.img", "old.header"];
     for more in [&[][..], &["--yes"], &["--force"]] {
@@ -249,7 +251,7 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     );
     s.attach(&["a.img", "--key", "bob"]);
     s.detach("a");
-    // And so has an old image that was put back in another way.
+    // The same holds for an old image that was put back in another way.
     s.run(&["volume", "key", "remove", "a.img", "bob", "--yes"])
         .ok();
     fs::write(s.path("a.img"), &old).unwrap();
@@ -297,11 +299,11 @@ fn luns_of_two_registries_with_one_name_are_two() {
         at(n, &["volume", "create", uri, "--owner", "owner"]).ok();
         at(n, &["format", "disk1"]).ok();
     }
-    // Each is `disk1`, and each is where it was.
+    // Both are named `disk1`, and each is recognized.
     for n in [0, 1, 0] {
         at(n, &["fsck", "disk1"]).ok();
     }
-    // What is forgotten takes nothing from the other, and leaves nothing.
+    // Forgetting one leaves no record of it, and keeps that of the other.
     let store = || fs::read_to_string(s.path("state/trust.json")).unwrap();
     assert_eq!(store().matches(":disk1").count(), 2);
     at(0, &["lun", "forget", "disk1", "--yes"]).ok();
@@ -380,7 +382,7 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
         let said = s.run(args).code(14).stderr;
         assert!(said.contains("another volume key"), "{said}");
     }
-    // With a UUID of its own it is still another one at that place; and so is what is in the clear.
+    // A volume with another UUID at that path is refused as well; and so is unencrypted data.
     fs::copy(s.path("m.img"), s.path("a.img")).unwrap();
     for args in [
         &["attach", "a.img", "--key", "owner", "--background"][..],
@@ -400,7 +402,7 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
         let said = s.run(args).code(14).stderr;
         assert!(said.contains("not encrypted"), "{said}");
     }
-    // A file that was removed and made anew is what was asked for.
+    // A file that was removed and created again is intended by the user.
     fs::remove_file(s.path("a.img")).unwrap();
     s.run(&["format", "a.img", "--size", "32M"]).ok();
     s.run(&["fsck", "a.img"]).ok();
@@ -410,7 +412,7 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
     s.attach(&["b.img"]);
     s.detach("b");
     fs::write(s.path("a.img"), &forged).unwrap();
-    // Where it is met for the first time, its owner is named.
+    // On first use, the message names its owner.
     let said = elsewhere(&s, &["fsck", "a.img", "--key", "owner"]).stderr;
     assert!(
         said.contains("for the first time") && said.contains("owner mallory"),
@@ -418,7 +420,7 @@ fn a_volume_that_pretends_to_be_another_is_refused() {
     );
 }
 
-/// Who can exchange an image can put a link there, or in the place of its directory.
+/// An attacker who can exchange an image can replace it, or its directory, by a link.
 #[test]
 fn a_link_to_another_volume_or_to_clear_data_is_an_exchange_as_well() {
     let s = Sandbox::new();
@@ -452,7 +454,7 @@ fn a_link_to_another_volume_or_to_clear_data_is_an_exchange_as_well() {
     fs::rename(s.path("st"), s.path("old")).unwrap();
     link("evil", "st");
     let shell = |args: &[&str]| {
-        // The current directory as a shell has it.
+        // The current directory as a shell sets it.
         let mut command = s.evfs();
         command.current_dir(s.path("st")).env("PWD", s.path("st"));
         Ran::of(command.args(args))
@@ -462,7 +464,7 @@ fn a_link_to_another_volume_or_to_clear_data_is_an_exchange_as_well() {
         assert!(said.contains("not encrypted"), "{said}");
     }
     shell(&["df", "a.img"]).code(14);
-    // A link to the volume itself is fine, and known from then on.
+    // A link to the volume itself is accepted, and known from then on.
     fs::remove_file(s.path("st")).unwrap();
     fs::rename(s.path("old"), s.path("st")).unwrap();
     link("kept.img", "st/a.img");
@@ -473,7 +475,7 @@ fn a_link_to_another_volume_or_to_clear_data_is_an_exchange_as_well() {
     fs::remove_file(s.path("way.img")).unwrap();
     link("evil/a.img", "way.img");
     s.run(&["df", "way.img"]).code(14);
-    // An administrator who led the link elsewhere says so.
+    // An administrator who changed the link resets the trust.
     s.run(&["volume", "trust", uuid.as_str().unwrap(), "--reset"])
         .ok();
     s.run(&["df", "way.img"]).ok();
@@ -501,14 +503,14 @@ fn trust_is_shown_and_reset() {
         .ok();
     s.run(&["volume", "trust", "a.img", "--reset"]).code(10);
     s.run(&["volume", "trust", "--reset"]).code(2);
-    // The first use is said, and remembered; the second is nothing special.
+    // The first use is reported and recorded; the second is not reported.
     let said = s.run(&["fsck", "a.img"]).ok().stderr;
     assert!(
         said.contains("for the first time") && said.contains("owner owner"),
         "{said}"
     );
     assert!(!s.run(&["fsck", "a.img"]).ok().stderr.contains("first time"));
-    // A program is told as well.
+    // The JSON output contains it as well.
     s.run(&["volume", "trust", "a.img", "--reset"]).ok();
     let attached = s.attach(&["a.img"]);
     let said = attached["first_use"].as_str().unwrap_or_default();
@@ -520,7 +522,7 @@ fn trust_is_shown_and_reset() {
     let attached = s.attach(&["a.img"]);
     assert!(attached.get("first_use").is_none(), "{attached}");
     s.detach("a");
-    // A store that cannot be read is no reason to trust.
+    // An unreadable store does not lead to trust on first use.
     fs::write(s.path("state/trust.json"), &store[..store.len() / 2]).unwrap();
     let said = s.run(&["attach", "a.img"]).code(2).stderr;
     assert!(said.contains("trust store is damaged"), "{said}");
@@ -551,7 +553,7 @@ fn a_copy_is_fine_until_the_keys_of_both_were_changed() {
     s.detach("a");
 }
 
-/// A process that dies between writing the header and writing the store leaves a store that lags.
+/// A process that dies between writing the header and writing the store leaves an outdated store.
 #[test]
 fn a_store_that_lags_behind_the_header_catches_up() {
     let s = Sandbox::new();
@@ -566,7 +568,7 @@ fn a_store_that_lags_behind_the_header_catches_up() {
     assert_eq!(fs::read(s.path("state/trust.json")).unwrap(), after);
 }
 
-/// Changes of keys and openings at the same time: none is taken for an old header.
+/// Concurrent key changes and opens: no header is mistaken for an old one.
 #[test]
 fn changes_and_openings_at_once_are_not_taken_for_a_rollback() {
     let s = Sandbox::new();
