@@ -257,7 +257,7 @@ impl Core {
     /// Counts a page that became dirty; above the threshold, notifies the background thread.
     pub(crate) fn add_dirty(&self, below: &Below) {
         let now = self.dirty_pages.fetch_add(1, AcqRel) + 1;
-            // An occasional notice is enough: the background thread checks the number itself.
+        // An occasional notice is enough: the background thread checks the number itself.
         if now.is_multiple_of(64) && now > self.background_pages() {
             below.errands.write_out();
         }

@@ -409,7 +409,7 @@ fn send_back(below: &Below) -> bool {
 /// Flushes the files written by background write-back.
 fn flush_behind(below: &Below, session: &mut Session) {
     let numbers = below.errands.take_unflushed().into_iter();
-        // A vnode that no longer exists was flushed with its volume, or removed.
+    // A vnode that no longer exists was flushed with its volume, or removed.
     let vnodes: Vec<Arc<Vnode>> = numbers.filter_map(|n| below.core.vnode(n)).collect();
     let together = if below.info.flushes_all {
         vnodes.len().max(1)

@@ -460,7 +460,7 @@ impl<A: Atom<Int = u64>> Word<A> {
         }
         let latched = snap.at(snap.home()).with_state(EXCLUSIVE);
         if self.0.cas(snap.0, latched, Ordering::Acquire).is_ok() {
-        // A reader that sees a byte of a later store must also see that the word has changed.
+            // A reader that sees a byte of a later store must also see that the word has changed.
             A::fence(Ordering::Release);
             return Some(Snap(latched));
         }

@@ -414,7 +414,7 @@ fn commit_from_time_to_time(fs: &Inner) {
         }
         wanted.commit = false;
         drop(wanted);
-            // The error has been logged and kept; the next caller that writes gets it.
+        // The error has been logged and kept; the next caller that writes gets it.
         let _ = fs.checkpoint();
         wanted = fs.wake.wanted.lock().expect("no panic under this lock");
     }
