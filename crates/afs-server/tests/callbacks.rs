@@ -19,6 +19,19 @@ fn file(client: &Client, name: &str) -> AfsFid {
     client.create(client.root, name).expect("made").0
 }
 
+/// The file system keeps its device, with the record on it that it is in use.
+#[test]
+fn a_server_that_ends_releases_the_file_system_after_clients_have_called() {
+    let cell = Cell::new();
+    let client = cell.client();
+    file(&client, "file");
+    client.bulk(&[client.root]).expect("there");
+    let Cell { server, fs } = cell;
+    assert!(Arc::strong_count(&fs) > 1);
+    drop(server);
+    assert_eq!(Arc::strong_count(&fs), 1, "the server still holds it");
+}
+
 #[test]
 fn others_are_told_before_a_change_is_answered() {
     let cell = Cell::new();

@@ -66,7 +66,7 @@ impl Shard {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|e| io::Error::other(e.to_string()))?;
         let mut endpoint = Endpoint::new(config, seed);
-        for service in workers.services() {
+        for service in workers.services().iter() {
             let id = service.id;
             endpoint.serve(rx_proto::Service {
                 id,

@@ -138,7 +138,9 @@ impl Queue {
 
 /// The threads, and the calls that wait for one.
 pub(crate) struct Workers {
-    services: Vec<Service>,
+    /// Empty after [`Workers::stop`]. A handler may own connections of the port, each of which keeps
+    /// its shard and these workers alive.
+    services: Mutex<Arc<[Service]>>,
     threads_max: usize,
     thread_name: &'static str,
     queue: Mutex<Queue>,
@@ -152,7 +154,7 @@ impl Workers {
         thread_name: &'static str,
     ) -> Arc<Workers> {
         Arc::new(Workers {
-            services,
+            services: Mutex::new(services.into()),
             threads_max: threads_max.max(1),
             thread_name,
             queue: Mutex::default(),
@@ -160,8 +162,12 @@ impl Workers {
         })
     }
 
-    pub(crate) fn services(&self) -> &[Service] {
-        &self.services
+    pub(crate) fn services(&self) -> Arc<[Service]> {
+        Arc::clone(&self.lock_services())
+    }
+
+    fn lock_services(&self) -> MutexGuard<'_, Arc<[Service]>> {
+        self.services.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -224,6 +230,7 @@ impl Workers {
     }
 
     fn work(self: &Arc<Self>) {
+        let services = self.services();
         let mut last = None;
         while let Some((work, waited)) = self.next(last.take()) {
             let (job, waited) = match work {
@@ -239,23 +246,7 @@ impl Workers {
                 Call::incoming(job).abort(code::USER_ABORT);
                 continue;
             }
-            self.serve(Call::incoming(job));
-        }
-    }
-
-    fn serve(&self, mut call: Call) {
-        let service = self.services.iter().find(|s| s.id == call.service());
-        let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
-        match served {
-            // An error means that the client ended the call in the meantime, so there is nothing to
-            // report.
-            Some(Ok(Ok(()))) => drop(call.finish()),
-            Some(Ok(Err(Abort(code)))) => call.abort(code),
-            Some(Err(_)) => {
-                tracing::error!(service = call.service(), "a handler panicked");
-                call.abort(code::USER_ABORT);
-            }
-            None => call.abort(code::INVALID_OPERATION),
+            serve(&services, Call::incoming(job));
         }
     }
 
@@ -289,7 +280,7 @@ impl Workers {
         }
     }
 
-    /// Stops the threads and waits for them to end.
+    /// Stops the threads, waits for them to end, and releases the handlers.
     pub(crate) fn stop(&self) {
         let mut queue = self.lock();
         queue.stopped = true;
@@ -306,5 +297,25 @@ impl Workers {
             // Panics of handlers were caught.
             let _ = thread.join();
         }
+        let services = std::mem::take(&mut *self.lock_services());
+        // Outside of the lock: the connections of a handler end with it.
+        drop(services);
+    }
+}
+
+/// Runs the handler of a call's service.
+fn serve(services: &[Service], mut call: Call) {
+    let service = services.iter().find(|s| s.id == call.service());
+    let served = service.map(|s| catch_unwind(AssertUnwindSafe(|| s.handler.serve(&mut call))));
+    match served {
+        // An error means that the client ended the call in the meantime, so there is nothing to
+        // report.
+        Some(Ok(Ok(()))) => drop(call.finish()),
+        Some(Ok(Err(Abort(code)))) => call.abort(code),
+        Some(Err(_)) => {
+            tracing::error!(service = call.service(), "a handler panicked");
+            call.abort(code::USER_ABORT);
+        }
+        None => call.abort(code::INVALID_OPERATION),
     }
 }

@@ -3,7 +3,9 @@
 mod common;
 
 use common::{PATIENCE, SERVICE, bytes, check_echo, client, connect, echo, serve, serve_with};
-use rx::{Abort, Bytes, Call, End, Error, Port, Service, Settings, Timeouts, code};
+use rx::{
+    Abort, Bytes, Call, Connection, End, Error, Handler, Port, Service, Settings, Timeouts, code,
+};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
@@ -185,6 +187,39 @@ fn a_server_calls_back_from_the_port_that_was_called() {
         let client = Port::open(&Settings::default(), vec![called_back.clone()]).unwrap();
         check_echo(&connect(&client, &server), 3, 50).unwrap();
     }
+}
+
+/// A handler that keeps a connection to its caller, as a file server does for callbacks.
+struct Keeps(Mutex<Option<Connection>>);
+
+impl Handler for Keeps {
+    fn serve(&self, call: &mut Call) -> Result<(), Abort> {
+        let back = call.connect_back(SERVICE, Timeouts::default());
+        *self.0.lock().unwrap() = Some(back);
+        echo(call)
+    }
+}
+
+#[test]
+fn a_port_that_closes_releases_a_handler_that_keeps_a_connection_of_it() {
+    let handler = Arc::new(Keeps(Mutex::default()));
+    let released = Arc::downgrade(&handler);
+    let service = Service {
+        id: SERVICE,
+        handler,
+    };
+    let server = Port::open(&Settings::default(), vec![service]).unwrap();
+    let client = Port::open(&Settings::default(), Vec::new()).unwrap();
+    check_echo(&connect(&client, &server), 1, 50).unwrap();
+    assert!(released.upgrade().unwrap().0.lock().unwrap().is_some());
+    let address = server.address();
+    drop(server);
+    assert!(released.upgrade().is_none(), "the handler is still there");
+    let again = Settings {
+        listen: address,
+        ..Settings::default()
+    };
+    Port::open(&again, Vec::new()).unwrap();
 }
 
 #[test]

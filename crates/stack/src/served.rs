@@ -290,6 +290,12 @@ impl Served {
         }
         if let Some(fs) = &self.fs {
             fs.close().map_err(self.not_written())?;
+            if Arc::strong_count(fs) > 1 {
+                tracing::error!(
+                    name = self.status.name,
+                    "the device stays in use: the server still has the file system"
+                );
+            }
         }
         self.fs = None;
         Ok(())
