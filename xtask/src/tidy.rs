@@ -15,6 +15,37 @@ const UNFINISHED: &[&str] = &[
     concat!("unimpl", "emented!("),
 ];
 
+/// Phrases that comments and pages avoid (`docs/STYLE.md`), in lower case and as whole words.
+const AVOIDED: &[&str] = &[
+    "somebody",
+    "anybody",
+    "nobody",
+    "everybody",
+    "whoever",
+    "so many",
+    "so much",
+    "for ever",
+    "meanwhile",
+    "anew",
+    "brings",
+    "brought",
+    "encipher",
+    "enciphers",
+    "enciphered",
+    "enciphering",
+    "decipher",
+    "deciphers",
+    "deciphered",
+    "deciphering",
+];
+
+/// Page that lists the avoided phrases.
+const STYLE_GUIDE: &str = "docs/STYLE.md";
+
+/// Longest line of prose in a page, in characters. Lines with a link or a test's name, and those of
+/// tables, may be longer.
+const PROSE_COLUMNS_MAX: usize = 100;
+
 /// Fails with a list of all violations and their locations.
 pub fn check(root: &Path) -> Outcome {
     let mut wrong = Vec::new();
@@ -25,25 +56,84 @@ pub fn check(root: &Path) -> Outcome {
         "tests",
         "xtask",
     ] {
-        for file in sources(&root.join(top)) {
-            let text = std::fs::read_to_string(&file).map_err(|e| format!("{file:?}: {e}"))?;
-            let name = file
-                .strip_prefix(root)
-                .unwrap_or(&file)
-                .display()
-                .to_string();
-            wrong.extend(
-                broken(&text)
-                    .into_iter()
-                    .map(|rule| format!("{name}: {rule}")),
-            );
+        for file in files(&root.join(top), "rs") {
+            wrong.extend(violations(root, &file, broken)?);
         }
+    }
+    let mut pages = files(&root.join("docs"), "md");
+    let at_the_root = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+    ];
+    pages.extend(at_the_root.map(|page| root.join(page)));
+    for page in pages.iter().filter(|page| **page != root.join(STYLE_GUIDE)) {
+        wrong.extend(violations(root, page, broken_prose)?);
     }
     if wrong.is_empty() {
         Ok(())
     } else {
         Err(wrong.join("\n"))
     }
+}
+
+/// Returns the violations in a file, each with the name of the file.
+fn violations(
+    root: &Path,
+    file: &Path,
+    rules: fn(&str) -> Vec<String>,
+) -> Result<Vec<String>, String> {
+    let text = std::fs::read_to_string(file).map_err(|e| format!("{file:?}: {e}"))?;
+    let name = file.strip_prefix(root).unwrap_or(file).display();
+    let named = |rule| format!("{name}: {rule}");
+    Ok(rules(&text).into_iter().map(named).collect())
+}
+
+/// Returns the avoided phrase that a line contains, if any.
+fn avoided(line: &str) -> Option<&'static str> {
+    let line = line.to_lowercase();
+    let is_whole = |at: usize, phrase: &str| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + phrase.len()..].chars().next();
+        [before, after]
+            .iter()
+            .flatten()
+            .all(|c| !c.is_alphanumeric())
+    };
+    let contains = |phrase: &&str| {
+        line.match_indices(*phrase)
+            .any(|(at, _)| is_whole(at, phrase))
+    };
+    AVOIDED.iter().copied().find(|phrase| contains(phrase))
+}
+
+/// Returns the rules that a page of Markdown violates outside of its code blocks.
+fn broken_prose(text: &str) -> Vec<String> {
+    let mut rules = Vec::new();
+    let mut in_code = false;
+    for (number, line) in text.lines().enumerate() {
+        if line.starts_with("```") {
+            in_code = !in_code;
+        }
+        if in_code {
+            continue;
+        }
+        if let Some(phrase) = avoided(line) {
+            rules.push(format!(
+                "line {}: \"{phrase}\"; see {STYLE_GUIDE}",
+                number + 1
+            ));
+        }
+        let may_be_long = line.starts_with('|') || line.contains("](") || line.contains("(test");
+        if line.chars().count() > PROSE_COLUMNS_MAX && !may_be_long {
+            rules.push(format!(
+                "line {}: longer than {PROSE_COLUMNS_MAX}",
+                number + 1
+            ));
+        }
+    }
+    rules
 }
 
 fn broken(text: &str) -> Vec<String> {
@@ -63,6 +153,13 @@ fn broken(text: &str) -> Vec<String> {
         if line.ends_with(' ') || line.contains('\t') {
             rules.push(format!("line {}: a tab, or a space at the end", number + 1));
         }
+        let comment = line.trim_start().starts_with("//");
+        if let Some(phrase) = Some(line).filter(|_| comment).and_then(avoided) {
+            rules.push(format!(
+                "line {}: \"{phrase}\"; see {STYLE_GUIDE}",
+                number + 1
+            ));
+        }
         if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
             rules.push(format!("line {}: {word}", number + 1));
         }
@@ -70,8 +167,8 @@ fn broken(text: &str) -> Vec<String> {
     rules
 }
 
-/// Returns all Rust sources under `dir`, sorted.
-fn sources(dir: &Path) -> Vec<PathBuf> {
+/// Returns all files below `dir` with an extension, sorted.
+fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = std::fs::read_dir(dir) else {
         return found;
@@ -79,8 +176,8 @@ fn sources(dir: &Path) -> Vec<PathBuf> {
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|e| e == "rs") {
+            found.extend(files(&path, extension));
+        } else if path.extension().is_some_and(|e| e == extension) {
             found.push(path);
         }
     }
@@ -95,6 +192,8 @@ mod tests {
     #[test]
     fn each_rule_is_found_and_clean_text_is_not() {
         assert!(broken("//! What it is.\n\nfn main() {}\n").is_empty());
+        assert_eq!(broken("//! x\n// Nobody waits.\n").len(), 1);
+        assert!(broken("//! x\nlet nobody = renewed; // manew\n").is_empty());
         assert_eq!(broken("fn main() {}\n").len(), 1);
         assert_eq!(broken("//! x\nlet a = 1; \n").len(), 1);
         assert_eq!(broken(&format!("//! x\n// {}\n", UNFINISHED[0])).len(), 1);
@@ -102,5 +201,16 @@ mod tests {
             broken(&format!("//! x\n{}", "\n".repeat(LINES_MAX))).len(),
             1
         );
+    }
+
+    #[test]
+    fn prose_is_checked_outside_of_code_blocks() {
+        assert!(broken_prose("Plain.\n```text\nsomebody\n```\n").is_empty());
+        assert_eq!(
+            broken_prose("Somebody waits.\n"),
+            ["line 1: \"somebody\"; see docs/STYLE.md"]
+        );
+        assert_eq!(broken_prose(&"x".repeat(101)).len(), 1);
+        assert!(broken_prose(&format!("| {} |", "x".repeat(101))).is_empty());
     }
 }
