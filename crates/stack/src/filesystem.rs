@@ -369,7 +369,8 @@ pub(crate) fn carry_out(
             own_root(fs, name).map_err(failed())?;
             set_quota(fs, made.id(), quota).map_err(failed())?;
             let mut shown = fileset(fs, name);
-            if let Some(cell) = Record::read(fs, name)? {
+            // A record that cannot be read is no reason to fail: the fileset exists.
+            if let Ok(Some(cell)) = Record::read(fs, name) {
                 shown["cell"] = json!(cell.name);
             }
             Ok(shown)
