@@ -96,7 +96,7 @@ fn interleavings(root: &Path) -> Outcome {
         .current_dir(root))
 }
 
-/// Returns the directory of the workspace.
+/// Finds the directory of the workspace.
 fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent()

@@ -212,7 +212,7 @@ fn kernels(root: &Path) -> Outcome {
     Ok(())
 }
 
-/// Returns the target directory of this program, which is also that of the tests.
+/// Finds the target directory of this program, which is also that of the tests.
 fn target() -> Result<PathBuf, String> {
     let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
     let target = here.ancestors().nth(2).expect("target/PROFILE/xtask");

@@ -54,7 +54,7 @@ fn runner_variable() -> String {
     format!("CARGO_TARGET_{triple}_RUNNER")
 }
 
-/// Returns the tests of a JUnit report that failed first and then passed.
+/// Finds the tests of a JUnit report that failed first and then passed.
 fn retried(report: &str) -> Result<Vec<Retried>, roxmltree::Error> {
     if report.is_empty() {
         return Ok(Vec::new());
@@ -76,7 +76,7 @@ fn retried(report: &str) -> Result<Vec<Retried>, roxmltree::Error> {
     Ok(retried.collect())
 }
 
-/// Returns the panic message of a failed attempt, or the end of its output.
+/// Extracts the panic message of a failed attempt, or the end of its output.
 fn reason(failure: roxmltree::Node) -> String {
     let message = failure.attribute("message").unwrap_or_default();
     let printed: String = failure

@@ -167,7 +167,7 @@ fn broken(text: &str) -> Vec<String> {
     rules
 }
 
-/// Returns all files below `dir` with an extension, sorted.
+/// Collects all files below `dir` with an extension, sorted.
 fn files(dir: &Path, extension: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let Ok(entries) = std::fs::read_dir(dir) else {

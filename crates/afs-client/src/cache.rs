@@ -66,7 +66,7 @@ impl Cache {
         }
     }
 
-    /// Returns the status of a file, if a promise for it holds.
+    /// Looks up the status of a file, if a promise for it holds.
     pub(crate) fn status(&self, fid: AfsFid) -> Option<AfsFetchStatus> {
         let known = self.lock();
         let file = known.files.get(&fid)?;
@@ -74,14 +74,14 @@ impl Cache {
         holds.then_some(file.status)
     }
 
-    /// Returns whether a chunk is cached, of any version.
+    /// Checks whether a chunk is cached, of any version.
     pub(crate) fn has(&self, fid: AfsFid, number: u64) -> bool {
         let known = self.lock();
         let file = known.files.get(&fid);
         file.is_some_and(|file| file.chunks.contains_key(&number))
     }
 
-    /// Returns a chunk of a file with its matching status, if a promise holds.
+    /// Looks up a chunk of a file with its matching status, if a promise holds.
     pub(crate) fn chunk(&self, fid: AfsFid, number: u64) -> Option<(Chunk, AfsFetchStatus)> {
         let status = self.status(fid)?;
         let known = self.lock();
@@ -148,7 +148,7 @@ impl Cache {
         }
     }
 
-    /// Returns the only chunk of a directory, if it has this version, so that the change made by
+    /// Looks up the only chunk of a directory, if it has this version, so that the change made by
     /// the server can be applied to it.
     pub(crate) fn pages(&self, fid: AfsFid, version: u64) -> Option<Chunk> {
         let known = self.lock();
@@ -185,7 +185,7 @@ impl Cache {
         self.lock().clear();
     }
 
-    /// Returns the number of files covered by promises, and the bytes of cached data.
+    /// Counts the files covered by promises, and the bytes of cached data.
     pub(crate) fn count(&self) -> (usize, usize) {
         let (known, now) = (self.lock(), Instant::now());
         let holds = |file: &&File| file.until.is_some_and(|until| now < until);

@@ -72,7 +72,7 @@ impl Client {
         }
     }
 
-    /// Returns the status of a file, with its promise.
+    /// Fetches the status of a file, with its promise.
     ///
     /// # Errors
     /// As for [`ask`](Client::ask), like all methods that follow.
@@ -83,7 +83,7 @@ impl Client {
         Ok((status, callback))
     }
 
-    /// Returns the statuses of up to 50 files; the status of a file that has none contains the
+    /// Fetches the statuses of up to 50 files; the status of a file that has none contains the
     /// error.
     pub fn bulk(&self, fids: &[AfsFid]) -> Result<(Vec<AfsFetchStatus>, Vec<AfsCallBack>)> {
         let turn = self.turn();
@@ -106,7 +106,7 @@ impl Client {
         Ok((statuses.into_vec(), callbacks.into_vec()))
     }
 
-    /// Returns up to `length` bytes from `position` on, the status that follows them, and the
+    /// Fetches up to `length` bytes from `position` on, the status that follows them, and the
     /// promise.
     pub fn fetch_data(
         &self,
@@ -329,13 +329,13 @@ impl Client {
         done
     }
 
-    /// Returns the file that a name refers to, according to the server.
+    /// Asks the server for the file that a name refers to.
     pub fn lookup(&self, directory: AfsFid, of: &str) -> Result<AfsFid> {
         let name = name(of)?;
         ask!(self, Lookup { directory, name } => fid)
     }
 
-    /// Returns the access list of a directory.
+    /// Fetches the access list of a directory.
     pub fn access_list(&self, fid: AfsFid) -> Result<String> {
         let bytes = self.ask(&Request::FetchACL { fid })?;
         match reply(&Request::FetchACL { fid }, &bytes)? {
@@ -364,7 +364,7 @@ impl Client {
         ask!(self, ReleaseLock { fid } => sync).map(drop)
     }
 
-    /// Returns quota and usage of a volume.
+    /// Fetches quota and usage of a volume.
     pub fn volume_status(&self, volume: u32) -> Result<AfsFetchVolumeStatus> {
         let bytes = self.ask(&Request::GetVolumeStatus { volume })?;
         match reply(&Request::GetVolumeStatus { volume }, &bytes)? {
@@ -373,7 +373,7 @@ impl Client {
         }
     }
 
-    /// Returns the server's clock in seconds since 1970; serves as a liveness check.
+    /// Reads the server's clock in seconds since 1970; serves as a liveness check.
     pub fn time(&self) -> Result<u32> {
         ask!(self, GetTime {} => seconds)
     }

@@ -113,7 +113,7 @@ impl Client {
         }
     }
 
-    /// Returns up to `length` bytes from `position` on, fewer at the end of the file. Reads chunk
+    /// Reads up to `length` bytes from `position` on, fewer at the end of the file, chunk
     /// by chunk, each from the cache if a promise holds.
     /// cache if a promise holds.
     ///
@@ -154,7 +154,7 @@ impl Client {
         Ok((chunk, status))
     }
 
-    /// Returns the pages of a directory, in the format of [`afs_proto::dir`].
+    /// Reads the pages of a directory, in the format of [`afs_proto::dir`].
     ///
     /// # Errors
     /// Those of a call.
@@ -162,7 +162,7 @@ impl Client {
         Ok(self.chunk(fid, 0, DIRECTORY_BYTES_MAX)?.0)
     }
 
-    /// Returns the file that a name in a directory refers to.
+    /// Looks up the file that a name in a directory refers to.
     ///
     /// # Errors
     /// [`Error::NoEntry`], [`Error::Nonsense`], those of a call.
@@ -179,7 +179,7 @@ impl Client {
         })
     }
 
-    /// Returns the file that a path refers to, relative to a directory: names separated by slashes.
+    /// Finds the file that a path refers to, relative to a directory: names separated by slashes.
     ///
     /// # Errors
     /// As for [`find`](Client::find); [`Error::NoEntry`] if a name on the way is not a directory.
@@ -238,7 +238,7 @@ impl Client {
     }
 }
 
-/// Returns whether a call is idempotent. Creating or removing a name a second time has a different
+/// Checks whether a call is idempotent. Creating or removing a name a second time has a different
 /// result.
 fn is_harmless(request: &Request<'_>) -> bool {
     !matches!(
@@ -255,7 +255,7 @@ fn is_harmless(request: &Request<'_>) -> bool {
     )
 }
 
-/// Returns whether a retry may succeed.
+/// Checks whether a retry may succeed.
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::Abort(code) => matches!(*code, Abort::VRESTARTING | Abort::VBUSY),

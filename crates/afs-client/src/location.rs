@@ -15,7 +15,7 @@ pub struct Found {
     pub servers: Vec<Ipv4Addr>,
 }
 
-/// Returns the location of a volume, found by its name or its decimal id at the location service at
+/// Looks up the location of a volume, by its name or its decimal id, at the location service at
 /// `server`.
 ///
 /// # Errors

@@ -49,7 +49,7 @@ pub(crate) struct Heard {
 }
 
 impl Net {
-    /// Returns a net without ports: they are opened for new clients.
+    /// Creates a net without ports: they are opened for new clients.
     pub fn new() -> Arc<Net> {
         Arc::default()
     }
@@ -82,7 +82,7 @@ impl Net {
         ))
     }
 
-    /// Returns the first port at which the address is free, or a new one.
+    /// Finds the first port at which the address is free, or opens a new one.
     fn line(&self, address: IpAddr, heard: &Arc<Heard>) -> io::Result<Arc<Line>> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for line in &*lines {

@@ -153,7 +153,7 @@ codes! {
 }
 
 impl Abort {
-    /// Returns the code for a Linux errno, for a client with the capability
+    /// Converts a Linux errno, for a client with the capability
     /// [`ERRORTRANS`](crate::capability::ERRORTRANS). An errno without a code maps to `EIO`.
     pub fn from_errno(errno: i32) -> Abort {
         uae::from_errno(errno).unwrap_or(uae::IO)

@@ -50,7 +50,7 @@ const TABLE: [(&str, u8); 130] = [
     ("UAEPROCLIM", 0), ("UAEDISCON", 0),
 ];
 
-/// Returns the code for a Linux errno. Two values have two codes (`UAEWOULDBLOCK` duplicates
+/// Converts a Linux errno to its code. Two values have two codes (`UAEWOULDBLOCK` duplicates
 /// `EAGAIN`, `UAENOTSUP` duplicates `EOPNOTSUPP`); the first one is returned.
 pub fn from_errno(errno: i32) -> Option<Abort> {
     let wanted = u8::try_from(errno).ok().filter(|errno| *errno != 0)?;
@@ -58,13 +58,13 @@ pub fn from_errno(errno: i32) -> Option<Abort> {
     Some(Abort(BASE + i32::try_from(slot).ok()?))
 }
 
-/// Returns the Linux errno of a code in the table.
+/// Converts a code in the table to its Linux errno.
 pub fn to_errno(code: Abort) -> Option<i32> {
     let (_, errno) = entry(code)?;
     (errno != 0).then(|| i32::from(errno))
 }
 
-/// Returns the name of a code in the table.
+/// Looks up the name of a code in the table.
 pub fn name(code: Abort) -> Option<&'static str> {
     entry(code).map(|(name, _)| name)
 }

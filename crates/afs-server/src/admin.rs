@@ -313,7 +313,7 @@ impl Administration {
         Ok((volume, dir, name.as_bytes().to_vec()))
     }
 
-    /// Returns the access list of a directory.
+    /// Reads the access list of a directory.
     ///
     /// # Errors
     /// The volume or directory does not exist.

@@ -221,7 +221,7 @@ impl Started {
     }
 }
 
-/// Returns the time after which an answer counts as late: a client that always takes that long
+/// Computes the time after which an answer counts as late: a client that always takes that long
 /// costs others as much as one that is lost repeatedly.
 fn late(answer_time: Duration) -> Duration {
     answer_time / 2

@@ -124,7 +124,7 @@ impl Promises {
         given
     }
 
-    /// Returns the callback to send, evaluated when the reply is written: a promise that has ended
+    /// Builds the callback to send, evaluated when the reply is written: a promise that has ended
     /// is reported as dropped. A client without a promise for a file may ignore a break of it
     /// (Linux 6.12 `fs/afs/callback.c`), and would then trust a promise that arrives later.
     pub(crate) fn told(&self, given: &Given) -> AfsCallBack {

@@ -35,7 +35,7 @@ impl Fid {
         unique: 1,
     };
 
-    /// Returns the identifier of an inode; `None` from the 2^40th inode of a fileset on, which AFS
+    /// Creates the identifier of an inode; `None` from the 2^40th inode of a fileset on, which AFS
     /// cannot address.
     pub fn new(ino: Ino, generation: u32) -> Option<Fid> {
         if ino == ROOT {
@@ -49,7 +49,7 @@ impl Fid {
         Some(Fid { vnode, unique })
     }
 
-    /// Returns the identifier of an inode.
+    /// Creates the identifier of an inode.
     pub fn of(attr: &Attr) -> Option<Fid> {
         Fid::new(attr.ino, attr.inode.generation)
     }

@@ -48,7 +48,7 @@ const FORGIVEN: Duration = Duration::from_secs(2 * 3600);
 /// the drift of two clocks over hours plus the truncated fractions of seconds.
 const SLACK_SECONDS: u32 = 60;
 
-/// Returns the seconds for which the server keeps a promise of `seconds`.
+/// Computes the seconds for which the server keeps a promise of `seconds`.
 pub(crate) const fn with_slack(seconds: u32) -> u32 {
     let slack = if seconds < SLACK_SECONDS {
         seconds

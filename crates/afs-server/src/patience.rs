@@ -181,7 +181,7 @@ impl Patience {
         network.is_some_and(|n| n.is_recent() && n.unanswered >= UNANSWERED_MAX)
     }
 
-    /// Returns the time until which unknown clients of this client's network get no promises.
+    /// Looks up the time until which unknown clients of this client's network get no promises.
     pub(crate) fn distrusted_until(&self, client: IpAddr) -> Option<Instant> {
         let table = self.table();
         let network = table.networks.get(&network_of(client))?;

@@ -135,7 +135,7 @@ impl Volume {
         }
     }
 
-    /// Returns the volume information of replies.
+    /// Builds the volume information of replies.
     pub(crate) fn sync(&self) -> AfsVolSync {
         AfsVolSync {
             creation: self.created,

@@ -32,7 +32,7 @@ pub enum FlushBehind {
 }
 
 impl FlushBehind {
-    /// Returns the policy of this number; [`FlushBehind::None`] for an unknown one.
+    /// Converts a number to its policy; [`FlushBehind::None`] for an unknown one.
     pub(crate) fn of(number: u8) -> FlushBehind {
         match number {
             1 => FlushBehind::Background,
@@ -86,7 +86,7 @@ impl Attributes {
         Ok(self)
     }
 
-    /// Returns each attribute's name and its value in the syntax of [`Attributes::with`].
+    /// Formats each attribute's value in the syntax of [`Attributes::with`], with its name.
     pub fn values(&self) -> [(&'static str, String); ATTRIBUTES.len()] {
         let yes = |flag| String::from(if flag { "yes" } else { "no" });
         let or = |number: Option<u32>, word: &str| number.map_or(word.into(), |n| n.to_string());

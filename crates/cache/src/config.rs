@@ -49,7 +49,7 @@ pub struct Config {
 const SYNC_INTERVAL: Duration = Duration::from_secs(30);
 
 impl Config {
-    /// Returns the configuration of a cache of `max_bytes` that cannot grow further.
+    /// Creates the configuration of a cache of `max_bytes` that cannot grow further.
     pub fn new(max_bytes: u64) -> Config {
         Config {
             max_bytes,
@@ -69,7 +69,7 @@ impl Config {
         }
     }
 
-    /// Returns the configuration according to `tunables`, for a machine with `memory` bytes; the
+    /// Creates the configuration according to `tunables`, for a machine with `memory` bytes; the
     /// cache may later grow as far as the settings allow.
     ///
     /// # Errors

@@ -90,12 +90,12 @@ impl Core {
         })
     }
 
-    /// Returns the time since the cache was created, in milliseconds.
+    /// Reads the time since the cache was created, in milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// Returns whether `pages` more pages may be read ahead; `under_way` pages are requested but
+    /// Checks whether `pages` more pages may be read ahead; `under_way` pages are requested but
     /// not loaded yet. Unused read-ahead is limited to an eighth of the cache, so that streams do
     /// not displace everything else.
     pub(crate) fn may_read_ahead(&self, pages: u64, under_way: u64) -> bool {
@@ -112,7 +112,7 @@ impl Core {
         may
     }
 
-    /// Returns when the oldest dirty page of the cache became dirty, in milliseconds of the cache's
+    /// Finds when the oldest dirty page of the cache became dirty, in milliseconds of the cache's
     /// clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
@@ -200,7 +200,7 @@ impl Core {
         }
     }
 
-    /// Returns the vnode of this number, if it is alive.
+    /// Looks up the vnode of this number, if it is alive.
     pub(crate) fn vnode(&self, number: u64) -> Option<Arc<Vnode>> {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         vnodes.get(&number).and_then(Weak::upgrade)
@@ -226,7 +226,7 @@ impl Core {
         vnodes.remove(&number);
     }
 
-    /// Returns the counters of all open files, live and closed.
+    /// Sums the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
         let vnodes = self.vnodes.read().expect("no panic under this lock");
         let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
@@ -272,7 +272,7 @@ impl Core {
         self.live.background_pages.load(Relaxed)
     }
 
-    /// Returns how long the writer of `pages` pages is throttled: the time the device needs for
+    /// Computes how long the writer of `pages` pages is throttled: the time the device needs for
     /// them, times a factor that is 0 at the threshold and rises without bound as dirty pages
     /// approach four fifths of the cache. Writers together thus slow down to the device's speed,
     /// whatever their number.
@@ -339,7 +339,7 @@ impl Below {
         Ok(started)
     }
 
-    /// Returns the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
+    /// Computes the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
     /// size, limited by the longest transfer.
     pub(crate) fn cluster_pages(&self) -> usize {
         const CLUSTER_MAX: usize = 1 << 20;

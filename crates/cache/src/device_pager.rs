@@ -80,7 +80,7 @@ struct DevicePagerQueue {
 }
 
 impl DevicePagerQueue {
-    /// Returns the bytes of the range beyond the device if they are less than a page, the last page
+    /// Counts the bytes of the range beyond the device if they are less than a page, the last page
     /// of the device. A range that reaches further is an error, which the device reports.
     fn excess(&self, op: &Op) -> usize {
         match op.range() {

@@ -33,7 +33,7 @@ impl ErrorSequence {
         state.told = false;
     }
 
-    /// Returns the cursor for a new open file.
+    /// Creates the cursor for a new open file.
     pub fn cursor(&self) -> ErrorCursor {
         let state = self.state.lock().expect("no panic under this lock");
         let untold = u64::from(state.last.is_some() && !state.told);

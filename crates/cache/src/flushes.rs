@@ -45,7 +45,7 @@ impl Flushes {
         self.lock().begun + 1
     }
 
-    /// Returns the next step for the flush of this number.
+    /// Decides the next step for the flush of this number.
     pub(crate) fn turn(&self, number: u64) -> Turn {
         let mut state = self.lock();
         if state.running {

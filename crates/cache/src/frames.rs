@@ -114,7 +114,7 @@ unsafe impl Send for Base {}
 unsafe impl Sync for Base {}
 
 impl Base {
-    /// Returns the address of a frame.
+    /// Computes the address of a frame.
     #[inline]
     pub fn at(self, frame: FrameNo) -> NonNull<u8> {
         // SAFETY: frame numbers come from `Pool::take`, so the frame lies in the mapping.
@@ -141,7 +141,7 @@ pub struct Left {
 }
 
 impl Emptied {
-    /// Returns an empty record.
+    /// Creates an empty record.
     pub fn new() -> Emptied {
         Emptied::default()
     }
@@ -225,7 +225,7 @@ impl Pool {
         &self.frames[frame.0 as usize].holds
     }
 
-    /// Returns a buffer over `count` contiguous frames, which keeps the pool alive.
+    /// Creates a buffer over `count` contiguous frames, which keeps the pool alive.
     ///
     /// # Safety
     /// No thread may write to the frames while the buffer lives, nor read them if the buffer is to
@@ -446,7 +446,7 @@ impl Pool {
         }
     }
 
-    /// Returns the leaf and the index of the page in a frame.
+    /// Looks up the leaf and the index of the page in a frame.
     pub fn page_of(&self, frame: FrameNo) -> Option<(LeafAt, u32)> {
         LeafAt::split(self.frames[frame.0 as usize].page.load(Acquire))
     }
@@ -515,7 +515,7 @@ impl Pool {
         gone
     }
 
-    /// Returns the page state that the policy bases its decision on, and clears the use marks.
+    /// Reads the page state that the policy bases its decision on, and clears the use marks.
     fn touched(&self, frame: FrameNo) -> Touched {
         let busy = Touched {
             frequency: 0,
@@ -685,7 +685,7 @@ impl Inner {
     }
 }
 
-/// Returns the first entirely free cluster in a word of the bitmap.
+/// Finds the first entirely free cluster in a word of the bitmap.
 fn whole_cluster(word: u64) -> Option<Range<usize>> {
     let full = |i: &usize| word >> i & 0xffff == 0xffff;
     let first = (0..64).step_by(CLUSTER_FRAMES).find(full)?;
@@ -696,7 +696,7 @@ fn mask(bits: &Range<usize>) -> u64 {
     (u64::MAX >> (64 - bits.len())) << bits.start
 }
 
-/// Returns the numbers of the bits that are set, lowest first.
+/// Iterates over the numbers of the bits that are set, lowest first.
 pub fn ones(mut bits: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = bits.trailing_zeros();

@@ -51,7 +51,7 @@ impl Table {
         }
     }
 
-    /// Returns the first slot of a leaf of this number.
+    /// Computes the first slot of a leaf of this number.
     #[inline]
     fn place(&self, number: u64) -> usize {
         // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so
@@ -59,7 +59,7 @@ impl Table {
         (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
-    /// Returns all slots where a leaf of this number may be.
+    /// Iterates over all slots where a leaf of this number may be.
     fn probe(&self, number: u64) -> impl Iterator<Item = &AtomicU64> {
         let (first, mask) = (self.place(number), self.places.len() - 1);
         (0..PROBES).map(move |i| &self.places[(first + i) & mask])
@@ -81,7 +81,7 @@ impl Index {
         }
     }
 
-    /// Returns the probable leaf of this number in a few instructions; the caller verifies its tag.
+    /// Finds the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
     pub fn guess(&self, number: u64) -> Option<LeafAt> {
         // SAFETY: tables live in `truth.tables` until the index is dropped.
@@ -89,7 +89,7 @@ impl Index {
         LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
     }
 
-    /// Returns the leaf of this number, if the table has it. Takes no lock.
+    /// Looks up the leaf of this number, if the table has it. Takes no lock.
     pub fn find(&self, number: u64) -> Option<LeafAt> {
         // SAFETY: tables live in `truth.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
@@ -103,7 +103,7 @@ impl Index {
         None
     }
 
-    /// Returns the leaf of this number; on a miss in the table, searches the map under the lock.
+    /// Looks up the leaf of this number; on a miss in the table, searches the map under the lock.
     pub fn find_surely(&self, number: u64) -> Option<LeafAt> {
         let found = self.find(number);
         found.or_else(|| self.truth().leaves.get(&number).copied())
@@ -156,7 +156,7 @@ impl Index {
         self.slab.give_back(at);
     }
 
-    /// Returns the leaves in a range of numbers, in order.
+    /// Collects the leaves in a range of numbers, in order.
     pub fn range(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
         let truth = self.truth();
         truth
@@ -170,7 +170,7 @@ impl Index {
         self.truth().leaves.len()
     }
 
-    /// Returns the number of leaves, and of pages that are resident or being loaded.
+    /// Counts the leaves, and the pages that are resident or being loaded.
     pub fn tally(&self) -> (usize, u64) {
         let truth = self.truth();
         let pages = truth.leaves.values().map(|at| self.leaf(*at).live());

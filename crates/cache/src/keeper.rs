@@ -117,7 +117,7 @@ impl Errands {
         self.lock_dirty().insert(number, now);
     }
 
-    /// Returns the vnodes that have, or had, dirty pages, in ascending order.
+    /// Collects the vnodes that have, or had, dirty pages, in ascending order.
     pub(crate) fn dirty_vnodes(&self) -> Vec<u64> {
         let mut numbers: Vec<u64> = self.lock_dirty().since.keys().copied().collect();
         numbers.sort_unstable();
@@ -129,7 +129,7 @@ impl Errands {
         self.own_sync_ms.fetch_min(ms, Relaxed);
     }
 
-    /// Returns the oldest dirty vnode not before `from`: the time it became dirty, and its number.
+    /// Finds the oldest dirty vnode not before `from`: the time it became dirty, and its number.
     fn oldest_dirty(&self, from: (u64, u64)) -> Option<(u64, u64)> {
         self.lock_dirty().by_age.range(from..).next().copied()
     }
@@ -385,7 +385,7 @@ fn write_due(below: &Below, session: &mut Session) -> bool {
     false
 }
 
-/// Returns some unmapped pages to the pool. Returns whether there are more.
+/// Releases some unmapped pages to the pool. Returns whether there are more.
 fn send_back(below: &Below) -> bool {
     let mut more = false;
     for number in below.errands.take_unmapped() {

@@ -95,7 +95,7 @@ impl<'a> Latch<'a> {
         }
     }
 
-    /// Returns whether the page was used since the last call, and clears the use marks.
+    /// Checks whether the page was used since the last call, and clears the use marks.
     pub fn take_touches(&mut self) -> bool {
         let touched = self.snap.frequency() > 0;
         self.snap = self.snap.untouched();
@@ -114,13 +114,13 @@ impl<'a> Latch<'a> {
         self.home == Home::Window && self.mapped().is_leased(self.page)
     }
 
-    /// Returns whether the dirty data in the page's leaf has reached the file's maximum age.
+    /// Checks whether the dirty data in the page's leaf has reached the file's maximum age.
     pub fn is_due(&self) -> bool {
         let since = self.leaf.dirty_since_ms();
         since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
     }
 
-    /// Returns whether the frame of the page is held.
+    /// Checks whether the frame of the page is held.
     pub fn is_held(&self) -> bool {
         match self.home {
             Home::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
@@ -376,7 +376,7 @@ pub struct PageRef<'a> {
 }
 
 impl<'a> PageRef<'a> {
-    /// Returns the reference for a pin that the caller has taken.
+    /// Creates the reference for a pin that the caller has taken.
     #[inline]
     pub(crate) fn of(vnode: &'a Vnode, leaf: LeafAt, index: u32, frame: u32) -> PageRef<'a> {
         PageRef {
@@ -392,7 +392,7 @@ impl<'a> PageRef<'a> {
         self.at.as_ptr()
     }
 
-    /// Returns a loan of the page in its current state, which may outlive the reference and the
+    /// Creates a loan of the page in its current state, which may outlive the reference and the
     /// file.
     pub fn lend(&self) -> Loan {
         Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))

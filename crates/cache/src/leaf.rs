@@ -44,7 +44,7 @@ pub const FILE_BYTES_MAX: u64 = (LEAF_PAGES * 4096) << NUMBER_BITS;
 pub struct Tag(u64);
 
 impl Tag {
-    /// Returns the tag of leaf `number` of a vnode; vnode numbers are not zero.
+    /// Creates the tag of leaf `number` of a vnode; vnode numbers are not zero.
     #[inline]
     pub fn of(vnode: u64, number: u64) -> Tag {
         debug_assert!(vnode < VNODES_MAX && number < 1 << NUMBER_BITS);
@@ -97,13 +97,13 @@ impl Leaf {
         }
     }
 
-    /// Returns whether the leaf currently stands for this range of this vnode.
+    /// Checks whether the leaf currently stands for this range of this vnode.
     #[inline]
     pub fn is(&self, vnode: u64, number: u64) -> bool {
         self.tag.load(Acquire) == Tag::of(vnode, number).0
     }
 
-    /// Returns whether the line of page `index` has this tag. If the page is resident before and
+    /// Checks whether the line of page `index` has this tag. If the page is resident before and
     /// after the call, it belonged to that leaf throughout.
     #[inline]
     pub fn has(&self, index: u32, tag: Tag) -> bool {
@@ -248,7 +248,7 @@ impl LeafAt {
         self.0 as u64 | u64::from(index)
     }
 
-    /// Returns the leaf and index of [`LeafAt::with_index`]; `None` for zero.
+    /// Splits a value of [`LeafAt::with_index`] into leaf and index; `None` for zero.
     pub fn split(both: u64) -> Option<(LeafAt, u32)> {
         let low = align_of::<Leaf>() as u64 - 1;
         (both != 0).then_some((LeafAt((both & !low) as *const Leaf), (both & low) as u32))
@@ -259,7 +259,7 @@ impl LeafAt {
         self.0 as u64
     }
 
-    /// Returns the address of [`LeafAt::raw`]; `None` for zero.
+    /// Converts an integer of [`LeafAt::raw`] back to the address; `None` for zero.
     pub fn of_raw(raw: u64) -> Option<LeafAt> {
         (raw != 0).then_some(LeafAt(raw as *const Leaf))
     }
@@ -291,7 +291,7 @@ impl Slab {
         unsafe { &*at.0 }
     }
 
-    /// Returns a leaf assigned to this range, with one [`Leaf::keep`] for the caller.
+    /// Assigns a leaf to this range, with one [`Leaf::keep`] for the caller.
     pub fn adopt(&self, vnode: u64, number: u64) -> LeafAt {
         let mut inner = self.inner.lock().expect("no panic under this lock");
         if inner.free.is_empty() {
@@ -305,7 +305,7 @@ impl Slab {
         at
     }
 
-    /// Returns a retired leaf to the free list.
+    /// Puts a retired leaf back on the free list.
     pub fn give_back(&self, at: LeafAt) {
         debug_assert_eq!(self.get(at).live.load(Relaxed), DEAD);
         let mut inner = self.inner.lock().expect("no panic under this lock");

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 /// Mount point of the cgroup file system.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Returns the bytes of memory available to this process: the machine's, or the limit of its
+/// Determines the bytes of memory available to this process: the machine's, or the limit of its
 /// cgroups (`memory.max` of cgroup v2) if that is less.
 pub fn memory_bytes() -> u64 {
     let info = rustix::system::sysinfo();
@@ -14,7 +14,7 @@ pub fn memory_bytes() -> u64 {
     limit_along(&own, Path::new(CGROUPS)).map_or(machine, |limit| limit.min(machine))
 }
 
-/// Returns the lowest `memory.max` from `cgroup` up to `root`.
+/// Finds the lowest `memory.max` from `cgroup` up to `root`.
 fn limit_along(cgroup: &Path, root: &Path) -> Option<u64> {
     let along = cgroup.ancestors().take_while(|at| at.starts_with(root));
     along
@@ -23,7 +23,7 @@ fn limit_along(cgroup: &Path, root: &Path) -> Option<u64> {
         .min()
 }
 
-/// Returns the pressure files that apply to this process (`Documentation/accounting/psi.rst`), the
+/// Finds the pressure files that apply to this process (`Documentation/accounting/psi.rst`), the
 /// nearest first.
 pub(crate) fn pressure_files() -> Vec<PathBuf> {
     let of_cgroup = own_cgroup().map(|cgroup| cgroup.join("memory.pressure"));
@@ -31,7 +31,7 @@ pub(crate) fn pressure_files() -> Vec<PathBuf> {
     of_cgroup.into_iter().chain([machine]).collect()
 }
 
-/// Returns the directory of this process's cgroup (version 2).
+/// Finds the directory of this process's cgroup (version 2).
 fn own_cgroup() -> Option<PathBuf> {
     let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = own.lines().find_map(|line| line.strip_prefix("0::/"))?;

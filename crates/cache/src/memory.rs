@@ -87,7 +87,7 @@ impl Memory {
         self.backing
     }
 
-    /// Returns whether memory could be swapped out, because the system allows neither prevention.
+    /// Reports whether memory could be swapped out, because the system allows neither prevention.
     pub fn swappable(&self) -> bool {
         self.swappable.load(Relaxed)
     }
@@ -174,7 +174,7 @@ impl Drop for Memory {
     }
 }
 
-/// Returns the file to map, its kind, and whether it is excluded from swap by itself.
+/// Creates the file to map; also returns its kind, and whether swap excludes it by itself.
 fn backing_file(bytes: usize) -> (Option<OwnedFd>, Backing, bool) {
     for noswap in [true, false] {
         if let Ok(file) = huge_tmpfs(bytes, noswap) {
@@ -187,7 +187,7 @@ fn backing_file(bytes: usize) -> (Option<OwnedFd>, Backing, bool) {
     }
 }
 
-/// Returns a file on a tmpfs that is mounted nowhere, so that no path leads to it.
+/// Creates a file on a tmpfs that is mounted nowhere, so that no path leads to it.
 fn huge_tmpfs(bytes: usize, noswap: bool) -> rustix::io::Result<OwnedFd> {
     let fs = rustix::mount::fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_string(fs.as_fd(), "huge", "always")?;

@@ -109,7 +109,7 @@ impl OpenFile {
         }
     }
 
-    /// Returns whether the access belongs to a stream.
+    /// Records an access and reports whether it belongs to a stream.
     #[inline]
     fn note_access(&mut self, offset: u64, len: u64, hit: bool) -> bool {
         self.before = (offset, offset.saturating_add(len));
@@ -162,7 +162,7 @@ impl OpenFile {
         }
     }
 
-    /// Returns whether the page of this byte is neither resident nor being loaded.
+    /// Checks whether the page of this byte is neither resident nor being loaded.
     #[cold]
     pub(crate) fn is_absent(&self, offset: u64) -> bool {
         let page = offset / PAGE_BYTES as u64;
@@ -173,7 +173,7 @@ impl OpenFile {
         })
     }
 
-    /// Returns the page that this access shares with the previous, adjoining access: records
+    /// Finds the page that this access shares with the previous, adjoining access: records
     /// smaller than a page count as one use of it.
     #[inline]
     fn page_again(&self, offset: u64, end: u64) -> Option<u64> {
@@ -232,14 +232,14 @@ impl OpenFile {
         Some(self.held(pinned))
     }
 
-    /// Returns the reference for a pin and takes over the pin.
+    /// Creates the reference for a pin and takes over the pin.
     #[inline]
     pub(crate) fn held(&self, pinned: Pinned) -> PageRef<'_> {
         let vnode = &*self.state.vnode;
         PageRef::of(vnode, pinned.at, pinned.index, pinned.frame)
     }
 
-    /// Returns whether a page currently lies in a window.
+    /// Checks whether a page currently lies in a window.
     pub(crate) fn is_in_window(&mut self, page: u64) -> bool {
         let vnode = &*self.state.vnode;
         vnode.find_surely(page).is_some_and(|(at, index)| {
@@ -304,7 +304,7 @@ impl OpenFile {
     }
 }
 
-/// Returns the size of the largest read-ahead window in bytes: the setting, or less in a small
+/// Computes the size of the largest read-ahead window in bytes: the setting, or less in a small
 /// cache.
 fn most_ahead(vnode: &Vnode) -> u64 {
     let core = &vnode.below().core;
@@ -337,7 +337,7 @@ impl Drop for OpenState {
 }
 
 impl Last {
-    /// Returns the probable leaf and index of a page; the caller verifies the leaf's tag.
+    /// Looks up the probable leaf and index of a page; the caller verifies the leaf's tag.
     #[inline]
     fn guess(&self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
         let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
@@ -464,7 +464,7 @@ fn copy_in_window(
     Some(Look::Hit)
 }
 
-/// Returns the pages that a range of bytes touches.
+/// Computes the pages that a range of bytes touches.
 pub(crate) fn pages_of(offset: u64, len: u64) -> Range<u64> {
     let page = PAGE_BYTES as u64;
     if len == 0 {

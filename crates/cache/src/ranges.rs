@@ -36,7 +36,7 @@ impl Ranges {
         self.waiters.wake_all();
     }
 
-    /// Returns whether a page may be loaded. The caller has just made it `LOADING`.
+    /// Checks whether a page may be loaded. The caller has just made it `LOADING`.
     #[inline]
     pub fn admits(&self, page: u64) -> bool {
         if self.count.load(SeqCst) == 0 {

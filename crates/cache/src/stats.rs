@@ -19,7 +19,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Returns the current values.
+            /// Reads the current values.
             pub fn get(&self) -> Counts {
                 Counts { $($name: self.$name.load(Relaxed),)+ }
             }

@@ -91,7 +91,7 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Returns the ranges in the order in which the stream will reach them; none is empty.
+    /// Iterates over the ranges in the order in which the stream will reach them; none is empty.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         (0..self.count).map(|n| {
             let shift = self.stride.wrapping_mul(n as i64);
@@ -134,7 +134,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Returns the bytes that were requested and not yet reached by the reader.
+    /// Computes the bytes that were requested and not yet reached by the reader.
     fn outstanding(&self) -> Range<u64> {
         match self.shape {
             Shape::Forward => self.end.min(self.edge)..self.edge,
@@ -206,7 +206,7 @@ impl Streams {
         }
     }
 
-    /// Returns whether there is no stream. Hits then need not be reported: two adjacent misses
+    /// Checks whether there is no stream. Hits then need not be reported: two adjacent misses
     /// begin a stream.
     #[inline]
     pub fn is_idle(&self) -> bool {
@@ -325,7 +325,7 @@ impl Streams {
         }
     }
 
-    /// Returns the stream that an access begins, and the access that it continues.
+    /// Finds the stream that an access begins, and the access that it continues.
     fn recognise(&self, access: Access, end: u64) -> Option<(Shape, (u64, u64))> {
         let start = access.offset;
         if self.pushed > 0 {
@@ -444,7 +444,7 @@ impl Streams {
         }
     }
 
-    /// Returns the next request of stream `n`, if there is anything to read.
+    /// Computes the next request of stream `n`, if there is anything to read.
     fn ask(&mut self, n: usize, file_size: u64) -> Option<Ahead> {
         let page = self.limits.page;
         let stream = &self.streams[n];
@@ -476,7 +476,7 @@ impl Streams {
         Some(ahead)
     }
 
-    /// Returns the next request of a strided stream: enough records to fill the window.
+    /// Computes the next request of a strided stream: enough records to fill the window.
     fn records(&self, stream: &Stream, stride: i64, file_size: u64) -> Option<(Ahead, u64, u64)> {
         let len = stream.end - stream.start;
         let wanted = (stream.window / up(len, self.limits.page)).clamp(1, RECORDS_MAX);
@@ -542,7 +542,7 @@ fn adjacent(before: (u64, u64), start: u64, end: u64) -> Option<Shape> {
     }
 }
 
-/// Returns whether an access lies in the requested range.
+/// Checks whether an access lies in the requested range.
 fn reached(stream: &Stream, start: u64, end: u64) -> bool {
     match stream.shape {
         Shape::Forward => end <= stream.edge,
@@ -568,7 +568,7 @@ fn follow(stream: &mut Stream, page: u64, lost: bool) {
     }
 }
 
-/// Returns whether the reader is in the second half of the last request.
+/// Checks whether the reader is in the second half of the last request.
 fn past_middle(stream: &Stream) -> bool {
     let left = match stream.shape {
         Shape::Forward => stream.edge - stream.end.min(stream.edge),
@@ -593,7 +593,7 @@ fn single(range: Range<u64>, file_size: u64, page: u64) -> Option<Ahead> {
     })
 }
 
-/// Returns whether two offsets lie in one page; `page` is a power of two.
+/// Checks whether two offsets lie in one page; `page` is a power of two.
 fn same_page(a: u64, b: u64, page: u64) -> bool {
     (a ^ b) < page
 }

@@ -130,7 +130,7 @@ impl Default for Tunables {
 }
 
 impl Tunables {
-    /// Returns the settings of a cache configured directly in bytes and percentages, which may be
+    /// Creates the settings of a cache configured directly in bytes and percentages, which may be
     /// below the bounds of the table.
     pub(crate) fn of(config: &crate::Config) -> Tunables {
         let mut given = Tunables::default();
@@ -153,7 +153,7 @@ impl Tunables {
         given
     }
 
-    /// Returns the resolved settings for known `filecache_min` and `filecache_max` in bytes.
+    /// Resolves the settings for known `filecache_min` and `filecache_max` in bytes.
     pub(crate) fn settle(&self, min: u64, max: u64, memory: u64) -> Settings {
         let plain = |name| self.plain(name);
         let of_max = |name| share(max, plain(name));
@@ -178,7 +178,7 @@ impl Tunables {
         self.0[name as usize]
     }
 
-    /// Returns all settings, each with its row of the table.
+    /// Iterates over all settings, each with its row of the table.
     pub fn iter(&self) -> impl Iterator<Item = (&'static Tunable, Value)> + '_ {
         TUNABLES.iter().zip(self.0.iter().copied())
     }
@@ -199,7 +199,7 @@ impl Tunables {
         Ok((changed, settings))
     }
 
-    /// Returns the settings resolved for a machine with `memory` bytes. A percentage below the
+    /// Resolves the settings for a machine with `memory` bytes. A percentage below the
     /// lower bound is raised to it; a size below it was rejected when it was set.
     pub fn resolve(&self, memory: u64) -> Result<Settings, Error> {
         let max = self.memory(Name::FilecacheMax, memory)?;
@@ -235,12 +235,12 @@ impl Tunables {
         }
     }
 
-    /// Returns the setting as `name=value`.
+    /// Formats the setting as `name=value`.
     fn given(&self, name: Name) -> String {
         format!("{}={}", TUNABLES[name as usize].text, self.get(name))
     }
 
-    /// Returns the bytes of a memory setting.
+    /// Computes the bytes of a memory setting.
     fn memory(&self, name: Name, memory: u64) -> Result<u64, Error> {
         let Unit::Memory { least, most } = TUNABLES[name as usize].unit else {
             unreachable!("a setting of memory");
@@ -262,7 +262,7 @@ impl Tunables {
     }
 }
 
-/// Returns the most bytes that a memory setting can mean on a machine with `memory` bytes.
+/// Computes the most bytes that a memory setting can mean on a machine with `memory` bytes.
 pub(crate) fn largest(name: Name, memory: u64) -> u64 {
     match TUNABLES[name as usize].unit {
         Unit::Memory { most, .. } => share(memory, most),
@@ -270,7 +270,7 @@ pub(crate) fn largest(name: Name, memory: u64) -> u64 {
     }
 }
 
-/// Returns `percent` percent of `bytes`, in whole pages.
+/// Computes `percent` percent of `bytes`, in whole pages.
 fn share(bytes: u64, percent: u64) -> u64 {
     let part = u128::from(bytes) * u128::from(percent) / 100;
     round(u64::try_from(part).expect("percentages are at most 100"))

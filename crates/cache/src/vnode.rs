@@ -209,23 +209,22 @@ impl Vnode {
         }
     }
 
-    /// Returns whether pages may be read ahead.
+    /// Checks whether pages may be read ahead.
     pub(crate) fn reads_ahead(&self) -> bool {
         self.quick.load(Relaxed) & NO_READ_AHEAD == 0
     }
 
-    /// Returns whether pages are loaded in whole clusters.
+    /// Checks whether pages are loaded in whole clusters.
     pub(crate) fn has_large_pages(&self) -> bool {
         self.quick.load(Relaxed) & LARGE_PAGE != 0
     }
 
-    /// Returns whether pages are dropped after use.
+    /// Checks whether pages are dropped after use.
     #[inline]
     pub(crate) fn drops_behind(&self) -> bool {
         self.quick.load(Relaxed) & NO_CACHE != 0
     }
 
-    /// Returns when written pages are sent to the pager.
     pub(crate) fn flush_behind(&self) -> FlushBehind {
         let quick = self.quick.load(Relaxed);
         match quick & FLUSH_BEHIND {
@@ -234,7 +233,7 @@ impl Vnode {
         }
     }
 
-    /// Returns whether the file holds metadata.
+    /// Reports whether the file holds metadata.
     pub fn is_metadata(&self) -> bool {
         self.metadata
     }
@@ -280,7 +279,7 @@ impl Vnode {
         &self.index
     }
 
-    /// Returns the counters of all open files, live and closed.
+    /// Sums the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
         let mut openers = self.openers.lock().expect("no panic under this lock");
         openers.retain(|o| o.strong_count() > 0);
@@ -338,13 +337,13 @@ impl Vnode {
         self.base
     }
 
-    /// Returns the leaf and the index of a page, if it has a leaf.
+    /// Looks up the leaf and the index of a page, if it has a leaf.
     pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
         let at = self.index.find_surely(page / LEAF_PAGES)?;
         Some((at, (page % LEAF_PAGES) as u32))
     }
 
-    /// Returns whether the page in a leaf that was found earlier still belongs to this vnode.
+    /// Checks whether the page in a leaf that was found earlier still belongs to this vnode.
     #[inline]
     pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
         leaf.has(
@@ -383,7 +382,7 @@ impl Vnode {
         self.below.core.sub_dirty();
     }
 
-    /// Returns the leaves with pages that are dirty or under write-back, in order, within a range
+    /// Collects the leaves with pages that are dirty or under write-back, in order, within a range
     /// of leaf numbers.
     pub(crate) fn dirty_leaves(
         &self,
@@ -407,7 +406,7 @@ impl Vnode {
         found
     }
 
-    /// Returns when the oldest dirty page became dirty, in milliseconds of the cache's clock.
+    /// Finds when the oldest dirty page became dirty, in milliseconds of the cache's clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
         let dirty = self.dirty.lock().expect("no panic under this lock");
         let leaves = dirty.values().map(|at| self.index.leaf(*at));
@@ -441,7 +440,7 @@ impl Vnode {
         }
     }
 
-    /// Returns why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
+    /// Finds why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
     pub(crate) fn why_load_failed(&self, page: u64, since: u64) -> Option<Error> {
         let failed = self.failed_loads.lock().expect("no panic under this lock");
         let mut last = failed.last.iter().rev();
@@ -449,7 +448,7 @@ impl Vnode {
         found.map(|(_, _, error)| error.clone())
     }
 
-    /// Returns whether the back-off permits write-behind now.
+    /// Checks whether the back-off permits write-behind now.
     pub(crate) fn may_retry(&self) -> bool {
         let retry = self.retry.lock().expect("no panic under this lock");
         retry.not_before.is_none_or(|at| Instant::now() >= at)

@@ -36,7 +36,7 @@ impl Waker {
         }
     }
 
-    /// Returns whether the session was woken since the last call, and resets the waker.
+    /// Checks whether the session was woken since the last call, and resets the waker.
     pub fn take(&self) -> bool {
         if !self.set.load(SeqCst) {
             return false;
@@ -70,7 +70,7 @@ impl WaitList {
         fence(SeqCst);
     }
 
-    /// Returns whether sessions may be waiting.
+    /// Checks whether sessions may be waiting.
     pub fn any(&self) -> bool {
         self.any.load(SeqCst)
     }
@@ -98,7 +98,7 @@ pub struct WaitTable {
 impl WaitTable {
     const LISTS: usize = 64;
 
-    /// Returns the list for the object at this address.
+    /// Finds the list for the object at this address.
     pub fn of(&self, address: usize) -> &WaitList {
         let hash = (address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         &self.lists[(hash >> 58) as usize]

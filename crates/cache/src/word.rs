@@ -123,25 +123,25 @@ impl Snap {
         (self.0 & STATE_MASK) >> STATE_SHIFT
     }
 
-    /// Returns whether the word has no page.
+    /// Reports whether the word has no page.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.state() == EMPTY
     }
 
-    /// Returns whether a thread is loading the page.
+    /// Reports whether a thread is loading the page.
     #[inline]
     pub fn is_loading(self) -> bool {
         matches!(self.state(), LOADING | LOADING_AWAITED)
     }
 
-    /// Returns whether a thread holds the latch, which lasts no longer than a copy takes.
+    /// Reports whether a thread holds the latch, which lasts no longer than a copy takes.
     #[inline]
     pub fn is_exclusive(self) -> bool {
         self.state() == EXCLUSIVE
     }
 
-    /// Returns whether the page is resident.
+    /// Reports whether the page is resident.
     #[inline]
     pub fn is_resident(self) -> bool {
         self.state() >= RESIDENT
@@ -159,7 +159,7 @@ impl Snap {
         (self.0 & FRAME_MASK) as u32
     }
 
-    /// Returns whether the page lies in its vnode's window; the frame number is then meaningless.
+    /// Reports whether the page lies in its vnode's window; the frame number is then meaningless.
     #[inline]
     pub fn in_window(self) -> bool {
         self.0 & WINDOW != 0
@@ -174,20 +174,20 @@ impl Snap {
         }
     }
 
-    /// Returns whether the page is resident in a frame and another pin fits.
+    /// Checks whether the page is resident in a frame and another pin fits.
     #[inline]
     pub fn has_room(self) -> bool {
         // One comparison of the top byte: the window's bit makes it too large.
         (self.0 >> STATE_SHIFT).wrapping_sub(RESIDENT) < u64::from(PINS_MAX)
     }
 
-    /// Returns whether the page lies in a window and accepts another reader.
+    /// Checks whether the page lies in a window and accepts another reader.
     #[inline]
     fn admits_reader(self) -> bool {
         self.in_window() && self.is_resident() && !self.is_full() && self.0 & WANTED == 0
     }
 
-    /// Returns whether no further pin fits.
+    /// Checks whether no further pin fits.
     #[inline]
     pub fn is_full(self) -> bool {
         self.pins() == PINS_MAX
@@ -205,7 +205,7 @@ impl Snap {
         ((self.0 & FREQUENCY_MASK) >> FREQUENCY_SHIFT) as u8
     }
 
-    /// Returns whether the page was read ahead and has not been used.
+    /// Reports whether the page was read ahead and has not been used.
     #[inline]
     pub fn is_ahead(self) -> bool {
         self.0 & AHEAD != 0
@@ -228,7 +228,7 @@ impl Snap {
         Snap(self.0 & !FREQUENCY_MASK)
     }
 
-    /// Returns whether a page that was resident at `self` has been unchanged until `later`.
+    /// Checks whether a page that was resident at `self` has been unchanged until `later`.
     #[inline]
     pub fn still(self, later: Snap) -> bool {
         const SAME: u64 = WINDOW | VERSION_MASK | FRAME_MASK;
@@ -266,18 +266,18 @@ pub enum Home {
 pub struct Word<A = AtomicU64>(A);
 
 impl<A: Atom<Int = u64>> Word<A> {
-    /// Returns the word of an absent page.
+    /// Creates the word of an absent page.
     pub fn empty() -> Self {
         Word(A::new(0))
     }
 
-    /// Returns the current value, to be checked with [`Word::still`] after a copy.
+    /// Reads the current value, to be checked with [`Word::still`] after a copy.
     #[inline]
     pub fn look(&self) -> Snap {
         Snap(self.0.load(Ordering::Acquire))
     }
 
-    /// Returns whether a copy made since `snap` is consistent.
+    /// Checks whether a copy made since `snap` is consistent.
     #[inline]
     pub fn still(&self, snap: Snap) -> bool {
         A::fence(Ordering::Acquire);
@@ -507,12 +507,12 @@ const ORPHAN: u32 = 1 << 31;
 pub struct Holds<A = AtomicU32>(A);
 
 impl<A: Atom<Int = u32>> Holds<A> {
-    /// Returns the holds of an unheld frame.
+    /// Creates the holds of an unheld frame.
     pub fn none() -> Self {
         Holds(A::new(0))
     }
 
-    /// Returns whether the frame is held. The caller has the page's latch; `false` then stays true
+    /// Checks whether the frame is held. The caller has the page's latch; `false` then stays true
     /// until the latch is released.
     #[inline]
     pub fn any(&self) -> bool {

@@ -55,7 +55,7 @@ impl Role {
         }
     }
 
-    /// Returns the role called `name`.
+    /// Finds the role called `name`.
     pub fn from_name(name: &str) -> Option<Role> {
         [Role::Owner, Role::User, Role::Recovery]
             .into_iter()

@@ -260,7 +260,7 @@ impl Volume {
         seal::mark(&self.header)
     }
 
-    /// Returns an identifier of the volume key: the same for the same key and UUID, and useless for
+    /// Derives an identifier of the volume key: the same for the same key and UUID, and useless for
     /// finding the key.
     pub fn key_id(&self, unlocked: &Unlocked) -> String {
         seal::key_id(&unlocked.volume_key, self.uuid())
@@ -363,7 +363,7 @@ impl Volume {
             .find_map(KeyToken::read)
     }
 
-    /// Returns the decrypted block device.
+    /// Creates the decrypted block device.
     ///
     /// # Errors
     /// [`Error::SealBroken`], and errors of [`Xts::new`] and [`CryptDevice::new`].

@@ -57,7 +57,7 @@ pub fn split() -> std::io::Result<Side> {
     }
 }
 
-/// Returns the open descriptors other than 0 to 2. A key may still be read from one of them.
+/// Collects the open descriptors other than 0 to 2. A key may still be read from one of them.
 fn inherited() -> Vec<Inherited> {
     let listed = std::fs::read_dir("/proc/self/fd");
     let numbers = listed.into_iter().flatten().flatten();

@@ -40,7 +40,7 @@ pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
     read_all(file, path)
 }
 
-/// Returns the systemd credential `evfs.NAME`, if the service has one.
+/// Reads the systemd credential `evfs.NAME`, if the service has one.
 pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
     let Some(folder) = std::env::var_os("CREDENTIALS_DIRECTORY") else {
         return Ok(None);

@@ -277,7 +277,7 @@ impl Drop for LoopDevice {
     }
 }
 
-/// Returns the path of an attribute of a block device in sysfs.
+/// Builds the path of an attribute of a block device in sysfs.
 fn sysfs(device: &Path, name: &str) -> PathBuf {
     let device = device.file_name().unwrap_or_default();
     Path::new("/sys/block").join(device).join(name)
@@ -291,9 +291,9 @@ fn control() -> io::Result<File> {
         .open("/dev/loop-control")
 }
 
-/// Removes the free loop device `number` and makes it again, with the limits of a new one: a limit of
-/// discards that was set to 0 stays so for every later user, and the kernel refuses any other value
-/// then. Returns false if the device is in use.
+/// Removes the free loop device `number` and creates it again, with the limits of a new one: a
+/// limit of discards that was set to 0 stays 0 for every later user, and the kernel then refuses
+/// any other value. Returns false if the device is in use.
 fn renew(control: &File, number: i32) -> io::Result<bool> {
     for request in [LOOP_CTL_REMOVE, LOOP_CTL_ADD] {
         // SAFETY: both requests take a number.

@@ -82,7 +82,7 @@ pub struct TreeConfig {
 }
 
 impl TreeConfig {
-    /// Returns the defaults, for files that only this mount changes.
+    /// Creates a configuration with the defaults, for files that only this mount changes.
     pub fn new(mountpoint: PathBuf) -> TreeConfig {
         TreeConfig {
             mountpoint,
@@ -376,7 +376,7 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Returns the full path of a mount point if this program has mounted it for this user.
+/// Finds the full path of a mount point if this program has mounted it for this user.
 fn ours(mountpoint: &Path) -> Option<PathBuf> {
     // A dead mount point cannot be resolved, only its parent directory.
     let mut path = std::path::absolute(mountpoint).ok()?;

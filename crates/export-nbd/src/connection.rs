@@ -248,7 +248,7 @@ impl Connection {
         !self.broken && (!self.out.is_empty() || self.socket.wants_write())
     }
 
-    /// Returns the next request, as far as the socket has it.
+    /// Reads the next request, as far as the socket has it.
     pub(crate) fn next(&mut self, take: Take<'_>) -> Next {
         self.held = false;
         loop {
@@ -669,7 +669,7 @@ impl Connection {
         }
     }
 
-    /// Returns the state for the worker: closed, or the events to wait for.
+    /// Determines the state for the worker: closed, or the events to wait for.
     pub(crate) fn status(&mut self) -> Status {
         let mut closing = matches!(self.phase, Phase::Closing);
         let idle = self.in_flight == 0 && !self.has_output();
@@ -713,7 +713,7 @@ enum Step {
 }
 
 impl Incoming {
-    /// Returns the destination of the next bytes; `None` if they are discarded.
+    /// Finds the destination of the next bytes; `None` if they are discarded.
     fn place(&mut self) -> Option<&mut [u8]> {
         if self.refused.is_some() {
             return None;

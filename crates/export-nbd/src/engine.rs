@@ -253,7 +253,7 @@ impl Engine {
     }
 }
 
-/// Returns the buffer size that a device accepts in one transfer: whole pages, unless a page is too
+/// Chooses the buffer size that a device accepts in one transfer: whole pages, unless a page is too
 /// long.
 fn buf_bytes(info: &block::DeviceInfo) -> usize {
     let most = (info.max_transfer as usize).min(BUF_BYTES);

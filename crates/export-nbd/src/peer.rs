@@ -9,7 +9,7 @@ const ESTABLISHED: &str = "01";
 /// How often the table is read before a connection counts as remote.
 const PASSES: usize = 2;
 
-/// Returns the user ID of the socket `peer` that is connected to our `local`; `None` if no open
+/// Looks up the user ID of the socket `peer` that is connected to our `local`; `None` if no open
 /// socket of this machine is. A socket that its program has closed has no owner any more, and
 /// counts as none.
 pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {

@@ -62,7 +62,7 @@ impl Acl {
         }
     }
 
-    /// Returns the value of the attribute.
+    /// Encodes the list as the value of the attribute.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(4 + self.0.len() * 8);
         out.u32(VERSION);
@@ -96,12 +96,12 @@ impl Acl {
         entry.map(|e| &mut e.permission)
     }
 
-    /// Returns whether the mode expresses the whole list.
+    /// Checks whether the mode expresses the whole list.
     pub fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
 
-    /// Returns the nine permission bits of the list; those of the group class are the mask.
+    /// Computes the nine permission bits of the list; those of the group class are the mask.
     pub fn mode(&self) -> u32 {
         let of = |tag| self.0.iter().find(|e| e.tag == tag).map(|e| e.permission);
         let group = of(MASK).or(of(GROUP_OBJ));

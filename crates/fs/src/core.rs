@@ -58,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Returns whether the record is complete and the inode is not in use.
+    /// Checks whether the record is complete and the inode is not in use.
     pub fn is_idle(&self) -> bool {
         self.opens == 0
             && !self.dirty
@@ -68,7 +68,7 @@ impl Core {
             && self.writes.is_empty()
     }
 
-    /// Returns whether dirty pages of these blocks already have space.
+    /// Checks whether dirty pages of these blocks already have space.
     pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
         let missing = self.promised.missing(blocks);
         let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
@@ -122,17 +122,17 @@ impl Blocks {
         self.runs.is_empty()
     }
 
-    /// Returns the number of blocks.
+    /// Counts the blocks.
     pub fn count(&self) -> u64 {
         self.runs.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// Returns all runs in order.
+    /// Iterates over all runs in order.
     pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
         self.runs.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Returns the runs within a range, clipped to it.
+    /// Collects the runs within a range, clipped to it.
     pub fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let before = self.runs.range(..range.start).next_back();
         let inside = self.runs.range(range.clone());
@@ -141,7 +141,7 @@ impl Blocks {
         cut.filter(|run| !run.is_empty()).collect()
     }
 
-    /// Returns the runs of a range that are not in the set.
+    /// Computes the runs of a range that are not in the set.
     pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut at = range.start;

@@ -122,7 +122,7 @@ impl Db {
         self.database.as_ref().expect("there until it is dropped")
     }
 
-    /// Returns the state of the last commit.
+    /// Reads the state of the last commit.
     pub fn base(&self) -> Result<Base> {
         guard(|| {
             let read = self.database().begin_read()?;
@@ -131,7 +131,7 @@ impl Db {
         })
     }
 
-    /// Returns the number of the last commit; 0 before the first.
+    /// Reads the number of the last commit; 0 before the first.
     pub fn epoch(&self) -> Result<u64> {
         self.number(EPOCH)
     }
@@ -156,7 +156,7 @@ impl Db {
         self.number(ITEM_BYTES)
     }
 
-    /// Returns the number of pages that all items need, estimated from their bytes.
+    /// Estimates the number of pages that all items need, from their bytes.
     pub fn item_pages(&self) -> Result<u64> {
         Ok(self.item_bytes()? / ITEM_BYTES_PER_PAGE)
     }
@@ -169,7 +169,7 @@ impl Db {
         })
     }
 
-    /// Returns all runs of blocks in use, in order; a run may be returned in parts.
+    /// Collects all runs of blocks in use, in order; a run may be returned in parts.
     pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
         let mut runs: Vec<Run> = Vec::new();
         let (mut next, mut beyond) = (0, false);
@@ -270,7 +270,7 @@ pub(crate) struct BaseRange {
 }
 
 impl Base {
-    /// Returns the value of a key.
+    /// Looks up the value of a key.
     pub fn get(&self, key: &Key) -> Result<Option<redb::AccessGuard<'_, &'static [u8]>>> {
         guard(|| {
             let found = self.items.get(&key.encode())?;
@@ -280,7 +280,7 @@ impl Base {
         })
     }
 
-    /// Returns the items from one key to another, both included.
+    /// Reads the items from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> Result<BaseRange> {
         let open = || {
             let (from, to) = (from.encode(), to.encode());
@@ -292,7 +292,7 @@ impl Base {
 }
 
 impl BaseRange {
-    /// Returns the next item from the front, or from the back.
+    /// Reads the next item from the front, or from the back.
     pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
         let Some(range) = &mut self.range else {
             return Ok(None);

@@ -235,7 +235,7 @@ impl Fileset {
     }
 }
 
-/// Returns the sequences of pieces that could each be merged into one: adjacent in the file,
+/// Finds the sequences of pieces that could each be merged into one: adjacent in the file,
 /// written, short, and not shared.
 fn stretches(
     state: &State,

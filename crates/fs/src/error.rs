@@ -133,7 +133,7 @@ impl Error {
     }
 }
 
-/// Returns the error of a file system that was closed.
+/// Creates the error of a file system that was closed.
 pub(crate) fn closed() -> Error {
     Error::new(Kind::Closed, "the file system is closed")
 }

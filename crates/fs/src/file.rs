@@ -328,7 +328,7 @@ impl Fileset {
         Ok(Attr { ino, inode })
     }
 
-    /// Returns the first byte from `offset` on that is data, or a hole. Dirty pages count as data.
+    /// Finds the first byte from `offset` on that is data, or a hole. Dirty pages count as data.
     ///
     /// # Errors
     /// [`Kind::NoMore`]: `offset` is beyond the end, or no data follows.
@@ -353,7 +353,7 @@ impl Fileset {
         }
     }
 
-    /// Returns whether a block holds data, and a later block up to which all blocks are alike.
+    /// Checks whether a block holds data, and finds a later block up to which all blocks are alike.
     fn stretch(&self, state: &State, ino: Ino, block: u64) -> Result<(bool, u64)> {
         let mut end = u64::MAX;
         if let Some(core) = state.cores.get(&(self.id, ino)) {
@@ -379,7 +379,7 @@ impl Fileset {
     }
 }
 
-/// Returns the block that contains an end, and the number of its bytes before the end.
+/// Computes the block that contains an end, and the number of its bytes before the end.
 pub(crate) fn split(end: u64) -> (u64, u16) {
     (end / BLOCK_BYTES, (end % BLOCK_BYTES) as u16)
 }
@@ -444,7 +444,7 @@ impl Op<'_> {
         Ok(())
     }
 
-    /// Returns the preferred location of a block of a file: after the preceding block.
+    /// Finds the preferred location of a block of a file: after the preceding block.
     pub(crate) fn goal(&self, ino: Ino, block: u64) -> Result<Option<u64>> {
         let Some(before) = block.checked_sub(1) else {
             return Ok(None);

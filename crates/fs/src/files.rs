@@ -171,7 +171,7 @@ impl Files {
         Ok(())
     }
 
-    /// Returns the attributes of an inode. See [`Fileset::attr`].
+    /// Reads the attributes of an inode. See [`Fileset::attr`].
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         let _here = within(Layer::Fs);
         self.shared.fileset.attr(ino)
@@ -385,7 +385,7 @@ impl Files {
         }
     }
 
-    /// Returns the node of a file, creating it if there is none.
+    /// Finds the node of a file, creating it if there is none.
     fn node(&self, attr: &Attr) -> Arc<Node> {
         let mut nodes = self.shared.nodes.lock().expect("no panic under this lock");
         if let Some(node) = nodes.by_ino.get(&attr.ino).and_then(Weak::upgrade) {
@@ -430,7 +430,7 @@ impl Handle {
         self.node.ino
     }
 
-    /// Returns the attributes of the file.
+    /// Reads the attributes of the file.
     ///
     /// # Errors
     /// The metadata could not be read.

@@ -102,7 +102,7 @@ impl Fileset {
         self.id
     }
 
-    /// Returns whether this is a snapshot, which never changes.
+    /// Checks whether this is a snapshot, which never changes.
     pub fn is_snapshot(&self) -> Result<bool> {
         Ok(self.fs.read().tree(self.id)?.record.origin != 0)
     }
@@ -112,7 +112,7 @@ impl Fileset {
         Ok(self.fs.read().tree(self.id)?.record.clone())
     }
 
-    /// Returns the attributes of an inode.
+    /// Reads the attributes of an inode.
     ///
     /// # Errors
     /// [`Kind::Stale`]: there is no inode with this number.
@@ -225,7 +225,7 @@ impl Fileset {
         Ok(())
     }
 
-    /// Returns the value of an extended attribute.
+    /// Reads the value of an extended attribute.
     ///
     /// # Errors
     /// [`Kind::NoAttribute`].
@@ -379,7 +379,7 @@ impl Fileset {
     }
 }
 
-/// Returns the number of blocks that hold `bytes` bytes.
+/// Computes the number of blocks that hold `bytes` bytes.
 pub(crate) fn blocks_for(bytes: u64) -> u64 {
     bytes.div_ceil(BLOCK_BYTES)
 }

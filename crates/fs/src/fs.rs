@@ -232,7 +232,7 @@ impl Fs {
         Ok(Fs { inner, background })
     }
 
-    /// Returns a handle to a fileset or a snapshot.
+    /// Creates a handle to a fileset or a snapshot.
     ///
     /// # Errors
     /// [`Kind::NotFound`].
@@ -543,7 +543,7 @@ fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
     })
 }
 
-/// Returns how many changed keys may wait for a commit. A commit of that many writes at most as
+/// Computes how many changed keys may wait for a commit. A commit of that many writes at most as
 /// many pages of the tree, so that a small device has enough space reserved.
 fn backlog_max(device_blocks: u64) -> usize {
     (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)

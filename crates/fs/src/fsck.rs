@@ -53,7 +53,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Returns whether there are no inconsistencies.
+    /// Reports whether there are no inconsistencies.
     pub fn is_clean(&self) -> bool {
         self.problem_count == 0
     }
@@ -134,7 +134,7 @@ impl Inner {
     }
 }
 
-/// Returns whether a key belongs to an existing section or layer.
+/// Checks whether a key belongs to an existing section or layer.
 fn belongs(state: &State, key: &Key) -> bool {
     let is = |section: Section| key.object == section as u64;
     match key.layer {

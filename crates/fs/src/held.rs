@@ -27,7 +27,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Returns whether the item of this key counts.
+    /// Checks whether the item of this key counts.
     fn is_counted(key: &Key) -> bool {
         key.object != 0 && matches!(key.kind(), Some(Item::Entry | Item::Xattr | Item::Target))
     }

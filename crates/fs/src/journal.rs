@@ -117,7 +117,7 @@ impl Writer {
         *self = Writer::new(self.place.clone(), self.epoch + 1);
     }
 
-    /// Returns the next record, unless it does not fit into the half, or one of its blocks begins
+    /// Builds the next record, unless it does not fit into the half, or one of its blocks begins
     /// with the magic of a record: a user could craft such a value, and it would be replayed after
     /// the preceding record.
     pub fn prepare(&self, delta: &Delta) -> Option<Prepared> {
@@ -221,7 +221,7 @@ pub(crate) fn read(io: &DeviceIo, place: &Place, epoch: u64) -> Result<Vec<Delta
     Ok(deltas)
 }
 
-/// Returns the record that begins at a block if it is intact, of this epoch and, with `record`, has
+/// Reads the record that begins at a block if it is intact, of this epoch and, with `record`, has
 /// that number.
 fn whole_record(
     io: &DeviceIo,
@@ -334,7 +334,7 @@ mod tests {
         DeviceIo::start(Arc::new(mem.fork())).unwrap()
     }
 
-    /// Returns a disk with two records of two blocks each in epoch 5.
+    /// Creates a disk with two records of two blocks each in epoch 5.
     fn written() -> Mem {
         let mem = Mem::new(1 << 20, 512);
         let io = DeviceIo::start(Arc::new(mem.fork())).unwrap();

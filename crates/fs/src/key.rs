@@ -80,7 +80,7 @@ pub enum Section {
 }
 
 impl Key {
-    /// Returns the key of an item of an inode.
+    /// Creates the key of an item of an inode.
     pub fn item(layer: TreeId, ino: Ino, item: Item, place: u64) -> Key {
         debug_assert!(place <= PLACE_MAX);
         Key {
@@ -90,7 +90,7 @@ impl Key {
         }
     }
 
-    /// Returns the key of an item of the file system as a whole.
+    /// Creates the key of an item of the file system as a whole.
     pub fn global(section: Section, number: u64) -> Key {
         Key {
             layer: 0,
@@ -140,7 +140,7 @@ impl Key {
         Key { layer, ..self }
     }
 
-    /// Returns the next key; `None` after the last.
+    /// Computes the next key; `None` after the last.
     pub fn next(self) -> Option<Key> {
         let (item, carry) = self.item.overflowing_add(1);
         let (object, carry) = self.object.overflowing_add(u64::from(carry));
@@ -152,7 +152,7 @@ impl Key {
         })
     }
 
-    /// Returns the previous key; `None` before the first.
+    /// Computes the previous key; `None` before the first.
     pub fn previous(self) -> Option<Key> {
         let (item, carry) = self.item.overflowing_sub(1);
         let (object, carry) = self.object.overflowing_sub(u64::from(carry));
@@ -164,7 +164,7 @@ impl Key {
         })
     }
 
-    /// Returns the on-disk form.
+    /// Encodes the key in its on-disk form.
     pub fn encode(&self) -> [u8; KEY_BYTES] {
         let mut bytes = [0; KEY_BYTES];
         bytes[..4].copy_from_slice(&self.layer.to_be_bytes());

@@ -19,7 +19,6 @@ use std::ops::Range;
 pub(crate) type Mapped = (u64, Extent);
 
 impl Extent {
-    /// Returns its blocks on the device.
     pub(crate) fn run(&self) -> Run {
         Run {
             start: self.start,
@@ -28,7 +27,7 @@ impl Extent {
     }
 }
 
-/// Returns the block of the file after the extent's last.
+/// Computes the block of the file after the extent's last.
 pub(crate) fn end_of((first, extent): &Mapped) -> u64 {
     first + u64::from(extent.blocks)
 }
@@ -44,12 +43,12 @@ fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
 }
 
 impl State {
-    /// Returns the last extent that begins at or before a block.
+    /// Finds the last extent that begins at or before a block.
     pub fn extent_before(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<Mapped>> {
         self.last(tree, ino, (Item::Extent, block), decode)
     }
 
-    /// Returns the extents that overlap a range of blocks.
+    /// Collects the extents that overlap a range of blocks.
     pub fn extents(&self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<Vec<Mapped>> {
         let mut found: Vec<Mapped> = Vec::new();
         if range.is_empty() {
@@ -78,7 +77,7 @@ impl State {
         }
     }
 
-    /// Returns the first extent that begins at or after a block.
+    /// Finds the first extent that begins at or after a block.
     pub fn extent_after(&self, tree: TreeId, ino: Ino, block: u64) -> Result<Option<Mapped>> {
         let mut found = None;
         self.scan(
@@ -264,7 +263,7 @@ impl State {
         self.replace(tree, ino, old, &new)
     }
 
-    /// Returns the parts of a range with blocks that may be written in place: they have a single
+    /// Finds the parts of a range with blocks that may be written in place: they have a single
     /// reference, and no snapshot needs their record.
     pub fn own_parts(&self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<Vec<Mapped>> {
         let mut own = Vec::new();

@@ -238,7 +238,7 @@ impl MetaFile {
         Ok(())
     }
 
-    /// Returns the writes for the buffered blocks, with adjacent blocks merged.
+    /// Builds the writes for the buffered blocks, with adjacent blocks merged.
     fn gather(&self, pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>) -> Vec<Op> {
         let longest = WRITE_BYTES_MAX.min(self.io.info().max_transfer as usize) / BLOCK;
         let superblock = self.superblock.lock();
@@ -271,7 +271,7 @@ fn write(start: u64, run: Vec<Buf>) -> Op {
     }
 }
 
-/// Returns the location of a block on the device, and the number of blocks from it on that are
+/// Finds the location of a block on the device, and the number of blocks from it on that are
 /// alike: mapped to consecutive blocks, or not mapped.
 fn locate(segments: &[Segment], block: u64) -> (Option<u64>, u64) {
     let placed = &segments[..segments.partition_point(|s| !s.is_spare())];

@@ -34,7 +34,7 @@ impl Hasher {
         Hasher(key)
     }
 
-    /// Returns the first place of a name.
+    /// Computes the first place of a name.
     pub fn place(&self, name: &[u8]) -> u64 {
         let hash = SipHasher13::new_with_key(&self.0).hash(name);
         (hash & PLACE_MAX & !(SLOTS - 1)).max(SLOTS)

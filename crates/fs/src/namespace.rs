@@ -80,7 +80,7 @@ pub struct DirEntry<'a> {
 }
 
 impl Fileset {
-    /// Returns the inode of a name in a directory.
+    /// Looks up the inode of a name in a directory.
     ///
     /// # Errors
     /// [`Kind::NotFound`], [`Kind::NotDirectory`], [`Kind::NameTooLong`].
@@ -186,7 +186,7 @@ impl Fileset {
         })
     }
 
-    /// Returns the target of a symbolic link.
+    /// Reads the target of a symbolic link.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: not a symbolic link.
@@ -431,7 +431,7 @@ impl Fileset {
         Ok((inode, left))
     }
 
-    /// Returns whether an inode has few enough extents to be removed in one operation.
+    /// Checks whether an inode has few enough extents to be removed in one operation.
     fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
         let mut extents = 0;
         op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {

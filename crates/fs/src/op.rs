@@ -147,7 +147,7 @@ impl<'a> Op<'a> {
         &self.state
     }
 
-    /// Returns the current inode of this tree.
+    /// Reads the current inode of this tree.
     pub fn look(&self, ino: Ino) -> Result<Inode> {
         let tree = self.tree;
         self.inode(tree, ino)

@@ -64,17 +64,17 @@ impl Overlay {
         before
     }
 
-    /// Returns the change of a key, if there is one.
+    /// Looks up the change of a key, if there is one.
     pub fn get(&self, key: &Key) -> Option<&Change> {
         self.changes.get(key)
     }
 
-    /// Returns the changes from one key to another, both included.
+    /// Iterates over the changes from one key to another, both included.
     pub fn range(&self, from: Key, to: Key) -> std::collections::btree_map::Range<'_, Key, Change> {
         self.changes.range(from..=to)
     }
 
-    /// Returns all changes in order.
+    /// Iterates over all changes in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&Key, &Change)> {
         self.changes.iter()
     }
@@ -84,7 +84,7 @@ impl Overlay {
         self.changes.len()
     }
 
-    /// Returns whether there are no changes.
+    /// Checks whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }

@@ -45,7 +45,7 @@ pub(crate) struct WritePlan {
     new: Vec<(u64, Run)>,
 }
 
-/// Returns the blocks of a request.
+/// Computes the blocks of a request.
 pub(crate) fn blocks_of(offset: u64, len: u64) -> Result<Range<u64>> {
     let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
     let end = end.ok_or(Kind::FileTooLarge)?;
@@ -289,7 +289,7 @@ impl WritePlan {
         self.new.iter().map(|(_, run)| run.blocks).sum()
     }
 
-    /// Returns the parts of the request to write, in order and without gaps.
+    /// Collects the parts of the request to write, in order and without gaps.
     pub fn parts(&self) -> Vec<Part> {
         let in_place = self
             .in_place

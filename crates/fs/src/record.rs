@@ -34,7 +34,7 @@ pub struct Time {
 }
 
 impl Time {
-    /// Returns the time of the system's clock.
+    /// Reads the system's clock.
     pub fn now() -> Time {
         let now = std::time::SystemTime::now();
         let since = now
@@ -90,7 +90,7 @@ impl FileType {
         }
     }
 
-    /// Returns the type that the mode bits encode.
+    /// Converts mode bits to the type that they encode.
     pub fn of_mode(mode: u32) -> Option<FileType> {
         let bits = mode & libc::S_IFMT;
         FileType::ALL.into_iter().find(|t| t.mode_bits() == bits)
@@ -145,7 +145,7 @@ impl Inode {
         self.kind.mode_bits() | self.permissions
     }
 
-    /// Returns whether this is a directory.
+    /// Reports whether this is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == FileType::Directory
     }
@@ -255,7 +255,7 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Returns whether the bytes are a valid entry name.
+/// Checks whether the bytes are a valid entry name.
 pub(crate) fn is_name(name: &[u8]) -> bool {
     (1..=NAME_MAX).contains(&name.len())
         && name != b"."
@@ -337,7 +337,7 @@ impl Extent {
         })
     }
 
-    /// Returns the sub-extent of `blocks` blocks that begins `skip` blocks into this one.
+    /// Computes the sub-extent of `blocks` blocks that begins `skip` blocks into this one.
     pub(crate) fn part(&self, skip: u64, blocks: u64) -> Extent {
         debug_assert!(skip + blocks <= u64::from(self.blocks) && blocks > 0);
         let ends = skip + blocks == u64::from(self.blocks);
@@ -349,7 +349,7 @@ impl Extent {
         }
     }
 
-    /// Returns whether `next`, which follows in the file, can be merged: it also follows on the
+    /// Checks whether `next`, which follows in the file, can be merged: it also follows on the
     /// device and is of the same kind.
     pub(crate) fn continues(&self, next: &Extent) -> bool {
         self.tail == 0
@@ -412,7 +412,7 @@ pub struct TreeRecord {
 }
 
 impl TreeRecord {
-    /// Returns the record of an empty fileset without limits.
+    /// Creates the record of an empty fileset without limits.
     pub(crate) fn new(name: String, created: Time) -> TreeRecord {
         TreeRecord {
             origin: 0,
@@ -470,7 +470,7 @@ impl TreeRecord {
     }
 }
 
-/// Returns whether a fileset may have this name: a valid file name without control characters.
+/// Checks whether a fileset may have this name: a valid file name without control characters.
 pub(crate) fn is_tree_name(name: &str) -> bool {
     is_name(name.as_bytes()) && !name.chars().any(char::is_control)
 }
@@ -512,7 +512,7 @@ impl<'a> In<'a> {
         In { bytes, what }
     }
 
-    /// Returns the error for an invalid record.
+    /// Creates the error for an invalid record.
     pub fn wrong(&self) -> Error {
         Error::corrupt(format!("{}: no such record", self.what))
     }

@@ -161,7 +161,7 @@ impl Space {
         self.lock().loaded = true;
     }
 
-    /// Returns whether [`Space::set_loaded`] was called.
+    /// Reports whether [`Space::set_loaded`] was called.
     pub fn is_loaded(&self) -> bool {
         self.lock().loaded
     }
@@ -210,30 +210,30 @@ impl Space {
         inner.promised = inner.promised.saturating_sub(blocks);
     }
 
-    /// Returns whether a request is in flight to the device.
+    /// Reports whether a request is in flight to the device.
     pub fn is_busy(&self) -> bool {
         !self.lock().flying.is_empty()
     }
 
-    /// Returns whether there are freed blocks that cannot be reused yet.
+    /// Reports whether there are freed blocks that cannot be reused yet.
     pub fn is_resting(&self) -> bool {
         self.lock().resting_blocks > 0
     }
 
-    /// Returns whether there is room for more metadata, so that new objects may be created.
+    /// Checks whether there is room for more metadata, so that new objects may be created.
     pub fn has_room(&self) -> bool {
         let inner = self.lock();
         inner.has_room(inner.reserve)
     }
 
-    /// Returns whether the metadata of existing objects may grow, which half of the reserve is for.
+    /// Checks whether the metadata of existing objects may grow, which half of the reserve is for.
     /// The other half is for removing objects.
     pub fn has_last_room(&self) -> bool {
         let inner = self.lock();
         inner.has_room(inner.reserve / 2)
     }
 
-    /// Returns the number of blocks that the metadata could allocate; counted up to `enough`.
+    /// Counts the blocks that the metadata could allocate, up to `enough`.
     pub fn metadata_room(&self, enough: u64) -> u64 {
         let inner = self.lock();
         inner.slack.saturating_add(inner.metadata_room(enough))
@@ -336,7 +336,7 @@ impl Space {
         self.lock().written
     }
 
-    /// Returns whether one of the first `written` writes has not been covered by a flush.
+    /// Checks whether one of the first `written` writes has not been covered by a flush.
     pub fn needs_flush_of(&self, written: u64) -> bool {
         written > self.lock().flushed
     }
@@ -361,7 +361,7 @@ impl Space {
 }
 
 impl Inner {
-    /// Returns the number of blocks that could be promised if `free` blocks were free. Metadata for
+    /// Computes how many blocks could be promised if `free` blocks were free. Metadata for
     /// promised blocks may take up to one extent per block. The reserve has room for some of them;
     /// beyond those, a promise also withholds the blocks for its extents.
     fn available(&self, free: u64) -> u64 {
@@ -377,8 +377,7 @@ impl Inner {
         most.saturating_sub(self.promised)
     }
 
-    /// Returns the number of blocks that the metadata could allocate in the runs left to it;
-    /// counted up to `enough`.
+    /// Counts the blocks that the metadata could allocate in the runs left to it, up to `enough`.
     fn metadata_room(&self, enough: u64) -> u64 {
         let mut blocks = 0;
         for (run, _) in self.by_blocks.iter().rev().take(self.runs_left) {
@@ -394,7 +393,7 @@ impl Inner {
         self.slack > beyond || self.metadata_room(beyond + 1) > beyond
     }
 
-    /// Returns whether there are so few large runs that the metadata needs all of them.
+    /// Checks whether there are so few large runs that the metadata needs all of them.
     fn is_crumbled(&self) -> bool {
         let few = 2 * self.reserve;
         let large = self.by_blocks.iter().rev().take(self.runs_left);
@@ -405,7 +404,7 @@ impl Inner {
         })
     }
 
-    /// Returns up to `want` blocks of the smallest run.
+    /// Finds up to `want` blocks of the smallest run.
     fn crumb(&self, want: u64) -> Option<Run> {
         let &(blocks, start) = self.by_blocks.first().filter(|_| want > 0)?;
         let blocks = want.min(blocks);
@@ -422,7 +421,7 @@ impl Inner {
         self.by_blocks.remove(&(blocks, start));
     }
 
-    /// Returns the free run that contains this block.
+    /// Finds the free run that contains this block.
     fn around(&self, block: u64) -> Option<Run> {
         let (&start, &blocks) = self.by_start.range(..=block).next_back()?;
         (block < start + blocks).then_some(Run { start, blocks })
@@ -458,7 +457,7 @@ impl Inner {
         Some(())
     }
 
-    /// Returns a run of up to `want` blocks: at the goal; else the next one after the cursor that
+    /// Chooses a run of up to `want` blocks: at the goal; else the next one after the cursor that
     /// is large enough; else the smallest that is; else the largest run.
     fn choose(&mut self, goal: Option<u64>, want: u64) -> Option<Run> {
         if want == 0 {
@@ -505,13 +504,13 @@ impl Inner {
     }
 }
 
-/// Returns the number of blocks to reserve for metadata: the need of a commit on a full device.
+/// Computes the number of blocks to reserve for metadata: the need of a commit on a full device.
 pub(crate) fn reserve_blocks(device_blocks: u64) -> u64 {
     // 1 MiB on the smallest device, 256 MiB from 16 GiB on.
     (device_blocks / 64).clamp(256, 65_536)
 }
 
-/// Returns the error of a full device.
+/// Creates the error of a full device.
 pub(crate) fn full() -> Error {
     Error::new(Kind::NoSpace, "no space left on the device")
 }

@@ -102,7 +102,7 @@ impl State {
         tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
     }
 
-    /// Returns the layers to search for a tree: those of snapshots first, then that of the fileset.
+    /// Finds the layers to search for a tree: those of snapshots first, then that of the fileset.
     fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
         let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
         let origin = match tree.record.origin {
@@ -117,13 +117,13 @@ impl State {
         Ok((&siblings[from..], origin))
     }
 
-    /// Returns whether an inode was created after a snapshot.
+    /// Checks whether an inode was created after a snapshot.
     fn is_newer(&self, ino: Ino, snapshot: TreeId) -> bool {
         let next_ino = self.trees.get(&snapshot).map(|s| s.record.next_ino);
         next_ino.is_some_and(|next| ino >> 1 >= next)
     }
 
-    /// Returns the value of an item of a tree, converted by `read`.
+    /// Reads the value of an item of a tree, converted by `read`.
     pub fn get<T>(
         &self,
         tree: TreeId,
@@ -188,7 +188,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the last item of one kind and one inode at or before a place.
+    /// Finds the last item of one kind and one inode at or before a place.
     pub fn last<T>(
         &self,
         tree: TreeId,
@@ -247,7 +247,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the first key, or the last with `back`, of any layer between two keys. Its entry may
+    /// Finds the first key, or the last with `back`, of any layer between two keys. Its entry may
     /// be a deletion.
     fn nearest(
         &self,
@@ -305,13 +305,13 @@ impl State {
         Ok(kept)
     }
 
-    /// Returns whether a change of this item would first move it into a snapshot's layer.
+    /// Checks whether a change of this item would first move it into a snapshot's layer.
     pub fn is_kept(&self, tree: TreeId, ino: Ino, item: Item, place: u64) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
         Ok(self.keeper(key)?.is_some())
     }
 
-    /// Returns the snapshot that still needs the current value of a key.
+    /// Finds the snapshot that still needs the current value of a key.
     fn keeper(&self, key: Key) -> Result<Option<TreeId>> {
         let tree = self.trees.get(&key.layer);
         let Some(snapshot) = tree.and_then(|tree| tree.snapshots.last().copied()) else {
@@ -395,7 +395,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the parts of a run by their number of references, after splitting the records that
+    /// Collects the parts of a run by their number of references, after splitting the records that
     /// extend beyond either end of it.
     fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
         for cut in [run.start, run.end()] {
@@ -419,7 +419,7 @@ impl State {
         self.counts_within(run)
     }
 
-    /// Returns the record of the shared run that contains a block, with its first block.
+    /// Finds the record of the shared run that contains a block, with its first block.
     fn shared_at(&self, block: u64) -> Result<Option<(u64, Shared)>> {
         let (from, to) = (
             Key::global(Section::Shared, 0),
@@ -430,7 +430,7 @@ impl State {
         Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
     }
 
-    /// Returns the parts of a run by their number of references.
+    /// Collects the parts of a run by their number of references.
     pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
         let mut parts = Vec::new();
         let mut at = run.start;

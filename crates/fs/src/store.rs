@@ -47,7 +47,7 @@ impl Store {
         delta.apply(&mut self.active, &mut self.space);
     }
 
-    /// Returns the value of a key, converted by `read`.
+    /// Looks up the value of a key, converted by `read`.
     pub fn get<T>(&self, key: &Key, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<Option<T>> {
         let frozen = || self.frozen.as_ref().and_then(|f| f.get(key));
         if let Some(change) = self.active.get(key).or_else(frozen) {
@@ -70,7 +70,7 @@ impl Store {
         self.walk(from, to, false, &mut take)
     }
 
-    /// Returns the last item between two keys, both included, converted by `read`.
+    /// Finds the last item between two keys, both included, converted by `read`.
     pub fn last<T>(
         &self,
         from: Key,
@@ -128,7 +128,7 @@ impl Store {
         &self.space
     }
 
-    /// Returns whether there is anything to commit.
+    /// Checks whether there is anything to commit.
     pub fn is_changed(&self) -> bool {
         !self.active.is_empty() || !self.space.is_empty()
     }

@@ -100,7 +100,6 @@ impl Segment {
         self.logical == SPARE
     }
 
-    /// Returns its blocks on the device.
     pub(crate) fn run(&self) -> Run {
         Run {
             start: self.start,
@@ -139,7 +138,7 @@ pub struct Superblock {
 }
 
 impl Superblock {
-    /// Returns the superblock of a new file system on a device of `device_bytes` bytes.
+    /// Creates the superblock of a new file system on a device of `device_bytes` bytes.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: the device is too small or too large, or the label too long.
@@ -181,7 +180,7 @@ impl Superblock {
         self.journal_start + self.journal_blocks
     }
 
-    /// Returns the on-disk form of a copy.
+    /// Encodes the on-disk form of a copy.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(SUPERBLOCK_BYTES);
         out.0.extend_from_slice(&MAGIC);
@@ -286,7 +285,7 @@ impl Superblock {
         Superblock::choose([&copies[0], &copies[1]], device_blocks).ok()
     }
 
-    /// Returns whether an unknown feature forbids writing.
+    /// Reports whether an unknown feature forbids writing.
     pub fn is_read_only(&self) -> bool {
         self.features.read_compatible & !KNOWN.read_compatible != 0
     }
@@ -356,7 +355,7 @@ const JOURNAL_BLOCKS_MIN: u64 = 64;
 /// Largest journal: 64 MiB hold the changes of a busy second.
 const JOURNAL_BLOCKS_MAX: u64 = 16_384;
 
-/// Returns the size of the journal of a new file system: 1/64 of the device, within the limits.
+/// Computes the size of the journal of a new file system: 1/64 of the device, within the limits.
 fn journal_blocks(device_blocks: u64) -> u64 {
     let blocks = (device_blocks / 64).clamp(JOURNAL_BLOCKS_MIN, JOURNAL_BLOCKS_MAX);
     blocks & !1

@@ -34,7 +34,7 @@ impl Fs {
         there.map(|(id, tree)| (*id, tree.record.clone())).collect()
     }
 
-    /// Returns the fileset or snapshot with the given name.
+    /// Looks up the fileset or snapshot with the given name.
     ///
     /// # Errors
     /// [`Kind::NotFound`].

@@ -1,21 +1,21 @@
 //! Big-endian integers and text in byte slices. No function here panics.
 
-/// Returns the two bytes at offset `at`.
+/// Reads the two bytes at offset `at`.
 pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array(bytes, at).map(u16::from_be_bytes)
 }
 
-/// Returns the four bytes at offset `at`.
+/// Reads the four bytes at offset `at`.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array(bytes, at).map(u32::from_be_bytes)
 }
 
-/// Returns the eight bytes at offset `at`.
+/// Reads the eight bytes at offset `at`.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array(bytes, at).map(u64::from_be_bytes)
 }
 
-/// Returns the `N` bytes at offset `at`, or `None` if the slice is too short.
+/// Reads the `N` bytes at offset `at`; `None` if the slice is too short.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
@@ -30,7 +30,7 @@ pub(crate) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     }
 }
 
-/// Returns the ASCII text of a fixed-size field without surrounding spaces and trailing zeros.
+/// Extracts the ASCII text of a fixed-size field without surrounding spaces and trailing zeros.
 /// Bytes that are not printable ASCII become `?`.
 pub(crate) fn text(bytes: &[u8]) -> String {
     let show = |b: &u8| match b {
@@ -46,7 +46,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     text.trim_start().into()
 }
 
-/// Returns the bytes as lower-case hexadecimal digits.
+/// Formats the bytes as lower-case hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     let mut out = String::with_capacity(2 * bytes.len());

@@ -14,7 +14,7 @@ pub(crate) enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns the response to a challenge: the hash over identifier, secret and challenge.
+    /// Computes the response to a challenge: the hash over identifier, secret and challenge.
     pub(crate) fn response(self, id: u8, secret: &[u8], challenge: &[u8]) -> Vec<u8> {
         match self {
             Algorithm::Md5 => hash::<Md5>(id, secret, challenge),

@@ -201,7 +201,7 @@ fn fill(out: &mut [u8], have: usize, input: &[u8]) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns a PDU with 5 bytes of data and the given digests.
+    /// Builds a PDU with 5 bytes of data and the given digests.
     fn stream(header_digest: bool, data_digest: bool) -> Vec<u8> {
         let mut bhs = Bhs::new(0x20, 0x80);
         bhs.set_data_bytes(5);

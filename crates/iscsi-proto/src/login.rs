@@ -148,7 +148,7 @@ impl<'a> Login<'a> {
         self.outcome.take()
     }
 
-    /// Returns whether the target chose SHA-256. If it then rejects the response, it may have meant
+    /// Reports whether the target chose SHA-256. If it then rejects the response, it may have meant
     /// MD5.
     pub fn used_sha256(&self) -> bool {
         self.algorithm == Some(Algorithm::Sha256)

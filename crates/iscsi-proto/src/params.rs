@@ -24,7 +24,7 @@ impl DigestPolicy {
         }
     }
 
-    /// Returns whether the target's choice turns the digest on; an error if it was not offered.
+    /// Checks whether the target's choice turns the digest on; an error if it was not offered.
     fn agreed(self, key: &str, choice: &str) -> Result<bool> {
         match (self, choice) {
             (DigestPolicy::Never | DigestPolicy::Prefer, "None") => Ok(false),
@@ -105,7 +105,7 @@ const SEGMENT_DEFAULT: u32 = 8192;
 const LENGTHS: std::ops::RangeInclusive<u32> = 512..=0x00ff_ffff;
 
 impl Params {
-    /// Returns the parameters before negotiation: our own declaration, and the defaults of the
+    /// Creates the parameters before negotiation: our own declaration, and the defaults of the
     /// standard for the target's side.
     pub(crate) fn start(wanted: &Wanted) -> Params {
         Params {
@@ -180,7 +180,7 @@ impl Params {
     }
 }
 
-/// Returns the offer of the operational stage; a discovery session has fewer keys (section 13).
+/// Builds the offer of the operational stage; a discovery session has fewer keys (section 13).
 pub(crate) fn offer(wanted: &Wanted, normal: bool) -> Vec<u8> {
     let mut out = Vec::new();
     let yes_no = |b: bool| if b { "Yes" } else { "No" };

@@ -60,17 +60,17 @@ impl Bhs {
         self.0[1]
     }
 
-    /// Returns the byte at `at`, or 0 past the end of the header.
+    /// Reads the byte at `at`; 0 past the end of the header.
     pub(crate) fn byte(&self, at: usize) -> u8 {
         self.0.get(at).copied().unwrap_or(0)
     }
 
-    /// Returns the big-endian integer at `at`, or 0 past the end of the header.
+    /// Reads the big-endian integer at `at`; 0 past the end of the header.
     pub(crate) fn u16(&self, at: usize) -> u16 {
         u16_at(&self.0, at).unwrap_or(0)
     }
 
-    /// Returns the big-endian integer at `at`, or 0 past the end of the header.
+    /// Reads the big-endian integer at `at`; 0 past the end of the header.
     pub(crate) fn u32(&self, at: usize) -> u32 {
         u32_at(&self.0, at).unwrap_or(0)
     }
@@ -114,7 +114,7 @@ impl Bhs {
     }
 }
 
-/// Returns the number of bytes that pad `bytes` to a multiple of 4.
+/// Computes the number of bytes that pad `bytes` to a multiple of 4.
 pub(crate) fn padding(bytes: u32) -> usize {
     match bytes % 4 {
         0 => 0,

@@ -1,6 +1,6 @@
 //! 32-bit serial number arithmetic (RFC 1982 and section 4.2.2.1).
 
-/// Returns whether `a` precedes `b`.
+/// Checks whether `a` precedes `b`.
 pub(crate) fn before(a: u32, b: u32) -> bool {
     a != b && b.wrapping_sub(a) < 1 << 31
 }
@@ -33,7 +33,7 @@ impl Window {
         }
     }
 
-    /// Returns whether a command with this number may be sent.
+    /// Checks whether a command with this number may be sent.
     pub(crate) fn allows(&self, cmd_sn: u32) -> bool {
         !before(self.max_cmd_sn, cmd_sn)
     }

@@ -124,7 +124,7 @@ impl Payload {
         }
     }
 
-    /// Returns whether the data segment is empty.
+    /// Reports whether the data segment is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -236,7 +236,7 @@ impl Session {
         self.tasks.len()
     }
 
-    /// Returns whether the target's window allows another command (section 4.2.2.1).
+    /// Checks whether the target's window allows another command (section 4.2.2.1).
     pub fn has_room(&self) -> bool {
         self.window.allows(self.cmd_sn)
     }
@@ -313,7 +313,7 @@ impl Session {
         }
     }
 
-    /// Returns whether [`Session::next_pdu`] may still request data of this write.
+    /// Checks whether [`Session::next_pdu`] may still request data of this write.
     pub fn wants_data(&mut self, id: TaskId) -> bool {
         let queued = self.pending.iter().any(|pending| match pending {
             Pending::Pdu(_, Payload::Task { task, .. }) | Pending::Burst { task, .. } => {
@@ -383,7 +383,7 @@ impl Session {
         self.pending.push_back(Pending::Pdu(bhs, payload));
     }
 
-    /// Returns the next PDU to send.
+    /// Builds the next PDU to send.
     pub fn next_pdu(&mut self) -> Option<OutPdu> {
         let (mut bhs, payload) = match self.pending.pop_front()? {
             Pending::Pdu(bhs, payload) => (bhs, payload),
@@ -756,7 +756,7 @@ impl Session {
     }
 }
 
-/// Returns the sense data of a response: two bytes of length, then the data (section 11.4.7).
+/// Extracts the sense data of a response: two bytes of length, then the data (section 11.4.7).
 fn sense_of(data: &[u8]) -> Vec<u8> {
     let len = usize::from(crate::bytes::u16_at(data, 0).unwrap_or(0));
     let sense = data.get(2..).unwrap_or_default();

@@ -15,7 +15,7 @@ pub(crate) fn push(out: &mut Vec<u8>, key: &str, value: &str) {
     out.push(0);
 }
 
-/// Returns the pairs in order.
+/// Parses the pairs in order.
 pub(crate) fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>> {
     let mut found = Vec::new();
     for item in bytes.split(|b| *b == 0).filter(|item| !item.is_empty()) {
@@ -32,7 +32,7 @@ pub(crate) fn pairs(bytes: &[u8]) -> Result<Vec<(&str, &str)>> {
     Ok(found)
 }
 
-/// Returns a binary value, `0x...` or `0b...` in base64 (section 6.1), of at most `max` bytes.
+/// Decodes a binary value, `0x...` or `0b...` in base64 (section 6.1), of at most `max` bytes.
 pub(crate) fn binary(value: &str, max: usize) -> Option<Vec<u8>> {
     let (prefix, digits) = value.split_at_checked(2)?;
     let bytes = match prefix {

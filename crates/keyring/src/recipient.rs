@@ -47,7 +47,6 @@ impl Recipient {
         }
     }
 
-    /// Returns the ssh key, or `None` for an age key.
     pub(crate) fn ssh(&self) -> Option<&ssh::Recipient> {
         match &self.inner {
             Inner::X25519(_) => None,

@@ -193,7 +193,7 @@ impl Keyring {
         })
     }
 
-    /// Returns the public half of a key.
+    /// Reads the public half of a key.
     ///
     /// # Errors
     /// As [`Keyring::info`].
@@ -301,7 +301,7 @@ impl Keyring {
         self.info(name)
     }
 
-    /// Returns the existing files of a key.
+    /// Finds the existing files of a key.
     ///
     /// # Errors
     /// [`Error::NotFound`] if it has none.

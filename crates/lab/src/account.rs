@@ -34,17 +34,17 @@ pub struct Account {
 }
 
 impl Account {
-    /// Returns the CPU time of all kernel threads, in nanoseconds.
+    /// Sums the CPU time of all kernel threads, in nanoseconds.
     pub fn kernel_total_ns(&self) -> u64 {
         self.kernel_ns.values().fold(0, |a, b| a.saturating_add(*b))
     }
 
-    /// Returns the busy fraction of the machine; 1 means that all CPUs were busy.
+    /// Computes the busy fraction of the machine; 1 means that all CPUs were busy.
     pub fn busy(&self) -> f64 {
         self.busy_ns as f64 / (self.wall_ns as f64 * self.processors as f64)
     }
 
-    /// Returns the `count` busiest kernel threads with their CPU time in nanoseconds.
+    /// Finds the `count` busiest kernel threads with their CPU time in nanoseconds.
     pub fn busiest(&self, count: usize) -> Vec<(&str, u64)> {
         let mut all: Vec<(&str, u64)> = self.kernel_ns.iter().map(|(n, ns)| (&**n, *ns)).collect();
         all.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));

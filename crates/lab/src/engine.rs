@@ -279,7 +279,7 @@ impl<'a> Worker<'a> {
         )))
     }
 
-    /// Returns the records in the order of a pass; empty for the natural order.
+    /// Computes the records in the order of a pass; empty for the natural order.
     fn order(&self) -> Vec<u32> {
         if !self.spec.workload.random() {
             return Vec::new();
@@ -289,7 +289,7 @@ impl<'a> Worker<'a> {
         order
     }
 
-    /// Returns the offset and the length of a request.
+    /// Computes the offset and the length of a request.
     fn place(&self, order: &[u32], at: u64) -> (u64, u32) {
         let at = (at % u64::from(self.records)) as u32;
         let record = order.get(at as usize).copied().unwrap_or(at);
@@ -515,7 +515,7 @@ fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
     }
 }
 
-/// Returns whether a request begins with the stamp of its offset. True for an unaligned offset,
+/// Checks whether a request begins with the stamp of its offset. True for an unaligned offset,
 /// because only aligned places are stamped by requests of every size.
 fn is_stamped(buf: &Buf, magic: u64, offset: u64) -> bool {
     !offset.is_multiple_of(u64::from(STAMP_EVERY)) || buf[..8] == (magic ^ offset).to_le_bytes()

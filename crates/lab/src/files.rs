@@ -149,7 +149,7 @@ pub trait Files: Send + Sync {
     /// Removes an empty directory.
     fn rmdir(&self, path: &str) -> Result<()>;
 
-    /// Returns the attributes of a file, following symbolic links.
+    /// Reads the attributes of a file, following symbolic links.
     fn stat(&self, path: &str) -> Result<Stat>;
 
     /// Sets permission bits.
@@ -167,7 +167,7 @@ pub trait Files: Send + Sync {
     /// Reads the text of a symbolic link.
     fn readlink(&self, path: &str) -> Result<String>;
 
-    /// Returns whether `path` is a symbolic link (`lstat`).
+    /// Checks whether `path` is a symbolic link (`lstat`).
     fn is_symlink(&self, path: &str) -> Result<bool>;
 
     /// Lists the names in a directory, including `.` and `..` if the file system lists them.

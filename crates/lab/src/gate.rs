@@ -45,7 +45,7 @@ impl Gate {
         }
     }
 
-    /// Returns whether a worker failed; the others then stop at their next request.
+    /// Checks whether a worker failed; the others then stop at their next request.
     pub(crate) fn failed(&self) -> bool {
         self.failed.load(Ordering::Relaxed)
     }

@@ -74,7 +74,7 @@ fn bucket(value: u64) -> usize {
     (u64::from(shift) * SUB + (value >> shift)) as usize
 }
 
-/// Returns the largest value of a bucket.
+/// Computes the largest value of a bucket.
 fn upper(index: usize) -> u64 {
     let index = index as u64;
     if index < 2 * SUB {

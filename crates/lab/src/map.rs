@@ -51,7 +51,7 @@ impl Mapping {
         Ok(Mapping { start, len })
     }
 
-    /// Returns the address of `len` bytes at offset `at`.
+    /// Computes the address of `len` bytes at offset `at`.
     fn at(&self, at: u64, len: usize) -> *mut u8 {
         let at = usize::try_from(at).unwrap_or(usize::MAX);
         let end = at.saturating_add(len);

@@ -34,7 +34,7 @@ pub struct CpuTime {
     pub system_ns: u64,
 }
 
-/// Returns the CPU time that all threads of this process have used so far.
+/// Reads the CPU time that all threads of this process have used so far.
 pub fn process_cpu() -> CpuTime {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     let (user_ns, system_ns) = usage(UsageWho::RUSAGE_SELF);
@@ -91,7 +91,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Returns whether background load disturbed this run: more than 5 % of the machine stolen, or
+    /// Checks whether background load disturbed this run: more than 5 % of the machine stolen, or
     /// more than a quarter of a core used by other processes.
     pub fn tainted(&self) -> bool {
         self.steal.is_some_and(|s| s > STEAL_LIMIT)
@@ -156,7 +156,7 @@ impl Others {
         }
     }
 
-    /// Returns the CPU time spent on behalf of this process, without competitors.
+    /// Sums the CPU time spent on behalf of this process, without competitors.
     pub fn total_ns(self) -> u64 {
         self.children_ns + self.daemons_ns
     }
@@ -178,7 +178,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Returns the totals so far; `None` unless counting is enabled.
+    /// Reads the totals so far; `None` unless counting is enabled.
     fn now() -> Option<Layers> {
         let [protocol, fs, cache, crypt, path] = block::layer::spent()?;
         Some(Layers {

@@ -137,7 +137,7 @@ impl Phase {
         self.headlines.max(1)
     }
 
-    /// Returns the phase with its first `count` figures marked as headlines.
+    /// Marks the first `count` figures of the phase as headlines.
     pub(crate) fn with_headlines(mut self, count: usize) -> Phase {
         self.headlines = count;
         self
@@ -197,7 +197,7 @@ impl Phase {
         }
     }
 
-    /// Returns the phase with a position in a chart.
+    /// Places the phase in a chart.
     pub(crate) fn at(mut self, series: &str, axis: &str, x: f64, y: Option<f64>) -> Phase {
         self.point = Some(Point {
             series: series.to_owned(),
@@ -208,7 +208,7 @@ impl Phase {
         self
     }
 
-    /// Returns the mean number of cores in use, including those of children and named processes.
+    /// Computes the mean number of cores in use, including those of children and named processes.
     pub fn cores(&self) -> f64 {
         (self.cpu.total_ns + self.others.total_ns()) as f64 / self.wall_ns.max(1) as f64
     }
@@ -271,18 +271,18 @@ impl Record {
         }
     }
 
-    /// Returns the value of one figure.
+    /// Looks up the value of one figure.
     pub fn value(&self, phase: &str, cell: &str) -> Option<f64> {
         let phase = self.phases.iter().find(|p| p.name == phase)?;
         Some(phase.cells.iter().find(|c| c.name == cell)?.value())
     }
 
-    /// Returns the total duration of the phases, without the time between them.
+    /// Computes the total duration of the phases, without the time between them.
     pub fn wall_ns(&self) -> u64 {
         self.phases.iter().map(|p| p.wall_ns).sum()
     }
 
-    /// Returns whether background load disturbed any phase.
+    /// Checks whether background load disturbed any phase.
     pub fn tainted(&self) -> bool {
         let outside = self.outside.is_some_and(|o| o.noise.tainted());
         outside || self.phases.iter().any(|p| p.noise.tainted())

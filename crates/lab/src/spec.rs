@@ -41,12 +41,12 @@ impl Workload {
         }
     }
 
-    /// Returns whether the workload writes.
+    /// Reports whether the workload writes.
     pub fn writes(self) -> bool {
         matches!(self, Workload::SeqWrite | Workload::RandWrite)
     }
 
-    /// Returns whether the order is a random permutation.
+    /// Reports whether the order is a random permutation.
     pub fn random(self) -> bool {
         matches!(self, Workload::RandRead | Workload::RandWrite)
     }
@@ -106,7 +106,7 @@ pub struct Spec {
 }
 
 impl Default for Spec {
-    /// Returns a run of sequential reads of 64 KiB by one thread, one request at a time, 100 MiB
+    /// Creates a run of sequential reads of 64 KiB by one thread, one request at a time, 100 MiB
     /// per pass.
     fn default() -> Spec {
         Spec {
@@ -136,7 +136,7 @@ pub(crate) struct Layout {
 }
 
 impl Spec {
-    /// Returns the number of bytes that a run transfers.
+    /// Computes the number of bytes that a run transfers.
     pub(crate) fn bytes(&self, layout: &Layout) -> u64 {
         let records = u64::from(layout.records);
         let pass = match self.sizes.len() {
@@ -149,7 +149,7 @@ impl Spec {
         pass * u64::from(self.passes)
     }
 
-    /// Returns the number of reads or writes of a run.
+    /// Computes the number of reads or writes of a run.
     pub(crate) fn requests(&self, layout: &Layout) -> u64 {
         u64::from(layout.records) * u64::from(self.threads) * u64::from(self.passes)
     }

@@ -62,7 +62,7 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Returns whether `value` lies inside, ends included.
+    /// Checks whether `value` lies inside, ends included.
     pub fn contains(&self, value: f64) -> bool {
         self.low <= value && value <= self.high
     }
@@ -139,7 +139,7 @@ pub enum Verdict {
     NoInterval,
 }
 
-/// Returns the verdict about `ratio` for a threshold such as 0.05. The band around 1 is `1/(1+θ)`
+/// Computes the verdict about `ratio` for a threshold such as 0.05. The band around 1 is `1/(1+θ)`
 /// to `1+θ`, so swapping the arms swaps `Lower` and `Higher` and changes nothing else.
 pub fn verdict(ratio: &Ratio, theta: f64) -> Verdict {
     let Some(interval) = ratio.interval else {

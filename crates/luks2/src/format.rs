@@ -38,7 +38,7 @@ pub struct FormatOptions {
 }
 
 impl FormatOptions {
-    /// Returns the defaults for a device of `device_size` bytes.
+    /// Creates the defaults for a device of `device_size` bytes.
     pub fn new(device_size: u64) -> FormatOptions {
         FormatOptions {
             device_size,

@@ -195,7 +195,7 @@ impl Object {
             .map(|(_, v)| v)
     }
 
-    /// Returns the value under `key` if it is an object.
+    /// Looks up the value under `key` if it is an object.
     pub(crate) fn object_mut(&mut self, key: &str) -> Option<&mut Object> {
         match self.get_mut(key) {
             Some(Json::Object(object)) => Some(object),

@@ -80,7 +80,7 @@ impl Header {
         Ok(keyslot)
     }
 
-    /// Returns the range of the device that [`Header::open_keyslot`] needs: whole 4,096-byte
+    /// Computes the range of the device that [`Header::open_keyslot`] needs: whole 4,096-byte
     /// blocks, if the area is long enough for that.
     ///
     /// # Errors

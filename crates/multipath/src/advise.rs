@@ -246,7 +246,7 @@ fn expected(outcome: Outcome, gain: f64) -> Expected {
     }
 }
 
-/// Returns the I/Os with the number of I/Os in flight when each was issued.
+/// Collects the I/Os with the number of I/Os in flight when each was issued.
 fn arrivals(records: &[&Record]) -> Vec<Arrival> {
     let mut ends: Vec<Nanos> = records.iter().map(|r| end(r)).collect();
     ends.sort_unstable();
@@ -266,7 +266,7 @@ fn end(record: &Record) -> Nanos {
     record.at.saturating_add(record.latency)
 }
 
-/// Returns the rate and base latency that best predict each completion of a path from its start and
+/// Finds the rate and base latency that best predict each completion of a path from its start and
 /// from the preceding completion: service begins a base latency after the start, or right after the
 /// preceding completion, whichever is later, and then takes the I/O's transfer time. The base
 /// latency is one of several quantiles of the latency that the transfer time does not explain; the
@@ -303,7 +303,7 @@ fn fit(records: &[&Record]) -> Fit {
     fit
 }
 
-/// Returns candidates for the base latency.
+/// Computes candidates for the base latency.
 fn bases(records: &[&Record], per_byte: f64) -> [f64; 4] {
     let rest = |r: &&Record| r.latency as f64 - f64::from(r.io.bytes) * per_byte;
     let mut rest: Vec<f64> = records.iter().map(rest).collect();
@@ -313,7 +313,7 @@ fn bases(records: &[&Record], per_byte: f64) -> [f64; 4] {
     })
 }
 
-/// Returns the sum of |predicted - recorded completion|; each is predicted from the one before it.
+/// Computes the sum of |predicted - recorded completion|; each is predicted from the one before it.
 fn step_error(ended: &[&Record], per_byte: f64, base: f64) -> f64 {
     let pairs = ended.windows(2).map(|pair| {
         let (before, this) = (end(pair[0]), pair[1]);
@@ -329,7 +329,7 @@ fn step_error(ended: &[&Record], per_byte: f64, base: f64) -> f64 {
     pairs.sum()
 }
 
-/// Returns the latency of each I/O on the fitted path. The queue of the link is computed by the
+/// Computes the latency of each I/O on the fitted path. The queue of the link is computed by the
 /// model within the bounds of the recorded bytes in flight: all of them, or all but the bytes that
 /// fit into the base latency. Without these bounds, the smallest error of the rate would accumulate
 /// over a trace that keeps a path busy.
@@ -377,7 +377,7 @@ mod tests {
     use crate::policy::Io;
     use crate::trace::Recorder;
 
-    /// Returns a trace of `policy` on `links` with `depth` I/Os in flight.
+    /// Records a trace of `policy` on `links` with `depth` I/Os in flight.
     fn recorded(links: &[Link], policy: Policy, depth: u32, time: Nanos) -> Trace {
         let load = Load::Closed {
             threads: 1,

@@ -174,7 +174,7 @@ pub const ATTRIBUTES: &[Attribute] = &[
 ];
 
 impl Attributes {
-    /// Returns the value of an attribute as text; `None` if no attribute has this name.
+    /// Formats the value of an attribute as text; `None` if no attribute has this name.
     pub fn get(&self, name: &str) -> Option<String> {
         Some(match name {
             "load_bal_policy" => self.load_bal_policy.to_string(),

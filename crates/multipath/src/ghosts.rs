@@ -40,7 +40,7 @@ impl Ghosts {
         self.count.store(list.len(), Release);
     }
 
-    /// Returns whether this operation must wait for a lost write to the same blocks.
+    /// Checks whether this operation must wait for a lost write to the same blocks.
     pub(crate) fn hold(&self, op: &Op, now: Nanos) -> bool {
         if self.count.load(Acquire) == 0 || !op.changes_data() {
             return false;
@@ -69,7 +69,7 @@ impl Ghosts {
         }
     }
 
-    /// Returns whether a write on an open connection has been unanswered since before `noted`.
+    /// Checks whether a write on an open connection has been unanswered since before `noted`.
     pub(crate) fn overdue(&self, queue: u64, path: usize, noted: Nanos) -> bool {
         let mine = |g: &Ghost| (g.queue, g.path, g.until) == (queue, path, OPEN);
         self.len() > 0 && lock(&self.list).iter().any(|g| mine(g) && g.noted < noted)
@@ -97,7 +97,7 @@ impl Ghosts {
         self.count.load(Acquire)
     }
 
-    /// Returns whether any lost write may still be executed.
+    /// Checks whether any lost write may still be executed.
     pub(crate) fn pending(&self, now: Nanos) -> bool {
         if self.len() > 0 {
             self.keep(|ghost| ghost.until > now);

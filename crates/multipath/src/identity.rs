@@ -41,7 +41,7 @@ pub enum Proof {
     },
 }
 
-/// Returns whether several LUNs could have this `wwid`: it is absent, all zeros, or made of small
+/// Checks whether several LUNs could have this `wwid`: it is absent, all zeros, or made of small
 /// numbers only, as `tgtd` derives it from the target and unit numbers.
 pub fn is_generic(wwid: Option<&str>) -> bool {
     let Some((kind, id)) = wwid.and_then(|w| w.split_once('.')) else {
@@ -61,7 +61,7 @@ pub fn is_generic(wwid: Option<&str>) -> bool {
     }
 }
 
-/// Returns how `found` contradicts `wanted`; `None` if both may describe the same LUN.
+/// Determines how `found` contradicts `wanted`; `None` if both may describe the same LUN.
 pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
     let text = |s: &Option<String>| s.clone().unwrap_or_else(|| "none".into());
     if wanted.wwid != found.wwid {

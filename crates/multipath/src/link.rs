@@ -77,7 +77,7 @@ impl Link {
         self.state == LinkState::Up
     }
 
-    /// Returns whether the link is up and its port carries I/O (if access states are `heeded`).
+    /// Checks whether the link is up and its port carries I/O (if access states are `heeded`).
     pub(crate) fn serves(&self, heeded: bool) -> bool {
         self.up() && (!heeded || self.path.access.carries())
     }
@@ -92,7 +92,7 @@ impl Link {
         };
     }
 
-    /// Returns the silence after which the link becomes suspect: at least `least`.
+    /// Computes the silence after which the link becomes suspect: at least `least`.
     pub(crate) fn patience(&self, least: Nanos) -> Nanos {
         least.max(self.slow * SILENCE_FACTOR)
     }

@@ -112,7 +112,7 @@ impl Shared {
         self.paths.read().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Returns the part of the path views that is constant between changes of paths or attributes.
+    /// Builds the part of the path views that is constant between changes of paths or attributes.
     pub(crate) fn views(&self, paths: &[Arc<SharedPath>], own_cell: Option<u32>) -> Vec<PathView> {
         let attributes = self.attributes();
         let names = |path: &SharedPath, name: &str| {
@@ -570,7 +570,7 @@ impl Lun {
         queues.iter().flat_map(|q| lock(&q.shown).clone()).collect()
     }
 
-    /// Returns an estimate of how each policy would have performed for the recorded I/O.
+    /// Estimates how each policy would have performed for the recorded I/O.
     ///
     /// # Errors
     /// Too little I/O was recorded; the text names the required number.
@@ -698,12 +698,12 @@ impl Shared {
         path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
     }
 
-    /// Returns whether a nonce may be written through a path.
+    /// Checks whether a nonce may be written through a path.
     fn writable(&self, reference: &SharedPath) -> bool {
         !lock(&self.identity).read_only && !reference.read_only.load(Relaxed)
     }
 
-    /// Returns whether a path can be proven by a nonce written through another path.
+    /// Checks whether a path can be proven by a nonce written through another path.
     pub(crate) fn proves_by_nonce(&self, reference: &SharedPath) -> bool {
         self.proof() != Proof::Compare && self.writable(reference)
     }

@@ -143,7 +143,7 @@ fn later(shared: &Shared, tries: &AtomicU32, next_try: &AtomicU64) {
     next_try.store(next, Relaxed);
 }
 
-/// Returns a connection to this LUN; `None` if the path was refused or taken out of use.
+/// Opens a connection to this LUN; `None` if the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
     let failures = path.failures.load(Acquire);
     let connection;
@@ -191,7 +191,7 @@ fn first_admitted(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn C
     Ok(Some(connection))
 }
 
-/// Returns how the target's description on a connection differs from the LUN's identity.
+/// Determines how the target's description on a connection differs from the LUN's identity.
 fn differs(shared: &Shared, connection: &dyn Connection) -> Option<String> {
     let wanted = lock(&shared.identity).clone();
     identity::differs(&wanted, connection.identity())
@@ -215,7 +215,7 @@ fn fits(shared: &Shared, connection: &dyn Connection) -> Result<()> {
     ))
 }
 
-/// Returns the path to compare another with: proven and enabled, preferably writable, responsive
+/// Chooses the path to compare another with: proven and enabled, preferably writable, responsive
 /// and connected. Also returns whether any path is proven.
 fn reference(shared: &Shared, path: &SharedPath) -> (Option<Arc<SharedPath>>, bool) {
     let heeded = shared.attributes().alua_enabled;
@@ -333,7 +333,7 @@ fn examine(shared: &Shared, path: &SharedPath) {
     }
 }
 
-/// Returns why a refused path is still refused. If it showed other blocks before, equal blocks now
+/// Determines why a path is still refused. If it showed other blocks before, equal blocks now
 /// prove nothing; only a nonce does. If nothing can be compared, its ID must be one that no other
 /// LUN has.
 fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Result<Option<Refusal>> {
@@ -388,7 +388,7 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
         .spawn(task);
 }
 
-/// Returns whether a path may have a link.
+/// Checks whether a path may have a link.
 pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
     path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
 }

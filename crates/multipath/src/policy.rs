@@ -53,7 +53,7 @@ pub struct PathView {
 }
 
 impl PathView {
-    /// Returns a default idle path: usable, optimized, local, weight 1, throughput 1.
+    /// Creates a default idle path: usable, optimized, local, weight 1, throughput 1.
     pub fn idle() -> PathView {
         PathView {
             usable: true,
@@ -261,7 +261,7 @@ impl Selector {
         self.locked
     }
 
-    /// Returns the path for `io`, or `None` if no path may carry it. `paths` has the order and
+    /// Chooses the path for `io`; `None` if no path may carry it. `paths` has the order and
     /// number of [`Selector::resize`]; further elements are ignored.
     pub fn select(&mut self, paths: &[PathView], io: Io, now: Nanos) -> Option<usize> {
         let known = paths.len().min(self.own_in_flight.len());
@@ -395,7 +395,7 @@ impl<'a> Turn<'a> {
         self.iter().find(|(_, p)| open(p)).map(|(i, _)| i)
     }
 
-    /// Returns the open path with the smallest cost; of equal ones, the first in turn.
+    /// Finds the open path with the smallest cost; of equal ones, the first in turn.
     fn least<C: PartialOrd>(
         &self,
         open: impl Fn(&PathView) -> bool,

@@ -166,7 +166,7 @@ impl LunQueue {
         Ok(queue)
     }
 
-    /// Returns the number of connections that are up.
+    /// Counts the connections that are up.
     pub(crate) fn links_up(&self) -> usize {
         self.links.iter().filter(|l| l.queue.is_some()).count()
     }

@@ -117,7 +117,7 @@ impl Latencies {
         cell.store(cell.load(Relaxed) + 1, Relaxed);
     }
 
-    /// Returns empty counts to add to.
+    /// Creates empty counts to add to.
     pub(crate) fn none() -> [u64; BUCKETS] {
         [0; BUCKETS]
     }
@@ -148,13 +148,13 @@ fn bucket(took: Nanos) -> usize {
     (log * 2 + half).min(BUCKETS - 1)
 }
 
-/// Returns the upper bound of a bucket in nanoseconds.
+/// Computes the upper bound of a bucket in nanoseconds.
 fn upper(bucket: usize) -> Nanos {
     let (log, half) = (bucket / 2, bucket as u64 % 2);
     ((1u64 << log) + ((half + 1) << log) / 2) * 1000
 }
 
-/// Returns the given quantile (`share`) of the latency in nanoseconds; 0 without samples.
+/// Computes the given quantile (`share`) of the latency in nanoseconds; 0 without samples.
 pub(crate) fn quantile(counts: &[u64; BUCKETS], share: f64) -> Nanos {
     let total: u64 = counts.iter().sum();
     let wanted = (total as f64 * share).ceil() as u64;
@@ -195,7 +195,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Returns a refusal because of the target's description.
+    /// Creates a refusal because of the target's description.
     pub(crate) fn described(why: String) -> Refusal {
         Refusal {
             why,
@@ -324,7 +324,7 @@ impl SharedPath {
         self.admin.store(admin as u8, Release);
     }
 
-    /// Returns whether it may carry I/O, as far as its administrative state and identity permit.
+    /// Checks whether it may carry I/O, as far as its administrative state and identity permit.
     pub(crate) fn eligible(&self) -> bool {
         self.admin() == Admin::Enabled && !self.is_refused.load(Acquire)
     }
@@ -364,12 +364,12 @@ impl SharedPath {
         lock(&self.trouble).get_or_insert_with(|| why.to_owned());
     }
 
-    /// Returns whether a new queue that has another connection waits for this one.
+    /// Checks whether a new queue that has another connection waits for this one.
     pub(crate) fn is_awaited(&self) -> bool {
         !self.failing.load(Relaxed) && !self.late.load(Relaxed)
     }
 
-    /// Returns why it carries no I/O.
+    /// Explains why it carries no I/O.
     pub(crate) fn why(&self, state: PathState) -> Option<String> {
         match state {
             PathState::AuthFailed => self.refusal().map(|r| r.why),
@@ -378,7 +378,7 @@ impl SharedPath {
         }
     }
 
-    /// Returns why its last connection ended or could not be made.
+    /// Reports why its last connection ended or could not be made.
     pub(crate) fn trouble(&self) -> Option<String> {
         lock(&self.trouble).clone()
     }
@@ -387,7 +387,7 @@ impl SharedPath {
         lock(&self.refused).clone()
     }
 
-    /// Returns whether it is refused and due for examination.
+    /// Checks whether it is refused and due for examination.
     pub(crate) fn to_examine(&self, now: Nanos) -> bool {
         self.admin() == Admin::Enabled
             && self.is_refused.load(Acquire)
@@ -428,12 +428,12 @@ impl SharedPath {
         true
     }
 
-    /// Returns whether the path is held back because of its losses.
+    /// Checks whether the path is held back because of its losses.
     pub(crate) fn held_back(&self, now: Nanos) -> bool {
         now < self.held_until.load(Relaxed)
     }
 
-    /// Returns the seconds for which a path that answers again is held back because of its losses.
+    /// Computes the seconds for which a path that answers again is held back because of its losses.
     pub(crate) fn penalty_secs(&self, longest: u32, now: Nanos) -> f64 {
         penalty(decayed(&lock(&self.flaps), now), longest)
     }

@@ -43,7 +43,7 @@ impl Link {
         Nanos::try_from(nanos).unwrap_or(Nanos::MAX).max(1)
     }
 
-    /// Returns when the link has sent `bytes` if it starts at `begin`.
+    /// Computes when the link has sent `bytes` if it starts at `begin`.
     fn sent(&self, begin: Nanos, bytes: u32) -> Nanos {
         let begin = if self.pause.contains(&begin) {
             self.pause.end
@@ -345,7 +345,7 @@ impl Run<'_> {
     }
 }
 
-/// Returns the smallest value that `percent` percent of `sorted` do not exceed; 0 if it is empty.
+/// Finds the smallest value that `percent` percent of `sorted` do not exceed; 0 if it is empty.
 fn quantile(sorted: &[Nanos], percent: usize) -> Nanos {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.saturating_sub(1)).copied().unwrap_or(0)

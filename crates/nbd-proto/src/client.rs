@@ -360,7 +360,7 @@ impl ClientHandshake {
     }
 }
 
-/// Returns the header of a request, without its payload ("Request message").
+/// Builds the header of a request, without its payload ("Request message").
 pub fn request(kind: u16, flags: u16, cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     let mut out = [0; 28];
     let parts: [&[u8]; 6] = [
@@ -439,7 +439,7 @@ impl Reply {
     }
 }
 
-/// Returns the errno and the message of an error chunk, with the message escaped for printing.
+/// Parses the errno and the message of an error chunk, with the message escaped for printing.
 pub fn chunk_error(payload: &[u8]) -> (u32, String) {
     let mut r = Reader(payload);
     let errno = r.u32().unwrap_or(5);
@@ -449,7 +449,7 @@ pub fn chunk_error(payload: &[u8]) -> (u32, String) {
     (errno, words.escape_debug().to_string())
 }
 
-/// Returns offset and length of a hole ("NBD_REPLY_TYPE_OFFSET_HOLE").
+/// Parses offset and length of a hole ("NBD_REPLY_TYPE_OFFSET_HOLE").
 pub fn chunk_hole(payload: &[u8]) -> Result<(u64, u32)> {
     let mut r = Reader(payload);
     match (r.u64(), r.u32()) {

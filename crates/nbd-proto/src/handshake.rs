@@ -432,7 +432,7 @@ fn parse_query(data: &[u8]) -> Option<Query<'_>> {
     })
 }
 
-/// Returns the key in `name`: `context` followed by 16 lowercase hexadecimal digits.
+/// Parses the key in `name`: `context` followed by 16 lowercase hexadecimal digits.
 fn key_of(name: &[u8], context: &str) -> Option<u64> {
     let digits = name.strip_prefix(context.as_bytes())?;
     let small = digits

@@ -115,7 +115,7 @@ pub enum Errno {
     Shutdown = 108,
 }
 
-/// Returns a simple reply. The data of a successful read follows it.
+/// Builds a simple reply. The data of a successful read follows it.
 pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; 16] {
     let mut out = [0; 16];
     let parts: [&[u8]; 3] = [
@@ -127,7 +127,7 @@ pub fn simple_reply(cookie: u64, error: Option<Errno>) -> [u8; 16] {
     out
 }
 
-/// Returns the header of a final chunk that carries `len` bytes of data from `offset`.
+/// Builds the header of a final chunk that carries `len` bytes of data from `offset`.
 pub fn structured_data(cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     let mut out = [0; 28];
     let head = chunk(
@@ -140,12 +140,12 @@ pub fn structured_data(cookie: u64, offset: u64, len: u32) -> [u8; 28] {
     out
 }
 
-/// Returns a final chunk without data: the request succeeded.
+/// Builds a final chunk without data: the request succeeded.
 pub fn structured_done(cookie: u64) -> [u8; 20] {
     chunk(c::REPLY_FLAG_DONE, c::REPLY_NONE, cookie, 0)
 }
 
-/// Returns a final error chunk with an empty message.
+/// Builds a final error chunk with an empty message.
 pub fn structured_error(cookie: u64, error: Errno) -> [u8; 26] {
     let mut out = [0; 26];
     let head = chunk(c::REPLY_FLAG_DONE, c::REPLY_ERROR, cookie, 6);

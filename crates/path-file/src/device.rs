@@ -144,7 +144,7 @@ impl FileDevice {
         &self.shared.path
     }
 
-    /// Returns the current path of the open file, without symbolic links; `None` if it no longer
+    /// Looks up the current path of the open file, without symbolic links; `None` if it no longer
     /// has a name, and for a block device.
     pub fn resolved_path(&self) -> Option<PathBuf> {
         let meta = self.shared.file.metadata().ok()?;
@@ -153,7 +153,7 @@ impl FileDevice {
         (meta.is_file() && meta.nlink() > 0 && path.is_absolute()).then_some(path)
     }
 
-    /// Returns whether I/O bypasses the page cache.
+    /// Reports whether I/O bypasses the page cache.
     pub fn direct(&self) -> bool {
         self.shared.direct
     }
@@ -163,7 +163,7 @@ impl FileDevice {
         self.shared.why_not_direct.as_deref()
     }
 
-    /// Returns the first byte from `from` on that may hold data; `None` if only a hole follows.
+    /// Finds the first byte from `from` on that may hold data; `None` if only a hole follows.
     pub fn next_data(&self, from: u64) -> Option<u64> {
         match rustix::fs::seek(&self.shared.file, rustix::fs::SeekFrom::Data(from)) {
             Ok(at) => Some(at.max(from)),
@@ -173,7 +173,7 @@ impl FileDevice {
         }
     }
 
-    /// Returns the bytes of a file after its last whole block, which are not part of the device.
+    /// Reads the bytes of a file after its last whole block, which are not part of the device.
     ///
     /// # Errors
     /// A system error.
@@ -235,7 +235,7 @@ fn open_direct(
     }
 }
 
-/// Returns whether holes can be punched: tries it beyond the end of the file.
+/// Checks whether holes can be punched: tries it beyond the end of the file.
 fn can_discard(file: &File, block_device: bool) -> bool {
     use rustix::fs::FallocateFlags;
     if block_device {

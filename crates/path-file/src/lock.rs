@@ -79,7 +79,7 @@ pub(crate) fn drop_open_lock(file: &File) {
     }
 }
 
-/// Returns the error for a file that another process has open.
+/// Creates the error for a file that another process has open.
 pub(crate) fn busy(name: &str) -> Error {
     Error::new(
         ErrorKind::Busy,

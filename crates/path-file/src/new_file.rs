@@ -103,7 +103,6 @@ impl NewFile {
     }
 }
 
-/// Returns the directory of a file.
 fn folder(path: &Path) -> &Path {
     path.parent()
         .filter(|folder| !folder.as_os_str().is_empty())

@@ -94,7 +94,7 @@ fn sys_folder(dev: u64) -> String {
     format!("/sys/dev/block/{}:{}", libc::major(dev), libc::minor(dev))
 }
 
-/// Returns the identity that the disk itself reports, which two paths to it share; else its device
+/// Reads the identity that the disk itself reports, which two paths to it share; else its device
 /// number on this machine.
 fn wwid_of_disk(sys: &str, rdev: u64) -> String {
     ["wwid", "device/wwid", "dm/uuid", "loop/backing_file"]
@@ -103,7 +103,7 @@ fn wwid_of_disk(sys: &str, rdev: u64) -> String {
         .unwrap_or_else(|| format!("dev:{}:{}", libc::major(rdev), libc::minor(rdev)))
 }
 
-/// Returns the NUMA node of the disk, or of the disk that holds the file's file system.
+/// Finds the NUMA node of the disk, or of the disk that holds the file's file system.
 fn numa_node(dev: u64) -> Option<u32> {
     let sys = sys_folder(dev);
     ["device/numa_node", "../device/numa_node"]
@@ -117,7 +117,7 @@ fn read_trimmed(path: &str) -> Option<String> {
         .map(|text| text.trim().to_owned())
 }
 
-/// Returns the alignment of offsets and of memory for O_DIRECT: from `statx` (Linux 6.1), or
+/// Finds the alignment of offsets and of memory for O_DIRECT: from `statx` (Linux 6.1), or
 /// determined by a read of 512 bytes.
 fn direct_alignment(file: &File) -> (u32, u32) {
     // SAFETY: an all-zero statx is a valid value to be filled in.

@@ -123,7 +123,7 @@ impl FileQueue {
         })
     }
 
-    /// Returns whether the alignment of the buffers suffices for O_DIRECT.
+    /// Checks whether the alignment of the buffers suffices for O_DIRECT.
     fn memory_is_aligned(&self, op: &Op) -> bool {
         let align = self.shared.memory_align as usize;
         match op {
@@ -359,7 +359,7 @@ impl Job {
     }
 }
 
-/// Returns a vector of the buffers without their first `done` bytes.
+/// Builds a vector of the buffers without their first `done` bytes.
 fn vector(bufs: impl Iterator<Item = (*mut u8, usize)>, mut done: usize) -> Vec<libc::iovec> {
     let mut iov = Vec::new();
     for (ptr, len) in bufs {

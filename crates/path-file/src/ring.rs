@@ -97,7 +97,7 @@ impl Ring {
         unsafe { submitter.register_buffers_update(index as u32, &[iov], None) }
     }
 
-    /// Returns the index of the registered pool that contains all of these bytes.
+    /// Finds the index of the registered pool that contains all of these bytes.
     fn fixed(&mut self, ptr: *const u8, len: u32) -> Option<u16> {
         let from = ptr as usize;
         let inside = |pool: &Pool| {

@@ -65,7 +65,7 @@ pub fn discover(portal: &str, options: &Options, within: Duration) -> Result<Vec
     Ok(targets.into_iter().map(plain).collect())
 }
 
-/// Returns the logical units of a target (REPORT LUNS), as numbers below 16,384; larger numbers are
+/// Lists the logical units of a target (REPORT LUNS), as numbers below 16,384; larger numbers are
 /// not addressable and are left out. Blocks for at most `within`, not counting the resolution of
 /// the host name.
 ///
@@ -305,7 +305,7 @@ fn wait(name: &str, stream: &TcpStream, flags: PollFlags, deadline: Instant) -> 
     }
 }
 
-/// Returns the eight-byte field of a LUN that [`crate::address::Address`] has validated.
+/// Builds the eight-byte field of a LUN that [`crate::address::Address`] has validated.
 pub(crate) fn field(lun: u16) -> [u8; 8] {
     lun_field(lun).expect("an address holds a LUN below 16384")
 }

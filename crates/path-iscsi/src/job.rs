@@ -80,7 +80,7 @@ impl Job {
         }
     }
 
-    /// Returns the length in bytes of the command at offset `at`.
+    /// Computes the length in bytes of the command at offset `at`.
     fn piece(&self, at: u64, unit: &Unit) -> u64 {
         let (offset, len) = self.op.range().unwrap_or((0, 0));
         let left = (offset + len).saturating_sub(at);
@@ -137,7 +137,7 @@ impl Job {
         }
     }
 
-    /// Returns whether the current command is a SYNCHRONIZE CACHE.
+    /// Checks whether the current command is a SYNCHRONIZE CACHE.
     pub(crate) fn syncs(&self) -> bool {
         self.stage == Stage::Sync || matches!(self.op, Op::Flush)
     }
@@ -207,7 +207,7 @@ impl Job {
         }
     }
 
-    /// Returns the buffer space for incoming data at `offset`, up to the end of one buffer.
+    /// Finds the buffer space for incoming data at `offset`, up to the end of one buffer.
     pub(crate) fn room(&mut self, offset: u32) -> &mut [u8] {
         let mut skip = offset as usize;
         if let Op::Read { bufs, .. } = &mut self.op {

@@ -242,7 +242,7 @@ impl Link {
         }
     }
 
-    /// Returns the error for a response that cannot be parsed.
+    /// Creates the error for a response that cannot be parsed.
     pub(crate) fn senseless(&self, what: &str) -> Error {
         let why = format!("the target's answer to {what} makes no sense");
         Error::new(ErrorKind::Io, &self.name, why)

@@ -69,7 +69,7 @@ impl Leavings {
         lock(&self.fenced).push(key);
     }
 
-    /// Returns whether a session fenced through this path may still exist at its target. Then the
+    /// Checks whether a session fenced through this path may still exist at its target. Then the
     /// registration and reservation must stay, or writes of the fenced session could still be
     /// executed.
     pub(crate) fn guards(&self) -> bool {
@@ -80,7 +80,7 @@ impl Leavings {
     }
 }
 
-/// Returns an ISID in the "random" format (RFC 7143, section 11.12.5).
+/// Generates an ISID in the "random" format (RFC 7143, section 11.12.5).
 pub(crate) fn random_isid() -> [u8; 6] {
     let mut isid = [0; 6];
     getrandom::fill(&mut isid).expect("the kernel gives random bytes");
@@ -94,18 +94,18 @@ pub(crate) fn ended(key: u64) {
     keys().remove(&key);
 }
 
-/// Returns whether a key is stale: it belongs to a session that this process lost, or to a dead
+/// Checks whether a key is stale: it belongs to a session that this process lost, or to a dead
 /// process of this machine.
 pub(crate) fn is_left_over(key: u64, initiator: &str) -> bool {
     keys().get(&key) == Some(&true) || is_of_the_dead(key, initiator)
 }
 
-/// Returns whether this process has lost a session whose registration may still exist.
+/// Checks whether this process has lost a session whose registration may still exist.
 pub(crate) fn any_lost() -> bool {
     keys().values().any(|lost| *lost)
 }
 
-/// Returns a new key for a session and records it.
+/// Creates a new key for a session and records it.
 pub(crate) fn new_key(initiator: &str) -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(0);
     let process = std::process::id();
@@ -122,7 +122,7 @@ pub(crate) fn new_key(initiator: &str) -> u64 {
     key
 }
 
-/// Returns whether a key belongs to a process of this machine that no longer runs.
+/// Checks whether a key belongs to a process of this machine that no longer runs.
 fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     let mask = |bits: u32| (1u64 << bits) - 1;
     let start_of = key >> NUMBER_BITS & mask(START_BITS);
@@ -141,7 +141,7 @@ fn is_of_the_dead(key: u64, initiator: &str) -> bool {
     }
 }
 
-/// Returns a hash of the machine ID, the PID namespace and the initiator name, or `None` if the
+/// Computes a hash of the machine ID, the PID namespace and the initiator name; `None` if the
 /// machine ID or the namespace cannot be read.
 fn owner(initiator: &str) -> Option<u64> {
     let machine = std::fs::read_to_string("/etc/machine-id").ok()?;
@@ -156,7 +156,7 @@ fn owner(initiator: &str) -> Option<u64> {
     (!machine.is_empty()).then_some(hash ^ hash >> 32)
 }
 
-/// Returns the start time of a process in clock ticks since boot, or `None` if it does not exist.
+/// Reads the start time of a process in clock ticks since boot; `None` if it does not exist.
 fn start(process: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name may hold any character. After its `)` the first field is field 3; the start time is

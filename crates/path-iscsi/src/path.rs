@@ -137,7 +137,7 @@ impl IscsiPath {
         })
     }
 
-    /// Returns whether the connections of this path register keys.
+    /// Decides whether the connections of this path register keys.
     ///
     /// Not with the target of the Linux kernel (LIO): of several sessions of one initiator in one
     /// portal group it takes writes only from the session that holds the reservation, whatever is
@@ -176,7 +176,7 @@ impl IscsiPath {
         self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the session for fencing and cleanup, with its key. Reuses `earlier` if it still
+    /// Opens the session for fencing and cleanup, with its key. Reuses `earlier` if it still
     /// answers.
     fn controller(&self, earlier: Option<Link>, deadline: Instant) -> Result<(Link, u64)> {
         let third = deadline.saturating_duration_since(Instant::now()) / 3;

@@ -72,7 +72,7 @@ impl Flights {
         flight
     }
 
-    /// Returns the task of the request with this tag.
+    /// Finds the task of the request with this tag.
     fn find(&self, wanted: u64) -> Option<TaskId> {
         self.slots.iter().find_map(|flight| match flight {
             Flight::Job(task, job) if job.tag == wanted => Some(*task),

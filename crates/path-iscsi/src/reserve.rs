@@ -34,8 +34,8 @@ pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> R
     Ok(key)
 }
 
-/// Removes the registration of `key`, if it exists. `own` is this session's key. A session that takes
-/// the place of another one needs it on targets where the new key does not replace the old (tgt).
+/// Removes the registration of `key`, if it exists. `own` is this session's key. A session that
+/// replaces another one needs this on targets where the new key does not replace the old (tgt).
 fn remove(link: &mut Link, own: u64, key: u64, deadline: Instant) -> Result<()> {
     if !keys(link, deadline)?.contains(&key) {
         return Ok(());

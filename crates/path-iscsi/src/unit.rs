@@ -153,7 +153,7 @@ pub(crate) fn ask(
     })
 }
 
-/// Returns the access state of this port. A port without access answers this query too (SPC-4,
+/// Queries the access state of this port. A port without access answers this query too (SPC-4,
 /// section 5.15.2.4). `None` means that all ports of the target are alike.
 pub(crate) fn ask_access(link: &mut Link, deadline: Instant) -> Result<Option<Access>> {
     if !inquiry(link, deadline)?.alua {
@@ -175,7 +175,7 @@ fn optimal(limits: &Limits, block: u32) -> u32 {
     }
 }
 
-/// Returns the smallest of the limits of the unit, the command's block count and the options.
+/// Computes the smallest of the limits of the unit, the command's block count and the options.
 fn max_transfer(limits: &Limits, block: u32, wide: bool, wanted: u32) -> u32 {
     let mut blocks = (wanted / block).max(1);
     if limits.transfer_max > 0 {

@@ -30,7 +30,7 @@ pub(crate) trait Memory {
     /// Calls `each` with the parts of a write's data in order.
     fn gather<'a>(&'a self, task: TaskId, offset: u32, len: u32, each: impl FnMut(&'a [u8]));
 
-    /// Returns the buffer space for a read's data at `offset`, up to the end of one buffer.
+    /// Finds the buffer space for a read's data at `offset`, up to the end of one buffer.
     fn room(&mut self, task: TaskId, offset: u32) -> &mut [u8];
 }
 
@@ -74,12 +74,12 @@ impl Wire {
         self.stream.as_fd()
     }
 
-    /// Returns whether the socket refused output.
+    /// Reports whether the socket refused output.
     pub(crate) fn is_blocked(&self) -> bool {
         self.blocked
     }
 
-    /// Returns whether nothing is in flight in either direction.
+    /// Reports whether nothing is in flight in either direction.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.is_empty() && self.session.in_flight() == 0
     }

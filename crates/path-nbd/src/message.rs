@@ -146,7 +146,7 @@ impl Job {
         Next::End
     }
 
-    /// Returns the operation to the caller; the reply to its message is still expected.
+    /// Hands the operation back to the caller; the reply to its message is still expected.
     ///
     /// # Panics
     /// If the operation was already returned.
@@ -245,7 +245,7 @@ impl Job {
         self.error.get_or_insert((errno, words));
     }
 
-    /// Returns the completion of a finished job, or `None` if its request was taken back.
+    /// Converts a finished job to its completion; `None` if its request was taken back.
     pub(crate) fn complete(self, device: &str) -> Option<Completion> {
         let short = self.error.is_none() && self.got < self.data_len();
         let op = self.op?;

@@ -100,7 +100,7 @@ fn usable_size(export: &ServerExport) -> u64 {
     export.size - export.size % block
 }
 
-/// Returns the word after `key` in a description; it ends at white space, a comma or a semicolon.
+/// Finds the word after `key` in a description; it ends at white space, a comma or a semicolon.
 fn word(description: &str, key: &str) -> Option<String> {
     let (_, rest) = description.split_once(key)?;
     let end = rest.find(|c: char| c.is_whitespace() || c == ',' || c == ';');

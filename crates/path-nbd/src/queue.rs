@@ -114,7 +114,7 @@ impl NbdQueue {
         u64::from(self.slots[slot as usize].0) << 32 | u64::from(slot)
     }
 
-    /// Returns the slot of the job with this cookie if the job is still pending.
+    /// Finds the slot of the job with this cookie if the job is still pending.
     fn slot_of(&self, cookie: u64) -> std::result::Result<u32, ProtocolError> {
         let slot = cookie as u32;
         match self.slots.get(slot as usize) {

@@ -34,7 +34,7 @@ pub struct NbdUri {
 }
 
 impl NbdUri {
-    /// Returns whether `text` has the scheme of an NBD URI.
+    /// Checks whether `text` has the scheme of an NBD URI.
     pub fn is_one(text: &str) -> bool {
         ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"]
             .iter()

@@ -77,7 +77,7 @@ impl Wire {
         self.tls.is_some()
     }
 
-    /// Returns whether bytes taken by [`Wire::send`] are still buffered.
+    /// Reports whether bytes taken by [`Wire::send`] are still buffered.
     pub(crate) fn holds_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }

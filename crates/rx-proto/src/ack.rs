@@ -55,7 +55,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the reason with this number, or `None` for an unknown one, which does not invalidate
+    /// Converts a number to its reason; `None` for an unknown one, which does not invalidate
     /// the acknowledgement.
     pub const fn from_wire(byte: u8) -> Option<Reason> {
         Some(match byte {
@@ -104,7 +104,7 @@ pub struct Ack<'a> {
 }
 
 impl<'a> Ack<'a> {
-    /// Returns the acknowledgement in the body of a packet, or `None` if the body is truncated.
+    /// Parses the acknowledgement in the body of a packet; `None` if the body is truncated.
     pub fn parse(body: &'a [u8]) -> Option<Ack<'a>> {
         let b = body.first_chunk::<FIXED_BYTES>()?;
         let rest = body.get(FIXED_BYTES..)?;

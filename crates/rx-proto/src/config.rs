@@ -127,7 +127,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Returns the configuration with every number clamped to its limits.
+    /// Clamps every number of the configuration to its limits.
     pub(crate) fn checked(mut self) -> Config {
         self.receive_window = self.receive_window.clamp(1, 255);
         self.send_window = self.send_window.clamp(1, 255);
@@ -161,7 +161,7 @@ pub enum Answers {
 pub struct Questions(Arc<dyn Fn(IpAddr) -> Answers + Send + Sync>);
 
 impl Questions {
-    /// Returns a policy that calls `decide`.
+    /// Creates a policy that calls `decide`.
     pub fn new(decide: impl Fn(IpAddr) -> Answers + Send + Sync + 'static) -> Questions {
         Questions(Arc::new(decide))
     }
@@ -173,7 +173,7 @@ impl Questions {
 }
 
 impl Default for Questions {
-    /// Returns a policy of [`Answers::Full`] for loopback addresses, which remote hosts cannot use,
+    /// Creates a policy of [`Answers::Full`] for loopback addresses, which remote hosts cannot use,
     /// and [`Answers::Short`] for all others.
     fn default() -> Questions {
         Questions::new(|address| match address.to_canonical().is_loopback() {
@@ -218,7 +218,7 @@ impl Timeouts {
 }
 
 impl Default for Timeouts {
-    /// Returns the limits of a patient client: the server may work as long as it answers pings.
+    /// Creates the limits of a patient client: the server may work as long as it answers pings.
     fn default() -> Timeouts {
         Timeouts {
             dead: Config::default().dead_time,

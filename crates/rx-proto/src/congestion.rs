@@ -121,7 +121,7 @@ impl Congestion {
         self.window.saturating_sub(self.in_flight)
     }
 
-    /// Returns whether the window still doubles every round.
+    /// Checks whether the window still doubles every round.
     pub(crate) const fn in_slow_start(&self) -> bool {
         self.window < self.threshold
     }
@@ -273,7 +273,7 @@ impl Congestion {
         self.begin_round(now);
     }
 
-    /// Returns the number of packets that the path was measured to carry in its shortest round
+    /// Computes the number of packets that the path was measured to carry in its shortest round
     /// trip.
     fn carried(&self, rtt: &Rtt) -> u32 {
         let rate = u128::from(self.rate[0].max(self.rate[1]));

@@ -122,7 +122,7 @@ impl<P, D> Connection<P, D> {
         self.reach == Reach::Proven
     }
 
-    /// Returns whether the peer has not answered at all yet.
+    /// Checks whether the peer has not answered at all yet.
     pub(crate) fn is_asked(&self) -> bool {
         matches!(self.reach, Reach::Asked { .. })
     }
@@ -156,7 +156,7 @@ impl<P, D> Connection<P, D> {
         self.serial = serial;
     }
 
-    /// Returns the header of a packet on a channel; the caller sets sequence and serial numbers.
+    /// Builds the header of a packet on a channel; the caller sets sequence and serial numbers.
     pub(crate) fn header(&self, kind: PacketType, channel: usize, number: CallNumber) -> Header {
         let client = self.key.role == Role::Client;
         Header {

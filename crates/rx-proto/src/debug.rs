@@ -143,7 +143,7 @@ impl Words {
     }
 }
 
-/// Returns an `rx_debugStats`, 56 bytes.
+/// Encodes an `rx_debugStats`, 56 bytes.
 pub(crate) fn basics(stats: &Stats) -> Vec<u8> {
     let mut w = Words::default();
     // Free packets, reclaims, calls executed; waiting for packets, descriptors, version, spare.
@@ -153,7 +153,7 @@ pub(crate) fn basics(stats: &Stats) -> Vec<u8> {
     w.0
 }
 
-/// Returns an `rx_debugConn`, 176 bytes; for `None`, one whose cid marks the end of the list.
+/// Encodes an `rx_debugConn`, 176 bytes; for `None`, one whose cid marks the end of the list.
 pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
     let mut w = Words::default();
     let Some(view) = view else {
@@ -188,7 +188,7 @@ pub(crate) fn connection(view: Option<&ConnectionView>) -> Vec<u8> {
     w.0
 }
 
-/// Returns an `rx_debugPeer`, 132 bytes; for `None`, one whose host marks the end of the list.
+/// Encodes an `rx_debugPeer`, 132 bytes; for `None`, one whose host marks the end of the list.
 pub(crate) fn peer(view: Option<&PeerView>) -> Vec<u8> {
     let mut w = Words::default();
     let Some(view) = view else {
@@ -216,7 +216,7 @@ pub(crate) fn peer(view: Option<&PeerView>) -> Vec<u8> {
     w.0
 }
 
-/// Returns an `rx_statistics`, 284 bytes.
+/// Encodes an `rx_statistics`, 284 bytes.
 pub(crate) fn statistics(stats: &Stats, totals: &Totals) -> Vec<u8> {
     let mut w = Words::default();
     let data = |packets: &[u64]| packets.first().copied().unwrap_or(0);
@@ -257,14 +257,14 @@ pub(crate) fn statistics(stats: &Stats, totals: &Totals) -> Vec<u8> {
     w.0
 }
 
-/// Returns an `rx_debugIn` that reports an unknown question.
+/// Encodes an `rx_debugIn` that reports an unknown question.
 pub(crate) fn unknown(kind: u32) -> Vec<u8> {
     let mut w = Words::default();
     w.bytes(&BAD_TYPE.to_be_bytes()).number(kind.into());
     w.0
 }
 
-/// Returns the answer to a VERSION packet: 65 bytes, text and zeros.
+/// Builds the answer to a VERSION packet: 65 bytes, text and zeros.
 pub(crate) fn version(text: &str) -> Vec<u8> {
     let mut body: Vec<u8> = text.bytes().take(64).collect();
     body.resize(65, 0);

@@ -35,7 +35,7 @@ pub(crate) const fn datagram_bytes(packets: u8) -> usize {
     HEADER_BYTES + PACKET_DATA_BYTES + (packets.saturating_sub(1) as usize) * STEP
 }
 
-/// Returns the number of full packets that fit a datagram of `bytes` bytes, at least 1.
+/// Computes the number of full packets that fit a datagram of `bytes` bytes, at least 1.
 pub(crate) fn packets_in(bytes: usize) -> u8 {
     let beyond = bytes.saturating_sub(datagram_bytes(1)) / STEP;
     u8::try_from(beyond + 1).unwrap_or(u8::MAX)

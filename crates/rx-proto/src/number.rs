@@ -20,13 +20,13 @@ macro_rules! wrapping {
                 $name(self.0.wrapping_add(count))
             }
 
-            /// Returns the distance from `base` to this number, modulo 2^32.
+            /// Computes the distance from `base` to this number, modulo 2^32.
             #[must_use]
             pub const fn distance(self, base: $name) -> u32 {
                 self.0.wrapping_sub(base.0)
             }
 
-            /// Returns whether this number comes after `other`: less than 2^31 ahead.
+            /// Checks whether this number comes after `other`: less than 2^31 ahead.
             #[must_use]
             pub const fn is_after(self, other: $name) -> bool {
                 let ahead = self.distance(other);

@@ -31,7 +31,7 @@ impl Pacer {
         }
     }
 
-    /// Returns the number of packets that may leave at `now` on a path with this window and
+    /// Computes the number of packets that may leave at `now` on a path with this window and
     /// smoothed round trip. The rate exceeds what the window needs, by a factor of 2 in slow start
     /// and 1.25 later, so that pacing does not become the limit (Linux, `tcp_pacing_ss_ratio` and
     /// `tcp_pacing_ca_ratio`).

@@ -83,7 +83,7 @@ pub enum PacketType {
 }
 
 impl PacketType {
-    /// Returns the type with this number, or `None` for an unknown one, which receivers ignore.
+    /// Converts a number to its type; `None` for an unknown one, which receivers ignore.
     pub const fn from_wire(byte: u8) -> Option<PacketType> {
         Some(match byte {
             1 => PacketType::Data,
@@ -129,7 +129,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// Returns the header of a datagram, or `None` if the datagram is too short or of an unknown
+    /// Parses the header of a datagram; `None` if the datagram is too short or of an unknown
     /// type.
     #[inline]
     pub fn parse(datagram: &[u8]) -> Option<Header> {
@@ -149,7 +149,7 @@ impl Header {
         })
     }
 
-    /// Returns the encoded header.
+    /// Encodes the header.
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut h = [0; HEADER_BYTES];
@@ -167,7 +167,7 @@ impl Header {
         h
     }
 
-    /// Returns whether all bits of `flags` are set.
+    /// Checks whether all bits of `flags` are set.
     pub const fn has(&self, flags: u8) -> bool {
         self.flags & flags == flags
     }
@@ -201,7 +201,7 @@ pub struct DataPackets<'a> {
 }
 
 impl<'a> DataPackets<'a> {
-    /// Returns the packets of a datagram. Checks the whole datagram first, so that no packet of a
+    /// Parses the packets of a datagram. Checks the whole datagram first, so that no packet of a
     /// malformed one is used: in a jumbogram, each packet except the last is full and is not the
     /// last of its call.
     #[inline]
@@ -258,7 +258,7 @@ impl Iterator for DataPackets<'_> {
     }
 }
 
-/// Returns the code of an ABORT packet with this body.
+/// Parses the code of an ABORT packet with this body.
 pub(crate) fn abort_code(body: &[u8]) -> Option<i32> {
     body.first_chunk::<4>()
         .map(|code| i32::from_be_bytes(*code))

@@ -73,7 +73,7 @@ impl Path {
         self.data_bytes
     }
 
-    /// Returns the number of packets that may be sent now, and whether the window (and not the
+    /// Computes the number of packets that may be sent now, and whether the window (and not the
     /// pacer) is the limit.
     pub(crate) fn allowance(&mut self, now: Timestamp) -> (u32, bool) {
         self.congestion.resume(now, &self.rtt);

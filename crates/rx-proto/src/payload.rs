@@ -17,7 +17,7 @@ pub trait Payload: Clone {
     #[must_use]
     fn slice(&self, range: Range<usize>) -> Self;
 
-    /// Returns whether the payload has no bytes.
+    /// Reports whether the payload has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -118,7 +118,7 @@ impl Rtt {
         self.last_ack_delay = (self.last_ack_delay / 2).max(LAST_ACK_DELAY[0]);
     }
 
-    /// Returns the retransmission timeout after `backoff` timeouts without progress.
+    /// Computes the retransmission timeout after `backoff` timeouts without progress.
     pub(crate) fn timeout(&self, backoff: u32) -> u64 {
         let base = if self.known() {
             (self.smoothed + (4 * self.variation).max(1_000_000)).max(RTO_MIN)

@@ -27,7 +27,7 @@ impl Secret {
         (hasher.finish() >> 32) as u32
     }
 
-    /// Returns a hasher for a table, distinct from the one that generates numbers.
+    /// Creates a hasher for a table, distinct from the one that generates numbers.
     pub(crate) fn table(&mut self) -> Keyed {
         let mut hasher = self.keyed.clone();
         hasher.write_u64(u64::MAX - self.counter);

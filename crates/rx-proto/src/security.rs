@@ -63,13 +63,13 @@ pub trait Security<P, D>: Send {
     /// Opens the data of one packet, before it is acknowledged.
     fn open(&mut self, place: &PacketPlace, checksum: u16, data: D) -> Result<D, SecurityError>;
 
-    /// Returns the challenge that a server sends, or `None` if none is needed (any more).
+    /// Creates the challenge that a server sends, or `None` if none is needed (any more).
     fn challenge(&mut self) -> Option<Vec<u8>>;
 
     /// Checks a response at a server. After `Ok`, [`Security::challenge`] returns `None`.
     fn check_response(&mut self, response: &[u8]) -> Result<(), SecurityError>;
 
-    /// Returns a client's response to a challenge.
+    /// Computes a client's response to a challenge.
     fn respond(&mut self, challenge: &[u8]) -> Result<Vec<u8>, SecurityError>;
 
     /// Returns the identity of the peer in the class's own form, if known.
@@ -81,6 +81,6 @@ pub trait Acceptor<P, D>: Send {
     /// Returns the number of the class in packets.
     fn index(&self) -> u8;
 
-    /// Returns the state for a new connection; `entropy` is fresh and unpredictable.
+    /// Creates the state for a new connection; `entropy` is fresh and unpredictable.
     fn accept(&mut self, epoch: u32, cid: u32, entropy: [u32; 8]) -> Box<dyn Security<P, D>>;
 }

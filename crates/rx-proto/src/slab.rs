@@ -79,12 +79,12 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Returns all objects, in the order of their slots.
+    /// Iterates over all objects, in the order of their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &T)> {
         self.slots.iter().enumerate().filter_map(Slab::entry)
     }
 
-    /// Returns the objects in `count` slots from `start` on, wrapping at the end.
+    /// Iterates over the objects in `count` slots from `start` on, wrapping at the end.
     pub(crate) fn some(&self, start: usize, count: usize) -> impl Iterator<Item = (Key, &T)> {
         let start = start % self.slots.len().max(1);
         let all = || self.slots.iter().enumerate();

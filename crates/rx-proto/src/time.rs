@@ -27,7 +27,7 @@ impl Timestamp {
         Duration::from_nanos(self.nanos_since(earlier))
     }
 
-    /// Returns the nanoseconds since `earlier`, or zero if `earlier` is later.
+    /// Computes the nanoseconds since `earlier`, or zero if `earlier` is later.
     pub(crate) const fn nanos_since(self, earlier: Timestamp) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -51,7 +51,7 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-/// Returns a duration in nanoseconds, saturating at 584 years.
+/// Converts a duration to nanoseconds, saturating at 584 years.
 pub(crate) fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

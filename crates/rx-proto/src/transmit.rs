@@ -54,7 +54,7 @@ pub struct Transmit<P> {
 }
 
 impl<P> Transmit<P> {
-    /// Returns an empty batch for at most `segments_max` datagrams, 1 to [`SEGMENTS_MAX`].
+    /// Creates an empty batch for at most `segments_max` datagrams, 1 to [`SEGMENTS_MAX`].
     pub fn new(segments_max: usize) -> Transmit<P> {
         let nowhere = SocketAddr::from(([0, 0, 0, 0], 0));
         Transmit {
@@ -94,7 +94,7 @@ impl<P> Transmit<P> {
         self.bytes
     }
 
-    /// Returns whether IP must not fragment the datagrams, because they probe the path's size or
+    /// Reports whether IP must not fragment the datagrams, because they probe the path's size or
     /// rely on a probe. If the network stack refuses them as too long, the driver must call
     /// [`crate::Endpoint::too_long`].
     pub const fn dont_fragment(&self) -> bool {
@@ -129,7 +129,7 @@ impl<P> Transmit<P> {
         self.dont_fragment = dont_fragment;
     }
 
-    /// Returns whether a datagram of `bytes` bytes can follow.
+    /// Checks whether a datagram of `bytes` bytes can follow.
     pub(crate) const fn fits(&self, bytes: usize) -> bool {
         if self.segments == 0 {
             return true;
@@ -186,7 +186,7 @@ impl<P> Transmit<P> {
 }
 
 impl<P: AsRef<[u8]>> Transmit<P> {
-    /// Returns copies of the datagrams, for drivers without scattered sends and for tests.
+    /// Copies the datagrams, for drivers without scattered sends and for tests.
     pub fn datagrams(&self) -> Vec<Vec<u8>> {
         let mut all = Vec::with_capacity(self.bytes);
         for part in self.parts() {

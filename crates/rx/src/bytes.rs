@@ -28,7 +28,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// Returns the bytes of an owner, which is dropped when they are sent and acknowledged. Their
+    /// Wraps the bytes of an owner, which is dropped when they are sent and acknowledged. Their
     /// number must not change; if their content changes in between, a mix of old and new content
     /// may be sent.
     pub fn from_owner(owner: Arc<dyn AsRef<[u8]> + Send + Sync>) -> Bytes {
@@ -39,7 +39,7 @@ impl Bytes {
         }
     }
 
-    /// Returns a part of a receive buffer.
+    /// Wraps a part of a receive buffer.
     pub(crate) fn from_buffer(buffer: &Arc<Box<[u8]>>, range: Range<usize>) -> Bytes {
         Bytes {
             memory: Memory::Buffer(Arc::clone(buffer)),
@@ -52,7 +52,7 @@ impl Bytes {
         self.range.len()
     }
 
-    /// Returns whether there are no bytes.
+    /// Reports whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }

@@ -105,7 +105,7 @@ impl Call {
         self.user_status
     }
 
-    /// Returns the next bytes, as they were received, or `None` at the end. They refer to a receive
+    /// Reads the next bytes, as they were received, or `None` at the end. They refer to a receive
     /// buffer: a caller that keeps them for long should copy them.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ impl Call {
         Ok(())
     }
 
-    /// Returns the next bytes, at most `max` of them; leaves the data after a part of known length.
+    /// Reads the next bytes, at most `max` of them; leaves the data after a part of known length.
     ///
     /// # Errors
     /// Those of [`read`](Call::read).
@@ -284,7 +284,7 @@ impl Call {
         self.end(code);
     }
 
-    /// Returns a connection back to the client, to call a service of it, from the socket, port and
+    /// Creates a connection back to the client, to call a service of it, from the socket, port and
     /// address that the client called: it expects callbacks from there.
     pub fn connect_back(&self, service: u16, timeouts: Timeouts) -> Connection {
         let route = Route {

@@ -52,7 +52,7 @@ impl Open {
         }
     }
 
-    /// Returns whether the waiting reader has enough data, or no more will arrive.
+    /// Checks whether the waiting reader has enough data, or no more will arrive.
     pub(crate) fn is_enough(&self) -> bool {
         let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;
         self.at_end || self.ended.is_some() || enough

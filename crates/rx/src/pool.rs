@@ -41,7 +41,7 @@ impl Pool {
         }
     }
 
-    /// Returns the buffers that the kernel may fill.
+    /// Iterates over the buffers that the kernel may fill.
     pub(crate) fn offered(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.offered
             .iter_mut()
@@ -73,7 +73,7 @@ impl Pool {
         self.back().or_else(|| room.then(fresh))
     }
 
-    /// Returns a released buffer; those in front of it that are still referenced move to the back.
+    /// Takes a released buffer; those in front of it that are still referenced move to the back.
     fn back(&mut self) -> Option<Buffer> {
         for _ in 0..LOOKS.min(self.lent.len()) {
             let buffer = self.lent.pop_front()?;

@@ -114,12 +114,12 @@ impl Port {
         self.address
     }
 
-    /// Returns a connection to a service of `peer`. Nothing is sent before its first call.
+    /// Creates a connection to a service of `peer`. Nothing is sent before its first call.
     pub fn connect(&self, peer: SocketAddr, service: u16, timeouts: Timeouts) -> Connection {
         self.connect_by(Route { peer, local: None }, service, timeouts)
     }
 
-    /// Returns a connection from a specific local address, which must be covered by the port's own:
+    /// Creates a connection from a specific local address, which must be covered by the port's own:
     /// a port at 0.0.0.0 can act as many clients, each with an address in 127/8.
     pub fn connect_from(
         &self,

@@ -164,7 +164,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether a call owned by the program is over.
+    /// Checks whether a call owned by the program is over.
     pub(crate) fn has_ended(&self, call: CallId) -> bool {
         let state = self.lock();
         state
@@ -200,7 +200,7 @@ impl Shard {
         }
     }
 
-    /// Returns whether to wait for room in the socket's send buffer, or `None` if the port was
+    /// Reports whether to wait for room in the socket's send buffer, or `None` if the port was
     /// closed.
     pub(crate) fn waits_for_room(&self) -> Option<bool> {
         let state = self.lock();
@@ -318,7 +318,7 @@ impl State {
     }
 }
 
-/// Returns the current time of the endpoints and their timers.
+/// Reads the current time of the endpoints and their timers.
 fn now() -> Timestamp {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);

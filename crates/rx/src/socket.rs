@@ -79,7 +79,7 @@ impl Socket {
         SocketAddr::try_from(address).map_err(|_| io::ErrorKind::Unsupported.into())
     }
 
-    /// Returns the size of the receive buffer as counted by the kernel: data and its overhead.
+    /// Reads the size of the receive buffer as counted by the kernel: data and its overhead.
     pub(crate) fn receive_buffer(&self) -> io::Result<usize> {
         Ok(sockopt::socket_recv_buffer_size(&self.fd)?)
     }
@@ -133,7 +133,7 @@ impl Socket {
         Sent::Gone
     }
 
-    /// Returns the meaning of an error for a batch. Most errors mean that it is lost, like any
+    /// Interprets an error for a batch. Most errors mean that it is lost, like any
     /// datagram.
     fn failed(&mut self, batch: &Transmit<Bytes>, error: &io::Error) -> Sent {
         match error.raw_os_error() {
@@ -171,7 +171,7 @@ impl Socket {
     }
 }
 
-/// Returns whether a batch was refused because of segmentation: by a device that does not support
+/// Checks whether a batch was refused because of segmentation: by a device that does not support
 /// it, or because its datagrams would also have to be fragmented.
 fn is_about_cutting(error: &io::Error) -> bool {
     matches!(

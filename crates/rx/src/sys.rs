@@ -45,7 +45,7 @@ pub(crate) fn set(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -
     check(done.try_into()).map(drop)
 }
 
-/// Returns the result of a system call as a number, or its error.
+/// Converts the result of a system call to a number, or to its error.
 fn check(result: Result<usize, std::num::TryFromIntError>) -> io::Result<usize> {
     result.map_err(|_| io::Error::last_os_error())
 }
@@ -57,7 +57,7 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    /// Returns a receiver for up to `buffers` buffers at once.
+    /// Creates a receiver for up to `buffers` buffers at once.
     pub(crate) fn new(buffers: usize) -> Receiver {
         // SAFETY: all zeros are a valid `sockaddr_storage`, of no family.
         let name = unsafe { zeroed() };
@@ -163,7 +163,7 @@ pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
     Ok(peer.map(|peer| Refused { peer, quote, bytes }))
 }
 
-/// Returns whether a message of the error queue reports a closed port.
+/// Checks whether a message of the error queue reports a closed port.
 fn is_refusal(header: &libc::msghdr) -> bool {
     // SAFETY: the kernel left a chain of control messages in the block, and set its length.
     let mut next = unsafe { libc::CMSG_FIRSTHDR(header) };
@@ -187,7 +187,7 @@ fn is_refusal(header: &libc::msghdr) -> bool {
     false
 }
 
-/// Returns whether a socket call may have failed because of an ICMP error for an earlier datagram,
+/// Checks whether a socket call may have failed because of an ICMP error for an earlier datagram,
 /// perhaps to another peer: the kernel reports each error once, to the next call.
 pub(crate) fn is_of_earlier(error: &io::Error) -> bool {
     const REPORTED: &[c_int] = &[
@@ -205,7 +205,7 @@ pub(crate) fn is_of_earlier(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|e| REPORTED.contains(&e))
 }
 
-/// Returns the metadata of a received message.
+/// Extracts the metadata of a received message.
 fn describe(message: &libc::mmsghdr) -> Option<Received> {
     let header = &message.msg_hdr;
     if header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
@@ -360,7 +360,7 @@ const fn in6_addr(address: Ipv6Addr) -> libc::in6_addr {
     }
 }
 
-/// Returns the kernel's form of an address.
+/// Converts an address to the kernel's form.
 fn storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     // SAFETY: all zeros are a valid `sockaddr_storage`, of no family.
     let mut storage: libc::sockaddr_storage = unsafe { zeroed() };
@@ -393,7 +393,7 @@ fn storage(address: SocketAddr) -> (libc::sockaddr_storage, libc::socklen_t) {
     (storage, bytes as libc::socklen_t)
 }
 
-/// Returns an address from the kernel's form, or `None` if it is not an IP address.
+/// Converts an address from the kernel's form; `None` if it is not an IP address.
 ///
 /// # Safety
 /// `storage` must hold an address of the family that it names.

@@ -91,7 +91,7 @@ impl Queue {
         share.jobs.push_back(job);
     }
 
-    /// Returns the position in `turns` of the host to serve next. Skips at most as many hosts as
+    /// Finds the position in `turns` of the host to serve next. Skips at most as many hosts as
     /// there are threads that serve theirs.
     fn next(&self, threads_max: usize) -> Option<usize> {
         let free = threads_max - self.busy;
@@ -138,8 +138,8 @@ impl Queue {
 
 /// The threads, and the calls that wait for one.
 pub(crate) struct Workers {
-    /// Empty after [`Workers::stop`]. A handler may own connections of the port, each of which keeps
-    /// its shard and these workers alive.
+    /// Empty after [`Workers::stop`]. A handler may own connections of the port, each of which
+    /// keeps its shard and these workers alive.
     services: Mutex<Arc<[Service]>>,
     threads_max: usize,
     thread_name: &'static str,

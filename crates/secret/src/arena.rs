@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Whether a secret was ever placed in memory that could not be locked.
 static SWAPPABLE: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether all secrets so far are in memory that is never swapped out. This depends on
+/// Reports whether all secrets so far are in memory that is never swapped out. This depends on
 /// `RLIMIT_MEMLOCK` if `memfd_secret` is disabled or the limit is too low for it.
 pub fn all_locked() -> bool {
     !SWAPPABLE.load(Ordering::Relaxed)

@@ -13,21 +13,21 @@ pub struct SecretBytes {
 }
 
 impl SecretBytes {
-    /// Returns a secret of `len` zero bytes, to be filled in place.
+    /// Creates a secret of `len` zero bytes, to be filled in place.
     pub fn zeroed(len: usize) -> SecretBytes {
         SecretBytes {
             pages: Pages::new(len),
         }
     }
 
-    /// Returns a copy of `bytes`. The caller has to zero its own copy.
+    /// Copies `bytes`. The caller has to zero its own copy.
     pub fn from_slice(bytes: &[u8]) -> SecretBytes {
         let mut secret = SecretBytes::zeroed(bytes.len());
         secret.copy_from_slice(bytes);
         secret
     }
 
-    /// Returns a secret of `len` bytes from the kernel's random number generator.
+    /// Creates a secret of `len` bytes from the kernel's random number generator.
     ///
     /// # Panics
     /// Panics if the kernel cannot provide random bytes: no key may be generated then.
@@ -37,7 +37,7 @@ impl SecretBytes {
         secret
     }
 
-    /// Returns a copy of the first `len` bytes, or of all bytes if the secret is shorter.
+    /// Copies the first `len` bytes, or all bytes if the secret is shorter.
     pub fn truncated(&self, len: usize) -> SecretBytes {
         SecretBytes::from_slice(&self[..len.min(self.len())])
     }

@@ -30,12 +30,12 @@ use std::sync::Arc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Return the configuration of the cell and the state of its server.
+    /// Report the configuration of the cell and the state of its server.
     Status {
         /// Include all clients.
         clients: bool,
     },
-    /// Return the access list of a directory.
+    /// Read the access list of a directory.
     AclGet {
         /// Name of the volume.
         volume: String,

@@ -35,9 +35,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Return the status: name, device, exports, start time.
+    /// Report the status: name, device, exports, start time.
     Status,
-    /// Return the counters of the data path.
+    /// Read the counters of the data path.
     Stats,
     /// Check whether a detach would fail because of users.
     MayDetach,

@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Ask {
-    /// Return the complete state.
+    /// Report the complete state.
     Show,
     /// Reset the counters.
     Clear,
-    /// Return the attributes in force.
+    /// Read the attributes in force.
     Get,
     /// Change an attribute until the LUN is reopened.
     Set {
@@ -33,7 +33,7 @@ pub enum Ask {
         /// New value.
         value: String,
     },
-    /// Return the waiting I/Os, each with the reason.
+    /// List the waiting I/Os, each with the reason.
     Waiting,
     /// Evaluate the recorded I/O under every policy.
     Advise,

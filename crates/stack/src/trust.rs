@@ -270,7 +270,7 @@ impl Entry {
         }
     }
 
-    /// Returns the recorded role of the key in `keyslot`.
+    /// Looks up the recorded role of the key in `keyslot`.
     fn role_of(&self, keyslot: u32) -> Option<Role> {
         let role = self.keys.get(&keyslot)?.split(' ').next()?;
         Role::from_name(role)

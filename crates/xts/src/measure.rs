@@ -16,7 +16,7 @@ pub enum Direction {
     Decrypt,
 }
 
-/// Returns the bytes that `kernel` encrypts per second of CPU time, in place, in requests of
+/// Measures the bytes that `kernel` encrypts per second of CPU time, in place, in requests of
 /// `request_bytes`.
 ///
 /// Runs for about `duration` of CPU time. `key_bits` is 128 or 256.

@@ -30,7 +30,7 @@ impl Kernel {
             .collect()
     }
 
-    /// Returns the fastest supported kernel that passes its known-answer test.
+    /// Selects the fastest supported kernel that passes its known-answer test.
     ///
     /// If none passes this is [`Kernel::Portable`], which [`crate::Xts`] then refuses.
     pub fn best() -> Kernel {

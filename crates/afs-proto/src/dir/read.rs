@@ -59,7 +59,7 @@ impl<'a> Directory<'a> {
         Ok(directory)
     }
 
-    /// Returns vnode and uniquifier of a name; `.` and `..` are ordinary names.
+    /// Looks up vnode and uniquifier of a name; `.` and `..` are ordinary names.
     pub fn lookup(&self, name: &[u8]) -> Option<(u32, u32)> {
         let mut entries = self
             .chain(chain_of(name))

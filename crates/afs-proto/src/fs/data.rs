@@ -14,7 +14,7 @@ pub enum DataLength {
 }
 
 impl DataLength {
-    /// Returns the prefix of a reply to `request` with `bytes` of data. `None` if the procedure
+    /// Builds the prefix of a reply to `request` with `bytes` of data. `None` if the procedure
     /// returns no data, or if `bytes` exceeds the requested length.
     pub fn answer(request: &Request<'_>, bytes: u64) -> Option<DataLength> {
         match request {

@@ -273,7 +273,7 @@ impl Visit<'_> {
         self.shared.promises.give(&self.host, file)
     }
 
-    /// Returns the callback to include in the reply for a promise.
+    /// Builds the callback to include in the reply for a promise.
     fn told(&self, given: &Given) -> AfsCallBack {
         self.shared.promises.told(given)
     }
@@ -309,7 +309,6 @@ impl Visit<'_> {
     }
 }
 
-/// Returns the AFS identifier of an inode.
 fn fid_of(attr: &Attr) -> Outcome<Fid> {
     Fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
 }

@@ -85,7 +85,7 @@ fn status(shared: &Shared, volume: &Volume) -> Outcome<AfsFetchVolumeStatus> {
     })
 }
 
-/// Returns free and total space in KiB.
+/// Computes free and total space in KiB.
 fn partition(shared: &Shared) -> (i32, i32) {
     let usage = shared.volumes.fs().usage();
     let all = shared.volumes.fs().superblock().device_blocks;

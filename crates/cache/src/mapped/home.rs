@@ -44,7 +44,7 @@ impl MappedFile {
         Error::new(kind, &self.vnode().below().info.name, detail)
     }
 
-    /// Returns the pages to load together with this one.
+    /// Computes the pages to load together with this one.
     fn cluster(&self, page: u64) -> Range<u64> {
         let attributes = self.vnode().attributes();
         if attributes.no_read_ahead || attributes.no_cache {

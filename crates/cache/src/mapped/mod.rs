@@ -131,7 +131,7 @@ impl Mapped {
         self.window.is_leased(page)
     }
 
-    /// Returns whether any page is mapped or leased.
+    /// Checks whether any page is mapped or leased.
     pub(crate) fn is_in_use(&self) -> bool {
         !self.window.wanted().is_empty()
     }

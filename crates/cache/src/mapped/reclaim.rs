@@ -23,7 +23,7 @@ pub(crate) enum Sent {
 }
 
 impl Mapped {
-    /// Returns unmapped pages to the pool, so that they count against its limit again; without a
+    /// Releases unmapped pages to the pool, so that they count against its limit again; without a
     /// free frame, evicts clean ones.
     pub(crate) fn send_back(&self, vnode: &Vnode) -> Sent {
         let pages = self.unwanted();
@@ -97,7 +97,7 @@ impl Mapped {
         (latch.home() == Home::Window).then_some(latch)
     }
 
-    /// Returns the next pages of the window after the last search, wrapping around at the end.
+    /// Selects the next pages of the window after the last search, wrapping around at the end.
     fn next_batch(&self, count: usize) -> Vec<u64> {
         let resident = self.resident();
         let hand = self.hand.load(Relaxed);
@@ -109,7 +109,7 @@ impl Mapped {
         batch
     }
 
-    /// Returns some pages of the window that are neither mapped nor leased.
+    /// Selects some pages of the window that are neither mapped nor leased.
     fn unwanted(&self) -> Vec<u64> {
         let wanted = self.window.wanted();
         let resident = self.resident();
@@ -122,12 +122,12 @@ impl Mapped {
     }
 }
 
-/// Returns whether the page may be evicted.
+/// Checks whether the page may be evicted.
 fn may_go(latch: &Latch<'_>) -> bool {
     !latch.is_dirty() && !latch.is_in_writeback()
 }
 
-/// Returns the gaps between ranges that are sorted by their start.
+/// Computes the gaps between ranges that are sorted by their start.
 fn gaps(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut gaps = Vec::with_capacity(ranges.len() + 1);
     let mut at = 0;

@@ -74,7 +74,7 @@ impl Ghost {
         *loser.expect("a bucket has slots") = slot;
     }
 
-    /// Returns the queue that the page was evicted from, if within its span, and forgets the page.
+    /// Looks up the queue that the page was evicted from, if within its span, and forgets the page.
     pub(super) fn recall(&mut self, hash: u64) -> Option<usize> {
         let clocks = self.clocks;
         let wanted = fingerprint(hash);
@@ -125,12 +125,12 @@ fn fingerprint(hash: u64) -> Slot {
     (hash as u32) << 18
 }
 
-/// Returns the source plus 1; 0 for an empty slot.
+/// Extracts the source plus 1; 0 for an empty slot.
 fn source_bits(slot: Slot) -> u32 {
     slot >> 16 & 3
 }
 
-/// Returns the age in ticks of the queue's clock; an empty slot is older than any.
+/// Computes the age in ticks of the queue's clock; an empty slot is older than any.
 fn age(slot: Slot, clocks: &[Clock; SOURCES]) -> u32 {
     let ticks = [0, clocks[0].tick, clocks[1].tick, clocks[2].tick];
     let source = source_bits(slot);

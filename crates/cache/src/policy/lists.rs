@@ -97,7 +97,7 @@ impl Lists {
         self.queue[from.0 as usize] = NONE;
     }
 
-    /// Returns the number of frames in all lists.
+    /// Counts the frames in all lists.
     pub(super) fn total(&self) -> usize {
         self.len.iter().sum()
     }

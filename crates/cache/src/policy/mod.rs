@@ -44,7 +44,7 @@ pub struct PageKey {
 }
 
 impl PageKey {
-    /// Returns a hash whose high and low bits are equally good (the finalizer of SplitMix64).
+    /// Computes a hash whose high and low bits are equally good (the finalizer of SplitMix64).
     fn hash(self) -> u64 {
         let mut z = self.page.wrapping_add(
             self.vnode
@@ -75,7 +75,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// Returns whether the page entered by a write.
+    /// Reports whether the page entered by a write.
     pub fn is_written(self) -> bool {
         matches!(self, Entry::Written | Entry::WrittenStream)
     }
@@ -118,7 +118,7 @@ pub trait Policy: Send {
         out: &mut Vec<FrameNo>,
     );
 
-    /// Returns a named frame, whose page was touched, dirtied or pinned since, to the young end of
+    /// Puts a named frame, whose page was touched, dirtied or pinned since, at the young end of
     /// the queue it came from.
     fn kept(&mut self, frame: FrameNo);
 
@@ -130,7 +130,7 @@ pub trait Policy: Send {
     /// the page.
     fn hit(&mut self, frame: FrameNo);
 
-    /// Returns whether each hit must be reported by `hit`. Exact LRU only, at the price of a lock
+    /// Reports whether each hit must be reported by `hit`. Exact LRU only, at the price of a lock
     /// on each hit; without the reports it is CLOCK.
     fn wants_hits(&self) -> bool {
         false
@@ -168,7 +168,7 @@ impl<'a> Batch<'a> {
         self.clean == self.want
     }
 
-    /// Returns whether there is room for a frame of this state.
+    /// Checks whether there is room for a frame of this state.
     fn takes(&self, dirty: bool) -> bool {
         !dirty || self.dirty < self.want
     }

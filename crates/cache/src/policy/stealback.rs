@@ -142,7 +142,7 @@ impl Stealback {
         }
     }
 
-    /// Returns whether both limits are exceeded, the file's by the file whose stream grew last.
+    /// Checks whether both limits are exceeded, the file's by the file whose stream grew last.
     fn exceeded(&self) -> bool {
         let over = |pages: usize, percent: u8| pages * 100 > self.frames * usize::from(percent);
         self.growing != NONE

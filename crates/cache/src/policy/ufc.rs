@@ -41,7 +41,7 @@ const MAIN: Queue = 2;
 const WRITTEN: Queue = 3;
 const NAMED: Queue = 4;
 
-/// Returns the queue that a source number of the history stands for.
+/// Converts a source number of the history to the queue that it stands for.
 fn left(source: usize) -> Queue {
     SMALL + source as Queue
 }
@@ -102,7 +102,7 @@ impl Shares {
         frames * usize::from(percent) / 100
     }
 
-    /// Returns the history lengths of `SMALL`, `MAIN` and `WRITTEN` in pages.
+    /// Computes the history lengths of `SMALL`, `MAIN` and `WRITTEN` in pages.
     fn spans(&self, frames: usize) -> [usize; SOURCES] {
         [self.left_small, self.left_main, self.left_written].map(|share| Shares::of(share, frames))
     }
@@ -150,7 +150,7 @@ impl Ufc {
         self.written_room
     }
 
-    /// Returns the queue for a page that enters, according to its history.
+    /// Chooses the queue for a page that enters, according to its history.
     fn place(&mut self, hash: u64, written: bool) -> Queue {
         let first = if written { WRITTEN } else { SMALL };
         match self.left.recall(hash).map(left) {
@@ -167,7 +167,7 @@ impl Ufc {
         }
     }
 
-    /// Returns whether this re-requested page may enter `main`: the admitted share is `worth`
+    /// Decides whether this re-requested page may enter `main`: the admitted share is `worth`
     /// squared.
     fn admits(&mut self) -> bool {
         let share = (u64::from(self.worth).pow(2) / u64::from(ONE)) as u32;
@@ -195,7 +195,7 @@ impl Ufc {
         Shares::of(self.shares.written_max.into(), self.frames)
     }
 
-    /// Returns the queue to evict from next.
+    /// Chooses the queue to evict from next.
     fn giver(&self, spent: [bool; 4]) -> Option<Queue> {
         let can = |queue: Queue| !spent[usize::from(queue)] && self.lists.len(queue) > 0;
         let over = |queue, room| self.lists.len(queue) > room;
@@ -209,7 +209,7 @@ impl Ufc {
         [MAIN, SMALL, WRITTEN].into_iter().find(|queue| can(*queue))
     }
 
-    /// Returns the destination of a referenced frame that is spared, and its new mark.
+    /// Chooses the destination of a referenced frame that is spared, and its new mark.
     fn another_turn(&self, queue: Queue, mark: u8) -> Option<(Queue, u8)> {
         let frequency = mark & FREQUENCY;
         let again = mark & AGAIN != 0;

@@ -54,7 +54,7 @@ pub enum SendError {
 }
 
 impl SendError {
-    /// Returns whether the socket is full: the send may continue when it is writable.
+    /// Reports whether the socket is full: the send may continue when it is writable.
     pub fn would_block(&self) -> bool {
         matches!(self, SendError::Socket(e) if e.kind() == io::ErrorKind::WouldBlock)
     }
@@ -208,7 +208,7 @@ impl RangeSend {
     }
 }
 
-/// Returns whether the pages of a chunk could not be held because one of them lies in a window.
+/// Checks whether the pages of a chunk could not be held because one of them lies in a window.
 fn is_mapped(open: &mut OpenFile, chunk: &Range<u64>, error: &Error) -> bool {
     let mut pages = pages_of(chunk.start, chunk.end - chunk.start);
     error.kind() == ErrorKind::Busy && pages.any(|page| open.is_in_window(page))

@@ -75,7 +75,7 @@ impl<'a> Parts<'a> {
         self.len
     }
 
-    /// Returns whether everything has been sent.
+    /// Reports whether everything has been sent.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -111,7 +111,6 @@ impl<'a> Parts<'a> {
         &rest[..rest.len().min(SLICES_MAX)]
     }
 
-    /// Returns all entries.
     pub(super) fn slices(&self) -> &[IoSlice<'a>] {
         &self.slices
     }
@@ -125,7 +124,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Returns two parts of held pages as one, if the second follows the first in memory.
+/// Joins two parts of held pages, if the second follows the first in memory.
 fn joined<'a>(first: &'a [u8], second: &'a [u8]) -> Option<&'a [u8]> {
     if first.as_ptr_range().end != second.as_ptr() {
         return None;

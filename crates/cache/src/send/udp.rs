@@ -54,12 +54,12 @@ impl<'a> Datagrams<'a> {
         self.datagrams.len() - self.next
     }
 
-    /// Returns whether all datagrams have been sent.
+    /// Reports whether all datagrams have been sent.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns how many of the next datagrams fit one call: they have one size, except for the
+    /// Computes how many of the next datagrams fit one call: they have one size, except for the
     /// last, which may be shorter.
     fn batch(&self) -> usize {
         let rest = &self.datagrams[self.next..];

@@ -34,7 +34,7 @@ impl Cut {
         }
     }
 
-    /// Returns the pages to drop.
+    /// Computes the pages to drop.
     fn pages(&self) -> Range<u64> {
         self.size.div_ceil(PAGE)..u64::MAX / PAGE
     }

@@ -70,7 +70,7 @@ impl Session {
         }
     }
 
-    /// Returns the number of pages that are being loaded.
+    /// Counts the pages that are being loaded.
     pub(super) fn pages_under_way(&self) -> u64 {
         let pages = |io: &Io| match io {
             Io::Load(load) => load.pages.len() as u64,
@@ -79,7 +79,7 @@ impl Session {
         self.ios.slots.iter().flatten().map(pages).sum()
     }
 
-    /// Returns the numbers of loads and of write-backs in flight, in runs of pages.
+    /// Counts the loads and the write-backs in flight, in runs of pages.
     pub(crate) fn runs_in_flight(&self) -> (usize, usize) {
         let ios = self.ios.slots.iter().flatten();
         ios.fold((0, 0), |(loads, stores), io| match io {
@@ -155,7 +155,7 @@ impl Session {
     }
 }
 
-/// Returns the buffers of a read into frames.
+/// Builds the buffers of a read into frames.
 ///
 /// A reader that copied from a frame while it belonged to another page, and has not yet found out,
 /// may still read it while the device writes to it; that copy is discarded. A race checker cannot
@@ -181,7 +181,7 @@ fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
     }
 }
 
-/// Returns buffers over frames, one for each run of contiguous frames.
+/// Builds buffers over frames, one for each run of contiguous frames.
 ///
 /// # Safety
 /// Like [`Pool::buf`], for each frame.

@@ -103,7 +103,7 @@ impl Job {
         }
     }
 
-    /// Returns the job of a submitted request.
+    /// Creates the job of a submitted request.
     pub(super) fn of_request(open: &Arc<OpenState>, tag: Option<u64>, op: Op, direct: bool) -> Job {
         let (offset, len) = op.range().unwrap_or((0, 0));
         let pages = pages_of(offset, len);
@@ -123,7 +123,7 @@ impl Job {
         }
     }
 
-    /// Returns the job of a blocking caller, on its memory.
+    /// Creates the job of a blocking caller, on its memory.
     pub(super) fn of_memory(
         open: &Arc<OpenState>,
         offset: u64,
@@ -157,7 +157,7 @@ impl Job {
         }
     }
 
-    /// Returns the part of a page that the job covers: first byte in the page, and length.
+    /// Computes the part of a page that the job covers: first byte in the page, and length.
     pub(super) fn part_of(&self, page: u64) -> (usize, usize) {
         let from = self.offset.max(page * PAGE);
         let to = (self.offset + self.len).min((page + 1) * PAGE);
@@ -165,12 +165,12 @@ impl Job {
         ((from - page * PAGE) as usize, (to - from) as usize)
     }
 
-    /// Returns the file offset at which the job's part of a page ends.
+    /// Computes the file offset at which the job's part of a page ends.
     pub(super) fn end_in(&self, page: u64) -> u64 {
         (self.offset + self.len).min((page + 1) * PAGE)
     }
 
-    /// Returns whether the job covers the whole page.
+    /// Checks whether the job covers the whole page.
     pub(super) fn covers(&self, page: u64) -> bool {
         self.part_of(page) == (0, PAGE_BYTES)
     }

@@ -305,7 +305,7 @@ impl Session {
         word.await_load(word.look())
     }
 
-    /// Returns the error for accesses to a removed file.
+    /// Creates the error for accesses to a removed file.
     pub(super) fn gone(&self) -> Error {
         Error::new(
             ErrorKind::NotFound,
@@ -359,7 +359,7 @@ pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
     }
 }
 
-/// Returns the number of consecutive absent pages from `first` on, up to `end`.
+/// Counts the consecutive absent pages from `first` on, up to `end`.
 fn absent_from(vnode: &Vnode, first: u64, end: u64) -> usize {
     let absent = |page: &u64| match vnode.find_surely(*page) {
         Some((at, index)) => {

@@ -230,7 +230,7 @@ impl Session {
         self.all.as_fd()
     }
 
-    /// Returns whether completions may be ready without [`Session::wait_fd`] being readable.
+    /// Reports whether completions may be ready without [`Session::wait_fd`] being readable.
     pub fn holds_answers(&self) -> bool {
         !self.ready.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
     }
@@ -287,7 +287,7 @@ impl Session {
         self.poll_all(until)
     }
 
-    /// Returns whether the awaited event makes no descriptor readable.
+    /// Checks whether the awaited event makes no descriptor readable.
     fn sleeps_deaf(&self) -> bool {
         !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
     }
@@ -306,7 +306,7 @@ impl Session {
         }
     }
 
-    /// Returns the time until the next timed event: a delayed completion, or a retry for a frame.
+    /// Computes the time until the next timed event: a delayed completion, or a retry for a frame.
     fn next_due(&self) -> Option<Duration> {
         let now = Instant::now();
         let held = self

@@ -56,12 +56,12 @@ struct LeafWork {
 }
 
 impl Sync {
-    /// Returns a sync of the whole file, with a flush.
+    /// Creates a sync of the whole file, with a flush.
     pub(super) fn whole_file(vnode: &Vnode) -> Sync {
         Sync::range(vnode, 0..u64::MAX)
     }
 
-    /// Returns a sync of a range of pages, with a flush, that reports the open file's errors.
+    /// Creates a sync of a range of pages, with a flush, that reports the open file's errors.
     pub(super) fn range(vnode: &Vnode, pages: Range<u64>) -> Sync {
         Sync {
             told: true,
@@ -70,7 +70,7 @@ impl Sync {
         }
     }
 
-    /// Returns a sync of a range of pages; with `fua` they are on stable storage at the end.
+    /// Creates a sync of a range of pages; with `fua` they are on stable storage at the end.
     pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Sync {
         let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
         let leaves = if pages.is_empty() {
@@ -98,7 +98,7 @@ impl Sync {
     }
 }
 
-/// Returns the pages of a leaf that lie in a range.
+/// Computes the pages of a leaf that lie in a range.
 pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
     let first = number * LEAF_PAGES;
     let from = pages.start.saturating_sub(first).min(LEAF_PAGES);
@@ -173,7 +173,7 @@ impl Session {
         }
     }
 
-    /// Returns the state of a flush of the file; parks the job while another flush runs.
+    /// Determines the state of a flush of the file; parks the job while another flush runs.
     fn turn_to_flush(&mut self, id: usize, vnode: &Vnode, number: u64) -> Turn {
         let turn = vnode.flushes.turn(number);
         if !matches!(turn, Turn::Wait) {

@@ -44,7 +44,7 @@ impl Write {
         }
     }
 
-    /// Returns whether the write waits for its write-back, and so leaves no backlog.
+    /// Checks whether the write waits for its write-back, and so leaves no backlog.
     pub(super) fn is_durable(&self) -> bool {
         self.sync.is_some()
     }
@@ -121,7 +121,7 @@ impl Session {
         done
     }
 
-    /// Returns the write-back that a finished write waits for: its own range with FUA, or, by the
+    /// Creates the write-back that a finished write waits for: its own range with FUA, or, by the
     /// file's attribute, the clusters that it has completed.
     fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<Sync> {
         if write.fua {

@@ -28,7 +28,7 @@ pub(super) fn leave(addresses: &Range<usize>) {
     mappings.remove(&addresses.start);
 }
 
-/// Returns whether `len` bytes at `at` overlap a [`Mapping`](super::Mapping) of any cache.
+/// Checks whether `len` bytes at `at` overlap a [`Mapping`](super::Mapping) of any cache.
 /// Accessing such memory may fault, and serving the fault may need a resource that the caller
 /// holds.
 #[inline]

@@ -138,7 +138,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Returns the pages of a range of the mapping's bytes.
+    /// Computes the pages of a range of the mapping's bytes.
     fn pages(&self, range: &Range<usize>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             return Err(invalid(format!(

@@ -63,7 +63,7 @@ impl Memory {
         self.file.as_fd()
     }
 
-    /// Returns whether the system refused to keep some of the memory out of swap space.
+    /// Reports whether the system refused to keep some of the memory out of swap space.
     pub fn swappable(&self) -> bool {
         self.swappable.load(Relaxed)
     }

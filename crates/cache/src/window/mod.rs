@@ -246,7 +246,7 @@ impl Windows {
         Ok(windows)
     }
 
-    /// Returns whether system calls on a missing page are served like loads and stores. If not,
+    /// Reports whether system calls on a missing page are served like loads and stores. If not,
     /// they fail with EFAULT unless the page was prefaulted and not evicted since.
     pub fn kernel_faults(&self) -> bool {
         self.shared.uffd.kernel_faults()
@@ -419,12 +419,12 @@ impl Window {
         wanted
     }
 
-    /// Returns whether a page is leased.
+    /// Checks whether a page is leased.
     pub fn is_leased(&self, page: u64) -> bool {
         self.holds(&(page..page + 1), Access::Read)
     }
 
-    /// Returns whether the system refused to keep some of this window's pages out of swap space.
+    /// Reports whether the system refused to keep some of this window's pages out of swap space.
     pub fn swappable(&self) -> bool {
         self.memory.swappable()
     }
@@ -435,7 +435,7 @@ impl Window {
         }
     }
 
-    /// Returns whether a lease for at least this access covers any of the pages.
+    /// Checks whether a lease for at least this access covers any of the pages.
     ///
     /// A lease is entered here first and latches its pages afterwards. A latch holder thus either
     /// sees the lease, or is done with the page before the lease accesses it.

@@ -83,7 +83,7 @@ struct Message {
 const READ: u32 = 2;
 const READ_WRITE: u32 = 3;
 
-/// Returns `_IOC` of <asm-generic/ioctl.h> with the type of userfaultfd.
+/// Computes `_IOC` of <asm-generic/ioctl.h> with the type of userfaultfd.
 const fn ioc<T>(direction: u32, number: u32) -> libc::Ioctl {
     let request = direction << 30 | (size_of::<T>() as u32) << 16 | 0xaa << 8 | number;
     request as libc::Ioctl
@@ -130,7 +130,7 @@ impl Uffd {
         Ok(uffd)
     }
 
-    /// Returns whether system calls that access a missing page are served, instead of failing with
+    /// Reports whether system calls that access a missing page are served, instead of failing with
     /// EFAULT.
     pub fn kernel_faults(&self) -> bool {
         self.kernel_faults
@@ -173,7 +173,7 @@ impl Uffd {
         self.ioctl(IOC_REGISTER, &mut register)
     }
 
-    /// Returns the next fault, or `None` if none is pending.
+    /// Reads the next fault; `None` if none is pending.
     pub fn next(&self) -> io::Result<Option<Fault>> {
         loop {
             let mut message = Message::default();

@@ -100,12 +100,12 @@ impl View {
         start..start + (self.pages.end - self.pages.start) as usize * PAGE
     }
 
-    /// Returns the page at an address of the view.
+    /// Computes the page at an address of the view.
     pub fn page_at(&self, address: usize) -> u64 {
         self.pages.start + ((address - self.addresses().start) / PAGE) as u64
     }
 
-    /// Returns the addresses of the pages of a range that lie in the view; `None` if none do.
+    /// Computes the addresses of the pages of a range that lie in the view; `None` if none do.
     fn part(&self, pages: &Range<u64>) -> Option<Range<usize>> {
         let from = pages.start.max(self.pages.start);
         let to = pages.end.min(self.pages.end);

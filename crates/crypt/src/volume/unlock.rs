@@ -1,7 +1,7 @@
 //! Unlocking a volume with a secret or a key pair.
 //!
-//! **Invariant:** one attempt spends at most the limits of key derivation in all, however many keyslots
-//! a header claims to have for the key.
+//! **Invariant:** one attempt spends at most the limits of key derivation in total, regardless of
+//! the number of keyslots that a header claims to have for the key.
 
 use super::{Unlocked, Volume, read_range};
 use crate::role::Role;
@@ -91,8 +91,8 @@ impl Volume {
         }))
     }
 
-    /// Takes the work of a keyslot that was tried in vain from what the next ones may cost: a header
-    /// has up to 32 of them.
+    /// Subtracts the work of a keyslot that was tried in vain from what the next ones may cost: a
+    /// header has up to 32 of them.
     fn spend(&self, limits: &mut KdfLimits, keyslot: u32, error: &Error) {
         if matches!(error, Error::WrongKey(_)) {
             let work = self.header.work_kib(keyslot);

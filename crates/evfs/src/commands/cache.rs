@@ -136,7 +136,7 @@ fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
     }
 }
 
-/// Returns the cached volumes of each serving process, as its process ID and their names.
+/// Lists the cached volumes of each serving process, as its process ID and their names.
 fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let dir = context.settings.run_dir();
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();

@@ -166,7 +166,7 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Returns the arguments for a DEVICE of a configuration table, whose credential has the
+    /// Builds the arguments for a DEVICE of a configuration table, whose credential has the
     /// table's name.
     pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
         DeviceArgs {
@@ -176,7 +176,7 @@ impl DeviceArgs {
         }
     }
 
-    /// Returns the arguments for a DEVICE of a command that accepts names as well.
+    /// Builds the arguments for a DEVICE of a command that accepts names as well.
     pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
         DeviceArgs {
             device: device.to_owned(),

@@ -162,7 +162,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     Ok(())
 }
 
-/// Returns the volumes that no other key pair of this user opens, among those served now and those
+/// Finds the volumes that no other key pair of this user opens, among those served now and those
 /// that this machine remembers, as far as their headers can be read.
 fn only_key_of(context: &Context, name: &str) -> Vec<String> {
     let run_dir = context.settings.run_dir();

@@ -173,7 +173,7 @@ fn place(args: &Args) -> String {
     }
 }
 
-/// Returns the caveats of both studies, each once.
+/// Collects the caveats of both studies, each once.
 fn against(reads: &Study, writes: &Study) -> Vec<String> {
     let of = |study: &Study| notes(study, &findings(study).0);
     let (of_reads, of_writes) = (of(reads), of(writes));

@@ -452,7 +452,7 @@ fn erase(
     Ok(exit::OK)
 }
 
-/// Returns the default name of an attached volume, which is also the name of its credential.
+/// Derives the default name of an attached volume, which is also the name of its credential.
 pub fn volume_name(device: &Path) -> String {
     device
         .file_stem()

@@ -122,7 +122,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     }
 }
 
-/// Returns the keyslot that an argument names. A number that is also the name of a key pair of this
+/// Finds the keyslot that an argument names. A number that is also the name of a key pair of this
 /// user is refused, unless both are the same key.
 fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
     let keyslot = volume.find_key(which)?;
@@ -198,7 +198,7 @@ pub fn value(key: &KeyEntry) -> Value {
     })
 }
 
-/// Returns the role of a key; a keyslot that does not hold the volume key has none.
+/// Formats the role of a key; a keyslot that does not hold the volume key has none.
 fn role(key: &KeyEntry) -> String {
     match key.bound {
         true => key.role.to_string(),

@@ -33,7 +33,7 @@ pub(super) fn attr(attr: &Attr) -> FileAttr {
 /// Size in bytes that a directory reports for each entry.
 const DIRECTORY_ENTRY_BYTES: u64 = 32;
 
-/// Returns the attributes of a negative entry: the name does not exist, and the kernel may cache
+/// Creates the attributes of a negative entry: the name does not exist, and the kernel may cache
 /// that.
 pub(super) fn nothing() -> FileAttr {
     FileAttr {

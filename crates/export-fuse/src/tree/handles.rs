@@ -64,7 +64,7 @@ impl Handles {
         }
     }
 
-    /// Returns the open file with this number.
+    /// Looks up the open file with this number.
     pub fn get(&self, number: FileHandle) -> Option<Arc<Open>> {
         let inner = self.0.read().expect("no panic under this lock");
         inner.slots.get(number.0 as usize).cloned().flatten()

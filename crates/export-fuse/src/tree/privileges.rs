@@ -96,7 +96,7 @@ pub(super) fn is_loss(set: &SetAttr) -> bool {
     true
 }
 
-/// Returns the permissions of a file after its content or owner was changed. Set-group-ID without
+/// Computes the permissions of a file after its content or owner was changed. Set-group-ID without
 /// group execute permission means mandatory locking, and is kept.
 pub(super) fn without_set_ids(attr: &Attr) -> u32 {
     let permissions = attr.inode.permissions;

@@ -369,7 +369,7 @@ fn others_finished<'a>(
     alone
 }
 
-/// Returns whether a range of a file consists of whole blocks.
+/// Checks whether a range of a file consists of whole blocks.
 fn are_blocks(offset: u64, len: usize) -> bool {
     offset.is_multiple_of(BLOCK_BYTES) && len.is_multiple_of(BLOCK)
 }

@@ -47,7 +47,7 @@ pub struct Watch {
 }
 
 impl Watchers {
-    /// Returns a number for a new client.
+    /// Allocates a number for a new client.
     pub fn client(&self) -> u64 {
         self.clients.fetch_add(1, Ordering::Relaxed) + 1
     }
@@ -92,7 +92,7 @@ impl Files {
         }
     }
 
-    /// Returns whether there is any watcher.
+    /// Checks whether there is any watcher.
     pub(super) fn is_watched(&self) -> bool {
         self.shared.watchers.count.load(Ordering::SeqCst) > 0
     }

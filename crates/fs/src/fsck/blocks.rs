@@ -64,7 +64,7 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Returns the runs that records refer to, split where the number of references changes. Calls
+/// Collects the runs that records refer to, split where the number of references changes. Calls
 /// `read` for every item.
 pub(super) fn counted(
     state: &State,
@@ -121,7 +121,7 @@ pub(super) fn counted(
     Ok(runs)
 }
 
-/// Returns the runs that are recorded as shared.
+/// Collects the runs that are recorded as shared.
 fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     let mut runs = Vec::new();
     let (from, to) = Key::section(Section::Shared);
@@ -141,7 +141,7 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     Ok(runs)
 }
 
-/// Returns the runs in use according to the last commit and the changes since.
+/// Collects the runs in use according to the last commit and the changes since.
 fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
     let space = Space::new(0);
     let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
@@ -173,7 +173,7 @@ fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
     all
 }
 
-/// Returns whether two lists of shared runs are equal, regardless of how they are split into
+/// Checks whether two lists of shared runs are equal, regardless of how they are split into
 /// records.
 pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) -> bool {
     let run = |(start, shared): &(u64, Shared)| {
@@ -202,7 +202,7 @@ fn united(mut runs: Vec<Run>) -> Vec<Run> {
     all
 }
 
-/// Returns the gaps between runs.
+/// Computes the gaps between runs.
 fn inverse(runs: &[Run], start: u64, end: u64) -> Vec<Run> {
     let mut gaps = Vec::new();
     let mut at = start;

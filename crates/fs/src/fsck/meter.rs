@@ -84,7 +84,7 @@ impl<'a> Meter<'a> {
         self.items
     }
 
-    /// Returns the cost of a scan of a tree of `inodes` inodes.
+    /// Computes the cost of a scan of a tree of `inodes` inodes.
     pub fn of_tree(&self, inodes: u64) -> u64 {
         let bytes = u128::from(self.items) * u128::from(inodes) / u128::from(self.inodes);
         u64::try_from(bytes)
@@ -121,13 +121,13 @@ impl<'a> Meter<'a> {
     }
 }
 
-/// Returns the bytes of all pages.
+/// Computes the bytes of all pages.
 fn bytes(superblock: &Superblock) -> u64 {
     let blocks = superblock.segments.iter().map(|s| u64::from(s.blocks));
     blocks.sum::<u64>() * BLOCK_BYTES
 }
 
-/// Returns the number of inodes of the trees whose origin satisfies `is`.
+/// Counts the inodes of the trees whose origin satisfies `is`.
 fn inodes(state: &State, is: fn(TreeId) -> bool) -> u64 {
     let trees = state.trees.values();
     let trees = trees.filter(|tree| is(tree.record.origin));

@@ -284,7 +284,7 @@ fn read_from(
     }
 }
 
-/// Returns two adjacent keys near the middle of a range: at the border of two layers if possible,
+/// Finds two adjacent keys near the middle of a range: at the border of two layers if possible,
 /// else of two inodes. An inode is not split.
 fn middle(from: Key, to: Key) -> Option<(Key, Key)> {
     let start = if from.layer < to.layer {

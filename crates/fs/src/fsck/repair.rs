@@ -123,7 +123,7 @@ impl Inner {
     }
 }
 
-/// Returns the blocks of the metadata.
+/// Collects the blocks of the metadata.
 fn metadata(fs: &Inner) -> Blocks {
     let mut blocks = Blocks::default();
     for segment in &fs.superblock.lock().segments {
@@ -201,7 +201,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
     Ok(())
 }
 
-/// Returns the weight of an item as evidence that its layer is a fileset. A damaged key may point
+/// Computes the weight of an item as evidence that its layer is a fileset. A damaged key may point
 /// into a layer that never existed, but hardly two of them do, and none of a root.
 pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
     let is_inode = key.layer != 0
@@ -214,7 +214,7 @@ pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
 /// Weight of the items at which a layer counts as a fileset.
 pub(super) const SAYS_ENOUGH: u64 = 2;
 
-/// Returns an unused name for a fileset that has lost its own: [`FIRST_FILESET`] for the first one,
+/// Finds an unused name for a fileset that has lost its own: [`FIRST_FILESET`] for the first one,
 /// if that is unused.
 fn free_name(op: &Op, found: &BTreeMap<TreeId, Tree>, id: TreeId) -> String {
     let taken = |name: &str| {

@@ -110,7 +110,7 @@ impl<'a> Walk<'a> {
         self.report.found(finding);
     }
 
-    /// Returns a decoded record, or reports it as invalid.
+    /// Unwraps a decoded record, or reports it as invalid.
     fn decoded<T>(&mut self, ino: Ino, record: Result<T>) -> Result<Option<T>> {
         match record {
             Ok(record) => Ok(Some(record)),

@@ -68,7 +68,7 @@ pub fn unmap(bytes: u16) -> Cdb {
     cdb(0x42, &[(7, &bytes.to_be_bytes())])
 }
 
-/// Returns the parameter list of UNMAP for one range.
+/// Builds the parameter list of UNMAP for one range.
 pub fn unmap_list(block: u64, count: u32) -> [u8; 24] {
     let mut out = [0; 24];
     put(&mut out, 0, &22u16.to_be_bytes());

@@ -93,7 +93,7 @@ pub fn parse_port_groups(data: &[u8]) -> Vec<PortGroup> {
     found
 }
 
-/// Returns the access state of `group`. A single group is used whatever its number.
+/// Finds the access state of `group`. A single group is used whatever its number.
 pub fn access_of(groups: &[PortGroup], group: Option<u16>) -> Option<u8> {
     match (groups, group) {
         ([only], _) => Some(only.state),

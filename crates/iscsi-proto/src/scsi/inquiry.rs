@@ -25,7 +25,7 @@ pub fn parse_inquiry(data: &[u8]) -> Option<Inquiry> {
     })
 }
 
-/// Returns the body of a vital product data page if its page code is `code`.
+/// Finds the body of a vital product data page if its page code is `code`.
 fn page(data: &[u8], code: u8) -> Option<&[u8]> {
     if *data.get(1)? != code {
         return None;
@@ -59,7 +59,7 @@ pub struct DeviceId {
     pub designator: Vec<u8>,
 }
 
-/// Returns the designators of page 0x83 in order. A truncated one ends the list.
+/// Parses the designators of page 0x83 in order. A truncated one ends the list.
 pub fn device_ids(data: &[u8]) -> Vec<DeviceId> {
     let mut rest = page(data, 0x83).unwrap_or_default();
     let mut found = Vec::new();
@@ -112,7 +112,7 @@ pub fn wwid(ids: &[DeviceId]) -> Option<String> {
         .or_else(|| naa(3))
 }
 
-/// Returns the target port group of the responding port (designator type 5).
+/// Finds the target port group of the responding port (designator type 5).
 pub fn target_port_group(ids: &[DeviceId]) -> Option<u16> {
     let id = ids.iter().find(|id| id.kind == 5 && id.association == 1)?;
     u16_at(&id.designator, 2)

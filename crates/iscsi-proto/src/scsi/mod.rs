@@ -18,7 +18,7 @@ pub use inquiry::{
 pub use reserve::{Keys, Reservation, parse_keys, parse_reservation, reserve_out};
 pub use sense::{Action, Fault, PortState, Sense, judge};
 
-/// Returns a logical unit number as an eight-byte field: peripheral device addressing below 256,
+/// Encodes a logical unit number as an eight-byte field: peripheral device addressing below 256,
 /// flat space addressing below 16,384 (SAM-5, section 4.7). `None` for larger numbers.
 pub fn lun_field(lun: u16) -> Option<[u8; 8]> {
     let first = match lun {
@@ -30,7 +30,7 @@ pub fn lun_field(lun: u16) -> Option<[u8; 8]> {
     Some([a, b, 0, 0, 0, 0, 0, 0])
 }
 
-/// Returns the number in a single-level eight-byte LUN field; `None` for other addressing methods.
+/// Decodes the number in a single-level eight-byte LUN field; `None` for other addressing methods.
 pub fn lun_number(field: [u8; 8]) -> Option<u16> {
     let [a, b, rest @ ..] = field;
     if rest != [0; 6] {

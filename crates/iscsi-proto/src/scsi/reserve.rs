@@ -2,7 +2,7 @@
 
 use crate::bytes::{put, u32_at, u64_at};
 
-/// Returns the parameter data of PERSISTENT RESERVE OUT: the key registered for this nexus, and the
+/// Builds the parameter data of PERSISTENT RESERVE OUT: the key registered for this nexus, and the
 /// service action key (to register or to preempt).
 pub fn reserve_out(key: u64, action_key: u64) -> [u8; 24] {
     let mut out = [0; 24];

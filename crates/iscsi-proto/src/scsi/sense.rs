@@ -12,7 +12,7 @@ pub struct Sense {
 }
 
 impl Sense {
-    /// Returns whether it reports that a port's access state has changed, or failed to change:
+    /// Checks whether it reports that a port's access state has changed, or failed to change:
     /// ASYMMETRIC ACCESS STATE CHANGED, IMPLICIT ASYMMETRIC ACCESS STATE TRANSITION FAILED.
     pub fn access_changed(self) -> bool {
         matches!((self.key, self.asc, self.ascq), (0x6, 0x2a, 0x06 | 0x07))
@@ -100,7 +100,7 @@ pub enum Action {
 /// Maximum delay accepted from a target.
 const DELAY_MS_MAX: u32 = 60_000;
 
-/// Returns the action for a response. `qualifier` is its status qualifier, or 0 without one.
+/// Determines the action for a response. `qualifier` is its status qualifier, or 0 without one.
 pub fn judge(status: u8, qualifier: u16, sense: &[u8]) -> Action {
     let later = |queue_full| Action::Later {
         delay_ms: delay(qualifier),
@@ -157,7 +157,7 @@ fn judge_sense(sense: Sense) -> Action {
     }
 }
 
-/// Returns the retry delay of a status qualifier (SAM-5, section 5.3.2) in milliseconds: two bits
+/// Decodes the retry delay of a status qualifier (SAM-5, section 5.3.2) in milliseconds: two bits
 /// of scope, then units of 100 ms below 0x3ff0.
 fn delay(qualifier: u16) -> Option<u32> {
     match u32::from(qualifier & 0x3fff) {

@@ -114,7 +114,7 @@ fn installed(boot: &Path) -> Result<PathBuf> {
         })
 }
 
-/// Returns the module name for a file `NAME.ko`, possibly compressed, with underscores as the
+/// Derives the module name from a file `NAME.ko`, possibly compressed, with underscores as the
 /// kernel spells it.
 fn module(path: &Path) -> Option<String> {
     let (name, end) = path.file_name()?.to_str()?.split_once(".ko")?;

@@ -433,7 +433,7 @@ fn colours(study: &Study, found: &[Finding], name: &str) -> Option<String> {
     Some(d.finish())
 }
 
-/// Returns green for gains and red for losses, at full strength for a factor of two.
+/// Chooses green for gains and red for losses, at full strength for a factor of two.
 fn gain_colour(gain: f64) -> String {
     let strength = ((gain / 100.0 + 1.0).max(0.01).ln().abs() / std::f64::consts::LN_2).min(1.0);
     let colour = if gain >= 0.0 {

@@ -39,7 +39,7 @@ pub(super) struct Drawing {
     body: String,
 }
 
-/// Returns the CSS class of side `n`.
+/// Formats the CSS class of side `n`.
 pub(super) fn side(n: usize) -> String {
     format!("c{}", n % SIDES)
 }

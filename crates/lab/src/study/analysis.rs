@@ -98,12 +98,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// Returns the change in percent of the first side, as in the tables of 1990: (B - A) / A.
+    /// Computes the change in percent of the first side, as in the tables of 1990: (B - A) / A.
     pub fn change(&self) -> Option<f64> {
         self.ratio.map(|r| (r.median - 1.0) * 100.0)
     }
 
-    /// Returns the gain in percent; positive values are improvements.
+    /// Computes the gain in percent; positive values are improvements.
     pub fn gain(&self) -> Option<f64> {
         let r = self.ratio?.median;
         Some(match self.better {
@@ -291,7 +291,7 @@ pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
 }
 
 impl Ratios {
-    /// Returns whether the control refutes the effect: the control differs from the first side by
+    /// Checks whether the control refutes the effect: the control differs from the first side by
     /// at least the effect, or by half of it if its interval excludes 1; or the other side does not
     /// differ from the control in the same direction.
     ///
@@ -386,7 +386,7 @@ fn gains(first: &[Run<Record>], other: &[Run<Record>], kind: Kind) -> Vec<(f64, 
         .collect()
 }
 
-/// Returns whether the intervals of a study are narrow enough: those of every headline and its CPU,
+/// Checks whether the intervals of a study are narrow enough: those of every headline and its CPU,
 /// or of their means if there are many headlines. The control, which follows the sides, is ignored.
 pub(super) fn narrow(runs: &[Vec<Run<Record>>], sides: usize, width: f64) -> bool {
     let Some((first, others)) = runs[..sides].split_first() else {

@@ -276,7 +276,7 @@ fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of arms: the sides, and the control.
+/// Counts the arms: the sides, and the control.
 fn arms(sides: &[SideFacts], plan: &StudyPlan) -> usize {
     sides.len() + usize::from(plan.control && sides.len() > 1)
 }

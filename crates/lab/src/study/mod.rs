@@ -98,7 +98,7 @@ pub struct StudyPlan {
 }
 
 impl Default for StudyPlan {
-    /// Returns a plan with a control and at least six pairs, extended for up to ten minutes until
+    /// Creates a plan with a control and at least six pairs, extended for up to ten minutes until
     /// intervals reach no further than 2 % to either side, within a threshold of 5 %. An interval
     /// of that width lies within the threshold unless its center is off by more than three standard
     /// deviations.
@@ -312,7 +312,7 @@ impl Study {
     }
 }
 
-/// Returns the name that distinguishes the studies of one result and names their files: the
+/// Builds the name that distinguishes the studies of one result and names their files: the
 /// workload, and the environment if all sides share one other than `idle`.
 pub fn key(workload: &str, mut surroundings: impl Iterator<Item = Surroundings>) -> String {
     let first = surroundings.next().unwrap_or_default();

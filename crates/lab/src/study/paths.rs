@@ -25,14 +25,14 @@ pub struct PathRow {
 }
 
 impl PathRow {
-    /// Returns the fraction of all bytes that each path carried.
+    /// Computes the fraction of all bytes that each path carried.
     pub fn shares(&self) -> Vec<f64> {
         let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
         let part = |p: &Carried| p.bytes as f64 / all.max(1) as f64;
         self.paths.iter().map(part).collect()
     }
 
-    /// Returns a reason why the row is not comparable, if there is one.
+    /// Finds a reason why the row is not comparable, if there is one.
     fn wrong(&self) -> Option<String> {
         let all: u64 = self.paths.iter().map(|p| p.bytes).sum();
         let idle = self.paths.iter().find(|p| p.bytes == 0);

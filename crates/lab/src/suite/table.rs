@@ -144,7 +144,7 @@ fn published(row: &Row, index: usize) -> (String, Option<f64>) {
     }
 }
 
-/// Returns whether `name` begins with `part` as a whole word.
+/// Checks whether `name` begins with `part` as a whole word.
 fn begins(name: &str, part: &str) -> bool {
     name.strip_prefix(part)
         .is_some_and(|rest| rest.is_empty() || rest.starts_with([',', ' ', ':']))

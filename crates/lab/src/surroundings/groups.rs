@@ -56,7 +56,7 @@ impl Hierarchy {
         all.iter().find(controls).cloned()
     }
 
-    /// Returns the directory of the group that `cgroup`, the text of /proc/PID/cgroup, names in
+    /// Finds the directory of the group that `cgroup`, the text of /proc/PID/cgroup, names in
     /// this hierarchy.
     pub(super) fn group(&self, cgroup: &str) -> Option<PathBuf> {
         let line = cgroup.lines().find_map(|line| {

@@ -34,7 +34,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Returns the report's configuration: 15 clients, 1 MiB.
+    /// Creates the report's configuration: 15 clients, 1 MiB.
     fn default() -> Config {
         Config {
             clients: 15,

@@ -58,7 +58,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Returns the original's defaults, without `sync`.
+    /// Creates the original's defaults, without `sync`.
     fn default() -> Config {
         Config {
             number: 500,

@@ -151,7 +151,7 @@ fn timed(
     }
 }
 
-/// Returns device and inode number of the mount point.
+/// Reads device and inode number of the mount point.
 fn identity(point: &Path) -> Result<(u64, u64)> {
     let found = fs::metadata(point).map_err(|e| failed(point, "stat", "", e))?;
     Ok((found.dev(), found.ino()))

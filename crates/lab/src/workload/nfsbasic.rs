@@ -55,7 +55,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Returns the suite's counts times `k`, for file systems too fast for the clock.
+    /// Multiplies the suite's counts by `k`, for file systems too fast for the clock.
     pub fn scaled(k: u64) -> Config {
         let own = Config::default();
         Config {

@@ -88,12 +88,12 @@ impl Phase {
         matches!(self, Write | Rewrite | Read | Reread)
     }
 
-    /// Returns whether all threads read.
+    /// Reports whether all threads read.
     pub fn all_read(self) -> bool {
         !self.all_write() && self != Phase::Mixed
     }
 
-    /// Returns whether all threads write.
+    /// Reports whether all threads write.
     pub fn all_write(self) -> bool {
         self.writes(0)
     }
@@ -253,13 +253,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the sum of the threads' rates by their own clocks, in bytes per second.
+    /// Sums the threads' rates by their own clocks, in bytes per second.
     pub fn children(&self) -> f64 {
         let rate = |(bytes, secs): (&u64, &f64)| *bytes as f64 / secs;
         self.bytes.iter().zip(&self.secs).map(rate).sum()
     }
 
-    /// Returns the bytes of all threads over the duration of the phase, in bytes per second.
+    /// Computes the bytes of all threads over the duration of the phase, in bytes per second.
     pub fn parent(&self) -> f64 {
         self.bytes.iter().sum::<u64>() as f64 / self.parent_secs
     }
@@ -538,7 +538,7 @@ impl Buffers {
         }
     }
 
-    /// Returns the record's data: the thread's text with a stamp in each sector, so that no two
+    /// Builds the record's data: the thread's text with a stamp in each sector, so that no two
     /// records are alike.
     fn data(&mut self, record: u64) -> &[u8] {
         stamp(&mut self.write, self.part, record);

@@ -66,7 +66,7 @@ impl Config {
         self.order / self.tile
     }
 
-    /// Returns the byte offset of tile (`row`, `column`) of the lower half.
+    /// Computes the byte offset of tile (`row`, `column`) of the lower half.
     fn offset(&self, row: usize, column: usize) -> u64 {
         let before = column * self.columns() - column * column.saturating_sub(1) / 2;
         ((before + row - column) * self.tile * self.tile * NUMBER) as u64

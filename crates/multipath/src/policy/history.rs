@@ -65,7 +65,7 @@ impl History {
     }
 }
 
-/// Returns whether `this` is strictly the better choice.
+/// Checks whether `this` is strictly the better choice.
 fn better((this, load): (&Past, u32), (rival, rival_load): (&Past, u32), now: Nanos) -> bool {
     let stale = |past: &Past| past.stale_after < now;
     match (load == 0, rival_load == 0) {

@@ -152,7 +152,7 @@ impl Link {
         }
     }
 
-    /// Returns the nanoseconds until the link has sent its queue. The modeled clock is kept within
+    /// Computes the nanoseconds until the link has sent its queue. The modeled clock is kept within
     /// bounds derived from the bytes in flight. Upper bound: all of them are still to be sent.
     /// Lower bound: the I/O that completed last left the link one base latency before its
     /// completion, and the link has been sending since then. The time since the completion counts
@@ -271,7 +271,7 @@ impl Predictor {
         Some(chosen)
     }
 
-    /// Returns the expected time to the next choice. It is a mean over points in time, so pauses
+    /// Computes the expected time to the next choice. It is a mean over points in time, so pauses
     /// between bursts count by their length.
     fn interval(&mut self, now: Nanos) -> f64 {
         let gap = now.saturating_sub(self.last_select) as f64;
@@ -348,7 +348,7 @@ struct Cost {
 }
 
 impl Link {
-    /// Returns the cost of sending `io` here, after `chosen` choices.
+    /// Computes the cost of sending `io` here, after `chosen` choices.
     fn cost(&self, view: &PathView, io: Io, now: Nanos, chosen: u64) -> Cost {
         let flat = |cost: f64| Cost {
             wait: 0.0,

@@ -22,7 +22,7 @@ impl LunQueue {
         self.again(slot, op, None, now);
     }
 
-    /// Returns whether another path could verify the error of a job.
+    /// Checks whether another path could verify the error of a job.
     pub(super) fn has_witness(&mut self, path: usize, io: Io, slot: u32) -> bool {
         let heeded = self.attributes.alua_enabled;
         let may = |l: &Link| {

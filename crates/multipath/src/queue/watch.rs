@@ -116,7 +116,7 @@ impl LunQueue {
         }
     }
 
-    /// Returns whether another path is up and not silent itself. If all paths are silent, the cause
+    /// Checks whether another path is up and not silent itself. If all paths are silent, the cause
     /// is not the path, and moving the I/O would make matters worse.
     fn another_answers(&self, path: usize, within: Nanos, now: Nanos) -> bool {
         let heeded = self.attributes.alua_enabled;

@@ -125,7 +125,7 @@ impl Acks {
         self.due.is_some() || self.ping.is_some()
     }
 
-    /// Returns the acknowledgement to send: its reason and transmission. A ping comes first,
+    /// Takes the acknowledgement to send: its reason and transmission. A ping comes first,
     /// because its answer carries the same information.
     pub(crate) fn take(&mut self) -> Option<(Reason, Serial)> {
         let ping = self.ping.map(|serial| (Reason::PingResponse, serial));

@@ -36,7 +36,7 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Returns whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
+    /// Checks whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
     pub(crate) fn is_after(self, other: Sent) -> bool {
         self.at > other.at || self.at == other.at && self.serial.is_after(other.serial)
     }
@@ -175,7 +175,7 @@ impl Loss {
         }
     }
 
-    /// Returns how long after `newest` a packet sent before it counts as late and not as lost
+    /// Computes how long after `newest` a packet sent before it counts as late and not as lost
     /// (section 6.2, step 4). `beyond` is the number of packets that arrived and were sent after a
     /// missing one.
     pub(crate) fn window(&self, recovering: bool, beyond: u32, rtt: &Rtt) -> u64 {
@@ -185,7 +185,7 @@ impl Loss {
         (self.multiplier * rtt.minimum() / 4).min(rtt.smoothed())
     }
 
-    /// Returns whether a packet in flight is lost (section 6.2, step 5). Schedules the next check.
+    /// Checks whether a packet in flight is lost (section 6.2, step 5). Schedules the next check.
     pub(crate) fn is_lost(&mut self, now: Timestamp, sent: Sent, window: u64) -> bool {
         let Some(newest) = self.newest else {
             return false;
@@ -211,7 +211,7 @@ impl Loss {
         self.reorder_at = Timestamp::NEVER;
     }
 
-    /// Returns the expiry of the timer for `in_flight` packets in flight; `last` tells whether one
+    /// Computes the expiry of the timer for `in_flight` packets in flight; `last` tells whether one
     /// of them is the end of a reply, which clients acknowledge with a delay.
     pub(crate) fn deadline(&self, in_flight: u32, last: bool, rtt: &Rtt) -> Timestamp {
         if in_flight == 0 {

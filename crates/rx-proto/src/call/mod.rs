@@ -153,18 +153,18 @@ impl<P: Payload, D: Payload> Call<P, D> {
         call
     }
 
-    /// Returns whether the phase of the call allows sending data: a reply follows the whole
+    /// Checks whether the phase of the call allows sending data: a reply follows the whole
     /// request.
     pub(crate) fn may_send(&self) -> bool {
         self.ended.is_none() && (self.role == Role::Client || self.receiver.complete())
     }
 
-    /// Returns whether there is data to send and the phase allows it.
+    /// Checks whether there is data to send and the phase allows it.
     pub(crate) fn has_data(&self, room: usize) -> bool {
         self.may_send() && self.sender.has_work(room)
     }
 
-    /// Returns whether the call waits for data of the peer or for its acknowledgement of ours. Data
+    /// Checks whether the call waits for data of the peer or for its acknowledgement of ours. Data
     /// that could not be sent yet counts too, because a peer could leave its window closed
     /// indefinitely.
     fn waits_for_peer(&self) -> bool {

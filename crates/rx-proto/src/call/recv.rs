@@ -69,12 +69,12 @@ impl<D: Payload> Receiver<D> {
         self.highest
     }
 
-    /// Returns whether nothing was received yet.
+    /// Checks whether nothing was received yet.
     pub(crate) const fn is_untouched(&self) -> bool {
         self.highest.0 == 0
     }
 
-    /// Returns the bytes charged to the call: its unread data, and its slots in the window
+    /// Computes the bytes charged to the call: its unread data, and its slots in the window
     /// including empty ones.
     pub(crate) fn held(&self) -> usize {
         self.bytes + PLACE_BYTES * self.slots.len()
@@ -84,7 +84,7 @@ impl<D: Payload> Receiver<D> {
         self.in_order > 0
     }
 
-    /// Returns whether all packets up to the last were received, read or not.
+    /// Checks whether all packets up to the last were received, read or not.
     pub(crate) fn complete(&self) -> bool {
         let received = self
             .next_read
@@ -92,22 +92,22 @@ impl<D: Payload> Receiver<D> {
         self.last.is_some_and(|last| received == last.next())
     }
 
-    /// Returns whether a packet is missing before a received one.
+    /// Checks whether a packet is missing before a received one.
     pub(crate) fn has_gap(&self) -> bool {
         self.slots.len() > self.in_order
     }
 
-    /// Returns whether everything up to the last packet was read.
+    /// Checks whether everything up to the last packet was read.
     pub(crate) fn at_end(&self) -> bool {
         self.last.is_some_and(|last| self.next_read == last.next())
     }
 
-    /// Returns for each packet from `next_read` on whether it was received.
+    /// Reports for each packet from `next_read` on whether it was received.
     pub(crate) fn received(&self) -> impl Iterator<Item = bool> {
         self.slots.iter().map(Option::is_some)
     }
 
-    /// Returns the classification of a packet for a window of `window` packets.
+    /// Classifies a packet for a window of `window` packets.
     pub(crate) fn judge(&self, seq: Seq, last: bool, window: u32) -> Placed {
         let contradicts = match self.last {
             Some(end) => seq.is_after(end) || last && seq != end,

@@ -169,12 +169,12 @@ impl<P: Payload> Sender<P> {
         self.finished
     }
 
-    /// Returns whether all packets including the last were sent at least once.
+    /// Checks whether all packets including the last were sent at least once.
     pub(crate) const fn all_sent(&self) -> bool {
         self.last_cut && self.waiting == 0
     }
 
-    /// Returns whether the peer has everything. Soft-acknowledged packets count: a client may not
+    /// Checks whether the peer has everything. Soft-acknowledged packets count: a client may not
     /// drop received packets of a reply (OpenAFS, `rxi_ReceiveAckPacket`, state HOLD).
     pub(crate) fn complete(&self) -> bool {
         self.all_sent() && self.arrived as usize == self.window.len()
@@ -204,7 +204,7 @@ impl<P: Payload> Sender<P> {
         self.note_room();
     }
 
-    /// Returns the number of packets that may be cut within the peer's window.
+    /// Computes the number of packets that may be cut within the peer's window.
     fn room(&self) -> u32 {
         self.peer_window.saturating_sub(self.len())
     }
@@ -219,12 +219,12 @@ impl<P: Payload> Sender<P> {
         small(self.window.len())
     }
 
-    /// Returns the number of packets in the window that were sent at least once.
+    /// Counts the packets in the window that were sent at least once.
     fn sent_count(&self) -> u32 {
         self.len() - self.waiting
     }
 
-    /// Returns whether a packet can be cut now. A full packet is not cut until it is known whether
+    /// Checks whether a packet can be cut now. A full packet is not cut until it is known whether
     /// it is the last, because its flags have to say so.
     fn can_cut(&self, room: usize) -> bool {
         let uncut = self.uncut();
@@ -233,7 +233,7 @@ impl<P: Payload> Sender<P> {
         !self.last_cut && enough && self.room() > 0 && (!self.held || ends())
     }
 
-    /// Returns whether there is something to send as soon as the path allows it.
+    /// Checks whether there is something to send as soon as the path allows it.
     pub(crate) fn has_work(&self, room: usize) -> bool {
         self.probe_due || self.lost > 0 || self.new_allowed() || self.can_cut(room)
     }
@@ -289,7 +289,7 @@ impl<P: Payload> Sender<P> {
         Ok(())
     }
 
-    /// Returns the datagram to send next: lost packets first, then new ones, up to `jumbo` per
+    /// Chooses the datagram to send next: lost packets first, then new ones, up to `jumbo` per
     /// datagram. A due probe uses new packets, or the highest one in flight.
     pub(crate) fn next(&self, jumbo: u8) -> Option<Datagram> {
         if self.lost > 0 {
@@ -332,7 +332,7 @@ impl<P: Payload> Sender<P> {
         })
     }
 
-    /// Returns whether a probe is due, which may be sent although the window is full.
+    /// Checks whether a probe is due, which may be sent although the window is full.
     pub(crate) const fn probe_due(&self) -> bool {
         self.probe_due
     }
@@ -409,7 +409,7 @@ impl<P: Payload> Sender<P> {
         departed
     }
 
-    /// Returns whether the assembled batch should request an acknowledgement: if nothing follows
+    /// Decides whether the assembled batch should request an acknowledgement: if nothing follows
     /// for now (`idle`), if so few packets are in flight that the peer might wait for more, or if
     /// it is time for another. Otherwise the peer acknowledges on its own, which costs both sides
     /// less.
@@ -484,7 +484,7 @@ impl<P: Payload> Sender<P> {
         Ok(effect)
     }
 
-    /// Returns whether an acknowledgement without new hard-acknowledged packets is at least not
+    /// Checks whether an acknowledgement without new hard-acknowledged packets is at least not
     /// older than another. Its age follows from the last packet that the peer received; some peers
     /// put a serial number there, which lies beyond the window (OpenAFS, `ack_is_valid`).
     fn is_news(&mut self, ack: &Ack<'_>, hard: u32) -> bool {
@@ -499,7 +499,7 @@ impl<P: Payload> Sender<P> {
         true
     }
 
-    /// Returns the round trip of the transmission that prompted an acknowledgement, unless the peer
+    /// Finds the round trip of the transmission that prompted an acknowledgement, unless the peer
     /// delayed it.
     fn sample(&self, now: Timestamp, ack: &Ack<'_>) -> Option<u64> {
         let prompt = !matches!(
@@ -618,7 +618,7 @@ impl<P: Payload> Sender<P> {
             .deadline(self.in_flight, self.last_is_out(server), rtt)
     }
 
-    /// Returns whether the end of a reply is in flight.
+    /// Checks whether the end of a reply is in flight.
     fn last_is_out(&self, server: bool) -> bool {
         let last = |p: &Packet<P>| p.last && p.state == State::InFlight;
         server && self.window.back().is_some_and(last)
@@ -649,7 +649,7 @@ impl<P: Payload> Sender<P> {
         (expired, effect)
     }
 
-    /// Returns the time since the last packet was sent, if it was sent once: an upper bound of the
+    /// Computes the time since the last packet was sent, if it was sent once: an upper bound of the
     /// round trip when a reply arrives, because it includes the server's processing time.
     pub(crate) fn since_last(&self, now: Timestamp) -> Option<u64> {
         let last = self.window.back()?;

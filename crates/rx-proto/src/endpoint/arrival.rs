@@ -325,7 +325,7 @@ pub(super) const fn send_limit(config: &Config, (host, all): (u64, u64)) -> u64 
     }
 }
 
-/// Returns whether an acknowledgement shows that the server has no state of a call of which it has
+/// Checks whether an acknowledgement shows that the server has no state of a call of which it has
 /// confirmed packets: it restarted, or a NAT gave us another port (Linux, `rxrpc_input_ack`).
 fn is_forgotten(role: Role, first: Seq, ack: &Ack<'_>) -> bool {
     let puzzled = matches!(

@@ -117,7 +117,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Returns the next notification of a call; the call stays in the queue while there are more.
+    /// Takes the next notification of a call; the call stays in the queue while there are more.
     pub(super) fn next_news(&mut self, call: Key) -> Option<Event> {
         let c = self.calls.get_mut(call)?;
         let id = CallId(call);

@@ -30,7 +30,7 @@ pub struct Service {
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Returns the connection that a packet belongs to.
+    /// Finds the connection that a packet belongs to.
     pub(super) fn find(&mut self, key: &ConnectionKey) -> Option<Key> {
         match self.recent {
             Some((recent, connection)) if recent == *key => Some(connection),
@@ -100,7 +100,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Returns whether one more connection from `host` fits the limits; evicts another where that
+    /// Checks whether one more connection from `host` fits the limits; evicts another where that
     /// is fair.
     fn has_place_for(&mut self, now: Timestamp, host: Host) -> bool {
         if self.hosts.connections(host) >= self.config.connections_per_host {
@@ -141,7 +141,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         true
     }
 
-    /// Returns a connection on the path to its peer, in no table yet.
+    /// Creates a connection on the path to its peer, in no table yet.
     pub(super) fn new_connection(
         &mut self,
         now: Timestamp,
@@ -244,7 +244,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.set_connection_timer(connection, until);
     }
 
-    /// Returns whether a host may have one more call.
+    /// Checks whether a host may have one more call.
     pub(super) fn host_may_call(&self, path: Key) -> bool {
         let calls = |path: &Path| self.hosts.calls(path.host);
         self.paths.get(path).map_or(0, calls) < self.config.calls_per_host

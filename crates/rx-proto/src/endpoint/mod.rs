@@ -119,7 +119,7 @@ enum Notice {
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Returns an endpoint without services. Every endpoint needs a fresh `seed` from a good source
+    /// Creates an endpoint without services. Every endpoint needs a fresh `seed` from a good source
     /// of randomness: unpredictable serial numbers prevent third parties from answering on behalf
     /// of a peer.
     pub fn new(config: Config, seed: [u8; 32]) -> Endpoint<P, D> {

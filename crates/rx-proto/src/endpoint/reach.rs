@@ -45,7 +45,7 @@ const PERIOD: Duration = Duration::from_secs(16);
 /// Time for which a wrong answer causes doubt: one unnoticed guess a minute needs 2^29 minutes.
 const DOUBT: Duration = Duration::from_secs(60);
 
-/// Returns the number of the first ping for a call of a peer: above 0 and below 2^30.
+/// Computes the number of the first ping for a call of a peer: above 0 and below 2^30.
 fn number(
     secret: &Keyed,
     key: &ConnectionKey,
@@ -61,7 +61,7 @@ fn period(now: Timestamp) -> u64 {
     now.as_nanos() / crate::time::nanos(PERIOD)
 }
 
-/// Returns the ping number that an answer names.
+/// Parses the ping number that an answer names.
 fn answer(datagram: &[u8]) -> Option<Serial> {
     let ack = datagram.get(HEADER_BYTES..).and_then(Ack::parse)?;
     (ack.reason == Some(Reason::PingResponse)).then_some(ack.serial)
@@ -86,7 +86,7 @@ pub(super) fn ping_serial<P, D>(
 }
 
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Returns whether `serial` is the number of a recent ping for the call of `header`.
+    /// Checks whether `serial` is the number of a recent ping for the call of `header`.
     fn is_right(
         &self,
         now: Timestamp,

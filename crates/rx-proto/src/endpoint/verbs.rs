@@ -257,7 +257,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
     }
 
-    /// Returns the next bytes of a call: of its request at a server, of its reply at a client.
+    /// Reads the next bytes of a call: of its request at a server, of its reply at a client.
     pub fn read(&mut self, now: Timestamp, call: CallId) -> Result<Read<D>, CallError> {
         loop {
             let c = self

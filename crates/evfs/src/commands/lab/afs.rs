@@ -138,14 +138,14 @@ impl AfsFiles {
         Ok((fid, self.client()?.status(fid).map_err(system)?))
     }
 
-    /// Returns the directory of a path, and the name in it.
+    /// Finds the directory of a path, and the name in it.
     fn place<'a>(&self, path: &'a str) -> Result<(AfsFid, &'a str)> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.find(dir)?, name))
     }
 }
 
-/// Returns the system error that a client would report to its program.
+/// Converts an error to the system error that a client would report to its program.
 fn system(error: afs_client::Error) -> Error {
     let by_code = |code: Abort| code.errno().map(Error::from_raw_os_error);
     match &error {

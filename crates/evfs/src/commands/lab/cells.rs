@@ -11,7 +11,7 @@ use stack::{Error, Result};
 use std::path::Path;
 use std::time::Duration;
 
-/// Returns a topology with the CPUs assigned round-robin to this number of cells, all at distance
+/// Creates a topology with the CPUs assigned round-robin to this number of cells, all at distance
 /// 20, which firmware uses for neighbors.
 pub fn dealt(cells: u32) -> Result<Topology> {
     let failed = |e: std::io::Error| Error::Failed(format!("no folder for cells: {e}"));

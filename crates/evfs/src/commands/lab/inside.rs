@@ -71,7 +71,7 @@ impl Inside {
         Ok(attr)
     }
 
-    /// Returns the directory of a path, and the name in it.
+    /// Finds the directory of a path, and the name in it.
     fn place<'a>(&self, path: &'a str) -> Result<(u64, &'a [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
         Ok((self.attr(dir, true)?.ino, name.as_bytes()))

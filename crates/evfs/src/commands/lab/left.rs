@@ -21,7 +21,7 @@ use std::time::Duration;
 /// Prefix of the process ID in the name of a directory on which we mount a file system.
 const MOUNT: &str = "evfs-lab-";
 
-/// Returns the prefix of names of this process.
+/// Builds the prefix of names of this process.
 pub fn own(kind: &str) -> String {
     of(kind, std::process::id())
 }
@@ -81,7 +81,7 @@ fn end(path: &Path) {
     let _ = std::fs::remove_dir(path);
 }
 
-/// Returns the leftovers of dead processes under names of this kind: in these directories, and
+/// Finds the leftovers of dead processes under names of this kind: in these directories, and
 /// mount points anywhere, since the next laboratory may use another directory for temporary files.
 pub fn by_the_dead(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
     let owner = |path: &PathBuf| -> Option<u32> {

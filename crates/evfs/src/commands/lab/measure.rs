@@ -199,7 +199,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     Session::new(context, how, control)?.all(studies)
 }
 
-/// Returns the default side of suites, if one of them has one.
+/// Finds the default side of suites, if one of them has one.
 fn own_side(suites: &[String]) -> Option<&'static str> {
     suites.iter().find_map(|name| Suite::named(name)?.on)
 }
@@ -360,7 +360,7 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
     Session::new(context, how, control)?.all(studies)
 }
 
-/// Returns the requested workloads, or those that fit the sides.
+/// Selects the requested workloads, or those that fit the sides.
 fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
     let fitting = || match sides[0].is_device() {
         true => Workload::ALL.map(|w| w.name().to_owned()).to_vec(),
@@ -448,7 +448,7 @@ impl MeasureArgs {
         }
     }
 
-    /// Returns the requested environments, or the target's own.
+    /// Selects the requested environments, or the target's own.
     fn environments(&self, own: Surroundings) -> Vec<Surroundings> {
         match self.env.is_empty() {
             true => vec![own],
@@ -456,7 +456,7 @@ impl MeasureArgs {
         }
     }
 
-    /// Returns the job of a part of a suite, with those of the given parameters that it has.
+    /// Builds the job of a part of a suite, with those of the given parameters that it has.
     fn part(&self, part: &Part) -> Result<Job> {
         let mut job = [part.job(self.extent()).map_err(wrong)?];
         self.configure(&mut job, true)?;
@@ -464,7 +464,7 @@ impl MeasureArgs {
         Ok(job)
     }
 
-    /// Returns the jobs of these names; those of the block engine are combined into one.
+    /// Builds the jobs of these names; those of the block engine are combined into one.
     /// `elsewhere`: parameters may be for other jobs.
     fn jobs(&self, names: &[String], elsewhere: bool) -> Result<Vec<Job>> {
         let mut jobs: Vec<Job> = Vec::new();
@@ -531,7 +531,7 @@ impl MeasureArgs {
         Ok(())
     }
 
-    /// Returns the time budget of all suites among the studies.
+    /// Computes the time budget of all suites among the studies.
     fn suites_budget(&self, studies: &[Planned]) -> Duration {
         let suite =
             |planned: &Planned| Some(planned.part.as_deref()?.split('.').next()?.to_owned());
@@ -752,7 +752,7 @@ impl<'a> Session<'a> {
         done.map_err(wrong)
     }
 
-    /// Returns a progress bar on standard error; indicatif hides it without a terminal.
+    /// Creates a progress bar on standard error; indicatif hides it without a terminal.
     fn bar(&self, job: &Job, plan: &StudyPlan, arms: usize) -> ProgressBar {
         if self.context.json {
             return ProgressBar::hidden();

@@ -130,7 +130,7 @@ impl Ways {
         self.lun.unwrap_or(1)
     }
 
-    /// Returns the proxy commands that limit a path; empty without a limit.
+    /// Builds the proxy commands that limit a path; empty without a limit.
     fn limits(&self, path: usize) -> Vec<Command> {
         let rate = of(&self.rates, path).filter(|rate| *rate > 0);
         let delay = of(&self.delays, path).filter(|delay| !delay.is_zero());
@@ -138,7 +138,7 @@ impl Ways {
         commands.into_iter().flatten().collect()
     }
 
-    /// Returns a description of the paths for the report.
+    /// Describes the paths for the report.
     pub fn note(&self, topology: &block::topology::Topology) -> String {
         let limit = |path: usize| {
             let rate = match of(&self.rates, path) {
@@ -259,7 +259,7 @@ impl PathBench {
     }
 }
 
-/// Returns the I/O that each path of a LUN has carried.
+/// Collects the I/O that each path of a LUN has carried.
 fn carried(lun: &Lun) -> Vec<Carried> {
     let one = |path: multipath::PathStatus| Carried {
         path: path.legacy,
@@ -274,7 +274,7 @@ fn carried(lun: &Lun) -> Vec<Carried> {
 pub struct Theirs(pub Arc<OpenLun>);
 
 impl Theirs {
-    /// Returns a description of the paths for the report.
+    /// Describes the paths for the report.
     pub fn note(&self) -> String {
         let status = self.0.lun().status();
         let count = status.paths.len();

@@ -384,7 +384,7 @@ pub const CALLED: &str = "files-";
 /// Prefix of a stack with a file system behind an AFS server.
 pub const SERVED: &str = "afs-";
 
-/// Returns the facts of a stack with files.
+/// Builds the facts of a stack with files.
 fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
     Facts {
         direct: Some(stack.direct),

@@ -161,7 +161,7 @@ pub fn compare_with(folder: &Path, copied: &Copied, stopped: Stopped<'_>) -> Res
     Ok(amount)
 }
 
-/// Returns the location of an export of this kind, from the JSON of `evfs attach`.
+/// Finds the location of an export of this kind, from the JSON of `evfs attach`.
 fn export(attached: &Value, kind: &str) -> Result<PathBuf> {
     let exports = attached["exports"].as_array().into_iter().flatten();
     let found = exports
@@ -176,7 +176,7 @@ fn nbd(e: io::Error) -> Error {
     Error::Failed(format!("the attached volume: {e}"))
 }
 
-/// Returns a command for a system program, including directories that an ordinary user's PATH
+/// Creates a command for a system program, including directories that an ordinary user's PATH
 /// lacks.
 pub fn system(name: &str) -> Command {
     let mut command = Command::new(name);

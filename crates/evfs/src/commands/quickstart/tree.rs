@@ -152,7 +152,7 @@ impl Amount {
     }
 }
 
-/// Returns the error for a file that differs from the copied one.
+/// Creates the error for a file that differs from the copied one.
 pub fn changed(path: &Path) -> Error {
     Error::Failed(format!("{} came back changed", path.display()))
 }

@@ -193,7 +193,7 @@ impl Tree<'_, '_> {
         self.drop_impossible()
     }
 
-    /// Returns whether a lookup of a name finds it at this place.
+    /// Checks whether a lookup of a name finds it at this place.
     fn is_place(&self, name: &[u8], place: u64) -> bool {
         let first = self.hasher.place(name);
         (first..first + 256).contains(&place)
@@ -301,7 +301,7 @@ impl Tree<'_, '_> {
         Ok(place)
     }
 
-    /// Returns the inodes that are reachable from the root.
+    /// Collects the inodes that are reachable from the root.
     fn reached(&self) -> BTreeSet<Ino> {
         let mut below: HashMap<Ino, Vec<Ino>> = HashMap::new();
         for name in &self.names {
@@ -370,7 +370,7 @@ impl Tree<'_, '_> {
         Ok(())
     }
 
-    /// Returns the directory for inodes without a name, creating it if needed.
+    /// Finds the directory for inodes without a name, creating it if needed.
     fn lost_and_found(&mut self) -> Result<Ino> {
         let (mut name, now) = (LOST_AND_FOUND.to_vec(), self.op.now);
         loop {

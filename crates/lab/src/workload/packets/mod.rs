@@ -70,7 +70,7 @@ pub enum Link {
 }
 
 impl Default for Config {
-    /// Returns the report's configuration: 10,000 exchanges, 1,000 over Rx.
+    /// Creates the report's configuration: 10,000 exchanges, 1,000 over Rx.
     fn default() -> Config {
         Config {
             sizes: vec![4, 1500, 1526],
@@ -181,7 +181,7 @@ pub fn check(config: &Config) -> Result<()> {
 }
 
 impl Config {
-    /// Returns whether both ends are in this process.
+    /// Checks whether both ends are in this process.
     fn is_here(&self) -> bool {
         self.peer.is_none() && self.rx_peer.is_none()
     }

@@ -135,7 +135,7 @@ impl Caller {
         }
     }
 
-    /// Returns the numbers of DATA packets sent so far and of those retransmitted.
+    /// Counts the DATA packets sent so far and those retransmitted.
     pub(super) fn sent(&self) -> (u64, u64) {
         let sockets = self.port.stats().sockets;
         let sent = sockets.iter().map(|s| s.packets_out[DATA]).sum();
