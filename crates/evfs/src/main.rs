@@ -18,10 +18,10 @@ static ALLOCATOR: secret::ZeroingAlloc = secret::ZeroingAlloc;
 #[derive(Parser)]
 #[command(name = "evfs", version, propagate_version = true, after_help = EXAMPLES)]
 struct Cli {
-    /// Print one JSON document instead of text
+    /// Print a JSON document instead of text
     #[arg(long, global = true)]
     json: bool,
-    /// Log to standard error at this level: error, warn, info, debug or trace
+    /// Log to standard error at this level [default: the `log.level` setting]
     #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
     #[command(subcommand)]
@@ -30,17 +30,17 @@ struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  evfs quickstart                               see all of it at work, on a file
-  evfs key generate alice                       a key pair, protected by a passphrase
+  evfs quickstart                               run a guided demo on a file
+  evfs key generate alice                       create a key pair, protected by a passphrase
   evfs volume create disk.img --size 10G --owner alice
-  evfs attach disk.img --loop --background      prints the block device
+  evfs attach disk.img --loop --background      create a block device and print its path
   evfs status
   evfs detach disk
-  evfs format disk.img && evfs mount disk.img /mnt --background      a file system of its own
+  evfs format disk.img && evfs mount disk.img /mnt --background      create and mount a file system
 
 Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
-13 key right but role refuses, 14 not the volume or header that this machine trusts,
-20 header damaged but repairable, 21 not repairable, 26 check found errors, 30 data given up,
+13 key valid but role not permitted, 14 volume or header not trusted by this machine,
+20 header damaged but repairable, 21 not repairable, 26 check found errors, 30 data lost,
 129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
 
 fn main() -> ExitCode {

@@ -15,27 +15,27 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --nbd, --nbd-unix, --fuse or --loop the volume is given out over NBD on a Unix socket in \
-the folder that `evfs config show` calls run.dir.
+Without --nbd, --nbd-unix, --fuse or --loop, the volume is exported over NBD on a Unix socket in the \
+directory `run.dir`, which `evfs config show` prints.
 
 Examples:
-  evfs attach disk.img --loop --background          a block device (needs root)
-  evfs attach disk.img --nbd-unix /tmp/disk.sock    for qemu, nbdcopy, nbd-client
-  evfs attach disk.img --fuse /mnt/disk             one file, /mnt/disk/disk
-  evfs attach nbd://a/x+nbd://b/x --name x          two paths to one LUN
-  evfs attach disk.img --direct --loop              for a user that caches by itself")]
+  evfs attach disk.img --loop --background          create a block device (requires root)
+  evfs attach disk.img --nbd-unix /tmp/disk.sock    export to qemu, nbdcopy or nbd-client
+  evfs attach disk.img --fuse /mnt/disk             export as the file /mnt/disk/disk
+  evfs attach nbd://a/x+nbd://b/x --name x          use two paths to one LUN
+  evfs attach disk.img --direct --loop              bypass the cache (the consumer has its own)")]
 pub struct Args {
-    /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://..., diskN;
-    /// several joined by + are paths of one LUN
+    /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://...,
+    /// diskN; addresses joined by + are paths of one LUN
     device: PathBuf,
-    /// Name of the attached volume [default: from the device's]
+    /// Name of the attached volume [default: derived from the device]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// NBD over TCP at this address. On loopback only this user and root are served; any other
-    /// address needs --tls-cert and --tls-ca
+    /// Export over NBD on this TCP address. On loopback, only this user and root are served; any
+    /// other address requires --tls-cert and --tls-ca
     #[arg(long, value_name = "ADDR")]
     nbd: Option<SocketAddr>,
-    /// NBD over a Unix socket
+    /// Export over NBD on a Unix socket at this path
     #[arg(long, value_name = "PATH")]
     nbd_unix: Option<PathBuf>,
     /// Certificate chain for NBD over TLS (PEM)
@@ -44,35 +44,35 @@ pub struct Args {
     /// Private key for --tls-cert (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// Accept only clients with a certificate of this authority (PEM)
+    /// Accept only clients with a certificate from this authority (PEM)
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_ca: Option<PathBuf>,
-    /// Serve TCP clients that prove nothing: every user of this machine, and beyond loopback whoever
-    /// connects (TLS is still needed there)
+    /// Serve unauthenticated TCP clients: every user of this machine, and beyond loopback every
+    /// client that can connect (TLS is still required there)
     #[arg(long, requires = "nbd", conflicts_with = "tls_ca")]
     anonymous: bool,
-    /// Mount a folder with one file, the volume
+    /// Mount a directory that contains the volume as a single file
     #[arg(long, value_name = "DIR")]
     fuse: Option<PathBuf>,
-    /// Make a loop device (needs root)
+    /// Create a loop device (requires root)
     #[arg(long = "loop")]
     loop_device: bool,
-    /// Threads that serve the volume
+    /// Number of threads that serve the volume [default: the `threads` setting]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
-    /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
+    /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
-    /// Keep pages in memory (the default)
+    /// Cache pages in memory (the default)
     #[arg(long, conflicts_with = "direct")]
     cached: bool,
-    /// Keep no page in memory: each request goes to the disk
+    /// Bypass the page cache: every request goes to the disk
     #[arg(long)]
     direct: bool,
-    /// Go on in the background once the volume is ready
+    /// Detach from the terminal once the volume is ready
     #[arg(long)]
     background: bool,
     #[command(flatten)]

@@ -13,10 +13,10 @@ const REQUEST_BYTES: usize = 64 * 1024;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Rates are 10^9 bytes for each second of processor time of one core. The kernel marked with * is the one that volumes use."
+    after_help = "Rates are in 10^9 bytes per second of CPU time. Volumes use the kernel marked with *."
 )]
 pub struct Args {
-    /// Time for each figure, in milliseconds
+    /// Duration of each measurement in milliseconds
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     milliseconds: u64,
 }

@@ -9,12 +9,12 @@ use std::fmt::Write as _;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Print every setting
+    /// Print all settings
     #[command(
         after_help = "Examples:\n  evfs config show\n  EVFS_THREADS=4 evfs config show --origin"
     )]
     Show {
-        /// Name the source of each value, its variable and its reason
+        /// Show the source, environment variable and rationale of each value
         #[arg(long)]
         origin: bool,
     },

@@ -11,7 +11,7 @@ use std::io::{IsTerminal, Write};
 /// `--yes`, for commands that ask.
 #[derive(clap::Args, Debug, Clone, Copy)]
 pub struct Yes {
-    /// Do not ask before it is done
+    /// Do not ask for confirmation
     #[arg(long)]
     pub yes: bool,
 }

@@ -11,14 +11,15 @@ use std::path::Path;
 Examples:
   evfs detach disk
 
-Everything is written out before the exports are closed. When that fails, for example on a full disk, it stays attached.
+All data is written to stable storage before the exports are closed. If that fails, for example because \
+the disk is full, the volume stays attached.
 
-Exit code 11 means that it is still in use: unmount first. With --force, exit code 30 means that it was detached, and that
-acknowledged data could not be written and are lost.")]
+Exit code 11 means that the volume is still in use: unmount it first. With --force, exit code 30 means that \
+the volume was detached and that acknowledged data could not be written and is lost.")]
 pub struct Args {
-    /// Name of the attached volume, as `evfs status` shows it
+    /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
     name: String,
-    /// Also when it is in use, and when not everything can be written
+    /// Detach even if the volume is in use or some data cannot be written
     #[arg(long)]
     force: bool,
 }

@@ -47,73 +47,73 @@ impl Context {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Show all of it at work: key pair, volume, attach, a real tree in and out, and the cost
+    /// Run a guided end-to-end demo in a temporary directory
     Quickstart(quickstart::Args),
     /// Manage user key pairs
     #[command(subcommand)]
     Key(key::Command),
-    /// Make and manage encrypted volumes
+    /// Create and manage encrypted volumes
     #[command(subcommand)]
     Volume(volume::Command),
-    /// Open a volume and give it out as a block device
+    /// Open a volume and export it as a block device
     Attach(attach::Args),
-    /// Flush and close an attached volume, a mounted file system or a served cell
+    /// Flush and close an attached volume, mounted file system or served cell
     Detach(detach::Args),
-    /// Make a file system on a volume or a disk
+    /// Create a file system on a volume or a disk
     Format(files::FormatArgs),
-    /// Mount a file system on a folder
+    /// Mount a file system at a directory
     Mount(files::MountArgs),
-    /// Unmount a file system, with everything durable
+    /// Unmount a file system after writing all data to stable storage
     Unmount(files::UnmountArgs),
-    /// Serve a file system to AFS clients, as a cell
+    /// Serve a file system to AFS clients as a cell
     ///
-    /// Each fileset of DEVICE is a volume, which the clients of OpenAFS and of Linux (kafs) read, write
-    /// and cache. `evfs cell init` makes DEVICE a cell first, and says what clients have to be told.
-    /// After a crash or a kill this command is all that is needed: what a client was told is stored is
-    /// there.
+    /// Each fileset of DEVICE is a volume that OpenAFS and Linux (kafs) clients read, write and
+    /// cache. Run `evfs cell init` first: it makes DEVICE a cell and prints the configuration for
+    /// clients. After a crash or a kill, run this command again. No repair is needed, and all data
+    /// that was acknowledged to clients as stored is preserved.
     Serve(serve::Args),
-    /// Make a cell, look at it, say who may do what, and manage its volumes
+    /// Create a cell, show its status, set its access lists and manage its volumes
     ///
-    /// A cell is a file system that `evfs serve` gives to AFS clients. Its name is what clients know it
-    /// by; each of its filesets is a volume; mount points join the volumes to one tree. It goes on being
-    /// served while it is managed, and clients are told of what changes.
+    /// A cell is a file system that `evfs serve` exports to AFS clients. Clients identify the cell
+    /// by its name; each of its filesets is a volume, and mount points join the volumes to one
+    /// tree. The cell stays in service while it is managed, and clients are notified of changes.
     #[command(subcommand)]
     Cell(cell::Command),
-    /// Check a file system, and repair it
+    /// Check a file system, and optionally repair it
     Fsck(files::FsckArgs),
-    /// Rewrite files of many extents into few
+    /// Defragment files by rewriting them into fewer extents
     Defrag(files::DefragArgs),
-    /// Make, limit, snapshot and remove the filesets of a file system
+    /// Create, limit, snapshot and remove the filesets of a file system
     #[command(subcommand)]
     Fileset(fileset::Command),
-    /// Show how full a file system is
+    /// Show the space usage of a file system
     Df(files::DfArgs),
     /// List attached volumes, mounted file systems and served cells
     Status,
-    /// Show the counters of the device below an attached volume, a mounted file system or a served cell
+    /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
-    /// Look at the file cache, change its settings, empty it
+    /// Show, configure, flush and empty the file cache
     #[command(subcommand)]
     Cache(cache::Command),
-    /// Find LUNs, show them, and set their attributes
+    /// Discover LUNs, show them and set their attributes
     #[command(subcommand)]
     Lun(lun::Command),
     /// Add, remove, enable and disable the paths of a LUN
     #[command(subcommand)]
     Path(path::Command),
-    /// Attach, mount and serve all that a configuration file names
+    /// Attach, mount and serve everything in a configuration file
     Up(up::UpArgs),
     /// Detach everything that `up` attached
     Down(up::DownArgs),
-    /// Show the settings in force
+    /// Show the settings in effect
     #[command(subcommand)]
     Config(config::Command),
-    /// Measure ciphers, key derivation and memory on this machine
+    /// Benchmark ciphers, key derivation and memory on this machine
     Benchmark(benchmark::Args),
-    /// Measure what a layer, a setting or a rival costs, in pairs of runs
+    /// Measure the cost of a layer, a setting or a competing system, in pairs of runs
     #[command(subcommand)]
     Lab(lab::Command),
-    /// Say what encrypting a device would cost, without touching what is on it
+    /// Estimate the cost of encrypting a device, without writing to it
     Plan(plan::Args),
 }
 

@@ -27,25 +27,26 @@ const KINDS: [ArmKind; 3] = [
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Nothing is written to DEVICE, and whoever uses it goes on: reads of it are measured in the clear and through \
-the cipher by turns (deciphering what was never enciphered takes as long), and writes in memory, or with \
---scratch in a file that is removed afterwards. Encrypting a device replaces what is on it: existing data \
-have to be copied off and back.
+Nothing is written to DEVICE, which may stay in use. Reads of it are measured alternately without and with \
+decryption (decrypting data that was never encrypted takes as long). Writes are measured in memory, or with \
+--scratch in a file that is removed afterwards. Encrypting a device replaces its content: existing data must \
+be copied off and back.
 
 Examples:
   evfs plan /dev/sdb
   evfs plan /dev/sdb --workload database
   evfs plan disk.img --workload mail --scratch /var/tmp")]
 pub struct Args {
-    /// Disk, file or LUN that might be encrypted; it is only read
+    /// Disk, file or LUN to evaluate; it is only read
     device: PathBuf,
-    /// Kind of work: general, mail, database, build or media
+    /// Type of workload: general, mail, database, build or media
     #[arg(long, value_name = "KIND", default_value = MIXES[0].name, value_parser = kind)]
     workload: Mix,
-    /// Measure writes in a file of 64 MiB in this folder, best on a disk of the same kind [default: in memory]
+    /// Measure writes in a 64 MiB file in this directory, preferably on a disk of the same type
+    /// [default: in memory]
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
-    /// Seconds of each run; there are at least 64
+    /// Duration of each run in seconds; there are at least 64 runs
     #[arg(long, default_value_t = 0.2, value_parser = super::lab::seconds)]
     seconds: f64,
 }

@@ -8,13 +8,14 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  evfs stats disk\n  evfs stats disk --watch          once a second, until interrupted"
-)]
+#[command(after_help = "\
+Examples:
+  evfs stats disk
+  evfs stats disk --watch          every second until interrupted")]
 pub struct Args {
-    /// Name of the attached volume, as `evfs status` shows it
+    /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
     name: String,
-    /// Print again every second
+    /// Print every second until interrupted
     #[arg(long)]
     watch: bool,
 }

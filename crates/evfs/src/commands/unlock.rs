@@ -13,10 +13,10 @@ pub struct UnlockArgs {
     /// Open with this key pair
     #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
-    /// Open with the content of this file (`-`: standard input)
+    /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "passphrase_fd"])]
     pub key_file: Option<PathBuf>,
-    /// Open with the passphrase read from this descriptor; with --key it is that key's passphrase
+    /// Open with a passphrase read from this file descriptor; with --key, it unlocks that key
     #[arg(long, value_name = "N")]
     pub passphrase_fd: Option<i32>,
 }
@@ -44,10 +44,10 @@ pub struct OwnerArgs {
     /// Open with this key pair
     #[arg(long, value_name = "NAME")]
     pub key: Option<String>,
-    /// Open with the content of this file (`-`: standard input)
+    /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "unlock_passphrase_fd"])]
     pub unlock_key_file: Option<PathBuf>,
-    /// Open with the passphrase read from this descriptor; with --key it is that key's passphrase
+    /// Open with a passphrase read from this file descriptor; with --key, it unlocks that key
     #[arg(long, value_name = "N")]
     pub unlock_passphrase_fd: Option<i32>,
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Example of a configuration:
+Example configuration:
   [volume.data]
   device = \"/srv/data.img\"
   key-file = \"/etc/evfs/data.key\"
@@ -33,21 +33,21 @@ Example of a configuration:
   listen = [\"10.0.0.1\"]
   allow = [\"10.0.0.0/24\"]
 
-All share one file cache, but for volumes with `direct = true`.
+All volumes, mounts and cells share one file cache, except volumes with `direct = true`.
 
-A mount's table takes device, key, key-file, at, fileset, threads, read-only, allow-other, \
-exclusive, suid, dev, atime and allow-discards. A serve table takes device, key, key-file, listen, announce, allow, \
-rxdebug, anonymous-write, threads and allow-discards. A volume's table takes device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, \
-threads, read-only, allow-discards and direct.
+A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, suid, \
+dev, atime and allow-discards. A serve table accepts device, key, key-file, listen, announce, allow, \
+rxdebug, anonymous-write, threads and allow-discards. A volume table accepts device, key, key-file, nbd, \
+nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, allow-discards and direct.
 
-HUP makes everything durable and reads the configuration again: `evfs up` starts what is new in it and detaches what is \
-gone from it. A table that has changed takes effect after `evfs detach NAME` and another HUP; where it was the only one, \
-`evfs detach NAME` ends the process, and `evfs up` starts it again. `evfs status` names a HUP that failed. HUP also applies \
-log.level and cache.tunables of the settings.")]
+On HUP, `evfs up` writes all data to stable storage and reloads the configuration: it starts new tables and \
+detaches removed ones. A changed table takes effect after `evfs detach NAME` and another HUP; if it was the \
+only table, `evfs detach NAME` ends the process, and `evfs up` starts it again. `evfs status` reports a HUP \
+that failed. HUP also applies the settings log.level and cache.tunables.")]
 pub struct UpArgs {
     /// Configuration file
     config: PathBuf,
-    /// Go on in the background once all are ready
+    /// Detach from the terminal once everything is ready
     #[arg(long)]
     background: bool,
 }
@@ -202,10 +202,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-When one of them is in use, none is detached. With --force each is detached in any case; exit code 30 means that \
-acknowledged data could not be written and are lost.")]
+If a volume, mount or cell is in use, none is detached. With --force, all are detached in any case; exit \
+code 30 means that acknowledged data could not be written and is lost.")]
 pub struct DownArgs {
-    /// Also what is in use, and when not everything can be written
+    /// Detach even what is in use, and even if some data cannot be written
     #[arg(long)]
     force: bool,
 }

@@ -31,11 +31,13 @@ const COMPARE_BYTES: u64 = 64 << 20;
 const COMPARE_BLOCK: u32 = 64 << 10;
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Examples:\n  evfs quickstart\n  evfs quickstart --dir /srv/try --size 2G          keeps what it made"
-)]
+#[command(after_help = "\
+Examples:
+  evfs quickstart
+  evfs quickstart --dir /srv/try --size 2G          keep the created files")]
 pub struct Args {
-    /// Folder for everything that is made; kept [default: a temporary one, removed at the end]
+    /// Directory for all created files, which is kept [default: a temporary directory, removed at
+    /// the end]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of the volume
