@@ -15,42 +15,45 @@ use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Make a key pair, protected by a passphrase unless told otherwise
+    /// Create a key pair, protected by a passphrase unless --no-passphrase is given
     #[command(
         after_help = "Examples:\n  evfs key generate alice\n  evfs key generate backup --no-passphrase\n  evfs key generate alice --passphrase-fd 3 3<passphrase.txt"
     )]
     Generate {
         /// Name of the key pair
         name: String,
-        /// Read the passphrase from this descriptor
+        /// Read the passphrase from this file descriptor
         #[arg(long, value_name = "N", conflicts_with = "no_passphrase")]
         passphrase_fd: Option<i32>,
-        /// Keep the private key unprotected on disk (mode 0600)
+        /// Store the private key unprotected on disk (mode 0600)
         #[arg(long)]
         no_passphrase: bool,
     },
     /// List key pairs
     List,
-    /// Show one key pair; its public half is what others need to enrol you
+    /// Show a key pair, including the public half that others need to grant you access
     Show {
         /// Name of the key pair
         name: String,
     },
-    /// Take over an age identity, an OpenSSH ed25519 key, or somebody's public key
+    /// Import an age identity, an OpenSSH ed25519 key or another user's public key
     #[command(
         after_help = "Examples:\n  evfs key import ~/.ssh/id_ed25519 --name me\n  evfs key import bob.pub --name bob"
     )]
     Import {
-        /// File that holds the key
+        /// File that contains the key
         file: PathBuf,
-        /// Name to keep it under
+        /// Name to store the key under
         #[arg(long)]
         name: String,
     },
     /// Remove a key pair from this machine; volumes keep their keyslots
-    #[command(
-        after_help = "The files of the key are kept in the backup folder; `evfs key import` brings the key back.\n\nExamples:\n  evfs key remove bob\n  evfs key remove old --yes"
-    )]
+    #[command(after_help = "\
+The key files are saved in the backup directory; `evfs key import` restores the key.
+
+Examples:
+  evfs key remove bob
+  evfs key remove old --yes")]
     Remove {
         /// Name of the key pair
         name: String,

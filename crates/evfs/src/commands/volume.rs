@@ -14,27 +14,27 @@ use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Make an encrypted volume on a file or disk
+    /// Create an encrypted volume on a file or disk
     #[command(
         after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256"
     )]
     Create(CreateArgs),
-    /// Show what the header says
+    /// Show the content of the header
     Info {
         /// File or disk
         device: PathBuf,
     },
-    /// Check both copies of the header and where the data lies; changes nothing
+    /// Check both header copies and the location of the data; changes nothing
     Check {
         /// File or disk
         device: PathBuf,
     },
-    /// Rewrite a damaged copy of the header from the good one
+    /// Rewrite a damaged header copy from the intact one
     Repair {
         /// File or disk
         device: PathBuf,
-        /// Seal the header as it is, after a change by another program that is meant to stay;
-        /// needs the owner's key or a recovery key
+        /// Seal the header as it is, to accept a change made by another program; requires the
+        /// owner's key or a recovery key
         #[arg(long)]
         reseal: bool,
         #[command(flatten)]
@@ -51,13 +51,13 @@ pub enum Command {
     /// Save and restore the header
     #[command(subcommand)]
     Header(HeaderCommand),
-    /// Show what this machine remembers of volumes, and make it forget
+    /// Show the trust records of volumes on this machine, or reset one
     Trust(volume_trust::Args),
-    /// Destroy all keys of a volume, and with them its data
+    /// Destroy all keys of a volume, which makes its data unrecoverable
     Erase {
         /// File or disk
         device: PathBuf,
-        /// Ask neither for the owner's key nor whether it is meant
+        /// Require neither the owner's key nor a confirmation
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -69,7 +69,7 @@ pub enum Command {
 
 #[derive(clap::Args)]
 pub struct CreateArgs {
-    /// File or disk; a missing file is made with --size
+    /// File or disk; a missing file is created with --size
     device: PathBuf,
     /// Key pair of the owner
     #[arg(long, value_name = "NAME")]
@@ -77,10 +77,10 @@ pub struct CreateArgs {
     /// Size of a new file, like 10G
     #[arg(long, value_parser = output::parse_size)]
     size: Option<u64>,
-    /// Length of the AES key
+    /// Length of the AES key in bits
     #[arg(long, default_value = "128", value_parser = ["128", "256"])]
     key_bits: String,
-    /// Bytes that are enciphered together
+    /// Encryption sector size in bytes
     #[arg(long, default_value = "4096", value_parser = ["512", "4096"])]
     sector_size: String,
     /// Key pair that may only set a new owner; may be repeated
@@ -89,14 +89,14 @@ pub struct CreateArgs {
     /// Label of the volume
     #[arg(long, default_value = "")]
     label: String,
-    /// Overwrite what is there; a backup that undoes it is kept
+    /// Overwrite existing data; a backup that can undo this is kept
     #[arg(long)]
     force: bool,
 }
 
 #[derive(Subcommand)]
 pub enum OwnerCommand {
-    /// Make this key pair the owner, and take ownership from the one before
+    /// Make a key pair the owner, replacing the previous owner
     Set {
         /// File or disk
         device: PathBuf,
@@ -111,26 +111,26 @@ pub enum OwnerCommand {
 
 #[derive(Subcommand)]
 pub enum HeaderCommand {
-    /// Write header and keyslots to a new file
+    /// Save the header and keyslots to a new file
     Backup {
         /// File or disk
         device: PathBuf,
-        /// File to write; must not exist
+        /// File to create; must not exist
         file: PathBuf,
     },
-    /// Put a saved header back
+    /// Restore a saved header
     Restore {
         /// File or disk
         device: PathBuf,
-        /// File that `backup` wrote
+        /// File written by `evfs volume header backup`
         file: PathBuf,
-        /// Restore over another volume, or what is no volume
+        /// Restore over another volume, or over a device without a volume
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         yes: Yes,
-        /// Restore a header that is older than the one this machine knows: keys that were removed
-        /// since open the volume again
+        /// Restore a header that is older than the one this machine knows; keys that were removed
+        /// since then open the volume again
         #[arg(long)]
         older: bool,
     },

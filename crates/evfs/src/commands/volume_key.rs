@@ -14,12 +14,12 @@ use std::path::PathBuf;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Let another key open the volume; needs the owner's key
+    /// Add a key that opens the volume; requires the owner's key
     #[command(
         after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
-    /// Take a key away; needs the owner's key
+    /// Remove a key from the volume; requires the owner's key
     #[command(
         after_help = "Examples:\n  evfs volume key remove disk.img bob\n  evfs volume key remove disk.img --keyslot 2 --yes"
     )]
@@ -29,7 +29,7 @@ pub enum Command {
         /// Keyslot number, or the name of a key pair
         #[arg(required_unless_present = "keyslot")]
         which: Option<String>,
-        /// This keyslot, also where a key pair is named like its number
+        /// Remove this keyslot, even if a key pair has the number as its name
         #[arg(long, value_name = "N", conflicts_with = "which")]
         keyslot: Option<u32>,
         #[command(flatten)]
@@ -37,7 +37,7 @@ pub enum Command {
         #[command(flatten)]
         yes: Yes,
     },
-    /// List the keys
+    /// List the keys of a volume
     List {
         /// File or disk
         device: PathBuf,
@@ -57,16 +57,16 @@ pub struct AddArgs {
 #[derive(clap::Args)]
 #[group(required = true, multiple = false, id = "new_key")]
 struct NewKey {
-    /// A key pair that may attach the volume; its public half is enough
+    /// Add a key pair that may attach the volume; its public half is enough
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
-    /// A key pair that may only set a new owner
+    /// Add a key pair that may only set a new owner
     #[arg(long, value_name = "NAME")]
     recovery: Option<String>,
-    /// A passphrase, read from this descriptor
+    /// Add a passphrase, read from this file descriptor
     #[arg(long, value_name = "N")]
     passphrase_fd: Option<i32>,
-    /// The content of this file
+    /// Add the content of this file as a key
     #[arg(long, value_name = "FILE")]
     key_file: Option<PathBuf>,
 }

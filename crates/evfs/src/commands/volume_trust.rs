@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
     after_help = "Examples:\n  evfs volume trust\n  evfs volume trust disk.img\n  evfs volume trust disk.img --reset"
 )]
 pub struct Args {
-    /// File or disk, or the UUID of a volume; all that are known if left out
+    /// File, disk or UUID of a volume [default: all known volumes]
     device: Option<PathBuf>,
-    /// Forget the volume: whatever carries its UUID is trusted at its next use
+    /// Forget the volume; the next volume opened with its UUID is trusted
     #[arg(long, requires = "device")]
     reset: bool,
 }
