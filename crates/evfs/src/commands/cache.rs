@@ -10,45 +10,45 @@ use std::time::Duration;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Show settings and numbers
+    /// Show the settings and statistics of the file cache
     #[command(after_help = "\
 Examples:
   evfs cache show
-  evfs cache show --files --watch          once a second, until interrupted")]
+  evfs cache show --files --watch          every second until interrupted")]
     Show {
-        /// Each file, too
+        /// Also show each file
         #[arg(long)]
         files: bool,
-        /// Print again every second
+        /// Print every second until interrupted
         #[arg(long)]
         watch: bool,
     },
-    /// Change settings while running: all of them, or none
+    /// Change settings of the running caches: either all of them or none
     #[command(after_help = settings_help())]
     Set {
-        /// Settings
+        /// Settings to change
         #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
         changes: Vec<(String, String)>,
     },
-    /// Write out what is dirty, and make it durable
+    /// Write dirty pages to stable storage
     Flush {
-        /// Name of an attached volume [default: all]
+        /// Name of an attached volume [default: all volumes]
         volume: Option<String>,
     },
-    /// Flush, then make the pages leave
+    /// Flush the cache, then evict its pages
     Drop {
-        /// Name of an attached volume [default: all]
+        /// Name of an attached volume [default: all volumes]
         volume: Option<String>,
     },
-    /// Say how a volume's pages are to be treated
+    /// Set the caching attributes of a volume or a file
     #[command(after_help = advice_help())]
     Advise {
-        /// Name of an attached volume, or of a mounted file system
+        /// Name of an attached volume or a mounted file system
         volume: String,
-        /// File in a mounted file system, from its root, or VOLUME/PATH in a served cell
+        /// File in a mounted file system, relative to its root, or VOLUME/PATH in a served cell
         #[arg(long = "file", value_name = "PATH")]
         path: Option<String>,
-        /// Attributes
+        /// Attributes to set
         #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
         changes: Vec<(String, String)>,
     },
@@ -57,8 +57,9 @@ Examples:
 fn settings_help() -> String {
     let mut help = String::from(
         "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64MB filecache_max=2GB\n\
-         \nA process that serves volumes has one cache for all of them; each of these processes is told. What\n\
-         lasts goes into `cache.tunables` of the configuration file.\n\nSettings:\n",
+         \nA process that serves volumes has one cache for all of them. The change applies to all\n\
+         these processes. To make it permanent, set `cache.tunables` in the configuration file.\n\n\
+         Settings:\n",
     );
     for row in TUNABLES {
         let _ = writeln!(

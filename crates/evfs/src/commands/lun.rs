@@ -10,72 +10,74 @@ use std::time::Duration;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Find LUNs and give them names
+    /// Discover LUNs and assign names to them
     #[command(after_help = "Examples:
-  evfs lun scan 192.0.2.1:3260                          all units of all targets of a portal
+  evfs lun scan 192.0.2.1:3260                          scan all units of all targets of a portal
   evfs lun scan nbd://192.0.2.1/disk nbd://192.0.2.2/disk
-Paths with one world-wide ID that is their own become one LUN. An ID that many could have (tgtd's
-default) makes nobody the same: join such paths by hand, A+B, and they are proven by a nonce.")]
+
+Paths with the same unique world-wide ID become one LUN. An ID that several disks may share (tgtd's
+default) proves no identity: join such paths explicitly, A+B, and a nonce verifies them.")]
     Scan {
-        /// Addresses, or iSCSI portals (HOST:PORT)
+        /// Addresses or iSCSI portals (HOST:PORT) to scan
         #[arg(required = true)]
         places: Vec<String>,
     },
-    /// List the LUNs that are known
+    /// List the known LUNs
     List {
-        /// Show which legacy name and address leads to which LUN
+        /// Show the legacy name and address of each path, with its LUN
         #[arg(long)]
         map: bool,
     },
-    /// Show a LUN: identity, paths, state, failover log
+    /// Show the identity, paths, state and failover log of a LUN
     Show { lun: String },
-    /// Show the counters of a LUN's paths
+    /// Show the counters of the paths of a LUN
     Stat {
         lun: String,
-        /// Print again every second
+        /// Print every second until interrupted
         #[arg(long, conflicts_with = "clear")]
         watch: bool,
-        /// Set them to zero
+        /// Reset the counters to zero
         #[arg(long)]
         clear: bool,
     },
-    /// Show attributes: current, saved and default value
+    /// Show the current, saved and default values of attributes
     Get {
         lun: String,
-        /// Only this one
+        /// Attribute to show [default: all]
         attribute: Option<String>,
     },
-    /// Change an attribute of an open LUN, until it is opened again
+    /// Change an attribute of an open LUN until the LUN is opened again
     Set {
         lun: String,
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
         value: (String, String),
     },
-    /// Keep a value for every time; an empty one forgets it
+    /// Persist an attribute across restarts; an empty value unsets it
     Save {
         lun: String,
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
         value: (String, String),
-        /// For more than this LUN: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT
+        /// Scope to save for: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT [default:
+        /// this LUN]
         #[arg(long)]
         scope: Option<String>,
     },
-    /// Forget a LUN that is not open: its name, its paths and the attributes saved for it
+    /// Forget the name, paths and saved attributes of a LUN that is not open
     #[command(
-        after_help = "The disk is left as it is; `evfs lun scan` finds it again, under another name.
+        after_help = "The disk is not changed; `evfs lun scan` discovers it again under another name.
 
 Examples:
   evfs lun forget disk1 --yes"
     )]
     Forget {
-        /// Name of the LUN, as `evfs lun list` shows it
+        /// Name of the LUN, as shown by `evfs lun list`
         lun: String,
         #[command(flatten)]
         yes: Yes,
     },
-    /// Replay the recorded I/O through every policy, and say what each would gain
+    /// Replay the recorded I/O through every policy and estimate the gain of each
     Advise { lun: String },
-    /// List the I/O that waits, and for what
+    /// List the waiting I/O and the reason for each wait
     Waiting { lun: String },
 }
 

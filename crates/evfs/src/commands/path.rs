@@ -9,7 +9,7 @@ use stack::{Result, exit, lun};
 
 #[derive(clap::Args)]
 pub struct Which {
-    /// Name of the LUN, as `evfs lun list` shows it
+    /// Name of the LUN, as shown by `evfs lun list`
     lun: String,
     /// Address of the path, or its legacy name (cXtYdZ)
     path: String,
@@ -17,31 +17,31 @@ pub struct Which {
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Make an address a path of a LUN; it is used once it is proven
+    /// Add a path to a LUN; it is used once its identity is verified
     Add {
         lun: String,
-        /// A URI, a file or a block device
+        /// Address of the path: a URI, a file or a block device
         path: String,
     },
-    /// Take a path out of a LUN
+    /// Remove a path from a LUN
     Remove {
         #[command(flatten)]
         which: Which,
-        /// Even the last one that works
+        /// Remove the path even if it is the last working one
         #[arg(long)]
         force: bool,
     },
-    /// Take a path into use again
+    /// Resume the use of a disabled path
     Enable(Which),
-    /// Take a path out of use
+    /// Stop using a path
     Disable {
         #[command(flatten)]
         which: Which,
-        /// Even the last one that works
+        /// Disable the path even if it is the last working one
         #[arg(long)]
         force: bool,
     },
-    /// Accept the disk that answers on a path that was refused (AUTH_FAILED)
+    /// Accept the disk that answers on a refused path (AUTH_FAILED) as the LUN
     ReplaceWwid {
         #[command(flatten)]
         which: Which,
