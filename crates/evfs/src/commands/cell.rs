@@ -16,42 +16,42 @@ use std::time::Duration;
 #[derive(clap::Subcommand)]
 #[command(after_help = CELL_EXAMPLES)]
 pub enum Command {
-    /// Make a DEVICE a cell, and say what clients have to be told
+    /// Turn a DEVICE into a cell and print the configuration for clients
     #[command(after_help = "\
-A DEVICE without a file system is formatted; one that has an EVFS file system keeps what it holds, \
-and EACH OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise. \
-What holds something else is refused. Doing it again changes the addresses, and nothing else.
+A DEVICE without a file system is formatted. One with an EVFS file system keeps its content, and EACH \
+OF ITS FILESETS becomes a volume that clients may read, unless access lists say otherwise. A DEVICE \
+with other content is refused. Running the command again changes only the addresses.
 
 Examples:
   evfs cell init example.org cell.img --size 10G
   evfs volume create disk.img --size 10G --owner alice && evfs cell init example.org disk.img
   evfs cell init example.org disk7 --listen 10.0.0.1")]
     Init(InitArgs),
-    /// Show what is served, to whom, and how it does
+    /// Show the state, clients and statistics of cells
     #[command(after_help = "\
 Examples:
-  evfs cell status                       all that this user serves
+  evfs cell status                       show all cells that this user serves
   evfs cell status cell --clients
-  evfs cell status --watch               once a second, until interrupted
-  evfs cell status cell.img              a cell that is not served, too")]
+  evfs cell status --watch               every second until interrupted
+  evfs cell status cell.img              also works for a cell that is not served")]
     Status(StatusArgs),
-    /// Show and change the access list of a folder
+    /// Show and change the access list of a directory
     #[command(subcommand)]
     Acl(AclCommand),
-    /// Make, list, replicate, limit and remove volumes
+    /// Create, list, replicate, limit and remove volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
 }
 
 const CELL_EXAMPLES: &str = "\
 Examples:
-  evfs cell init example.org cell.img --size 10G      says how clients mount it
+  evfs cell init example.org cell.img --size 10G      print how clients mount the cell
   evfs serve cell.img --anonymous-write --background
   evfs cell volume create cell projects --quota 5G --mount /projects
   evfs cell acl set cell projects / system:anyuser read 10.0.0.0/24 write
   evfs cell status --clients --watch
 
-First steps with both clients, and what protects a cell: docs/guide/cell.md";
+First steps with both clients, and the security of a cell: docs/guide/cell.md";
 
 #[derive(clap::Args)]
 pub struct InitArgs {
@@ -59,25 +59,24 @@ pub struct InitArgs {
     name: String,
     #[command(flatten)]
     on: DeviceArgs,
-    /// IPv4 address that `evfs serve` is to serve at where it is told no other; may be given several
-    /// times [default: 127.0.0.1]
+    /// IPv4 address that `evfs serve` uses without --listen; may be repeated [default: 127.0.0.1]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Ipv4Addr>,
-    /// Size of a new file, like 10G; it is not encrypted
+    /// Size of a new file, like 10G; the file is not encrypted
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
 }
 
 #[derive(clap::Args)]
 pub struct StatusArgs {
-    /// Name of what is served, or DEVICE [default: all that this user serves]
+    /// Name of the served cell, or DEVICE [default: all cells that this user serves]
     name: Option<PathBuf>,
     #[command(flatten)]
     unlock: UnlockArgs,
-    /// Clients, too; the 4,000 that were heard of last
+    /// Also show clients, at most the 4,000 that called last
     #[arg(long)]
     clients: bool,
-    /// Print again every second
+    /// Print every second until interrupted
     #[arg(long)]
     watch: bool,
 }
@@ -85,7 +84,7 @@ pub struct StatusArgs {
 /// A cell, and the key to it.
 #[derive(clap::Args)]
 pub struct CellArgs {
-    /// Name of what is served, or DEVICE
+    /// Name of the served cell, or DEVICE
     #[arg(value_name = "DEVICE-or-NAME")]
     cell: PathBuf,
     #[command(flatten)]
@@ -94,24 +93,25 @@ pub struct CellArgs {
 
 #[derive(clap::Subcommand)]
 pub enum AclCommand {
-    /// Show who may do what in a folder, and with the files in it
+    /// Show the access rights to a directory and the files in it
     Get {
         #[command(flatten)]
         on: CellArgs,
-        /// Volume
+        /// Name of the volume
         volume: String,
-        /// Folder, from the root of the volume
+        /// Directory, relative to the root of the volume
         #[arg(default_value = "/")]
         path: String,
     },
-    /// Change who may do what in a folder, and with the files in it
+    /// Change the access rights to a directory and the files in it
     #[command(after_help = "\
-NAME is system:anyuser, which is everybody, an address, or a prefix such as 10.0.0.0/24. RIGHTS are \
+NAME is system:anyuser for every client, an address, or a prefix such as 10.0.0.0/24. RIGHTS are \
 letters: r read, l list, i insert, d delete, w write, k lock, a administer; or the words read (rl), \
-write (rlidwk), all (rlidwka), none, which removes the entry. Several entries that mean a client add \
-up, and negative ones are taken away from that. Folders that are made in it later inherit the list.
+write (rlidwk), all (rlidwka), or none, which removes the entry. The rights of all entries that match \
+a client add up; negative entries are subtracted from the sum. Directories created in the directory \
+later inherit the list.
 
-Whatever a list says, clients change nothing unless the cell is served with --anonymous-write.
+Regardless of access lists, clients cannot change anything unless the cell is served with --anonymous-write.
 
 Examples:
   evfs cell acl set cell root.cell / system:anyuser read 10.0.0.0/24 write
@@ -120,17 +120,17 @@ Examples:
     Set {
         #[command(flatten)]
         on: CellArgs,
-        /// Volume
+        /// Name of the volume
         volume: String,
-        /// Folder, from the root of the volume
+        /// Directory, relative to the root of the volume
         path: String,
-        /// Names and rights in pairs
+        /// Pairs of names and rights
         #[arg(required = true, num_args = 2.., value_names = ["NAME", "RIGHTS"])]
         pairs: Vec<String>,
-        /// Entries that take rights away
+        /// Set negative entries, which withdraw rights
         #[arg(long)]
         negative: bool,
-        /// Begin with an empty list
+        /// Start with an empty list
         #[arg(long)]
         clear: bool,
     },
@@ -138,14 +138,14 @@ Examples:
 
 #[derive(clap::Subcommand)]
 pub enum VolumeCommand {
-    /// Make an empty volume, and a mount point of it
+    /// Create an empty volume, and optionally a mount point for it
     #[command(after_help = "\
 Every client that may call can read the volume, and change it if the cell is served with \
 --anonymous-write, until `evfs cell acl set` limits that.
 
-PATH is a path in the cell: what clients see as /afs/CELL/projects is /projects. It may lead \
-through mount points. Without --mount the volume is found where `evfs cell volume mount` says, or \
-mounted by its name.
+PATH is a path in the cell: /projects is /afs/CELL/projects on clients. It may lead through mount \
+points. Without --mount, create a mount point with `evfs cell volume mount`, or mount the volume by \
+its name.
 
 Examples:
   evfs cell volume create cell projects --quota 5G --mount /projects")]
@@ -155,10 +155,10 @@ Examples:
         /// Name of the volume
         #[arg(value_parser = named())]
         name: String,
-        /// Most file data, like 10G
+        /// Maximum size of file data, like 10G
         #[arg(long, value_name = "SIZE", value_parser = parse_size)]
         quota: Option<u64>,
-        /// Make a mount point there
+        /// Create a mount point at this path in the cell
         #[arg(long, value_name = "PATH")]
         mount: Option<String>,
     },
@@ -167,10 +167,10 @@ Examples:
         #[command(flatten)]
         on: CellArgs,
     },
-    /// Make a mount point of a volume
+    /// Create a mount point for a volume
     #[command(after_help = "\
-A mount point leads to the volume's replica where there is one and the path to it led through replicas, \
-else to the volume. With --rw it always leads to the volume.
+A mount point leads to the replica of the volume if one exists and the path to the mount point leads \
+through replicas; otherwise it leads to the volume. With --rw, it always leads to the volume.
 
 Examples:
   evfs cell volume mount cell projects /projects")]
@@ -181,15 +181,15 @@ Examples:
         name: String,
         /// Path in the cell
         path: String,
-        /// Never lead to the replica
+        /// Always lead to the volume, never to its replica
         #[arg(long)]
         rw: bool,
     },
-    /// Make the read-only replica of a volume, or make it anew
+    /// Create or refresh the read-only replica of a volume
     #[command(after_help = "\
-NAME.readonly, or NAME.backup, shows what the volume is now. Made anew, it keeps its number, and \
-clients that have something of it are told that it has changed; a file that they have open and that \
-is not in it any more gives errors from then on.
+NAME.readonly, or NAME.backup, shows the present content of the volume. When refreshed, it keeps its \
+number, and clients that cache parts of it are notified; a file that a client has open and that is no \
+longer in it returns errors from then on.
 
 Examples:
   evfs cell volume clone cell projects
@@ -199,33 +199,33 @@ Examples:
         on: CellArgs,
         /// Name of the volume
         name: String,
-        /// Its backup instead of its replica
+        /// Create or refresh the backup instead of the replica
         #[arg(long)]
         backup: bool,
     },
-    /// Limit what a volume may hold
+    /// Set the size limit of a volume
     #[command(after_help = "\
-What a volume has already stays, also beyond a new limit.
+Existing content is kept even if it exceeds a new limit.
 
 Examples:
   evfs cell volume quota cell projects 10G
-  evfs cell volume quota cell projects 0               no limit")]
+  evfs cell volume quota cell projects 0               remove the limit")]
     Quota {
         #[command(flatten)]
         on: CellArgs,
         /// Name of the volume
         name: String,
-        /// Most file data; 0 for no limit
+        /// Maximum size of file data; 0 for no limit
         #[arg(value_parser = parse_size)]
         size: u64,
     },
-    /// Remove a volume, its replica and its backup; mount points of it stay
+    /// Remove a volume, its replica and its backup; its mount points remain
     Remove {
         #[command(flatten)]
         on: CellArgs,
         /// Name of the volume, or of its replica or backup
         name: String,
-        /// Even if there is something in it
+        /// Remove the volume even if it is not empty
         #[arg(long)]
         force: bool,
     },

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-DEVICE may be an encrypted volume, which a key opens, or be formatted in the clear. Whoever formats it \
-owns its root directory.
+If DEVICE is an encrypted volume, a key opens it; otherwise the file system is not encrypted. The user who \
+runs the command owns the root directory.
 
 Examples:
   evfs volume create disk.img --size 10G --owner alice && evfs format disk.img
@@ -32,10 +32,10 @@ pub struct FormatArgs {
     /// Label of the file system
     #[arg(long, default_value = "", hide_default_value = true)]
     label: String,
-    /// Size of a new file, like 10G; it is not encrypted
+    /// Size of a new file, like 10G; the file is not encrypted
     #[arg(long, value_parser = output::parse_size)]
     size: Option<u64>,
-    /// Overwrite what is there
+    /// Overwrite existing data
     #[arg(long)]
     force: bool,
 }
@@ -44,52 +44,54 @@ pub struct FormatArgs {
 #[command(after_help = "\
 Examples:
   evfs mount disk.img /mnt --background
-  evfs mount disk.img /mnt --fileset monday          a snapshot, or another fileset
+  evfs mount disk.img /mnt --fileset monday          mount a snapshot or another fileset
   evfs unmount /mnt
 
-sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for all of it.
-Otherwise everything is written out after 100 ms without a change.
+sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for the \
+whole file system. Otherwise all data is written out after 100 ms without a change.
 
-An ordinary user needs fusermount3 (or fusermount), and a folder of his own to mount at.")]
+An unprivileged user needs fusermount3 (or fusermount) and must own the directory to mount at.")]
 pub struct MountArgs {
     #[command(flatten)]
     on: DeviceArgs,
-    /// Folder to mount at
+    /// Directory to mount at
     dir: PathBuf,
-    /// Fileset or snapshot
+    /// Fileset or snapshot to mount
     #[arg(long, value_name = "F", default_value = fs_first())]
     fileset: String,
-    /// Name of the mounted file system for `status`, `stats` and `cache` [default: from the device's]
+    /// Name of the mounted file system for `status`, `stats` and `cache` [default: derived from the
+    /// device]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// Refuse changes
+    /// Mount read-only
     #[arg(long)]
     read_only: bool,
-    /// Requests that are worked on at the same time
+    /// Maximum number of concurrent requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
-    /// Let other users in, as the files' permissions say (root: the default); needs
+    /// Allow access by other users, subject to file permissions (the default for root); requires
     /// `user_allow_other` in /etc/fuse.conf
     #[arg(long)]
     allow_other: bool,
-    /// Let the kernel keep what is written to itself for up to 30 seconds: many small writes to large
-    /// files are faster, a full disk shows at fsync or close only, and a killed process loses them
+    /// Let the kernel hold back written data for up to 30 seconds: many small writes to large files
+    /// are faster, but a full disk is reported only at fsync or close, and data held back is lost
+    /// if the process is killed
     #[arg(long)]
     exclusive: bool,
-    /// Honor set-user-ID, set-group-ID and capabilities of programs in the file system (root only); whoever
-    /// made its files can become root with it
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the file system (root only);
+    /// this lets the creator of its files become root
     #[arg(long)]
     suid: bool,
-    /// Let device nodes in the file system open devices (root only)
+    /// Allow device nodes in the file system to open devices (root only)
     #[arg(long)]
     dev: bool,
-    /// When reading changes the time of the last reading: once after each change and once a day, or never
+    /// When reads update the access time: once after each change and once a day, or never
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
-    /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
+    /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
-    /// Go on in the background once it is mounted
+    /// Detach from the terminal once the file system is mounted
     #[arg(long)]
     background: bool,
 }
@@ -104,35 +106,37 @@ enum AtimeArg {
 }
 
 #[derive(clap::Args)]
-#[command(
-    after_help = "Exit code 11 means that somebody still uses it; --force takes it away from them.\n\nExamples:\n  evfs unmount /mnt"
-)]
+#[command(after_help = "\
+Exit code 11 means that the file system is still in use; --force unmounts it in any case.
+
+Examples:
+  evfs unmount /mnt")]
 pub struct UnmountArgs {
-    /// Folder that a file system is mounted at
+    /// Directory at which the file system is mounted
     dir: PathBuf,
-    /// Also when somebody uses it: it vanishes, and they go on until they close what they have open
+    /// Unmount even if busy (lazy unmount; open files stay usable until closed)
     #[arg(long)]
     force: bool,
 }
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Without --repair nothing is changed. Exit code 26 means that something is wrong.
+Without --repair, nothing is changed. Exit code 26 means that errors were found.
 
 Examples:
   evfs fsck disk.img
-  evfs fsck disk.img --repair          what has no place goes to lost+found")]
+  evfs fsck disk.img --repair          repair errors; move orphaned files to lost+found")]
 pub struct FsckArgs {
     #[command(flatten)]
     on: DeviceArgs,
-    /// Mend what is wrong
+    /// Repair errors
     #[arg(long)]
     repair: bool,
 }
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-The file system must not be mounted. Data that a snapshot shares stays where it is.
+The file system must not be mounted. Data shared with a snapshot is not moved.
 
 Examples:
   evfs defrag disk.img
@@ -140,9 +144,9 @@ Examples:
 pub struct DefragArgs {
     #[command(flatten)]
     on: DeviceArgs,
-    /// File or folder, from the root of the fileset [default: all of every fileset]
+    /// File or directory, relative to the root of the fileset [default: all of every fileset]
     path: Option<String>,
-    /// Fileset [default: main with PATH, else all]
+    /// Fileset to defragment [default: main with PATH, otherwise all]
     #[arg(long, value_name = "F")]
     fileset: Option<String>,
 }
@@ -156,7 +160,7 @@ pub struct DfArgs {
 /// A DEVICE with a file system, and the key to it.
 #[derive(clap::Args, Debug, Clone)]
 pub struct DeviceArgs {
-    /// Encrypted volume, or file, disk or LUN in the clear, as for `attach`
+    /// Encrypted volume, or unencrypted file, disk or LUN, as for `attach`
     device: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,

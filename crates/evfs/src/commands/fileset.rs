@@ -11,9 +11,9 @@ use std::fmt::Write as _;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
-    /// Make an empty fileset
+    /// Create an empty fileset
     #[command(after_help = "\
-If DEVICE is a cell, the fileset is a volume of it from now on: every AFS client that may call can read it, \
+If DEVICE is a cell, the fileset becomes a volume of the cell: every AFS client that may call can read it, \
 and change it if the cell is served with --anonymous-write, until `evfs cell acl set` limits that.
 
 Examples:
@@ -32,23 +32,23 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
     },
-    /// Give a fileset or a snapshot another name
+    /// Rename a fileset or a snapshot
     Rename {
         #[command(flatten)]
         on: DeviceArgs,
-        /// The old name
+        /// Old name
         name: String,
-        /// The new name
+        /// New name
         #[arg(value_parser = named())]
         to: String,
     },
-    /// Limit what a fileset may hold, or show it
+    /// Set or show the limits of a fileset
     #[command(after_help = "\
-What a fileset has already stays, also beyond a new limit.
+Existing content is kept even if it exceeds a new limit.
 
 Examples:
   evfs fileset quota disk.img home --bytes 10G --files 100000
-  evfs fileset quota disk.img home --bytes 0           no limit")]
+  evfs fileset quota disk.img home --bytes 0           remove the limit")]
     Quota {
         #[command(flatten)]
         on: DeviceArgs,
@@ -57,10 +57,10 @@ Examples:
         #[command(flatten)]
         limits: LimitArgs,
     },
-    /// Keep what a fileset is now, to be read for as long as it is wanted
+    /// Create a read-only snapshot of a fileset
     #[command(after_help = "\
-A snapshot shares its data with the fileset until that changes. It is mounted like a fileset, and \
-only read.
+A snapshot shares its data with the fileset until the fileset changes. It is mounted like a fileset, \
+read-only.
 
 Examples:
   evfs fileset snapshot disk.img main monday")]
@@ -79,7 +79,7 @@ Examples:
         on: DeviceArgs,
         /// Name of the fileset or snapshot
         name: String,
-        /// Even if there is something in it
+        /// Remove the fileset even if it is not empty
         #[arg(long)]
         force: bool,
     },
@@ -87,10 +87,10 @@ Examples:
 
 #[derive(clap::Args, Debug, Clone)]
 pub struct LimitArgs {
-    /// Most file data, like 10G; 0 for no limit
+    /// Maximum size of file data, like 10G; 0 for no limit
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     bytes: Option<u64>,
-    /// Most files, folders and the like; 0 for no limit
+    /// Maximum number of files, directories and other objects; 0 for no limit
     #[arg(long, value_name = "N")]
     files: Option<u64>,
 }

@@ -13,56 +13,56 @@ use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Who may do what: AFS without Kerberos, which is what is spoken here, neither proves who calls nor \
-hides what is said. So
-  - without --listen only this machine is served, unless `cell init` was told otherwise;
-  - --allow limits who may call at all, by address, and `evfs cell acl` what they may do, by folder;
-  - clients change nothing without --anonymous-write, whatever access lists say. With it, folders
-    without a list of their own can be written by everybody who may call;
-  - across a network that others use, serve inside a tunnel such as WireGuard (docs/guide/cell.md).
+Access control: the server speaks AFS without Kerberos, which neither authenticates clients nor encrypts \
+traffic. Therefore
+  - without --listen, only this machine is served, unless `cell init` set other addresses;
+  - --allow limits the addresses that may call, and `evfs cell acl` their rights, by directory;
+  - without --anonymous-write, clients cannot change anything, regardless of access lists. With it,
+    directories without an access list of their own are writable by every client that may call;
+  - across a shared network, serve inside a tunnel such as WireGuard (docs/guide/cell.md).
 
-Ports 7000 and 7003 of UDP, at each address; neither needs root.
+The server uses UDP ports 7000 and 7003 at each address; neither requires root.
 
 Examples:
   evfs cell init example.org cell.img --size 10G
-  evfs serve cell.img --background                       this machine, only to read
-  evfs serve cell.img --anonymous-write                  this machine, to write as well
+  evfs serve cell.img --background                       serve this machine, read-only
+  evfs serve cell.img --anonymous-write                  serve this machine, read-write
   evfs serve cell.img --listen 10.0.0.1 --allow 10.0.0.0/24 --anonymous-write
-  evfs serve cell.img --listen 10.0.0.1 --announce 192.0.2.1     behind NAT
+  evfs serve cell.img --listen 10.0.0.1 --announce 192.0.2.1     serve from behind NAT
   evfs cell status --clients
   evfs detach cell")]
 pub struct Args {
     #[command(flatten)]
     on: DeviceArgs,
-    /// IPv4 address to serve at; may be given several times, and 0.0.0.0 is all of them [default: what
-    /// `cell init` was told, or 127.0.0.1]
+    /// IPv4 address to serve at; may be repeated, and 0.0.0.0 means all addresses [default: the
+    /// addresses set by `cell init`, or 127.0.0.1]
     #[arg(long, value_name = "ADDR")]
     listen: Vec<Ipv4Addr>,
-    /// IPv4 address that clients are told to use, if another one leads here; may be given several times
-    /// [default: those of --listen]
+    /// IPv4 address to announce to clients, if they reach this server by another one; may be
+    /// repeated [default: the addresses of --listen]
     #[arg(long, value_name = "ADDR")]
     announce: Vec<Ipv4Addr>,
-    /// Who may call: an address, or a prefix such as 10.0.0.0/24; may be given several times [default:
-    /// everybody who can]
+    /// Serve only clients at this address or prefix, such as 10.0.0.0/24; may be repeated [default:
+    /// every client that can reach the server]
     #[arg(long, value_name = "PREFIX")]
     allow: Vec<Prefix>,
-    /// Answer `rxdebug` to everybody who may call, and not only over the loopback; the answers show the
-    /// addresses of clients
+    /// Answer `rxdebug` for every client that may call, not only over loopback; the answers show
+    /// the addresses of clients
     #[arg(long)]
     rxdebug: bool,
-    /// Let clients change what access lists let them, though nothing proves who they are
+    /// Let clients change data as access lists permit, although clients are not authenticated
     #[arg(long)]
     anonymous_write: bool,
-    /// Calls that are worked on at the same time at each address [default: 64]
+    /// Maximum number of concurrent calls at each address [default: 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Name of what is served for `status`, `detach` and `cell` [default: from the device's]
+    /// Name of the served cell for `status`, `detach` and `cell` [default: derived from the device]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// Pass discards to the disk; whoever sees the disk then sees which blocks are unused
+    /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
-    /// Go on in the background once it is served
+    /// Detach from the terminal once the cell is served
     #[arg(long)]
     background: bool,
 }
