@@ -24,18 +24,18 @@ const MEMORY_MIN: u64 = 256 * MIB;
 
 #[derive(clap::Args)]
 pub struct GuestArgs {
-    /// Kernel of a guest; its modules are in ../lib/modules/RELEASE, modules/ beside it, or /lib/modules/RELEASE
-    /// [default: the one that runs, or the newest, in /boot]
+    /// Kernel image of a guest; its modules are in ../lib/modules/RELEASE, in modules/ beside it,
+    /// or in /lib/modules/RELEASE [default: the running kernel, or the newest, in /boot]
     #[arg(long, value_name = "FILE")]
     guest_kernel: Option<PathBuf>,
-    /// What carries a guest's instructions out: kvm, or tcg, which translates them [default: kvm where a guest
-    /// starts with it, else tcg]
+    /// Accelerator of a guest: kvm, or tcg, which translates instructions [default: kvm if a guest
+    /// starts with it, otherwise tcg]
     #[arg(long, value_name = "ACCEL")]
     guest_accel: Option<Accelerator>,
-    /// Processors of a guest [default: those of this process]
+    /// Number of CPUs of a guest [default: the CPUs of this process]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     guest_cpus: Option<u32>,
-    /// Memory of a guest
+    /// Memory size of a guest
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = output::parse_size)]
     guest_memory: u64,
 }

@@ -34,69 +34,73 @@ const FILES_OF_FREE: u64 = 8;
 
 #[derive(clap::Args)]
 pub struct MeasureArgs {
-    /// Parameter of the workloads that have it, see `evfs lab list WORKLOAD`; may be repeated
+    /// Set a parameter of the workloads that have it; may be repeated; see `evfs lab list WORKLOAD`
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
-    /// Small sizes and counts, and less than two minutes a study or suite
+    /// Use small sizes and counts; a study or suite takes less than two minutes
     #[arg(long, conflicts_with = "faithful")]
     quick: bool,
-    /// Sizes and counts of the originals, which take long
+    /// Use the sizes and counts of the originals, which takes long
     #[arg(long)]
     faithful: bool,
-    /// Keep every run in this folder, and write the report there; an interrupted study goes on
+    /// Save every run and the report in this directory; an interrupted study resumes there
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Pairs of runs [default: 6, and up to 1000 while intervals are wide]
+    /// Number of pairs of runs [default: 6, and up to 1000 while intervals are wide]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     runs: Option<u32>,
-    /// Pairs of runs at most
+    /// Maximum number of pairs of runs
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     max_runs: Option<u32>,
-    /// An interval that reaches no further to either side is narrow enough
+    /// Half-width at which an interval is narrow enough
     #[arg(long, default_value = "2%", value_parser = part)]
     width: f64,
-    /// A difference that does not matter
+    /// Largest difference that counts as no difference
     #[arg(long, default_value = "5%", value_parser = part)]
     threshold: f64,
-    /// Longest time of each study, or of each suite: seconds, or with m or h [default: 10m; with --quick 110s]
+    /// Maximum duration of each study or suite, in seconds or with the suffix m or h [default: 10m;
+    /// with --quick 110s]
     #[arg(long, value_parser = duration)]
     budget: Option<Duration>,
-    /// Shortest run in seconds; the work is repeated until then [default: 0.1, with --quick none]
+    /// Minimum duration of a run in seconds, until which the work is repeated [default: 0.1; with
+    /// --quick none]
     #[arg(long, value_parser = seconds)]
     seconds: Option<f64>,
-    /// Write back and drop the kernel's caches before each run (root)
+    /// Write back and drop the kernel's caches before each run (requires root)
     #[arg(long)]
     drop_caches: bool,
-    /// What runs beside the work: idle, loaded, loaded-io or loaded-build, each also with shared- or
-    /// partitioned- before it, or with guest- for a guest with the work in it, and guest without load; repeated, `run` compares with the first, and `compare` compares in each
+    /// Environment of the work: idle, loaded, loaded-io or loaded-build, each also with the prefix
+    /// shared- or partitioned-, or guest- to run the work in a guest; or guest, without load. If
+    /// repeated, `run` compares with the first, and `compare` compares in each
     #[arg(long, value_name = "ENV")]
     env: Vec<Surroundings>,
-    /// Count the CPU of each layer of stacks in this process, which takes some itself
+    /// Measure the CPU time of each layer of the stacks in this process; this costs CPU time itself
     #[arg(long)]
     layers: bool,
-    /// Where the order of runs is drawn from
+    /// Random seed for the order of runs
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Configuration file of PostMark for mailmix
+    /// PostMark configuration file for the mailmix workload
     #[arg(long, value_name = "FILE")]
     postmark: Option<PathBuf>,
-    /// File, disk or LUN under stacks, whose content is destroyed, or a folder for such files [default: that for
-    /// temporary files]
+    /// File, disk or LUN under the stacks, whose content is destroyed, or a directory for such
+    /// files [default: the directory for temporary files]
     #[arg(long, value_name = "FILE")]
     device: Option<PathBuf>,
-    /// Bytes of a device that are used [default: 1G; under a file system 6G, but no more than an eighth of what is free]
+    /// Number of bytes of the device to use [default: 1G; under a file system 6G, but at most an
+    /// eighth of the free space]
     #[arg(long, value_parser = output::parse_size)]
     size: Option<u64>,
-    /// Bytes of a request, for seq-read and the like
+    /// Request size in bytes, for seq-read and similar workloads
     #[arg(long, default_value = "64k", value_parser = output::parse_size)]
     block: u64,
-    /// Threads, for seq-read and the like
+    /// Number of threads, for seq-read and similar workloads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
-    /// Requests in flight of each thread, for seq-read and the like
+    /// Number of requests in flight per thread, for seq-read and similar workloads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     depth: u32,
-    /// Overwrite a device that is not empty, for good
+    /// Overwrite a device that is not empty; this cannot be undone
     #[arg(long)]
     force: bool,
     #[command(flatten)]

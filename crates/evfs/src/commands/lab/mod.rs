@@ -31,15 +31,15 @@ use std::sync::atomic::AtomicBool;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the workloads, or the parameters of one
+    /// List the workloads, or the parameters of one workload
     List {
-        /// Workload whose parameters are shown
+        /// Workload whose parameters to list
         workload: Option<String>,
     },
     /// Run workloads on one target
     #[command(after_help = "\
-Runs each workload several times and prints the medians. Nothing is compared, so noise of the \
-machine is in the figures; with several --env, the others are compared with the first.
+Runs each workload several times and prints the medians. Nothing is compared, so the figures include \
+the noise of the machine; with several --env options, the others are compared with the first.
 
 Examples:
   evfs lab run dhrystone packets --quick
@@ -49,20 +49,20 @@ Examples:
   evfs lab run evfs-2006 multipath-2007 ufc-2007 ifs-1990 --out results
   evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
-    /// Run the same work on two sides by turns and compare
+    /// Compare two sides by running the same work on them alternately
     #[command(after_help = "\
 A side is one of:
   clear, encrypted, encrypted-128    a stack built in this process over the same bytes of one device
-  fs-clear, fs-encrypted-256, ...    the same with a file system on it that is mounted
-  files-..., afs-...                 called without a mount; behind our AFS server
-  paths-2, paths-4-round-robin, ...  a device over so many limited paths; path without their layer
-  loop-ext4, loop-xfs, loop-btrfs    a file system of the kernel, as a rival (root)
-  DIR, device:PATH, FILE.toml        a folder, a device that is OVERWRITTEN, any of them with more said
-  SIDE,NAME=VALUE,...                with settings of its own
+  fs-clear, fs-encrypted-256, ...    the same stack with a mounted file system on it
+  files-..., afs-...                 the same without a mount; the same behind our AFS server
+  paths-2, paths-4-round-robin, ...  a device over 2, 4, ... limited paths; path: one, no path layer
+  loop-ext4, loop-xfs, loop-btrfs    a kernel file system, for comparison (requires root)
+  DIR, device:PATH, FILE.toml        a directory, a device that is OVERWRITTEN, a side with options
+  SIDE,NAME=VALUE,...                a side with settings of its own
 
-Runs are made by turns (A B B A), with the first side once more as a control, until intervals are narrow; the \
-result is the median of paired ratios with a 95 % interval. With --out each run is kept as it is made: \
-interrupted, the same command goes on.
+Runs alternate (A B B A), with the first side repeated as a control, until intervals are narrow; the result \
+is the median of paired ratios with a 95 % interval. With --out, each run is saved when it ends, and the \
+same command resumes an interrupted comparison.
 
 Examples:
   evfs lab compare clear encrypted
@@ -73,45 +73,45 @@ Examples:
   evfs lab compare fs-clear fs-encrypted-256 --workload mailmix --layers
   evfs lab compare ours.toml theirs.toml --quick --json")]
     Compare(CompareArgs),
-    /// Print a result again, and write its tables, figures and HTML
+    /// Print a saved result, and write its tables, figures and HTML
     Report {
-        /// Folder of a result, or its result.json
+        /// Directory of a result, or its result.json
         result: PathBuf,
-        /// Write the report into this folder [default: the folder of the result]
+        /// Write the report to this directory [default: the directory of the result]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
-        /// Show the page in the browser of this desktop (xdg-open)
+        /// Open the page in the browser of this desktop (xdg-open)
         #[arg(long)]
         open: bool,
     },
-    /// Compare an old result with a new one, and fail where something became worse
+    /// Compare an old result with a new one, and fail if a figure became worse
     #[command(after_help = "\
-Fails with exit code 26 where a figure's whole interval is beyond the threshold. Comparisons of the same \
-sides are compared by their ratios, from which the machine of the day has fallen out; single runs by their \
-values. CPU and headlines count; --all counts every figure.
+Fails with exit code 26 if the whole interval of a figure is beyond the threshold. Comparisons of the same \
+sides are compared by their ratios, which cancel the state of the machine on that day; single runs are \
+compared by their values. CPU and headline figures count; --all counts every figure.
 
 Example:
   evfs lab diff results/old results/new --threshold 5%")]
     Diff(DiffArgs),
-    /// Echo UDP packets and answer calls over Rx, as the peer of the workload packets on another machine
+    /// Echo UDP packets and answer Rx calls, as the peer of the packets workload on another machine
     Echo {
-        /// Address and port to listen on; Rx is at the port after it
+        /// Address and port to listen on; Rx uses the next port
         listen: std::net::SocketAddr,
     },
-    /// The first process of a guest, which `--env guest` starts
+    /// Run as the first process of a guest, which `--env guest` starts
     #[command(hide = true)]
     Agent,
-    /// Waits for the end of a laboratory and ends the mounts that it leaves
+    /// Wait for the end of a laboratory and remove the mounts that it leaves behind
     #[command(hide = true)]
     Guard { pid: u32 },
 }
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// Workloads or suites; see `evfs lab list`
+    /// Workloads or suites to run; see `evfs lab list`
     #[arg(required = true)]
     workload: Vec<String>,
-    /// What to run on: a side, as for compare [default: a folder for temporary files]
+    /// Side to run on, as for `evfs lab compare` [default: a temporary directory]
     #[arg(long, value_name = "SIDE")]
     target: Option<String>,
     #[command(flatten)]
@@ -120,24 +120,24 @@ pub struct RunArgs {
 
 #[derive(clap::Args)]
 pub struct CompareArgs {
-    /// What the other is compared with
+    /// Side that serves as the baseline
     base: String,
-    /// What is compared with it
+    /// Side to compare with the baseline
     other: String,
-    /// Workload, or seq-read, seq-write, rand-read, rand-write on devices; may be repeated [default: what
-    /// fits the sides]
+    /// Workload to run, or seq-read, seq-write, rand-read, rand-write on devices; may be repeated
+    /// [default: a workload that fits the sides]
     #[arg(long)]
     workload: Vec<String>,
-    /// Suite of a published report, whose values stand beside those measured; see `evfs lab list`
+    /// Suite of a published report; shows its values beside the measured ones; see `evfs lab list`
     #[arg(long)]
     suite: Vec<String>,
-    /// Parameter of the first side alone
+    /// Set a parameter of the first side only
     #[arg(long, value_name = "NAME=VALUE")]
     set_a: Vec<String>,
-    /// Parameter of the other side alone
+    /// Set a parameter of the other side only
     #[arg(long, value_name = "NAME=VALUE")]
     set_b: Vec<String>,
-    /// No third arm that repeats the first side
+    /// Omit the control arm, which repeats the first side
     #[arg(long)]
     no_control: bool,
     #[command(flatten)]
@@ -146,14 +146,14 @@ pub struct CompareArgs {
 
 #[derive(clap::Args)]
 pub struct DiffArgs {
-    /// Folder of the old result, or its result.json
+    /// Directory of the old result, or its result.json
     old: PathBuf,
-    /// That of the new one
+    /// Directory of the new result, or its result.json
     new: PathBuf,
-    /// A change for the worse that is allowed
+    /// Largest change for the worse that is allowed
     #[arg(long, default_value = "5%", value_parser = written::part)]
     threshold: f64,
-    /// Every figure counts, not headlines and CPU alone
+    /// Count every figure, not only headline and CPU figures
     #[arg(long)]
     all: bool,
 }
