@@ -23,18 +23,18 @@ use clap::Parser;
 use std::path::PathBuf;
 use table::Table;
 
-/// What is to be run, and how often.
+/// Benchmark the cache against memory, the kernel's page cache and other caches.
 #[derive(Parser)]
 pub struct Args {
-    /// What to measure; all of it if nothing is named.
+    /// Groups to measure [default: all]
     groups: Vec<String>,
-    /// Rounds that count; one more is run before them.
+    /// Number of measured rounds, after one warm-up round
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Where the tables go as JSON, with the values of every round.
+    /// Write the tables to this file as JSON, with the values of every round
     #[arg(long)]
     json: Option<PathBuf>,
-    /// Where files are made; on the disk that is to be measured.
+    /// Directory for the files; must be on the disk to measure
     #[arg(long, default_value = "/var/tmp")]
     dir: PathBuf,
 }

@@ -38,18 +38,18 @@ use std::time::Instant;
 const PAGE: usize = 4096;
 
 #[derive(Parser)]
-#[command(about = "Measures a write and a mapped read of each page, unified against split")]
+#[command(about = "Compare a write and a mapped read of each page, unified against split")]
 struct Args {
-    /// Where the files are made; on a disk, not in memory
+    /// Directory for the files; must be on a disk, not in memory
     #[arg(long, default_value = ".")]
     dir: PathBuf,
-    /// Size of the file
+    /// Size of the file in MiB
     #[arg(long, default_value_t = 4)]
     mib: usize,
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 15)]
     rounds: usize,
-    /// Pages that rows with a disk do in a round; others do the whole file
+    /// Number of pages per round for rows with a disk; other rows process the whole file
     #[arg(long, default_value_t = 128)]
     disk_pages: usize,
 }

@@ -18,12 +18,12 @@ const PAGE_BYTES: usize = 4096;
 const PAGES: u64 = 512;
 
 #[derive(Parser)]
-#[command(about = "Measures faults of windows against faults of the kernel")]
+#[command(about = "Compare the cost of faults in cache windows with faults of the kernel")]
 struct Args {
-    /// Rounds
+    /// Number of rounds
     #[arg(long, default_value_t = 21)]
     rounds: usize,
-    /// Run everything on one processor: a fault then costs no wake-up across processors
+    /// Run everything on one CPU, so that a fault costs no wake-up across CPUs
     #[arg(long)]
     one_cpu: bool,
 }

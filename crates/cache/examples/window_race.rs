@@ -14,24 +14,25 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 #[derive(Parser)]
-#[command(about = "Hunts for stores through mappings that are lost")]
+#[command(about = "Hunt for lost stores through mappings")]
 struct Args {
-    /// How long to hunt
+    /// Duration of the hunt in seconds
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Break a rule of the small cache that stands in for the real one, to see the hunt find it
+    /// Hunt in a small cache with this flaw instead of the real cache, to verify that the hunt
+    /// finds it
     #[arg(long, value_enum)]
     flaw: Option<Broken>,
-    /// Seed of the random choices
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Broken {
-    /// The evictor copies out before it takes a page out of the mappings
+    /// The evictor copies a page out before it removes the page from the mappings
     CopyThenRevoke,
-    /// A protection is lifted after the latch has been given back
+    /// A protection is lifted after the latch is released
     UnlatchedStore,
 }
 

@@ -30,59 +30,59 @@ const TICKS: f64 = 100.0;
 
 #[derive(Parser)]
 struct Arguments {
-    /// nbd://, nbd+unix:// or iscsi:// addresses, one for each path; legacy names are c0t0d0, c1t0d0
-    /// and so on.
+    /// Address of each path: nbd://, nbd+unix:// or iscsi://; the legacy names of the paths are
+    /// c0t0d0, c1t0d0 and so on
     #[arg(required = true)]
     uris: Vec<String>,
-    /// Which path takes the next request.
+    /// Load-balancing policy, which selects the path of each request
     #[arg(long)]
     policy: Option<Policy>,
-    /// Use this legacy name instead of the persistent one.
+    /// Use this legacy name instead of the persistent one
     #[arg(long)]
     legacy: Option<String>,
-    /// A legacy name means its own path alone.
+    /// Restrict a legacy name to its own path
     #[arg(long)]
     no_leg_mpath: bool,
-    /// The first path without a LUN over it.
+    /// Use the first path directly, without a LUN
     #[arg(long)]
     bare: bool,
-    /// How many of 100 requests write.
+    /// Percentage of requests that write
     #[arg(long, default_value_t = 0)]
     write_percent: u64,
-    /// KiB of a request; several are used equally often, by chance.
+    /// Request size in KiB; several sizes are selected at random with equal frequency
     #[arg(long, value_delimiter = ',', default_value = "4")]
     mix: Vec<usize>,
-    /// One block after the other instead of by chance.
+    /// Access blocks sequentially instead of at random
     #[arg(long)]
     sequential: bool,
-    /// Seconds that are measured.
+    /// Duration of the measurement in seconds
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Seconds before them.
+    /// Warm-up time before the measurement in seconds
     #[arg(long, default_value_t = 0.5)]
     warm: f64,
-    /// Requests in flight, of each thread.
+    /// Number of requests in flight per thread
     #[arg(long, default_value_t = 32)]
     qd: usize,
-    /// Threads, each with a queue.
+    /// Number of threads, each with its own queue
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Thread N runs on processor N only.
+    /// Pin thread N to CPU N
     #[arg(long)]
     pin: bool,
-    /// Attribute `max_q_depth`.
+    /// Value of the attribute `max_q_depth`
     #[arg(long)]
     max_q_depth: Option<u32>,
-    /// Process IDs of servers whose processor time is counted.
+    /// Process IDs of servers whose CPU time is counted
     #[arg(long, value_delimiter = ',')]
     servers: Vec<u32>,
-    /// Count bytes on network interfaces whose name begins so.
+    /// Count bytes on network interfaces whose name has this prefix
     #[arg(long)]
     interfaces: Option<String>,
-    /// Printed as `label`.
+    /// Text to print as `label`
     #[arg(long, default_value = "")]
     label: String,
-    /// Printed as `round`.
+    /// Number to print as `round`
     #[arg(long, default_value_t = 0)]
     round: u32,
 }

@@ -28,10 +28,10 @@ const REST: Duration = Duration::from_millis(100);
 
 #[derive(Parser)]
 struct Arguments {
-    /// Unix sockets of two NBD servers on the same data.
+    /// Unix sockets of two NBD servers that export the same data
     #[arg(required = true, num_args = 2)]
     sockets: Vec<PathBuf>,
-    /// Rounds of each kind of fault.
+    /// Number of rounds for each type of fault
     #[arg(long, default_value_t = 50)]
     rounds: usize,
 }

@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// A proxy that makes the path between a client and a server misbehave.
+/// Simulate faults on the path between a client and a server.
 ///
 /// Commands: pass, rate=BYTES, delay=MS, jitter=MS, hole, hold, rst, refuse, half-close=up|down,
-/// corrupt=once|BYTES, accept-delay=MS, record, replay, stats. Faults add up until `pass`.
+/// corrupt=once|BYTES, accept-delay=MS, record, replay, stats. Faults accumulate until `pass`.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {
@@ -20,25 +20,26 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Pass connections on until SIGTERM.
+    /// Forward connections until SIGTERM.
     Run {
-        /// HOST:PORT (port 0 takes a free one), or the path of a Unix socket.
+        /// Address to listen on: HOST:PORT (port 0 selects a free one), or the path of a Unix
+        /// socket.
         #[arg(long)]
         listen: Address,
-        /// The server.
+        /// Address of the server.
         #[arg(long)]
         upstream: Address,
-        /// Answer commands on this Unix socket.
+        /// Accept commands on this Unix socket.
         #[arg(long)]
         control: Option<PathBuf>,
-        /// Commands to begin with.
+        /// Commands to execute at startup.
         commands: Vec<String>,
     },
     /// Send a command to a running proxy.
     Ctl {
-        /// Its control socket.
+        /// Control socket of the proxy.
         control: PathBuf,
-        /// The command.
+        /// Command to send.
         command: String,
     },
 }
