@@ -125,7 +125,7 @@ pub struct CompareArgs {
     /// Side to compare with the baseline
     other: String,
     /// Workload to run, or seq-read, seq-write, rand-read, rand-write on devices; may be repeated
-    /// [default: a workload that fits the sides]
+    /// [default: the workloads that fit the sides]
     #[arg(long)]
     workload: Vec<String>,
     /// Suite of a published report; shows its values beside the measured ones; see `evfs lab list`
