@@ -321,9 +321,15 @@ impl Fs {
         Ok(now.max(before) * BLOCK_BYTES)
     }
 
-    /// Commits everything and closes the file system. The caller has already had the caches write
-    /// back their pages.
-    pub fn close(&self) -> Result<()> {
+    /// Commits everything, closes the file system and releases the device. The caller has already had
+    /// the caches write back their pages.
+    pub fn close(self) -> Result<()> {
+        self.finish()
+    }
+
+    /// Like [`Fs::close`] while others still hold the file system: they can change nothing from here
+    /// on, and the last of them releases the device. After an error it can be called again.
+    pub fn finish(&self) -> Result<()> {
         let mut background = self.background.lock().expect("no panic under this lock");
         let Some(threads) = background.as_mut() else {
             return Ok(());
@@ -334,7 +340,6 @@ impl Fs {
             return Ok(());
         }
         self.inner.checkpoint()?;
-        *background = None;
         // Remaining holders of files can change nothing from here on, and get this error.
         let closed = crate::error::closed();
         self.inner.write().failed.get_or_insert(closed);
@@ -344,7 +349,9 @@ impl Fs {
             .lock()
             .expect("no panic under this lock")
             .take();
-        db.map_or(Ok(()), Db::close)
+        db.map_or(Ok(()), Db::close)?;
+        *background = None;
+        Ok(())
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {
@@ -354,7 +361,7 @@ impl Fs {
 
 impl Drop for Fs {
     fn drop(&mut self) {
-        if let Err(error) = self.close() {
+        if let Err(error) = self.finish() {
             tracing::error!("{}: not closed well: {error}", self.inner.name);
         }
     }

@@ -205,7 +205,7 @@ fn init_on(
     }
     record.write(&fs, &device)?;
     let volumes = volumes(&admin);
-    close(admin, &fs, &device)?;
+    close(admin, fs, &device)?;
     Ok(Made {
         cell: record.clone(),
         formatted,
@@ -232,14 +232,16 @@ fn opened(fs: &Arc<Fs>, cache: &ProcessCache, device: &str) -> Result<Administra
 }
 
 /// Makes everything durable and closes the file system.
-fn close(admin: Administration, fs: &Fs, device: &str) -> Result<()> {
+fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
     let failed = || Error::files(format!("cannot close {device}"));
     let all = admin.volumes().all();
     drop(admin);
     for volume in all {
         volume.files.close().map_err(failed())?;
     }
-    fs.close().map_err(failed())
+    fs.finish().map_err(failed())?;
+    drop(fs);
+    Ok(())
 }
 
 /// Sends a request to a cell, given the name of its server or its DEVICE: to the process that
@@ -273,7 +275,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     let cache = ProcessCache::new(target.settings)?;
     let admin = opened(&fs, &cache, &device)?;
     let answer = carry_out(&record, &admin, ask)?;
-    close(admin, &fs, &device)?;
+    close(admin, fs, &device)?;
     Ok(answer)
 }
 

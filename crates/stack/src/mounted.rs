@@ -236,7 +236,7 @@ impl Mounted {
     fn close(&mut self, over: bool) -> Result<()> {
         self.write_out(over)?;
         if let Some(fs) = &self.fs {
-            fs.close()
+            fs.finish()
                 .map_err(Error::files(format!("cannot close {}", self.status.name)))?;
         }
         self.fs = None;

@@ -289,7 +289,7 @@ impl Served {
             self.volumes.pop();
         }
         if let Some(fs) = &self.fs {
-            fs.close().map_err(self.not_written())?;
+            fs.finish().map_err(self.not_written())?;
             if Arc::strong_count(fs) > 1 {
                 tracing::error!(
                     name = self.status.name,
