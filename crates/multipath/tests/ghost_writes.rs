@@ -29,7 +29,9 @@ struct Rig {
 
 impl Rig {
     fn nbd(program: Program) -> Rig {
-        let dir = TempDir::new().unwrap();
+        // In memory: a disk that stalls for longer than `quiesce_secs` would execute a lost write
+        // after it counts as settled.
+        let dir = TempDir::new_in("/dev/shm").unwrap();
         let server = |port| Server::with(program, dir.path(), "disk", port, WWID, &[]);
         let servers = vec![server(0), server(1)];
         Rig {

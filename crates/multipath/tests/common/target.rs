@@ -50,7 +50,8 @@ impl Tgtd {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let control = (1000 + (std::process::id() * 32 + number) % 31_000).to_string();
         let portals = [free_portal("127.0.0.1"), free_portal("127.0.0.2")];
-        let dir = TempDir::new().expect("a folder");
+        // In memory: tests of late writes must not depend on a disk that stalls.
+        let dir = TempDir::new_in("/dev/shm").expect("a directory");
         let image = dir.path().join("lun");
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(super::SIZE).expect("its size");
