@@ -87,7 +87,7 @@ fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
     let ran = attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
     assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
     attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
-    // So does each keyslot that claims to be of one key pair: anybody can write its public key.
+    // So does each keyslot that claims to be of one key pair: its public key is no secret.
     s.volume("d.img", "32M", &[]);
     s.run(&["key", "generate", "bob", "--no-passphrase"]).ok();
     s.run(&["volume", "key", "add", "d.img", "--user", "bob"])

@@ -99,7 +99,7 @@ fn avoided(line: &str) -> Option<&'static str> {
         [before, after]
             .iter()
             .flatten()
-            .all(|c| !c.is_alphanumeric())
+            .all(|c| !c.is_alphanumeric() && *c != '_')
     };
     let contains = |phrase: &&str| {
         line.match_indices(*phrase)
@@ -116,7 +116,7 @@ fn broken_prose(text: &str) -> Vec<String> {
         if line.starts_with("```") {
             in_code = !in_code;
         }
-        if in_code {
+        if in_code || line.starts_with("    ") {
             continue;
         }
         if let Some(phrase) = avoided(line) {
