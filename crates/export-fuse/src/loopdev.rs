@@ -28,6 +28,8 @@ const LO_FLAGS_DIRECT_IO: u32 = 16;
 const TRIES: usize = 64;
 /// Time for the kernel to release a device.
 const DETACH_PATIENCE: Duration = Duration::from_secs(10);
+/// Pause before the next attempt to get a free device.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
 
 /// `struct loop_config` including its `struct loop_info64`.
 #[repr(C)]
@@ -120,16 +122,18 @@ impl LoopDevice {
             if number < 0 {
                 return Err(failed(io::Error::last_os_error()));
             }
-            // Its limits may be those of an earlier user.
-            if !renew(&control, number).map_err(failed)? {
-                continue;
-            }
+            // Its limits may be those of an earlier user. If a program has it open, it is used as it is.
+            let _ = renew(&control, number);
             let path = PathBuf::from(format!("/dev/loop{number}"));
-            let device = OpenOptions::new()
-                .read(true)
-                .write(!read_only)
-                .open(&path)
-                .map_err(failed)?;
+            let device = OpenOptions::new().read(true).write(!read_only).open(&path);
+            let device = match device {
+                // Another process is just removing and adding it.
+                Err(e) if is_missing(&e) => {
+                    std::thread::sleep(RETRY_PAUSE);
+                    continue;
+                }
+                other => other.map_err(failed)?,
+            };
             // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
             // the kernel only reads it.
             if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
@@ -142,9 +146,10 @@ impl LoopDevice {
             }
             let error = io::Error::last_os_error();
             // Another program took this number between the two calls: request another.
-            if error.raw_os_error() != Some(libc::EBUSY) {
+            if error.raw_os_error() != Some(libc::EBUSY) && !is_missing(&error) {
                 return Err(failed(error));
             }
+            std::thread::sleep(RETRY_PAUSE);
         }
         Err(failed(io::ErrorKind::ResourceBusy.into()))
     }
@@ -281,6 +286,14 @@ impl Drop for LoopDevice {
 fn sysfs(device: &Path, name: &str) -> PathBuf {
     let device = device.file_name().unwrap_or_default();
     Path::new("/sys/block").join(device).join(name)
+}
+
+/// Checks whether an error means that a loop device does not exist (any more).
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)
+    )
 }
 
 /// Opens the control device, which adds and removes loop devices.

@@ -26,7 +26,7 @@ use block::BlockDevice;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 /// Name of the fileset that a new file system has.
@@ -328,9 +328,12 @@ impl Fs {
     }
 
     /// Like [`Fs::close`] while others still hold the file system: they can change nothing from here
-    /// on, and the last of them releases the device. After an error it can be called again.
+    /// on, and the last of them releases the device. If the last commit fails, it can be called again.
     pub fn finish(&self) -> Result<()> {
-        let mut background = self.background.lock().expect("no panic under this lock");
+        let mut background = self
+            .background
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let Some(threads) = background.as_mut() else {
             return Ok(());
         };
@@ -349,9 +352,8 @@ impl Fs {
             .lock()
             .expect("no panic under this lock")
             .take();
-        db.map_or(Ok(()), Db::close)?;
         *background = None;
-        Ok(())
+        db.map_or(Ok(()), Db::close)
     }
 
     pub(crate) fn inner(&self) -> &Arc<Inner> {

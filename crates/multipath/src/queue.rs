@@ -304,16 +304,15 @@ impl LunQueue {
 
     /// Handles a job that ended without a result: resubmits it, or fails it after too many
     /// attempts.
-    fn again(&mut self, slot: u32, op: Op, event: Option<u64>, now: Nanos) {
+    fn again(&mut self, slot: u32, op: Op, event: Option<u64>, why: &str, now: Nanos) {
         let retries = self.attributes.max_retries;
         let job = self.job(slot);
         job.moved_by = event.or(job.moved_by);
         job.attempts += 1;
         if job.owner != Owner::Probe && job.attempts > retries {
-            let path = job.path;
-            let last = self.links[path].path.trouble();
-            let last = last.map_or_else(String::new, |why| format!("; the last one failed: {why}"));
-            let why = format!("given up after {retries} attempts on all paths{last}");
+            let why = format!(
+                "given up after {retries} attempts on all paths; the last one failed: {why}"
+            );
             let error = Error::new(ErrorKind::TimedOut, &self.info.name, why).in_op(&op);
             return self.finish(slot, op, Err(error), now);
         }
@@ -555,7 +554,7 @@ impl LunQueue {
                 };
                 self.lun.log.moved(event);
                 self.haunt(path, tag, &op, now, OPEN);
-                self.again(slot, op, Some(event), now);
+                self.again(slot, op, Some(event), &error.to_string(), now);
             }
             ErrorKind::TimedOut | ErrorKind::Cancelled => {
                 self.links[path]
@@ -564,7 +563,7 @@ impl LunQueue {
                     .timeouts
                     .fetch_add(1, Relaxed);
                 self.haunt(path, tag, &op, now, self.quiesced(now));
-                self.again(slot, op, None, now);
+                self.again(slot, op, None, &error.to_string(), now);
             }
             ErrorKind::NotNow => self.not_now(path, slot, op, error, now),
             // Medium error or path error? Another path is tried; if both fail, the error is

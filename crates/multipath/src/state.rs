@@ -373,14 +373,9 @@ impl SharedPath {
     pub(crate) fn why(&self, state: PathState) -> Option<String> {
         match state {
             PathState::AuthFailed => self.refusal().map(|r| r.why),
-            PathState::Failed | PathState::Recovering => self.trouble(),
+            PathState::Failed | PathState::Recovering => lock(&self.trouble).clone(),
             _ => None,
         }
-    }
-
-    /// Reports why its last connection ended or could not be made.
-    pub(crate) fn trouble(&self) -> Option<String> {
-        lock(&self.trouble).clone()
     }
 
     pub(crate) fn refusal(&self) -> Option<Refusal> {

@@ -450,7 +450,15 @@ fn rounds(rig: &Rig, seed: u64, count: u32) {
                 now.shown > before.shown || now.lost > before.lost
             }),
             "until it is given up" => until(fault, || seen(&lun).lost > before.lost),
-            _ => goes_on(&lun, random.below(300)),
+            // What is held must not arrive later than `quiesce_secs` after its connection was closed,
+            // so a loss ends the fault at once.
+            _ => {
+                let more = random.below(300);
+                until("a moment", || {
+                    let now = seen(&lun);
+                    now.carried >= before.carried + more || now.lost > before.lost
+                });
+            }
         }
         if random.below(3) == 0 {
             sim.run("rst").unwrap();

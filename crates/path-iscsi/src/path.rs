@@ -262,7 +262,7 @@ impl Lunpath for IscsiPath {
 
     /// Preempts the key. The preempting session stays registered until [`Lunpath::close`].
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
-        if !self.options.persistent_reservations {
+        if !self.options.persistent_reservations || self.reserves.get() == Some(&false) {
             let why = "fencing needs persistent reservations, which are switched off for this path";
             return Err(Error::new(ErrorKind::Unsupported, &self.name, why));
         }
@@ -278,7 +278,8 @@ impl Lunpath for IscsiPath {
     fn close(&self, within: Duration) {
         let again = self.closed.swap(true, Relaxed);
         *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        if !self.options.persistent_reservations || self.options.read_only {
+        let unused = self.options.read_only || self.reserves.get() == Some(&false);
+        if !self.options.persistent_reservations || unused {
             return;
         }
         if let Err(error) = self.clean_up(Instant::now() + within) {

@@ -285,7 +285,7 @@ impl Entry {
         match self.role_of(unlocked.keyslot) {
             Some(role) if role.allow(Action::Reseal).is_err() => Err(Error::Untrusted(format!(
                 "{volume}: this machine knows the key in keyslot {} as a {role} key, and the header, \
-                 which has no valid seal, calls it an {} key: seal it with the owner's key or a \
+                 which has no valid seal, calls it the key of an {}: seal it with the owner's key or a \
                  recovery key, or put the right header back with `evfs volume header restore`",
                 unlocked.keyslot, unlocked.role
             ))),

@@ -19,7 +19,13 @@ impl LunQueue {
             job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
         }
         (job.doubted, job.avoid) = (Some(path), Some(path));
-        self.again(slot, op, None, now);
+        self.again(
+            slot,
+            op,
+            None,
+            "no path confirmed or refuted its error",
+            now,
+        );
     }
 
     /// Checks whether another path could verify the error of a job.

@@ -106,7 +106,7 @@ impl LunQueue {
         let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
         tracing::info!(path = name, event, "{why}");
         for (slot, op) in moved {
-            self.again(slot, op, Some(event), now);
+            self.again(slot, op, Some(event), why, now);
         }
     }
 
