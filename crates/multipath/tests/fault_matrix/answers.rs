@@ -121,7 +121,7 @@ fn an_error_after_the_last_attempt_says_why_that_one_failed() {
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
     let said = error.to_string();
     let (_, reason) = said.split_once("the last one failed: ").expect(&said);
-    assert!(reason.contains("shut"), "{said}");
+    assert!(reason.contains("error 108"), "ESHUTDOWN: {said}");
 }
 
 #[test]
