@@ -7,8 +7,7 @@
 //! A killed process that has mounted its own file system cannot even exit if some of its threads
 //! wait for replies of others that have ended: the kernel keeps the connection open for the waiting
 //! threads. A guard process therefore ends its mounts when it dies. If the guard was killed too,
-//! the next laboratory does this. process beside it, ends its mounts when it dies. Where that was
-//! killed too, the next laboratory does.
+//! the next laboratory does this.
 
 use crate::commands::attach::install_signals;
 use stack::{Error, Result};
