@@ -21,17 +21,21 @@ const TARGETS: &[&str] = &[
 /// Version that is installed if `cargo-fuzz` is missing.
 const CARGO_FUZZ: &str = "0.13.2";
 
-/// Runs the named targets, or all, for `--seconds N` each (default: 20).
+/// Runs the named targets, or all, for `--seconds N` each (default: 20). With `--seed N` the inputs
+/// are the same in every run, so that a change is not refused for a defect that it did not make.
 pub fn run(root: &Path, args: &[String]) -> Outcome {
-    let mut seconds = 20;
+    let (mut seconds, mut seed) = (20, 0);
     let mut targets = Vec::new();
     let mut rest = args.iter();
     while let Some(arg) = rest.next() {
-        if arg == "--seconds" {
+        let mut number = || {
             let value = rest.next().and_then(|v| v.parse().ok());
-            seconds = value.ok_or("--seconds takes a whole number")?;
-        } else {
-            targets.push(arg.as_str());
+            value.ok_or(format!("{arg} takes a whole number"))
+        };
+        match arg.as_str() {
+            "--seconds" => seconds = number()?,
+            "--seed" => seed = number()?,
+            target => targets.push(target),
         }
     }
     if targets.is_empty() {
@@ -39,12 +43,13 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
     }
     install()?;
     for target in targets {
-        fuzz_one(root, target, seconds)?;
+        fuzz_one(root, target, seconds, seed)?;
     }
     Ok(())
 }
 
-fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
+/// Runs one target. Seed 0 stands for a random one.
+fn fuzz_one(root: &Path, target: &str, seconds: u32, seed: u32) -> Outcome {
     println!("fuzzing {target} for {seconds} s");
     // A damaged metadata page may claim a length of up to 4 GiB, which `redb` allocates.
     let [rss, timeout] = match target {
@@ -53,6 +58,9 @@ fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
     };
     // New inputs are stored outside of the corpus, which remains as committed.
     let found = root.join("fuzz/target/found").join(target);
+    if seed != 0 && found.exists() {
+        std::fs::remove_dir_all(&found).map_err(|e| format!("{found:?}: {e}"))?;
+    }
     std::fs::create_dir_all(&found).map_err(|e| format!("{found:?}: {e}"))?;
     crate::run(
         Command::new("cargo")
@@ -61,6 +69,7 @@ fn fuzz_one(root: &Path, target: &str, seconds: u32) -> Outcome {
             .arg(format!("fuzz/corpus/{target}"))
             .arg("--")
             .arg(format!("-max_total_time={seconds}"))
+            .arg(format!("-seed={seed}"))
             .args([rss, timeout, "-print_final_stats=1", "-verbosity=0"])
             .current_dir(root),
     )

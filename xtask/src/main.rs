@@ -5,7 +5,7 @@
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
 //!                                download the kernels of the guests
 //!   cargo xtask test [ARG...]    the tests alone; ARG is passed to `cargo nextest run`
-//!   cargo xtask fuzz [--seconds N] [TARGET...]
+//!   cargo xtask fuzz [--seconds N] [--seed N] [TARGET...]
 //!   cargo xtask layers | tidy    one part of check
 //! ```
 

@@ -20,7 +20,7 @@ pub use repair::Repair;
 
 use crate::error::Result;
 use crate::fs::{Fs, Inner};
-use crate::key::{Key, PLACE_MAX, Section, TreeId};
+use crate::key::{Key, Section, TreeId};
 use crate::state::State;
 use finding::Findings;
 use meter::Meter;
@@ -134,16 +134,13 @@ impl Inner {
     }
 }
 
-/// Checks whether a key belongs to an existing section or layer.
+/// Checks whether a key belongs to an existing section or layer, and a lookup can ask for it.
 fn belongs(state: &State, key: &Key) -> bool {
     let is = |section: Section| key.object == section as u64;
     match key.layer {
         0 if is(Section::NextTree) => key.item == 0,
         0 => is(Section::Trees) || is(Section::Shared),
-        layer => {
-            let can_be = key.kind().is_some() && key.object <= PLACE_MAX;
-            can_be && state.trees.contains_key(&layer)
-        }
+        layer => key.is_possible_item() && state.trees.contains_key(&layer),
     }
 }
 

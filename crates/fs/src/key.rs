@@ -130,6 +130,17 @@ impl Key {
         Item::ALL.into_iter().find(|item| *item as u8 == number)
     }
 
+    /// Reports whether an item of this kind can be at this place of this object.
+    pub fn is_possible_item(&self) -> bool {
+        let of_inode = (1..=PLACE_MAX).contains(&self.object);
+        match self.kind() {
+            Some(Item::Inode | Item::Target) => of_inode && self.place() == 0,
+            Some(Item::Xattr | Item::Entry | Item::Extent) => of_inode,
+            Some(Item::Orphan) => self.object == 0,
+            None => false,
+        }
+    }
+
     /// Returns the place of the item.
     pub fn place(&self) -> u64 {
         self.item & PLACE_MAX
@@ -212,6 +223,19 @@ mod tests {
     }
 
     #[test]
+    fn an_item_is_where_a_lookup_finds_it() {
+        for item in Item::ALL {
+            let of_inode = item != Item::Orphan;
+            let any_place = !matches!(item, Item::Inode | Item::Target);
+            let possible = |ino, place| Key::item(7, ino, item, place).is_possible_item();
+            assert_eq!(possible(9, 0), of_inode);
+            assert_eq!(possible(9, 1), of_inode && any_place);
+            assert_eq!(possible(0, 9), !of_inode);
+            assert_eq!(possible(PLACE_MAX + 1, 0), false);
+        }
+    }
+
+    #[test]
     fn an_item_has_its_kind_and_place_back() {
         for item in Item::ALL {
             let key = Key::item(7, 9, item, PLACE_MAX);
@@ -219,6 +243,7 @@ mod tests {
             assert!(Key::item(7, 9, item, 0) < key);
         }
         assert_eq!(Key::inode(1, 2).1.kind(), None);
+        assert!(!Key::inode(1, 2).1.is_possible_item());
         let end = Key::layer(u32::MAX).1;
         assert_eq!(end.next(), None);
         assert_eq!(Key::inode(1, 2).1.next(), Some(Key::inode(1, 3).0));

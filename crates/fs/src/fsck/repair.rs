@@ -25,7 +25,8 @@ use crate::fs::{FIRST_FILESET, Fs, Inner};
 use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::namespace::ROOT;
 use crate::op::Op;
-use crate::record::{EXTENT_BLOCKS_MAX, Entry, Extent, Inode, Out, Shared, TreeRecord, Xattr};
+use crate::record::{BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out};
+use crate::record::{Shared, TARGET_MAX, TreeRecord, Xattr};
 use crate::space::Run;
 use crate::state::{State, Tree, kept};
 use serde::Serialize;
@@ -206,7 +207,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
 pub(super) fn says_fileset(key: &Key, bytes: &[u8]) -> u64 {
     let is_inode = key.layer != 0
         && key.kind() == Some(Item::Inode)
-        && (1..=PLACE_MAX).contains(&key.object)
+        && key.is_possible_item()
         && Inode::decode(bytes).is_ok();
     u64::from(is_inode) * (1 + u64::from(key.object == ROOT))
 }
@@ -275,18 +276,17 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
     let Ok(value) = value else { return false };
     let Some(value) = value else { return true };
     match item {
-        Item::Inode => key.object != 0 && key.place() == 0 && Inode::decode(value).is_ok(),
-        Item::Target => key.place() == 0 && (1..=crate::record::TARGET_MAX).contains(&value.len()),
+        Item::Inode => Inode::decode(value).is_ok(),
+        Item::Target => (1..=TARGET_MAX).contains(&value.len()),
         Item::Xattr => Xattr::decode(value).is_ok(),
         Item::Entry => Entry::decode(value).is_ok(),
-        Item::Orphan => key.object == 0,
+        Item::Orphan => true,
         Item::Extent => Extent::decode(value).is_ok_and(|extent| {
             let run = extent.run();
             let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
             let place = key.place().checked_add(run.blocks);
-            let reaches = crate::record::FILE_SIZE_MAX / crate::record::BLOCK_BYTES;
             inside
-                && place.is_some_and(|end| end <= reaches)
+                && place.is_some_and(|end| end <= FILE_SIZE_MAX / BLOCK_BYTES)
                 && metadata.within(run.start..run.end()).is_empty()
         }),
     }

@@ -8,7 +8,8 @@ use crate::key::{Ino, Item, Key, TreeId};
 use crate::mapping::end_of;
 use crate::names::Hasher;
 use crate::namespace::ROOT;
-use crate::record::{Entry, Extent, FileType, Inode, Xattr};
+use crate::record::{BLOCK_BYTES, Entry, Extent, FILE_SIZE_MAX, FileType, Inode};
+use crate::record::{TARGET_MAX, Xattr};
 use crate::state::State;
 use std::collections::{HashMap, HashSet};
 
@@ -195,6 +196,9 @@ impl<'a> Walk<'a> {
         current.has_target = true;
         let fits = current.inode.disk_size == bytes.len() as u64;
         let ino = current.ino;
+        if !(1..=TARGET_MAX).contains(&bytes.len()) {
+            self.problem(FindingKind::Record, ino, "its target is empty or too long");
+        }
         if !fits {
             self.problem(
                 FindingKind::Count,
@@ -248,8 +252,13 @@ impl<'a> Walk<'a> {
         current.extents += 1;
         let overlaps = first < current.reached;
         current.reached = end_of(&(first, *extent));
+        let too_far = current.reached > FILE_SIZE_MAX / BLOCK_BYTES;
         if overlaps {
             self.problem(FindingKind::Extent, ino, "its extents overlap");
+        }
+        if too_far {
+            let text = "has an extent after the end of the largest file";
+            self.problem(FindingKind::Extent, ino, text);
         }
     }
 

@@ -150,9 +150,18 @@ fn whatever_is_wrong_with_records_is_put_right_and_stays_so() {
             damage(&mut op, id, &mut random);
         }
         op.finish();
+        let found = fs.check().unwrap();
         let repair = fs
             .repair()
             .unwrap_or_else(|e| panic!("seed {}: {e:?}", seed + round));
+        assert_eq!(
+            found.is_clean(),
+            repair.done_count == 0,
+            "seed {}: {:#?}\n{:#?}",
+            seed + round,
+            found.problems,
+            repair.done
+        );
         assert!(
             repair.left.is_clean(),
             "seed {}: {:#?}\n{:#?}",
