@@ -231,7 +231,7 @@ mod tests {
             assert_eq!(possible(9, 0), of_inode);
             assert_eq!(possible(9, 1), of_inode && any_place);
             assert_eq!(possible(0, 9), !of_inode);
-            assert_eq!(possible(PLACE_MAX + 1, 0), false);
+            assert!(!possible(PLACE_MAX + 1, 0));
         }
     }
 
