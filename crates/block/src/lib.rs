@@ -9,6 +9,24 @@
 //! request and returns with the completion, so a request in flight cannot touch freed memory, and
 //! no thread can read a buffer that a disk is still writing.
 //!
+//! # Example
+//!
+//! A device in memory, and a queue whose caller waits for each operation:
+//!
+//! ```
+//! use block::{BlockDevice, Blocking, Mem};
+//!
+//! let device = Mem::new(1 << 20, 512); // 1 MiB, blocks of 512 bytes
+//! let mut queue = Blocking::open(&device)?;
+//! queue.write_at(4096, &[7; 512])?;
+//! queue.flush()?; // on stable storage from here on
+//! let mut block = [0; 512];
+//! queue.read_at(4096, &mut block)?;
+//! assert_eq!(block, [7; 512]);
+//! assert_eq!(device.info().size, 1 << 20);
+//! # Ok::<(), block::Error>(())
+//! ```
+//!
 //! Deliberately absent: callbacks, async runtimes, locks on the data path, and any knowledge of the
 //! layers above and below.
 

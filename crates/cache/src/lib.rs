@@ -18,6 +18,29 @@
 //! registers as a reader for the duration of the copy instead. A dirty page stays in memory until
 //! it has been written to the pager, and every open file receives a write-back error once.
 //!
+//! # Example
+//!
+//! A block device behind a cache of 16 MiB:
+//!
+//! ```
+//! use block::{BlockDevice, Blocking, Mem};
+//! use cache::{Cache, CachedDevice, Config};
+//! use std::sync::Arc;
+//!
+//! let cache = Cache::new(Config::new(16 << 20))?;
+//! let disk: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
+//! let cached = CachedDevice::new(&cache, disk)?;
+//! let mut queue = Blocking::open(&cached)?;
+//! queue.write_at(0, &[1; 4096])?; // a dirty page; a background thread writes it back
+//! queue.flush()?; // written back, and on stable storage
+//! let mut page = [0; 4096];
+//! queue.read_at(0, &mut page)?; // copied from memory
+//! assert_eq!(page, [1; 4096]);
+//! drop(queue);
+//! cached.volume().close()?;
+//! # Ok::<(), block::Error>(())
+//! ```
+//!
 //! Deliberately absent: knowledge of the pager (a device, an encrypted volume or a file system) and
 //! of the cache's users; a lock that is held over I/O; an allocation or a shared counter on a hit.
 

@@ -382,7 +382,8 @@ impl Volume {
     /// Adds a keyslot for another key pair; needs only its public half.
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; if the key pair already has a keyslot; if the header is full.
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`];
+    /// if the key pair already has a keyslot; if the header is full.
     pub fn add_pair(&mut self, unlocked: &Unlocked, role: Role, who: &Identified) -> Result<u32> {
         self.change(unlocked, Action::ChangeKeys)?;
         let recipient = who.recipient.to_string();
@@ -408,7 +409,8 @@ impl Volume {
     /// pair owns the volume).
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; if the secret is empty; if the header is full.
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`];
+    /// if the secret is empty; if the header is full.
     pub fn add_secret(
         &mut self,
         unlocked: &Unlocked,
@@ -438,7 +440,8 @@ impl Volume {
     /// Removes a key.
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; for the last key, and for the last owner.
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`];
+    /// for the last key, and for the last owner.
     pub fn remove_key(&mut self, unlocked: &Unlocked, keyslot: u32) -> Result<()> {
         self.change(unlocked, Action::ChangeKeys)?;
         let keys = self.keys();
@@ -460,7 +463,8 @@ impl Volume {
     /// old or the new owner can open the volume. Previous keyslots of `who` are removed as well.
     ///
     /// # Errors
-    /// Those of [`Volume::change`]; if the header is full.
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`];
+    /// if the header is full.
     pub fn set_owner(&mut self, unlocked: &Unlocked, who: &Identified) -> Result<()> {
         self.change(unlocked, Action::SetOwner)?;
         let replaced = self.replaced_by_owner(who);
@@ -485,7 +489,7 @@ impl Volume {
     /// program.
     ///
     /// # Errors
-    /// Those of [`Volume::change`], except for a seal that is not valid.
+    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`].
     pub fn reseal(&mut self, unlocked: &Unlocked, known: u64) -> Result<()> {
         unlocked.role.allow(Action::Reseal)?;
         self.refuse_damaged()?;

@@ -15,6 +15,37 @@
 //! **Invariant:** after a crash at any moment the file system opens without repair, synced data is
 //! complete, and no file exposes bytes that were never written to it.
 //!
+//! # Example
+//!
+//! A file on a device in memory:
+//!
+//! ```
+//! use block::{BlockDevice, Mem};
+//! use cache::{Cache, Config};
+//! use fs::{At, FIRST_FILESET, FileType, Files, Fs, New, Options, ROOT};
+//! use std::sync::Arc;
+//!
+//! let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
+//! Fs::format(Arc::clone(&device), "label")?;
+//! let fs = Fs::open(device, Options::default())?;
+//! let cache = Cache::new(Config::new(16 << 20))?;
+//! let files = Files::new(&fs.fileset_named(FIRST_FILESET)?, &cache)?;
+//!
+//! let attr = files.create(ROOT, b"hello", &New::of_root(FileType::File, 0o644))?;
+//! let file = files.open(attr.ino)?;
+//! let mut lane = files.lane()?;
+//! lane.write(&file, At::Offset(0), b"hello, world")?;
+//! lane.sync(&file)?; // content and name are on stable storage
+//! let mut content = [0; 12];
+//! assert_eq!(lane.read(&file, 0, &mut content)?, 12);
+//! assert_eq!(&content, b"hello, world");
+//!
+//! drop((lane, file));
+//! files.close()?;
+//! fs.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Deliberately absent: the mount, access control, and checksums of file data. `docs/format/fs.md`
 //! describes the on-disk format.
 

@@ -6,7 +6,7 @@
 //! text is also untrusted: excessive depth or number of values, and duplicate keys (of which
 //! `json-c` silently takes the last) are refused while parsing.
 //!
-//! **Invariant:** [`parse`] of [`Json::encode`] returns an equal value.
+//! **Invariant:** [`parse`] of `Json::encode` returns an equal value.
 //!
 //! Out of scope: numbers as machine types (the reader of a field chooses one), white space, and any
 //! extension of RFC 8259.

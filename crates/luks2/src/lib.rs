@@ -22,6 +22,30 @@
 //! reached the disk, one copy of the header is intact, and the key material of every keyslot it
 //! names is in place.
 //!
+//! # Example
+//!
+//! A header on an image in memory. A real keyslot uses [`Kdf::calibrate`].
+//!
+//! ```
+//! use luks2::{FormatOptions, Hash, Header, Kdf, KdfLimits, Priority, generate_volume_key};
+//!
+//! let mut image = vec![0; 32 << 20];
+//! let options = FormatOptions::new(image.len() as u64);
+//! let volume_key = generate_volume_key(options.key_bits)?;
+//! let mut header = Header::format(&options, &volume_key)?;
+//! let kdf = Kdf::Pbkdf2 { hash: Hash::Sha256, iterations: 1000 };
+//! let slot = header.add_keyslot(&volume_key, b"passphrase", &kdf, None, Priority::Normal)?;
+//! header.update()?.apply(&mut image)?; // a device carries out the steps of the plan instead
+//!
+//! let header = Header::open(&image, image.len() as u64)?.header;
+//! let area = header.keyslot_area(slot)?;
+//! let area = &image[area.offset as usize..][..area.len as usize];
+//! let limits = KdfLimits::default();
+//! assert!(header.open_keyslot(slot, b"passphrase", area, &limits)? == volume_key);
+//! assert!(header.open_keyslot(slot, b"wrong", area, &limits).is_err());
+//! # Ok::<(), luks2::Error>(())
+//! ```
+//!
 //! Out of scope: files, devices, locks, clocks (calibration takes one as an argument); the cipher
 //! of the data; LUKS1. Reencryption, integrity, detached headers and every cipher other than
 //! `aes-xts-plain64` are refused by name. Input is assumed to be hostile: it never causes a panic,

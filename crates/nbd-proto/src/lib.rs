@@ -10,6 +10,41 @@
 //! bytes between socket and device buffer. Untrusted input never panics, and every length in it is
 //! bounded.
 //!
+//! # Example
+//!
+//! A client and a server negotiate; a real driver moves the bytes through a socket:
+//!
+//! ```
+//! use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish};
+//! use nbd_proto::{ExportInfo, Handshake, Outcome, TlsPolicy};
+//!
+//! let export = ExportInfo {
+//!     name: "disk".into(),
+//!     description: String::new(),
+//!     size: 1 << 30,
+//!     flags: nbd_proto::constants::FLAG_HAS_FLAGS,
+//!     block_min: 512,
+//!     block_preferred: 4096,
+//!     block_max: 32 << 20,
+//! };
+//! let mut server = Handshake::new([export].into(), TlsPolicy::Never);
+//! let wish = Wish { export: "disk".into(), ..Wish::default() };
+//! let mut client = ClientHandshake::new(wish);
+//! let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
+//! while client.outcome().is_none() {
+//!     to_client.extend(server.take_output());
+//!     let taken = client.handle_input(&to_client)?;
+//!     to_client.drain(..taken);
+//!     to_server.extend(client.take_output());
+//!     let taken = server.handle_input(&to_server)?;
+//!     to_server.drain(..taken);
+//! }
+//! let Some(ClientOutcome::Transmission(export)) = client.outcome() else { panic!() };
+//! assert_eq!(export.size, 1 << 30);
+//! assert!(matches!(server.outcome(), Some(Outcome::Transmission { export: 0, .. })));
+//! # Ok::<(), nbd_proto::ProtocolError>(())
+//! ```
+//!
 //! Deliberately absent: sockets, TLS, time, devices. Section names are those of the protocol
 //! document (`doc/proto.md` of the NetworkBlockDevice project).
 

@@ -12,6 +12,47 @@
 //! unauthenticated peers is bounded by [`Config`], and a spoofed packet causes at most one small
 //! packet to be sent to the spoofed address.
 //!
+//! # Example
+//!
+//! A client sends a request of four bytes; each iteration is one pass of a driver:
+//!
+//! ```
+//! use rx_proto::{Config, Connect, Endpoint, Event, Read, Route, Service, Shared, Timeouts};
+//! use rx_proto::{Timestamp, Transmit};
+//!
+//! let route = |port| Route { peer: ([192, 0, 2, 1], port).into(), local: None };
+//! let mut client: Endpoint<Shared, Shared> = Endpoint::new(Config::default(), [1; 32]);
+//! let mut server: Endpoint<Shared, Shared> = Endpoint::new(Config::default(), [2; 32]);
+//! server.serve(Service { id: 1, classes: vec![0] });
+//! let now = Timestamp::from_nanos(1);
+//!
+//! let (service, timeouts, security) = (1, Timeouts::default(), None);
+//! let connect = Connect { route: route(7000), service, timeouts, security };
+//! let connection = client.connect(now, connect);
+//! let call = client.start(now, connection)?;
+//! client.write(now, call, Shared::from(&b"ping"[..])).expect("there is room");
+//! client.finish(now, call)?;
+//!
+//! let mut batch = Transmit::new(1);
+//! let mut request = None;
+//! while request.is_none() {
+//!     for (from, to, port) in [(&mut client, &mut server, 7001), (&mut server, &mut client, 7000)] {
+//!         while from.poll_transmit(now, &mut batch) {
+//!             for datagram in batch.datagrams() {
+//!                 to.handle_input(now, route(port), Shared::from(datagram));
+//!             }
+//!         }
+//!     }
+//!     while let Some(event) = server.poll_event() {
+//!         if let Event::Call(incoming) = event {
+//!             request = Some(server.read(now, incoming.call)?);
+//!         }
+//!     }
+//! }
+//! assert!(matches!(request, Some(Read::Data(bytes)) if bytes.as_ref() == b"ping"));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Deliberately absent: sockets, clocks, random numbers (the caller passes a seed), threads, the
 //! encoding of arguments (XDR), rxkad (56-bit keys), multicast, coalescing of small writes.
 //!

@@ -1,7 +1,7 @@
 //! `devmix`, modeled on HP's Disk Bench: small requests on a raw device, many of them in flight;
 //! measures IOPS by request size, queue depth and number of threads.
 //!
-//! Each point of the grid issues the same number of requests through [`crate::engine`]: every
+//! Each point of the grid issues the same number of requests through `crate::engine`: every
 //! record of a span, sequentially or in random order, without the page cache if the device bypasses
 //! it. Writes end with a flush, which is timed. The source of the original is not public; its
 //! behavior is known from the report that used it.
