@@ -48,7 +48,7 @@ fn a_hup_that_fails_is_told() {
     assert!(started.status().unwrap().success());
     let pid = pid_of(&s, "a");
     for (bad, why) in [
-        ("x=[", "everything stays as it is"),
+        ("x=[", "configuration not reloaded"),
         (
             "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"none.img\"\n",
             "[volume.b] cannot be served",

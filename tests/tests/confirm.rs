@@ -258,7 +258,7 @@ fn whoever_makes_a_key_is_told_of_a_second_one() {
     let s = Sandbox::new();
     let generate = ["key", "generate", "alice", "--no-passphrase"];
     let said = s.run(&generate).ok().stderr;
-    let words = ["loses this key", "keep a copy", "--recovery"];
+    let words = ["this key is lost", "keep a copy", "--recovery"];
     assert!(words.iter().all(|word| said.contains(word)), "{said}");
     let said = Ran::of(
         s.evfs()

@@ -221,7 +221,7 @@ fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
     let guest = [&all[..], &["--env", "guest", "--force"]].concat();
     let refused = s.run(&guest).code(2);
     assert!(
-        refused.stderr.contains("which a guest does not reach"),
+        refused.stderr.contains("which a guest cannot reach"),
         "{}",
         refused.stderr
     );

@@ -359,7 +359,7 @@ before = 'exec evfs-no-such-rival here'
     assert!(ran.stderr.contains("evfs-no-such-rival"), "{}", ran.stderr);
     let missing = ["lab", "compare", "here", "gone", "--workload", "nfsbasic"];
     let ran = s.run(&missing).code(2);
-    assert!(ran.stderr.contains("`gone` is no side"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("unknown side `gone`"), "{}", ran.stderr);
 }
 
 #[test]

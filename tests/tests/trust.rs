@@ -240,7 +240,7 @@ fn an_old_header_is_refused_until_the_administrator_says_so() {
     }
     let said = s.run(&[&restore[..], &["--older"]].concat()).code(2).stderr;
     assert!(
-        said.contains("--yes") && said.contains("keys that were removed"),
+        said.contains("--yes") && said.contains("keys removed since then"),
         "{said}"
     );
     assert!(content(&s.path("a.img")) == before);

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Prints a result: `value` as JSON, or `text`.
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
     let text = if json {
-        serde_json::to_string_pretty(value).expect("a value becomes text")
+        serde_json::to_string_pretty(value).expect("a JSON value serializes")
     } else {
         text().trim_end().to_owned()
     };
@@ -44,7 +44,7 @@ impl Bar {
         }
         let style = ProgressStyle::with_template("{msg:<12} [{bar:30}] {percent} %");
         let bar = ProgressBar::new(1).with_message(what);
-        Bar(bar.with_style(style.expect("a template that is known")))
+        Bar(bar.with_style(style.expect("the template is valid")))
     }
 
     /// Sets the progress to `done` of `of`.
@@ -89,7 +89,7 @@ pub fn end(code: u8) -> ExitCode {
         Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             let why = stack::without_number(&e.to_string());
             let done = match CHANGED.load(Ordering::Relaxed) {
-                true => "; the command itself was carried out, and only its report is missing",
+                true => "; the command itself succeeded",
                 false => "",
             };
             let _ = writeln!(
@@ -120,7 +120,7 @@ pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
         let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
         let message = match error.kind() {
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                "a command is missing; --help lists them".into()
+                "missing command; --help lists the commands".into()
             }
             _ => said.join("; "),
         };
@@ -192,7 +192,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     let (number, unit) = text.split_at(digits);
     let number: u64 = number
         .parse()
-        .map_err(|_| format!("`{text}` is not a size, like 10G"))?;
+        .map_err(|_| format!("`{text}` is not a size such as 10G"))?;
     let shift = match unit.to_ascii_lowercase().as_str() {
         "" | "b" => 0,
         "k" | "kib" => 10,
@@ -201,7 +201,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "t" | "tib" => 40,
         _ => {
             return Err(format!(
-                "`{unit}` is not a unit; K, M, G and T are (powers of 1024)"
+                "unknown unit `{unit}`; use K, M, G or T (powers of 1024)"
             ));
         }
     };

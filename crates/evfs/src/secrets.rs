@@ -18,7 +18,7 @@ pub fn from_fd(fd: i32) -> Result<SecretBytes> {
     // SAFETY: fcntl with F_GETFD only checks whether the descriptor is open.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(Error::Usage(format!(
-            "--passphrase-fd {fd}: that descriptor is not open"
+            "--passphrase-fd {fd}: the file descriptor is not open"
         )));
     }
     // SAFETY: the descriptor is open and was passed to us for this; it is closed after reading,
@@ -55,13 +55,13 @@ pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
 
 /// Prompts for a passphrase at the terminal.
 pub fn ask(prompt: &str) -> Result<SecretBytes> {
-    ask_or(prompt, "give it by --passphrase-fd N or --key-file F")
+    ask_or(prompt, "use --passphrase-fd N or --key-file F")
 }
 
 fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
     if !std::io::stdin().is_terminal() && File::open("/dev/tty").is_err() {
         return Err(Error::Usage(format!(
-            "{prompt} is needed, and there is no terminal to ask at; {instead}"
+            "{prompt} is required, but there is no terminal to ask at; {instead}"
         )));
     }
     let text = rpassword::prompt_password(format!("{prompt}: "))
@@ -71,14 +71,14 @@ fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
 
 /// Prompts twice, for a new passphrase.
 pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
-    let instead = "give it by --passphrase-fd N, or do without by --no-passphrase";
+    let instead = "use --passphrase-fd N or --no-passphrase";
     let first = ask_or(prompt, instead)?;
     if first.is_empty() {
         return Err(Error::Usage("an empty passphrase protects nothing".into()));
     }
-    if ask_or(&format!("{prompt}, once more"), instead)? != first {
+    if ask_or(&format!("{prompt}, again"), instead)? != first {
         return Err(Error::Usage(
-            "the two passphrases differ; nothing was changed".into(),
+            "the passphrases do not match; nothing was changed".into(),
         ));
     }
     Ok(first)
@@ -91,7 +91,7 @@ fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {
         if len == held.len() {
             if len >= SECRET_BYTES_MAX {
                 return Err(Error::Usage(format!(
-                    "{}: longer than {SECRET_BYTES_MAX} bytes; that is no key file",
+                    "{}: too large for a key file; the limit is {SECRET_BYTES_MAX} bytes",
                     path.display()
                 )));
             }

@@ -95,7 +95,7 @@ pub fn in_background(
         Ok(background::Side::Parent(code)) => Ok(code),
         Ok(background::Side::Child(ready)) => serve(Some(ready)),
         Err(e) => Err(Error::Failed(format!(
-            "cannot go on in the background: {e}"
+            "cannot detach from the terminal: {e}"
         ))),
     }
 }
@@ -155,7 +155,7 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
         log::reload(settings.log_level());
         cache.reload(&settings).map(|()| settings)
     });
-    settings.map_err(|error| format!("the settings stay as they are: {}", error.chain()))
+    settings.map_err(|error| format!("settings not reloaded: {}", error.chain()))
 }
 
 /// Installs signal handlers for a service, for which HUP means reload.
@@ -169,7 +169,7 @@ pub fn install_signals() -> Result<StopSignals> {
 }
 
 fn no_signals(error: std::io::Error) -> Error {
-    Error::Failed(format!("cannot take signals over: {error}"))
+    Error::Failed(format!("cannot install signal handlers: {error}"))
 }
 
 /// Opens the volume of a spec and starts its exports.
@@ -207,7 +207,7 @@ pub fn announce(json: bool, all: &[Box<dyn Serving>], ready: Option<background::
             [one] => json!(one),
             many => json!({ "volumes": many }),
         };
-        serde_json::to_string_pretty(&value).expect("a status becomes JSON")
+        serde_json::to_string_pretty(&value).expect("a status serializes")
     } else {
         attached
             .iter()

@@ -95,7 +95,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let answers = volumes(context, volume, &Ask::Flush)?;
             let value = json!({ "flushed": answers });
             output::done(context.json, &value, || {
-                words(&answers, |_| "everything is below".into())
+                words(&answers, |_| "all data is on stable storage".into())
             });
         }
         Command::Drop { volume } => {
@@ -103,10 +103,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let value = json!({ "dropped": answers });
             output::done(context.json, &value, || {
                 words(&answers, |a| {
-                    format!(
-                        "{} have left",
-                        size(a["dropped_bytes"].as_u64().unwrap_or(0))
-                    )
+                    format!("dropped {}", size(a["dropped_bytes"].as_u64().unwrap_or(0)))
                 })
             });
         }
@@ -159,7 +156,7 @@ fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
 }
 
 fn none() -> Error {
-    Error::NotFound("no volume is attached that is cached; `evfs attach` makes one".into())
+    Error::NotFound("no cached volume is attached; attach one with `evfs attach`".into())
 }
 
 /// Queries each process once, through one of its volumes; files are queried through all of them.
@@ -251,7 +248,7 @@ fn describe(cache: &Value) -> String {
     let names: Vec<_> = names.iter().filter_map(|n| n.as_str()).collect();
     let reads = number("hits") + number("misses") + number("joins");
     let ratio = match reads {
-        0 => "no read yet".into(),
+        0 => "no reads yet".into(),
         _ => format!(
             "{:.1} % of {reads} pages",
             100.0 * number("hits") as f64 / reads as f64
@@ -275,7 +272,10 @@ fn describe(cache: &Value) -> String {
     line("hits", ratio);
     line(
         "joins",
-        format!("{} waited for a page that was on its way", number("joins")),
+        format!(
+            "{} waited for a page that was already loading",
+            number("joins")
+        ),
     );
     line(
         "read-ahead",
@@ -286,7 +286,7 @@ fn describe(cache: &Value) -> String {
             number("read_ahead_wasted")
         ),
     );
-    line("left", evictions(&stats["left"]));
+    line("evicted", evictions(&stats["left"]));
     line(
         "memory",
         format!("{}, index {}", word("frames"), bytes("index_bytes")),

@@ -304,7 +304,7 @@ fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
     match all.is_empty() {
         false => Ok(all),
         true => Err(Error::NotFound(
-            "no cell is served; `evfs serve DEVICE` does that".into(),
+            "no cell is served; serve one with `evfs serve DEVICE`".into(),
         )),
     }
 }
@@ -343,7 +343,7 @@ fn in_pairs(words: &[String]) -> Result<Vec<(String, String)>> {
     let pairs = words.chunks(2).map(|pair| match pair {
         [name, rights] => Ok((name.clone(), rights.clone())),
         _ => Err(Error::Usage(format!(
-            "`{}` has no rights: names and rights come in pairs",
+            "missing rights for `{}`: names and rights come in pairs",
             pair[0]
         ))),
     });

@@ -10,9 +10,9 @@ use std::net::Ipv4Addr;
 pub fn describe_made(made: &Made, device: &str) -> String {
     let done = match (made.formatted, made.encrypted) {
         (true, true) => "formatted, encrypted",
-        (true, false) => "formatted, in the clear",
-        (false, true) => "what it held is kept; encrypted",
-        (false, false) => "what it held is kept; in the clear",
+        (true, false) => "formatted, not encrypted",
+        (false, true) => "content kept, encrypted",
+        (false, false) => "content kept, not encrypted",
     };
     format!(
         "{device} is the cell {}: {done}\n{}\n\
@@ -80,7 +80,7 @@ pub fn describe(cell: &Value) -> String {
         let _ = writeln!(out, "  {name:<12}{value}");
     };
     if cell["served"] != true {
-        line("served", "no; `evfs serve` does that".into());
+        line("served", "no; serve it with `evfs serve`".into());
         line("addresses", list(&cell["listen"]));
         return out + &volumes(cell);
     }
@@ -103,7 +103,7 @@ pub fn describe(cell: &Value) -> String {
     if cell["announced"] != cell["listen"] {
         line("announced", list(&cell["announced"]));
     }
-    let everybody = "everybody who can".to_owned();
+    let everybody = "every client that can reach the server".to_owned();
     line(
         "allowed",
         Some(list(&cell["allowed"]))
@@ -111,9 +111,9 @@ pub fn describe(cell: &Value) -> String {
             .unwrap_or(everybody),
     );
     let may = match (cell["read_only"] == true, cell["anonymous_write"] == true) {
-        (true, _) => "nobody",
-        (_, true) => "whomever access lists let, by address",
-        (_, false) => "nobody; --anonymous-write lets those whom access lists let",
+        (true, _) => "none",
+        (_, true) => "clients that access lists permit, by address",
+        (_, false) => "none; --anonymous-write admits clients that access lists permit",
     };
     line("writers", may.into());
     if let Some(warning) = cell["warning"].as_str() {
@@ -138,10 +138,10 @@ fn counters(stats: &Value) -> String {
         ports.iter().filter_map(|p| stats[p][key].as_u64()).sum()
     };
     let mut out = format!(
-        "  clients     {}, {} of them heard of within 15 minutes; {} promises\n\
-        \x20 calls       {}, {} of them ended with an error; {} fetched, {} stored\n\
+        "  clients     {}, {} of them active within 15 minutes; {} callback promises\n\
+        \x20 calls       {}, {} of them failed; {} fetched, {} stored\n\
         \x20 callbacks   {} broken\n\
-        \x20 network     {} datagrams in, {} out; {} dropped here, {} packets sent again, {} jumbograms out, {} in\n",
+        \x20 network     {} datagrams in, {} out; {} dropped, {} packets resent, {} jumbograms out, {} in\n",
         number("clients"),
         number("active_clients"),
         number("promises"),
@@ -195,7 +195,7 @@ fn row(volume: &Value) -> String {
     let number = |key: &str| volume[key].as_u64().unwrap_or(0);
     let text = |key: &str| volume[key].as_str().unwrap_or("-");
     let mut out = format!(
-        "  {:>10}  {:<24} {:<11} {} in {} files and folders",
+        "  {:>10}  {:<24} {:<11} {} in {} files and directories",
         number("id"),
         text("name"),
         text("kind"),
@@ -203,7 +203,7 @@ fn row(volume: &Value) -> String {
         number("used_inodes"),
     );
     if let Some(quota) = volume["quota_bytes"].as_u64() {
-        let _ = write!(out, "  at most {}", size(quota));
+        let _ = write!(out, "  quota {}", size(quota));
     }
     out + "\n"
 }
@@ -226,7 +226,7 @@ pub fn describe_volume(value: &Value) -> String {
     let text = |key: &str| value[key].as_str();
     match (text("removed"), text("mounted")) {
         (Some(name), _) => format!("removed {name}"),
-        (_, Some(name)) => format!("{name} is at {}", text("path").unwrap_or("-")),
+        (_, Some(name)) => format!("mounted {name} at {}", text("path").unwrap_or("-")),
         _ if value["volumes"].is_array() => volumes(value),
         _ => row(value),
     }

@@ -35,7 +35,7 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
     }
     if !at_terminal() {
         return Err(Error::Usage(format!(
-            "{what}; there is no terminal to ask at, so nothing was done: --yes does it without a question"
+            "{what}; nothing was done, as there is no terminal to confirm at; use --yes to skip the question"
         )));
     }
     let wanted = match answer {
@@ -43,7 +43,7 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
         Answer::Yes => "yes",
     };
     let mut out = std::io::stderr().lock();
-    let _ = write!(out, "{what}.\nType `{wanted}` to go on: ");
+    let _ = write!(out, "{what}.\nType `{wanted}` to continue: ");
     let _ = out.flush();
     drop(out);
     let mut typed = String::new();
@@ -51,9 +51,7 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
     read.map_err(|e| Error::io("cannot read the answer from", "/dev/stdin".as_ref(), e))?;
     match typed.trim_end_matches(['\r', '\n']) == wanted {
         true => Ok(()),
-        false => Err(Error::Failed(
-            "that is another answer; nothing was done".into(),
-        )),
+        false => Err(Error::Failed("not confirmed; nothing was done".into())),
     }
 }
 

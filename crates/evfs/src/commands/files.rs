@@ -234,7 +234,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
     output::done(context.json, &json!(made), || {
         let kept = made.undo.as_ref().map(|file| {
             format!(
-                "\nthe head of what was there is kept, as it lay on the disk, in {}",
+                "\nthe start of the previous content is saved, as raw disk data, in {}",
                 file.display()
             )
         });
@@ -244,7 +244,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             output::size(made.size),
             match made.encrypted {
                 true => "encrypted",
-                false => "in the clear",
+                false => "not encrypted",
             },
             made.uuid,
             kept.unwrap_or_default()
@@ -321,7 +321,7 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
         super::detach::detach(&run_dir, &name, args.force)?;
     } else if !filesystem::clear_dead(&args.dir)? {
         return Err(Error::NotFound(format!(
-            "no file system that this user has mounted is at {}; `evfs status` lists them",
+            "this user has no file system mounted at {}; `evfs status` lists mounts",
             args.dir.display()
         )));
     }
@@ -372,7 +372,7 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
     let now = checked.left();
     let _ = writeln!(
         text,
-        "{} filesets and snapshots, {} files and folders, {} extents, {} of data, {} of metadata",
+        "{} filesets and snapshots, {} files and directories, {} extents, {} of data, {} of metadata",
         now.trees,
         now.inodes,
         now.extents,
@@ -382,8 +382,10 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
     text + match (now.is_clean(), repair, found.is_clean()) {
         (true, _, true) => "clean",
         (true, ..) => "repaired",
-        (false, true, _) => "not everything could be repaired",
-        (false, false, _) => "`evfs fsck --repair` mends it; what has no place goes to lost+found",
+        (false, true, _) => "some errors could not be repaired",
+        (false, false, _) => {
+            "`evfs fsck --repair` repairs the errors and moves orphaned files to lost+found"
+        }
     }
 }
 
@@ -397,7 +399,7 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     let done = done?;
     output::done(context.json, &json!(done), || {
         format!(
-            "{} files in {} extents, before in {}; {} of them improved, {} moved",
+            "{} files in {} extents, previously {}; {} files improved, {} moved",
             done.files,
             done.extents_after,
             done.extents_before,
@@ -421,7 +423,7 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
 fn describe_usage(device: &Path, value: &Value) -> String {
     let bytes = |key: &str| output::size(value[key].as_u64().unwrap_or(0));
     format!(
-        "{}  {}  {}\n  size {}  free {} (largest run {})  to be had {}  metadata {}  journal {}\n{}",
+        "{}  {}  {}\n  size {}  free {} (largest run {})  available {}  metadata {}  journal {}\n{}",
         device.display(),
         value["label"].as_str().unwrap_or_default(),
         value["uuid"].as_str().unwrap_or_default(),

@@ -147,7 +147,7 @@ pub fn table(value: &Value) -> String {
 fn row(fileset: &Value) -> String {
     let number = |key: &str| fileset[key].as_u64();
     let mut text = format!(
-        "{:>4}  {:<20}  {} in {} files and folders",
+        "{:>4}  {:<20}  {} in {} files and directories",
         number("id").unwrap_or(0),
         fileset["name"].as_str().unwrap_or_default(),
         size(number("used_bytes").unwrap_or(0)),
@@ -157,16 +157,16 @@ fn row(fileset: &Value) -> String {
         let _ = write!(text, "  snapshot of {of}");
     }
     if let Some(bytes) = number("quota_bytes") {
-        let _ = write!(text, "  at most {}", size(bytes));
+        let _ = write!(text, "  quota {}", size(bytes));
     }
     if let Some(files) = number("quota_inodes") {
-        let _ = write!(text, "  at most {files} files and folders");
+        let _ = write!(text, "  quota {files} files and directories");
     }
     if let Some(cell) = fileset["cell"].as_str() {
         let name = fileset["name"].as_str().unwrap_or_default();
         let _ = write!(
             text,
-            "\nClients of the cell {cell} may read it. To limit that: \
+            "\nClients of the cell {cell} may read it. To restrict access: \
              evfs cell acl set DEVICE {name} / system:anyuser none"
         );
     }

@@ -81,7 +81,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             output::done(context.json, &value(&info), || line(&info));
             output::say(
                 context.json,
-                "Whoever loses this key loses what it alone opens: keep a copy of its file apart, or name a second key pair with --recovery when you make a volume.",
+                "If this key is lost, volumes that no other key opens are lost: keep a copy of its file elsewhere, or name a second key pair with --recovery when creating a volume.",
             );
         }
         Command::List => {
@@ -156,7 +156,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
     output::done(context.json, &value, || match (&kept, &files.private) {
         (Some(kept), Some(_)) => format!(
-            "removed {name}; its private key is kept in {0}\n`evfs key import {0} --name {1}` brings it back, `shred -u {0}` makes it final",
+            "removed {name}; its private key is saved in {0}\n`evfs key import {0} --name {1}` restores it; `shred -u {0}` destroys it for good",
             kept.display(),
             name_to_import(name),
         ),
@@ -205,7 +205,7 @@ fn private(info: &KeyInfo) -> &'static str {
     match info.private {
         Private::Absent => "public key only",
         Private::Plain => "private key, unprotected",
-        Private::Passphrase => "private key, under a passphrase",
+        Private::Passphrase => "private key, protected by a passphrase",
     }
 }
 

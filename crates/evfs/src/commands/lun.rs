@@ -84,7 +84,7 @@ Examples:
 fn pair(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text
         .split_once('=')
-        .ok_or_else(|| "ATTRIBUTE=VALUE is expected".to_owned())?;
+        .ok_or_else(|| "expected ATTRIBUTE=VALUE".to_owned())?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
@@ -105,7 +105,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         } => {
             lun::clear(settings, &lun)?;
             output::done(context.json, &json!({ "cleared": lun }), || {
-                format!("{lun}: counters are zero")
+                format!("{lun}: counters reset")
             });
         }
         Command::Stat { lun, watch, .. } => loop {
@@ -124,7 +124,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Set { lun, value } => {
             lun::set(settings, &lun, &value.0, &value.1)?;
             output::done(context.json, &json!({ "set": value.0 }), || {
-                format!("{lun}: {}={} until it is opened again", value.0, value.1)
+                format!("{lun}: {}={} until the next open", value.0, value.1)
             });
         }
         Command::Save { lun, value, scope } => {
@@ -134,7 +134,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 match value.1.is_empty() {
                     true => format!("{of}: {} is no longer saved", value.0),
                     false => format!(
-                        "{of}: {}={} is saved, in force from the next open on",
+                        "{of}: {}={} is saved and takes effect at the next open",
                         value.0, value.1
                     ),
                 }
@@ -159,15 +159,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     let known = lun::forget(&context.settings, name, true)?;
     let (paths, values) = (known.paths.len(), known.attributes.len());
-    let what = format!(
-        "This forgets {name}, its paths ({paths}) and the attributes saved for it ({values})"
-    );
+    let what =
+        format!("This forgets {name}, its paths ({paths}) and its saved attributes ({values})");
     confirm(yes, &what, Answer::Yes)?;
     let known = lun::forget(&context.settings, name, false)?;
     let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
     let value = json!({ "forgotten": name, "paths": addresses, "attributes": known.attributes });
     output::done(context.json, &value, || {
-        let mut text = format!("{name} is forgotten, with\n");
+        let mut text = format!("forgot {name}, including\n");
         for address in &addresses {
             let _ = writeln!(text, "  path {address}");
         }
@@ -200,7 +199,7 @@ fn scan(context: &Context, places: &[String]) -> Result<u8> {
         }
         if found.iter().any(|f| f.generic) {
             text.push_str(
-                "An ID that others may have makes a LUN of each path; join those that are one by +.\n",
+                "An ID that is not unique makes each path a LUN of its own; join paths to one disk with A+B.\n",
             );
         }
         text
@@ -347,7 +346,7 @@ fn stat(lun: &Value) -> String {
         ("timeouts", "timeouts"),
         ("busy", "busy"),
         ("connections lost", "offline_events"),
-        ("connections made", "online_events"),
+        ("connections opened", "online_events"),
         ("suspected", "suspect_events"),
         ("late answers", "late_answers"),
         ("p50, us", "p50_us"),
@@ -400,7 +399,7 @@ fn attributes(rows: &[lun::AttributeRow]) -> String {
 fn waiting(value: &Value) -> String {
     let all = value.as_array().map_or(&[][..], Vec::as_slice);
     if all.is_empty() {
-        return "nothing waits".into();
+        return "no I/O is waiting".into();
     }
     let mut out = String::new();
     for io in all {

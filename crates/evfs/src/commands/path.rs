@@ -58,7 +58,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Disable { which, force } => (PathVerb::Disable, which.lun, which.path, force),
         Command::ReplaceWwid { which, yes } => {
             let what = format!(
-                "From now on the disk that answers at {} is taken for {}: if it is another disk, the data of both is lost",
+                "This accepts the disk that answers at {} as {}: if it is another disk, the data of both is lost",
                 which.path, which.lun
             );
             confirm(yes.yes, &what, Answer::Name(&which.lun))?;

@@ -56,7 +56,7 @@ fn kind(text: &str) -> std::result::Result<Mix, String> {
     let found = MIXES.iter().find(|mix| mix.name == text);
     found
         .copied()
-        .ok_or_else(|| format!("there are {}", names.join(", ")))
+        .ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
@@ -130,8 +130,8 @@ impl Measuring {
     }
 
     fn one(&self, what: &'static str, bench: Rc<Bench>, job: &lab::Job) -> Result<Option<Study>> {
-        let folder =
-            tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+        let folder = tempfile::tempdir()
+            .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))?;
         let bar = match self.quiet {
             true => ProgressBar::hidden(),
             false => bar(&self.plan).with_prefix(what),
@@ -157,7 +157,7 @@ fn bar(plan: &StudyPlan) -> ProgressBar {
     // A warm-up block and the planned pairs, of the stacks and the control.
     let runs = (u64::from(plan.pairs) + 2) * (KINDS.len() as u64 + 1);
     let style = ProgressStyle::with_template("{prefix:<8} [{bar:30}] {pos}/{len} {eta} {msg}")
-        .expect("the template is well formed");
+        .expect("the template is valid");
     ProgressBar::new(runs).with_style(style)
 }
 
@@ -192,7 +192,7 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
     let _ = writeln!(text, "{}: {}\n", mix.name, mix.what);
     for price in prices {
         let _ = writeln!(text, "{}:", price.side);
-        half(text, "reads of it", &price.reads, true);
+        half(text, "reads of the device", &price.reads, true);
         let real = args.scratch.is_some();
         half(
             text,
@@ -202,8 +202,8 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
         );
         let _ = writeln!(
             text,
-            "  the mix takes {:.2} CPU seconds more a GiB: one processor does {:.1} GiB/s of it, and {:.2} processors are \
-             busy with it when as much moves as the device gives to reads ({:.0} MiB/s)",
+            "  encryption adds {:.2} CPU seconds per GiB: one CPU sustains {:.1} GiB/s, and {:.2} CPUs are busy at the \
+             read rate of the device ({:.0} MiB/s)",
             price.cpu_more_s_gib.max(0.0),
             price.gib_s_of_a_core.min(999.0),
             price.cores_at_full_rate,
@@ -214,13 +214,13 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
         let more = last.cpu_more_s_gib - first.cpu_more_s_gib;
         let _ = writeln!(
             text,
-            "\n{} instead of {}: {:+.2} CPU seconds a GiB.",
+            "\n{} instead of {}: {:+.2} CPU seconds per GiB.",
             last.side, first.side, more
         );
     }
     let _ = writeln!(
         text,
-        "To go on: copy what is on it elsewhere, then `evfs volume create {} --owner NAME --force`.\n\nWhat a reader has to know:",
+        "To encrypt it: copy its content elsewhere, then run `evfs volume create {} --owner NAME --force`.\n\nNotes:",
         args.device.display()
     );
 }
@@ -233,7 +233,7 @@ fn half(text: &mut String, what: &str, half: &Half, real: bool) {
                 format!("between {:.3} and {:.3}", i.low, i.high)
             });
             format!(
-                "{:.0} MiB/s instead of {:.0}, {rate:.3} of it ({between}): {}; ",
+                "{:.0} MiB/s instead of {:.0}, ratio {rate:.3} ({between}): {}; ",
                 half.mib_s,
                 half.clear_mib_s,
                 words(half.judgement)
@@ -246,7 +246,7 @@ fn half(text: &mut String, what: &str, half: &Half, real: bool) {
     });
     let _ = writeln!(
         text,
-        "  {what}: {rate}{:.3} CPU seconds a GiB instead of {:.3}, {:+.3}{between}",
+        "  {what}: {rate}{:.3} CPU seconds per GiB instead of {:.3}, {:+.3}{between}",
         half.clear_cpu_s_gib + half.cpu_more_s_gib,
         half.clear_cpu_s_gib,
         half.cpu_more_s_gib,
@@ -257,8 +257,8 @@ fn words(judgement: Judgement) -> &'static str {
     match judgement {
         Judgement::Better => "faster",
         Judgement::Worse => "slower",
-        Judgement::Same => "no difference that matters",
-        Judgement::Noise => "no more than this machine's noise",
+        Judgement::Same => "no relevant difference",
+        Judgement::Noise => "within the noise of this machine",
         Judgement::Undecided | Judgement::NoInterval => "undecided on this machine now",
     }
 }

@@ -55,10 +55,10 @@ fn describe(v: &Value) -> String {
         Some("kept") => "kept: other machines see that it is in use",
         Some("reader") => "not kept: this process only reads",
         Some("impossible") => {
-            "impossible: there is no room for it, and other machines do not see that it is in use"
+            "impossible: no space for it; other machines cannot see that it is in use"
         }
         Some("lost") => {
-            "lost: another machine has taken it over, and nothing more is read or written; detach with --force"
+            "lost: another machine has taken it over, so all I/O is refused; detach with --force"
         }
         _ => "",
     };

@@ -131,7 +131,7 @@ impl Up {
         let mut failed: Vec<String> = settings.err().into_iter().collect();
         match config::read(&self.config, threads) {
             Ok(wanted) => failed.extend(self.become_like(wanted, hub)),
-            Err(error) => failed.push(format!("everything stays as it is: {}", error.chain())),
+            Err(error) => failed.push(format!("configuration not reloaded: {}", error.chain())),
         }
         failed
     }
@@ -152,7 +152,7 @@ impl Up {
             if let Err(error) = &stopped {
                 let why = error.chain();
                 failed.push(format!(
-                    "{name} is gone from the configuration and cannot be detached: {why}"
+                    "{name} was removed from the configuration but cannot be detached: {why}"
                 ));
             }
             stopped.is_err()
@@ -167,11 +167,12 @@ impl Up {
                 let how = match alone {
                     true => format!("`evfs detach {name}; evfs up {file}`"),
                     false => format!(
-                        "`evfs detach {name}`, then HUP (or `evfs up {file}` once all is detached)"
+                        "`evfs detach {name}`, then send HUP (or run `evfs up {file}` once all is detached)"
                     ),
                 };
-                let note = (*before != entry)
-                    .then(|| format!("its table in {file} has changed; {how} makes that so"));
+                let note = (*before != entry).then(|| {
+                    format!("its table in {file} has changed; to apply the change, run {how}")
+                });
                 if let Some(note) = &note {
                     tracing::warn!("{name}: {note}");
                 }
@@ -249,7 +250,7 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
         context.json,
         &json!({ "detached": detached }),
         || match detached.as_slice() {
-            [] => "nothing that `up` attached".into(),
+            [] => "nothing attached by `evfs up`".into(),
             names => format!("detached {}", names.join(", ")),
         },
     );

@@ -178,7 +178,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 }
 
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
-    let number = |text: &str| text.parse().expect("clap allows numbers only");
+    let number = |text: &str| text.parse().expect("clap accepts only numbers");
     let name = args.device.display().to_string();
     let (held, undo) = or_force(args.force, &name, |force| {
         let what = Create {
@@ -202,7 +202,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         if let Some(undo) = &undo {
             let _ = write!(
                 text,
-                "\nwhat was overwritten is kept in {}; `dd if=FILE of=DEVICE conv=notrunc` puts it back",
+                "\noverwritten data is saved in {}; `dd if=FILE of=DEVICE conv=notrunc` restores it",
                 undo.display()
             );
         }
@@ -210,7 +210,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     });
     if args.recovery.is_empty() {
         let words = format!(
-            "Without the key `{}` the data is lost: `evfs volume key add {name} --recovery NAME` adds a key that can make another owner.",
+            "Without the key `{}` the data is lost: `evfs volume key add {name} --recovery NAME` adds a key that can set another owner.",
             args.owner
         );
         output::say(context.json, &words);
@@ -250,7 +250,7 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
         }
         if report.can_be_repaired() {
             let name = device.display();
-            let _ = writeln!(text, "`evfs volume repair {name}` mends the damaged copy");
+            let _ = writeln!(text, "`evfs volume repair {name}` repairs the damaged copy");
         }
         if findings.is_empty() {
             text.push_str("no errors");
@@ -283,8 +283,8 @@ fn repair(
             let keys = volume.keys();
             let keys: Vec<String> = keys.iter().map(volume_key::short).collect();
             let what = format!(
-                "This seals the header of {} as it is: from then on {} count as its own, whoever put \
-                 them there",
+                "This seals the header of {} as it is: from then on {} are trusted, no matter \
+                 which user added them",
                 device.display(),
                 keys.join(" and ")
             );
@@ -325,7 +325,7 @@ fn set_owner(
             return Ok(());
         }
         let what = format!(
-            "This makes `{name}` the owner of {}, and destroys {}; who should go on using it is added anew by `evfs volume key add`",
+            "This makes `{name}` the owner of {} and destroys {}; `evfs volume key add` gives other users access again",
             device.display(),
             others.join(" and ")
         );
@@ -339,8 +339,8 @@ fn set_owner(
     let mut value = volume_value(&held.volume);
     value["removed"] = gone.iter().map(volume_key::value).collect();
     output::done(context.json, &value, || match others.as_slice() {
-        [] => format!("{name} is the owner now"),
-        others => format!("{name} is the owner now; removed {}", others.join(" and ")),
+        [] => format!("{name} is now the owner"),
+        others => format!("{name} is now the owner; removed {}", others.join(" and ")),
     });
     Ok(exit::OK)
 }
@@ -352,7 +352,7 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     let value = json!({ "backup": to.display().to_string(), "bytes": bytes.len() });
     output::done(context.json, &value, || {
         format!(
-            "{} of header and keyslots in {}; whoever has it and a key can open the volume",
+            "saved {} of header and keyslots in {}; the file and a key together open the volume",
             output::size(bytes.len() as u64),
             to.display()
         )
@@ -389,7 +389,7 @@ fn restore(
     let older = store.judge_restore(&device.display().to_string(), &plan, older)?;
     let older = match older {
         true => {
-            ", which are older than what this machine knows: keys that were removed since open it again"
+            ", which are older than those that this machine remembers: keys removed since then open the volume again"
         }
         false => "",
     };
@@ -413,7 +413,7 @@ fn restore(
         json!({ "restored": device.display().to_string(), "undo": undo.display().to_string() });
     output::done(context.json, &value, || {
         format!(
-            "restored; the header that was there is kept in {}",
+            "restored; the previous header is saved in {}",
             undo.display()
         )
     });
@@ -433,7 +433,7 @@ fn erase(
         held.unlock(&context.opener(), &source, Action::Erase)?;
     }
     let name = device.display().to_string();
-    let what = format!("This destroys all keyslots of {name}, so that no key opens it any more");
+    let what = format!("This destroys all keyslots of {name}, after which no key opens it");
     confirm(yes.yes || force, &what, Answer::Name(&name))?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
@@ -442,8 +442,8 @@ fn erase(
         &json!({ "erased": device.display().to_string(), "undo": undo.display().to_string() }),
         || {
             format!(
-                "erased: no key opens {} any more\nthe header is kept in {}; restoring it undoes this, \
-             destroying it (shred -u) makes it final",
+                "erased: no key opens {} any more\nthe header is saved in {}; restoring it undoes the erasure, \
+             destroying it (shred -u) makes the erasure final",
                 device.display(),
                 undo.display()
             )
@@ -488,14 +488,14 @@ fn volume_text(volume: &crypt::Volume) -> String {
         volume.key_bits(),
         volume.sector_size(),
         match volume.is_cut_short() {
-            true => "not all here (a header backup, or a device that was cut short), it is".into(),
+            true => "incomplete (a header backup or a truncated device),".into(),
             false => output::size(volume.data_size()),
         },
         volume.segment().offset,
         if volume.is_sealed() {
             "sealed"
         } else {
-            "not sealed (made by another program)"
+            "not sealed (created by another program)"
         },
         if volume.needs_repair() {
             ", one copy is damaged: run `evfs volume repair`"

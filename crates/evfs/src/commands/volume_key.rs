@@ -84,18 +84,18 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
             let keyslot = match (which, keyslot) {
                 (Some(which), _) => find(context, &held.volume, &which)?,
-                (None, number) => number.expect("clap asks for one of the two"),
+                (None, number) => number.expect("clap requires one of the two"),
             };
             let source = unlock.source(&volume_name(&device))?;
             let keys = held.volume.keys();
             let Some(key) = keys.iter().find(|k| k.keyslot == keyslot) else {
                 return Err(Error::NotFound(format!(
-                    "{}: no keyslot {keyslot}; `evfs volume key list` shows what there is",
+                    "{}: no keyslot {keyslot}; `evfs volume key list` lists the keyslots",
                     device.display()
                 )));
             };
             let what = format!(
-                "This destroys {} of {}; what it opens with is of no use there any more",
+                "This destroys {} of {}; its key or passphrase no longer opens the volume",
                 short(key),
                 device.display()
             );
@@ -138,11 +138,11 @@ fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
         return Ok(keyslot);
     }
     let pair = match keys.iter().find(is_own) {
-        Some(key) => format!("which is in {}: --keyslot {}", short(key), key.keyslot),
-        None => "which has no keyslot there".into(),
+        Some(key) => format!("is in {}: use --keyslot {}", short(key), key.keyslot),
+        None => "has no keyslot there".into(),
     };
     Err(Error::Usage(format!(
-        "{}: `{which}` is {}: --keyslot {keyslot}; and the name of a key pair of this user, {pair}. Say which is meant",
+        "{}: `{which}` is ambiguous: use --keyslot {keyslot} for {}; the key pair of this user with that name {pair}",
         volume.name(),
         numbered.map_or_else(|| format!("keyslot {keyslot}"), short),
     )))
@@ -166,7 +166,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         (_, Some(name), ..) => New::Pair(Role::Recovery, Box::new(pair(name)?)),
         (.., Some(fd), _) => New::Secret(secrets::from_fd(fd)?),
         (.., Some(file)) => New::Secret(secrets::from_key_file(file)?),
-        _ => unreachable!("clap asks for one of the group"),
+        _ => unreachable!("clap requires one of the group"),
     };
     let source = args.unlock.source(&volume_name(&args.device))?;
     let mut held = hold(&args.device, Intent::ChangeHeader, &context.settings)?;
@@ -183,7 +183,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
     let key = keys
         .iter()
         .find(|k| k.keyslot == keyslot)
-        .expect("it was just added");
+        .expect("the keyslot was just added");
     output::done(context.json, &value(key), || line(key));
     Ok(exit::OK)
 }
@@ -208,7 +208,7 @@ fn role(key: &KeyEntry) -> String {
 
 fn what(key: &KeyEntry) -> String {
     match (&key.name, &key.recipient) {
-        _ if !key.bound => "another key, which opens nothing here".into(),
+        _ if !key.bound => "key that does not open this volume".into(),
         (Some(name), Some(_)) => format!("key pair {name}"),
         _ => "passphrase or key file".into(),
     }

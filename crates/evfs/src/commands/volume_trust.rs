@@ -73,7 +73,7 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
             };
             let _ = writeln!(text, "header        {}, {same}", epoch_of(states.as_ref()));
         }
-        text + "whether the header is genuine shows when a key opens it"
+        text + "the header is verified when a key opens it"
     });
     Ok(exit::OK)
 }
@@ -91,7 +91,7 @@ fn reset(context: &Context, device: &Path) -> Result<u8> {
         return Err(unknown(&uuid));
     }
     output::done(context.json, &json!({ "forgotten": uuid }), || {
-        format!("forgot volume {uuid}; its next use is trusted as a first one")
+        format!("forgot volume {uuid}; its next use counts as the first")
     });
     Ok(exit::OK)
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Creates a topology with the CPUs assigned round-robin to this number of cells, all at distance
 /// 20, which firmware uses for neighbors.
 pub fn dealt(cells: u32) -> Result<Topology> {
-    let failed = |e: std::io::Error| Error::Failed(format!("no folder for cells: {e}"));
+    let failed = |e: std::io::Error| Error::Failed(format!("cannot simulate cells: {e}"));
     let folder = tempfile::tempdir().map_err(failed)?;
     lay_out(folder.path(), cells as usize).map_err(failed)?;
     Topology::read(folder.path()).map_err(failed)

@@ -88,7 +88,7 @@ impl<'a> Guests<'a> {
         ];
         if let Some((_, what)) = outside.iter().find(|(there, _)| *there) {
             return Err(Error::Usage(format!(
-                "{} has {what} on this machine, which a guest does not reach; leave that out or choose another environment",
+                "{} has {what} on this machine, which a guest cannot reach; remove that or choose another environment",
                 built.name
             )));
         }
@@ -132,7 +132,7 @@ impl<'a> Guests<'a> {
                 _ => self.builder.size,
             },
         };
-        let open = serde_json::to_value(open).expect("plain data has a JSON form");
+        let open = serde_json::to_value(open).expect("plain data serializes");
         output::say(self.json, &format!("starting the guest of {}", built.name));
         let guest = Arc::new(Guest::boot(&plan, &open).map_err(wrong)?);
         running.push(Running {
@@ -162,8 +162,8 @@ fn has_files(stack: &str) -> bool {
 }
 
 fn disk(bench: &Bench) -> Result<Disk> {
-    let path = bench.path().expect("what sides share is a file or a disk");
-    let path = std::path::absolute(path).map_err(|e| Error::io("cannot find", path, e))?;
+    let path = bench.path().expect("shared benches have a file or a disk");
+    let path = std::path::absolute(path).map_err(|e| Error::io("cannot resolve", path, e))?;
     Ok(Disk {
         path,
         direct: bench.direct(),
@@ -178,8 +178,9 @@ fn processors() -> u32 {
 pub fn agent(context: &Context) -> Result<u8> {
     let mut kept = None;
     let done = serve(&mut |open| {
-        let open: Open = serde_json::from_value(open.clone())
-            .map_err(|e| lab::Error::Spec(format!("its laboratory is another version: {e}")))?;
+        let open: Open = serde_json::from_value(open.clone()).map_err(|e| {
+            lab::Error::Spec(format!("incompatible version of the laboratory: {e}"))
+        })?;
         let built =
             again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;
         let given = (built.target.clone(), built.facts.clone());
@@ -211,7 +212,7 @@ fn again(context: &Context, open: &Open) -> Result<Built> {
             Ok(built)
         }
         Recipe::Stack(name, cache) => {
-            let unknown = || Error::Usage(format!("there is no stack {name}"));
+            let unknown = || Error::Usage(format!("unknown stack {name}"));
             let built = builder.stacks(name, cache).ok_or_else(unknown)??;
             built.into_iter().next().ok_or_else(unknown)
         }

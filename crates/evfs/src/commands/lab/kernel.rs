@@ -42,7 +42,7 @@ pub fn kind(text: &str) -> Option<(&'static str, &'static [&'static str])> {
 impl Mounted {
     /// Creates a file system of this kind in a sparse file of `size` bytes in `dir`, and mounts it.
     pub fn new((name, quiet): (&str, &[&str]), dir: Option<&Path>, size: u64) -> Result<Mounted> {
-        let failed = |what: &str, e: std::io::Error| Error::Failed(format!("no {what}: {e}"));
+        let failed = |what: &str, e: std::io::Error| Error::Failed(format!("cannot {what}: {e}"));
         let temporary = std::env::temp_dir();
         let dir = dir.unwrap_or(&temporary);
         clear_the_dead(&[&temporary, dir]);
@@ -50,18 +50,20 @@ impl Mounted {
         let image = tempfile::Builder::new()
             .prefix(&prefix)
             .tempfile_in(dir)
-            .map_err(|e| failed("file for a file system", e))?;
+            .map_err(|e| failed("create a file for a file system", e))?;
         image
             .as_file()
             .set_len(size)
-            .map_err(|e| failed("room for a file system", e))?;
+            .map_err(|e| failed("allocate space for a file system", e))?;
         let program = format!("mkfs.{name}");
         command(&program, quiet.iter().map(Path::new).chain([image.path()]))?;
         let folder = tempfile::Builder::new()
             .prefix(&prefix)
             .tempdir()
-            .map_err(|e| failed("temporary folder", e))?;
-        let (_, image) = image.keep().map_err(|e| failed("file to keep", e.error))?;
+            .map_err(|e| failed("create a temporary directory", e))?;
+        let (_, image) = image
+            .keep()
+            .map_err(|e| failed("keep the file of a file system", e.error))?;
         let own = Mounted {
             image,
             // Removed with the mount; its content is never deleted by name.
@@ -167,14 +169,14 @@ fn output(program: &str, args: &[&str], path: &Path) -> Result<String> {
 fn said(program: &str, command: &mut Command) -> Result<String> {
     let done = command.output().map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => Error::Failed(format!(
-            "there is no {program} here; install the package that has it (e2fsprogs, xfsprogs, btrfs-progs, util-linux)"
+            "{program} is not installed; install its package (e2fsprogs, xfsprogs, btrfs-progs, util-linux)"
         )),
-        _ => Error::Failed(format!("{program} does not start: {e}")),
+        _ => Error::Failed(format!("cannot run {program}: {e}")),
     })?;
     match done.status.success() {
         true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
         false => Err(Error::Failed(format!(
-            "{program}: {}; a file system of the kernel takes root and a loop device, or one that is mounted already and given as a folder",
+            "{program}: {}; a side with a kernel file system requires root and a loop device; otherwise mount one and name its directory",
             String::from_utf8_lossy(&done.stderr).trim()
         ))),
     }

@@ -36,7 +36,8 @@ pub fn guarded_folder() -> Result<PathBuf> {
         end(&path);
     }
     if GUARD.get().is_none() {
-        let me = std::env::current_exe().map_err(|e| Error::Failed(format!("no path: {e}")))?;
+        let me = std::env::current_exe()
+            .map_err(|e| Error::Failed(format!("cannot find the path of this program: {e}")))?;
         Command::new(me)
             .args(["lab", "guard", &std::process::id().to_string()])
             .stdin(Stdio::null())
@@ -45,7 +46,7 @@ pub fn guarded_folder() -> Result<PathBuf> {
             // Signals that a terminal sends to the laboratory must not reach the guard.
             .process_group(0)
             .spawn()
-            .map_err(|e| Error::Failed(format!("no guard for mounts: {e}")))?;
+            .map_err(|e| Error::Failed(format!("cannot start the guard for mounts: {e}")))?;
         let _ = GUARD.set(());
     }
     tempfile::Builder::new()
@@ -53,7 +54,7 @@ pub fn guarded_folder() -> Result<PathBuf> {
         .tempdir()
         // Removed with the mount; its content is never deleted by name.
         .map(tempfile::TempDir::keep)
-        .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))
+        .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))
 }
 
 /// `evfs lab guard PID`: waits for the end of that process and ends the mounts that it leaves. It

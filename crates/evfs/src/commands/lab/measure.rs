@@ -164,13 +164,13 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
     let scratch = match on {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
         None if jobs.is_empty() && own_side(&suites).is_some() => {
-            builder.build(own_side(&suites).expect("it was asked"))?
+            builder.build(own_side(&suites).expect("checked by the guard"))?
         }
         None => vec![temporary_folder(&mut temporary)?],
         Some(text) => builder.build(text)?,
     };
     let [target] = scratch.as_slice() else {
-        return Err(Error::Usage("one target, not two".into()));
+        return Err(Error::Usage("--target names two sides; choose one".into()));
     };
     let guests = Guests::new(&how.guest, how.builder(context), context.json);
     let mut own_machine = None;
@@ -183,17 +183,17 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
         studies.push(beside(target, job, how, &environments, &guests)?);
     }
     for name in &suites {
-        let suite = Suite::named(name).expect("it was found above");
+        let suite = Suite::named(name).expect("the suite was found above");
         if !how.env.is_empty() {
             return Err(Error::Usage(format!(
-                "{name} says itself what runs beside it; leave --env out"
+                "{name} defines its own environments; remove --env"
             )));
         }
         studies.extend(match suite.axis {
             Axis::Environments => in_environments(suite, target, own_machine.as_ref(), how, &guests)?,
             Axis::Sides if on.is_some() && workloads.is_empty() => {
                 return Err(Error::Usage(format!(
-                    "{name} has sides of its own; leave --target out, or choose two: evfs lab compare A B --suite {name}"
+                    "{name} has its own sides; remove --target, or choose two sides: evfs lab compare A B --suite {name}"
                 )));
             }
             Axis::Sides => between_own(suite, how)?,
@@ -299,7 +299,7 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
     let mut sides = vec![
         base.into_iter()
             .next()
-            .expect("a text stands for a side or more"),
+            .expect("a text names at least one side"),
     ];
     sides.extend(builder.build(&args.other)?);
     for n in 1..sides.len() {
@@ -380,7 +380,10 @@ fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
 
 fn unknown_suite(name: &str) -> Error {
     let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
-    Error::Usage(format!("no suite {name}; there are {}", names.join(", ")))
+    Error::Usage(format!(
+        "unknown suite {name}; expected one of {}",
+        names.join(", ")
+    ))
 }
 
 fn assignments(texts: &[String]) -> Result<Vec<(String, String)>> {
@@ -485,7 +488,7 @@ impl MeasureArgs {
         for (n, job) in jobs.iter().enumerate() {
             let name = job.entry().name;
             if jobs[..n].iter().any(|other| other.entry().name == name) {
-                return Err(Error::Usage(format!("{name} is there twice")));
+                return Err(Error::Usage(format!("{name} is named twice")));
             }
         }
         self.configure(&mut jobs, elsewhere)?;
@@ -589,8 +592,8 @@ impl MeasureArgs {
 /// Creates a directory for jobs that need nothing else. Its name is constant, so that an
 /// interrupted study can be resumed.
 fn temporary_folder(kept: &mut Option<tempfile::TempDir>) -> Result<Built> {
-    let dir =
-        tempfile::tempdir().map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+    let dir = tempfile::tempdir()
+        .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))?;
     let mut built = folder(kept.insert(dir).path())?;
     built.name = "a temporary folder".into();
     built.target.name.clone_from(&built.name);
@@ -612,12 +615,13 @@ impl<'a> Session<'a> {
     fn new(context: &'a Context, how: &'a MeasureArgs, control: bool) -> Result<Session<'a>> {
         let (folder, temporary) = match &how.out {
             Some(out) => {
-                std::fs::create_dir_all(out).map_err(|e| Error::io("cannot make", out, e))?;
+                std::fs::create_dir_all(out).map_err(|e| Error::io("cannot create", out, e))?;
                 (out.clone(), None)
             }
             None => {
-                let dir = tempfile::tempdir()
-                    .map_err(|e| Error::Failed(format!("no temporary folder: {e}")))?;
+                let dir = tempfile::tempdir().map_err(|e| {
+                    Error::Failed(format!("cannot create a temporary directory: {e}"))
+                })?;
                 (dir.path().to_owned(), Some(dir))
             }
         };
@@ -667,7 +671,7 @@ impl<'a> Session<'a> {
                 Err(error) => {
                     output::say(
                         self.context.json,
-                        &format!("{} is left out: {error}", planned.key()),
+                        &format!("skipped {}: {error}", planned.key()),
                     );
                     failed = Some(error);
                 }
@@ -693,8 +697,8 @@ impl<'a> Session<'a> {
         match (self.signals.stop_asked(), failed) {
             (Some(signal), _) => {
                 let words = match &self.how.out {
-                    Some(_) => "stopped; the same command goes on",
-                    None => "stopped; with --out it could go on",
+                    Some(_) => "stopped; run the same command again to resume",
+                    None => "stopped; only runs with --out can be resumed",
                 };
                 output::say(self.context.json, words);
                 Ok(128 + signal as u8)
@@ -764,7 +768,7 @@ impl<'a> Session<'a> {
         let warm_up = if plan.discard_first { 2 } else { 0 };
         let runs = (u64::from(plan.pairs.next_multiple_of(2)) + warm_up) * arms as u64;
         let style = ProgressStyle::with_template("{prefix:<12} [{bar:30}] {pos}/{len} {eta} {msg}")
-            .expect("the template is well formed");
+            .expect("the template is valid");
         ProgressBar::new(runs)
             .with_style(style)
             .with_prefix(job.entry().name)
@@ -774,7 +778,7 @@ impl<'a> Session<'a> {
 fn tell(bar: &ProgressBar, step: &Step<'_>) {
     match step {
         Step::Preparing(side) => bar.set_message(format!("preparing {side}")),
-        Step::Calibrated(times) => bar.set_message(format!("{times} times a run")),
+        Step::Calibrated(times) => bar.set_message(format!("{times} iterations per run")),
         Step::Ran { side, figure, .. } => {
             bar.inc(1);
             // More pairs than planned: the intervals are still wide.
@@ -790,6 +794,6 @@ fn tell(bar: &ProgressBar, step: &Step<'_>) {
 
 /// Prints results.
 pub fn show(context: &Context, results: &Results) {
-    let value = serde_json::to_value(results).expect("plain data has a JSON form");
+    let value = serde_json::to_value(results).expect("plain data serializes");
     output::show(context.json, &value, || results.text());
 }

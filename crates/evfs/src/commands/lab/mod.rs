@@ -197,7 +197,7 @@ fn list(context: &Context) -> u8 {
     })).collect::<Vec<_>>() });
     output::show(context.json, &value, || {
         let mut text = format!(
-            "{:<12}{:<9}{:<14}what it does; what it follows\n",
+            "{:<12}{:<9}{:<14}description; source\n",
             "workload", "needs", "unit"
         );
         for e in CATALOGUE {
@@ -228,7 +228,7 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
     })).collect::<Vec<_>>() });
     output::show(context.json, &value, || {
         let mut text = String::from(
-            "--set name=value; the defaults, and where --quick and --faithful differ\n",
+            "--set NAME=VALUE: the defaults, and the values of --quick and --faithful that differ\n",
         );
         for ((s, q), f) in &rows {
             let _ = write!(text, "{:<18}{}", s.0, s.1);
@@ -257,7 +257,7 @@ fn report(
         _ => PathBuf::from("."),
     };
     let folder = out.unwrap_or_else(own);
-    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
+    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot create", &folder, e))?;
     results.write(&folder).map_err(wrong)?;
     measure::show(context, &results);
     let page = folder.join("report.html");
@@ -270,7 +270,7 @@ fn report(
             Err(e) => e.to_string(),
         };
         return Err(Error::Failed(format!(
-            "xdg-open, which shows pages on a desktop: {why}; open {} yourself",
+            "cannot show the page with xdg-open: {why}; open {} manually",
             page.display()
         )));
     }
@@ -301,8 +301,8 @@ fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
         let mut text = study::change_table(&changes);
         let _ = writeln!(
             text,
-            "\n{} figures, {} worse by more than {:.1} %; the two results are not paired: what changed on the machine is in \
-             the values of single runs",
+            "\n{} figures, {} worse by more than {:.1} %; the two results are not paired: values of single runs include \
+             changes of the machine",
             changes.len(),
             closed.len(),
             args.threshold * 100.0
@@ -327,13 +327,14 @@ fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
     let socket = std::net::UdpSocket::bind(listen).map_err(failed)?;
     let listen = socket.local_addr().map_err(failed)?;
     let after = listen.port().checked_add(1);
-    let after = after.ok_or_else(|| Error::Usage("there is no port after 65535 for Rx".into()))?;
+    let after = after
+        .ok_or_else(|| Error::Usage("Rx uses the next port; choose a port before 65535".into()))?;
     let calls_at = std::net::SocketAddr::new(listen.ip(), after);
     let _server = lab::workload::packets::serve(calls_at)
-        .map_err(|e| Error::Failed(format!("cannot answer calls at {calls_at}: {e}")))?;
+        .map_err(|e| Error::Failed(format!("cannot serve Rx at {calls_at}: {e}")))?;
     output::say(
         context.json,
-        &format!("echoing at {listen}, Rx at {calls_at}; ^C ends it"),
+        &format!("echoing at {listen}, Rx at {calls_at}; stop with Ctrl-C"),
     );
     // Never set: a signal ends the process, which holds no state.
     let never = AtomicBool::new(false);

@@ -89,7 +89,7 @@ impl Ways {
     fn fits(self) -> Result<Ways> {
         match self.lun {
             Some(count) if count > PATHS_MAX => Err(Error::Usage(format!(
-                "{count} paths are too many; a LUN has up to {PATHS_MAX}"
+                "too many paths: {count}; a LUN has at most {PATHS_MAX}"
             ))),
             _ => Ok(self),
         }
@@ -116,11 +116,11 @@ impl Ways {
                 };
                 let all: Option<Vec<Duration>> = each.map(delay).collect();
                 self.delays =
-                    all.ok_or_else(|| wrong("a delay is 0 to 10000 milliseconds, like 5ms"))?;
+                    all.ok_or_else(|| wrong("expected 0 to 10000 milliseconds, such as 5ms"))?;
             }
             _ => {
                 let cells = value.parse().ok().filter(|n| *n <= 64);
-                self.cells = cells.ok_or_else(|| wrong("0 to 64 cells are possible"))?;
+                self.cells = cells.ok_or_else(|| wrong("expected 0 to 64 cells"))?;
             }
         }
         Ok(())
@@ -154,20 +154,22 @@ impl Ways {
         limits.dedup();
         let limits = limits.join(", ");
         let Some(count) = self.lun else {
-            return format!("a path without the layer of paths, NBD inside this process, {limits}");
+            return format!(
+                "one path without the multipath layer, NBD within this process, {limits}"
+            );
         };
         let mut note = format!(
-            "{count} paths, {}, NBD inside this process, each {limits}; max_q_depth={DEPTH}, silence_ms={SILENCE_MS}",
+            "{count} paths, {}, NBD within this process, each {limits}; max_q_depth={DEPTH}, silence_ms={SILENCE_MS}",
             self.policy
         );
         let real = topology.cells().count();
         match (self.cells, self.policy) {
             (0, Policy::ClRoundRobin | Policy::ClosestPath) if real < 2 => note.push_str(
-                "; this machine is one cell, so all paths are near and locality cannot differ",
+                "; this machine has one cell, so all paths are local and locality makes no difference",
             ),
             (0, _) => {}
             (cells, _) => note.push_str(&format!(
-                "; processors and paths are dealt to {cells} cells, but memory is as near to all, so what is measured is the choice by cell and not what it saves"
+                "; CPUs and paths are assigned to {cells} simulated cells with memory at the same distance from all, so the choice by cell is measured but not its savings"
             )),
         }
         note
@@ -209,7 +211,7 @@ impl PathBench {
         let folder = tempfile::Builder::new()
             .prefix("evfs-lab-paths-")
             .tempdir()
-            .map_err(|e| failed("no temporary folder", e))?;
+            .map_err(|e| failed("cannot create a temporary directory", e))?;
         let at = |kind: &str, n: usize| folder.path().join(format!("{kind}{n}"));
         let count = ways.count();
         let served: Vec<PathBuf> = (0..count).map(|n| at("served", n)).collect();
@@ -226,7 +228,7 @@ impl PathBench {
             }
             let path = at("proxy", n);
             let proxy = Pathsim::start(&Address::Unix(path.clone()), Address::Unix(server))
-                .map_err(|e| failed("cannot start a path", e))?;
+                .map_err(|e| failed("cannot start the proxy of a path", e))?;
             reach.push(held(&path, &mut sockets)?);
             proxies.push((proxy, limits));
         }

@@ -128,7 +128,7 @@ impl Builder<'_> {
             return Err(not_there(Path::new(text)));
         }
         Err(Error::Usage(format!(
-            "`{text}` is no side: clear, encrypted, encrypted-128, encrypted-256, path, paths-N or paths-N-POLICY, each also as fs-..., files-... or afs-..., loop-ext4, loop-xfs, loop-btrfs, a folder, device:PATH or a file .toml"
+            "unknown side `{text}`; expected clear, encrypted, encrypted-128, encrypted-256, path, paths-N or paths-N-POLICY, each also as fs-..., files-... or afs-..., loop-ext4, loop-xfs, loop-btrfs, a directory, device:PATH or a .toml file"
         )))
     }
 
@@ -137,7 +137,7 @@ impl Builder<'_> {
         let mut built = self.build(text)?;
         match (built.pop(), built.is_empty()) {
             (Some(one), true) => Ok(one),
-            _ => Err(Error::Usage(format!("`{text}` is more than one side"))),
+            _ => Err(Error::Usage(format!("`{text}` names more than one side"))),
         }
     }
 
@@ -259,8 +259,9 @@ impl Builder<'_> {
         built.name = format!("{}{}", kernel::LOOP, kind.0);
         built.target.name.clone_from(&built.name);
         built.target.remount = Some(own);
-        built.facts.note =
-            Some("the kernel's, over a file by a loop device, whose thread is nobody's CPU".into());
+        built.facts.note = Some(
+            "kernel file system on a loop device, whose thread's CPU time is not counted".into(),
+        );
         Ok(built)
     }
 
@@ -274,7 +275,8 @@ impl Builder<'_> {
         let own = OwnCell::new(&stack.device, &name, self.settings, &cached)?;
         let cell = Arc::new(Cell::new(&name, own));
         let first = cell.client(0);
-        let first = first.map_err(|e| Error::Failed(format!("{name}: no client: {e}")))?;
+        let first =
+            first.map_err(|e| Error::Failed(format!("{name}: cannot start a client: {e}")))?;
         let mut built = bare(
             Target::files(&name, first),
             Recipe::Stack(name.clone(), cache.to_owned()),
@@ -290,7 +292,7 @@ impl Builder<'_> {
     fn disk(&self, path: &Path) -> Result<Built> {
         if !path.exists() && !stack::device::is_a_lun(path) {
             let name = path.display();
-            return Err(Error::NotFound(format!("there is no device {name}")));
+            return Err(Error::NotFound(format!("device {name} does not exist")));
         }
         let bench = self.bench_of(Some(path), self.size)?;
         let mut built = over(bench, ArmKind::Clear)?;
@@ -332,7 +334,7 @@ impl Builder<'_> {
         table.entry("name").or_insert_with(|| text.into());
         let file = table.try_into().map_err(|e: toml::de::Error| {
             let why = e.message().trim_end();
-            Error::Usage(format!("the side `{text}`: {why}"))
+            Error::Usage(format!("invalid side `{text}`: {why}"))
         })?;
         self.described(text, file)
     }
@@ -353,11 +355,11 @@ impl Builder<'_> {
                     (None, Some((form, all))) if all.len() == 1 => {
                         self.make(form, &file.ways(all[0].clone())?, &file.cache)?
                     }
-                    _ => return Err(bad(format!("`{name}` is no stack, or two"))),
+                    _ => return Err(bad(format!("`{name}` does not name exactly one stack"))),
                 }
             }
             _ => {
-                let why = "exactly one of folder, device, stack and paths is set";
+                let why = "set exactly one of folder, device, stack and paths";
                 return Err(bad(why.into()));
             }
         };
@@ -536,7 +538,7 @@ impl File {
             (None, _) => wanted.kind,
             (Some(bits @ (128 | 256)), Some(_)) => ArmKind::Encrypted(bits),
             _ => {
-                let why = "encrypt = 128 or 256 is for a side with paths";
+                let why = "encrypt must be 128 or 256, on a side with paths";
                 return Err(Error::Usage(why.into()));
             }
         };
@@ -572,14 +574,14 @@ pub fn folder(path: &Path) -> Result<Built> {
         return Err(not_there(path));
     }
     let target = Target::folder(path).map_err(wrong)?;
-    let whole = std::path::absolute(path).map_err(|e| Error::io("cannot find", path, e))?;
+    let whole = std::path::absolute(path).map_err(|e| Error::io("cannot resolve", path, e))?;
     Ok(bare(target, Recipe::Folder(whole)))
 }
 
 fn not_there(path: &Path) -> Error {
     let path = path.display();
     Error::NotFound(format!(
-        "there is no folder {path}; make it, or install and mount what belongs there"
+        "directory {path} does not exist; create it, or mount the file system that belongs there"
     ))
 }
 
@@ -618,6 +620,8 @@ pub fn bare(target: Target, recipe: Recipe) -> Built {
 pub fn assignment(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err(Error::Usage(format!("`{text}` is no NAME=VALUE"))),
+        _ => Err(Error::Usage(format!(
+            "`{text}` is not of the form NAME=VALUE"
+        ))),
     }
 }

@@ -47,9 +47,7 @@ pub struct Args {
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     if args.size < 64 << 20 {
-        return Err(Error::Usage(
-            "--size: the volume should have 64M at least".into(),
-        ));
+        return Err(Error::Usage("--size must be at least 64M".into()));
     }
     let signals = super::attach::install_signals()?;
     let temporary = match &args.dir {
@@ -58,13 +56,13 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
             tempfile::Builder::new()
                 .prefix("evfs-quickstart-")
                 .tempdir()
-                .map_err(|e| Error::io("cannot make a folder in", &std::env::temp_dir(), e))?,
+                .map_err(|e| Error::io("cannot create a directory in", &std::env::temp_dir(), e))?,
         ),
     };
     let dir = match (&args.dir, &temporary) {
         (Some(dir), _) => dir.clone(),
         (None, Some(temporary)) => temporary.path().to_owned(),
-        (None, None) => unreachable!("one of the two is there"),
+        (None, None) => unreachable!("one of the two is set"),
     };
     let tour = Tour {
         json: context.json,
@@ -87,11 +85,11 @@ fn prepare(dir: &Path) -> Result<PathBuf> {
     for folder in [dir.to_owned(), dir.join("run")] {
         stack::control::own_dir(&folder, "--dir")?;
     }
-    let dir = std::fs::canonicalize(dir).map_err(|e| Error::io("cannot find", dir, e))?;
+    let dir = std::fs::canonicalize(dir).map_err(|e| Error::io("cannot resolve", dir, e))?;
     let image = dir.join(format!("{NAME}.img"));
     if image.exists() {
         return Err(Error::Usage(format!(
-            "{} is there already; remove it, or give another --dir",
+            "{} already exists; remove it or choose another --dir",
             image.display()
         )));
     }
@@ -111,11 +109,11 @@ impl Tour {
         let image = self.dir.join(format!("{NAME}.img"));
         let image = image
             .to_str()
-            .ok_or_else(|| Error::Usage("--dir has to be text".into()))?;
+            .ok_or_else(|| Error::Usage("--dir must be valid UTF-8".into()))?;
         let size_text = size.to_string();
-        self.step("a key pair for the owner");
+        self.step("create a key pair for the owner");
         self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
-        self.step("an encrypted volume on a file");
+        self.step("create an encrypted volume in a file");
         self.evfs(&[
             "volume", "create", image, "--size", &size_text, "--owner", NAME,
         ])?;
@@ -133,13 +131,13 @@ impl Tour {
             tree.root.display()
         ));
 
-        self.step("detach, and look for the data on the disk");
+        self.step("detach, and search the disk for plaintext");
         self.evfs(&["detach", NAME])?;
         let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &kept)?;
-        self.say("      none of it lies there in the clear");
+        self.say("      no plaintext found");
         if leaks > 0 {
             return Err(Error::Failed(format!(
-                "{leaks} pieces of clear data lie on the disk"
+                "found {leaks} pieces of plaintext on the disk"
             )));
         }
 
@@ -149,23 +147,23 @@ impl Tour {
         self.evfs(&["detach", NAME])?;
         if verified != copied {
             return Err(Error::Failed(format!(
-                "{} files of {} bytes came back, {} of {} went in",
+                "read back {} files of {} bytes, but {} of {} were written",
                 verified.files, verified.bytes, copied.files, copied.bytes
             )));
         }
         self.say(&format!(
-            "      {} files are there, byte for byte",
+            "      {} files match, byte for byte",
             verified.files
         ));
 
-        self.step("two paths to the same volume, and one is lost");
+        self.step("attach over two paths, and lose one of them");
         let paths = self.two_paths(&store, &kept)?;
 
-        self.step("what encryption costs here, clear and encrypted in turn");
+        self.step("measure the cost of encryption, clear and encrypted in turn");
         self.say("      $ evfs lab compare clear encrypted");
         let cost = self.cost()?;
 
-        self.step("a file system of its own on a second volume, mounted, with a snapshot");
+        self.step("mount an EVFS file system on a second volume, and take a snapshot");
         let mounted = mounted::show(self, &size_text, &tree)?;
         Ok(json!({
             "dir": self.dir, "size": size, "store": store.name(),
@@ -200,7 +198,7 @@ impl Tour {
         self.evfs(&["detach", NAME])?;
         if verified != copied {
             return Err(Error::Failed(
-                "over two paths not every byte came back".into(),
+                "data read over two paths differs from the data written".into(),
             ));
         }
         let state = |n: usize| {
@@ -210,7 +208,7 @@ impl Tour {
                 .to_owned()
         };
         self.say(&format!(
-            "      one path is {}, the other {}; every byte was there",
+            "      one path is {}, the other {}; every byte matches",
             state(0),
             state(1)
         ));
@@ -304,7 +302,7 @@ impl Tour {
 
 fn summary(report: &Value, kept: Option<&Path>) -> String {
     let mut text = format!(
-        "A key pair opened an encrypted volume of {}; {} files went in and came back byte for byte.\n",
+        "A key pair opened an encrypted volume of {}; {} files were written and read back byte for byte.\n",
         output::size(report["size"].as_u64().unwrap_or(0)),
         report["files"],
     );
@@ -318,8 +316,8 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
         );
     }
     text += &match kept {
-        Some(dir) => format!("Everything is kept in {}.", dir.display()),
-        None => "The temporary folder is gone again; --dir DIR keeps it.".to_owned(),
+        Some(dir) => format!("All files are kept in {}.", dir.display()),
+        None => "The temporary directory was removed; --dir DIR keeps its files.".to_owned(),
     };
     text + "\nnext: evfs key generate NAME, then evfs volume create disk.img --size 10G --owner NAME; \
         evfs lab compare measures longer"

@@ -16,16 +16,16 @@ pub const NAME: &str = "quickfiles";
 pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
     if let Some(needs) = filesystem::no_mounts() {
         let why = format!("mounting needs {needs}");
-        tour.say(&format!("      left out: {why}"));
+        tour.say(&format!("      skipped: {why}"));
         return Ok(json!({ "left_out": why }));
     }
     let text = |path: &Path| -> Result<String> {
         let text = path.to_str().map(str::to_owned);
-        text.ok_or_else(|| Error::Usage("--dir has to be text".into()))
+        text.ok_or_else(|| Error::Usage("--dir must be valid UTF-8".into()))
     };
     let image = text(&tour.dir.join(format!("{NAME}.img")))?;
     let folder = tour.dir.join("files");
-    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot make", &folder, e))?;
+    std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot create", &folder, e))?;
     let at = text(&folder)?;
     tour.evfs(&["volume", "create", &image, "--size", size, "--owner", OWNER])?;
     tour.evfs(&["format", &image])?;
@@ -40,7 +40,7 @@ pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
     tour.evfs(&["unmount", &at])?;
     same(&copied.amount(), &kept)?;
     tour.say(&format!(
-        "      {} files were removed, and are in the snapshot, byte for byte",
+        "      removed {} files; the snapshot still has them, byte for byte",
         kept.files
     ));
     Ok(json!({ "files": kept.files, "bytes": kept.bytes }))
@@ -63,7 +63,7 @@ fn same(copied: &Amount, kept: &Amount) -> Result<()> {
     match copied == kept {
         true => Ok(()),
         false => Err(Error::Failed(format!(
-            "{} files of {} bytes are in the snapshot, {} of {} went in",
+            "the snapshot has {} files of {} bytes, but {} of {} were written",
             kept.files, kept.bytes, copied.files, copied.bytes
         ))),
     }

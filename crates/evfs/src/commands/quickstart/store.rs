@@ -51,7 +51,9 @@ impl Store {
     /// Returns the title of the step.
     pub fn title(&self) -> &'static str {
         match self {
-            Store::FileSystem => "attach as a loop device, make a file system, copy a real tree in",
+            Store::FileSystem => {
+                "attach as a loop device, create a file system, copy a real tree to it"
+            }
             Store::Archive => {
                 "attach over NBD (no root, no mount), write a real tree as an archive"
             }
@@ -173,7 +175,7 @@ fn export(attached: &Value, kind: &str) -> Result<PathBuf> {
 }
 
 fn nbd(e: io::Error) -> Error {
-    Error::Failed(format!("the attached volume: {e}"))
+    Error::Failed(format!("I/O on the attached volume failed: {e}"))
 }
 
 /// Creates a command for a system program, including directories that an ordinary user's PATH
@@ -208,7 +210,7 @@ struct Mounted {
 impl Mounted {
     fn mount(dir: &Path, device: &Path, mode: &str) -> Result<Mounted> {
         let path = dir.join("mnt");
-        std::fs::create_dir_all(&path).map_err(|e| Error::io("cannot make", &path, e))?;
+        std::fs::create_dir_all(&path).map_err(|e| Error::io("cannot create", &path, e))?;
         checked(
             system("mount")
                 .args(["-t", "ext4", "-o", mode])
@@ -249,7 +251,7 @@ impl Stream {
             .to_str()
             .and_then(|u| u.split_once("socket="))
             .map(|(_, path)| PathBuf::from(path))
-            .ok_or_else(|| Error::Failed(format!("{} names no socket", uri.display())))?;
+            .ok_or_else(|| Error::Failed(format!("no socket in {}", uri.display())))?;
         let name = attached["name"].as_str().unwrap_or_default();
         let client = Client::connect(&socket, name).map_err(nbd)?;
         Ok(Stream {

@@ -154,7 +154,10 @@ impl Amount {
 
 /// Creates the error for a file that differs from the copied one.
 pub fn changed(path: &Path) -> Error {
-    Error::Failed(format!("{} came back changed", path.display()))
+    Error::Failed(format!(
+        "{} differs from the file that was written",
+        path.display()
+    ))
 }
 
 /// Counts occurrences of plaintext in `image`: the first 64 bytes of some of the copied files.
