@@ -401,7 +401,7 @@ fn another_machine_is_kept_out_while_the_record_moves_and_takes_over_when_it_sto
     assert_eq!(record_of(&s, "a"), "lost");
     let ran = s.run(&["detach", "a", "--force"]).code(30);
     assert!(
-        ran.stderr.contains("taken the device over"),
+        ran.stderr.contains("taken over the device"),
         "{}",
         ran.stderr
     );

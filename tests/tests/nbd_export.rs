@@ -121,7 +121,7 @@ fn on_loopback_only_root_and_the_own_user_are_served_unless_all_are() {
     assert!(is_greeted(port_of(&status), Some(65_534)));
     let shown = s.run(&["status"]).ok().stdout;
     assert!(
-        shown.contains("--anonymous: every user of this machine"),
+        shown.contains("--anonymous: any user of this machine"),
         "{shown}"
     );
     s.detach("a");
@@ -150,7 +150,7 @@ fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
     with(&["--anonymous"]).code(2);
     let warned = with(&[&tls[..], &["--anonymous"]].concat()).ok();
     assert!(
-        warned.stderr.contains("everybody who can reach"),
+        warned.stderr.contains("any client that can reach"),
         "{}",
         warned.stderr
     );
@@ -166,7 +166,7 @@ fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
     s.run(&["up", "up.toml", "--background"]).ok();
     let status = s.json(&["status"]);
     let warning = status["volumes"][0]["warning"].as_str().unwrap();
-    assert!(warning.contains("everybody who can reach"), "{warning}");
+    assert!(warning.contains("any client that can reach"), "{warning}");
     s.run(&["down"]).ok();
     let readable = std::fs::Permissions::from_mode(0o640);
     std::fs::set_permissions(s.path("key.pem"), readable).unwrap();

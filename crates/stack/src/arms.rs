@@ -138,7 +138,8 @@ impl Bench {
         let has = self.lower.info().size;
         if has < size {
             return Err(Error::Usage(format!(
-                "{} has {has} bytes, fewer than the {size} to be used; give a smaller --size",
+                "{} is too small: it has {has} bytes, and the benchmark uses {size}; pass a \
+                 smaller --size",
                 name.display()
             )));
         }

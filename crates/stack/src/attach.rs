@@ -91,8 +91,8 @@ impl AttachSpec {
             && full.as_os_str().len() > SOCKET_NAME_MAX
         {
             return Err(Error::Usage(format!(
-                "{} is too long for the name of a socket: {} bytes, and no client can connect to more than \
-                 {SOCKET_NAME_MAX}; choose a shorter one with --nbd-unix",
+                "{} is too long for a socket path: it has {} bytes, and clients can connect to at \
+                 most {SOCKET_NAME_MAX}; choose a shorter path with --nbd-unix",
                 full.display(),
                 full.as_os_str().len()
             )));
@@ -219,16 +219,16 @@ impl Attachment {
         let proven = spec.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if let (Some(address), true, false) = (spec.nbd, spec.anonymous, proven) {
             let whoever = match address.ip().is_loopback() {
-                true => "every user of this machine",
-                false => "everybody who can reach this machine",
+                true => "any user of this machine",
+                false => "any client that can reach this machine",
             };
             let may = match self.status.read_only {
                 true => "read",
                 false => "read and change",
             };
             let warning = format!(
-                "--anonymous: {whoever} may {may} the data in the clear at {address}; --tls-ca lets in \
-                 only clients with a certificate"
+                "--anonymous: {whoever} can {may} the unencrypted data at {address}; --tls-ca \
+                 admits only clients with a certificate"
             );
             self.status.warn(warning);
         }
@@ -243,7 +243,7 @@ impl Attachment {
         export_fuse::clear_dead(folder)?;
         // The default mount point is removed later even if an earlier, killed process made it.
         if folder.parent() == Some(&*self.run_dir) {
-            std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot make", folder, e))?;
+            std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot create", folder, e))?;
             self.made_dir = Some(folder.clone());
         }
         let export = export_fuse::Export {
@@ -275,8 +275,8 @@ impl Attachment {
         let at = device.path().display().to_string();
         self.status.exports.push(ExportAt { kind: "loop", at });
         if !device.pass_discards(mount.holes().filter(|_| self.status.discards)) {
-            let why = "discards end at the loop device: this kernel does not tell them from zeroing, as Linux \
-                       6.11 and later do; NBD passes them";
+            let why = "the loop device does not pass discards: this kernel cannot distinguish them \
+                       from zeroing (Linux 6.11 and later can); NBD passes them";
             self.status.warn(why);
         }
         self.loop_device = Some(device);
@@ -288,8 +288,8 @@ impl Attachment {
         let mut status = self.status.clone();
         if let Some(error) = self.lost.get() {
             let lost = format!(
-                "a flush failed, and every flush fails from now on: {error}; data that clients wrote may \
-                 be lost: detach with --force, check the device and the data, and attach again"
+                "a flush failed, and all later flushes fail too: {error}; data written by clients \
+                 may be lost; detach with --force, check the device and the data, and attach again"
             );
             status.warn(lost);
         }
@@ -382,7 +382,7 @@ impl Serving for Attachment {
             Ask::Cache(ask) => {
                 let none = || {
                     Error::NotFound(format!(
-                        "{} is attached with --direct: nothing of it is cached",
+                        "{} is attached with --direct, which bypasses the cache",
                         self.status.name
                     ))
                 };
@@ -390,7 +390,7 @@ impl Serving for Attachment {
                 let vnode = |path: Option<&str>| match path {
                     None => Ok(Arc::clone(device.vnode())),
                     Some(_) => Err(Error::Usage(format!(
-                        "{} is a block device: all of it is one file, leave --file away",
+                        "{} is a block device, which is cached as a single file; omit --file",
                         self.status.name
                     ))),
                 };
@@ -398,7 +398,7 @@ impl Serving for Attachment {
             }
             Ask::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
             Ask::Files(_) => Err(Error::NotFound(format!(
-                "{} is given out as a block device; what file system is on it is for others to know",
+                "{} is exported as a block device; evfs does not manage a file system on it",
                 self.status.name
             ))),
         }
@@ -434,11 +434,7 @@ impl Serving for Attachment {
             && let Err(error) = self.open_exports()
         {
             let volume = &self.status.name;
-            tracing::error!(
-                volume,
-                "an export cannot be opened again: {}",
-                error.chain()
-            );
+            tracing::error!(volume, "cannot reopen an export: {}", error.chain());
         }
         stopped
     }

@@ -65,7 +65,7 @@ impl Running {
         self.watch.get_or_init(|| {
             let watch = PressureWatch::start(&self.cache).map_err(|e| e.to_string());
             if let Err(why) = &watch {
-                tracing::warn!("the cache does not shrink when memory runs short: {why}");
+                tracing::warn!("the cache does not shrink under memory pressure: {why}");
             }
             watch
         })
@@ -222,8 +222,8 @@ impl ProcessCache {
             return Ok(());
         }
         Err(Error::Usage(match nodes.as_slice() {
-            [] => "numa_node: the memory of this machine is all the same; leave it at none".into(),
-            nodes => format!("numa_node={node}: this machine has the nodes {nodes:?}"),
+            [] => "numa_node: this machine has uniform memory; leave it at none".into(),
+            nodes => format!("numa_node={node}: no such NUMA node; this machine has {nodes:?}"),
         }))
     }
 
@@ -238,7 +238,7 @@ impl ProcessCache {
             "memory_bytes": self.memory,
             "frames": match stats.backing {
                 Backing::HugeTmpfs => "2 MiB pages",
-                Backing::Memfd => "4 KiB pages: no tmpfs with large pages can be mounted here",
+                Backing::Memfd => "4 KiB pages: cannot mount a tmpfs with huge pages",
                 Backing::Anonymous => "anonymous memory: no other process can map it",
             },
             "nodes": nodes(&running.cache),
@@ -341,7 +341,7 @@ fn merge(into: &mut Value, more: Value) {
 /// Describes the NUMA placement of frames, in words.
 fn nodes(cache: &Cache) -> String {
     match cache.nodes().as_slice() {
-        [] | [_] => "one: memory is all the same, nothing is placed".into(),
+        [] | [_] => "one: memory is uniform, pages are not placed".into(),
         several => several
             .iter()
             .map(|(node, bytes)| format!("node {node}: {} MiB", bytes >> 20))

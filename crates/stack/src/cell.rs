@@ -176,7 +176,8 @@ fn init_on(
         && there.name != record.name
     {
         return Err(Error::Usage(format!(
-            "{device} is the cell `{}` already; a cell keeps its name, because clients know it by that",
+            "{device} is already the cell `{}`; a cell cannot be renamed, because clients know it \
+             by its name",
             there.name
         )));
     }
@@ -256,7 +257,8 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     }
     if !target.path.exists() && !device::is_lun(target.path) {
         return Err(Error::NotFound(format!(
-            "no cell is served as `{0}`, and there is no DEVICE {0}; `evfs status` lists what is served",
+            "no cell is served as `{0}`, and no DEVICE {0} exists; `evfs status` lists the served \
+             cells",
             target.name()
         )));
     }
@@ -296,7 +298,7 @@ pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
 /// Creates the error that the service `name` is not a cell.
 pub(crate) fn not_served(name: &str) -> Error {
     Error::NotFound(format!(
-        "{name} is not served as a cell; `evfs serve` does that"
+        "{name} is not served as a cell; serve it with `evfs serve`"
     ))
 }
 

@@ -133,8 +133,8 @@ impl Holder {
             false => "reading",
         };
         Error::Busy(format!(
-            "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}{remark}. End that first \
-             with `evfs detach NAME` (`evfs status` lists what this user has attached)",
+            "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}{remark}; detach \
+             it first with `evfs detach NAME` (`evfs status` lists what this user has attached)",
             self.who()
         ))
     }

@@ -213,7 +213,7 @@ fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
     if file.volume.is_empty() && file.mount.is_empty() && file.serve.is_empty() {
         return Err(Error::config(
             path,
-            "nothing in it; a [volume.NAME], [mount.NAME] or [serve.NAME] table makes something"
+            "the file defines no service; add a [volume.NAME], [mount.NAME] or [serve.NAME] table"
                 .into(),
         ));
     }
@@ -287,7 +287,7 @@ fn one_key(
     key_file: &Option<PathBuf>,
 ) -> Result<()> {
     if key.is_some() && key_file.is_some() {
-        let detail = format!("{table}.{name}: key and key-file exclude each other");
+        let detail = format!("{table}.{name}: key and key-file are mutually exclusive");
         return Err(Error::config(path, detail));
     }
     Ok(())
@@ -318,7 +318,7 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         (None, None) if v.tls_ca.is_none() => None,
         _ => {
             let detail =
-                format!("volume.{name}: tls-cert and tls-key go together, and tls-ca needs both");
+                format!("volume.{name}: set tls-cert and tls-key together; tls-ca needs both");
             return Err(Error::config(path, detail));
         }
     };

@@ -121,8 +121,8 @@ impl Kept {
             () => return Ok(()),
         };
         Err(Error::Failed(format!(
-            "this process began without {lacks}, and has given up the right to make them; start it again \
-             (`evfs down`, then `evfs up`), or serve this one by a process of its own"
+            "this process started without {lacks} and dropped the privileges for them; restart it \
+             (`evfs down`, then `evfs up`), or run this service in a process of its own"
         )))
     }
 }
@@ -144,19 +144,19 @@ pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Resul
         return Ok(Kept(None));
     }
     let failed = |what: &str, error: String| {
-        tracing::warn!("{what}: {error}; the setting `sandbox` stops the attempt");
+        tracing::warn!("{what}: {error}; set `sandbox` to false to skip this step");
     };
     if let Err(e) = drop_capabilities(needs.capabilities()) {
-        failed("capabilities cannot be given up", e.to_string());
+        failed("cannot drop capabilities", e.to_string());
     }
     if let Err(e) = rustix::thread::set_no_new_privs(true) {
         failed(
-            "programs that this process starts may gain privileges",
+            "cannot set no_new_privs, so programs that this process starts may gain privileges",
             e.to_string(),
         );
     }
     if let Err(e) = deny_system_calls(needs.mounts) {
-        failed("system calls cannot be denied", e.to_string());
+        failed("cannot deny system calls", e.to_string());
     }
     Ok(Kept(Some(needs)))
 }

@@ -78,8 +78,8 @@ pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
         .recursive(true)
         .mode(0o700)
         .create(dir);
-    made.map_err(|e| Error::io("cannot make the folder", dir, e))?;
-    let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot look at", dir, e))?;
+    made.map_err(|e| Error::io("cannot create the directory", dir, e))?;
+    let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot access", dir, e))?;
     match meta.uid() == me() && only_for_its_owner(&meta) {
         true => Ok(dir.to_owned()),
         false => Err(not_safe(dir, variable)),
@@ -92,7 +92,7 @@ fn is_trusted(dir: &Path) -> Result<bool> {
         Ok(meta) if is_trusted_user(meta.uid()) && only_for_its_owner(&meta) => Ok(true),
         Ok(_) => Err(not_safe(dir, RUN_DIR)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(e) => Err(Error::io("cannot look at", dir, e)),
+        Err(e) => Err(Error::io("cannot access", dir, e)),
     }
 }
 
@@ -104,8 +104,8 @@ fn not_safe(dir: &Path, variable: &str) -> Error {
     Error::Unsafe {
         path: dir.to_owned(),
         detail: format!(
-            "it must be a folder of this user that others cannot write to; make it one, or choose \
-             another with {variable}"
+            "it must be a directory that belongs to this user and that others cannot write to; \
+             change its owner and mode, or choose another with {variable}"
         ),
     }
 }
@@ -215,8 +215,8 @@ pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
     match valid_name(name) {
         true => Ok(()),
         false => Err(Error::Usage(format!(
-            "`{name}` cannot be the name of {what}: letters, digits, `.`, `_` and `-`, at most 64, not \
-             beginning with `.` or `-`; choose one with --name"
+            "`{name}` is not a valid name for {what}: use at most 64 letters, digits, `.`, `_` and \
+             `-`, and do not begin with `.` or `-`; set a name with --name"
         ))),
     }
 }
@@ -277,7 +277,7 @@ impl Listener {
         let failed = |e| Error::io("cannot listen on", &path, e);
         let taken = || {
             Error::Busy(format!(
-                "a volume named `{name}` is attached already; detach it, or give another --name"
+                "a volume named `{name}` is already attached; detach it, or pass another --name"
             ))
         };
         let own = Name::take(run_dir, name)
@@ -319,7 +319,7 @@ impl Listener {
         stream.set_nonblocking(false)?;
         let peer = peer(&stream)?;
         if !is_trusted_user(peer.uid) {
-            tracing::warn!(uid = peer.uid, "a question of another user is not answered");
+            tracing::warn!(uid = peer.uid, "rejected a request from another user");
             return Ok(None);
         }
         Ok(Some(stream))
@@ -355,7 +355,9 @@ impl Answer {
         match line.ok().and_then(|line| serde_json::from_str(&line).ok()) {
             Some(ask) => Some((ask, answer)),
             None => {
-                answer.error(&Error::Failed("not a question this version knows".into()));
+                answer.error(&Error::Failed(
+                    "this version of evfs does not know the request".into(),
+                ));
                 None
             }
         }
@@ -453,8 +455,8 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
 fn silent(name: &str, pid: Option<i32>) -> Error {
     let who = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
     Error::Busy(format!(
-        "`{name}`{who} is not answering: its process is stopped, or waits for a device; try again, or \
-         `evfs detach {name} --force` gives up what it waits for"
+        "`{name}`{who} is not answering: its process is stopped, or waits for a device; try again, \
+         or abandon the wait with `evfs detach {name} --force`"
     ))
 }
 

@@ -299,7 +299,7 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
                 let who = locked_by(&file);
                 return Err(Error::Busy(format!(
                     "{name} is in use by {}; `evfs status` lists what this user has attached",
-                    who.unwrap_or_else(|| "another process of this machine".into())
+                    who.unwrap_or_else(|| "another process on this machine".into())
                 )));
             }
             Err(std::fs::TryLockError::Error(e)) => return Err(failed(e)),
@@ -448,7 +448,8 @@ fn known_scheme(address: &str) -> Result<()> {
     match address.contains("://") && !Path::new(address).exists() {
         false => Ok(()),
         true => Err(Error::Usage(format!(
-            "{address}: there is no such kind of address; nbd://, nbds://, nbd+unix://, nbds+unix:// and iscsi:// lead to disks"
+            "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix:// or \
+             iscsi://"
         ))),
     }
 }
@@ -520,8 +521,8 @@ fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     match is_lun_name(name) && is_lun() {
         false => Ok(()),
         true => Err(Error::Usage(format!(
-            "{name} is a LUN, and a file in this folder: ./{name} is the file, and in any other folder {name} is \
-             the LUN. Say which is meant"
+            "{name} is ambiguous: it is a LUN, and a file in this directory; use ./{name} for the \
+             file, or another directory for the LUN"
         ))),
     }
 }
@@ -600,7 +601,7 @@ fn enrol(
     for address in addresses {
         if is_lun_name(address) {
             let why =
-                format!("`{address}` is a LUN already; join addresses, or use its name alone");
+                format!("`{address}` is the name of a LUN; join addresses, or use the name alone");
             return Err(Error::Usage(why));
         }
         let path = lunpath(address, settings, read_only)?;
@@ -614,7 +615,7 @@ fn enrol(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    Err(failed.map_or_else(|| Error::Usage("no path is named".into()), Error::from))
+    Err(failed.map_or_else(|| Error::Usage("no path is given".into()), Error::from))
 }
 
 /// Opens a known LUN over its enabled paths.

@@ -13,7 +13,7 @@ pub enum Error {
     #[error(transparent)]
     Block(#[from] block::Error),
     /// A device that is to be opened for writing can only be read.
-    #[error("{source}; it can be read: {how} opens it as it is")]
+    #[error("{source}; it is readable: open it with {how}")]
     OnlyRead {
         /// Error of the device.
         source: block::Error,
@@ -42,8 +42,8 @@ pub enum Error {
     },
     /// A file system that needs a write before it can be used, on a device without free space.
     #[error(
-        "{what}: {source}; what it lies on is full: remove files there, or make it larger, and try again. \
-         Until then --read-only shows what is there"
+        "{what}: {source}; the storage it is on is full: remove files there, or enlarge it, and \
+         try again; until then, use --read-only"
     )]
     NoRoom {
         /// The failed operation and its object.
@@ -55,7 +55,7 @@ pub enum Error {
     #[error(transparent)]
     Cell(#[from] afs_server::AdminError),
     /// A file system is damaged beyond repair.
-    #[error("{what} cannot be opened even to be repaired; only a backup helps: {source}")]
+    #[error("{what} is damaged beyond repair; restore a backup: {source}")]
     BeyondRepair {
         /// The damaged object.
         what: String,
@@ -140,13 +140,13 @@ pub enum Left {
 impl std::fmt::Display for Left {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Left::All => f.write_str("and keeps a backup of what it overwrites"),
+            Left::All => f.write_str("and keeps a backup of the overwritten data"),
             Left::Head(bytes) => write!(
                 f,
-                "for good, and keeps a backup of no more than its first {} MiB",
+                "permanently, except for a backup of its first {} MiB",
                 bytes >> 20
             ),
-            Left::Nothing => f.write_str("for good"),
+            Left::Nothing => f.write_str("permanently"),
         }
     }
 }
@@ -172,8 +172,8 @@ impl Error {
     /// number is unknown.
     pub(crate) fn data_lost(name: &str, bytes: Option<u64>, why: &Error) -> Error {
         let lost = match bytes.filter(|bytes| *bytes > 0) {
-            Some(bytes) => format!("{bytes} bytes that were acknowledged and not flushed are lost"),
-            None => "what was acknowledged since the last flush may be lost".into(),
+            Some(bytes) => format!("{bytes} acknowledged but unflushed bytes are lost"),
+            None => "data acknowledged since the last flush may be lost".into(),
         };
         Error::DataLost(format!(
             "{name} was detached by force, and {lost}: {}",

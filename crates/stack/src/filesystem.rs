@@ -116,7 +116,8 @@ impl Target<'_> {
         match open.cipher.is_none() && self.key_given {
             false => Ok(open),
             true => Err(Error::Usage(format!(
-                "{} is not encrypted, so no key opens it; `evfs volume create` makes an encrypted volume",
+                "{} is not encrypted and takes no key; `evfs volume create` creates an encrypted \
+                 volume",
                 self.name()
             ))),
         }
@@ -244,7 +245,7 @@ pub(crate) fn open_fs(
     let read_only = options.read_only;
     Fs::open(Arc::clone(device), options).map_err(|e| match not_opened(name, e) {
         Error::Files { what, source } if source.kind() == ::fs::Kind::Corrupt => {
-            let what = format!("{what} is damaged; `evfs fsck` says more");
+            let what = format!("{what} is damaged; `evfs fsck` reports details");
             Error::Files { what, source }
         }
         Error::Files { what, source } if source.kind() == ::fs::Kind::NoSpace && !read_only => {
@@ -274,7 +275,7 @@ pub(crate) fn open_counted(
 fn not_opened(name: &str, error: ::fs::Error) -> Error {
     match error.kind() {
         ::fs::Kind::Invalid => Error::NotFound(format!(
-            "{name} holds no EVFS file system; `evfs format` makes one"
+            "{name} holds no EVFS file system; `evfs format` creates one"
         )),
         ::fs::Kind::Corrupt => Error::Files {
             what: format!("the file system on {name}"),
@@ -358,13 +359,13 @@ pub(crate) fn carry_out(
 ) -> Result<Value> {
     let id_of = |name: &str| -> Result<TreeId> {
         let found = fs.fileset_named(name);
-        Ok(found.map_err(Error::files("cannot do it"))?.id())
+        Ok(found.map_err(Error::files("cannot find the fileset"))?.id())
     };
     match ask {
         Ask::List => Ok(filesets(fs)),
         Ask::Usage => Ok(usage(fs)),
         Ask::Create { name, quota } => {
-            let failed = || Error::files(format!("cannot make the fileset '{name}'"));
+            let failed = || Error::files(format!("cannot create the fileset '{name}'"));
             let made = fs.create_fileset(name).map_err(failed())?;
             own_root(fs, name).map_err(failed())?;
             set_quota(fs, made.id(), quota).map_err(failed())?;
@@ -382,14 +383,14 @@ pub(crate) fn carry_out(
         }
         Ask::Quota { name, quota } => {
             set_quota(fs, id_of(name)?, quota)
-                .map_err(Error::files(format!("cannot limit '{name}'")))?;
+                .map_err(Error::files(format!("cannot set the quota of '{name}'")))?;
             Ok(fileset(fs, name))
         }
         Ask::Snapshot { of, name } => {
             let id = id_of(of)?;
             write_out()?;
             fs.snapshot(id, name)
-                .map_err(Error::files(format!("cannot make a snapshot of '{of}'")))?;
+                .map_err(Error::files(format!("cannot create a snapshot of '{of}'")))?;
             Ok(fileset(fs, name))
         }
         Ask::Remove { name, force } => {
@@ -403,7 +404,7 @@ pub(crate) fn carry_out(
             let holds = record.map_or(0, |r| r.1.used_inodes.saturating_sub(1));
             if holds > 0 && !force {
                 return Err(Error::Usage(format!(
-                    "'{name}' holds {holds} files and folders; --force removes them for good"
+                    "'{name}' holds {holds} files and directories; --force removes them permanently"
                 )));
             }
             fs.remove_fileset(id)
@@ -482,7 +483,7 @@ fn usage(fs: &Fs) -> Value {
 
 /// Resolves a path from the root of a fileset to the attributes of its inode.
 pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
-    let failed = || Error::files(format!("no file {path}"));
+    let failed = || Error::files(format!("cannot find {path}"));
     let mut attr = fileset.attr(ROOT).map_err(failed())?;
     for part in path.split('/').filter(|part| !part.is_empty()) {
         let found = fileset.lookup(attr.ino, part.as_bytes());

@@ -203,7 +203,8 @@ pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()>
     };
     let interval = Duration::from_millis(found.interval_ms.into());
     tracing::warn!(
-        "{name} was not closed by process {} of machine {}; waiting {:.0?} to see whether it is still in use there",
+        "{name} was not closed by process {} on machine {}; waiting {:.0?} to check whether it is \
+         still in use there",
         found.pid,
         found.host,
         interval * DEAD
@@ -224,7 +225,7 @@ pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()>
         };
     }
     tracing::warn!(
-        "{name} is not in use on machine {} any more; taking it over",
+        "{name} is no longer in use on machine {}; taking it over",
         found.host
     );
     Ok(())
@@ -298,7 +299,7 @@ impl InUse {
         std::thread::sleep(SETTLE);
         if read(&*device, at)? != record.encode() {
             return Err(Error::Busy(format!(
-                "cannot open {name}: another machine opens it in this moment; try again"
+                "cannot open {name}: another machine is opening it; try again"
             )));
         }
         let shared = Arc::new(Shared {
@@ -356,7 +357,7 @@ impl Shared {
             let mut record = self.lock();
             if let Err(error) = self.look(&mut record) {
                 let name = &self.device.info().name;
-                tracing::warn!("{name}: cannot renew the record that it is in use: {error}");
+                tracing::warn!("{name}: cannot renew its in-use record: {error}");
             }
             if self.lost.load(Ordering::SeqCst) {
                 return;
@@ -376,12 +377,12 @@ impl Shared {
         let began = now_ms();
         let found = Record::decode(&read(&*self.device, self.at)?);
         if found.as_ref().is_none_or(|r| r.owner != record.owner) {
-            let by = found.map_or("somebody".into(), |r| format!("machine {}", r.host));
+            let by = found.map_or("another machine".into(), |r| format!("machine {}", r.host));
             self.lost.store(true, Ordering::SeqCst);
             let name = &self.device.info().name;
             tracing::error!(
-                "{name} was taken over by {by} while this process did not answer; nothing more is read or written, \
-                 detach it with --force"
+                "{name} was taken over by {by} while this process did not respond; further I/O is \
+                 refused; detach it with --force"
             );
             return Ok(());
         }
@@ -393,8 +394,8 @@ impl Shared {
 
     /// Decides whether to refuse an operation, and returns the reason.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
-        const LOST: &str = "another machine has taken the device over";
-        const SILENT: &str = "the record that the device is in use cannot be renewed";
+        const LOST: &str = "another machine has taken over the device";
+        const SILENT: &str = "cannot renew the in-use record of the device";
         let fresh = || {
             let age = now_ms().saturating_sub(self.seen.load(Ordering::SeqCst));
             age <= self.interval_ms * u64::from(FRESH)

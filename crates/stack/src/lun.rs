@@ -288,8 +288,8 @@ pub fn set(settings: &Settings, name: &str, attribute: &str, value: &str) -> Res
     match ask(settings, &lun, set)? {
         Some(_) => Ok(()),
         None => Err(Error::NotFound(format!(
-            "{lun} is not open, so nothing can be changed until it is opened again; `evfs lun save` \
-             keeps the value for every time"
+            "{lun} is not open, and `evfs lun set` changes only an open LUN; `evfs lun save` makes \
+             the value persistent"
         ))),
     }
 }
@@ -328,7 +328,7 @@ pub fn save(
                         .is_some_and(|d| d.contains('/'));
                 if !good {
                     return Err(Error::Usage(format!(
-                        "`{scope}` is no scope; there are global, transport:file|nbd|iscsi and \
+                        "invalid scope `{scope}`: expected global, transport:file|nbd|iscsi or \
                          device:VENDOR/PRODUCT"
                     )));
                 }
@@ -483,13 +483,13 @@ fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<(
     let device = lunpath(path, settings, true)?;
     let there = there.map_err(|e| Error::io("cannot add", path.as_ref(), e))?;
     if !there.is_file() && !there.file_type().is_block_device() {
-        let why = format!("{path} is no file and no block device, and cannot be a path of {name}");
+        let why = format!("cannot add {path} to {name}: it is neither a file nor a block device");
         return Err(Error::Usage(why));
     }
     // An unreadable path is accepted: its state will report why it fails.
     match device.identify(CONNECT_WITHIN) {
         Ok(found) if found.size < known.size => Err(Error::Usage(format!(
-            "{path} has {} bytes, and {name} has {}: it cannot be a path of it",
+            "{path} is too small for a path of {name}: it has {} bytes, and the LUN has {}",
             found.size, known.size
         ))),
         _ => Ok(()),
@@ -560,7 +560,7 @@ fn change_path(
     let entry = entry.ok_or_else(|| {
         let paths: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
         Error::NotFound(format!(
-            "{name} has no path `{path}`; it has {}",
+            "{name} has no path `{path}`; its paths are {}",
             paths.join(", ")
         ))
     })?;
@@ -583,7 +583,7 @@ fn change_path(
         .any(|p| p.address != address && p.enabled);
     if open.is_none() && !others && !force && matches!(verb, PathVerb::Remove | PathVerb::Disable) {
         return Err(Error::Busy(format!(
-            "{address} is the only path of {name} that is in use; --force takes it all the same"
+            "{address} is the only enabled path of {name}; --force overrides this"
         )));
     }
     let found = match verb {
@@ -700,7 +700,7 @@ fn enter(registry: &mut Registry, address: &str, path: &dyn Lunpath, answer: Ans
             found.size = identity.size;
         }
         Some(Err(why)) => found.error = Some(why),
-        None => found.error = Some("was not asked".into()),
+        None => found.error = Some("not queried".into()),
     }
     found
 }

@@ -81,7 +81,7 @@ impl MountSpec {
         if (self.suid || self.dev) && !rustix::process::geteuid().is_root() {
             let name = if self.suid { "suid" } else { "dev" };
             return Err(Error::Usage(format!(
-                "cannot mount with {name}: only root may; leave it out, or mount as root"
+                "cannot mount with {name}: only root can; omit it, or mount as root"
             )));
         }
         check_folder(&self.folder)
@@ -92,7 +92,7 @@ impl MountSpec {
 pub(crate) fn check_folder(folder: &Path) -> Result<()> {
     match std::fs::metadata(folder) {
         Ok(meta) if !meta.is_dir() => {
-            let why = format!("{} is not a folder", folder.display());
+            let why = format!("{} is not a directory", folder.display());
             Err(Error::Usage(why))
         }
         // The stale mount of a killed process answers no request; it is removed later.
@@ -190,7 +190,8 @@ impl Mounted {
         if let (false, Some(why)) = (asked, failed) {
             status.read_only = true;
             status.warn(format!(
-                "nothing can be changed any more: {why}; unmount, look after the device, and mount again"
+                "the file system is now read-only: {why}; unmount, check the device, and mount \
+                 again"
             ));
         }
         status.note_write_back(&[self.files.volume()]);
@@ -201,13 +202,13 @@ impl Mounted {
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
             Error::Usage(format!(
-                "{} is a mounted file system: name a file in it with --file",
+                "{} is a mounted file system: select a file in it with --file",
                 self.status.name
             ))
         })?;
         let attr = resolve(self.files.fileset(), path)?;
         if attr.inode.kind != ::fs::FileType::File {
-            return Err(Error::Usage(format!("{path} is no regular file")));
+            return Err(Error::Usage(format!("{path} is not a regular file")));
         }
         let volume = self.files.volume();
         Ok(volume.vnode(FileId(attr.ino), attr.inode.size))
@@ -248,7 +249,7 @@ impl Mounted {
         let name = &self.status.name;
         let failed = || {
             Error::files(format!(
-                "cannot write {name} out (--force gives up what is in memory only)"
+                "cannot write back {name} (--force discards unwritten data)"
             ))
         };
         match over {
@@ -295,7 +296,7 @@ impl Serving for Mounted {
             Ask::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
             Ask::Files(ask) => {
                 let sync = || {
-                    let failed = Error::files(format!("cannot write {} out", self.status.name));
+                    let failed = Error::files(format!("cannot write back {}", self.status.name));
                     self.files.sync().map_err(failed)
                 };
                 carry_out(self.fs()?, ask, &sync, self.status.fileset.as_deref())

@@ -101,7 +101,8 @@ impl Registry {
             later => Err(Error::config(
                 path,
                 format!(
-                    "the registry of LUNs is of version {later}; this program knows version {VERSION}"
+                    "the registry of LUNs has version {later}; this program supports version \
+                     {VERSION}"
                 ),
             )),
         }
@@ -269,7 +270,10 @@ impl Registry {
         for (scope, values) in saved.chain([("lun", &lun.attributes)]) {
             for (name, value) in values {
                 attributes.set(name, value).map_err(|why| {
-                    Error::Usage(format!("saved for {scope} of {}: {why}", lun.name))
+                    Error::Usage(format!(
+                        "attribute saved for {scope} of {}: {why}",
+                        lun.name
+                    ))
                 })?;
                 origins.insert(name.clone(), scope.to_owned());
             }
@@ -285,7 +289,8 @@ impl Registry {
 
 pub(crate) fn unknown(name: &str) -> Error {
     Error::NotFound(format!(
-        "no LUN `{name}` is known; `evfs lun list` shows those that are, `evfs lun scan` finds others"
+        "unknown LUN `{name}`; `evfs lun list` shows the known LUNs, `evfs lun scan` discovers \
+         others"
     ))
 }
 

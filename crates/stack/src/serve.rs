@@ -142,7 +142,7 @@ struct Work {
 
 impl Hub {
     fn new(all: Vec<Box<dyn Serving>>) -> Result<Hub> {
-        let failed = |e: rustix::io::Errno| Error::Failed(format!("cannot make an eventfd: {e}"));
+        let failed = |e: rustix::io::Errno| Error::Failed(format!("cannot create an eventfd: {e}"));
         let hub = Hub {
             slots: Mutex::default(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?,
@@ -163,7 +163,7 @@ impl Hub {
         let slot = Arc::new(Slot::new(serving, &self.hup)?);
         let mut slots = lock(&self.slots);
         if self.work().stops {
-            return Err(Error::Failed("the process ends".into()));
+            return Err(Error::Failed("the process is shutting down".into()));
         }
         slots.push(slot);
         drop(slots);
@@ -248,7 +248,7 @@ impl Hub {
             .collect();
         match poll(&mut fds, None) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::Failed(format!("waiting for questions failed: {e}"))),
+            Err(e) => return Err(Error::Failed(format!("cannot wait for requests: {e}"))),
         }
         signals.drain();
         let _ = rustix::io::read(&self.wake, &mut [0; 8]);
@@ -269,10 +269,10 @@ impl Hub {
                 let slot = Arc::clone(slot);
                 self.start(move |_| slot.ask(stream));
             }
-            Ok(Some(_)) => tracing::warn!("too many questions at the same time"),
+            Ok(Some(_)) => tracing::warn!("rejected a request: too many at the same time"),
             Ok(None) => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => tracing::warn!("a question could not be read: {error}"),
+            Err(error) => tracing::warn!("cannot accept a request: {error}"),
         }
     }
 
@@ -284,7 +284,7 @@ impl Hub {
     }
 
     fn reload(&self, reload: &Reload) {
-        tracing::info!("HUP: flushing, and reading the settings again");
+        tracing::info!("HUP: flushing, and reloading the settings");
         let mut failed = Vec::new();
         for slot in self.slots() {
             if let Some(Err(error)) = slot.with(|serving| serving.flush()) {

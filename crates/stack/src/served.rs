@@ -74,7 +74,7 @@ impl ServeSpec {
     /// # Errors
     /// [`Error::Usage`].
     pub fn check(&self) -> Result<()> {
-        check_name(&self.name, "what is served")?;
+        check_name(&self.name, "a served cell")?;
         cell::check_addresses(&self.listen, &self.announce)
     }
 }
@@ -161,12 +161,12 @@ impl Served {
     }
 
     fn server(&self) -> Result<&Server> {
-        let ending = || Error::Failed(format!("{} is being ended", self.status.name));
+        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
         self.server.as_ref().ok_or_else(ending)
     }
 
     fn fs(&self) -> Result<&Fs> {
-        let ending = || Error::Failed(format!("{} is being ended", self.status.name));
+        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
         self.fs.as_deref().ok_or_else(ending)
     }
 
@@ -176,7 +176,7 @@ impl Served {
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
             status.read_only = true;
             status.warn(format!(
-                "nothing can be changed any more: {why}; detach, look after the device, and serve again"
+                "the file system is now read-only: {why}; detach, check the device, and serve again"
             ));
         }
         if let Some(server) = &self.server {
@@ -230,14 +230,14 @@ impl Served {
                 if is_volume(name) =>
             {
                 return Err(Error::Busy(format!(
-                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and what is \
-                     not served can be renamed"
+                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and \
+                     only filesets that are not served can be renamed"
                 )));
             }
             _ => {}
         }
         let sync = || {
-            let failed = || Error::files(format!("cannot write {} out", self.status.name));
+            let failed = || Error::files(format!("cannot write back {}", self.status.name));
             let all = server.volumes().all();
             all.iter()
                 .try_for_each(|volume| volume.files.sync().map_err(failed()))
@@ -251,7 +251,7 @@ impl Served {
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let usage = || {
             Error::Usage(format!(
-                "{} is a cell: name a file in it with --file VOLUME/PATH",
+                "{} is a cell: select a file in it with --file VOLUME/PATH",
                 self.status.name
             ))
         };
@@ -261,7 +261,7 @@ impl Served {
         let volume = self.server()?.administration().volume(volume)?;
         let attr = resolve(volume.files.fileset(), path)?;
         if attr.inode.kind != ::fs::FileType::File {
-            return Err(Error::Usage(format!("{path} is no regular file")));
+            return Err(Error::Usage(format!("{path} is not a regular file")));
         }
         let pages = volume.files.volume();
         Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
@@ -277,7 +277,7 @@ impl Served {
     /// Builds the error for failed write-back, given its source.
     fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
         Error::files(format!(
-            "cannot write {} out (--force gives up what is in memory only)",
+            "cannot write back {} (--force discards unwritten data)",
             self.status.name
         ))
     }
@@ -293,7 +293,7 @@ impl Served {
             if Arc::strong_count(fs) > 1 {
                 tracing::error!(
                     name = self.status.name,
-                    "the device stays in use: the server still has the file system"
+                    "the device stays in use: the server still holds the file system"
                 );
             }
         }
@@ -402,14 +402,13 @@ fn warning(spec: &ServeSpec, listen: &[Ipv4Addr]) -> Option<String> {
         false => "read",
     };
     let whose = match spec.allow.is_empty() {
-        true => {
-            "whoever can send packets to this machine, from any address; --allow PREFIX limits them"
-        }
-        false => "whoever sends packets with an address of --allow, which can be forged",
+        true => "any host that can reach this machine (--allow PREFIX limits the addresses)",
+        false => "any host that sends packets with an address of --allow, which can be forged,",
     };
     Some(format!(
-        "nothing here proves who calls, and nothing is encrypted on its way. What access lists give to \
-         addresses or to system:anyuser, {whose}, may {may}; a tunnel such as WireGuard proves and hides"
+        "clients are not authenticated, and traffic is not encrypted: {whose} can {may} the data \
+         that access lists open to addresses or to system:anyuser; a tunnel such as WireGuard \
+         authenticates and encrypts"
     ))
 }
 
@@ -427,22 +426,22 @@ fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => Error::Busy(match taken_by(address, spec, run_dir) {
             Some(name) => format!(
-                "{address} is taken: `{name}` is served there; `evfs detach {name}` ends it, and \
-                 --listen ADDRESS names another address for this one"
+                "{address} is in use: `{name}` is served there; stop it with `evfs detach {name}`, \
+                 or choose another address with --listen ADDRESS"
             ),
             None => format!(
-                "port {} at {} is taken by another program (`ss -ulpn` shows which): end it, or name \
-                 another address of this machine with --listen",
+                "port {} at {} is in use by another program (`ss -ulpn` shows which); stop it, or \
+                 choose another address of this machine with --listen",
                 address.port(),
                 address.ip()
             ),
         }),
         std::io::ErrorKind::AddrNotAvailable => Error::NotFound(format!(
-            "{} is no address of this machine; `ip address` lists them, and behind NAT --listen names the \
-             inner address, --announce the outer one",
+            "{} is not an address of this machine; `ip address` lists its addresses; behind NAT, \
+             pass the inner address with --listen and the outer one with --announce",
             address.ip()
         )),
-        _ => Error::Failed(format!("cannot listen at {address}: {source}")),
+        _ => Error::Failed(format!("cannot listen on {address}: {source}")),
     }
 }
 

@@ -26,7 +26,7 @@ const TABLE: &[Row] = &[
         key: "backup.dir",
         env: "EVFS_BACKUP_DIR",
         unit: "path",
-        reason: "header backups that undo destructive commands",
+        reason: "header backups, which can undo destructive commands",
         default: |p| p.backup.display().to_string(),
         check: absolute,
     },
@@ -34,7 +34,8 @@ const TABLE: &[Row] = &[
         key: "cache.tunables",
         env: "EVFS_CACHE_TUNABLES",
         unit: "list",
-        reason: "settings of the file cache, NAME=VALUE apart by spaces, as `evfs cache set` takes them",
+        reason: "tunables of the file cache: NAME=VALUE, separated by spaces, as for `evfs cache \
+                 set`",
         default: |_| String::new(),
         check: crate::cache::check_tunables,
     },
@@ -42,7 +43,8 @@ const TABLE: &[Row] = &[
         key: "fs.commit-interval-ms",
         env: "EVFS_FS_COMMIT_INTERVAL_MS",
         unit: "ms",
-        reason: "how long a change of a file system may wait for its commit when nobody asks for one, as ext4 has it",
+        reason: "longest time before a file system commits a change that no caller syncs; default \
+                 as in ext4",
         default: |_| {
             fs::Options::default()
                 .commit_interval
@@ -63,7 +65,8 @@ const TABLE: &[Row] = &[
         key: "iscsi.digests",
         env: "EVFS_ISCSI_DIGESTS",
         unit: "bool",
-        reason: "CRC32C of headers and data where the target has it; costs CPU, finds bad wires",
+        reason: "CRC32C of headers and data if the target supports it; costs CPU, detects \
+                 corruption in transit",
         default: |_| "false".into(),
         check: boolean,
     },
@@ -71,7 +74,7 @@ const TABLE: &[Row] = &[
         key: "iscsi.initiator-name",
         env: "EVFS_ISCSI_INITIATOR_NAME",
         unit: "iqn",
-        reason: "name of this host at iSCSI targets, which allow access by it",
+        reason: "iSCSI name of this host, by which targets grant access",
         default: |_| path_iscsi::Options::default().initiator_name,
         check: |v| match v.starts_with("iqn.") || v.starts_with("eui.") {
             true => Ok(()),
@@ -82,7 +85,8 @@ const TABLE: &[Row] = &[
         key: "iscsi.persistent-reservations",
         env: "EVFS_ISCSI_PERSISTENT_RESERVATIONS",
         unit: "bool",
-        reason: "fence lost paths by reservations; not for LUNs that other hosts write to",
+        reason: "fence lost paths with persistent reservations; not for LUNs that other hosts \
+                 write to",
         default: |_| "false".into(),
         check: boolean,
     },
@@ -90,7 +94,8 @@ const TABLE: &[Row] = &[
         key: "kdf.memory-kib",
         env: "EVFS_KDF_MEMORY_KIB",
         unit: "KiB",
-        reason: "most memory Argon2id may take; 1 GiB is what cryptsetup uses, half of RAM at most",
+        reason: "memory limit of Argon2id for a new keyslot; 1 GiB as in cryptsetup, at most half \
+                 of RAM",
         default: |_| (1024 * 1024).to_string(),
         check: |v| within(v, 32, 4 * 1024 * 1024),
     },
@@ -98,7 +103,8 @@ const TABLE: &[Row] = &[
         key: "kdf.memory-max-kib",
         env: "EVFS_KDF_MEMORY_MAX_KIB",
         unit: "KiB",
-        reason: "most memory that a keyslot may ask for when its volume is opened; three quarters of the memory of the machine or the control group, 4 GiB at most",
+        reason: "memory limit of a keyslot when its volume is opened; three quarters of the memory \
+                 of the machine or the control group, at most 4 GiB",
         default: |_| {
             let room = crate::memory::machine_kib() / 4 * 3;
             room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
@@ -109,7 +115,7 @@ const TABLE: &[Row] = &[
         key: "kdf.time-ms",
         env: "EVFS_KDF_TIME_MS",
         unit: "ms",
-        reason: "time one guess of a passphrase should cost on this machine, as cryptsetup chose it",
+        reason: "target time of one passphrase guess on this machine; default as in cryptsetup",
         default: |_| "2000".into(),
         check: |v| within(v, 1, 60_000),
     },
@@ -117,7 +123,8 @@ const TABLE: &[Row] = &[
         key: "kdf.work-max-gib",
         env: "EVFS_KDF_WORK_MAX_GIB",
         unit: "GiB",
-        reason: "most work (memory times passes) of all keyslots that are tried for one passphrase; 64 GiB are some minutes of one core",
+        reason: "limit of the work (memory times passes) to try one passphrase on all keyslots; 64 \
+                 GiB take some minutes on one core",
         default: |_| (luks2::KdfLimits::default().work_kib_max >> 20).to_string(),
         check: |v| within(v, 1, 65_536),
     },
@@ -133,7 +140,7 @@ const TABLE: &[Row] = &[
         key: "log.level",
         env: "EVFS_LOG",
         unit: "level",
-        reason: "error, warn, info, debug or trace, on standard error",
+        reason: "log level on standard error: error, warn, info, debug or trace",
         default: |_| "warn".into(),
         check: |v| match v {
             "error" | "warn" | "info" | "debug" | "trace" => Ok(()),
@@ -160,7 +167,8 @@ const TABLE: &[Row] = &[
         key: "sandbox",
         env: "EVFS_SANDBOX",
         unit: "bool",
-        reason: "servers give up the capabilities and system calls that they do not need; false to find out whether that is in the way",
+        reason: "servers drop capabilities and system calls that they do not need; false to check \
+                 whether the sandbox causes a failure",
         default: |_| "true".into(),
         check: boolean,
     },
@@ -168,7 +176,7 @@ const TABLE: &[Row] = &[
         key: "sysfs.root",
         env: "EVFS_SYSFS_ROOT",
         unit: "path",
-        reason: "where NUMA cells are read from; another place for trials",
+        reason: "directory of the NUMA topology; another one for tests",
         default: |_| "/sys".into(),
         check: absolute,
     },
@@ -176,7 +184,8 @@ const TABLE: &[Row] = &[
         key: "threads",
         env: "EVFS_THREADS",
         unit: "threads",
-        reason: "threads that serve one attached volume, or receive at each port of a cell; one for each processor",
+        reason: "threads that serve one attached volume, or receive on each port of a cell; one \
+                 per CPU",
         default: |_| {
             std::thread::available_parallelism()
                 .map_or(1, |n| n.get())
@@ -196,7 +205,9 @@ const TABLE: &[Row] = &[
         key: "volume.heartbeat-ms",
         env: "EVFS_VOLUME_HEARTBEAT_MS",
         unit: "ms",
-        reason: "how often a volume that is open for writing says so to other machines; after four of them a dead one's is free",
+        reason: "interval at which this machine renews the in-use record of a volume open for \
+                 writing; after four intervals without renewal, another machine can take the \
+                 volume over",
         default: |_| "5000".into(),
         check: |v| within(v, 100, 60_000),
     },
@@ -322,7 +333,7 @@ impl Settings {
             let (value, origin) = &values[row.key];
             (row.check)(value).map_err(|want| Error::Config {
                 place: origin.to_string(),
-                detail: format!("{} is `{value}`, but has to be {want}", row.key),
+                detail: format!("{} is `{value}`, but must be {want}", row.key),
             })?;
         }
         Ok(Settings { values })

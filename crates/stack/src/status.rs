@@ -162,8 +162,8 @@ impl Status {
         };
         if let Some(copy) = open.damaged_copy {
             status.warn(format!(
-                "the {copy} copy of its header was damaged when it was opened, and the other one was used; \
-                 `evfs volume repair {}` mends it",
+                "the {copy} copy of the header was damaged at open, so the other copy is in use; \
+                 `evfs volume repair {}` repairs it",
                 device.display()
             ));
         }
@@ -185,12 +185,14 @@ impl Status {
         let error = volumes.iter().find_map(|volume| volume.held_back());
         if let Some(error) = &error {
             let room = match error.kind() {
-                block::ErrorKind::NoSpace => format!(": make room where {} lies", self.device),
+                block::ErrorKind::NoSpace => {
+                    format!("; free space on the storage of {}", self.device)
+                }
                 _ => String::new(),
             };
             self.warn(format!(
-                "{dirty_bytes} bytes that were acknowledged are in memory only, because they cannot be written out \
-                 ({error}); they are kept and tried again{room}"
+                "{dirty_bytes} acknowledged bytes are in memory only, because write-back fails \
+                 ({error}); they are kept, and write-back is retried{room}"
             ));
         }
         self.write_back = Some(WriteBack {
@@ -209,8 +211,8 @@ impl Status {
 /// Warns if the memory that holds keys is not locked.
 fn memory_warning() -> Option<String> {
     (!secret::all_locked()).then(|| {
-        "its keys may be swapped out, because RLIMIT_MEMLOCK does not allow to lock their memory: raise it \
-         (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
+        "the keys may be swapped out, because RLIMIT_MEMLOCK does not allow locking their memory; \
+         raise it (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
             .to_owned()
     })
 }

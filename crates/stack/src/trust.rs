@@ -109,7 +109,8 @@ impl Store {
                 Ok(true)
             }
             Some(old) if old.volume_key != new.volume_key => Err(Error::Untrusted(format!(
-                "{}: another volume with the UUID {uuid} was opened meanwhile; see `evfs volume trust`",
+                "{}: another volume with the UUID {uuid} was opened at the same time; see `evfs \
+                 volume trust`",
                 volume.name()
             ))),
             Some(old) => {
@@ -159,9 +160,9 @@ impl Store {
         match older && !wanted {
             false => Ok(older),
             true => Err(Error::Untrusted(format!(
-                "{device}: the backup is older than the header that this machine knows ({}, and {} \
-                 is known): keys that were removed since would open the volume again. If that is \
-                 meant, add --older; `evfs volume trust {}` shows what is known",
+                "{device}: the backup is older than the header that this machine knows ({}; known: \
+                 {}): keys that were removed since would open the volume again; to restore it \
+                 anyway, add --older; `evfs volume trust {}` shows the known header",
                 epoch_of(backup.as_ref()),
                 epoch_of(entry.seal.as_ref()),
                 plan.uuid,
@@ -210,13 +211,14 @@ fn load(path: &Path) -> Result<Known> {
         return Err(Error::config(
             path,
             format!(
-                "the trust store is of a later version than {VERSION}, which this program knows"
+                "the trust store has a later version than {VERSION}, which this program supports"
             ),
         ));
     }
     serde_json::from_str(&text).map_err(|e| {
         let detail = format!(
-            "the trust store is damaged: {e}; restore it, or move it away, and every volume is trusted anew at its next use"
+            "the trust store is damaged: {e}; restore it, or move it away to trust every volume \
+             again at its next use"
         );
         Error::config(path, detail)
     })
@@ -284,9 +286,10 @@ impl Entry {
     pub(crate) fn allow_reseal(&self, volume: &str, unlocked: &Unlocked) -> Result<()> {
         match self.role_of(unlocked.keyslot) {
             Some(role) if role.allow(Action::Reseal).is_err() => Err(Error::Untrusted(format!(
-                "{volume}: this machine knows the key in keyslot {} as a {role} key, and the header, \
-                 which has no valid seal, calls it the key of an {}: seal it with the owner's key or a \
-                 recovery key, or put the right header back with `evfs volume header restore`",
+                "{volume}: this machine knows the key in keyslot {} as a {role} key, but the \
+                 header, which has no valid seal, claims the role {}; seal it with the owner's key \
+                 or a recovery key, or restore the correct header with `evfs volume header \
+                 restore`",
                 unlocked.keyslot, unlocked.role
             ))),
             _ => Ok(()),
@@ -303,12 +306,12 @@ impl Entry {
         for (keyslot, was) in &self.keys {
             match now.get(keyslot) {
                 Some(is) if is == was => {}
-                Some(is) => changes.push(format!("keyslot {keyslot} was {was} and is {is}")),
-                None => changes.push(format!("keyslot {keyslot}, {was}, is gone")),
+                Some(is) => changes.push(format!("keyslot {keyslot} changed from {was} to {is}")),
+                None => changes.push(format!("keyslot {keyslot} ({was}) was removed")),
             }
         }
         let new = now.iter().filter(|(n, _)| !self.keys.contains_key(n));
-        changes.extend(new.map(|(keyslot, is)| format!("keyslot {keyslot}, {is}, is new")));
+        changes.extend(new.map(|(keyslot, is)| format!("keyslot {keyslot} ({is}) was added")));
         changes.join("; ")
     }
 }
@@ -373,9 +376,9 @@ impl Known {
         let known = self.at_any(disk.places(), |_| true);
         known.map_or(Ok(()), |uuid| {
             Err(Error::Untrusted(format!(
-                "{}: it is not encrypted, and this machine knows the encrypted volume {uuid} there: \
-                 somebody exchanged it, and could read what is written to it. If that was you, \
-                 accept it with `evfs volume trust {uuid} --reset`",
+                "{}: it is not encrypted, but this machine knows the encrypted volume {uuid} \
+                 there: it was replaced, and an attacker could read data written to it. If you \
+                 replaced it, accept it with `evfs volume trust {uuid} --reset`",
                 disk.device().info().name
             )))
         })
@@ -398,40 +401,41 @@ impl Known {
         let changes = entry.map_or(String::new(), |e| e.changes(volume));
         let changes = match changes.is_empty() {
             true => String::new(),
-            false => format!(" What changed: {changes}."),
+            false => format!(" Changes: {changes}."),
         };
         if let Some(entry) = entry
             && entry.volume_key != volume.key_id(unlocked)
         {
             return untrusted(format!(
-                "it has the UUID {uuid} of a volume that this machine knows, and another volume \
-                 key: it is another volume, made by somebody who wants it taken for yours, or by a \
-                 reencryption. What is written to it, its maker can read.{changes} If you made it, \
-                 accept it with `evfs volume trust {name} --reset`"
+                "it has the UUID {uuid} of a volume that this machine knows, but another volume \
+                 key: it is an imitation created by an attacker, or the result of a reencryption. \
+                 Its creator can read data written to it.{changes} If you created it, accept it \
+                 with `evfs volume trust {name} --reset`"
             ));
         }
         if let Some(other) = self.at_any(disk.places(), |other| other != uuid) {
             return untrusted(format!(
-                "it is volume {uuid}, and this machine knows volume {other} there: somebody \
-                 exchanged it, and may be able to read what is written to it. If that was you, \
-                 accept it with `evfs volume trust {other} --reset`"
+                "it is volume {uuid}, but this machine knows volume {other} there: it was \
+                 replaced, and an attacker may be able to read data written to it. If you replaced \
+                 it, accept it with `evfs volume trust {other} --reset`"
             ));
         }
         let (known, now) = (entry.and_then(|e| e.seal.as_ref()), seal_of(volume));
         let reset = format!(
-            "Restore the current header, or, if you put this one back yourself, accept it with \
+            "Restore the current header, or, if you restored this one yourself, accept it with \
              `evfs volume trust {name} --reset`"
         );
         match (unlocked.seal, known, now) {
             (Seal::Never, Some(known), _) => untrusted(format!(
-                "the header has no seal, and this machine knows it with {}: it was stripped, or is \
-                 older than the seal, and who may do what cannot be told.{changes} {reset}",
+                "the header has no seal, but this machine knows it with {}: the seal was stripped, \
+                 or the header is older than the seal, so the roles of its keys cannot be \
+                 verified.{changes} {reset}",
                 epoch_of(Some(known))
             )),
             (Seal::Intact, Some(known), Some(now)) if now.epoch < known.epoch => {
                 untrusted(format!(
-                    "the header is older than the one that this machine knows (seal {}, and seal {} is \
-                 known): keys that were removed since open it again.{changes} {reset}",
+                    "the header is older than the one that this machine knows (seal {}; known: \
+                     seal {}): keys that were removed since open it again.{changes} {reset}",
                     now.epoch, known.epoch
                 ))
             }
@@ -439,8 +443,9 @@ impl Known {
                 if now.epoch == known.epoch && now.digest != known.digest =>
             {
                 untrusted(format!(
-                    "the header is another than the one that this machine knows with the same \
-                     number (seal {}): two copies of one volume were changed apart.{changes} {reset}",
+                    "the header differs from the one that this machine knows with the same number \
+                     (seal {}): two copies of one volume were changed independently.{changes} \
+                     {reset}",
                     known.epoch
                 ))
             }

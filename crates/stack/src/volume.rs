@@ -179,7 +179,7 @@ pub(crate) fn open_or_make(
     let there = path.exists() || device::is_lun(path);
     match (there, size) {
         (false, None) => Err(Error::NotFound(format!(
-            "{} does not exist; --size SIZE makes a file of that size",
+            "{} does not exist; --size SIZE creates a file of that size",
             path.display()
         ))),
         (false, Some(size)) => {
@@ -189,10 +189,10 @@ pub(crate) fn open_or_make(
             Ok((disk, Some(Made { file, new })))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
-            "--size makes files; the size of a LUN is its target's to give".into(),
+            "--size applies only to new files; the target sets the size of a LUN".into(),
         )),
         (true, Some(_)) if path.is_file() && !force => Err(Error::Usage(format!(
-            "{} exists already, so --size does not apply; leave it out to use the file as it is",
+            "{} already exists, so --size does not apply; omit it to use the file as it is",
             path.display()
         ))),
         (true, _) => Ok((open_disk(path, Intent::Replace, settings)?, None)),
@@ -470,7 +470,8 @@ impl Opener {
         }
         if keys.iter().all(|k| k.recipient.is_some()) {
             return Err(crypt::Error::wrong_key(
-                "none of the key pairs of this user opens the volume; name one with --key, or ask its owner to add one",
+                "none of the key pairs of this user opens the volume; pass one with --key, or ask \
+                 the owner to add one",
             )
             .into());
         }
@@ -490,8 +491,8 @@ fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
         })
         .collect();
     let sealed = match unlocked.seal {
-        Seal::Never => "it carries no seal, so that a changed header would not show",
-        _ => "from now on a volume that only looks like it is refused",
+        Seal::Never => "its header has no seal, so changes to the header are not detected",
+        _ => "from now on, an imitation of it is refused",
     };
     format!(
         "{}: this machine opens volume {} (owner {}) for the first time; {sealed}",

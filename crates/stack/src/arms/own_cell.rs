@@ -66,7 +66,8 @@ impl OwnCell {
         })?;
         let volume = server.volumes().find(VOLUME.as_bytes());
         let volume = volume.filter(|volume| volume.kind == Kind::ReadWrite);
-        let volume = volume.ok_or_else(|| Error::Failed(format!("{name} lost its volume")))?;
+        let volume =
+            volume.ok_or_else(|| Error::Failed(format!("{name} has no read-write volume")))?;
         Ok(OwnCell {
             name: name.to_owned(),
             volume: volume.id,
@@ -100,16 +101,16 @@ impl OwnCell {
     /// # Errors
     /// Some data could not be written.
     pub fn sync(&self) -> Result<()> {
-        let failed = || Error::files(format!("cannot write {} out", self.name));
+        let failed = || Error::files(format!("cannot write back {}", self.name));
         for volume in self.server().volumes().all() {
             volume.files.sync().map_err(failed())?;
         }
-        let fs = self.fs.as_ref().expect("it is there until the end");
+        let fs = self.fs.as_ref().expect("present until dropped");
         fs.commit().map_err(failed())
     }
 
     fn server(&self) -> &Server {
-        self.server.as_ref().expect("it is there until the end")
+        self.server.as_ref().expect("present until dropped")
     }
 }
 

@@ -60,7 +60,7 @@ impl OwnFs {
     /// # Errors
     /// Some data could not be written.
     pub fn sync(&self) -> Result<()> {
-        let failed = || Error::files(format!("cannot write {} out", self.name));
+        let failed = || Error::files(format!("cannot write back {}", self.name));
         self.files.sync().map_err(failed())?;
         self.fs
             .as_ref()

@@ -20,8 +20,8 @@ pub(super) fn changed(
     for (name, words) in changes {
         if !afs_server::is_known(name) && words != "none" {
             return Err(Error::Usage(format!(
-                "`{name}` means nobody here: it is system:anyuser, an address, or a prefix such as \
-                 10.1.0.0/16"
+                "unknown name `{name}` in an access list: expected system:anyuser, an address, or \
+                 a prefix such as 10.1.0.0/16"
             )));
         }
         let rights = rights(words)?;
@@ -43,7 +43,7 @@ fn rights(words: &str) -> Result<Rights> {
         "all" => Ok(Rights::ALL),
         letters => letters.parse().map_err(|error| {
             Error::Usage(format!(
-                "`{letters}` are no rights: {error}; or read, write, all or none"
+                "invalid rights `{letters}`: {error}; or use read, write, all or none"
             ))
         }),
     }

@@ -42,11 +42,11 @@ impl Record {
         if bytes.len() > RECORD_BYTES_MAX {
             return Err(format!("it has more than {RECORD_BYTES_MAX} bytes"));
         }
-        let text = std::str::from_utf8(bytes).map_err(|_| "it is no text")?;
+        let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8 text")?;
         let mut lines = text.lines();
         match lines.next() {
             Some(RECORD_VERSION) => {}
-            _ => return Err("it is of a version that is not known here".into()),
+            _ => return Err("its version is unknown".into()),
         }
         let mut record = Record {
             name: String::new(),
@@ -59,15 +59,15 @@ impl Record {
                     name.clone_into(&mut record.name);
                 }
                 Some(("listen", address)) if record.listen.len() < afs_server::ADDRESSES_MAX => {
-                    let parsed = address.parse().map_err(|_| "an address makes no sense")?;
+                    let parsed = address.parse().map_err(|_| "an address is invalid")?;
                     record.listen.push(parsed);
                 }
-                _ => return Err("a line of it makes no sense".into()),
+                _ => return Err("a line is invalid".into()),
             }
         }
         match record.name.is_empty() || record.listen.is_empty() {
             false => Ok(record),
-            true => Err("a line of it is missing".into()),
+            true => Err("its name or address is missing".into()),
         }
     }
 
@@ -83,8 +83,8 @@ impl Record {
         };
         let record = Record::parse(&bytes).map_err(|why| {
             Error::Failed(format!(
-                "what {device} says of its cell cannot be read: {why}; a later version of evfs may \
-                 have written it"
+                "cannot read the cell record of {device}: {why}; a later version of evfs may have \
+                 written it"
             ))
         })?;
         Ok(Some(record))
@@ -94,7 +94,7 @@ impl Record {
     pub(crate) fn of(fs: &Fs, device: &str) -> Result<Record> {
         Record::read(fs, device)?.ok_or_else(|| {
             Error::NotFound(format!(
-                "{device} is no cell; `evfs cell init NAME {device}` makes it one"
+                "{device} is not a cell; `evfs cell init NAME {device}` creates one on it"
             ))
         })
     }
@@ -124,8 +124,8 @@ pub fn check_name(name: &str) -> Result<()> {
     match name.len() <= NAME_BYTES_MAX && name.split('.').all(label) && !is_address {
         true => Ok(()),
         false => Err(Error::Usage(format!(
-            "`{name}` cannot be the name of a cell: it is written as a domain name, in small letters, \
-             digits and `-`, at most {NAME_BYTES_MAX}, like example.org"
+            "invalid cell name `{name}`: use a domain name such as example.org, with lowercase \
+             letters, digits and `-`, at most {NAME_BYTES_MAX} characters"
         ))),
     }
 }
@@ -144,16 +144,16 @@ pub(crate) fn check_addresses(listen: &[Ipv4Addr], announce: &[Ipv4Addr]) -> Res
     }
     for (index, address) in listen.iter().enumerate() {
         if listen[..index].contains(address) {
-            return usage(format!("{address} is named twice"));
+            return usage(format!("{address} is listed twice"));
         }
     }
     if listen.len() > 1 && listen.contains(&Ipv4Addr::UNSPECIFIED) {
-        return usage("0.0.0.0 is every address of this machine: name it alone".into());
+        return usage("0.0.0.0 means every address of this machine: pass it alone".into());
     }
     if listen.contains(&Ipv4Addr::UNSPECIFIED) && announce.is_empty() {
         return usage(
-            "0.0.0.0 is every address of this machine, and no client can be told of it: name with \
-             --announce those that clients are to use"
+            "0.0.0.0 means every address of this machine and cannot be announced to clients: pass \
+             the addresses that clients use with --announce"
                 .into(),
         );
     }
