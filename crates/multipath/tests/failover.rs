@@ -94,7 +94,7 @@ fn all_paths_down_and_back_costs_time_only() {
     until("each was tried again in vain", || {
         let paths = lun.status().paths;
         let in_vain =
-            |why: &Option<String>| why.as_ref().is_some_and(|w| w.contains("no connection"));
+            |why: &Option<String>| why.as_ref().is_some_and(|w| w.contains("cannot connect"));
         paths.iter().all(|p| in_vain(&p.why))
     });
     b.start();
