@@ -22,7 +22,7 @@ pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
     };
     assert_eq!(Arc::strong_count(&keep), 2, "the memory is kept in place");
     drop(bufs);
-    assert_eq!(Arc::strong_count(&keep), 1, "the memory is let go");
+    assert_eq!(Arc::strong_count(&keep), 1, "the memory is released");
     keep.lock().expect("no panic under this lock").fill(0);
     // SAFETY: as above; the previous buffer is dropped.
     let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
