@@ -373,7 +373,7 @@ fn names_attributes_and_paths_outlive_the_process() {
         scan["found"][2]["error"]
             .as_str()
             .unwrap()
-            .contains("no connection")
+            .contains("cannot connect")
     );
     let list = s.json(&["lun", "list"]);
     assert_eq!(list["luns"][0]["wwid"], WWID);

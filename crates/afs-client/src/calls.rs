@@ -27,7 +27,7 @@ macro_rules! ask {
         let bytes = $client.ask(&Request::$name { $($arguments)* })?;
         match reply(&Request::$name { $($arguments)* }, &bytes)? {
             Reply::$name { $($field,)* .. } => Ok(($($field),*)),
-            _ => Err(Error::Nonsense("the reply to another question")),
+            _ => Err(Error::Nonsense("a reply of the wrong type")),
         }
     }};
 }
@@ -37,7 +37,7 @@ fn reply<'b>(request: &Request<'_>, bytes: &'b [u8]) -> Result<Reply<'b>> {
     let reply = afs_proto::fs::read_reply(request.opcode(), &mut from)?;
     match from.rest().is_empty() {
         true => Ok(reply),
-        false => Err(Error::Nonsense("more than a reply")),
+        false => Err(Error::Nonsense("data after the reply")),
     }
 }
 
@@ -96,7 +96,7 @@ impl Client {
             ..
         } = reply(&request, &bytes)?
         else {
-            return Err(Error::Nonsense("the reply to another question"));
+            return Err(Error::Nonsense("a reply of the wrong type"));
         };
         for ((fid, status), callback) in fids.iter().zip(&*statuses).zip(&*callbacks) {
             if status.error_code.0 == 0 {
@@ -128,14 +128,14 @@ impl Client {
         let head_bytes = bytes.len() - from.rest().len();
         let count = usize::try_from(head.bytes()).unwrap_or(usize::MAX);
         if from.rest().len() < count {
-            return Err(Error::Nonsense("less data than it announced"));
+            return Err(Error::Nonsense("less data than announced"));
         }
         let end = head_bytes + count;
         let (status, callback) = match reply(&request, &bytes[end..])? {
             Reply::FetchData64 {
                 status, callback, ..
             } => (status, callback),
-            _ => return Err(Error::Nonsense("the reply to another question")),
+            _ => return Err(Error::Nonsense("a reply of the wrong type")),
         };
         bytes.truncate(end);
         bytes.drain(..head_bytes);
@@ -160,7 +160,7 @@ impl Client {
         while left > 0 {
             let most = usize::try_from(left).unwrap_or(usize::MAX);
             let piece = call.read_up_to(most)?;
-            let piece = piece.ok_or(Error::Nonsense("less data than it announced"))?;
+            let piece = piece.ok_or(Error::Nonsense("less data than announced"))?;
             left -= piece.len() as u64;
         }
         let rest = call.read_to_end(gather::REPLY_BYTES_MAX)?;
@@ -186,7 +186,7 @@ impl Client {
         };
         let bytes = self.call(&request, data, gather::REPLY_BYTES_MAX)?;
         let Reply::StoreData64 { status, .. } = reply(&request, &bytes)? else {
-            return Err(Error::Nonsense("the reply to another question"));
+            return Err(Error::Nonsense("a reply of the wrong type"));
         };
         self.heard.cache.learn(turn, fid, status, None);
         Ok(status)
@@ -342,7 +342,7 @@ impl Client {
             Reply::FetchACL { access_list, .. } => {
                 Ok(String::from_utf8_lossy(access_list.as_bytes()).into_owned())
             }
-            _ => Err(Error::Nonsense("the reply to another question")),
+            _ => Err(Error::Nonsense("a reply of the wrong type")),
         }
     }
 
@@ -369,7 +369,7 @@ impl Client {
         let bytes = self.ask(&Request::GetVolumeStatus { volume })?;
         match reply(&Request::GetVolumeStatus { volume }, &bytes)? {
             Reply::GetVolumeStatus { status, .. } => Ok(status),
-            _ => Err(Error::Nonsense("the reply to another question")),
+            _ => Err(Error::Nonsense("a reply of the wrong type")),
         }
     }
 

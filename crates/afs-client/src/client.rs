@@ -168,8 +168,8 @@ impl Client {
     /// [`Error::NoEntry`], [`Error::Nonsense`], those of a call.
     pub fn find(&self, directory: AfsFid, name: &str) -> Result<AfsFid> {
         let pages = self.directory(directory)?;
-        let entries = Directory::verify(&pages)
-            .map_err(|_| Error::Nonsense("a directory that makes no sense"))?;
+        let entries =
+            Directory::verify(&pages).map_err(|_| Error::Nonsense("an invalid directory"))?;
         let found = entries.lookup(name.as_bytes());
         let (vnode, unique) = found.ok_or_else(|| Error::NoEntry(name.to_owned()))?;
         Ok(AfsFid {

@@ -9,20 +9,20 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The server ended the call with this code.
-    #[error("the server said {0}")]
+    #[error("the server returned {0}")]
     Abort(Abort),
     /// The call was interrupted: the server is down or does not answer. It is not known whether the
     /// call was executed.
-    #[error("the call broke: {0}")]
+    #[error("the call was interrupted: {0}")]
     Broken(#[source] rx::Error),
     /// The reply cannot be decoded.
-    #[error("the reply makes no sense: {0}")]
+    #[error("the reply is malformed: {0}")]
     Wire(#[from] WireError),
     /// An invalid directory, or a reply with less data than announced.
     #[error("the server sent {0}")]
     Nonsense(&'static str),
     /// A name of a path does not exist.
-    #[error("there is no {0:?}")]
+    #[error("no such file: {0:?}")]
     NoEntry(String),
 }
 

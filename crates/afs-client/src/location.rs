@@ -36,6 +36,6 @@ pub fn locate(server: SocketAddr, volume: &str) -> Result<Found> {
             volume: entry.volumes[0],
             servers: entry.sites.iter().map(|site| site.server).collect(),
         }),
-        _ => Err(Error::Nonsense("the reply to another question")),
+        _ => Err(Error::Nonsense("a reply of the wrong type")),
     }
 }

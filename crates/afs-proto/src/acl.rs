@@ -43,7 +43,7 @@ pub struct Entry {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AclError {
     /// Malformed line; lines are counted from 1.
-    #[error("line {0} of the access list makes no sense")]
+    #[error("line {0} of the access list is malformed")]
     Line(usize),
     /// More entries than a server stores.
     #[error("an access list has at most {ENTRIES_MAX} entries")]

@@ -15,10 +15,10 @@ use std::net::Ipv4Addr;
 pub enum WireError {
     /// The bytes end before the value does. More of the stream may complete it: a proper prefix of
     /// a valid value returns this error and no other.
-    #[error("the bytes end before the value does")]
+    #[error("the value is truncated")]
     Incomplete,
     /// More bytes or elements than the interface allows.
-    #[error("{what} of {length}; the interface allows {max}")]
+    #[error("{what} of length {length} exceeds the limit of {max}")]
     TooLong {
         /// Name of the item.
         what: &'static str,
@@ -36,13 +36,13 @@ pub enum WireError {
         value: u32,
     },
     /// String that contains a zero byte, which no C implementation can have intended.
-    #[error("a string has a zero byte in it")]
+    #[error("a string contains a zero byte")]
     ZeroInString,
     /// Bytes after a value that should consume the whole input.
-    #[error("{0} bytes too many")]
+    #[error("{0} surplus bytes after the value")]
     Surplus(usize),
     /// Procedure that this side does not implement.
-    #[error("procedure {0} is not served here")]
+    #[error("procedure {0} is not supported")]
     Opcode(u32),
 }
 

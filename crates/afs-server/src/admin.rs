@@ -126,7 +126,7 @@ impl Administration {
     /// The volume does not exist.
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = self.volumes().find(name.as_bytes());
-        found.ok_or_else(|| AdminError::NotFound(format!("no volume is called '{name}'")))
+        found.ok_or_else(|| AdminError::NotFound(format!("unknown volume '{name}'")))
     }
 
     /// Creates an empty volume.
@@ -136,7 +136,7 @@ impl Administration {
     pub fn create(&self, new: &NewVolume) -> Result<Arc<Volume>> {
         let NewVolume { name, owner, .. } = new;
         check_name(name)?;
-        let failed = || files(format!("cannot make the volume '{name}'"));
+        let failed = || files(format!("cannot create the volume '{name}'"));
         let fs = self.volumes().fs();
         let made = fs.create_fileset(name).map_err(failed())?;
         let set = SetAttr {
@@ -159,7 +159,7 @@ impl Administration {
     /// The volume does not exist or is read-only.
     pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
         let volume = self.writable(name)?;
-        let failed = || files(format!("cannot limit '{name}'"));
+        let failed = || files(format!("cannot set the quota of '{name}'"));
         let files = volume.files.fileset();
         let quota = Quota {
             blocks: bytes.div_ceil(BLOCK_BYTES),
@@ -177,7 +177,7 @@ impl Administration {
     pub fn clone_volume(&self, name: &str, kind: Kind) -> Result<Arc<Volume>> {
         let volume = self.writable(name)?;
         let clone = format!("{name}{}", kind.suffix());
-        let failed = || files(format!("cannot make '{clone}'"));
+        let failed = || files(format!("cannot create '{clone}'"));
         let (unfinished, replaced) = (clone.clone() + UNFINISHED, clone.clone() + REPLACED);
         for left in [&unfinished, &replaced] {
             self.remove_replaced(left)?;
@@ -205,7 +205,7 @@ impl Administration {
         let volume = self.volume(name)?;
         let name = volume.name.clone();
         if ROOTS.contains(&name.as_str()) {
-            let why = format!("a cell needs '{name}', so it is not removed");
+            let why = format!("cannot remove '{name}': the cell needs it");
             return Err(AdminError::Refused(why));
         }
         let failed = || files(format!("cannot remove '{name}'"));
@@ -213,7 +213,8 @@ impl Administration {
         let holds = record.used_inodes.saturating_sub(1);
         if volume.kind == Kind::ReadWrite && holds > 0 && !force {
             return Err(AdminError::Refused(format!(
-                "'{name}' holds {holds} files and folders; --force removes them for good"
+                "'{name}' is not empty ({holds} files and directories); --force removes them \
+                 permanently"
             )));
         }
         let mut doomed = vec![name.clone()];
@@ -229,7 +230,7 @@ impl Administration {
             .find(|(_, r)| r.origin == id && !doomed.contains(&r.name))
         {
             return Err(AdminError::Refused(format!(
-                "'{name}' has the snapshot '{}'; `evfs fileset remove` removes that",
+                "'{name}' has the snapshot '{}'; remove it first with `evfs fileset remove`",
                 other.name
             )));
         }
@@ -251,7 +252,7 @@ impl Administration {
             while Arc::strong_count(&volume) > 1 && Instant::now() < until {
                 std::thread::sleep(POLL);
             }
-            let failed = files(format!("cannot write '{}' out", volume.name));
+            let failed = files(format!("cannot write back '{}'", volume.name));
             volume.files.close().map_err(failed)?;
             self.remove_tree(tree, &volume.name)
         });
@@ -281,7 +282,7 @@ impl Administration {
             .visit()
             .symlink(&fid(&volume, &dir), &name, contents.as_bytes(), &wanted);
         made.map(drop)
-            .map_err(call(format!("cannot make the mount point {path}")))
+            .map_err(call(format!("cannot create the mount point {path}")))
     }
 
     /// Checks that a mount point can be created at `path`.
@@ -292,8 +293,8 @@ impl Administration {
         let (volume, dir, name) = self.place(volume, path)?;
         match volume.files.lookup(dir.ino, &name) {
             Err(error) if error.kind() == fs::Kind::NotFound => Ok(()),
-            Err(error) => Err(files(format!("cannot look at {path}"))(error)),
-            Ok(_) => Err(AdminError::Refused(format!("{path} exists already"))),
+            Err(error) => Err(files(format!("cannot read {path}"))(error)),
+            Ok(_) => Err(AdminError::Refused(format!("{path} already exists"))),
         }
     }
 
@@ -302,12 +303,12 @@ impl Administration {
         let trimmed = path.trim_end_matches('/');
         let (above, name) = trimmed.rsplit_once('/').unwrap_or(("", trimmed));
         if matches!(name, "" | "." | "..") {
-            let why = format!("{path} is no place for a mount point");
+            let why = format!("{path} cannot be a mount point");
             return Err(AdminError::Refused(why));
         }
         let (volume, dir) = self.directory(volume, above)?;
         if volume.kind != Kind::ReadWrite {
-            let why = format!("'{}' is only read", volume.name);
+            let why = format!("'{}' is read-only", volume.name);
             return Err(AdminError::Refused(why));
         }
         Ok((volume, dir, name.as_bytes().to_vec()))
@@ -340,8 +341,8 @@ impl Administration {
 
     /// Resolves a path to a directory; the path may cross mount points.
     fn directory(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr)> {
-        let no_folder = |path: &str| AdminError::NotFound(format!("there is no folder {path}"));
-        let failed = || files(format!("cannot look at {path}"));
+        let no_folder = |path: &str| AdminError::NotFound(format!("no such directory: {path}"));
+        let failed = || files(format!("cannot read {path}"));
         let mut volume = self.volume(volume)?;
         let mut attr = volume.files.attr(ROOT).map_err(failed())?;
         let mut crossings = 0;
@@ -353,14 +354,16 @@ impl Administration {
             if let Some(name) = mounted_by(&volume, &attr).map_err(failed())? {
                 crossings += 1;
                 if crossings > CROSSINGS_MAX {
-                    return Err(AdminError::Refused(format!("{path} leads in circles")));
+                    return Err(AdminError::Refused(format!(
+                        "too many mount points in {path}: they may form a loop"
+                    )));
                 }
                 volume = self.volume(&name)?;
                 attr = volume.files.attr(ROOT).map_err(failed())?;
             }
             if !attr.inode.is_dir() {
                 return Err(AdminError::Refused(format!(
-                    "{part} in {path} is no folder"
+                    "{part} in {path} is not a directory"
                 )));
             }
         }
@@ -373,7 +376,7 @@ impl Administration {
         match volume.kind {
             Kind::ReadWrite => Ok(volume),
             _ => Err(AdminError::Refused(format!(
-                "'{}' is only read: name the volume that it was made of",
+                "'{}' is read-only: name the volume that it was created from",
                 volume.name
             ))),
         }
@@ -474,7 +477,7 @@ fn check_name(name: &str) -> Result<()> {
     {
         true => Ok(()),
         false => Err(AdminError::Refused(format!(
-            "'{name}' cannot be the name of a volume: letters, digits, `.`, `_` and `-`, at most \
+            "'{name}' is not a valid volume name: use letters, digits, `.`, `_` and `-`, at most \
              {BYTES_MAX}, not digits alone, not ending with .readonly or .backup"
         ))),
     }

@@ -126,7 +126,7 @@ pub struct NoPrefix;
 
 impl std::fmt::Display for NoPrefix {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("neither an address nor a prefix such as 10.1.0.0/16")
+        f.write_str("not an address or a prefix such as 10.1.0.0/16")
     }
 }
 

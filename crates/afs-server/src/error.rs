@@ -51,7 +51,7 @@ impl From<fs::Error> for Fault {
             Kind::NoSpace => Fault::Code(Abort::VDISKFULL),
             Kind::Quota => Fault::Code(Abort::VOVERQUOTA),
             Kind::Corrupt | Kind::Io => {
-                tracing::error!("a file could not be reached: {error}");
+                tracing::error!("cannot access a file: {error}");
                 Fault::Errno(error.errno())
             }
             _ => Fault::Errno(error.errno()),

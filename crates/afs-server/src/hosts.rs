@@ -326,7 +326,10 @@ impl Hosts {
             return;
         };
         self.patience.lost(host.address.ip());
-        tracing::info!(client = %host.address, "does not answer that a file has changed");
+        tracing::info!(
+            client = %host.address,
+            "the client did not acknowledge that a file has changed"
+        );
         let others: Vec<_> = self.by_address().values().cloned().collect();
         for other in others {
             if !Arc::ptr_eq(&other, host) {

@@ -54,7 +54,7 @@ impl BufPool {
             );
             assert!(
                 at != libc::MAP_FAILED,
-                "no memory for a pool of {bytes} bytes"
+                "cannot allocate a pool of {bytes} bytes"
             );
             // Plaintext must not reach a core dump; large pages save TLB misses. Miri supports
             // neither call and needs neither.
@@ -84,7 +84,7 @@ impl BufPool {
         let arena = &self.arena;
         assert!(
             len <= arena.buf_size,
-            "{len} bytes asked of a pool of {}",
+            "{len} bytes requested from a pool of {}",
             arena.buf_size
         );
         let slot = arena.free.lock().expect("no panic under this lock").pop()? as usize;
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "4097 bytes asked of a pool of 4096")]
+    #[should_panic(expected = "4097 bytes requested from a pool of 4096")]
     fn a_longer_buffer_than_the_pool_has_is_a_bug() {
         BufPool::new(4096, 1).take(4097);
     }

@@ -82,7 +82,7 @@ impl Topology {
 }
 
 fn malformed(file: &Path) -> Error {
-    let text = format!("{}: not what the kernel writes here", file.display());
+    let text = format!("{}: unexpected content", file.display());
     Error::new(ErrorKind::InvalidData, text)
 }
 

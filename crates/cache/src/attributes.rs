@@ -47,16 +47,20 @@ pub const ATTRIBUTES: [(&str, &str, &str); 6] = [
     (
         "sync_interval",
         "MS|default",
-        "age at which a dirty page is written out",
+        "age at which a dirty page is written back",
     ),
-    ("large_page", "yes|no", "bring whole clusters of 64 KiB"),
-    ("numa_node", "N|none", "node whose memory the pages lie in"),
-    ("read_ahead", "yes|no", "bring what a stream will read next"),
-    ("no_cache", "yes|no", "keep no page longer than it is used"),
+    ("large_page", "yes|no", "load whole clusters of 64 KiB"),
+    (
+        "numa_node",
+        "N|none",
+        "NUMA node on which the pages are allocated",
+    ),
+    ("read_ahead", "yes|no", "read ahead of sequential readers"),
+    ("no_cache", "yes|no", "drop pages once they have been used"),
     (
         "flush_behind",
         "0|1|2|default",
-        "sequential writes wait for their age, go by the background, go at once",
+        "write back sequential writes: 0 when due by age, 1 in the background, 2 at once",
     ),
 ];
 
@@ -74,13 +78,13 @@ impl Attributes {
             let Some((_, give, _)) = known else {
                 let names: Vec<&str> = ATTRIBUTES.iter().map(|(key, ..)| *key).collect();
                 let next = format!("choose one of {}", names.join(", "));
-                let why = "no attribute of a file has this name";
+                let why = "unknown file attribute";
                 return Err(Error::new(ErrorKind::UnknownName, name, why, next));
             };
             self.change(name, value).ok_or_else(|| {
                 let what = format!("{name}={value}");
-                let why = "this is not such a value";
-                Error::new(ErrorKind::Syntax, what, why, format!("give {give}"))
+                let why = "invalid value";
+                Error::new(ErrorKind::Syntax, what, why, format!("expected {give}"))
             })?;
         }
         Ok(self)

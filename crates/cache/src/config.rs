@@ -90,18 +90,18 @@ impl Config {
     pub(crate) fn check(&self) -> Result<()> {
         let refuse = |detail: &str| Err(Error::new(ErrorKind::Invalid, "cache", detail));
         if self.max_bytes < 1 << 20 {
-            return refuse("a cache has at least 1 MiB");
+            return refuse("max_bytes must be at least 1 MiB");
         }
         if self.min_bytes > self.max_bytes || self.max_bytes > self.reserve_bytes {
-            return refuse("not in order: min_bytes, max_bytes, reserve_bytes");
+            return refuse("must hold: min_bytes <= max_bytes <= reserve_bytes");
         }
         if self.reserve_bytes > u64::from(crate::word::FRAMES_MAX) << 12 {
-            return refuse("a cache has at most 4 TiB");
+            return refuse("reserve_bytes must be at most 4 TiB");
         }
         if self.dirty_background_percent > self.dirty_throttle_percent
             || self.dirty_throttle_percent > 80
         {
-            return refuse("not in order: dirty_background_percent, dirty_throttle_percent, 80");
+            return refuse("must hold: dirty_background_percent <= dirty_throttle_percent <= 80");
         }
         Ok(())
     }

@@ -252,7 +252,10 @@ pub(crate) fn run(below: Arc<Below>, started: Sender<Result<()>>) {
     let _ = started.send(Ok(()));
     while let Err(error) = work(&below, &mut session) {
         // The queue has failed; a new one may work.
-        tracing::warn!(volume = below.info.name, %error, "write-behind lost its queue");
+        tracing::warn!(
+            volume = below.info.name, %error,
+            "the queue of write-behind failed; opening a new one"
+        );
         std::thread::sleep(below.core.limits.tick);
         let waker = Arc::clone(below.errands.waker());
         match Session::with_waker(Arc::clone(&below), waker) {

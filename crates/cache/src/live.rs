@@ -77,8 +77,8 @@ impl Live {
         let settings = tunables.resolve(self.memory)?;
         if settings.filecache_max > self.reserve {
             let what = format!("filecache_max={}", settings.filecache_max);
-            let why = format!("this cache can grow to {} bytes", self.reserve);
-            let next = "give less, or start with more reserved";
+            let why = format!("this cache can grow to at most {} bytes", self.reserve);
+            let next = "use a smaller value, or restart with more memory reserved";
             return Err(Error::new(ErrorKind::OutOfBounds, what, why, next));
         }
         let mut given = self.given.lock().expect("no panic under this lock");

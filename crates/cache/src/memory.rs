@@ -109,8 +109,8 @@ impl Memory {
         let locked = unsafe { libc::mlock(at, CHUNK_BYTES) } == 0;
         if !locked && !self.swappable.swap(true, Relaxed) {
             tracing::warn!(
-                "the file cache's memory cannot be locked: clear data may reach swap; raise \
-                 RLIMIT_MEMLOCK, or switch swap off"
+                "cannot lock the file cache's memory: decrypted data may be swapped out; raise \
+                 RLIMIT_MEMLOCK, or disable swap"
             );
         }
     }
@@ -163,7 +163,7 @@ fn prefer(at: *mut libc::c_void, node: u32) {
     };
     if bound != 0 {
         let error = std::io::Error::last_os_error();
-        tracing::debug!(node, %error, "memory cannot be asked of a node");
+        tracing::debug!(node, %error, "cannot bind memory to a NUMA node");
     }
 }
 

@@ -40,7 +40,10 @@ impl PressureWatch {
     /// # Errors
     /// Neither file exists, or this process may watch neither.
     pub fn start(cache: &Arc<Cache>) -> Result<PressureWatch> {
-        let mut failure = Error::new(ErrorKind::NotFound, "no pressure file");
+        let mut failure = Error::new(
+            ErrorKind::NotFound,
+            "the system has no memory pressure file",
+        );
         for file in machine::pressure_files() {
             match armed(&file) {
                 Ok(fd) => return PressureWatch::on(cache, fd, PollFlags::PRI),
@@ -103,7 +106,10 @@ impl Watch {
             if pressure.intersects(self.events) {
                 let target = cache.stats().used_bytes / 100 * KEEP_PERCENT;
                 let used = cache.shrink(target);
-                tracing::info!(bytes = used, "the system is short of memory: pages went");
+                tracing::info!(
+                    bytes = used,
+                    "the system is short of memory: pages were evicted"
+                );
             }
             drop(cache);
             let mut only_stop = [PollFd::from_borrowed_fd(self.stop.as_fd(), PollFlags::IN)];

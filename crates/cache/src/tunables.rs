@@ -219,7 +219,7 @@ impl Tunables {
             return Err(conflict(
                 self.given(Name::DirtyBackground),
                 format!(
-                    "writers would be slowed first, at {}",
+                    "writers would be throttled first, at {}",
                     self.given(Name::DirtyLimit)
                 ),
                 "lower dirty_background or raise dirty_limit, both in one command if need be",
@@ -295,7 +295,7 @@ fn find(name: &str) -> Result<&'static Tunable, Error> {
         Error {
             kind: ErrorKind::UnknownName,
             what: name.into(),
-            why: "no setting of the cache has this name".into(),
+            why: "unknown cache setting".into(),
             next: format!("choose one of {}", names.join(", ")),
         }
     })
@@ -320,13 +320,13 @@ fn parse(tunable: &Tunable, text: &str) -> Result<Value, Error> {
         kind,
         what: format!("{}={text}", tunable.text),
         why: why.into(),
-        next: format!("give {}", tunable.unit),
+        next: format!("expected {}", tunable.unit),
     };
-    let value = value.ok_or_else(|| refused(ErrorKind::Syntax, "this is not such a value"))?;
+    let value = value.ok_or_else(|| refused(ErrorKind::Syntax, "invalid value"))?;
     if within(tunable.unit, value) {
         Ok(value)
     } else {
-        Err(refused(ErrorKind::OutOfBounds, "this is out of bounds"))
+        Err(refused(ErrorKind::OutOfBounds, "out of bounds"))
     }
 }
 
@@ -372,7 +372,7 @@ fn bytes(text: &str) -> Option<u64> {
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SIZES: &str = "bytes with or without K, KB, M, MB, G, GB";
+        const SIZES: &str = "bytes (optional suffix K, KB, M, MB, G or GB)";
         match self {
             Unit::Memory { least, most } => {
                 write!(f, "1% to {most}% of memory, or {SIZES}, from {least}")

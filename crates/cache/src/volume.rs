@@ -410,7 +410,7 @@ impl Volume {
         {
             tracing::error!(
                 volume = self.below.info.name,
-                "the background thread has panicked"
+                "the background thread panicked"
             );
         }
         for vnode in self.all() {
@@ -439,7 +439,10 @@ impl Drop for Volume {
         }
         if let Err(error) = self.flush() {
             let name = &self.below.info.name;
-            tracing::error!(volume = name, %error, "a volume goes with pages that could not be written out");
+            tracing::error!(
+                volume = name, %error,
+                "the volume is closed with dirty pages that could not be written back: data is lost"
+            );
         }
         self.abandon();
     }

@@ -526,7 +526,7 @@ impl<A: Atom<Int = u32>> Holds<A> {
     }
 
     /// Releases `count` holds. `true`: the frame was an orphan, and the caller must free it.
-    #[must_use = "an orphan has to be freed"]
+    #[must_use = "an orphan must be freed"]
     pub fn release(&self, count: u32) -> bool {
         let after = self.change(|now| match now - count {
             ORPHAN => 0,
@@ -536,7 +536,7 @@ impl<A: Atom<Int = u32>> Holds<A> {
     }
 
     /// Detaches the frame from its page. `true`: it is not held, and the caller must free it.
-    #[must_use = "a frame that nobody holds has to be freed"]
+    #[must_use = "an unpinned frame must be freed"]
     pub fn orphan(&self) -> bool {
         self.change(|now| if now == 0 { 0 } else { now | ORPHAN }).1 == 0
     }

@@ -64,10 +64,10 @@ fn a_failure_that_lasts_is_said_once_and_its_end_as_well() {
         errors.set(None);
         until("it was written", || vnode.stats().dirty_bytes == 0);
         let times = usize::from(round);
-        assert_eq!(log.lines_with("cannot be written out"), times);
+        assert_eq!(log.lines_with("write-back failed"), times);
         until("its end is said", || {
-            log.lines_with("can be written out again") == times
+            log.lines_with("write-back has recovered") == times
         });
     }
-    assert!(log.lines_with("tried again") == 2 && session.flush(&mut open).is_err());
+    assert!(log.lines_with("is retried") == 2 && session.flush(&mut open).is_err());
 }

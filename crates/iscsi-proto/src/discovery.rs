@@ -23,7 +23,7 @@ pub fn parse_targets(text: &[u8]) -> Result<Vec<Target>> {
     let mut targets: Vec<Target> = Vec::new();
     for (count, (key, value)) in pairs(text)?.into_iter().enumerate() {
         if count >= TARGETS_MAX {
-            return broken("more targets and portals than anybody has");
+            return broken("too many targets and portals");
         }
         match (key, targets.last_mut()) {
             ("TargetName", _) => targets.push(Target {

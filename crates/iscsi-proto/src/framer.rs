@@ -83,7 +83,7 @@ impl Framer {
                     }
                     if self.bhs.data_bytes() > self.data_bytes_max {
                         return broken(format!(
-                            "a data segment of {} bytes where {} were allowed",
+                            "a data segment of {} bytes exceeds the limit of {}",
                             self.bhs.data_bytes(),
                             self.data_bytes_max
                         ));

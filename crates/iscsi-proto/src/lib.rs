@@ -58,10 +58,10 @@ pub use task::{Function, TaskId, Transfer, slot_of};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProtocolError {
     /// The target violates the protocol.
-    #[error("the target does not speak iSCSI as it should: {0}")]
+    #[error("iSCSI protocol error: {0}")]
     Broken(String),
     /// A digest does not match its data (section 7.8): bytes were corrupted in transit.
-    #[error("the CRC32C digest of a {0} is wrong: bytes were changed on their way")]
+    #[error("CRC32C digest mismatch in a {0}: the data was corrupted in transit")]
     Digest(&'static str),
     /// The target rejected the login (section 11.13.5).
     #[error("the target refuses the login: {text} (class {class}, detail {detail})")]
@@ -75,7 +75,7 @@ pub enum ProtocolError {
     },
     /// The target did not prove knowledge of the mutual CHAP secret, or chose a name, digest or
     /// authentication method that was not offered.
-    #[error("the target is not accepted: {0}")]
+    #[error("the target is not trusted: {0}")]
     Untrusted(String),
 }
 

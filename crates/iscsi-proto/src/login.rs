@@ -229,16 +229,19 @@ impl<'a> Login<'a> {
 
     fn handle_response(&mut self, bhs: &Bhs, segment: &[u8]) -> Result<()> {
         if bhs.opcode() != opcode::LOGIN_RESPONSE {
-            return broken(format!("opcode {:#x} during the login", bhs.opcode()));
+            return broken(format!(
+                "unexpected opcode {:#x} during the login",
+                bhs.opcode()
+            ));
         }
         self.rounds += 1;
         if self.rounds > ROUNDS_MAX {
-            return broken("the login does not come to an end");
+            return broken("the login has too many steps");
         }
         self.exp_stat_sn = bhs.u32(24).wrapping_add(1);
         self.text.extend_from_slice(segment);
         if self.text.len() > TEXT_BYTES_MAX {
-            return broken("the login's text does not come to an end");
+            return broken("the text of the login is too long");
         }
         let current = bhs.flags() >> 2 & 3;
         let (class, detail) = (bhs.byte(36), bhs.byte(37));
@@ -262,7 +265,7 @@ impl<'a> Login<'a> {
 
     fn redirect(&mut self, detail: u8, keys: &[(&str, &str)]) -> Result<()> {
         let Some(address) = value(keys, "TargetAddress") else {
-            return broken("the target has moved and does not say where to");
+            return broken("the target moved, but sent no new address");
         };
         self.outcome = Some(Outcome::Redirect {
             address: split_group(address).0.into(),
@@ -277,7 +280,7 @@ impl<'a> Login<'a> {
             _ => SECURITY,
         };
         if bhs.flags() >> 2 & 3 != expected {
-            return broken("the target is in another stage of the login");
+            return broken("the target is in a different stage of the login");
         }
         let next = (bhs.flags() & TRANSIT != 0).then_some(bhs.flags() & 3);
         match self.step {
@@ -310,7 +313,7 @@ impl<'a> Login<'a> {
             (Some("None") | None, None) => self.leave_security(next),
             (Some("None"), Some(Credentials { mutual: None, .. })) => self.leave_security(next),
             (chosen, _) => Err(ProtocolError::Untrusted(format!(
-                "it chose AuthMethod={}, which was not offered",
+                "AuthMethod={} was not offered",
                 chosen.unwrap_or("(nothing)")
             ))),
         }
@@ -318,7 +321,7 @@ impl<'a> Login<'a> {
 
     fn answer_challenge(&mut self, keys: &[(&str, &str)]) -> Result<()> {
         let Some(credentials) = self.config.credentials else {
-            return broken("a challenge without CHAP");
+            return broken("a CHAP challenge, although CHAP was not negotiated");
         };
         let algorithm = match value(keys, "CHAP_A") {
             Some("5") => Algorithm::Md5,
@@ -329,13 +332,13 @@ impl<'a> Login<'a> {
         let id = value(keys, "CHAP_I").and_then(crate::text::number);
         let challenge = value(keys, "CHAP_C").and_then(|c| binary(c, chap::BYTES_MAX));
         let (Some(Ok(id)), Some(challenge)) = (id.map(u8::try_from), challenge) else {
-            return broken("a CHAP challenge without an identifier or without bytes");
+            return broken("a CHAP challenge without a valid identifier or value");
         };
         if let Some(mutual) = credentials.mutual
             && mutual.challenge[..] == challenge[..]
         {
             return Err(ProtocolError::Untrusted(
-                "it sends our challenge back".into(),
+                "it sent the initiator's CHAP challenge back".into(),
             ));
         }
         let mut text = Vec::new();
@@ -362,7 +365,7 @@ impl<'a> Login<'a> {
         if proven == Some(true) {
             Ok(())
         } else {
-            let why = "it does not know the secret of mutual CHAP";
+            let why = "it did not prove that it knows the mutual CHAP secret";
             Err(ProtocolError::Untrusted(why.into()))
         }
     }
@@ -403,7 +406,7 @@ impl<'a> Login<'a> {
                 self.outcome = Some(Outcome::LoggedIn(Box::new(session)));
             }
             None => self.send(TRANSIT, OPERATIONAL, FULL_FEATURE, &answers),
-            Some(_) => return broken("the target goes back to an earlier stage"),
+            Some(_) => return broken("the target returns to an earlier stage"),
         }
         Ok(())
     }
@@ -422,19 +425,19 @@ fn refusal(class: u8, detail: u8) -> &'static str {
     match (class, detail) {
         (2, 0) => "initiator error",
         (2, 1) => "authentication failed; check the CHAP user and secret",
-        (2, 2) => "not authorised; allow this initiator at the target",
+        (2, 2) => "not authorized; allow this initiator at the target",
         (2, 3) => "no such target",
         (2, 4) => "the target was removed",
         (2, 5) => "unsupported version",
         (2, 6) => "too many connections",
         (2, 7) => "missing parameter",
-        (2, 8) => "the session cannot be on this portal",
+        (2, 8) => "the session cannot include this portal",
         (2, 9) => "the session type is not supported",
         (2, 10) => "no such session",
         (2, 11) => "invalid request during the login",
-        (3, 1) => "the service is not available now",
+        (3, 1) => "the service is unavailable",
         (3, 2) => "out of resources",
         (3, _) => "target error",
-        _ => "for a reason the standard does not know",
+        _ => "unknown reason",
     }
 }

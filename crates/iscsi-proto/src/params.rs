@@ -158,12 +158,12 @@ impl Params {
             }
             "ErrorRecoveryLevel" => {
                 if small(key, value)? != 0 {
-                    return broken("ErrorRecoveryLevel above the 0 that was offered");
+                    return broken("ErrorRecoveryLevel exceeds the offered 0");
                 }
             }
             "MaxConnections" => {
                 if small(key, value)? != 1 {
-                    return broken("MaxConnections above the 1 that was offered");
+                    return broken("MaxConnections exceeds the offered 1");
                 }
             }
             "DefaultTime2Retain" | "TargetAlias" | "TargetAddress" | "TargetName" => {}
@@ -220,14 +220,14 @@ fn yes(key: &str, value: &str) -> Result<bool> {
 fn length(key: &str, value: &str) -> Result<u32> {
     match number(value) {
         Some(length) if LENGTHS.contains(&length) => Ok(length),
-        _ => broken(format!("{key} is not a length of 512 to 16777215")),
+        _ => broken(format!("{key} is not a length from 512 to 16777215")),
     }
 }
 
 fn small(key: &str, value: &str) -> Result<u16> {
     match number(value).and_then(|n| u16::try_from(n).ok()) {
         Some(value) => Ok(value),
-        None => broken(format!("{key} is not a number of 0 to 65535")),
+        None => broken(format!("{key} is not a number from 0 to 65535")),
     }
 }
 

@@ -506,13 +506,13 @@ impl Session {
             ));
         };
         let Transfer::In(expected) = task.transfer else {
-            return broken("data for a task that reads none");
+            return broken("data for a task that does not read");
         };
         let (offset, bytes) = (bhs.u32(40), bhs.data_bytes());
         // DataPDUInOrder and DataSequenceInOrder are Yes: no gaps and no duplicates.
         if offset != task.moved || bytes > expected - task.moved {
             return broken(format!(
-                "{bytes} bytes of data at {offset}, after {} of {expected}",
+                "unexpected data: {bytes} bytes at {offset}, after {} of {expected}",
                 task.moved
             ));
         }
@@ -594,7 +594,7 @@ impl Session {
                 self.acknowledge(&bhs);
                 self.reject(&bhs)
             }
-            other => broken(format!("opcode {other:#x} from a target")),
+            other => broken(format!("unexpected opcode {other:#x} from a target")),
         }
     }
 
@@ -610,10 +610,7 @@ impl Session {
     fn end(&mut self, bhs: &Bhs, purpose: Purpose) -> Result<Task> {
         match self.tasks.remove(bhs.itt()) {
             Some(task) if task.purpose == purpose => Ok(task),
-            _ => broken(format!(
-                "an answer to {:#x}, which was not asked",
-                bhs.itt()
-            )),
+            _ => broken(format!("unexpected response to task {:#x}", bhs.itt())),
         }
     }
 
@@ -625,7 +622,7 @@ impl Session {
             .iter()
             .any(|p| matches!(p, Pending::Pdu(bhs, _) if bhs.itt() == id))
         {
-            return broken("an answer to a command that has not been sent");
+            return broken("a response to a command that was not sent");
         }
         // Data of a task that has ended is not sent.
         self.pending
@@ -663,7 +660,7 @@ impl Session {
             ));
         };
         let Transfer::Out(expected) = task.transfer else {
-            return broken("R2T for a task that writes nothing");
+            return broken("R2T for a task that does not write");
         };
         let (offset, len) = (bhs.u32(40), bhs.u32(44));
         if task.r2ts >= outstanding_max {
@@ -673,7 +670,9 @@ impl Session {
             return broken("R2Ts out of order");
         }
         if len == 0 || len > max_burst || len > expected - task.moved {
-            return broken(format!("R2T for {len} bytes at {offset} of {expected}"));
+            return broken(format!(
+                "invalid R2T: {len} bytes at {offset} of {expected}"
+            ));
         }
         task.next_sn = task.next_sn.wrapping_add(1);
         task.moved += len;
@@ -702,7 +701,7 @@ impl Session {
         let is_pong =
             |p: &&Pending| matches!(p, Pending::Pdu(b, _) if b.opcode() == opcode::NOP_OUT);
         if self.pending.iter().filter(is_pong).count() >= PONGS_MAX {
-            return broken("more pings than can be answered");
+            return broken("too many pings");
         }
         let mut answer = Bhs::new(opcode::NOP_OUT, FINAL).immediate();
         answer.set(8, &bhs.lun());
@@ -719,12 +718,12 @@ impl Session {
             .get(bhs.itt())
             .filter(|t| t.purpose == Purpose::Text)
         else {
-            return broken("an answer to a text request that was not sent");
+            return broken("a response to a text request that was not sent");
         };
         let id = task.id;
         self.text.append(&mut self.held);
         if self.text.len() > TEXT_BYTES_MAX {
-            return broken("a text answer does not come to an end");
+            return broken("the text of a response is too long");
         }
         if bhs.flags() & FINAL == 0 {
             self.push_text(id, bhs.ttt(), &[]);

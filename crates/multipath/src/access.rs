@@ -157,7 +157,10 @@ pub(crate) fn ask(shared: &Shared, path: &SharedPath) {
             }
         }
         Err(error) => {
-            tracing::debug!(path = path.path.name(), "no word of its access: {error}");
+            tracing::debug!(
+                path = path.path.name(),
+                "cannot query its access state: {error}"
+            );
             if unlinked {
                 path.fails(error.to_string());
             }

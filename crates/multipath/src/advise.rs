@@ -94,9 +94,9 @@ pub enum AdviseError {
 impl fmt::Display for AdviseError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            AdviseError::TooFew => write!(f, "no path has {RECORDS_MIN} I/Os recorded"),
+            AdviseError::TooFew => write!(f, "too few recorded I/Os: no path has {RECORDS_MIN}"),
             AdviseError::Paths(views, paths) => {
-                write!(f, "{views} paths given, the trace has {paths}")
+                write!(f, "{views} paths were specified, but the trace has {paths}")
             }
         }
     }

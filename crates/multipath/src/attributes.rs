@@ -116,26 +116,38 @@ const fn attribute(name: &'static str, help: &'static str) -> Attribute {
 
 /// All attributes, in the order in which they are listed.
 pub const ATTRIBUTES: &[Attribute] = &[
-    attribute("load_bal_policy", "which path takes the next I/O"),
-    attribute("max_q_depth", "I/Os in flight on one path, 1 to 4096"),
+    attribute(
+        "load_bal_policy",
+        "policy that selects the path of the next I/O",
+    ),
+    attribute(
+        "max_q_depth",
+        "maximum I/Os in flight on one path, 1 to 4096",
+    ),
     attribute(
         "path_fail_secs",
-        "seconds of silence before a connection is given up, 1 to 600",
+        "seconds of silence before a connection is closed, 1 to 600",
     ),
     attribute(
         "transient_secs",
-        "seconds that I/O waits for a path when there is none, 0 to 600",
+        "seconds that I/O waits when no path is up, 0 to 600",
     ),
-    attribute("infinite_retries_enable", "I/O waits for a path for ever"),
+    attribute(
+        "infinite_retries_enable",
+        "I/O waits for a path indefinitely",
+    ),
     attribute(
         "esd_secs",
-        "seconds one attempt of an I/O may take, 1 to 600",
+        "timeout of one attempt of an I/O in seconds, 1 to 600",
     ),
-    attribute("max_retries", "attempts of one I/O, 1 to 1000"),
-    attribute("ping_recovery", "immediate, count_based or time_based"),
+    attribute("max_retries", "maximum attempts of one I/O, 1 to 1000"),
+    attribute(
+        "ping_recovery",
+        "when a lost path is used again: immediate, count_based or time_based",
+    ),
     attribute(
         "ping_count_threshold",
-        "answers in a row for count_based, 1 to 100",
+        "consecutive answers for count_based, 1 to 100",
     ),
     attribute(
         "ping_time_threshold",
@@ -149,27 +161,27 @@ pub const ATTRIBUTES: &[Attribute] = &[
         "PATH=WEIGHT,... for weighted_rr; 0 excludes",
     ),
     attribute("leg_mpath_enable", "legacy names use all paths"),
-    attribute("alua_enabled", "heed the access state of target ports"),
+    attribute("alua_enabled", "respect the access states of target ports"),
     attribute(
         "silence_ms",
-        "least silence before a path is suspect, 5 to 60000",
+        "minimum silence in ms before a path is suspect, 5 to 60000",
     ),
     attribute(
         "quiesce_secs",
-        "seconds to wait out an unfenced lost write, 0 to 600",
+        "seconds to wait for a lost write that cannot be fenced, 0 to 600",
     ),
     attribute(
         "flap_penalty_secs",
-        "longest wait of a path that flaps, in seconds, 0 (none) to 600",
+        "maximum wait of a flapping path in seconds, 0 (none) to 600",
     ),
     attribute("shared_cache", "a flush through one path covers the others"),
     attribute(
         "tport_max_qdepth",
-        "I/Os in flight on one target port, 0 (none) to 4096",
+        "maximum I/Os in flight on one target port, 0 (no limit) to 4096",
     ),
     attribute(
         "max_bytes",
-        "bytes in flight for one thread, 1048576 or more",
+        "maximum bytes in flight per thread, 1048576 or more",
     ),
 ];
 
@@ -220,7 +232,7 @@ impl Attributes {
             let known = ATTRIBUTES.iter().find(|a| a.name == name);
             known.map_or("", |a| a.help)
         };
-        let bad = || format!("`{value}` is no value for {name}: {}", help(name));
+        let bad = || format!("invalid value `{value}` for {name}: {}", help(name));
         let number = |min: u32, max: u32| -> Result<u32, String> {
             let parsed = value.parse().ok().filter(|n| (min..=max).contains(n));
             parsed.ok_or_else(bad)
@@ -228,13 +240,16 @@ impl Attributes {
         let flag = || {
             value
                 .parse::<bool>()
-                .map_err(|_| format!("{}; true or false", bad()))
+                .map_err(|_| format!("{}; use true or false", bad()))
         };
         match name {
             "load_bal_policy" => {
                 self.load_bal_policy = value.parse().map_err(|_| {
                     let names: Vec<_> = Policy::ALL.iter().map(|p| p.name()).collect();
-                    format!("`{value}` is no policy; there are {}", names.join(", "))
+                    format!(
+                        "unknown policy `{value}`; choose one of {}",
+                        names.join(", ")
+                    )
                 })?;
             }
             "max_q_depth" => self.max_q_depth = number(1, 4096)?,
@@ -279,7 +294,7 @@ impl Attributes {
             _ => {
                 let names: Vec<_> = ATTRIBUTES.iter().map(|a| a.name).collect();
                 return Err(format!(
-                    "there is no attribute `{name}`; there are {}",
+                    "unknown attribute `{name}`; choose one of {}",
                     names.join(", ")
                 ));
             }

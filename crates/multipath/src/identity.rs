@@ -66,18 +66,21 @@ pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
     let text = |s: &Option<String>| s.clone().unwrap_or_else(|| "none".into());
     if wanted.wwid != found.wwid {
         let (w, f) = (text(&wanted.wwid), text(&found.wwid));
-        return Some(format!("world-wide ID {f}, not {w}"));
+        return Some(format!("world-wide ID is {f}, not {w}"));
     }
     if wanted.serial != found.serial {
         let (w, f) = (text(&wanted.serial), text(&found.serial));
-        return Some(format!("serial number {f}, not {w}"));
+        return Some(format!("serial number is {f}, not {w}"));
     }
     if wanted.logical_block_size != found.logical_block_size {
         let (w, f) = (wanted.logical_block_size, found.logical_block_size);
-        return Some(format!("blocks of {f} bytes, not {w}"));
+        return Some(format!("block size is {f} bytes, not {w}"));
     }
     if found.size < wanted.size {
-        return Some(format!("{} bytes, fewer than {}", found.size, wanted.size));
+        return Some(format!(
+            "size is {} bytes, less than {}",
+            found.size, wanted.size
+        ));
     }
     None
 }
@@ -107,7 +110,7 @@ pub fn prove(
         let offset = block * SAMPLE_BYTES as u64;
         if !same(reference, candidate, offset, until)? {
             return Ok(Some(format!(
-                "other content: the 4096 bytes at {offset} differ from those of the LUN"
+                "different content: the 4096 bytes at {offset} do not match the LUN"
             )));
         }
     }
@@ -144,8 +147,8 @@ fn exchange(
             refuted += 1;
             if refuted == REFUTATIONS {
                 return Ok(Some(
-                    "other storage: what was written through a path of the LUN is not read \
-                     through this one"
+                    "different storage: a write through a path of the LUN is not visible through \
+                     this path"
                         .into(),
                 ));
             }
@@ -157,7 +160,7 @@ fn exchange(
         disturbed += 1;
     }
     let name = &candidate.info().name;
-    let why = "others wrote over each nonce; it is proven again later";
+    let why = "other clients overwrote each nonce; the identity check is retried later";
     Err(Error::new(ErrorKind::TimedOut, name, why))
 }
 
@@ -204,7 +207,7 @@ fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
         if left.is_zero() {
             let _ = queue.take_back(0);
             let name = &queue.info().name;
-            let why = "no answer while its identity was proven";
+            let why = "no answer during the identity check";
             return Err(Error::new(ErrorKind::TimedOut, name, why));
         }
         queue.reap(Wait::AtMost(left), &mut done)?;
@@ -242,12 +245,12 @@ mod tests {
         assert!(
             proves(&disk, &copy, nonce)
                 .unwrap()
-                .contains("other storage")
+                .contains("different storage")
         );
         assert!(
             proves(&disk, &mem(2), Proof::Compare)
                 .unwrap()
-                .contains("other content")
+                .contains("different content")
         );
     }
 
@@ -311,7 +314,7 @@ mod tests {
         };
         assert_eq!(with(|_| ()), None);
         assert_eq!(with(|i| i.size = 200), None);
-        assert!(with(|i| i.size = 50).unwrap().contains("fewer"));
+        assert!(with(|i| i.size = 50).unwrap().contains("less than"));
         assert!(with(|i| i.wwid = None).unwrap().contains("none, not naa.1"));
         assert!(
             with(|i| i.serial = Some("t".into()))

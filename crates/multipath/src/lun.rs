@@ -202,7 +202,7 @@ impl Shared {
             .is_some_and(|p| p.admin() != Admin::Removed)
         {
             return invalid(format!(
-                "`{}` is one of its paths already",
+                "`{}` is already one of its paths",
                 spec.path.name()
             ));
         }
@@ -322,7 +322,7 @@ impl Lun {
                     failures.push(format!("{}: AUTH_FAILED: {why}", specs[*path].0.name()));
                 }
             }
-            let why = format!("no path leads to it: {}", failures.join("; "));
+            let why = format!("no usable path: {}", failures.join("; "));
             return Err(Error::new(ErrorKind::PathLost, &config.name, why));
         };
         let good: Vec<_> = answers
@@ -408,10 +408,7 @@ impl Lun {
             .cloned();
         found.ok_or_else(|| {
             let names: Vec<_> = paths.iter().map(|p| p.path.name()).collect();
-            let why = format!(
-                "it has no path `{name}`; its paths are {}",
-                names.join(", ")
-            );
+            let why = format!("unknown path `{name}`; its paths are {}", names.join(", "));
             Error::new(ErrorKind::NotFound, &self.shared.name, why)
         })
     }
@@ -456,8 +453,7 @@ impl Lun {
             }
         };
         if !force && !others.any(works) {
-            let why =
-                format!("`{name}` is its only path that works; --force takes it all the same");
+            let why = format!("`{name}` is its only working path; use --force to override");
             return Err(Error::new(ErrorKind::Busy, &self.shared.name, why));
         }
         path.set_admin(to);
@@ -496,7 +492,9 @@ impl Lun {
         if found.size < self.shared.info.size
             || found.logical_block_size != self.shared.info.logical_block_size
         {
-            let why = format!("`{name}` has another size or block size; it cannot be a path to it");
+            let why = format!(
+                "`{name}` has a different size or block size, so it cannot be a path to this LUN"
+            );
             return Err(Error::new(ErrorKind::Invalid, &self.shared.name, why));
         }
         *lock(&self.shared.identity) = found;
@@ -551,7 +549,7 @@ impl Lun {
                 let lun = &shared.name;
                 tracing::warn!(
                     lun,
-                    "{count} writes of a lost path have neither been answered nor fenced"
+                    "{count} writes of a lost path were neither acknowledged nor fenced"
                 );
                 return;
             }
@@ -690,7 +688,7 @@ impl Shared {
         let other_cache = info.volatile_write_cache != self.info.volatile_write_cache;
         let takes_none = found.read_only || other_cache;
         if takes_none && !found.read_only && !path.read_only.load(Relaxed) {
-            let what = "takes no writes: its cache is not as the LUN promises (FLUSH)";
+            let what = "accepts no writes: its cache mode (FLUSH) differs from the LUN's";
             self.log.add(path.path.name(), what.into(), 0);
         }
         path.read_only.store(takes_none, Relaxed);
@@ -721,8 +719,8 @@ impl Shared {
         if identity::is_generic(identity.wwid.as_deref()) && writable && proof == Proof::Compare {
             let wwid = identity.wwid.as_deref().unwrap_or("none");
             return Ok(Some(Refusal::described(format!(
-                "world-wide ID {wwid} is one that many could have, and nothing on the LUN can \
-                 prove that it is the same; `evfs path replace-wwid` accepts it"
+                "world-wide ID {wwid} may not be unique, and nothing on the LUN can prove that it \
+                 is the same; `evfs path replace-wwid` accepts the path"
             ))));
         }
         let mut ours = reference.path.connect(within)?.open()?;

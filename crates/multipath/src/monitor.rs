@@ -115,7 +115,7 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 Err(error) => {
                     pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
-                    tracing::debug!(path = path.path.name(), "not connected: {error}");
+                    tracing::debug!(path = path.path.name(), "cannot connect: {error}");
                 }
             }
         };
@@ -151,7 +151,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
         // One thread tries; the others waiting for the same path share its failure and its backoff.
         let _one = lock(&path.admission);
         if path.failures.load(Acquire) != failures {
-            let why = "another attempt has failed meanwhile";
+            let why = "a concurrent attempt to connect failed";
             return Err(Error::new(ErrorKind::PathLost, path.path.name(), why));
         }
         connection = match first_admitted(shared, path) {
@@ -205,8 +205,8 @@ fn fits(shared: &Shared, connection: &dyn Connection) -> Result<()> {
         return Ok(());
     }
     let why = format!(
-        "its limits changed: it takes {takes} bytes in one transfer, and the LUN was opened for \
-         {promised}; raise the limit at its server, or open the LUN anew"
+        "its limits changed: its maximum transfer is {takes} bytes, but the LUN was opened with \
+         {promised}; raise the limit at its server, or reopen the LUN"
     );
     Err(Error::new(
         ErrorKind::PathLost,
@@ -242,7 +242,7 @@ fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Optio
         // identity must suffice, provided that no other LUN can have the same ID.
         (None, any) if !any || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
         (None, _) => {
-            let why = "no port that could prove it to be the same LUN gives access now";
+            let why = "no accessible port can prove that it is the same LUN";
             Err(Error::new(ErrorKind::NotNow, path.path.name(), why))
         }
     }
@@ -319,7 +319,7 @@ fn examine(shared: &Shared, path: &SharedPath) {
         // An administrator may have accepted the path in the meantime.
         _ if path.refusal().is_none() => {}
         Ok(None) => {
-            let what = "leads to the LUN now: it is refused no longer";
+            let what = "now leads to the LUN: no longer refused";
             tracing::info!(lun = shared.name, path = path.path.name(), "{what}");
             shared.log.add(path.path.name(), what.into(), 0);
             path.accept();
@@ -327,7 +327,7 @@ fn examine(shared: &Shared, path: &SharedPath) {
         }
         Ok(Some(refusal)) => path.refuse(refusal, shared.clock.now()),
         Err(error) => {
-            tracing::debug!(path = path.path.name(), "not examined: {error}");
+            tracing::debug!(path = path.path.name(), "cannot be checked: {error}");
             path.refuse(refusal, shared.clock.now());
         }
     }
@@ -374,7 +374,7 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
                     }
                     break;
                 }
-                Err(error) => tracing::debug!("no fence: {error}"),
+                Err(error) => tracing::debug!("cannot fence: {error}"),
             }
         }
         if let Some((tries, next)) = lock(&fences).get_mut(&key) {

@@ -162,7 +162,11 @@ pub struct UnknownPolicy(pub String);
 
 impl fmt::Display for UnknownPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is no load-balancing policy; there are", self.0)?;
+        write!(
+            f,
+            "unknown load-balancing policy {:?}; choose one of",
+            self.0
+        )?;
         for (i, policy) in Policy::ALL.iter().enumerate() {
             write!(f, "{} {policy}", if i == 0 { "" } else { "," })?;
         }

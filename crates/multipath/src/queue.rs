@@ -198,7 +198,7 @@ impl LunQueue {
             self.look();
             match mail {
                 Mail::Connected(path, connection) => self.adopt(path, connection, now),
-                Mail::Drop(path) => self.let_go(path, "it was taken out of use", None, now),
+                Mail::Drop(path) => self.let_go(path, "taken out of service", None, now),
                 Mail::Look => {}
             }
         }
@@ -395,8 +395,8 @@ impl LunQueue {
         shared.flushed.store(shared.written.load(Acquire), Release);
         shared.lost_writes.store(false, Release);
         let why = format!(
-            "{} was lost with writes that were answered and not flushed, and its cache is its own \
-             (shared_cache=false)",
+            "{} was lost with writes that were acknowledged but not flushed, and its cache is not \
+             shared (shared_cache=false)",
             shared.path.name()
         );
         let error = Error::new(ErrorKind::Media, &self.info.name, why).in_op(&Op::Flush);

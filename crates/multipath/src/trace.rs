@@ -117,9 +117,12 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ReadError::Io(e) => write!(f, "trace: {e}"),
-            ReadError::Malformed(what) => write!(f, "not a sound trace: {what}"),
+            ReadError::Malformed(what) => write!(f, "invalid trace: {what}"),
             ReadError::Unsupported { version, features } => {
-                write!(f, "trace of version {version}, features {features:#x}")
+                write!(
+                    f,
+                    "unsupported trace: version {version}, features {features:#x}"
+                )
             }
         }
     }
@@ -194,10 +197,10 @@ impl Trace {
         from.read_exact(&mut header)?;
         let malformed = |what| Err(ReadError::Malformed(what));
         if header[..8] != MAGIC {
-            return malformed("magic");
+            return malformed("wrong magic number");
         }
         if u32_at(&header, 44) != crc32c::crc32c(&header[..44]) {
-            return malformed("checksum of the header");
+            return malformed("header checksum mismatch");
         }
         let version = u16_at(&header, 8);
         let features = u32_at(&header, 12);
@@ -207,23 +210,23 @@ impl Trace {
         let paths = u16_at(&header, 10);
         let count = u64_at(&header, 16);
         if count > RECORDS_MAX {
-            return malformed("more records than a trace may have");
+            return malformed("too many records");
         }
         let mut body = Vec::new();
         let length = count * RECORD as u64;
         from.take(length + 1).read_to_end(&mut body)?;
         if body.len() as u64 != length {
-            return malformed("length");
+            return malformed("wrong length");
         }
         if u32_at(&header, 40) != crc32c::crc32c(&body) {
-            return malformed("checksum of the records");
+            return malformed("record checksum mismatch");
         }
         let records: Vec<Record> = body.chunks_exact(RECORD).map(decode).collect();
         if records.iter().any(|r| r.path >= paths) {
-            return malformed("a record of a path that does not exist");
+            return malformed("a record refers to an unknown path");
         }
         if !records.is_sorted_by_key(|r| r.at) {
-            return malformed("records out of order");
+            return malformed("records are out of order");
         }
         Ok(Trace {
             paths,
@@ -352,8 +355,8 @@ mod tests {
         };
         assert!(changed(8, &[2, 0]).contains("version 2"));
         assert!(changed(12, &[4, 0, 0, 0]).contains("features 0x4"));
-        assert!(changed(16, &[0xff; 8]).contains("more records"));
-        assert!(changed(16, &[15, 0]).contains("length"));
+        assert!(changed(16, &[0xff; 8]).contains("too many records"));
+        assert!(changed(16, &[15, 0]).contains("wrong length"));
         assert!(changed(10, &[1, 0]).contains("path"));
         assert!(changed(HEADER, &[0xff; 8]).contains("order"));
     }

@@ -160,10 +160,12 @@ impl ClientHandshake {
             return Ok(0);
         };
         if magic != c::NBDMAGIC || option_magic != c::IHAVEOPT {
-            return Err(bad("it does not greet as a newstyle NBD server does"));
+            return Err(bad("the server does not send a newstyle greeting"));
         }
         if flags & c::FLAG_FIXED_NEWSTYLE == 0 {
-            return Err(bad("it knows no fixed newstyle negotiation"));
+            return Err(bad(
+                "the server does not support fixed newstyle negotiation",
+            ));
         }
         self.no_zeroes = flags & c::FLAG_NO_ZEROES != 0;
         let answer = flags & (c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES);
@@ -233,10 +235,10 @@ impl ClientHandshake {
             return Ok(0);
         };
         if magic != c::REP_MAGIC {
-            return Err(bad("an option reply without its magic"));
+            return Err(bad("an option reply has a wrong magic number"));
         }
         if len > REPLY_BYTES_MAX {
-            return Err(bad(&format!("an option reply of {len} bytes")));
+            return Err(bad(&format!("an option reply of {len} bytes is too long")));
         }
         let Some(data) = r.take(len as usize) else {
             return Ok(0);
@@ -252,7 +254,7 @@ impl ClientHandshake {
             _ => self.go(),
         };
         if option != asked {
-            return Err(bad("it answers an option that was not asked for"));
+            return Err(bad("a reply to an option that was not sent"));
         }
         self.answer(kind, data)?;
         Ok(20 + len as usize)
@@ -261,11 +263,11 @@ impl ClientHandshake {
     fn answer(&mut self, kind: u32, data: &[u8]) -> Result<()> {
         let refused = kind & c::REP_ERROR != 0;
         if kind == c::REP_ERR_TLS_REQD {
-            return Err(bad("it answers only under TLS; use nbds://"));
+            return Err(bad("the server requires TLS; use nbds://"));
         }
         match (self.stage, kind) {
             (Stage::StartTls, c::REP_ACK) => self.outcome = Some(ClientOutcome::StartTls),
-            (Stage::StartTls, _) => return Err(bad("it has no TLS; use nbd://")),
+            (Stage::StartTls, _) => return Err(bad("the server does not support TLS; use nbd://")),
             (Stage::Structured, _) => {
                 self.export.structured = kind == c::REP_ACK;
                 self.ask_contexts();
@@ -292,7 +294,7 @@ impl ClientHandshake {
                 let said = String::from_utf8_lossy(data.get(..data.len().min(200)).unwrap_or(data));
                 let name = &self.wish.export;
                 return Err(bad(&format!(
-                    "it refuses the export `{name}`: {} (error {:#x})",
+                    "the server refuses the export `{name}`: {} (error {:#x})",
                     said.escape_debug(),
                     kind & !c::REP_ERROR
                 )));
@@ -304,7 +306,7 @@ impl ClientHandshake {
 
     fn info(&mut self, data: &[u8]) -> Result<()> {
         let mut r = Reader(data);
-        let malformed = || bad("its information about the export is malformed");
+        let malformed = || bad("the information about the export is malformed");
         match r.u16().ok_or_else(malformed)? {
             c::INFO_EXPORT => {
                 self.export.size = r.u64().ok_or_else(malformed)?;
@@ -353,9 +355,7 @@ impl ClientHandshake {
             && e.flags & c::FLAG_HAS_FLAGS != 0;
         match good {
             true => Ok(()),
-            false => Err(bad(
-                "its block sizes or flags are none that the protocol allows",
-            )),
+            false => Err(bad("the block sizes or flags of the export are invalid")),
         }
     }
 }
@@ -434,7 +434,9 @@ impl Reply {
                 };
                 Ok(Some((chunk, CHUNK_BYTES)))
             }
-            other => Err(bad(&format!("a reply begins with {other:#010x}"))),
+            other => Err(bad(&format!(
+                "a reply has the unknown magic number {other:#010x}"
+            ))),
         }
     }
 }
@@ -454,7 +456,7 @@ pub fn chunk_hole(payload: &[u8]) -> Result<(u64, u32)> {
     let mut r = Reader(payload);
     match (r.u64(), r.u32()) {
         (Some(offset), Some(len)) if r.0.is_empty() => Ok((offset, len)),
-        _ => Err(bad("a hole of the wrong length")),
+        _ => Err(bad("a hole chunk has a wrong length")),
     }
 }
 
@@ -569,7 +571,7 @@ mod tests {
         };
         let refused = |wish, policy| negotiate(wish, policy, 64).unwrap_err().0;
         assert!(refused(wish("three", false), TlsPolicy::Never).contains("`three`"));
-        assert!(refused(wish("one", true), TlsPolicy::Never).contains("no TLS"));
+        assert!(refused(wish("one", true), TlsPolicy::Never).contains("not support TLS"));
         assert!(refused(wish("one", false), TlsPolicy::Required).contains("nbds://"));
         assert_eq!(
             negotiate(wish("one", true), TlsPolicy::Required, 64),

@@ -164,7 +164,9 @@ impl Handshake {
         // "Client flags": the server must close the connection on unknown bits, and may insist on
         // fixed newstyle. Without fixed newstyle an unknown option could not be refused.
         if flags & !known != 0 || flags & u32::from(c::FLAG_FIXED_NEWSTYLE) == 0 {
-            return Err(ProtocolError(format!("client flags {flags:#x}")));
+            return Err(ProtocolError(format!(
+                "unsupported client flags {flags:#x}"
+            )));
         }
         self.client_flags = Some(if flags & u32::from(c::FLAG_NO_ZEROES) != 0 {
             c::FLAG_FIXED_NEWSTYLE | c::FLAG_NO_ZEROES
@@ -185,11 +187,13 @@ impl Handshake {
             return Ok(0);
         };
         if u64::from_be_bytes(*magic) != c::IHAVEOPT {
-            return Err(ProtocolError("an option without its magic".into()));
+            return Err(ProtocolError("an option has a wrong magic number".into()));
         }
         let (kind, len) = (u32::from_be_bytes(*kind), u32::from_be_bytes(*len));
         if len > OPTION_BYTES_MAX {
-            return Err(ProtocolError(format!("an option of {len} bytes")));
+            return Err(ProtocolError(format!(
+                "an option of {len} bytes is too long"
+            )));
         }
         let len = len as usize;
         let Some(data) = rest.get(..len) else {

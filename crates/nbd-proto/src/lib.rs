@@ -76,7 +76,7 @@ pub use transmission::{
 
 /// Protocol violation by the peer; the connection is closed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the other side does not speak NBD as it should: {0}")]
+#[error("NBD protocol error: {0}")]
 pub struct ProtocolError(pub String);
 
 /// Result of parsing bytes from a peer.

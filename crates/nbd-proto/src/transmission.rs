@@ -63,7 +63,7 @@ impl RequestHeader {
         let (offset, rest) = take::<8>(rest);
         let (len, _) = take::<4>(rest);
         if u32::from_be_bytes(magic) != c::REQUEST_MAGIC {
-            return Err(ProtocolError("a request without its magic".into()));
+            return Err(ProtocolError("a request has a wrong magic number".into()));
         }
         let flags = u16::from_be_bytes(flags);
         let command = match u16::from_be_bytes(kind) {

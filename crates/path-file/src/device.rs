@@ -85,7 +85,7 @@ impl FileDevice {
         let sized = new.file().set_len(size);
         sized.map_err(|e| {
             let name = path.display().to_string();
-            Error::from_io(name, e).detail("cannot be given its size")
+            Error::from_io(name, e).detail("cannot set its size")
         })?;
         let device = FileDevice::open_as(new.hidden_path(), path, options)?;
         new.still_there()?;
@@ -179,7 +179,7 @@ impl FileDevice {
     /// A system error.
     pub fn behind_the_end(&self) -> Result<Vec<u8>> {
         let info = &self.shared.info;
-        let failed = |e| Error::from_io(&info.name, e).detail("its last bytes cannot be read");
+        let failed = |e| Error::from_io(&info.name, e).detail("cannot read its last bytes");
         let mut bytes = Vec::new();
         if self.shared.file.metadata().map_err(failed)?.is_file() {
             // Reopened, to use the page cache: O_DIRECT may refuse a partial block.
@@ -217,17 +217,17 @@ fn open_direct(
         |flags| lock::patiently(&[libc::EBUSY], || open.custom_flags(flags).open(path));
     if direct == Direct::Never {
         let file = opened(flags).map_err(failed)?;
-        return Ok((file, Some("asked to go through the page cache".into())));
+        return Ok((file, Some("the page cache was requested".into())));
     }
     match opened(flags | libc::O_DIRECT) {
         Ok(file) => Ok((file, None)),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let why = "its file system does not allow O_DIRECT";
+            let why = "its file system does not support O_DIRECT";
             if direct == Direct::Always {
-                let hint = format!("{why}; put it on ext4, xfs or btrfs, or on a disk");
+                let hint = format!("{why}; move it to ext4, xfs or btrfs, or use a disk");
                 return Err(Error::new(ErrorKind::Unsupported, name, hint));
             }
-            tracing::info!(file = name, "{why}: going through the page cache");
+            tracing::info!(file = name, "{why}; using the page cache");
             let file = opened(flags).map_err(failed)?;
             Ok((file, Some(why.into())))
         }

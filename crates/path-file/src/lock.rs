@@ -84,7 +84,8 @@ pub(crate) fn busy(name: &str) -> Error {
     Error::new(
         ErrorKind::Busy,
         name,
-        "another process has it open; `evfs status` lists attached volumes, `evfs detach NAME` lets one go",
+        "another process has it open; `evfs status` lists attached volumes, `evfs detach NAME` \
+         releases one",
     )
 }
 
@@ -100,7 +101,8 @@ pub struct HeaderGuard {
 /// The locked file is the open one, whatever file has its name now: it is reopened through its
 /// descriptor, so that the locks of two threads of this process exclude each other as well.
 pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<HeaderGuard> {
-    let io = |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("the header lock");
+    let io =
+        |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("cannot take the header lock");
     let meta = open.metadata().map_err(|e| Error::from_io(name, e))?;
     let file = if meta.file_type().is_block_device() {
         let made = std::fs::DirBuilder::new()
@@ -109,7 +111,8 @@ pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<He
         if let Err(e) = made
             && e.kind() != std::io::ErrorKind::AlreadyExists
         {
-            return Err(Error::from_io(CRYPTSETUP_LOCKS, e).detail("the folder of header locks"));
+            return Err(Error::from_io(CRYPTSETUP_LOCKS, e)
+                .detail("cannot create the directory of header locks"));
         }
         let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
         let lock = format!("{CRYPTSETUP_LOCKS}/L_{major}:{minor}");

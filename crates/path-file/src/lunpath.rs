@@ -85,7 +85,7 @@ impl Lunpath for FilePath {
 
     fn fence(&self, _key: u64, _within: Duration) -> Result<()> {
         // The kernel executes everything it has accepted; there is no target that could fence.
-        let why = "a file has no fence";
+        let why = "a file cannot be fenced";
         Err(Error::new(ErrorKind::Unsupported, &self.name, why))
     }
 }

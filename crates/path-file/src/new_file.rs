@@ -40,7 +40,7 @@ impl NewFile {
     /// As [`NewFile::begin`], for a caller that takes the open lock and then calls
     /// [`NewFile::still_there`].
     pub(crate) fn unlocked(path: &Path) -> Result<NewFile> {
-        let failed = |e| Error::from_io(path.display().to_string(), e).detail("cannot be made");
+        let failed = |e| Error::from_io(path.display().to_string(), e).detail("cannot be created");
         if std::fs::symlink_metadata(path).is_ok() {
             return Err(failed(std::io::Error::from_raw_os_error(libc::EEXIST)));
         }
@@ -91,7 +91,7 @@ impl NewFile {
     /// A file of this name exists by now (`EEXIST`), or a system error; there is no new file then.
     pub fn finish(self) -> Result<()> {
         let name = self.name();
-        let failed = |e| Error::from_io(&name, e).detail("cannot be made");
+        let failed = |e| Error::from_io(&name, e).detail("cannot be created");
         self.file().sync_all().map_err(failed)?;
         let named = self.temporary.persist_noclobber(&self.path);
         named.map_err(|e| failed(e.error))?;
@@ -121,7 +121,10 @@ fn hidden(path: &Path) -> std::io::Result<OsString> {
 /// creating the file cannot lose it unnoticed.
 fn remove_remains(path: &Path, hidden: &Path) -> Result<()> {
     let failed = |e| {
-        let why = format!("cannot be made: {} is in the way", hidden.display());
+        let why = format!(
+            "cannot be created: {} exists and cannot be removed",
+            hidden.display()
+        );
         Error::from_io(path.display().to_string(), e).detail(why)
     };
     let opened = OpenOptions::new()
@@ -152,7 +155,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 }
 
 fn being_made(path: &Path) -> Error {
-    let why = "another process is making it";
+    let why = "another process is creating it";
     Error::new(ErrorKind::Busy, path.display().to_string(), why)
 }
 
@@ -215,7 +218,10 @@ mod tests {
         std::fs::write(&other, "of somebody else").unwrap();
         std::os::unix::fs::symlink(&other, dir.path().join(hidden(&path).unwrap())).unwrap();
         let refused = NewFile::begin(&path).unwrap_err().to_string();
-        assert!(refused.contains("in the way"), "{refused}");
+        assert!(
+            refused.contains("exists and cannot be removed"),
+            "{refused}"
+        );
         assert_eq!(std::fs::read(&other).unwrap(), b"of somebody else");
     }
 }

@@ -99,12 +99,12 @@ impl FileQueue {
                 Err(e) if shared.engine == Engine::Auto => {
                     tracing::warn!(
                         file = shared.info.name,
-                        "no io_uring ({e}): using system calls"
+                        "io_uring is unavailable ({e}); using system calls"
                     );
                     Carrier::Psync(Psync::default())
                 }
                 Err(e) => {
-                    let why = "io_uring was demanded and the system refuses it";
+                    let why = "io_uring was requested, but the system refuses it";
                     return Err(Error::from_io(&shared.info.name, e)
                         .with_kind(ErrorKind::Unsupported)
                         .detail(why));
@@ -183,7 +183,7 @@ impl FileQueue {
             }
             After::Ended => {
                 let why =
-                    "the file ends before the end of the device; it was cut off by somebody else";
+                    "the file ends before the end of the device: another process truncated it";
                 let error = Error::new(ErrorKind::Media, &self.shared.info.name, why);
                 self.finish(index, Err(error));
             }
@@ -401,7 +401,7 @@ impl Queue for FileQueue {
                 return Ok(());
             }
             let why = format!(
-                "a buffer in memory is not aligned to {} bytes, as O_DIRECT wants it",
+                "a memory buffer is not aligned to {} bytes, as O_DIRECT requires",
                 self.shared.memory_align
             );
             Err(Error::new(ErrorKind::Misaligned, &self.shared.info.name, why).in_op(&op))

@@ -111,7 +111,7 @@ impl Ring {
             State::Used(_) => match self.pin(index) {
                 Ok(()) => State::Registered,
                 Err(e) => {
-                    tracing::debug!("buffers cannot be registered with the ring: {e}");
+                    tracing::debug!("cannot register buffers with the ring: {e}");
                     State::Refused
                 }
             },
@@ -263,7 +263,7 @@ impl Drop for Ring {
                 // The kernel may still own buffers of this queue, and there is no way to tell.
                 // Ending the process is the only way to keep the kernel from writing to freed
                 // memory.
-                tracing::error!("a ring with operations in flight cannot be waited for: {e}");
+                tracing::error!("cannot wait for a ring with operations in flight: {e}");
                 std::process::abort();
             }
             results.clear();

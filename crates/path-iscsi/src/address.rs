@@ -75,24 +75,24 @@ impl Address {
             return refuse("not an iSCSI address");
         };
         let Some((authority, path)) = rest.split_once('/') else {
-            return refuse("no target is named");
+            return refuse("the target is missing");
         };
         let (user, portal) = match authority.rsplit_once('@') {
             Some((user, portal)) => (Some(user), portal),
             None => (None, authority),
         };
         if user.is_some_and(|user| user.contains([':', '%'])) {
-            return refuse("a secret does not belong in an address: name a file that holds it");
+            return refuse("an address must not contain a secret: name a file that holds it");
         }
         if user.is_some_and(str::is_empty) {
-            return refuse("the user is empty");
+            return refuse("the user name is empty");
         }
         let Some((target, lun)) = path.trim_end_matches('/').rsplit_once('/') else {
-            return refuse("no LUN is named");
+            return refuse("the LUN is missing");
         };
         let name = |c: char| c.is_ascii_alphanumeric() || ".-:_".contains(c);
         if target.is_empty() || target.len() > NAME_BYTES_MAX || !target.chars().all(name) {
-            return refuse("the target's name is none");
+            return refuse("the target name is invalid");
         }
         match lun.parse() {
             Ok(lun @ 0..=0x3fff) => Ok(Address {
@@ -101,7 +101,7 @@ impl Address {
                 target: target.into(),
                 lun,
             }),
-            _ => refuse("the LUN is not a number of 0 to 16383"),
+            _ => refuse("the LUN is not a number from 0 to 16383"),
         }
     }
 }

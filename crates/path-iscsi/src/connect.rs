@@ -109,12 +109,12 @@ impl<'o> Access<'o> {
         let secret = read(&options.chap_secret_file)?;
         let target_secret = read(&options.chap_target_secret_file)?;
         match (&user, &secret, &target_secret) {
-            (Some(_), None, _) => return invalid("a CHAP user without a file with the secret"),
+            (Some(_), None, _) => return invalid("a CHAP user needs a file with the secret"),
             (None, ..) if target_secret.is_some() => {
-                return invalid("mutual CHAP needs a CHAP user of our own");
+                return invalid("mutual CHAP needs a CHAP user for the initiator");
             }
             (_, Some(a), Some(b)) if a == b => {
-                return invalid("both sides of mutual CHAP have one secret; choose two");
+                return invalid("both sides of mutual CHAP have the same secret; use two");
             }
             _ => {}
         }
@@ -145,7 +145,8 @@ impl<'o> Access<'o> {
 }
 
 fn read_secret(path: &Path) -> Result<SecretBytes> {
-    let failed = |e| Error::from_io(path.display().to_string(), e).detail("the CHAP secret");
+    let failed =
+        |e| Error::from_io(path.display().to_string(), e).detail("cannot read the CHAP secret");
     let mut file = File::open(path).map_err(failed)?;
     let mut held = SecretBytes::zeroed(SECRET_BYTES_MAX + 1);
     let mut len = 0;
@@ -159,7 +160,7 @@ fn read_secret(path: &Path) -> Result<SecretBytes> {
     let text = text.strip_suffix(b"\n").unwrap_or(text);
     let text = text.strip_suffix(b"\r").unwrap_or(text);
     if text.is_empty() || text.len() > SECRET_BYTES_MAX {
-        let why = format!("a CHAP secret has 1 to {SECRET_BYTES_MAX} bytes");
+        let why = format!("a CHAP secret must have 1 to {SECRET_BYTES_MAX} bytes");
         let name = path.display().to_string();
         return Err(Error::new(ErrorKind::Invalid, name, why));
     }
@@ -202,7 +203,7 @@ pub(crate) fn log_in(
             Err(Failed::Io(error)) => return Err(error),
         }
     }
-    let why = "the target sends us from portal to portal";
+    let why = "the target redirects the login too often";
     Err(Error::new(ErrorKind::PathLost, name, why))
 }
 
@@ -261,7 +262,7 @@ fn connect(name: &str, portal: &Portal, options: &Options, deadline: Instant) ->
     let addresses = (portal.host.as_str(), portal.port)
         .to_socket_addrs()
         .map_err(|e| {
-            let why = format!("the host of portal {portal} is not known: {e}");
+            let why = format!("cannot resolve the host of portal {portal}: {e}");
             Error::new(ErrorKind::NotFound, name, why)
         })?;
     let mut last = format!("portal {portal} has no address");
@@ -273,7 +274,7 @@ fn connect(name: &str, portal: &Portal, options: &Options, deadline: Instant) ->
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
                 prepare(&stream, options.user_timeout)
-                    .map_err(|e| Error::from_io(name, e).detail("preparing the socket"))?;
+                    .map_err(|e| Error::from_io(name, e).detail("cannot configure the socket"))?;
                 return Ok(stream);
             }
             Err(e) => last = format!("portal {portal} does not answer at {address}: {e}"),
@@ -297,7 +298,7 @@ fn wait(name: &str, stream: &TcpStream, flags: PollFlags, deadline: Instant) -> 
     let time = Timespec::try_from(left).ok();
     match poll(&mut [PollFd::new(stream, flags)], time.as_ref()) {
         Ok(0) => {
-            let why = "no answer to the login in time; look whether the target is overloaded";
+            let why = "the target did not answer the login in time; check whether it is overloaded";
             Err(Error::new(ErrorKind::TimedOut, name, why))
         }
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),

@@ -36,8 +36,7 @@ impl BlockDevice for IscsiDevice {
             .make_connection(self.path.options.connect_timeout)?;
         let found = block::Connection::info(&connection);
         if *found != self.info {
-            let why =
-                "the unit is another, or has changed, since the device was opened; open it again";
+            let why = "the unit was replaced or changed after the device was opened; reopen it";
             return Err(Error::new(ErrorKind::Invalid, &self.info.name, why));
         }
         Ok(Box::new(connection.into_queue(Retries::Here)?))

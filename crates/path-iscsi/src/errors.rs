@@ -25,33 +25,25 @@ pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {
 pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Error {
     let (kind, why) = match fault {
         Fault::Medium => (ErrorKind::Media, "the target cannot read its medium"),
-        Fault::NotReady => (ErrorKind::Io, "the unit is not ready; look at the target"),
+        Fault::NotReady => (ErrorKind::Io, "the unit is not ready; check the target"),
         Fault::NoUnit => (
             ErrorKind::PathLost,
-            "the unit is not behind this port any more; map it at the target, or use another port",
+            "the unit is no longer mapped to this port; map it at the target, or use another port",
         ),
         Fault::NoAccess(state) => (ErrorKind::NotNow, no_access(state)),
-        Fault::IllegalRequest => (
-            ErrorKind::Unsupported,
-            "the target does not know the command",
-        ),
+        Fault::IllegalRequest => (ErrorKind::Unsupported, "the target rejects the command"),
         Fault::OutOfRange => (
             ErrorKind::OutOfRange,
-            "the unit has become smaller; connect again to see its size",
+            "the unit has shrunk; reconnect to read its new size",
         ),
         Fault::WriteProtected => (ErrorKind::ReadOnly, "the unit is write-protected"),
         Fault::ReservationConflict => (
             ErrorKind::Busy,
-            "reservation conflict: somebody else holds the unit; look who, or use another",
+            "reservation conflict: another initiator has reserved the unit; end that reservation, \
+             or use another unit",
         ),
-        Fault::NoSpace => (
-            ErrorKind::NoSpace,
-            "the target has no space left to allocate",
-        ),
-        Fault::Other => (
-            ErrorKind::Io,
-            "the target reports a failure; its log says more",
-        ),
+        Fault::NoSpace => (ErrorKind::NoSpace, "the target cannot allocate space"),
+        Fault::Other => (ErrorKind::Io, "the target reports a failure; check its log"),
     };
     let detail = match Sense::parse(sense) {
         Some(sense) => format!("{why} ({sense})"),
@@ -62,9 +54,9 @@ pub(crate) fn of_fault(name: &str, fault: Fault, status: u8, sense: &[u8]) -> Er
 
 fn no_access(state: PortState) -> &'static str {
     match state {
-        PortState::Standby => "this port stands by and carries no I/O; another does",
+        PortState::Standby => "this port is on standby and carries no I/O; use another",
         PortState::Unavailable => "the unit is unavailable through this port; use another",
-        PortState::Transitioning => "this port is changing its access to the unit; wait for it",
+        PortState::Transitioning => "the access state of this port is changing; retry later",
     }
 }
 

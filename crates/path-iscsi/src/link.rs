@@ -108,7 +108,7 @@ impl Link {
                 }
             }
         }
-        let why = "the target stays busy, or something keeps happening to the unit";
+        let why = "the target stays busy, or the unit keeps changing";
         Err(self.failed(ErrorKind::Busy, why))
     }
 
@@ -210,7 +210,7 @@ impl Link {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             self.dead = true;
-            let why = "the target did not answer in time; look whether it is overloaded";
+            let why = "the target did not answer in time; check whether it is overloaded";
             return Err(self.failed(ErrorKind::TimedOut, why));
         }
         let mut events = Vec::new();
@@ -227,7 +227,7 @@ impl Link {
         for event in events {
             if let Event::Leaving { code } = event {
                 self.dead = true;
-                let why = format!("the target ends the session (event {code})");
+                let why = format!("the target ended the session (event {code})");
                 return Err(self.failed(ErrorKind::PathLost, &why));
             }
             picked = picked.or(pick(event));
@@ -244,7 +244,7 @@ impl Link {
 
     /// Creates the error for a response that cannot be parsed.
     pub(crate) fn senseless(&self, what: &str) -> Error {
-        let why = format!("the target's answer to {what} makes no sense");
+        let why = format!("the target's response to {what} is malformed");
         Error::new(ErrorKind::Io, &self.name, why)
     }
 
@@ -266,7 +266,7 @@ impl Link {
             // The reservation may belong to this session; it would end with the registration.
             left = self.leavings.guards();
             if !left && let Err(error) = reserve::unregister(self, key, deadline) {
-                tracing::debug!(%error, "a registration is not taken back");
+                tracing::debug!(%error, "cannot remove a registration");
                 left = true;
             }
         }
@@ -276,7 +276,7 @@ impl Link {
         self.wire.session.logout();
         let gone = |event| matches!(event, Event::LoggedOut).then_some(());
         if let Err(failure) = self.until(&mut One::default(), deadline, gone) {
-            tracing::debug!(error = %failure.error, "no answer to the logout");
+            tracing::debug!(error = %failure.error, "the target did not answer the logout");
         }
         !left
     }

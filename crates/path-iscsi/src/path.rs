@@ -154,7 +154,7 @@ impl IscsiPath {
         if self.reserves.set(reserves).is_ok() && !reserves {
             tracing::warn!(
                 path = self.name,
-                "iscsi.persistent-reservations has no effect: a Linux target (LIO) takes writes \
+                "iscsi.persistent-reservations has no effect: a Linux target (LIO) accepts writes \
                  from only one of the connections that an initiator has registered"
             );
         }
@@ -167,7 +167,7 @@ impl IscsiPath {
         if !self.swept.swap(true, Relaxed)
             && let Err(error) = reserve::sweep(link, key, initiator, deadline)
         {
-            tracing::warn!(%error, "registrations that were left behind may still be there");
+            tracing::warn!(%error, "stale registrations may remain at the target");
         }
         Ok(key)
     }
@@ -263,7 +263,7 @@ impl Lunpath for IscsiPath {
     /// Preempts the key. The preempting session stays registered until [`Lunpath::close`].
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
         if !self.options.persistent_reservations || self.reserves.get() == Some(&false) {
-            let why = "fencing needs persistent reservations, which are switched off for this path";
+            let why = "fencing needs persistent reservations, which are disabled for this path";
             return Err(Error::new(ErrorKind::Unsupported, &self.name, why));
         }
         let deadline = Instant::now() + within;
@@ -283,14 +283,14 @@ impl Lunpath for IscsiPath {
             return;
         }
         if let Err(error) = self.clean_up(Instant::now() + within) {
-            tracing::info!(%error, "registrations may be left behind at the target");
+            tracing::info!(%error, "registrations may remain at the target");
         }
         if again && self.leavings.guards() {
             tracing::warn!(
                 path = self.name,
-                "a registration and the reservation stay at the target: another path was lost with \
-                 writes under way, and the target may still carry them out; the next attach on this \
-                 machine takes them over"
+                "a registration and the reservation remain at the target: another path was lost \
+                 with writes in flight, and the target may still execute them; the next attach on \
+                 this machine takes them over"
             );
         }
     }

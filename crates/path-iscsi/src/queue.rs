@@ -239,7 +239,7 @@ impl IscsiQueue {
                 }
             }
             Event::Leaving { code } => {
-                self.lose(&format!("the target ends the session (event {code})"));
+                self.lose(&format!("the target ended the session (event {code})"));
             }
             Event::Data { .. }
             | Event::Managed { .. }
@@ -296,7 +296,7 @@ impl IscsiQueue {
                 self.sign = Some(AccessSign::Is(access_of(state)));
                 if state == PortState::Transitioning && self.retries == Retries::Here {
                     self.hold_back(None);
-                    return self.later(job, "this port is changing its access to the unit");
+                    return self.later(job, "the access state of this port is changing");
                 }
                 Fault::NoAccess(state)
             }
@@ -314,7 +314,8 @@ impl IscsiQueue {
         if let Transfer::In(expected) = job.transfer
             && received < expected
         {
-            let why = format!("the target sent {received} bytes of {expected}, and no error");
+            let why =
+                format!("the target sent {received} bytes of {expected}, but reported no error");
             let error = Error::new(ErrorKind::Io, &self.info.name, why);
             return self.complete(job, Err(error));
         }
@@ -392,7 +393,7 @@ impl IscsiQueue {
             it_value: Timespec::try_from(left).unwrap_or_default(),
         };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
-            tracing::warn!(%error, "a timer cannot be set");
+            tracing::warn!(%error, "cannot set a timer");
         }
     }
 
@@ -408,7 +409,7 @@ impl IscsiQueue {
         let data = epoll::EventData::new_u64(0);
         match epoll::modify(&self.epoll, link.wire.fd(), data, flags) {
             Ok(()) => self.watches_room = blocked,
-            Err(e) => self.lose(&format!("the socket cannot be watched: {e}")),
+            Err(e) => self.lose(&format!("cannot poll the socket: {e}")),
         }
     }
 
@@ -437,7 +438,7 @@ impl IscsiQueue {
     }
 
     fn path_lost(&self) -> Error {
-        let why = format!("{}; connect again, or use another path", self.lost);
+        let why = format!("{}; reconnect, or use another path", self.lost);
         Error::new(ErrorKind::PathLost, &self.info.name, why)
     }
 
@@ -503,7 +504,7 @@ impl Queue for IscsiQueue {
         let result = match self.info.check(&op) {
             Ok(()) if self.link.is_none() => Err(self.path_lost().in_op(&op)),
             Ok(()) if self.retries == Retries::Above && self.is_held() => {
-                let why = "the target wants to be left alone for a while";
+                let why = "the target is busy; requests are paused";
                 Err(Error::new(ErrorKind::NotNow, &self.info.name, why).in_op(&op))
             }
             Ok(()) if !empty && !idle => {

@@ -52,10 +52,7 @@ pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instan
     for key in keys(link, deadline)? {
         if key != own && nexus::is_left_over(key, initiator) {
             remove(link, own, key, deadline)?;
-            tracing::info!(
-                path = link.name,
-                "a registration that was left behind is removed"
-            );
+            tracing::info!(path = link.name, "removed a stale registration");
         }
     }
     Ok(())
@@ -99,7 +96,10 @@ pub(crate) fn hold(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
         Some(held) if held.kind == WRITE_EXCLUSIVE_REGISTRANTS_ONLY => Ok(()),
         held => {
             let why = match held {
-                Some(held) => format!("a reservation of type {} is held by another", held.kind),
+                Some(held) => format!(
+                    "another initiator holds a reservation of type {}",
+                    held.kind
+                ),
                 None => "the target does not keep a reservation".into(),
             };
             Err(Error::new(ErrorKind::Busy, &link.name, why))

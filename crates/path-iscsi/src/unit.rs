@@ -68,7 +68,7 @@ pub(crate) fn ask(
 ) -> Result<Found> {
     let inquiry = inquiry(link, deadline)?;
     if !inquiry.is_disk {
-        let why = "no disk answers at this LUN; look which LUNs the target has";
+        let why = "no disk at this LUN; check which LUNs the target has";
         return Err(Error::new(ErrorKind::NotFound, &link.name, why));
     }
     link.command(&cdb::test_unit_ready(), &Data::None, deadline)?;

@@ -195,7 +195,7 @@ impl Wire {
                 readv(&self.stream, &mut iov)
             };
             let n = match got {
-                Ok(0) => return Err("the target has closed the connection".into()),
+                Ok(0) => return Err("the target closed the connection".into()),
                 Ok(n) => n,
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => continue,

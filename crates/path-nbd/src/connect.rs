@@ -46,7 +46,7 @@ fn lost(uri: &NbdUri, e: io::Error) -> Error {
         io::ErrorKind::TimedOut => ErrorKind::TimedOut,
         _ => ErrorKind::PathLost,
     };
-    let detail = format!("no connection to the NBD server: {e}");
+    let detail = format!("cannot connect to the NBD server: {e}");
     Error::new(kind, uri.to_string(), detail)
 }
 
@@ -131,7 +131,7 @@ fn negotiate(
             }
             Some(ClientOutcome::StartTls) if !input.is_empty() => {
                 // Plaintext after the response may have been injected by an attacker.
-                let why = "the server sends on before TLS has begun";
+                let why = "the server sent data before the TLS handshake";
                 return Err(Error::new(ErrorKind::PathLost, uri.to_string(), why));
             }
             Some(ClientOutcome::StartTls) => {
@@ -207,7 +207,10 @@ fn start_tls(uri: &NbdUri, options: &Options, wire: Wire) -> Result<Wire> {
     let invalid = |why: String| Error::new(ErrorKind::Invalid, uri.to_string(), why);
     let folder = uri.certificates.as_ref().or(options.certificates.as_ref());
     let folder = folder.ok_or_else(|| {
-        invalid("TLS needs the certificate of an authority: add ?tls-certificates=FOLDER, a folder with ca-cert.pem".into())
+        invalid(
+            "TLS needs a CA certificate; add ?tls-certificates=DIR, a directory with ca-cert.pem"
+                .into(),
+        )
     })?;
     let config = tls_config(folder).map_err(invalid)?;
     let host = match &uri.server {
@@ -217,9 +220,9 @@ fn start_tls(uri: &NbdUri, options: &Options, wire: Wire) -> Result<Wire> {
     let name = host
         .clone()
         .try_into()
-        .map_err(|e| invalid(format!("`{host}` is no name a certificate can bear: {e}")))?;
+        .map_err(|e| invalid(format!("`{host}` is not a valid server name for TLS: {e}")))?;
     let tls = ClientConnection::new(Arc::new(config), name)
-        .map_err(|e| invalid(format!("TLS cannot start: {e}")))?;
+        .map_err(|e| invalid(format!("cannot start TLS: {e}")))?;
     Ok(wire.with_tls(Box::new(tls)))
 }
 
@@ -247,7 +250,7 @@ fn tls_config(folder: &Path) -> std::result::Result<ClientConfig, String> {
     let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
     let key = rustls_pemfile::private_key(&mut BufReader::new(file))
         .map_err(|e| format!("{}: {e}", path.display()))?
-        .ok_or_else(|| format!("{}: it holds no private key (PEM)", path.display()))?;
+        .ok_or_else(|| format!("{}: no private key (PEM) found", path.display()))?;
     builder
         .with_client_auth_cert(certificates("client-cert.pem")?, key)
         .map_err(|e| e.to_string())

@@ -252,13 +252,13 @@ impl Job {
         let result = match self.error {
             Some((errno, words)) => {
                 let text = match words.is_empty() {
-                    true => format!("the NBD server answers with error {errno}"),
-                    false => format!("the NBD server answers with error {errno}: {words}"),
+                    true => format!("the NBD server returned error {errno}"),
+                    false => format!("the NBD server returned error {errno}: {words}"),
                 };
                 Err(Error::new(kind_of(errno), device, text).in_op(&op))
             }
             None if short => {
-                let why = "the NBD server sent less than was asked for";
+                let why = "the NBD server sent less data than requested";
                 Err(Error::new(ErrorKind::PathLost, device, why).in_op(&op))
             }
             None => Ok(()),

@@ -148,7 +148,7 @@ impl Lunpath for NbdPath {
         let identity = self.identity_of(&negotiated.export);
         let info = self.info_of(&negotiated.export, &identity);
         if info.size == 0 {
-            let why = "the export holds not one block";
+            let why = "the export is smaller than one block";
             return Err(Error::new(ErrorKind::Invalid, &self.name, why));
         }
         let fence_key = negotiated.export.contexts.contains(&session).then_some(key);
@@ -172,7 +172,7 @@ impl Lunpath for NbdPath {
         match told.export.contexts.contains(&fence) {
             true => Ok(()),
             false => {
-                let why = "the server cannot end the session of a lost path";
+                let why = "the server cannot fence the session of a lost path";
                 Err(Error::new(ErrorKind::Unsupported, &self.name, why))
             }
         }

@@ -119,7 +119,7 @@ impl NbdQueue {
         let slot = cookie as u32;
         match self.slots.get(slot as usize) {
             Some((turn, Some(_))) if *turn == (cookie >> 32) as u32 => Ok(slot),
-            _ => Err(bad("an answer to nothing that was asked")),
+            _ => Err(bad("a reply to no pending request")),
         }
     }
 
@@ -207,7 +207,7 @@ impl NbdQueue {
                 Err(e) => {
                     // Data received before the failure may still contain replies.
                     self.receive();
-                    self.lose(format!("the connection broke while sending: {e}"));
+                    self.lose(format!("sending failed: {e}"));
                     return;
                 }
             }
@@ -396,7 +396,7 @@ impl NbdQueue {
                 let slot = self.slot_of(cookie)?;
                 if self.structured && matches!(self.job(slot).op, Some(Op::Read { .. })) {
                     return Err(bad(
-                        "a simple reply to a read, where structured ones are agreed",
+                        "a simple reply to a read, although structured replies were negotiated",
                     ));
                 }
                 self.start += head;
@@ -416,7 +416,7 @@ impl NbdQueue {
                 len,
             } => {
                 if !self.structured {
-                    return Err(bad("a structured reply that was not agreed on"));
+                    return Err(bad("a structured reply that was not negotiated"));
                 }
                 let slot = self.slot_of(cookie)?;
                 return self.chunk(slot, head, done, kind, len as usize);
@@ -440,16 +440,16 @@ impl NbdQueue {
             };
             let offset = u64::from_be_bytes(*offset);
             let len = len.checked_sub(8).filter(|l| *l > 0);
-            let len = len.ok_or_else(|| bad("a chunk of data without data"))?;
+            let len = len.ok_or_else(|| bad("a data chunk without data"))?;
             let at = offset.checked_sub(self.job(slot).offset());
             let at = at.and_then(|at| usize::try_from(at).ok());
-            let at = at.ok_or_else(|| bad("data from before what was asked for"))?;
+            let at = at.ok_or_else(|| bad("data before the requested range"))?;
             self.start = payload + 8;
             self.expect_data(slot, at, len, done)?;
             return Ok(true);
         }
         if len > ERROR_BYTES_MAX as usize {
-            return Err(bad("a chunk longer than any of its kind"));
+            return Err(bad("a chunk that is too long for its type"));
         }
         let Some(bytes) = self.scratch[payload..self.end].get(..len) else {
             return Ok(false);
@@ -463,7 +463,7 @@ impl NbdQueue {
             let start = offset.saturating_sub(job.offset()) as usize;
             if job.op.is_some() {
                 if offset < job.offset() || !job.cover(start, start + hole as usize) {
-                    return Err(bad("a hole outside of what was asked for"));
+                    return Err(bad("a hole outside the requested range"));
                 }
                 let mut left = hole as usize;
                 job.targets(start, |piece| {
@@ -474,7 +474,7 @@ impl NbdQueue {
                 });
             }
         } else if kind != c::REPLY_NONE || !done {
-            return Err(bad("a chunk of a kind that was not agreed on"));
+            return Err(bad("a chunk of a type that was not negotiated"));
         }
         self.start = payload + len;
         if done {
@@ -493,7 +493,7 @@ impl NbdQueue {
         let job = self.job(slot);
         self.expect = if job.op.is_none() {
             if left > job.awaited() {
-                return Err(bad("more data than was asked for"));
+                return Err(bad("more data than requested"));
             }
             Expect::Drop { slot, left, done }
         } else if at.checked_add(left).is_some_and(|end| job.cover(at, end)) {
@@ -504,7 +504,7 @@ impl NbdQueue {
                 done,
             }
         } else {
-            return Err(bad("data outside of what was asked for"));
+            return Err(bad("data outside the requested range"));
         };
         Ok(())
     }

@@ -57,7 +57,7 @@ impl NbdUri {
             "nbds" => (true, false),
             "nbd+unix" => (false, true),
             "nbds+unix" => (true, true),
-            _ => return Err(invalid("the scheme is not NBD's")),
+            _ => return Err(invalid("unknown scheme")),
         };
         let mut socket = None;
         let mut certificates = None;
@@ -65,15 +65,15 @@ impl NbdUri {
             match &*key {
                 "socket" if unix => socket = Some(PathBuf::from(&*value)),
                 "tls-certificates" if tls => certificates = Some(PathBuf::from(&*value)),
-                other => return Err(invalid(&format!("it has no use for `{other}`"))),
+                other => return Err(invalid(&format!("unexpected parameter `{other}`"))),
             }
         }
         let host = url.host_str().unwrap_or_default();
         let server = match socket {
             Some(path) if host.is_empty() => Server::Unix(path),
-            Some(_) => return Err(invalid("a Unix socket has no host")),
-            None if unix => return Err(invalid("no socket is named")),
-            None if host.is_empty() => return Err(invalid("no host is named")),
+            Some(_) => return Err(invalid("a Unix socket takes no host")),
+            None if unix => return Err(invalid("the socket is missing")),
+            None if host.is_empty() => return Err(invalid("the host is missing")),
             None => {
                 let host = host.trim_start_matches('[').trim_end_matches(']');
                 Server::Tcp(host.to_owned(), url.port().unwrap_or(PORT))
@@ -81,7 +81,7 @@ impl NbdUri {
         };
         let path = url.path();
         let export = percent_decode(path.strip_prefix('/').unwrap_or(path))
-            .ok_or_else(|| invalid("the name of the export is not UTF-8"))?;
+            .ok_or_else(|| invalid("the export name is not UTF-8"))?;
         Ok(NbdUri {
             server,
             export,

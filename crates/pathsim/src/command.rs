@@ -73,7 +73,7 @@ impl FromStr for Command {
             ("replay", "") => Command::Replay,
             _ => {
                 return Err(format!(
-                    "`{text}` is no command; there are pass, rate=BYTES, delay=MS, jitter=MS, \
+                    "unknown command `{text}`; expected pass, rate=BYTES, delay=MS, jitter=MS, \
                      hole, hold, rst, refuse, half-close=up|down, corrupt=once|BYTES, \
                      accept-delay=MS, record, replay, stats"
                 ));

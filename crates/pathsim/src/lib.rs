@@ -46,9 +46,7 @@ impl FromStr for Address {
         match text {
             _ if text.contains('/') => Ok(Address::Unix(text.into())),
             _ if text.contains(':') => Ok(Address::Tcp(text.into())),
-            _ => Err(format!(
-                "`{text}` is neither HOST:PORT nor the path of a socket"
-            )),
+            _ => Err(format!("`{text}` is neither HOST:PORT nor a socket path")),
         }
     }
 }

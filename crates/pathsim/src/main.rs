@@ -87,7 +87,10 @@ fn run(
         let (sim, path) = (std::sync::Arc::clone(&sim), path.to_owned());
         std::thread::spawn(move || {
             if let Err(e) = sim.control(&path) {
-                eprintln!("evfs-pathsim: no control socket {}: {e}", path.display());
+                eprintln!(
+                    "evfs-pathsim: cannot create the control socket {}: {e}",
+                    path.display()
+                );
             }
         });
     }

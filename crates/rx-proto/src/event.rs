@@ -31,29 +31,29 @@ pub mod code {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum End {
     /// The peer sent an ABORT with this code.
-    #[error("the peer ended the call with code {0}")]
+    #[error("the peer aborted the call with code {0}")]
     Aborted(i32),
     /// The peer was silent for too long; for [`Timeouts::refused`](crate::Timeouts::refused) if an
     /// ICMP error reported that its port is closed.
-    #[error("the peer is silent")]
+    #[error("the peer does not respond")]
     Dead,
     /// No data was received for too long.
-    #[error("no data came for too long")]
+    #[error("no data was received for too long")]
     Idle,
     /// The call took too long.
     #[error("the call took too long")]
     Hard,
     /// The client began another call on the same channel.
-    #[error("the client began another call in its place")]
+    #[error("the client started another call in its place")]
     Superseded,
     /// The server does not know the call: the server restarted, or a NAT mapping changed.
-    #[error("the server does not know the call any more")]
+    #[error("the server no longer knows the call")]
     Forgotten,
     /// The peer violated the protocol.
-    #[error("the peer broke the protocol")]
+    #[error("the peer violated the protocol")]
     Violation,
     /// A security class rejected the call.
-    #[error("the security class ended the call with code {0}")]
+    #[error("the security class aborted the call with code {0}")]
     Security(i32),
     /// The connection was closed.
     #[error("the connection was closed")]

@@ -41,10 +41,10 @@ pub struct Sealed<P> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SecurityError {
     /// The packet is not authentic; it is ignored.
-    #[error("the packet is not genuine")]
+    #[error("the packet is not authentic")]
     Discard,
     /// The connection is aborted with this code.
-    #[error("the security class ends the connection with code {0}")]
+    #[error("the security class aborts the connection with code {0}")]
     Abort(i32),
 }
 

@@ -12,7 +12,7 @@ pub enum Error {
     #[error("the port was closed")]
     Stopped,
     /// A write after the end of the written data.
-    #[error("the end was written already")]
+    #[error("the end of the data was already written")]
     Finished,
     /// The peer sent fewer bytes than expected.
     #[error("the peer sent too few bytes")]
@@ -21,10 +21,10 @@ pub enum Error {
     #[error("the peer sent more than {0} bytes")]
     Long(usize),
     /// The connection has used up its call numbers; the caller has to make another one.
-    #[error("the connection has used up the numbers of calls")]
+    #[error("the connection has used up its call numbers")]
     Exhausted,
     /// The operation timed out.
-    #[error("what was waited for did not come in time")]
+    #[error("timed out")]
     Late,
 }
 

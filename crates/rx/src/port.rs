@@ -192,7 +192,7 @@ impl Intake {
             match rustix::event::poll(&mut ready, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    tracing::error!("a port's sockets cannot be waited for: {e}");
+                    tracing::error!("cannot poll the sockets of a port: {e}");
                     return None;
                 }
             }
@@ -243,7 +243,7 @@ impl Intake {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return,
                 Err(e) if sys::is_of_earlier(&e) => continue,
                 Err(e) => {
-                    tracing::warn!("receiving: {e}");
+                    tracing::warn!("cannot receive: {e}");
                     std::thread::sleep(ERROR_PAUSE);
                     return;
                 }

@@ -194,7 +194,7 @@ impl Workers {
         } else if queue.threads.len() < self.threads_max + queue.sockets
             && let Err(e) = self.add_thread(queue)
         {
-            tracing::warn!("no thread for a call, which waits: {e}");
+            tracing::warn!("cannot start a thread for a call, which waits: {e}");
         }
     }
 

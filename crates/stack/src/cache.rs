@@ -467,7 +467,7 @@ mod tests {
         let said = advise(&mut attributes, "readahead", "yes").unwrap_err();
         assert!(said.contains("did you mean `read_ahead`?"), "{said}");
         let said = advise(&mut attributes, "no_cache", "1").unwrap_err();
-        assert!(said.contains("give yes|no"), "{said}");
+        assert!(said.contains("expected yes|no"), "{said}");
         let said = check_tunables("filecache_mx=10%").unwrap_err();
         assert!(said.contains("did you mean `filecache_max`?"), "{said}");
         assert!(check_tunables("filecache_max=95%").is_err());

@@ -29,7 +29,7 @@ pub enum LayoutError {
     #[error("the directory is full: it has {PAGES_MAX} pages")]
     Full,
     /// The entries differ from those of the plan.
-    #[error("the directory was changed while it was read")]
+    #[error("the directory changed while it was read")]
     Changed,
 }
 

@@ -14,7 +14,7 @@ use super::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DirectoryError {
     /// Not a whole number of pages, none, too many, or not the number in the first page's header.
-    #[error("a directory of {0} bytes does not have the pages it says")]
+    #[error("the size of {0} bytes does not match the page count of the directory")]
     Size(usize),
     /// Malformed header of a page.
     #[error("page {0} of the directory has a bad header")]
@@ -28,7 +28,7 @@ pub enum DirectoryError {
         entry: u16,
     },
     /// The page's map of used blobs, or its free count, does not match its entries.
-    #[error("page {0} of the directory has a bad map of what is in use")]
+    #[error("page {0} of the directory has a bad allocation map")]
     Map(usize),
     /// The first two entries are not `.` and `..`.
     #[error("the directory does not begin with \".\" and \"..\"")]

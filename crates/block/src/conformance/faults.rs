@@ -85,7 +85,7 @@ fn one_failing_request_fails_alone(
         }
     }
     let again = pass(queue);
-    check_failures(&again, 0, 0, "nothing fails any more");
+    check_failures(&again, 0, 0, "no failure is left");
 }
 
 fn stamped(n: u64, i: u64, len: u64) -> Buf {
@@ -184,7 +184,7 @@ fn failures_stay_where_they_belong(
 
 fn assert_known(data: &[u8], model: &[u8], unsure: &[bool], shown: &str) {
     let wrong = (0..data.len()).find(|at| data[*at] != model[*at] && !unsure[*at]);
-    assert_eq!(wrong, None, "{shown}: another byte than was written");
+    assert_eq!(wrong, None, "{shown}: a byte that was never written");
 }
 
 /// Runs the suite for a layer over a disk with a volatile write cache: in every image after a cut,
@@ -231,7 +231,7 @@ pub fn run_with_power_cuts(disk: &Mem, layer: Layer<'_>, seed: u64, cuts: usize)
             read.unwrap_or_else(|e| panic!("{shown}: {e:?}"));
             assert!(
                 found[..] == stamp_block(stamp, block)[..],
-                "{shown}: block {index} was saved and is not there"
+                "{shown}: block {index} was durable and is lost"
             );
         }
     }

@@ -111,16 +111,27 @@ fn submit(queue: &mut dyn Queue, tag: u64, op: Op) {
             queue.capacity()
         );
     }
-    assert_eq!(queue.in_flight(), before + 1, "what is taken is in flight");
+    assert_eq!(
+        queue.in_flight(),
+        before + 1,
+        "an accepted request is in flight"
+    );
 }
 
 /// Waits for at least one completion, and checks the counters of the queue.
 fn reap_some(queue: &mut dyn Queue, wait: Wait, done: &mut Vec<Completion>) {
     let (flying, had) = (queue.in_flight(), done.len());
     let count = queue.reap(wait, done).expect("the queue works");
-    assert!(count > 0, "{wait:?} gave nothing with {flying} in flight");
+    assert!(
+        count > 0,
+        "{wait:?} returned no completion with {flying} in flight"
+    );
     assert_eq!(done.len(), had + count, "completions are added at the end");
-    assert_eq!(queue.in_flight() + count, flying, "what is reaped has left");
+    assert_eq!(
+        queue.in_flight() + count,
+        flying,
+        "a reaped request is no longer in flight"
+    );
 }
 
 /// Waits until nothing is in flight.
@@ -136,7 +147,7 @@ fn assert_tags(done: &[Completion], expected: std::ops::Range<u64>) {
     tags.sort_unstable();
     assert!(
         tags.iter().copied().eq(expected.clone()),
-        "each of {expected:?} comes back once: {tags:?}"
+        "each of {expected:?} is returned once: {tags:?}"
     );
 }
 
@@ -162,7 +173,11 @@ fn one(queue: &mut dyn Queue, op: Op) -> Completion {
     let completion = done.pop().expect("there is one");
     assert_eq!(completion.tag, 42);
     assert_eq!((completion.op.kind(), completion.op.range()), (kind, range));
-    assert_eq!(places(&completion.op), before, "other buffers came back");
+    assert_eq!(
+        places(&completion.op),
+        before,
+        "other buffers were returned"
+    );
     if let Err(error) = &completion.result {
         assert!(!error.device().is_empty(), "{error}: no device");
         assert_eq!(error.range(), range, "{error}: another range");

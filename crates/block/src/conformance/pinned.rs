@@ -22,12 +22,12 @@ pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
     };
     assert_eq!(Arc::strong_count(&keep), 2, "the memory is kept in place");
     drop(bufs);
-    assert_eq!(Arc::strong_count(&keep), 1, "the memory is let go");
-    keep.lock().expect("nobody panicked").fill(0);
+    assert_eq!(Arc::strong_count(&keep), 1, "the memory is released");
+    keep.lock().expect("no panic under this lock").fill(0);
     // SAFETY: as above; the previous buffer is dropped.
     let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
     let bufs = pinned.into();
     drop(good(queue, Op::Read { offset: 0, bufs }));
-    let page = keep.lock().expect("nobody panicked");
+    let page = keep.lock().expect("no panic under this lock");
     assert!(page[..] == data, "a read did not reach pinned memory");
 }

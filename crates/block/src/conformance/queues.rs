@@ -22,8 +22,8 @@ pub(super) fn full_queue_gives_requests_back(device: &dyn BlockDevice) {
                 tag: capacity as u64,
                 op: read(0, block),
             })
-            .expect_err("more than the capacity was taken");
-        assert_eq!(refused.tag, capacity as u64, "another request came back");
+            .expect_err("the queue accepted more than its capacity");
+        assert_eq!(refused.tag, capacity as u64, "another request was returned");
         assert_eq!(refused.op.range(), Some((0, block as u64)));
         assert_eq!((queue.in_flight(), queue.capacity()), (capacity, capacity));
         queue.kick().expect("the queue works");
@@ -85,7 +85,7 @@ pub(super) fn descriptor_tells_of_completions(device: &dyn BlockDevice) {
 fn sleep_on_descriptor(queue: &dyn Queue) {
     let fd = queue
         .wait_fd()
-        .expect("without a descriptor a reap gives everything");
+        .expect("without a descriptor a reap returns all completions");
     let limit = Timespec {
         tv_sec: TOO_LONG.as_secs() as i64,
         tv_nsec: 0,
@@ -117,7 +117,10 @@ pub(super) fn every_wait_gives_what_is_in_flight(device: &dyn BlockDevice) {
         submit(queue, tag, read(0, block));
         let started = std::time::Instant::now();
         while queue.reap(wait, &mut done).expect("the queue works") == 0 {
-            assert!(started.elapsed() < TOO_LONG, "{wait:?} never gave anything");
+            assert!(
+                started.elapsed() < TOO_LONG,
+                "{wait:?} never returned a completion"
+            );
             std::thread::yield_now();
         }
     }
@@ -134,7 +137,9 @@ pub(super) fn dropping_with_requests_in_flight(device: &dyn BlockDevice) {
         let queue = &mut *queue;
         queue.register(&pool);
         for i in 0..queue.capacity().min(COUNT) as u64 {
-            let buf = pool.take(len).expect("all came back from the round before");
+            let buf = pool
+                .take(len)
+                .expect("all were returned by the previous round");
             let offset = i * len as u64;
             let op = match i % 3 {
                 0 => Op::Read {
@@ -164,7 +169,9 @@ fn drop_one_queue(device: &dyn BlockDevice, pool: &BufPool, count: usize) {
     let mut queue = device.queue().expect("a queue opens");
     queue.register(pool);
     for i in 0..queue.capacity().min(count) as u64 {
-        let buf = pool.take(len).expect("all came back from the round before");
+        let buf = pool
+            .take(len)
+            .expect("all were returned by the previous round");
         let bufs = buf.into();
         let offset = i * len as u64;
         submit(&mut *queue, i, Op::Read { offset, bufs });
@@ -183,6 +190,6 @@ fn drop_one_queue(device: &dyn BlockDevice, pool: &BufPool, count: usize) {
     reap_all(&mut *later, &mut Vec::new());
     assert!(
         back.iter().all(|b| b.iter().all(|byte| *byte == 0x77)),
-        "a buffer was written to after its queue was gone"
+        "a buffer was written to after its queue was dropped"
     );
 }

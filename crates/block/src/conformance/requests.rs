@@ -195,7 +195,7 @@ pub(super) fn scatter_and_gather(device: &dyn BlockDevice) {
         let after = content(queue, offset - block as u64, total + 2 * block);
         assert!(
             after[..block] == around[..block] && after[block + total..] == around[block + total..],
-            "a neighbour was touched"
+            "an adjacent byte was changed"
         );
     }
 }

@@ -214,7 +214,7 @@ impl Queue for ErrorQueue {
             && let Some(kind) = lock(&self.state).judge(&request.op)
         {
             let Request { tag, op } = request;
-            let error = Error::new(kind, &self.info().name, "failed on purpose").in_op(&op);
+            let error = Error::new(kind, &self.info().name, "injected error").in_op(&op);
             self.ready.push_back(Completion {
                 tag,
                 op,

@@ -92,17 +92,17 @@ impl Mem {
         } = config;
         assert!(
             block >= 512 && block.is_power_of_two(),
-            "no block size: {block}"
+            "invalid block size: {block}"
         );
         assert!(
             size.is_multiple_of(u64::from(block)),
-            "{size} bytes are no whole blocks"
+            "{size} bytes are not a multiple of the block size"
         );
         assert!(
             max_transfer >= block && max_transfer.is_multiple_of(block),
-            "no largest transfer: {max_transfer}"
+            "invalid maximum transfer: {max_transfer}"
         );
-        assert!(capacity > 0, "a queue takes at least one request");
+        assert!(capacity > 0, "the capacity of a queue is at least 1");
         let info = DeviceInfo {
             name,
             wwid: String::new(),

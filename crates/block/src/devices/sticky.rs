@@ -230,8 +230,7 @@ impl StickyQueue {
 /// Turns a success after a failure into an error.
 fn judge(mut completion: Completion, failed: Option<&Error>, name: &str) -> Completion {
     if let (Ok(()), Some(first)) = (&completion.result, failed) {
-        let why =
-            format!("another flush failed ({first}), so data that was acknowledged may be lost");
+        let why = format!("another flush failed ({first}), so acknowledged data may be lost");
         completion.result = Err(Error::new(first.kind(), name, why).in_op(&completion.op));
     }
     completion
@@ -344,7 +343,7 @@ impl Drop for StickyQueue {
         let shared = Arc::clone(&self.shared);
         let mut flights = shared.flights();
         for (number, _) in self.below.drain(..) {
-            let why = "a flush was given up before the device had answered it";
+            let why = "a flush was abandoned before the device answered it";
             let _ = shared.failed.set(Error::new(
                 ErrorKind::Cancelled,
                 &self.lower.info().name,

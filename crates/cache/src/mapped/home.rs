@@ -94,7 +94,7 @@ impl MappedFile {
             return Ok(());
         }
         then(page..page + 1, Outcome::Failed);
-        let detail = format!("page {page} of a file of {size} bytes");
+        let detail = format!("page {page} is beyond the end of the file ({size} bytes)");
         Err(self.error(ErrorKind::OutOfRange, detail))
     }
 

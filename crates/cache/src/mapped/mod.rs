@@ -65,7 +65,7 @@ impl OpenFile {
         let vnode = self.vnode();
         let info = &vnode.below().info;
         if access == Access::Store && info.read_only {
-            let detail = "a mapping for stores";
+            let detail = "it cannot be mapped for stores";
             return Err(Error::new(ErrorKind::ReadOnly, &info.name, detail));
         }
         let mapped = Mapped::of(vnode)?;

@@ -269,7 +269,7 @@ impl Session {
                 return Ok(pinned);
             }
             if open.is_in_window(page) {
-                let detail = "a page that programs have mapped cannot be lent";
+                let detail = "a page that programs have mapped cannot be pinned";
                 return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
             }
             self.bring(open, page..page + 1)?;

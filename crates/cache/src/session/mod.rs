@@ -396,7 +396,7 @@ impl Session {
         let since = *job.starved_since.get_or_insert_with(Instant::now);
         if since.elapsed() > self.below.core.limits.patience {
             let why = self.below.failing().unwrap_or_else(|| {
-                let detail = "every page of the cache is in use or cannot be written out";
+                let detail = "every page of the cache is in use or cannot be written back";
                 Error::new(block::ErrorKind::Busy, &self.below.info.name, detail)
             });
             job.fail(why);

@@ -436,9 +436,12 @@ impl Session {
         let news = vnode.note_write(result.is_ok());
         let (volume, file) = (&self.below.info.name, vnode.file().0);
         match result {
-            Ok(()) if news => tracing::info!(volume, file, "pages can be written out again"),
+            Ok(()) if news => tracing::info!(volume, file, "write-back has recovered"),
             Err(error) if news => {
-                tracing::warn!(volume, file, %error, "pages cannot be written out; they are kept and tried again");
+                tracing::warn!(
+                    volume, file, %error,
+                    "write-back failed: the pages stay in the cache, and write-back is retried"
+                );
             }
             Ok(()) | Err(_) => {}
         }

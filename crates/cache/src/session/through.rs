@@ -96,7 +96,7 @@ impl Session {
                         through.phase = Phase::Sync(sync);
                     }
                     Dropped::Leased => {
-                        let detail = "somebody has a lease on pages that were to change below them";
+                        let detail = "the range has leased pages, which cannot be replaced";
                         job.fail(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
                         through.phase = Phase::Done;
                     }

@@ -71,7 +71,7 @@ impl Session {
             job.fail(Error::new(
                 ErrorKind::OutOfRange,
                 name,
-                "a file ends at 14 PiB",
+                "the maximum file size is 14 PiB",
             ));
         }
         for page in std::mem::take(&mut write.pages.again) {

@@ -93,7 +93,7 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 70,
         },
         default: "5%",
-        help: "memory that the file cache keeps, whatever else wants memory",
+        help: "memory that the file cache keeps even under memory pressure",
         reason: "filecache_min(5): 5 % of memory, from 1 MB to 70 %",
     },
     Tunable {
@@ -104,7 +104,7 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 90,
         },
         default: "50%",
-        help: "memory that pages of read and write may take; mapped pages are not counted",
+        help: "maximum memory for pages of reads and writes; mapped pages are not counted",
         reason: "filecache_max(5): 50 % of memory, from 1 MB to 90 %",
     },
     Tunable {
@@ -115,16 +115,17 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 100,
         },
         default: "90%",
-        help: "memory that mapped pages may take, apart from filecache_max",
-        reason: "HP-UX does not limit mapped pages; a process that shares its machine has to leave it something",
+        help: "maximum memory for mapped pages, counted separately from filecache_max",
+        reason: "HP-UX does not limit mapped pages; EVFS must leave memory for other processes",
     },
     Tunable {
         name: Name::MetadataShare,
         text: "metadata_share",
         unit: Unit::Percent { least: 1, most: 50 },
         default: "10",
-        help: "part of filecache_min and filecache_max that is for metadata",
-        reason: "HP-UX gives metadata a small part of the two; more than half would make it a metadata cache",
+        help: "share of filecache_min and filecache_max for metadata",
+        reason: "HP-UX uses a small share for metadata; with more than half, little is left for \
+                 file data",
     },
     Tunable {
         name: Name::SeqlimitSystem,
@@ -134,8 +135,10 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 100,
         },
         default: "100",
-        help: "part of the file cache that all sequential accesses may take before a file steals from itself",
-        reason: "fcache_seqlimit_system(5): 100 is off; the eviction policy withstands scans without it",
+        help: "share of the file cache for all sequential accesses; above it, a file evicts its \
+               own pages",
+        reason: "fcache_seqlimit_system(5): 100 disables it; the eviction policy resists scans \
+                 without it",
     },
     Tunable {
         name: Name::SeqlimitFile,
@@ -145,15 +148,17 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 100,
         },
         default: "100",
-        help: "part of the file cache that sequential accesses to one file may take; both limits must be exceeded",
-        reason: "fcache_seqlimit_file(5): 100 is off",
+        help: "share of the file cache for sequential accesses to one file; both limits must be \
+               exceeded",
+        reason: "fcache_seqlimit_file(5): 100 disables it",
     },
     Tunable {
         name: Name::FbPolicy,
         text: "fcache_fb_policy",
         unit: Unit::Number { least: 0, most: 2 },
         default: "0",
-        help: "flush behind sequential writes: 0 not (they wait for their age), 1 by the cache's threads, 2 by the writer",
+        help: "write back sequential writes: 0 when due by age, 1 early by the cache's threads, 2 \
+               at once by the writer",
         reason: "fcache_fb_policy(5)",
     },
     Tunable {
@@ -161,16 +166,16 @@ pub const TUNABLES: [Tunable; 11] = [
         text: "dirty_background",
         unit: Unit::Percent { least: 1, most: 90 },
         default: "10",
-        help: "part of filecache_max that may be dirty before write-behind starts on its own",
-        reason: "half of dirty_limit, so that write-behind is at work before writers are slowed",
+        help: "share of filecache_max that may be dirty before write-behind starts early",
+        reason: "half of dirty_limit, so that write-behind starts before writers are throttled",
     },
     Tunable {
         name: Name::DirtyLimit,
         text: "dirty_limit",
         unit: Unit::Percent { least: 1, most: 90 },
         default: "20",
-        help: "part of filecache_max that may be dirty before writers are slowed",
-        reason: "a fifth keeps a flush short; a cache of dirty pages alone would have nothing to evict",
+        help: "share of filecache_max that may be dirty before writers are throttled",
+        reason: "a fifth keeps flushes short; a cache full of dirty pages has nothing to evict",
     },
     Tunable {
         name: Name::SyncIntervalMs,
@@ -180,8 +185,9 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 3_600_000,
         },
         default: "30000",
-        help: "milliseconds that a page may be dirty, for files that do not say otherwise",
-        reason: "the syncer of HP-UX comes every 30 s; below 10 ms a write would hardly be behind",
+        help: "milliseconds that a page may stay dirty, unless its file sets sync_interval",
+        reason: "the syncer of HP-UX runs every 30 s; below 10 ms, writes would be nearly \
+                 synchronous",
     },
     Tunable {
         name: Name::ReadAheadMax,
@@ -191,7 +197,8 @@ pub const TUNABLES: [Tunable; 11] = [
             most: 64 * MB,
         },
         default: "2MB",
-        help: "largest window of read-ahead of one stream; 0 for none",
-        reason: "2 MB is where rates of devices stop growing with request size; each stream may hold one and a half windows",
+        help: "maximum read-ahead window of one stream; 0 disables read-ahead",
+        reason: "above 2 MB, device throughput no longer grows with request size; a stream may \
+                 hold one and a half windows",
     },
 ];

@@ -152,8 +152,8 @@ fn errors_say_what_why_and_what_to_do() {
         (
             "filecache_max",
             "1TB",
-            "filecache_max=1TB: this is not such a value; give 1% to 90% of memory, or bytes with \
-             or without K, KB, M, MB, G, GB, from 1048576",
+            "filecache_max=1TB: invalid value; expected 1% to 90% of memory, or bytes (optional \
+             suffix K, KB, M, MB, G or GB), from 1048576",
         ),
         (
             "filecache_min",

@@ -50,8 +50,9 @@ impl Lease {
                 rustix::fs::open(path, flags, Mode::empty()).map_err(Into::into)
             }
         };
-        let fd =
-            fd.map_err(|e| Error::from_io("cache window", e).detail("a descriptor to lease"))?;
+        let fd = fd.map_err(|e| {
+            Error::from_io("cache window", e).detail("cannot create a descriptor for the lease")
+        })?;
         // Entered before the pages are loaded: see `Window::holds`.
         let entry = (pages.clone(), access);
         window.leased.fetch_add(1, Relaxed);

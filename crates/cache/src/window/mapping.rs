@@ -35,11 +35,14 @@ impl Window {
     ) -> Result<Mapping> {
         let page = PAGE as u64;
         if bytes.is_empty() || !bytes.start.is_multiple_of(page) || bytes.end > PAGES_MAX * page {
-            return Err(invalid(format!("{bytes:?} is no range to map")));
+            return Err(invalid(format!(
+                "cannot map {bytes:?}: the range is empty, unaligned or too large"
+            )));
         }
         let pages = bytes.start / page..bytes.end.div_ceil(page);
-        let view = View::map(self, home, pages, access)
-            .map_err(|e| Error::from_io("cache window", e).detail(format!("mapping {bytes:?}")))?;
+        let view = View::map(self, home, pages, access).map_err(|e| {
+            Error::from_io("cache window", e).detail(format!("cannot map {bytes:?}"))
+        })?;
         Ok(Mapping {
             view,
             bytes,
@@ -142,7 +145,7 @@ impl Mapping {
     fn pages(&self, range: &Range<usize>) -> Result<Range<u64>> {
         if range.start > range.end || range.end > self.len() {
             return Err(invalid(format!(
-                "{range:?} of a mapping of {} bytes",
+                "{range:?} is outside the mapping of {} bytes",
                 self.len()
             )));
         }
@@ -153,7 +156,7 @@ impl Mapping {
 
     fn may(&self, access: Access) -> Result<()> {
         match (access, self.access) {
-            (Access::Store, Access::Read) => Err(invalid("the mapping is for reading".into())),
+            (Access::Store, Access::Read) => Err(invalid("the mapping is read-only".into())),
             _ => Ok(()),
         }
     }
@@ -161,9 +164,7 @@ impl Mapping {
     /// Rejects memory of a mapping: a copy under a latch must not fault.
     fn not_mapped(at: *const u8, len: usize) -> Result<()> {
         match covers(at, len) {
-            true => Err(invalid(
-                "the caller's bytes are a mapping themselves".into(),
-            )),
+            true => Err(invalid("the caller's buffer is itself a mapping".into())),
             false => Ok(()),
         }
     }

@@ -120,7 +120,9 @@ impl Memory {
         // Two threads may map it at once; one of the mappings is then dropped.
         let (segment, locked) = Segment::map(self.file(), pages_of(index))?;
         if !locked && !self.swappable.swap(true, Relaxed) {
-            tracing::warn!("the system does not let mapped file pages be kept out of swap space");
+            tracing::warn!(
+                "cannot lock mapped file pages in memory: decrypted data may be swapped out"
+            );
         }
         Ok(self.segments[index].get_or_init(|| segment))
     }

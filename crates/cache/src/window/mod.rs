@@ -214,13 +214,16 @@ impl Windows {
     pub fn start(config: &Config) -> Result<Arc<Windows>> {
         let invalid = |kind, detail: String| Err(Error::new(kind, "cache window", detail));
         if !(1..=THREADS_MAX).contains(&config.threads) {
-            let detail = format!("{} threads; 1 to {THREADS_MAX} may be", config.threads);
+            let detail = format!(
+                "{} threads are out of range; use 1 to {THREADS_MAX}",
+                config.threads
+            );
             return invalid(ErrorKind::Invalid, detail);
         }
         // SAFETY: reads a system constant.
         let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         if size != PAGE as libc::c_long {
-            let detail = format!("the machine's pages have {size} bytes and not {PAGE}");
+            let detail = format!("the page size of the machine is {size} bytes, not {PAGE}");
             return invalid(ErrorKind::Unsupported, detail);
         }
         let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
@@ -312,7 +315,10 @@ impl Window {
     /// Out of memory, or the pages lie outside every range that was ever mapped.
     pub fn allocate(&self, pages: Range<u64>) -> Result<()> {
         self.memory.allocate(pages.clone()).map_err(|e| {
-            let detail = format!("memory for pages {} to {}", pages.start, pages.end);
+            let detail = format!(
+                "cannot allocate memory for pages {} to {}",
+                pages.start, pages.end
+            );
             Error::from_io("cache window", e).detail(detail)
         })
     }

@@ -157,8 +157,9 @@ impl Uffd {
             features,
             ioctls: 0,
         };
-        self.ioctl(IOC_API, &mut api)
-            .map_err(|e| Error::from_io("cache window", e).detail("userfaultfd's UFFDIO_API"))?;
+        self.ioctl(IOC_API, &mut api).map_err(|e| {
+            Error::from_io("cache window", e).detail("userfaultfd rejected UFFDIO_API")
+        })?;
         Ok(api.features)
     }
 
@@ -326,11 +327,12 @@ fn refused(e: io::Error) -> Error {
     let detail = match e.raw_os_error() {
         Some(libc::ENOSYS) => "the kernel has no userfaultfd (CONFIG_USERFAULTFD)",
         Some(libc::EPERM) => {
-            "the system forbids userfaultfd: a seccomp filter blocks it, or it wants one of \
-             CAP_SYS_PTRACE, the sysctl vm.unprivileged_userfaultfd=1, or access to /dev/userfaultfd"
+            "the system forbids userfaultfd: a seccomp filter blocks it, or it requires one of \
+             CAP_SYS_PTRACE, the sysctl vm.unprivileged_userfaultfd=1, or access to \
+             /dev/userfaultfd"
         }
         Some(libc::EINVAL) => "the kernel's userfaultfd lacks UFFD_USER_MODE_ONLY (Linux 5.11)",
-        _ => "userfaultfd cannot be opened",
+        _ => "cannot open userfaultfd",
     };
     Error::from_io("cache window", e).detail(detail)
 }

@@ -175,8 +175,9 @@ impl View {
                     next = pages.end;
                 }
             })?;
-            answered
-                .map_err(|e| Error::from_io("cache window", e).detail(format!("page {page}")))?;
+            answered.map_err(|e| {
+                Error::from_io("cache window", e).detail(format!("cannot map page {page}"))
+            })?;
         }
         Ok(())
     }
@@ -196,7 +197,7 @@ fn zap(part: &Range<usize>) {
     };
     assert!(
         result == 0,
-        "a view of ours cannot be unmapped: {}",
+        "cannot unmap a view: {}",
         io::Error::last_os_error()
     );
 }

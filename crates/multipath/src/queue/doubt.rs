@@ -47,7 +47,7 @@ impl LunQueue {
     pub(super) fn blame(&mut self, path: usize, since: Nanos, now: Nanos) {
         let shared = &self.links[path].path;
         if shared.flapped(since, self.attributes.flap_penalty_secs, now) {
-            let what = "refused a write that another path has carried out";
+            let what = "refused a write that another path completed";
             self.lun.log.add(shared.path.name(), what.into(), 0);
         }
     }

@@ -85,7 +85,7 @@ impl LunQueue {
         }
         if silent > give_up {
             let why = format!(
-                "silent for {} s: the connection is given up",
+                "silent for {} s: closing the connection",
                 silent / 1_000_000_000
             );
             return self.let_go(path, &why, None, now);
@@ -229,7 +229,7 @@ impl LunQueue {
         if !(reads || writes) {
             return;
         }
-        let what = if reads { "" } else { " that takes writes" };
+        let what = if reads { "" } else { " that accepts writes" };
         let why = match self.lun.abandoned.load(Relaxed) {
             true => "no path to the LUN, and it is being closed by force".to_owned(),
             false => format!(
@@ -256,9 +256,9 @@ impl LunQueue {
         shown.clear();
         let no_path = match self.stranded {
             Some(_) => "no path carries I/O",
-            None => "every path is at its limit, or is not for this",
+            None => "every path is at its limit or cannot carry this I/O",
         };
-        let held = "an older write to the same blocks, lost on the way, may still arrive";
+        let held = "an older write to the same blocks was lost and may still arrive";
         let waiting = self.waiting.iter().map(|slot| (slot, no_path));
         let held = self.held.iter().map(|slot| (slot, held));
         for (slot, why) in waiting.chain(held).take(SHOWN_MAX) {

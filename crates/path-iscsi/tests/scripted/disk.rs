@@ -59,7 +59,7 @@ impl Disk {
 
     /// Returns `len` bytes from `offset` on, bypassing the ports.
     pub fn read(&self, offset: usize, len: usize) -> Vec<u8> {
-        self.bytes.lock().expect("nobody panicked")[offset..offset + len].to_vec()
+        self.bytes.lock().expect("no panic under this lock")[offset..offset + len].to_vec()
     }
 
     /// Returns whether a command is answered in every access state and before a pending unit
@@ -88,7 +88,7 @@ impl Disk {
 
     /// Executes a command. `data` is its outgoing data.
     pub fn run(&self, port: usize, cdb: &[u8; 16], data: &[u8]) -> End {
-        let blocks = self.bytes.lock().expect("nobody panicked").len() / BLOCK;
+        let blocks = self.bytes.lock().expect("no panic under this lock").len() / BLOCK;
         match cdb[0] {
             0x00 | 0x35 => End::Good,
             0x12 => self.inquiry(port, cdb),
@@ -120,7 +120,7 @@ impl Disk {
             bytes.fold(0, |n, b| n << 8 | usize::from(*b))
         };
         let (from, len) = (number(2, 8) * BLOCK, number(10, 4) * BLOCK);
-        let mut bytes = self.bytes.lock().expect("nobody panicked");
+        let mut bytes = self.bytes.lock().expect("no panic under this lock");
         let Some(place) = bytes.get_mut(from..from + len) else {
             return End::Check(5, 0x21, 0);
         };

@@ -292,8 +292,11 @@ impl Shared {
     /// Asks the script about a read, write or similar command, and acts on its reply.
     fn scripted(&self, input: &mut TcpStream, command: &Command) -> Result<()> {
         let Command { task, cdb, .. } = command;
-        self.seen.lock().expect("nobody panicked").push(cdb[0]);
-        let reply = self.script.lock().expect("nobody panicked")(cdb);
+        self.seen
+            .lock()
+            .expect("no panic under this lock")
+            .push(cdb[0]);
+        let reply = self.script.lock().expect("no panic under this lock")(cdb);
         match reply {
             Reply::Good => self.carry_out(command),
             Reply::Status(status, qualifier, sense) => self.status(*task, status, qualifier, sense),
@@ -309,7 +312,7 @@ impl Shared {
             }
             Reply::Half => self.data(*task, &vec![0; command.wants / 2]),
             Reply::Corrupt => {
-                let mut out = self.out.lock().expect("nobody panicked");
+                let mut out = self.out.lock().expect("no panic under this lock");
                 out.stat_sn += 1;
                 let mut pdu = out.pdu(0x25, 0x81, *task, &[], &vec![0; command.wants]);
                 pdu[60] ^= 1;
@@ -364,7 +367,7 @@ impl Shared {
         fields: &[(usize, &[u8])],
         data: &[u8],
     ) -> Result<()> {
-        let mut out = self.out.lock().expect("nobody panicked");
+        let mut out = self.out.lock().expect("no panic under this lock");
         out.send(opcode, flags, task, fields, data)
     }
 }

@@ -26,24 +26,28 @@ pub enum Told {
 impl Reservations {
     /// Returns the registered keys.
     pub fn keys(&self) -> Vec<u64> {
-        let state = self.0.lock().expect("nobody panicked");
+        let state = self.0.lock().expect("no panic under this lock");
         state.keys.iter().map(|(_, key)| *key).collect()
     }
 
     /// Returns whether unregistered initiators may write.
     pub fn is_free(&self) -> bool {
-        self.0.lock().expect("nobody panicked").holder.is_none()
+        self.0
+            .lock()
+            .expect("no panic under this lock")
+            .holder
+            .is_none()
     }
 
     /// Returns whether a session may write.
     pub fn lets_write(&self, nexus: Nexus) -> bool {
-        let state = self.0.lock().expect("nobody panicked");
+        let state = self.0.lock().expect("no panic under this lock");
         state.holder.is_none() || state.keys.iter().any(|(n, _)| *n == nexus)
     }
 
     /// Executes PERSISTENT RESERVE IN.
     pub fn tell(&self, cdb: &[u8; 16]) -> Told {
-        let state = self.0.lock().expect("nobody panicked");
+        let state = self.0.lock().expect("no panic under this lock");
         let mut data = vec![0; 8];
         match (cdb[1] & 0x1f, state.holder) {
             (0, _) => data.extend(state.keys.iter().flat_map(|(_, key)| key.to_be_bytes())),
@@ -61,7 +65,7 @@ impl Reservations {
 
     /// Executes PERSISTENT RESERVE OUT.
     pub fn change(&self, nexus: Nexus, cdb: &[u8; 16], data: &[u8]) -> Told {
-        let state = &mut *self.0.lock().expect("nobody panicked");
+        let state = &mut *self.0.lock().expect("no panic under this lock");
         let word = |at: usize| u64::from_be_bytes(data[at..at + 8].try_into().expect("8 bytes"));
         let (key, new) = (word(0), word(8));
         let own = state.keys.iter().position(|(n, _)| *n == nexus);

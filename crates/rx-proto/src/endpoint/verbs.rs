@@ -46,7 +46,7 @@ pub enum CallError {
     #[error("the call is over: {0}")]
     Ended(#[source] End),
     /// The application does not own the call.
-    #[error("there is no such call")]
+    #[error("unknown call")]
     Unknown,
 }
 
@@ -65,13 +65,13 @@ pub enum WriteError<P> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StartError {
     /// Four calls are running; [`Event::ChannelFree`](crate::Event::ChannelFree) will follow.
-    #[error("all four channels of the connection have a call")]
+    #[error("all four channels of the connection are in use")]
     NoChannel,
     /// All call numbers are used up; the caller has to make another connection.
-    #[error("the connection has used up the numbers of calls")]
+    #[error("the connection has used up its call numbers")]
     Exhausted,
     /// There is no such connection, or it was made by a client.
-    #[error("there is no such connection")]
+    #[error("unknown connection")]
     Unknown,
 }
 
