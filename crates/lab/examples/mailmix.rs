@@ -27,12 +27,13 @@ fn main() -> ExitCode {
 }
 
 fn work() -> Result<String, String> {
-    let folder = std::env::args().nth(1).ok_or("no FOLDER was given")?;
+    let folder = std::env::args().nth(1).ok_or("missing argument FOLDER")?;
     let mut text = String::new();
     let read = std::io::stdin().read_to_string(&mut text);
     read.map_err(|e| format!("cannot read the configuration: {e}"))?;
     let config = Config::parse(&text).map_err(|e| e.to_string())?;
-    let folder = Folder::open(Path::new(&folder)).map_err(|e| format!("{folder}: {e}"))?;
+    let folder =
+        Folder::open(Path::new(&folder)).map_err(|e| format!("cannot open {folder}: {e}"))?;
     let report = run(&folder, &config).map_err(|e| e.to_string())?;
     Ok(format!(
         "{:.6} {:.6} {}",

@@ -62,7 +62,7 @@ fn options() -> Result<Options, String> {
             }
             other => {
                 return Err(format!(
-                    "no option {other}; there are --json and --theta NUMBER"
+                    "unknown option {other}; expected --json or --theta NUMBER"
                 ));
             }
         }
@@ -103,11 +103,11 @@ fn parse(line: &str) -> Result<Option<Pair>, String> {
         .filter(|f| !f.is_empty())
         .collect();
     let [metric, a, b] = fields[..] else {
-        return Err("a line is METRIC A B".into());
+        return Err("expected METRIC A B".into());
     };
     let number = |text: &str| {
         text.parse::<f64>()
-            .map_err(|_| format!("{text} is no number"))
+            .map_err(|_| format!("`{text}` is not a number"))
     };
     Ok(Some(Pair {
         metric: metric.to_owned(),
@@ -117,7 +117,7 @@ fn parse(line: &str) -> Result<Option<Pair>, String> {
 }
 
 fn row(metric: String, pairs: &[(f64, f64)], theta: f64) -> Result<Row, String> {
-    let unusable = || format!("{metric}: no pair of two positive numbers");
+    let unusable = || format!("{metric}: no pair has two positive values");
     let ratio = paired(pairs).ok_or_else(unusable)?;
     let side = |pick: fn(&(f64, f64)) -> f64| {
         median(&pairs.iter().map(pick).collect::<Vec<_>>()).ok_or_else(unusable)

@@ -272,7 +272,7 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         Err(Error::Spec(format!(
-            "arm {}: {} requests in flight asked of a queue that takes {}",
+            "{}: a depth of {} requests exceeds the queue's capacity of {}",
             self.arm,
             self.spec.depth,
             queue.capacity()

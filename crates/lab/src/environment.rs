@@ -93,7 +93,7 @@ impl Environment {
 
     /// Formats one line for the foot of a table. It omits the load, which changes with every run.
     pub fn line(&self) -> String {
-        let unknown = || "unknown processor".to_owned();
+        let unknown = || "unknown CPU".to_owned();
         let mut parts = vec![
             self.cpu_model.clone().unwrap_or_else(unknown),
             format!("Linux {} {}", self.kernel, self.architecture),

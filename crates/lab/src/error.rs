@@ -10,7 +10,7 @@ pub enum Error {
     #[error("{0}")]
     Spec(String),
     /// The device of an arm failed.
-    #[error("arm {arm}")]
+    #[error("{arm}: device error")]
     Device {
         /// Name of the arm.
         arm: String,
@@ -30,7 +30,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A read returned data other than that written through the same arm.
-    #[error("arm {arm}: the data read at {offset} is not what was written there")]
+    #[error("{arm}: data read at offset {offset} does not match the data written there")]
     Verify {
         /// Name of the arm.
         arm: String,
@@ -38,7 +38,7 @@ pub enum Error {
         offset: u64,
     },
     /// A worker thread panicked or could not be started.
-    #[error("arm {arm}: a worker thread failed: {detail}")]
+    #[error("{arm}: a worker thread failed: {detail}")]
     Worker {
         /// Name of the arm.
         arm: String,
@@ -54,7 +54,7 @@ pub enum Error {
         detail: String,
     },
     /// The caller stopped the study before the first pair was complete.
-    #[error("stopped before the first pair was complete")]
+    #[error("stopped before the first pair of runs was complete")]
     Stopped,
     /// The file of a result cannot be read or written.
     #[error("{path}")]
@@ -65,7 +65,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A stored result does not parse, or has another schema.
-    #[error("not a result of this laboratory: {0}")]
+    #[error("invalid benchmark result: {0}")]
     Format(String),
 }
 
@@ -93,7 +93,8 @@ impl Error {
         match self {
             Error::Files { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 format!(
-                    "{words}; make room there, or let the workload write less: `evfs lab list WORKLOAD` shows its sizes"
+                    "{words}; free space there, or reduce the sizes that `evfs lab list \
+                     WORKLOAD` shows"
                 )
             }
             _ => words,

@@ -32,7 +32,7 @@ impl Mapping {
         if len == 0 || file.metadata()?.len() < len as u64 {
             return Err(Error::new(
                 ErrorKind::InvalidInput,
-                "a file is mapped as far as it goes",
+                "a mapping must lie within the file and must not be empty",
             ));
         }
         let mut protection = ProtFlags::READ;

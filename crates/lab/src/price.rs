@@ -39,7 +39,7 @@ pub struct Mix {
 pub const MIXES: [Mix; 5] = [
     Mix {
         name: "general",
-        what: "requests of 64 KiB in any place, as many writes as reads",
+        what: "random requests of 64 KiB, as many writes as reads",
         block: 64 << 10,
         random: true,
         threads: 2,
@@ -49,7 +49,7 @@ pub const MIXES: [Mix; 5] = [
     // The mail profile of the published runs reads 27 GB and writes 87 GB.
     Mix {
         name: "mail",
-        what: "many small files: requests of 8 KiB in any place, three quarters of the bytes written",
+        what: "many small files: random requests of 8 KiB, three quarters of the bytes written",
         block: 8 << 10,
         random: true,
         threads: 4,
@@ -58,7 +58,7 @@ pub const MIXES: [Mix; 5] = [
     },
     Mix {
         name: "database",
-        what: "pages of 8 KiB in any place, many at once, seven in ten read",
+        what: "random pages of 8 KiB, many requests in flight, 70 % reads",
         block: 8 << 10,
         random: true,
         threads: 4,
@@ -67,7 +67,7 @@ pub const MIXES: [Mix; 5] = [
     },
     Mix {
         name: "build",
-        what: "sources read and objects written, 32 KiB at a time, as many writes as reads",
+        what: "sources read and objects written in requests of 32 KiB, as many writes as reads",
         block: 32 << 10,
         random: true,
         threads: 2,
@@ -76,7 +76,7 @@ pub const MIXES: [Mix; 5] = [
     },
     Mix {
         name: "media",
-        what: "long files from begin to end, 1 MiB at a time, nine in ten read",
+        what: "long files, sequential requests of 1 MiB, 90 % reads",
         block: 1 << 20,
         random: false,
         threads: 2,

@@ -67,7 +67,9 @@ impl FromStr for Workload {
             .find(|w| w.name() == text)
             .ok_or_else(|| {
                 let names = Workload::ALL.map(Workload::name).join(", ");
-                Error::Spec(format!("no workload {text}; there are {names}"))
+                Error::Spec(format!(
+                    "unknown access pattern {text}; expected one of {names}"
+                ))
             })
     }
 }
@@ -170,18 +172,19 @@ impl Spec {
     pub(crate) fn layout(&self, info: &DeviceInfo) -> Result<Layout> {
         let refuse = |text: String| Err(Error::Spec(format!("{}: {text}", info.name)));
         if self.threads == 0 || self.depth == 0 || self.passes == 0 {
-            return refuse("threads, depth and passes are 1 or more".into());
+            return refuse("threads, depth and passes must be at least 1".into());
         }
         if self.rate == Some(0) {
-            return refuse("a rate is one request a second or more".into());
+            return refuse("the rate must be at least 1 request per second".into());
         }
         if self.threads > 4096 || self.depth > 65_536 {
-            return refuse("at most 4096 threads of at most 65536 requests".into());
+            return refuse("threads must not exceed 4096, and depth must not exceed 65536".into());
         }
         let block = u64::from(self.block);
         if block == 0 || !block.is_multiple_of(u64::from(info.logical_block_size)) {
             return refuse(format!(
-                "the block of {block} bytes is not a multiple of the device's {}",
+                "the block size of {block} bytes is not a multiple of the device's logical block \
+                 size of {}",
                 info.logical_block_size
             ));
         }
@@ -192,32 +195,40 @@ impl Spec {
             .all(|size| *size <= self.block && aligned(size))
         {
             return refuse(format!(
-                "sizes in progress at once are multiples of the device's {}, none longer than {block}",
+                "mixed sizes must be multiples of the device's logical block size of {}, and at \
+                 most {block}",
                 info.logical_block_size
             ));
         }
         if self.block > info.max_transfer {
             return refuse(format!(
-                "the block of {block} bytes is longer than the device's largest transfer of {}",
+                "the block size of {block} bytes exceeds the device's largest transfer of {}",
                 info.max_transfer
             ));
         }
         if self.workload.writes() && info.read_only {
-            return refuse(format!("{} on a device that is read-only", self.workload));
+            return refuse(format!(
+                "{} writes, and the device is read-only",
+                self.workload
+            ));
         }
         let span = self.span.unwrap_or(info.size);
         if span > info.size {
-            return refuse(format!("{span} bytes asked of {}", info.size));
+            return refuse(format!(
+                "the span of {span} bytes exceeds the device size of {}",
+                info.size
+            ));
         }
         let region = span / u64::from(self.threads) / block * block;
         let records = self.bytes_per_thread.unwrap_or(region).min(region) / block;
         match u32::try_from(records) {
             Ok(0) => refuse(format!(
-                "{span} bytes for {} threads leave not one block of {block} bytes to each",
+                "{span} bytes are too few for {} threads: each needs at least one block of \
+                 {block} bytes",
                 self.threads
             )),
             Ok(records) => Ok(Layout { region, records }),
-            Err(_) => refuse("more than 2^32 records a thread; use a longer block".into()),
+            Err(_) => refuse("more than 2^32 records per thread; use a larger block".into()),
         }
     }
 }
@@ -269,9 +280,9 @@ mod tests {
         assert!(with(|s| s.block = 100).contains("multiple"));
         assert!(with(|s| s.block = 0).contains("multiple"));
         assert!(with(|s| s.block = 2 << 20).contains("largest transfer"));
-        assert!(with(|s| s.threads = 0).contains("1 or more"));
-        assert!(with(|s| s.threads = 1000).contains("not one block"));
-        assert!(with(|s| s.span = Some(11 << 20)).contains("asked of"));
+        assert!(with(|s| s.threads = 0).contains("at least 1"));
+        assert!(with(|s| s.threads = 1000).contains("at least one block"));
+        assert!(with(|s| s.span = Some(11 << 20)).contains("exceeds the device size"));
         let mut read_only = info();
         read_only.read_only = true;
         let write = Spec {

@@ -184,7 +184,7 @@ impl Target {
     /// kernel's cache of a file.
     pub(crate) fn forget(&self) -> Result<()> {
         let failed = |detail: String| Error::Program {
-            what: format!("{}: drop what is cached", self.name),
+            what: format!("{}: drop cached data", self.name),
             detail,
         };
         match (&self.remount, &self.place) {
@@ -197,14 +197,14 @@ impl Target {
     pub(crate) fn reach(&self) -> Result<&dyn Files> {
         match &self.place {
             Place::Files(files, _) => Ok(&**files),
-            _ => Err(self.unfit("a folder")),
+            _ => Err(self.unfit("a directory")),
         }
     }
 
     pub(crate) fn path(&self) -> Result<&Path> {
         match &self.place {
             Place::Files(_, Some(path)) => Ok(path),
-            _ => Err(self.unfit("a folder that programs can use")),
+            _ => Err(self.unfit("a directory that programs can use")),
         }
     }
 
@@ -217,7 +217,7 @@ impl Target {
 
     fn unfit(&self, wanted: &str) -> Error {
         Error::Spec(format!(
-            "this workload needs {wanted}; {} is none",
+            "this workload needs {wanted}; {} is not one",
             self.name
         ))
     }

@@ -127,7 +127,10 @@ fn more_in_flight_than_a_queue_takes_is_refused() {
     let error = run(&memory(Shared::default()), &spec)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("a queue that takes 8"), "{error}");
+    assert!(
+        error.contains("exceeds the queue's capacity of 8"),
+        "{error}"
+    );
 }
 
 #[test]

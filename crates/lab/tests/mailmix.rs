@@ -128,17 +128,17 @@ fn the_published_counts_of_a_thousand_files() {
 #[test]
 fn what_cannot_be_carried_out_is_refused_with_its_line() {
     for (text, why) in [
-        ("set number 0", "number is 0, and has to be 1 to"),
-        ("\nset size 10 ten", "line 2: `ten` is no whole number"),
+        ("set number 0", "number is 0, but must be 1 to"),
+        ("\nset size 10 ten", "line 2: `ten` is not a whole number"),
         ("set size 10 5", "the largest size is 5"),
-        ("set bias read 11", "`11` is no bias"),
-        ("!rm -rf /", "`!rm ...` is no command"),
+        ("set bias read 11", "`11` is not a bias"),
+        ("!rm -rf /", "unsupported command `!rm ...`"),
         ("set number 99999999999", "number is 99999999999"),
         ("set read 0", "read is 0"),
         // PostMark rejects it as well.
-        ("set read false", "`false` is no whole number"),
-        ("set buffering maybe", "no command"),
-        ("run\nset number 5", "line 2: what follows `run`"),
+        ("set read false", "`false` is not a whole number"),
+        ("set buffering maybe", "unsupported command"),
+        ("run\nset number 5", "line 2: commands after `run`"),
         ("set location /a\nset location /b 3", "several locations"),
     ] {
         let error = Config::parse(text).unwrap_err().to_string();

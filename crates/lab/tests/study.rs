@@ -150,7 +150,10 @@ fn what_a_killed_run_left_is_gone_before_the_next() {
 fn a_workload_refuses_a_target_that_it_cannot_use() {
     let device = Target::device("mem", Arc::new(Mem::new(1 << 20, 512)));
     let error = tiny("mailmix").run(&device, 1).unwrap_err().to_string();
-    assert!(error.contains("needs a folder; mem is none"), "{error}");
+    assert!(
+        error.contains("needs a directory; mem is not one"),
+        "{error}"
+    );
     let error = tiny("devmix")
         .run(&Target::machine(), 1)
         .unwrap_err()
@@ -277,7 +280,7 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
         );
     }
     assert!(!seen.contains("<b>one"), "a name is not escaped");
-    assert!(seen.contains("&lt;b&gt;one") && seen.contains("What a reader has to know"));
+    assert!(seen.contains("&lt;b&gt;one") && seen.contains("Notes and caveats"));
     let figures = std::fs::read_dir(out.join("figures")).unwrap().count();
     // Six series, ratios and runs; twelve color tables, ratios and runs; runs.
     assert_eq!(seen.matches("<svg ").count(), figures);

@@ -27,7 +27,9 @@ impl Archive {
     pub(super) fn file(&mut self, path: &Path, content: &[u8]) -> Result<()> {
         if content.len() > FILE_MAX {
             let name = path.display();
-            return Err(Error::Spec(format!("{name} is too long for a guest")));
+            return Err(Error::Spec(format!(
+                "{name} is too large for the guest's initramfs"
+            )));
         }
         if let Some(parent) = path.parent() {
             self.folder(parent);
@@ -99,7 +101,8 @@ const PROGRAMS: [&str; 1] = ["cat"];
 /// their paths on the host.
 pub(super) fn programs(archive: &mut Archive) -> Result<()> {
     let own = std::env::current_exe();
-    let own = own.map_err(|e| Error::Spec(format!("this program's file: {e}")))?;
+    let own =
+        own.map_err(|e| Error::Spec(format!("cannot locate the executable of this program: {e}")))?;
     let mut all = vec![(own, PathBuf::from("/init"))];
     for name in PROGRAMS {
         all.push((installed(name)?, Path::new("/bin").join(name)));
@@ -120,11 +123,20 @@ fn installed(name: &str) -> Result<PathBuf> {
     std::env::split_paths(&path)
         .map(|folder| folder.join(name))
         .find(|program| program.is_file())
-        .ok_or_else(|| Error::Spec(format!("a guest needs the program {name}")))
+        .ok_or_else(|| {
+            Error::Spec(format!(
+                "a guest needs the program {name}, which is not in PATH"
+            ))
+        })
 }
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
-    std::fs::read(path).map_err(|e| Error::Spec(format!("a guest needs {}: {e}", path.display())))
+    std::fs::read(path).map_err(|e| {
+        Error::Spec(format!(
+            "cannot read {}, which a guest needs: {e}",
+            path.display()
+        ))
+    })
 }
 
 /// Lists the shared libraries of a program as listed by ldd(1).

@@ -25,16 +25,17 @@ use std::path::{Path, PathBuf};
 pub fn serve(open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
     if std::process::id() != 1 {
         return Err(Error::Spec(
-            "the agent of a laboratory is the first process of a guest, which `--env guest` starts"
+            "the benchmark agent runs only as the first process of a guest, which `--env guest` \
+             starts"
                 .into(),
         ));
     }
     let served = make_ready().and_then(|port| answer_all(&port, open));
     if let Err(error) = &served {
         // Goes to the guest's console, whose last lines are part of the host's error message.
-        eprintln!("the agent: {}", error.in_words());
+        eprintln!("benchmark agent: {}", error.in_words());
     }
-    reboot(RebootCommand::PowerOff).map_err(|e| failed("power off", e.into()))
+    reboot(RebootCommand::PowerOff).map_err(|e| failed("cannot power off", e.into()))
 }
 
 fn make_ready() -> Result<PathBuf> {
@@ -48,7 +49,7 @@ fn make_ready() -> Result<PathBuf> {
         mount(what, place, what, none, None).map_err(|e| failed(place, e.into()))?;
     }
     load_modules()?;
-    loopback().map_err(|e| failed("loopback", e))?;
+    loopback().map_err(|e| failed("cannot enable the loopback interface", e))?;
     find_port()
 }
 
@@ -88,19 +89,23 @@ fn loopback() -> io::Result<()> {
 
 /// Finds the device of the virtio port named [`PORT`].
 fn find_port() -> Result<PathBuf> {
-    let entries = fs::read_dir("/sys/class/virtio-ports").map_err(|e| failed("ports", e))?;
+    let entries = fs::read_dir("/sys/class/virtio-ports")
+        .map_err(|e| failed("cannot list the virtio ports", e))?;
     let named = |path: &Path| fs::read_to_string(path.join("name")).is_ok_and(|n| n.trim() == PORT);
     entries
         .flatten()
         .find(|entry| named(&entry.path()))
         .map(|entry| Path::new("/dev").join(entry.file_name()))
-        .ok_or_else(|| lost("it has no port to its laboratory"))
+        .ok_or_else(|| lost("no virtio port to the host found"))
 }
 
 fn answer_all(port: &Path, open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>) -> Result<()> {
     let port = File::options().read(true).write(true).open(port);
-    let mut to = port.map_err(|e| failed("port", e))?;
-    let mut from = BufReader::new(to.try_clone().map_err(|e| failed("port", e))?);
+    let mut to = port.map_err(|e| failed("cannot open the virtio port", e))?;
+    let mut from = BufReader::new(
+        to.try_clone()
+            .map_err(|e| failed("cannot open the virtio port", e))?,
+    );
     let release = rustix::system::uname()
         .release()
         .to_string_lossy()
@@ -119,7 +124,7 @@ fn answer(
     target: &mut Option<Target>,
     open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>,
 ) -> Result<Answer> {
-    let opened = || lost("nothing was opened");
+    let opened = || lost("no target is open");
     match ask {
         Ask::Open(what) => {
             let (new, facts) = open(&what)?;
@@ -151,7 +156,7 @@ fn answer(
 pub(crate) fn shared() -> Result<&'static Path> {
     let options = c"trans=virtio,version=9p2000.L,msize=262144,cache=none";
     mount(TAG, FOLDER, "9p", MountFlags::empty(), Some(options))
-        .map_err(|e| failed("the shared folder", e.into()))?;
+        .map_err(|e| failed("cannot mount the shared directory", e.into()))?;
     Ok(Path::new(FOLDER))
 }
 

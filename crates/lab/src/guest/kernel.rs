@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 /// Maximum depth of the search for modules, and of dependencies.
 const DEEP: usize = 16;
 const WHICH: &str =
-    "give one with --guest-kernel, for example that of Debian's package linux-image-amd64";
+    "select a kernel with --guest-kernel, for example that of Debian's package linux-image-amd64";
 
 /// A kernel and the location of its modules.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ impl Kernel {
         // Check readability now: in /boot the image may be readable only by root.
         std::fs::File::open(&image).map_err(|e| {
             Error::Spec(format!(
-                "the guest's kernel {}: {e}; {WHICH}",
+                "cannot read the guest kernel {}: {e}; {WHICH}",
                 image.display()
             ))
         })?;
@@ -60,9 +60,9 @@ impl Kernel {
             None => {
                 let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
                 Err(Error::Spec(format!(
-                    "the guest's kernel {} has no modules: there is no {}",
+                    "the guest kernel {} has no modules: no directory {}",
                     image.display(),
-                    places.join(" and no ")
+                    places.join(" or ")
                 )))
             }
         }
@@ -108,9 +108,7 @@ fn installed(boot: &Path) -> Result<PathBuf> {
         .map(|(_, path)| path)
         .ok_or_else(|| {
             let boot = boot.display();
-            Error::Spec(format!(
-                "a guest needs a kernel, and {boot} has none; {WHICH}"
-            ))
+            Error::Spec(format!("no guest kernel found in {boot}; {WHICH}"))
         })
 }
 
@@ -150,7 +148,7 @@ impl Found<'_> {
         }
         let Some(path) = self.files.get(&name).filter(|_| deep > 0) else {
             return Err(Error::Spec(format!(
-                "the guest's kernel {} has no module {name}; {WHICH}",
+                "the guest kernel {} has no module {name}; {WHICH}",
                 self.kernel.image.display()
             )));
         };
@@ -231,7 +229,10 @@ mod tests {
                 .to_string()
                 .contains("absent")
         );
-        assert!(names(&["round"]).is_err(), "what depends on itself");
+        assert!(
+            names(&["round"]).is_err(),
+            "a module that depends on itself"
+        );
     }
 
     #[test]

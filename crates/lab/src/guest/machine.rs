@@ -65,7 +65,7 @@ impl Machine {
         accelerator: Accelerator,
         within: Duration,
     ) -> Result<Machine> {
-        let failed = |e: std::io::Error| lost(&format!("no temporary folder: {e}"));
+        let failed = |e: std::io::Error| lost(&format!("cannot create temporary files: {e}"));
         let folder = tempfile::Builder::new().prefix("evfs-lab-guest-").tempdir();
         let folder = folder.map_err(failed)?;
         let file = folder.path().join("initramfs");
@@ -81,9 +81,10 @@ impl Machine {
             .process_group(0);
         let mut child = spawn(&mut command).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => Error::Spec(format!(
-                "a guest needs {QEMU}, which is not installed: it is in Debian's package qemu-system-x86"
+                "{QEMU}, which guests need, is not installed; install Debian's package \
+                 qemu-system-x86"
             )),
-            _ => lost(&format!("{QEMU}: {e}")),
+            _ => lost(&format!("cannot start {QEMU}: {e}")),
         })?;
         let to = child.stdin.take().expect("it is a pipe");
         let mut out = BufReader::new(child.stdout.take().expect("it is a pipe"));
@@ -106,7 +107,7 @@ impl Machine {
         };
         match machine.answer(Some(within))? {
             Answer::Here(kernel) => machine.kernel = kernel,
-            _ => return Err(lost("it does not begin as the agent does")),
+            _ => return Err(lost("its first message is not that of the benchmark agent")),
         }
         // The guest has loaded it; a lab that is killed leaves no large file behind.
         let _ = std::fs::remove_file(file);
@@ -136,10 +137,12 @@ impl Machine {
         match received {
             Ok(Ok(Some(answer))) => Ok(answer),
             Ok(Err(error)) => Err(error),
-            Ok(Ok(None)) | Err(RecvTimeoutError::Disconnected) => Err(self.last_words("it ended")),
+            Ok(Ok(None)) | Err(RecvTimeoutError::Disconnected) => {
+                Err(self.last_words("QEMU exited"))
+            }
             Err(RecvTimeoutError::Timeout) => {
                 let seconds = within.unwrap_or_default().as_secs();
-                Err(self.last_words(&format!("it was not there after {seconds} s")))
+                Err(self.last_words(&format!("not ready after {seconds} s")))
             }
         }
     }
@@ -155,7 +158,7 @@ impl Machine {
             lines.truncate(panic + 1);
         }
         let last = &lines[lines.len().saturating_sub(LAST_WORDS)..];
-        lost(&format!("{what}; its last words:\n{}", last.join("\n")))
+        lost(&format!("{what}; last output:\n{}", last.join("\n")))
     }
 }
 

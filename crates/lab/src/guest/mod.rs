@@ -74,7 +74,7 @@ impl FromStr for Accelerator {
         [Accelerator::Kvm, Accelerator::Tcg]
             .into_iter()
             .find(|accelerator| accelerator.name() == text)
-            .ok_or_else(|| Error::Spec(format!("no accelerator {text}; there are kvm and tcg")))
+            .ok_or_else(|| Error::Spec(format!("unknown accelerator {text}; expected kvm or tcg")))
     }
 }
 
@@ -219,5 +219,5 @@ impl Guest {
 }
 
 fn unexpected() -> Error {
-    lost("it answers something else than was asked")
+    lost("unexpected answer from the benchmark agent")
 }

@@ -234,7 +234,7 @@ fn lines(study: &Study, name: &str) -> String {
         "s",
         (340.0, 422.0),
         "middle",
-        &format!("{axis}; whiskers are the range of all runs"),
+        &format!("{axis}; whiskers: range of all runs"),
     );
     d.finish()
 }
@@ -293,7 +293,7 @@ fn forest(study: &Study, found: &[Finding]) -> Option<String> {
     d.rect(
         "band",
         (left, 40.0, right - left, bottom - 40.0),
-        "differences that do not matter",
+        "differences within the threshold",
         "",
     );
     d.line("axis", (x(1.0), 40.0), (x(1.0), bottom));
@@ -328,7 +328,8 @@ fn forest(study: &Study, found: &[Finding]) -> Option<String> {
     for ratio in ticks(most) {
         d.text("s", (x(ratio), bottom + 14.0), "middle", &number(ratio));
     }
-    let foot = "other / first; whiskers: interval of 95 %; open: the first against itself; green is good, red bad, grey undecided or the same";
+    let foot = "other / first; whiskers: 95 % confidence interval; open: control; green: better, \
+                red: worse, gray: undecided or no difference";
     d.text("s", (810.0, height - 4.0), "end", foot);
     Some(d.finish())
 }
@@ -428,7 +429,7 @@ fn colours(study: &Study, found: &[Finding], name: &str) -> Option<String> {
         "s",
         (10.0, size.1 - 6.0),
         "start",
-        "rows: bytes of a file; columns: bytes of a record",
+        "rows: file size in bytes; columns: record size in bytes",
     );
     Some(d.finish())
 }
@@ -459,7 +460,11 @@ fn order(study: &Study) -> Option<String> {
     }
     let phase = first_record(study)?.phases.first()?;
     let cell = phase.cells.first()?;
-    let heading = format!("{}: runs in their order, {}", title(study), phase.name);
+    let heading = format!(
+        "{}: runs in order of execution, {}",
+        title(study),
+        phase.name
+    );
     let mut d = Drawing::new(640.0, 250.0, &heading);
     d.text("", (60.0, 18.0), "start", &heading);
     legend(&mut d, study);
@@ -482,7 +487,7 @@ fn order(study: &Study) -> Option<String> {
             (false, true) => ("mark", side(*arm)),
         };
         let beside = if run.sample.tainted() {
-            ", beside foreign load"
+            ", with foreign load"
         } else {
             ""
         };
@@ -497,7 +502,7 @@ fn order(study: &Study) -> Option<String> {
         Better::Higher => "higher is better",
         Better::Lower => "lower is better",
     };
-    let foot = format!("{good}; open: warm-up and control; ▲ beside foreign load");
+    let foot = format!("{good}; open: warm-up and control; ▲: foreign load");
     d.text("s", (620.0, 244.0), "end", &foot);
     Some(d.finish())
 }

@@ -25,7 +25,7 @@ pub fn page(results: &Results) -> String {
     let studies = &results.studies;
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>What was measured</h1>\n"
+         <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>Benchmark report</h1>\n"
     );
     // Verdicts about parts of a suite appear in its tables and in their own sections.
     for study in studies.iter().filter(|study| study.plan.part.is_none()) {
@@ -66,7 +66,7 @@ fn suite_section(out: &mut String, shown: &Shown) {
             .iter()
             .map(|key| format!("<a href=\"#{0}\">{0}</a>", escape(key)))
             .collect();
-        let _ = writeln!(out, "<p>Figures and all values: {}.</p>", links.join(", "));
+        let _ = writeln!(out, "<p>Charts and all values: {}.</p>", links.join(", "));
     }
 }
 
@@ -108,7 +108,7 @@ fn section(out: &mut String, study: &Study) {
     }
     by_layer(out, study);
     accounts(out, study);
-    out.push_str("<div class=\"box\"><p>What a reader has to know:</p><ul>\n");
+    out.push_str("<div class=\"box\"><p>Notes and caveats:</p><ul>\n");
     for note in notes(study, &found) {
         let _ = writeln!(out, "<li>{}</li>", escape(&note));
     }
@@ -162,7 +162,7 @@ fn table(out: &mut String, study: &Study, found: &[Finding]) {
             "figure",
             "side",
             base,
-            "side's",
+            "value",
             "unit",
             "change %",
             "gain %",
@@ -223,7 +223,7 @@ fn row(out: &mut String, f: &Finding, one: bool) {
 }
 
 fn machine(out: &mut String, studies: &[Study]) {
-    out.push_str("<h2>The machine and the parameters</h2>\n");
+    out.push_str("<h2>Machine and parameters</h2>\n");
     let sessions = studies.iter().flat_map(|s| s.sessions.first());
     if let Some(environment) = sessions.into_iter().next() {
         let json = serde_json::to_string_pretty(environment).expect("plain data has a JSON form");
@@ -249,7 +249,7 @@ fn machine(out: &mut String, studies: &[Study]) {
 fn raw(out: &mut String, results: &Results) {
     let json = serde_json::to_string(results).expect("plain data has a JSON form");
     if json.len() > RAW_MAX {
-        out.push_str("<p>The raw data are in result.json beside this page.</p>\n");
+        out.push_str("<p>The raw data is in result.json next to this page.</p>\n");
         return;
     }
     // No tag may end this element and no comment may hide its end; JSON allows an escape for `<`.

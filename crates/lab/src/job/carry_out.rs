@@ -34,7 +34,8 @@ impl Job {
     fn check_for_guest(&self) -> Result<()> {
         match self {
             Job::Build(_) | Job::Fio(_) | Job::Scriptmix(_) => Err(Error::Spec(format!(
-                "{} runs programs of this machine, which a guest does not have; measure it in another environment",
+                "{} runs programs of this machine, which a guest does not contain; use another \
+                 environment",
                 self.entry().name
             ))),
             _ => Ok(()),

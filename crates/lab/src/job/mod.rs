@@ -127,7 +127,9 @@ impl Sweep {
             std::iter::successors(Some(low), |n| n.checked_mul(2)).take_while(move |n| *n <= high)
         };
         if self.files.0 == 0 || self.records.0 == 0 {
-            return Err(Error::Spec("sizes of a sweep begin above 0".into()));
+            return Err(Error::Spec(
+                "file and record sizes of a sweep must be greater than 0".into(),
+            ));
         }
         let cells: Vec<(u64, u64)> = powers(self.files)
             .flat_map(|file| powers(self.records).map(move |record| (file, record)))
@@ -135,7 +137,9 @@ impl Sweep {
             .filter(|(file, record)| self.all || *file <= 16 * MIB || *record >= 64 << 10)
             .collect();
         match cells.is_empty() {
-            true => Err(Error::Spec("a sweep without a cell".into())),
+            true => Err(Error::Spec(
+                "the file and record sizes of the sweep leave no pair to measure".into(),
+            )),
             false => Ok(cells),
         }
     }
@@ -221,7 +225,7 @@ impl Job {
             _ => {
                 let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
                 return Err(Error::Spec(format!(
-                    "no workload {name}; there are {}",
+                    "unknown workload {name}; expected one of {}",
                     names.join(", ")
                 )));
             }
@@ -248,7 +252,7 @@ impl Job {
         let known = names(&value);
         let place = find(&mut value, key).ok_or_else(|| {
             Error::Spec(format!(
-                "{} has no parameter {key}; it has {}",
+                "{} has no parameter {key}; its parameters are {}",
                 self.entry().name,
                 known.join(", ")
             ))

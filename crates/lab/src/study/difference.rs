@@ -44,7 +44,7 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
     let refuse = |why: String| Err(Error::Spec(why));
     if old.workload != new.workload {
         return refuse(format!(
-            "the old result is of {}, the new one of {}",
+            "the results are of different workloads: {} (old) and {} (new)",
             old.workload, new.workload
         ));
     }
@@ -55,7 +55,8 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
         };
         if old.sides[before].job != side.job || old.times != new.times {
             return refuse(format!(
-                "{} did something else in the old result: other parameters or repetitions",
+                "{} cannot be compared: its parameters or repetitions differ from those of the \
+                 old result",
                 side.name
             ));
         }

@@ -94,7 +94,7 @@ impl Results {
             .map_err(|e| Error::Format(format!("{}: {e}", path.display())))?;
         if results.schema != RESULT_SCHEMA {
             return Err(Error::Format(format!(
-                "schema {}, not {RESULT_SCHEMA}",
+                "unsupported schema {}; expected {RESULT_SCHEMA}",
                 results.schema
             )));
         }
@@ -149,7 +149,7 @@ fn read_folder(folder: &Path) -> Result<Results> {
     let studies: Vec<Study> = begun.collect::<Result<_>>()?;
     match studies.is_empty() {
         true => Err(Error::Format(format!(
-            "{} has no journal of a study (*.{JOURNAL})",
+            "{} contains no journal of a study (*.{JOURNAL})",
             folder.display()
         ))),
         false => Ok(Results::of(studies)),

@@ -74,7 +74,9 @@ impl Logged {
     pub(crate) fn expect_arm(self, arm: usize) -> Result<Record> {
         match self.arm == arm {
             true => Ok(self.run.sample),
-            false => Err(Error::Format("its runs are in another order".into())),
+            false => Err(Error::Format(
+                "its runs are not in the order of the plan".into(),
+            )),
         }
     }
 }
@@ -106,7 +108,8 @@ impl Journal {
             .map_err(failed)?;
         // A file system without locks must not prevent measuring.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
-            let busy = "another laboratory is writing it; wait for its end, or take another folder";
+            let busy =
+                "another `evfs lab` is writing it; wait until it ends, or use another directory";
             return Err(failed(std::io::Error::new(ErrorKind::ResourceBusy, busy)));
         }
         let text = read(&mut file).map_err(failed)?;
@@ -151,7 +154,8 @@ impl Journal {
                     && plan == head.plan;
                 if !same {
                     return Err(Error::Spec(
-                        "the folder has a result of another study; take another one with --out"
+                        "the directory contains a result of another study; select another one \
+                         with --out"
                             .into(),
                     ));
                 }
@@ -203,7 +207,7 @@ fn read(file: &mut File) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     file.take(BYTES_MAX + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > BYTES_MAX {
-        let long = format!("it is longer than {BYTES_MAX} bytes, which no study is");
+        let long = format!("larger than {BYTES_MAX} bytes, the limit for a study");
         return Err(std::io::Error::new(ErrorKind::InvalidData, long));
     }
     let whole = bytes.iter().rposition(|b| *b == b'\n');
@@ -216,7 +220,7 @@ fn read(file: &mut File) -> std::io::Result<String> {
 /// # Errors
 /// [`Error::Journal`] if it cannot be read, [`Error::Format`] if it is not a valid journal.
 pub fn load(path: &Path) -> Result<Study> {
-    let none = || Error::Format(format!("{}: it has no whole line", path.display()));
+    let none = || Error::Format(format!("{}: no complete line", path.display()));
     load_begun(path)?.ok_or_else(none)
 }
 
@@ -251,8 +255,8 @@ fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
     let bad = |why: &str| Err(Error::Format(why.to_owned()));
     let study = match (study, line) {
         (none @ None, Line::Head(head)) => return fresh(*head).map(|study| *none = Some(study)),
-        (None, _) => return bad("a journal begins with its head"),
-        (Some(_), Line::Head(_)) => return bad("a second head"),
+        (None, _) => return bad("the journal does not begin with a header"),
+        (Some(_), Line::Head(_)) => return bad("duplicate header"),
         (Some(study), line) => (study, line),
     };
     match study {
@@ -263,7 +267,7 @@ fn take(study: &mut Option<Study>, line: Line) -> Result<()> {
         (study, Line::Times(times)) => study.times = times,
         (study, Line::Run(logged)) => {
             let Some(runs) = study.runs.get_mut(logged.arm) else {
-                return bad("a run of a side that is not there");
+                return bad("a run refers to an unknown side");
             };
             runs.push(logged.run);
             let counted = runs.iter().filter(|run| !run.warm_up).count();
@@ -288,12 +292,13 @@ fn arms(sides: &[SideFacts], plan: &StudyPlan) -> usize {
 pub(super) fn check(study: &Study) -> Result<()> {
     let bad = |why: String| Err(Error::Format(why));
     match study {
-        other if other.schema != STUDY_SCHEMA => {
-            bad(format!("schema {}, not {STUDY_SCHEMA}", other.schema))
-        }
-        none if none.sides.is_empty() => bad("a study without a side".into()),
+        other if other.schema != STUDY_SCHEMA => bad(format!(
+            "unsupported schema {}; expected {STUDY_SCHEMA}",
+            other.schema
+        )),
+        none if none.sides.is_empty() => bad("the study has no side".into()),
         other if other.runs.len() != arms(&other.sides, &other.plan) => {
-            bad("a study whose runs are not those of its sides".into())
+            bad("the runs of the study do not match its sides".into())
         }
         _ => Ok(()),
     }
@@ -302,12 +307,12 @@ pub(super) fn check(study: &Study) -> Result<()> {
 fn fresh(head: Head) -> Result<Study> {
     if head.schema != STUDY_SCHEMA {
         return Err(Error::Format(format!(
-            "schema {}, not {STUDY_SCHEMA}",
+            "unsupported schema {}; expected {STUDY_SCHEMA}",
             head.schema
         )));
     }
     if head.sides.is_empty() {
-        return Err(Error::Format("a study without a side".into()));
+        return Err(Error::Format("the study has no side".into()));
     }
     let arms = arms(&head.sides, &head.plan);
     Ok(Study {

@@ -137,7 +137,7 @@ impl StudyPlan {
         let part = |v: f64| v > 0.0 && v < 1.0;
         if self.pairs == 0 || !part(self.width) || !part(self.theta) {
             return Err(Error::Spec(
-                "a plan has at least one pair, and its width and threshold lie between 0 and 1"
+                "the plan needs at least one pair, and a width and a threshold between 0 and 1"
                     .into(),
             ));
         }
@@ -258,7 +258,7 @@ impl Side {
             None => Ok(()),
             Some(pid) => Err(Error::Program {
                 what: self.name.clone(),
-                detail: format!("its daemon, process {pid}, is not there"),
+                detail: format!("its daemon, process {pid}, is not running"),
             }),
         }
     }
@@ -269,7 +269,7 @@ pub(crate) fn drop_caches() -> Result<()> {
     rustix::fs::sync();
     std::fs::write("/proc/sys/vm/drop_caches", "3").map_err(|e| {
         Error::Spec(format!(
-            "caches cannot be dropped, which takes root: {e}; leave them as they are, or use direct I/O"
+            "cannot drop caches: {e}; run as root, omit --drop-caches, or use direct I/O"
         ))
     })
 }
@@ -357,7 +357,7 @@ pub fn study(
 ) -> Result<Study> {
     plan.check()?;
     let Some(first) = sides.first() else {
-        return Err(Error::Spec("a study needs a side".into()));
+        return Err(Error::Spec("a study needs at least one side".into()));
     };
     if (1..sides.len()).any(|i| sides[..i].iter().any(|s| s.name == sides[i].name)) {
         return Err(Error::Spec("two sides have the same name".into()));

@@ -39,11 +39,11 @@ impl PathRow {
         let lost = self.paths.iter().find(|p| p.lost > 0);
         if (all as f64) < ACCOUNTED * self.asked as f64 {
             let part = 100.0 * all as f64 / self.asked.max(1) as f64;
-            return Some(format!("only {part:.0} % of the bytes went over its paths"));
+            return Some(format!("its paths carried only {part:.0} % of the bytes"));
         }
         match (lost, idle) {
             (Some(path), _) => Some(format!(
-                "path {} was lost or failed {} times, others took its work",
+                "path {} was lost or failed {} times; other paths carried its I/O",
                 path.path, path.lost
             )),
             (None, Some(path)) => Some(format!("path {} carried nothing", path.path)),

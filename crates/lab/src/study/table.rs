@@ -95,7 +95,7 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     };
     let Some(i) = gain.interval else {
         return format!(
-            "between {:.3} and {:.3} times as good, no interval from {} pairs",
+            "between {:.3} and {:.3} times as good; too few pairs ({}) for an interval",
             gain.min, gain.max, gain.n
         );
     };
@@ -103,12 +103,12 @@ fn words(mean: &Aggregate, theta: f64) -> String {
     match mean.judgement {
         Judgement::Same => format!("no difference of more than {:.0} %", theta * 100.0),
         Judgement::Worse => format!(
-            "worse by {} to {} ({sure:.0} % sure)",
+            "worse by {} to {} ({sure:.0} % confidence)",
             percent(i.high),
             percent(i.low)
         ),
         Judgement::Better => format!(
-            "better by {} to {} ({sure:.0} % sure)",
+            "better by {} to {} ({sure:.0} % confidence)",
             percent(i.low),
             percent(i.high)
         ),
@@ -144,7 +144,7 @@ fn rows(study: &Study, found: &[Finding]) -> String {
                 "figure",
                 "side",
                 base,
-                "side's",
+                "value",
                 "unit",
                 "change %",
                 "ratio",
@@ -206,26 +206,27 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     if let Some(environment) = study.sessions.first() {
         notes.push(environment.line());
         if !environment.optimised {
-            notes.push("WITHOUT OPTIMISATION: a debug build's figures are of no use".into());
+            notes.push(
+                "DEBUG BUILD: figures of a build without optimization are meaningless".into(),
+            );
         }
     }
     notes.extend(differences(study));
     if study.sides.len() > 1 {
         notes.push(
-            "Ratios are medians of paired runs with an exact interval of 95 % (order statistics); runs of a pair are next \
-             to each other, in mirrored order; a warm-up block is left out"
+            "Ratios are medians of paired runs with exact 95 % confidence intervals (order \
+             statistics); the runs of a pair are adjacent, in mirrored order; a warm-up block is \
+             excluded"
                 .into(),
         );
     }
     let open = |side: &super::SideFacts| matches!(&side.job, Job::Devmix(c) if c.rate > 0);
     let times = match study.sides.iter().any(open) {
-        true => {
-            "times from due count from when a request was to be made, whether or not it could be"
-        }
+        true => "times from due count from when a request was due, even if it was delayed",
         false => "times are service times in a closed loop",
     };
     notes.push(format!(
-        "CPU is that of this process, its children and the named processes; {times}"
+        "CPU includes this process, its children and the listed daemons; {times}"
     ));
     notes.extend(guests(study));
     notes.extend(taint(study));
@@ -235,24 +236,32 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
     let far: usize = found.iter().map(|f| f.far).sum();
     if far > 0 {
         notes.push(format!(
-            "{far} pairs are far from the others of their figure; they are counted"
+            "{far} pairs are outliers of their figure; they are counted"
         ));
     }
     if study.extended {
-        notes.push("Pairs were added while intervals were wide, which makes them a little looser than they say".into());
+        notes.push(
+            "Pairs were added while intervals were wide, so their coverage is slightly below the \
+             stated confidence"
+                .into(),
+        );
     }
     match (&study.failure, study.end) {
         (Some(why), _) => notes.push(format!("INCOMPLETE, a run failed: {why}")),
         (None, None | Some(End::Stopped)) => notes.push(
-            "INCOMPLETE: it was interrupted; run it again with the same folder to go on".into(),
+            "INCOMPLETE: the study was interrupted; repeat the command with the same directory \
+             to resume"
+                .into(),
         ),
-        (None, Some(End::Budget)) => notes.push("The budget ended before the planned pairs".into()),
+        (None, Some(End::Budget)) => {
+            notes.push("The budget expired before the planned pairs were complete".into())
+        }
         (None, Some(End::Complete)) => {}
     }
     let intervals = found.iter().filter(|f| f.ratio.is_some()).count();
     if intervals >= 10 {
         notes.push(format!(
-            "Of {intervals} intervals of 95 %, up to one in twenty misses by chance"
+            "Of {intervals} 95 % intervals, up to one in twenty misses the true value by chance"
         ));
     }
     notes
@@ -300,7 +309,10 @@ pub fn differences(study: &Study) -> Vec<String> {
             add(&a.0, a.1.to_string(), b.1.to_string());
         }
         match differ.is_empty() {
-            true => format!("{} and {} differ in nothing", first.name, other.name),
+            true => format!(
+                "{} and {} have the same configuration",
+                first.name, other.name
+            ),
             false => format!(
                 "{} and {} differ in: {}",
                 first.name,
@@ -336,7 +348,8 @@ fn guests(study: &Study) -> Vec<String> {
         };
         let took = match (middle(&outside), middle(&inside)) {
             (Some(outside), Some(inside)) => format!(
-                "; a run took {outside:.2} CPU s of this machine, and counted {inside:.2} inside, by the guest's own clock"
+                "; a run used {outside:.2} CPU s on the host, and {inside:.2} in the guest by \
+                 its own clock"
             ),
             _ => String::new(),
         };
@@ -344,8 +357,8 @@ fn guests(study: &Study) -> Vec<String> {
     }
     if emulated {
         notes.push(
-            "EMULATED PROCESSORS (tcg) make some instructions dearer than others, those of ciphers most: in such a guest counts, and \
-             ratios of counts, are worth something; times and CPU are not"
+            "EMULATED PROCESSORS (tcg) make some instructions more expensive than others, those \
+             of ciphers most: counts and ratios of counts remain valid; times and CPU do not"
                 .into(),
         );
     }
@@ -357,7 +370,12 @@ fn taint(study: &Study) -> Option<String> {
     let (n, bad) = all.fold((0, 0), |(n, bad), record| {
         (n + 1, bad + usize::from(record.tainted()))
     });
-    (bad > 0).then(|| format!("{bad} of {n} runs stood beside foreign load (more than a quarter of a core, or stolen time)"))
+    (bad > 0).then(|| {
+        format!(
+            "{bad} of {n} runs had foreign load beside them (more than a quarter of a core, or \
+             stolen time)"
+        )
+    })
 }
 
 /// Computes the median, over runs, of device bytes per requested byte in a phase.
@@ -392,14 +410,15 @@ fn proof(study: &Study) -> Vec<String> {
     let mut notes = Vec::new();
     if !unequal.is_empty() {
         notes.push(format!(
-            "NOT COMPARABLE in {} phases, as far as this process sees: the sides moved different amounts to or from the device: {}",
+            "NOT COMPARABLE in {} phases, as far as this process can measure: the sides moved \
+             different amounts to or from the device: {}",
             unequal.len(),
             few(&unequal)
         ));
     }
     if !cached.is_empty() {
         notes.push(format!(
-            "{} writing phases went to a cache: less reached the device than was written",
+            "{} write phases went to a cache: fewer bytes reached the device than were written",
             cached.len()
         ));
     }
@@ -418,8 +437,8 @@ fn control(found: &[Finding]) -> Option<String> {
         .filter(|f| f.judgement == Judgement::Noise)
         .count();
     Some(format!(
-        "Control: the first side against itself strayed by {:.1} % in the median of its figures, {worst:.1} % at worst; {noise} claims \
-         are withheld for it",
+        "Control: the first side differs from itself by {:.1} % in the median of its figures, \
+         {worst:.1} % at worst; {noise} claims are withheld because of it",
         crate::median(&strays)?
     ))
 }

@@ -139,7 +139,7 @@ fn a_daemon_that_is_not_there_is_not_counted_as_idle() {
     child.kill().unwrap();
     child.wait().unwrap();
     let refused = until(&path, &sides, &plan(), u32::MAX).unwrap_err();
-    assert!(refused.to_string().contains("is not there"), "{refused}");
+    assert!(refused.to_string().contains("is not running"), "{refused}");
     assert_eq!(load(&path).unwrap().runs[0].len(), 1);
 }
 
@@ -149,7 +149,7 @@ fn one_laboratory_at_a_time_writes_a_journal() {
     let path = dir.path().join("journal");
     let first = Journal::open(&path).unwrap();
     let second = Journal::open(&path).err().unwrap().in_words();
-    assert!(second.contains("another laboratory"), "{second}");
+    assert!(second.contains("another `evfs lab`"), "{second}");
     drop(first);
     Journal::open(&path).unwrap();
 }

@@ -172,7 +172,9 @@ impl Columns {
         let all: Result<Vec<Surroundings>> = self.environments.iter().map(parse).collect();
         match all {
             Ok(all) if all.len() == 2 || all.is_empty() => Ok(all),
-            Ok(_) => Err(Error::Spec("a pair of columns has two environments".into())),
+            Ok(_) => Err(Error::Spec(
+                "a pair of columns needs two environments".into(),
+            )),
             Err(e) => Err(e),
         }
     }

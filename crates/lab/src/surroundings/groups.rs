@@ -85,7 +85,8 @@ impl Hierarchy {
             true => Ok(here.to_owned()),
             false => Err(refused(
                 here,
-                "its cgroup.subtree_control has no cpu; try `systemd-run --scope -p Delegate=yes evfs lab ...`",
+                "its cgroup.subtree_control does not enable cpu; try `systemd-run --scope -p \
+                 Delegate=yes evfs lab ...`",
             )),
         }
     }
@@ -112,7 +113,7 @@ impl Groups {
     pub(super) fn make() -> Result<Groups> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let Some(hierarchy) = Hierarchy::find(&mounts) else {
-            let why = "no cgroup hierarchy with the controller cpu is mounted";
+            let why = "no cgroup hierarchy with the cpu controller is mounted";
             return Err(Error::Spec(format!(
                 "a shared environment needs control groups: {why}"
             )));
@@ -212,7 +213,7 @@ fn home(hierarchy: &Hierarchy, pid: u32) -> Result<PathBuf> {
     let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     hierarchy.group(&text).ok_or_else(|| {
         Error::Spec(format!(
-            "process {pid} is in no group of {}",
+            "process {pid} is in no control group of {}",
             hierarchy.mount.display()
         ))
     })
@@ -224,7 +225,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
 
 fn refused(path: &Path, why: &str) -> Error {
     Error::Spec(format!(
-        "a shared environment needs control groups, and {} refuses: {why}",
+        "a shared environment needs control groups, but {} is not usable: {why}",
         path.display()
     ))
 }

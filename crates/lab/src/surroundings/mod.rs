@@ -104,7 +104,7 @@ impl Surroundings {
         if (self.processors == Processors::Guest) != matches!(target.place, Place::Guest(_)) {
             let name = &target.name;
             return Err(Error::Spec(format!(
-                "what runs in a guest and the environment {self} of {name} do not agree"
+                "environment {self} and target {name} do not match: only one of them is a guest"
             )));
         }
         match self.processors {
@@ -190,7 +190,7 @@ impl FromStr for Surroundings {
             .ok_or_else(|| {
                 let names: Vec<String> = Surroundings::all().map(|s| s.to_string()).collect();
                 Error::Spec(format!(
-                    "no environment {text}; there are {}",
+                    "unknown environment {text}; expected one of {}",
                     names.join(", ")
                 ))
             })

@@ -16,7 +16,8 @@ pub(super) fn halves() -> Result<(CpuSet, CpuSet)> {
         .collect();
     if all.len() < 2 {
         return Err(Error::Spec(
-            "a partitioned environment needs two processors, and this process has one".into(),
+            "a partitioned environment needs two CPUs, but only one is available to this process"
+                .into(),
         ));
     }
     let set = |cpus: &[usize]| {
@@ -97,5 +98,5 @@ fn pid(raw: u32) -> Option<Pid> {
 }
 
 fn failed(e: Errno) -> Error {
-    Error::Spec(format!("processors cannot be partitioned here: {e}"))
+    Error::Spec(format!("cannot partition the CPUs: {e}"))
 }

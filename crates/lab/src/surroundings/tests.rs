@@ -137,7 +137,7 @@ fn halves_are_apart_and_everything_is_put_back() {
     target.daemons = vec![daemon.id()];
     if before.count() < 2 {
         let refused = named("partitioned-loaded").begin(&target).err().unwrap();
-        assert!(refused.to_string().contains("two processors"));
+        assert!(refused.to_string().contains("two CPUs"));
     } else {
         let beside = named("partitioned-loaded").begin(&target).unwrap();
         let work = sched_getaffinity(None).unwrap();

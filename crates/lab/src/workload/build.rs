@@ -86,7 +86,7 @@ impl Tree {
     pub fn new(config: &Config) -> Result<Tree> {
         if !(1..=10_000).contains(&config.files) || !(1..=1024).contains(&config.jobs) {
             return Err(Error::Spec(
-                "a build has 1 to 10000 files and 1 to 1024 jobs".into(),
+                "files must be 1 to 10000, and jobs 1 to 1024".into(),
             ));
         }
         let mut rng = Rng::new(config.seed);
@@ -123,11 +123,14 @@ impl Tree {
             Part::Unpack => self.unpack(at).map_err(|e| failed(at, e.to_string())),
             Part::Build => {
                 make(at, &[&jobs])?;
-                let printed = output(&mut Command::new(at.join("program")), "the program built")?;
+                let printed = output(&mut Command::new(at.join("program")), "the built program")?;
                 let wanted = format!("{}\n", self.answer);
                 match printed == wanted.as_bytes() {
                     true => Ok(()),
-                    false => Err(failed(at, "the program that was built is wrong".into())),
+                    false => Err(failed(
+                        at,
+                        "the built program printed a wrong result".into(),
+                    )),
                 }
             }
             Part::Again => make(at, &[&jobs]),

@@ -95,7 +95,8 @@ impl<'a> Prepared<'a> {
         let fits = (1..=4096).contains(&config.clients) && (1..=1 << 30).contains(&config.file);
         let Some(first) = clients.first().filter(|_| fits && config.record > 0) else {
             return Err(Error::Spec(
-                "clients are 1 to 4096, in at least one folder, and the file is 1 byte to 1 GiB"
+                "clients must be 1 to 4096, in at least one folder; file must be 1 byte to 1 \
+                 GiB, and record at least 1 byte"
                     .into(),
             ));
         };

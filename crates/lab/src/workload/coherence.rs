@@ -57,7 +57,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<[Outcome; 2]> {
     let fits = (64..=1 << 20).contains(&config.page) && (1..=1 << 20).contains(&config.pages);
     if !fits || config.passes == 0 {
         return Err(Error::Spec(
-            "a page is 64 bytes to 1 MiB, and there are 1 to 1048576 of them".into(),
+            "page must be 64 bytes to 1 MiB, pages 1 to 1048576, and passes at least 1".into(),
         ));
     }
     let pair = Pair::open(files, config)?;

@@ -93,7 +93,8 @@ impl Config {
         let count: usize = lengths.iter().product();
         if !(1..=POINTS_MAX).contains(&count) || self.requests == 0 {
             return Err(Error::Spec(format!(
-                "a grid of {count} points of {} requests; 1 to {POINTS_MAX} points of at least one are possible",
+                "{count} combinations of {} requests; must be 1 to {POINTS_MAX} combinations of \
+                 at least 1 request",
                 self.requests
             )));
         }
@@ -101,7 +102,7 @@ impl Config {
             |block: &u32| block.is_multiple_of(STAMP_EVERY) || STAMP_EVERY.is_multiple_of(*block);
         if self.verify && !self.blocks.iter().all(fits) {
             return Err(Error::Spec(format!(
-                "verifying needs requests that are multiples or whole parts of {STAMP_EVERY} bytes"
+                "verify=true needs blocks that are multiples or divisors of {STAMP_EVERY} bytes"
             )));
         }
         let largest: Vec<u32> = self.blocks.iter().copied().max().into_iter().collect();

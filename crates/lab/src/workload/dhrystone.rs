@@ -362,7 +362,7 @@ fn check(s: &State, last: &Last, runs: i32) -> Result<()> {
         None => Ok(()),
         Some((what, _)) => Err(Error::Program {
             what: "dhrystone".into(),
-            detail: format!("{what} came out wrong after {runs} turns"),
+            detail: format!("wrong value of {what} after {runs} iterations"),
         }),
     }
 }

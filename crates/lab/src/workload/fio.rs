@@ -102,7 +102,10 @@ fn check(config: &Config) -> Result<()> {
     if known.contains(&config.rw.as_str()) && word(&config.engine) && config.jobs <= 1024 {
         return Ok(());
     }
-    Err(Error::Spec(format!("rw is one of {}", known.join(", "))))
+    Err(Error::Spec(format!(
+        "rw must be one of {}; engine must be a plain name, and jobs at most 1024",
+        known.join(", ")
+    )))
 }
 
 fn arguments(c: &Config) -> Vec<String> {
@@ -131,14 +134,14 @@ fn arguments(c: &Config) -> Vec<String> {
 fn parse(printed: &[u8]) -> Result<Outcome> {
     let wrong = |what: &str| Error::Program {
         what: "fio".into(),
-        detail: format!("its JSON has no {what}"),
+        detail: format!("its JSON output has no {what}"),
     };
     let start = printed
         .iter()
         .position(|b| *b == b'{')
-        .ok_or_else(|| wrong("beginning"))?;
+        .ok_or_else(|| wrong("opening brace"))?;
     let value: Value = serde_json::from_slice(&printed[start..])
-        .map_err(|e| Error::Format(format!("the JSON of fio: {e}")))?;
+        .map_err(|e| Error::Format(format!("cannot parse the JSON output of fio: {e}")))?;
     let job = value["jobs"].get(0).ok_or_else(|| wrong("jobs"))?;
     let side = |name: &str| -> Result<Option<Side>> {
         let side = &job[name];
@@ -149,7 +152,7 @@ fn parse(printed: &[u8]) -> Result<Outcome> {
         if number("runtime")? == 0 {
             return Err(Error::Program {
                 what: "fio".into(),
-                detail: "it took less than a millisecond; give it a larger size".into(),
+                detail: "it took less than a millisecond; increase size".into(),
             });
         }
         let clat = &side["clat_ns"];

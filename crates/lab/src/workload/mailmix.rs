@@ -92,7 +92,8 @@ impl Config {
             match words[..] {
                 ["quit", ..] => break,
                 ["run" | "set", ..] if ran => {
-                    let why = "what follows `run` is another run, and has to be a file of its own";
+                    let why =
+                        "commands after `run` are another run, which must be in a file of its own";
                     return Err(bad(why.into()));
                 }
                 ["run", ..] => ran = true,
@@ -100,7 +101,7 @@ impl Config {
                 _ => {}
             }
             if locations > 1 {
-                let why = "files go to the target, and cannot be spread over several locations";
+                let why = "several locations are not supported; all files are in the target";
                 return Err(bad(why.into()));
             }
             config.obey(&words).map_err(bad)?;
@@ -114,7 +115,7 @@ impl Config {
             _ if text == "-1" => Ok(None),
             Ok(tenths) if tenths <= BIAS_MAX => Ok(Some(tenths)),
             _ => Err(format!(
-                "`{text}` is no bias: -1 for never, or 0 to {BIAS_MAX}"
+                "`{text}` is not a bias; expected -1 (never) or 0 to {BIAS_MAX}"
             )),
         };
         match words {
@@ -136,7 +137,7 @@ impl Config {
             }
             ["set", "bias", "read", n] => self.bias_read = bias(n)?,
             ["set", "bias", "create", n] => self.bias_create = bias(n)?,
-            [word, ..] => return Err(format!("`{word} ...` is no command that is known here")),
+            [word, ..] => return Err(format!("unsupported command `{word} ...`")),
         }
         Ok(())
     }
@@ -150,7 +151,7 @@ impl Config {
             |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
                 true => Ok(()),
                 false => Err(Error::Spec(format!(
-                    "{what} is {value}, and has to be {low} to {high}"
+                    "{what} is {value}, but must be {low} to {high}"
                 ))),
             };
         within("number", self.number, 1, FILES_MAX)?;
@@ -164,7 +165,7 @@ impl Config {
 }
 
 fn no_number(text: &str) -> String {
-    format!("`{text}` is no whole number")
+    format!("`{text}` is not a whole number")
 }
 
 fn number(text: &str) -> std::result::Result<u64, String> {
@@ -301,7 +302,7 @@ impl Script {
         let slot = self.pick();
         let known = self.table[slot]
             .as_ref()
-            .expect("picked because it is there");
+            .expect("picked from the existing files");
         Step::Read(known.name.clone(), known.size)
     }
 
@@ -309,7 +310,7 @@ impl Script {
         let slot = self.pick();
         let known = self.table[slot]
             .as_mut()
-            .expect("picked because it is there");
+            .expect("picked from the existing files");
         let room = self.config.size_high.saturating_sub(known.size);
         if room == 0 {
             return Step::Nothing;
@@ -324,7 +325,9 @@ impl Script {
             return Step::Nothing;
         }
         let slot = self.pick();
-        let known = self.table[slot].take().expect("picked because it is there");
+        let known = self.table[slot]
+            .take()
+            .expect("picked from the existing files");
         self.used -= 1;
         Step::Delete(known.name)
     }

@@ -87,7 +87,7 @@ pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<O
                 .and(outcome)
         }
         None if config.mount.is_empty() || config.unmount.is_empty() => Err(Error::Spec(
-            "mounts needs its commands: --set mount='...' --set unmount='...'".into(),
+            "mounts needs commands for this target: --set mount='...' --set unmount='...'".into(),
         )),
         None => {
             let by = |command: &str| {
@@ -111,7 +111,7 @@ fn turns(
     unmount: &dyn Fn() -> Result<()>,
 ) -> Result<Outcome> {
     if config.times == 0 {
-        return Err(Error::Spec("mounts has a turn or more".into()));
+        return Err(Error::Spec("times must be at least 1".into()));
     }
     let bare = identity(point)?;
     let mut outcome = Outcome::default();

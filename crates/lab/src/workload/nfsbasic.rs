@@ -226,7 +226,7 @@ impl Tests<'_> {
                     "stat",
                     name,
                     found.mode == mode,
-                    "has other permission bits than were set",
+                    "does not have the permission bits that were set",
                 )?;
             }
             Ok(())
@@ -250,12 +250,7 @@ impl Tests<'_> {
                     .open(name, Open::CREATE)
                     .map_err(|e| self.failed("creat", name, e))?;
                 let size = file.size().map_err(|e| self.failed("fstat", name, e))?;
-                self.expect(
-                    "fstat",
-                    name,
-                    size == 0,
-                    "was cut to nothing and has a length",
-                )?;
+                self.expect("fstat", name, size == 0, "is not empty after truncation")?;
                 for n in 0..blocks {
                     let at = n * BLOCK as u64;
                     file.write_at(at, &text)
@@ -270,7 +265,7 @@ impl Tests<'_> {
                     "stat",
                     name,
                     found.size == FILE as u64,
-                    "has another length than was written",
+                    "does not have the length that was written",
                 )?;
             }
             Ok(())
@@ -291,7 +286,7 @@ impl Tests<'_> {
                         "read",
                         name,
                         got == BLOCK && found == text,
-                        "reads other bytes than were written",
+                        "does not contain the data that was written",
                     )?;
                 }
             }
@@ -326,7 +321,12 @@ impl Tests<'_> {
                 .collect();
             let once: HashSet<&str> = found.iter().copied().collect();
             let right = once.len() == found.len() && once == there;
-            self.expect("readdir", folder, right, "lists other names than there are")?;
+            self.expect(
+                "readdir",
+                folder,
+                right,
+                "does not list exactly the existing names",
+            )?;
             self.unlink(&path(name))?;
             there.remove(name.as_str());
         }
@@ -353,17 +353,12 @@ impl Tests<'_> {
                 .files
                 .stat(name)
                 .map_err(|e| self.failed("stat", name, e))?;
-            self.expect(
-                "stat",
-                name,
-                found.links == count,
-                "has another number of names than it was given",
-            )
+            self.expect("stat", name, found.links == count, "has a wrong link count")
         };
         let gone = |name: &str| {
             let found = self.files.stat(name);
             let gone = found.is_err_and(|e| e.kind() == io::ErrorKind::NotFound);
-            self.expect("stat", name, gone, "is there under the name it had")
+            self.expect("stat", name, gone, "still exists under its old name")
         };
         let what = format!("{} renames and links on {count} files", count * times * 2);
         let outcome = self.timed("7", count * times * 8, 0, what, || {
@@ -405,7 +400,7 @@ impl Tests<'_> {
                     .files
                     .is_symlink(name)
                     .map_err(|e| self.failed("lstat", name, e))?;
-                self.expect("lstat", name, link, "is no symbolic link")?;
+                self.expect("lstat", name, link, "is not a symbolic link")?;
                 let found = self
                     .files
                     .readlink(name)
@@ -414,7 +409,7 @@ impl Tests<'_> {
                     "readlink",
                     name,
                     found == text,
-                    "holds another text than was given",
+                    "does not contain the text that was set",
                 )?;
                 self.unlink(name)?;
             }

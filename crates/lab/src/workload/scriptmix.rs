@@ -118,7 +118,7 @@ pub fn check(config: &Config) -> Result<()> {
         return Ok(());
     }
     Err(Error::Spec(
-        "users are 1 to 1000, each with at least one script and at most 1000000 lines".into(),
+        "users must be 1 to 1000, scripts at least 1, and lines at most 1000000".into(),
     ))
 }
 

@@ -82,7 +82,8 @@ impl<'a> Prepared<'a> {
             (1..=1 << 40).contains(&config.file) && (512..=16 << 20).contains(&config.record);
         if !fits || config.passes == 0 {
             return Err(Error::Spec(
-                "a file is 1 byte to 1 TiB, and a record 512 bytes to 16 MiB".into(),
+                "file must be 1 byte to 1 TiB, record 512 bytes to 16 MiB, and passes at least 1"
+                    .into(),
             ));
         }
         let files = Folder::open(folder).map_err(|e| failed(folder, "open", e))?;

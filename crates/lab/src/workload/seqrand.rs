@@ -213,27 +213,29 @@ impl Config {
         let refuse = |why: String| Err(Error::Spec(why));
         if !(1..=THREADS_MAX).contains(&self.threads) {
             return refuse(format!(
-                "threads is {}, and has to be 1 to {THREADS_MAX}",
+                "threads is {}, but must be 1 to {THREADS_MAX}",
                 self.threads
             ));
         }
         if !(512..=RECORD_MAX).contains(&self.record) || !self.record.is_multiple_of(512) {
             return refuse(format!(
-                "the record is {} bytes, and has to be a multiple of 512 up to {RECORD_MAX}",
+                "record is {} bytes, but must be a multiple of 512 up to {RECORD_MAX}",
                 self.record
             ));
         }
         if self.file < self.record || !self.file.is_multiple_of(self.record) {
             return refuse(format!(
-                "a file of {} bytes is no whole number of records of {}",
+                "file is {} bytes, but must be one or more whole records of {}",
                 self.file, self.record
             ));
         }
         if self.access != Access::Calls && self.direct {
-            return refuse("direct I/O is for reads and writes of records by calls".into());
+            return refuse("direct=true needs access=calls".into());
         }
         if self.access == Access::Buffered && self.shared {
-            return refuse("a buffer over a file that others write is of no use".into());
+            return refuse(
+                "access=buffered needs a file that no other thread writes; omit shared=true".into(),
+            );
         }
         Ok(())
     }
@@ -277,7 +279,7 @@ pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<O
         && let Some(phase) = phases.iter().find(|p| !p.in_order())
     {
         return Err(Error::Spec(format!(
-            "{} is not in order, and so not for buffered access",
+            "access=buffered needs sequential phases; {} is not sequential",
             phase.name()
         )));
     }
@@ -296,7 +298,7 @@ pub fn forget(files: &dyn Files, config: &Config) -> Result<()> {
         let forgotten = files.open(&name, Open::READ).and_then(|file| file.forget());
         match forgotten {
             Err(e) if e.kind() != std::io::ErrorKind::Unsupported => {
-                Err(failed(files, "drop what is cached", &name, e))
+                Err(failed(files, "drop the cache of", &name, e))
             }
             _ => Ok(()),
         }
@@ -374,7 +376,7 @@ fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome
             t.join().unwrap_or_else(|_| {
                 Err(Error::Worker {
                     arm: files.name(),
-                    detail: format!("a thread of the phase {} panicked", phase.name()),
+                    detail: format!("it panicked in phase {}", phase.name()),
                 })
             })
         };

@@ -56,7 +56,8 @@ impl Config {
         match fits && order.is_multiple_of(tile) {
             true => Ok(()),
             false => Err(Error::Spec(format!(
-                "an order of {order} by tiles of {tile}: tiles are 8 to {TILE_MAX}, and the order is a multiple of that up to {ORDER_MAX}"
+                "order {order} and tile {tile} are out of range: tile must be 8 to {TILE_MAX}, \
+                 and order a multiple of it up to {ORDER_MAX}"
             ))),
         }
     }

@@ -86,7 +86,7 @@ fn ip(args: &[&str]) -> Result<()> {
         .args(args)
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| Error::new(e.kind(), format!("ip, of the package iproute2: {e}")))?;
+        .map_err(|e| Error::new(e.kind(), format!("cannot run ip (package iproute2): {e}")))?;
     match run.status.success() {
         true => Ok(()),
         false => Err(Error::other(format!(

@@ -165,17 +165,15 @@ pub fn check(config: &Config) -> Result<()> {
     ];
     let is_nothing = counts.iter().all(|(empty, _)| *empty);
     if is_nothing || counts.iter().any(|(empty, count)| !empty && *count == 0) {
-        return wrong("there is at least one size, and one exchange of it".into());
+        return wrong("at least one size with at least one exchange is required".into());
     }
     if !config.sizes.iter().all(fits) || !config.rx_sizes.iter().all(rx_fits) {
         return wrong(format!(
-            "payloads are 4 to {SIZE_MAX} bytes, those of calls 1 byte to 1 GiB"
+            "UDP payloads must be 4 to {SIZE_MAX} bytes, and Rx payloads 1 byte to 1 GiB"
         ));
     }
     if config.link == Link::Veth && !config.is_here() {
-        return wrong(
-            "link=veth is for two ends in this process; leave peer and rx_peer out".into(),
-        );
+        return wrong("link=veth needs both ends in this process; omit peer and rx_peer".into());
     }
     Ok(())
 }
@@ -414,7 +412,7 @@ fn failed(source: io::Error) -> Error {
 fn no_link(source: io::Error) -> Error {
     Error::Program {
         what: "packets".into(),
-        detail: format!("no veth pair: {source}; link=loopback needs none"),
+        detail: format!("cannot create a veth pair: {source}; link=loopback needs none"),
     }
 }
 
