@@ -179,7 +179,7 @@ pub fn agent(context: &Context) -> Result<u8> {
     let mut kept = None;
     let done = serve(&mut |open| {
         let open: Open = serde_json::from_value(open.clone()).map_err(|e| {
-            lab::Error::Spec(format!("incompatible version of the laboratory: {e}"))
+            lab::Error::Spec(format!("incompatible version of the benchmark program: {e}"))
         })?;
         let built =
             again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;

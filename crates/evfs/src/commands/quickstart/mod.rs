@@ -134,12 +134,12 @@ impl Tour {
         self.step("detach, and search the disk for plaintext");
         self.evfs(&["detach", NAME])?;
         let leaks = tree::clear_bytes_in(&self.dir.join(format!("{NAME}.img")), &kept)?;
-        self.say("      no plaintext found");
         if leaks > 0 {
             return Err(Error::Failed(format!(
                 "found {leaks} pieces of plaintext on the disk"
             )));
         }
+        self.say("      no plaintext found");
 
         self.step("attach again and compare every byte");
         attached = self.attach(image, &store)?;
