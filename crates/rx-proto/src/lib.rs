@@ -14,7 +14,7 @@
 //!
 //! # Example
 //!
-//! A client sends a request of four bytes; each iteration is one pass of a driver:
+//! A client sends a request of four bytes to a server:
 //!
 //! ```
 //! use rx_proto::{Config, Connect, Endpoint, Event, Read, Route, Service, Shared, Timeouts};
@@ -33,16 +33,19 @@
 //! client.write(now, call, Shared::from(&b"ping"[..])).expect("there is room");
 //! client.finish(now, call)?;
 //!
-//! let mut batch = Transmit::new(1);
-//! let mut request = None;
-//! while request.is_none() {
-//!     for (from, to, port) in [(&mut client, &mut server, 7001), (&mut server, &mut client, 7000)] {
-//!         while from.poll_transmit(now, &mut batch) {
-//!             for datagram in batch.datagrams() {
-//!                 to.handle_input(now, route(port), Shared::from(datagram));
-//!             }
+//! // A driver sends the datagrams of one side through a socket to the other.
+//! let carry = |from: &mut Endpoint<Shared, Shared>, to: &mut Endpoint<Shared, Shared>, port| {
+//!     let mut batch = Transmit::new(1);
+//!     while from.poll_transmit(now, &mut batch) {
+//!         for datagram in batch.datagrams() {
+//!             to.handle_input(now, route(port), Shared::from(datagram));
 //!         }
 //!     }
+//! };
+//! let mut request = None;
+//! while request.is_none() {
+//!     carry(&mut client, &mut server, 7001);
+//!     carry(&mut server, &mut client, 7000);
 //!     while let Some(event) = server.poll_event() {
 //!         if let Event::Call(incoming) = event {
 //!             request = Some(server.read(now, incoming.call)?);
