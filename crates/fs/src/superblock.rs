@@ -232,7 +232,7 @@ impl Superblock {
         if version != VERSION {
             let text = format!(
                 "superblock: version {version} is not supported; this program supports version \
-                {VERSION}"
+                 {VERSION}"
             );
             return Err(Error::new(Kind::Unsupported, text));
         }

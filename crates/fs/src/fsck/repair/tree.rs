@@ -213,7 +213,7 @@ impl Tree<'_, '_> {
                 FindingKind::Record,
                 ino,
                 "removed: its number does not match its file type, or it is a symbolic link \
-                without a target",
+                 without a target",
             );
             self.inodes.remove(&ino);
             self.names.retain(|name| name.dir != ino);
