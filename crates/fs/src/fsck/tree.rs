@@ -174,14 +174,14 @@ impl<'a> Walk<'a> {
             self.problem(
                 FindingKind::Record,
                 ino,
-                "inode number does not match the file type",
+                "its number does not match the file type",
             );
         }
         if ino >> 1 >= self.state.trees[&self.tree].record.next_ino {
             self.problem(
                 FindingKind::Usage,
                 ino,
-                "inode number could be reused: the fileset's next inode number is too low",
+                "its number could be reused: the fileset's next inode number is too low",
             );
         }
         self.current = Some(Current {
@@ -350,7 +350,7 @@ impl<'a> Walk<'a> {
         let mut wrong = |ino, kind, text: String| problems.push((ino, kind, text));
         for (ino, Named { dir, .. }) in &self.named {
             if !self.inodes.contains_key(ino) {
-                let text = format!("inode does not exist, but directory {dir} has an entry for it");
+                let text = format!("does not exist, but directory {dir} has an entry for it");
                 wrong(*ino, FindingKind::Name, text);
             }
         }
@@ -395,7 +395,7 @@ impl<'a> Walk<'a> {
                 wrong(
                     *ino,
                     FindingKind::Name,
-                    "on the orphan list, but the inode does not exist".into(),
+                    "is on the orphan list, but does not exist".into(),
                 );
             }
         }
