@@ -148,7 +148,7 @@ fn places_that_cannot_be_exported_to_are_refused() {
     let long = s.path(&"x".repeat(107 - s.path("").as_os_str().len() + 1));
     let fits = s.path(&"x".repeat(107 - s.path("").as_os_str().len()));
     for (export, at, code, word) in [
-        ("--nbd-unix", "file", 2, "no socket"),
+        ("--nbd-unix", "file", 2, "not a socket"),
         ("--nbd-unix", absent, 10, "none"),
         ("--nbd-unix", long.to_str().unwrap(), 2, "too long"),
         ("--fuse", "none", 10, "cannot mount at none"),

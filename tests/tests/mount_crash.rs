@@ -367,7 +367,7 @@ fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
         Err(Some(libc::EROFS))
     );
     let shown = s.run(&["status"]).ok().stdout;
-    assert!(shown.contains("can only be read"), "{shown}");
+    assert!(shown.contains("read-only after an error"), "{shown}");
     // A plain unmount would lose data that is only in memory.
     let dir = mounted.dir().to_owned();
     let refused = s.run(&[Path::new("unmount"), &dir]).code(1);
@@ -375,7 +375,7 @@ fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
     let unmount = [Path::new("unmount"), Path::new("--force"), &dir];
     let given_up = s.run(&unmount).code(30);
     assert!(
-        given_up.stderr.contains("only be read"),
+        given_up.stderr.contains("read-only after an error"),
         "{}",
         given_up.stderr
     );

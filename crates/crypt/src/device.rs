@@ -67,13 +67,15 @@ impl CryptDevice {
         let size = segment.size.unwrap_or(available - available % sector);
         if size > available || !size.is_multiple_of(sector) {
             return Err(invalid(format!(
-                "a data segment of {size} bytes with sectors of {sector} does not fit the {available} bytes there are"
+                "a data segment of {size} bytes with sectors of {sector} does not fit the \
+                 available {available} bytes"
             )));
         }
         let block = u64::from(below.logical_block_size);
         if !segment.offset.is_multiple_of(block) {
             return Err(invalid(format!(
-                "the data begins at byte {}, which is not a multiple of the {block}-byte blocks below",
+                "the data begins at byte {}, which is not a multiple of the {block}-byte blocks \
+                 of the device",
                 segment.offset
             )));
         }

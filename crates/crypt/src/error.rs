@@ -30,7 +30,7 @@ pub enum Error {
     #[error("wrong key: {0}")]
     WrongKey(String),
     /// The key is right, but its role does not permit the action.
-    #[error("the key is right, but its role is {role}, and {action} needs {}", needs(*action))]
+    #[error("the key is valid, but its role is {role}, and {action} requires {}", needs(*action))]
     RoleRefuses {
         /// Role of the key.
         role: Role,
@@ -59,7 +59,8 @@ pub enum Error {
     Exists(String),
     /// The volume has no keyslot.
     #[error(
-        "{0}: no key opens this volume: it has no keyslots, so it was erased; `evfs volume header restore {0} FILE` undoes that with a header backup (`erase` has left one in the backup folder)"
+        "{0}: the volume has no keyslots, so it was erased; restore a header backup with `evfs \
+         volume header restore {0} FILE` (`erase` has saved one in the backup directory)"
     )]
     Erased(String),
     /// The operation does not make sense for this volume.

@@ -64,7 +64,8 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
     let mut findings = Vec::new();
     if cut_short {
         findings.push(format!(
-            "the device ends after {} bytes, before the data does: it is a header backup, or was cut short",
+            "the device ends after {} bytes, before the data: it is a header backup, or was \
+             truncated",
             device.info().size
         ));
     }
@@ -85,14 +86,15 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
         for keyslot in token.keyslots() {
             if !header.metadata().keyslots().contains_key(keyslot) {
                 findings.push(format!(
-                    "token {number} names keyslot {keyslot}, which does not exist"
+                    "token {number} refers to keyslot {keyslot}, which does not exist"
                 ));
             }
         }
     }
     if header.keyslots_to_try().is_empty() {
         findings.push(
-            "no keyslot opens this volume: it was erased, or its keys are unknown here".into(),
+            "no keyslot can open this volume: it was erased, or EVFS does not support its keyslots"
+                .into(),
         );
     }
     for keyslot in header.metadata().keyslots().keys() {
@@ -100,7 +102,7 @@ pub fn check(device: Arc<dyn BlockDevice>) -> Result<CheckReport> {
         let read = range.map(|range| read_range(&*device, range.offset, range.len));
         if let Ok(Err(e)) = read {
             findings.push(format!(
-                "the key material of keyslot {keyslot} cannot be read: {e}"
+                "cannot read the key material of keyslot {keyslot}: {e}"
             ));
         }
     }
@@ -192,7 +194,7 @@ fn objection(
 ) -> Result<Option<String>> {
     Ok(match current {
         Some(current) if current.uuid() != backup.uuid() => Some(format!(
-            "another LUKS volume (UUID {}, the backup is of {})",
+            "another LUKS volume (UUID {}; the backup has UUID {})",
             current.uuid(),
             backup.uuid()
         )),
@@ -201,7 +203,7 @@ fn objection(
             // Backups exist to replace a damaged LUKS header; anything else may be a user's data.
             let first = read_range(device, 0, device.info().size.min(4096))?;
             let luks = first.starts_with(b"LUKS\xba\xbe") || first.iter().all(|b| *b == 0);
-            (!luks).then(|| "data that is no LUKS volume".to_owned())
+            (!luks).then(|| "data that is not a LUKS volume".to_owned())
         }
     })
 }

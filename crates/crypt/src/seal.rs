@@ -54,25 +54,26 @@ impl Seal {
     /// Describes the problem and its remedy.
     pub fn problem(self) -> &'static str {
         match self {
-            Seal::Intact | Seal::Never => "the seal of the header holds",
+            Seal::Intact | Seal::Never => "the header seal is valid",
             Seal::KeysChanged => {
-                "the keys in the header are not those that EVFS sealed: another program (such as \
-                 `cryptsetup luksAddKey`), or somebody who can write to the disk, changed keyslots \
-                 or roles. Compare `evfs volume key list` with what you expect; `evfs volume repair \
-                 --reseal` with the owner's key accepts them, `evfs volume header restore` puts a \
-                 backup back"
+                "the keys in the header do not match the header seal: another program (such as \
+                 `cryptsetup luksAddKey`), or an attacker who can write to the disk, changed \
+                 keyslots or roles; compare `evfs volume key list` with the keys you expect, then \
+                 accept them with `evfs volume repair --reseal` and the owner's key, or restore a \
+                 backup with `evfs volume header restore`"
             }
             Seal::Missing => {
-                "the header has lost its seal: another program, or somebody who can write to the \
-                 disk, removed it, and may have changed keys, roles and settings. Compare `evfs \
-                 volume info` with what you expect; `evfs volume repair --reseal` with the owner's \
-                 key accepts the header as it is, `evfs volume header restore` puts a backup back"
+                "the header seal is missing: another program, or an attacker who can write to the \
+                 disk, removed it, and may have changed keys, roles and settings; compare `evfs \
+                 volume info` with the state you expect, then accept the header with `evfs volume \
+                 repair --reseal` and the owner's key, or restore a backup with `evfs volume \
+                 header restore`"
             }
             Seal::CoreChanged => {
-                "the seal of the header is broken: another program, or somebody who can write to \
-                 the disk, changed its UUID, segments, digest, flags or the seal itself, which \
-                 decide how data is read. Restore a header backup (`evfs volume header restore`), \
-                 or, if you made the change, accept it with `evfs volume repair --reseal`"
+                "the header seal is broken: another program, or an attacker who can write to the \
+                 disk, changed the UUID, segments, digest, flags or seal, which determine how \
+                 data is read; restore a backup with `evfs volume header restore`, or, if you \
+                 made the change, accept it with `evfs volume repair --reseal`"
             }
         }
     }

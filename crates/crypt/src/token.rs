@@ -138,7 +138,8 @@ impl Stated {
         };
         if read.version > SEAL_VERSION {
             return Err(Error::Refused(format!(
-                "the seal of the header has version {}, and this program knows up to version {SEAL_VERSION}; use a later one",
+                "the header seal has version {}, but this program supports only up to version \
+                 {SEAL_VERSION}; use a newer EVFS",
                 read.version
             )));
         }

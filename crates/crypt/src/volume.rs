@@ -315,7 +315,7 @@ impl Volume {
         let named: Vec<u32> = named.map(|k| k.keyslot).collect();
         let unknown = || {
             Error::NoSuchKey(format!(
-                "{}: no keyslot `{which}`; `evfs volume key list` shows what there is",
+                "{}: no keyslot `{which}`; `evfs volume key list` lists the keyslots",
                 self.name()
             ))
         };
@@ -328,14 +328,15 @@ impl Volume {
             (Some(number), named) => {
                 let number = match numbered {
                     Some(_) => format!("the number of keyslot {number}"),
-                    None => "a number, of no keyslot that there is,".into(),
+                    None => "a number that no keyslot has".into(),
                 };
                 let others = named.iter().filter(|n| Some(**n) != numbered);
                 let meant = numbered.iter().chain(others);
                 let meant: Vec<String> = meant.map(|n| format!("--keyslot {n}")).collect();
                 let named = named.iter().map(u32::to_string).collect::<Vec<_>>();
                 Err(Error::Ambiguous(format!(
-                    "{}: `{which}` is {number} and the name of the key pair in keyslot {}; say which is meant: {}",
+                    "{}: `{which}` is {number}, and the name of the key pair in keyslot {}; \
+                     select one with {}",
                     self.name(),
                     named.join(" and "),
                     meant.join(" or ")
@@ -344,7 +345,7 @@ impl Volume {
             (None, [one]) => Ok(*one),
             (None, []) => Err(unknown()),
             (None, many) => Err(Error::NoSuchKey(format!(
-                "{}: `{which}` has the keyslots {many:?}; name one by its number",
+                "{}: `{which}` has the keyslots {many:?}; select one by its number",
                 self.name()
             ))),
         }
@@ -393,7 +394,8 @@ impl Volume {
             .find(|k| k.recipient.as_deref() == Some(&recipient))
         {
             return Err(Error::Exists(format!(
-                "{}: the key pair {} opens this volume already, as {}, by keyslot {}; `evfs volume key list` shows the keys",
+                "{}: the key pair {} already opens this volume as {} (keyslot {}); `evfs volume \
+                 key list` lists the keys",
                 self.name(),
                 who.name,
                 old.role,
@@ -451,7 +453,8 @@ impl Volume {
             .map(|k| k.keyslot);
         if owners.collect::<Vec<_>>() == [keyslot] {
             return Err(Error::Refused(format!(
-                "{}: keyslot {keyslot} is the only owner; `evfs volume owner set` makes another one first",
+                "{}: keyslot {keyslot} is the only owner; set another one first with `evfs volume \
+                 owner set`",
                 self.name()
             )));
         }

@@ -75,7 +75,7 @@ impl LoopDevice {
     ) -> Result<LoopDevice, Error> {
         let failed = |e| {
             Error::io(
-                format!("cannot make a loop device of {}", file.display()),
+                format!("cannot create a loop device for {}", file.display()),
                 e,
             )
         };
@@ -90,7 +90,8 @@ impl LoopDevice {
             io::ErrorKind::PermissionDenied => {
                 let file = file.display();
                 let what = format!(
-                    "only root makes loop devices, so none of {file}; --nbd and --fuse need no root"
+                    "cannot create a loop device for {file} without root; --nbd and --fuse need \
+                     no root"
                 );
                 Error::io(what, e)
             }
@@ -211,7 +212,9 @@ impl LoopDevice {
         match exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
             true => Err(Error::Busy {
                 what: self.path.display().to_string(),
-                hint: "a file system on it is mounted, or a program has it; unmount first".into(),
+                hint: "a file system on it is mounted, or a program has it open; unmount or close \
+                       it first"
+                    .into(),
             }),
             false => Ok(()),
         }

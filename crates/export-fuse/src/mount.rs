@@ -157,7 +157,7 @@ impl Mount {
         }
         settings.n_threads = Some(config.threads.max(1));
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let ended = Arc::new(ended.map_err(|e| Error::io("cannot make an eventfd", e.into()))?);
+        let ended = Arc::new(ended.map_err(|e| Error::io("cannot create an eventfd", e.into()))?);
         let recall = Arc::new(Recall::default());
         let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
@@ -180,7 +180,7 @@ impl Mount {
         match mounted_at(mountpoint) {
             Some(At::Dead) => drop(clear_dead(mountpoint)?),
             Some(At::Alive) => {
-                let hint = "something is mounted there already".into();
+                let hint = "a file system is already mounted there".into();
                 return Err(Error::Busy { what: shown, hint });
             }
             None => {}
@@ -335,9 +335,9 @@ pub fn abort(mountpoint: &Path) -> Result<(), Error> {
 pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();
     if device.read(true).write(true).open("/dev/fuse").is_err() {
-        Some("/dev/fuse to be there, and this user to be allowed to read and write it")
+        Some("/dev/fuse, readable and writable by this user")
     } else if !rustix::process::geteuid().is_root() && helper().is_none() {
-        Some("the program fusermount3, or fusermount, where the user is not root")
+        Some("the program fusermount3 or fusermount, unless the user is root")
     } else {
         None
     }
@@ -365,8 +365,8 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     let Some(path) = ours(mountpoint) else {
         return Err(Error::Busy {
             what: mountpoint.display().to_string(),
-            hint: "a mount is there whose server has died, and which is not this user's; its owner can \
-                   take it away with `fusermount3 -u -z`, and root with `umount -l`"
+            hint: "a mount of another user or program is there, and its server has died; its owner \
+                   can unmount it with `fusermount3 -u -z`, and root with `umount -l`"
                 .into(),
         });
     };
@@ -457,7 +457,7 @@ fn unmount(path: &Path, force: bool) -> Result<(), Error> {
             let helper = helper().ok_or_else(|| {
                 let source = std::io::Error::from(std::io::ErrorKind::NotFound);
                 Error::io(
-                    "cannot unmount without the program fusermount3, or fusermount",
+                    "cannot unmount without the program fusermount3 or fusermount",
                     source,
                 )
             })?;
@@ -497,7 +497,7 @@ fn busy(path: &Path) -> Error {
         what: path.display().to_string(),
         hint: match users::of(path) {
             Some(users) => format!("used by {users}"),
-            None => "somebody has a file in it open".into(),
+            None => "another process has a file in it open".into(),
         },
     }
 }

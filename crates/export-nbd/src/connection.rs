@@ -197,7 +197,7 @@ impl Connection {
     pub(crate) fn obey_door(&mut self) -> bool {
         let leaves = self.guest.must_leave();
         if leaves && !self.broken {
-            self.break_off("it negotiates, and others wait for its place");
+            self.break_off("it is still negotiating, and another client needs its place");
         }
         leaves
     }
@@ -211,7 +211,7 @@ impl Connection {
         if matches!(self.phase, Phase::Handshake(_)) {
             let over = now.duration_since(self.began) >= limits.handshake;
             if over && self.fence.is_none() {
-                self.break_off("its negotiation took too long");
+                self.break_off("its negotiation timed out");
             }
             return self.broken;
         }
@@ -226,7 +226,7 @@ impl Connection {
         if !waits || self.moved >= PROGRESS_BYTES {
             (self.still_since, self.moved) = (now, 0);
         } else if now.duration_since(self.still_since) >= limits.stall {
-            self.break_off("a payload or a reply stands still");
+            self.break_off("a payload or a reply stalled");
         }
         self.broken
     }
@@ -234,7 +234,7 @@ impl Connection {
     /// Handles a hangup: no client waits for the answer to a fence any more.
     pub(crate) fn hung_up(&mut self) {
         if self.is_fencing() {
-            self.break_off("its client left during a fence");
+            self.break_off("its client disconnected during a fence");
         }
     }
 
@@ -366,7 +366,7 @@ impl Connection {
                 match session.and_then(|session| self.guest.establish().map(|()| session)) {
                     Ok(session) => self.session = session,
                     Err(why) => {
-                        tracing::warn!("an NBD client was refused: {why}");
+                        tracing::warn!("refused an NBD client: {why}");
                         self.break_off(why);
                         return Step::Wait;
                     }
@@ -399,7 +399,7 @@ impl Connection {
                 let handshake = Handshake::new(Arc::clone(self.hub.infos()), TlsPolicy::Active);
                 self.phase = Phase::Handshake(Box::new(handshake));
             }
-            _ => self.break_off("TLS could not be started"),
+            _ => self.break_off("cannot start TLS"),
         }
     }
 
@@ -699,7 +699,7 @@ impl Connection {
     }
 
     fn break_off(&mut self, why: &str) {
-        tracing::debug!("an NBD connection is closed: {why}");
+        tracing::debug!("closing an NBD connection: {why}");
         self.broken = true;
     }
 }

@@ -107,12 +107,12 @@ impl Guest {
         let limits = &self.door.limits;
         let mut state = self.door.lock();
         if state.established >= limits.connections {
-            return Err("all connections are in use");
+            return Err("the connection limit is reached");
         }
         if let Some(address) = counted(self.stranger.address) {
             let count = state.by_address.entry(address).or_default();
             if *count >= limits.connections_per_address {
-                return Err("the connections of its address are in use");
+                return Err("the connection limit of its address is reached");
             }
             *count += 1;
         }

@@ -74,16 +74,17 @@ fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
         Ok(Some(uid)) if uid == 0 || uid == rustix::process::geteuid().as_raw() => true,
         Ok(Some(uid)) => {
             tracing::warn!(
-                "an NBD client of user {uid} was refused: without client certificates only root and the user of this process are served"
+                "refused an NBD client of user {uid}: without client certificates, only root and \
+                 the user of this process are served"
             );
             false
         }
         Ok(None) => {
-            tracing::warn!("an NBD client was refused: no user has its socket open");
+            tracing::warn!("refused an NBD client: no user has its socket open");
             false
         }
         Err(e) => {
-            tracing::warn!("an NBD client was refused: its user cannot be found out: {e}");
+            tracing::warn!("refused an NBD client: cannot determine its user: {e}");
             false
         }
     }
@@ -135,8 +136,8 @@ impl Server {
         }
         let mut wakers = Vec::new();
         for number in 0..config.threads.max(1) {
-            let (inbox, worker) =
-                Worker::new(Arc::clone(&hub)).map_err(|e| Error::io("a worker", e))?;
+            let (inbox, worker) = Worker::new(Arc::clone(&hub))
+                .map_err(|e| Error::io("cannot create a worker", e))?;
             wakers.push(inbox);
             // A queue belongs to the thread that opens it, so the thread reports the result.
             let (opened, outcome) = std::sync::mpsc::channel();
@@ -148,7 +149,12 @@ impl Server {
             match outcome.recv() {
                 Ok(Ok(())) => {}
                 Ok(Err(e)) => return Err(e.into()),
-                Err(_) => return Err(Error::io("a worker ended", io::ErrorKind::Other.into())),
+                Err(_) => {
+                    return Err(Error::io(
+                        "a worker ended during startup",
+                        io::ErrorKind::Other.into(),
+                    ));
+                }
             }
         }
         let acceptor = {
@@ -305,7 +311,7 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                 Ok(None) => {}
                 Ok(Some((raw, address))) => {
                     let Some((guest, pushed)) = hub.door().admit(address) else {
-                        tracing::warn!("an NBD client was refused: too many connections are open");
+                        tracing::warn!("refused an NBD client: too many connections are open");
                         continue;
                     };
                     let mut newcomer = Some(Newcomer {
@@ -323,7 +329,9 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                         }
                     }
                     if newcomer.is_some() {
-                        tracing::error!("an NBD client was refused: no worker has a device left");
+                        tracing::error!(
+                            "refused an NBD client: every worker has lost its device queue"
+                        );
                     }
                     if pushed {
                         hub.wake_workers();
@@ -332,7 +340,7 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     // Most likely no descriptors are left: wait until some are closed.
-                    tracing::warn!("a connection could not be accepted: {e}");
+                    tracing::warn!("cannot accept an NBD connection: {e}");
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }

@@ -200,7 +200,7 @@ impl Hub {
                 return Ok(session);
             }
         } else if !state.has_room(client) {
-            return Err("too many sessions are remembered");
+            return Err("the session table is full");
         }
         let session = Arc::new(Session {
             hub: Arc::clone(self),

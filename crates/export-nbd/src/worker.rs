@@ -447,7 +447,7 @@ impl Service<'_> {
             let finished = match self.engine.turn() {
                 Ok(finished) => finished,
                 Err(e) => {
-                    tracing::error!("a device queue failed, its connections are closed: {e}");
+                    tracing::error!("a device queue failed; closing its connections: {e}");
                     return false;
                 }
             };

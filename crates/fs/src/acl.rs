@@ -40,8 +40,8 @@ struct AclEntry {
 impl Acl {
     /// Decodes the value of an attribute.
     pub fn decode(bytes: &[u8]) -> Result<Acl> {
-        let wrong = |_| Error::new(Kind::Invalid, "no access control list");
-        let mut fields = In::of(bytes, "an access control list");
+        let wrong = |_| Error::new(Kind::Invalid, "invalid access control list");
+        let mut fields = In::of(bytes, "access control list");
         let version = fields.u32().map_err(wrong)?;
         let count = (bytes.len() - 4) / 8;
         if version != VERSION || !(bytes.len() - 4).is_multiple_of(8) || count > ENTRIES_MAX {

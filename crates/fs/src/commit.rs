@@ -315,7 +315,7 @@ impl Inner {
 
     /// Makes the file system read-only until it is reopened.
     fn fail(&self, error: Error) -> Error {
-        let text = format!("the file system can only be read since an error: {error}");
+        let text = format!("the file system is read-only after an error: {error}");
         tracing::error!("{}: {text}", self.name);
         let mut state = self.write();
         state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));

@@ -82,7 +82,7 @@ fn guard<T>(call: impl FnOnce() -> std::result::Result<T, redb::Error>) -> Resul
         Err(panic) => {
             let said = panic.downcast_ref::<String>().map(String::as_str);
             let said = said.or_else(|| panic.downcast_ref::<&str>().copied());
-            let said = said.unwrap_or("it cannot be read");
+            let said = said.unwrap_or("unreadable page");
             Err(Error::corrupt(format!("the metadata is damaged: {said}")))
         }
     }
@@ -96,7 +96,7 @@ fn of_redb(error: redb::Error) -> Error {
             None => block::Error::from_io("metadata", io).into(),
         },
         redb::Error::PreviousIo => {
-            let text = "the metadata cannot be used since an error of the device";
+            let text = "the metadata is unusable after a device error";
             Error::new(crate::error::Kind::Io, text)
         }
         redb::Error::DatabaseClosed => crate::error::closed(),
@@ -145,9 +145,7 @@ impl Db {
         let database = self.database.as_mut().expect("there until it is dropped");
         match guard(|| Ok(database.check_integrity()?))? {
             true => Ok(()),
-            false => Err(Error::corrupt(
-                "the count of its pages in use is not what they are",
-            )),
+            false => Err(Error::corrupt("allocated-page count mismatch")),
         }
     }
 
@@ -190,7 +188,7 @@ impl Db {
             Ok(())
         })?;
         if beyond || runs.last().is_some_and(|run| run.end() > device_blocks) {
-            return Err(Error::corrupt("the bitmap reaches beyond the device"));
+            return Err(Error::corrupt("the bitmap extends beyond the device"));
         }
         Ok(runs)
     }
@@ -314,7 +312,7 @@ impl BaseRange {
         };
         if key < self.from || key > self.to {
             return Err(Error::corrupt(
-                "the metadata is damaged: it is out of order",
+                "the metadata is damaged: keys are out of order",
             ));
         }
         let rest = if back { key.previous() } else { key.next() };

@@ -116,7 +116,7 @@ impl Fileset {
         match cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
             true => Err(Error::new(
                 Kind::Busy,
-                "files are open, or wait to be written",
+                "files are open or have unwritten data",
             )),
             false => Ok(()),
         }
@@ -218,7 +218,7 @@ impl Fileset {
         let range = first.0..end_of(last);
         let mut op = Op::begin(&self.fs, self.id)?;
         if op.extents(self.id, ino, range.clone())? != pieces {
-            let text = format!("inode {ino} was changed while it was moved");
+            let text = format!("inode {ino} changed while its blocks were being moved");
             return Err(Error::new(Kind::Busy, text));
         }
         op.unmap(self.id, ino, range.clone())?;

@@ -303,7 +303,10 @@ impl Fileset {
         if name == acl::DEFAULT {
             return match inode.is_dir() {
                 true => Ok(true),
-                false => Err(Error::new(Kind::NotPermitted, "no directory")),
+                false => Err(Error::new(
+                    Kind::NotPermitted,
+                    "only a directory can have a default access control list",
+                )),
             };
         }
         if inode.kind == FileType::Symlink {

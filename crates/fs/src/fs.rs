@@ -125,7 +125,7 @@ impl Fs {
         check_device(io.info())?;
         let mut random = [0; 32];
         getrandom::fill(&mut random)
-            .map_err(|e| Error::new(Kind::Io, format!("no random numbers: {e}")))?;
+            .map_err(|e| Error::new(Kind::Io, format!("cannot get random bytes: {e}")))?;
         let now = Time::now().seconds;
         let mut superblock = Superblock::new(io.info().size, label, random, now)?;
         let space = Arc::new(Space::new(0));
@@ -176,7 +176,7 @@ impl Fs {
         match found.load_space(&db, &now, &space) {
             Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
                 tracing::warn!(
-                    "{}: which blocks are free is not known: {error}",
+                    "{}: cannot determine the free blocks: {error}",
                     io.info().name
                 );
                 space.replace(std::iter::empty());
@@ -364,7 +364,7 @@ impl Fs {
 impl Drop for Fs {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            tracing::error!("{}: not closed well: {error}", self.inner.name);
+            tracing::error!("{}: close failed: {error}", self.inner.name);
         }
     }
 }
@@ -457,7 +457,7 @@ impl Found {
         for run in db.used(superblock.device_blocks)? {
             if run.start < at {
                 return Err(Error::corrupt(format!(
-                    "block {}: no place for data",
+                    "block {}: in use according to the bitmap, but outside the data area",
                     run.start
                 )));
             }
@@ -470,7 +470,7 @@ impl Found {
                 && change.run.end() <= superblock.device_blocks;
             if !inside {
                 return Err(Error::corrupt(
-                    "the journal names blocks that are not for data",
+                    "the journal refers to blocks outside the data area",
                 ));
             }
             match change.used {
@@ -515,7 +515,7 @@ fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
     });
     match read {
         Err(error) if error.kind() == Kind::Corrupt && rescue => {
-            tracing::warn!("not all filesets are known: {error}");
+            tracing::warn!("cannot load all filesets: {error}");
         }
         read => read?,
     }
@@ -528,11 +528,15 @@ fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
         {
             Some(tree) => tree.snapshots.push(id),
             None if rescue => drop(trees.remove(&id)),
-            None => return Err(Error::corrupt(format!("snapshot {id}: of no fileset"))),
+            None => {
+                return Err(Error::corrupt(format!(
+                    "snapshot {id}: its fileset does not exist"
+                )));
+            }
         }
     }
     let next = store.get(&Key::global(Section::NextTree, 0), |bytes| {
-        crate::record::In::of(bytes, "the next fileset").u32()
+        crate::record::In::of(bytes, "next fileset id").u32()
     });
     let next = match next {
         Err(error) if error.kind() == Kind::Corrupt && rescue => None,

@@ -115,9 +115,9 @@ impl Inner {
         let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
         let epoch = db.epoch();
         let pages = epoch.and_then(|epoch| pages::verify(&self.io, &superblock, epoch, meter));
-        report.note(FindingKind::Pages, "the metadata", pages)?;
+        report.note(FindingKind::Pages, "page check", pages)?;
         let keys = check_keys(&state, &mut report, meter);
-        report.note(FindingKind::Pages, "the records", keys)?;
+        report.note(FindingKind::Pages, "record check", keys)?;
         for (id, tree) in &state.trees {
             report.trees += 1;
             if !tree.record.removing {
@@ -128,7 +128,7 @@ impl Inner {
             }
         }
         let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
-        report.note(FindingKind::Space, "the blocks", blocks)?;
+        report.note(FindingKind::Space, "block check", blocks)?;
         meter.end();
         Ok(report)
     }
@@ -153,14 +153,17 @@ fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<(
         .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
             meter.item(bytes);
             if !belongs(state, &key) {
-                report.problem(FindingKind::Record, format!("{key:?}: belongs to nothing"));
+                report.problem(
+                    FindingKind::Record,
+                    format!("{key:?}: stray record, which no lookup can find"),
+                );
             }
             Ok(true)
         })?;
     let last = state.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= state.next_tree {
         let text = format!(
-            "the next fileset would be {}, and there is {last}",
+            "the next fileset id is {}, but fileset {last} exists",
             state.next_tree
         );
         report.problem(FindingKind::Record, text);

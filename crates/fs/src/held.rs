@@ -119,7 +119,7 @@ impl Inner {
                 Err(error) if error.kind() == Kind::Corrupt => {
                     let name = &self.name;
                     tracing::warn!(
-                        "{name}: names of fileset {id} do not count against its limits: {error}"
+                        "{name}: quota of fileset {id} excludes names and attributes: {error}"
                     );
                 }
                 counted => counted?,
@@ -147,10 +147,7 @@ impl Op<'_> {
             || now.names > before.names && beyond(inodes, tree.charged_inodes());
         match full {
             false => Ok(()),
-            true => Err(Error::new(
-                Kind::Quota,
-                "the quota of the fileset is used up",
-            )),
+            true => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
         }
     }
 }

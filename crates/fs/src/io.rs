@@ -248,7 +248,7 @@ pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
         && u64::from(info.max_transfer) >= crate::record::BLOCK_BYTES;
     if !fits {
         let text = format!(
-            "{}: blocks of {} bytes; the file system needs 4096 or less",
+            "{}: block size is {} bytes; the file system needs 4096 or less",
             info.name, info.logical_block_size
         );
         return Err(Error::new(Kind::Unsupported, text));

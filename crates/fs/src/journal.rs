@@ -232,7 +232,7 @@ fn whole_record(
 ) -> Result<Option<Vec<u8>>> {
     let mut first = vec![0; BLOCK_BYTES as usize];
     io.read(place.offset(epoch, block), &mut first)?;
-    let mut fields = In::of(&first, "the journal");
+    let mut fields = In::of(&first, "journal record");
     let magic: [u8; 8] = fields.take()?;
     let (checksum, len) = (fields.u32()?, fields.u32()? as usize);
     let uuid: [u8; 16] = fields.take()?;
@@ -265,7 +265,7 @@ fn refuse_gap(io: &DeviceIo, place: &Place, epoch: u64, from: u64, records: u64)
         for (block, _) in blocks.filter(|(_, first)| first.starts_with(&MAGIC)) {
             let found = whole_record(io, place, epoch, block, Some(records + 1))?;
             if found.is_some() {
-                let text = format!("the journal is damaged: record {records} of epoch {epoch}");
+                let text = format!("journal damaged at record {records} of epoch {epoch}");
                 return Err(Error::corrupt(text));
             }
         }
@@ -274,7 +274,7 @@ fn refuse_gap(io: &DeviceIo, place: &Place, epoch: u64, from: u64, records: u64)
 }
 
 fn decode(bytes: &[u8]) -> Result<Delta> {
-    let mut fields = In::of(&bytes[HEADER_BYTES - 16..], "the journal");
+    let mut fields = In::of(&bytes[HEADER_BYTES - 16..], "journal record");
     let (items, runs) = (fields.u64()?, fields.u64()?);
     let mut delta = Delta::default();
     for _ in 0..items {

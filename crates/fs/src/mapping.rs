@@ -36,9 +36,7 @@ fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
     let extent = Extent::decode(bytes)?;
     match end_of(&(first, extent)) <= FILE_SIZE_MAX / BLOCK_BYTES {
         true => Ok((first, extent)),
-        false => Err(Error::corrupt(
-            "an extent behind the end of the largest file",
-        )),
+        false => Err(Error::corrupt("extent lies beyond the maximum file size")),
     }
 }
 
@@ -71,7 +69,7 @@ impl State {
         let inside = |run: Run| self.bounds.start <= run.start && run.end() <= self.bounds.end;
         match found.iter().find(|(_, extent)| !inside(extent.run())) {
             Some(_) => Err(Error::corrupt(format!(
-                "inode {ino}: an extent outside the device"
+                "inode {ino}: extent lies outside the device"
             ))),
             None => Ok(found),
         }

@@ -68,7 +68,10 @@ impl State {
         match found {
             Some((place, value)) => Ok(Slot::Taken(place, value)),
             None if free < first + SLOTS => Ok(Slot::Free(free)),
-            None => Err(Error::new(Kind::NoSpace, "too many names with one hash")),
+            None => Err(Error::new(
+                Kind::NoSpace,
+                "too many names with the same hash",
+            )),
         }
     }
 
@@ -108,6 +111,6 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     }
     match is_name(name) {
         true => Ok(()),
-        false => Err(Error::new(Kind::Invalid, "no name for a file")),
+        false => Err(Error::new(Kind::Invalid, "invalid file name")),
     }
 }

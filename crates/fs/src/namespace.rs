@@ -132,7 +132,7 @@ impl Fileset {
         if new.kind != FileType::File {
             return Err(Error::new(
                 Kind::Invalid,
-                "only a file can be without a name",
+                "only a regular file can be created without a name",
             ));
         }
         self.fs.with_room(|| {
@@ -165,7 +165,10 @@ impl Fileset {
             return Err(Kind::NameTooLong.into());
         }
         if target.is_empty() || target.contains(&0) {
-            return Err(Error::new(Kind::Invalid, "no target for a symbolic link"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "the target of a symbolic link must not be empty or contain NUL",
+            ));
         }
         let new = New {
             uid,
@@ -193,10 +196,10 @@ impl Fileset {
     pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
         let state = self.fs.read();
         if state.inode(self.id, ino)?.kind != FileType::Symlink {
-            return Err(Error::new(Kind::Invalid, "no symbolic link"));
+            return Err(Error::new(Kind::Invalid, "not a symbolic link"));
         }
         let target = state.get(self.id, ino, (Item::Target, 0), |bytes| Ok(bytes.to_vec()))?;
-        target.ok_or_else(|| Error::corrupt(format!("inode {ino}: a link without a target")))
+        target.ok_or_else(|| Error::corrupt(format!("inode {ino}: symbolic link has no target")))
     }
 
     fn make(&self, op: &mut Op, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
@@ -315,7 +318,10 @@ impl Fileset {
         let mut op = Op::begin(&self.fs, self.id)?;
         let inode = op.look(ino)?;
         if inode.is_dir() {
-            return Err(Error::new(Kind::NotPermitted, "a directory has one name"));
+            return Err(Error::new(
+                Kind::NotPermitted,
+                "a directory cannot have hard links",
+            ));
         }
         let name_of = (self.id, ino);
         let unnamed = op.cores.get(&name_of).is_some_and(|core| core.unnamed);
@@ -531,7 +537,7 @@ impl Fileset {
             if at == moved.ino {
                 return Err(Error::new(
                     Kind::Invalid,
-                    "a directory cannot go below itself",
+                    "cannot move a directory into itself or a subdirectory of itself",
                 ));
             }
             if at == ROOT {
@@ -540,7 +546,7 @@ impl Fileset {
             at = op.look(at)?.parent;
         }
         Err(Error::corrupt(format!(
-            "inode {dir}: no way up to the root"
+            "inode {dir}: not reachable from the root"
         )))
     }
 

@@ -51,7 +51,7 @@ impl<'a> Op<'a> {
     pub fn begin(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
         let op = Op::begin_any(fs, tree)?;
         if op.state.tree(tree)?.record.origin != 0 {
-            return Err(Error::new(Kind::ReadOnly, "a snapshot is never changed"));
+            return Err(Error::new(Kind::ReadOnly, "snapshots are read-only"));
         }
         Ok(op)
     }
@@ -168,10 +168,7 @@ impl<'a> Op<'a> {
         match tree.record.quota_blocks {
             0 => Ok(()),
             quota if used.saturating_add(blocks) <= quota => Ok(()),
-            _ => Err(Error::new(
-                Kind::Quota,
-                "the quota of the fileset is used up",
-            )),
+            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
         }
     }
 
@@ -186,10 +183,7 @@ impl<'a> Op<'a> {
         match tree.record.quota_inodes {
             0 => Ok(()),
             quota if used < quota => Ok(()),
-            _ => Err(Error::new(
-                Kind::Quota,
-                "the quota of the fileset is used up",
-            )),
+            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
         }
     }
 
@@ -223,10 +217,7 @@ impl<'a> Op<'a> {
         let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         let number = tree.record.next_ino;
         if number >= crate::key::PLACE_MAX >> 1 {
-            return Err(Error::new(
-                Kind::NoSpace,
-                "every inode number has been used",
-            ));
+            return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         tree.record.next_ino += 1;
         tree.changed = true;
@@ -269,7 +260,10 @@ impl<'a> Op<'a> {
         let blocks = 0..crate::record::FILE_SIZE_MAX / crate::record::BLOCK_BYTES;
         let gone = self.unmap(tree, ino, blocks.clone())?;
         if gone != inode.blocks {
-            let text = format!("inode {ino}: {} blocks counted, {gone} found", inode.blocks);
+            let text = format!(
+                "inode {ino}: block count is {}, but {gone} were found",
+                inode.blocks
+            );
             return Err(Error::corrupt(text));
         }
         for item in [Item::Xattr, Item::Target] {

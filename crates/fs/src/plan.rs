@@ -50,7 +50,10 @@ pub(crate) fn blocks_of(offset: u64, len: u64) -> Result<Range<u64>> {
     let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
     let end = end.ok_or(Kind::FileTooLarge)?;
     if !offset.is_multiple_of(BLOCK_BYTES) || !len.is_multiple_of(BLOCK_BYTES) || len == 0 {
-        return Err(Error::new(Kind::Invalid, "no whole pages"));
+        return Err(Error::new(
+            Kind::Invalid,
+            "offset or length is not a whole number of blocks",
+        ));
     }
     Ok(offset / BLOCK_BYTES..end / BLOCK_BYTES)
 }
@@ -61,7 +64,7 @@ impl Fileset {
         let state = self.fs.read();
         let inode = state.inode(self.id, ino)?;
         if inode.kind != FileType::File {
-            return Err(Error::new(Kind::Invalid, "no regular file"));
+            return Err(Error::new(Kind::Invalid, "not a regular file"));
         }
         let mut plan = ReadPlan::default();
         let at = |block: u64| (block - blocks.start) * BLOCK_BYTES;
@@ -98,7 +101,7 @@ impl Fileset {
         let mut op = Op::begin(&self.fs, self.id)?;
         let inode = op.look(ino)?;
         if inode.kind != FileType::File {
-            return Err(Error::new(Kind::Invalid, "no regular file"));
+            return Err(Error::new(Kind::Invalid, "not a regular file"));
         }
         let end = blocks_for(inode.size).clamp(blocks.start, blocks.end);
         let wanted = blocks.start..end;

@@ -185,7 +185,7 @@ impl Inode {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Inode> {
-        let mut fields = In::of(bytes, "an inode");
+        let mut fields = In::of(bytes, "inode record");
         let mode = fields.u32()?;
         let kind = FileType::of_mode(mode).filter(|kind| mode & !0o7777 == kind.mode_bits());
         let kind = kind.ok_or_else(|| fields.wrong())?;
@@ -244,7 +244,7 @@ impl<'a> Entry<'a> {
     }
 
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<Entry<'a>> {
-        let mut fields = In::of(bytes, "an entry");
+        let mut fields = In::of(bytes, "directory entry");
         let ino = fields.u64()?;
         let kind = FileType::of_mode(fields.u32()?);
         let name = fields.rest();
@@ -281,7 +281,7 @@ impl<'a> Xattr<'a> {
     }
 
     pub fn decode(bytes: &'a [u8]) -> Result<Xattr<'a>> {
-        let wrong = || Error::corrupt("an attribute: no such record");
+        let wrong = || Error::corrupt("invalid attribute record");
         let (&len, rest) = bytes.split_first().ok_or_else(wrong)?;
         let (name, value) = rest.split_at_checked(len.into()).ok_or_else(wrong)?;
         if name.is_empty() || name.contains(&0) || value.len() > XATTR_VALUE_MAX {
@@ -318,7 +318,7 @@ impl Extent {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Extent> {
-        let mut fields = In::of(bytes, "an extent");
+        let mut fields = In::of(bytes, "extent record");
         let (start, blocks) = (fields.u64()?, fields.u32()?);
         let (tail, flags) = (fields.u16()?, fields.u16()?);
         fields.end()?;
@@ -375,7 +375,7 @@ impl Shared {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Shared> {
-        let mut fields = In::of(bytes, "a shared run");
+        let mut fields = In::of(bytes, "shared-block record");
         let shared = Shared {
             blocks: fields.u32()?,
             count: fields.u32()?,
@@ -447,7 +447,7 @@ impl TreeRecord {
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<TreeRecord> {
-        let mut fields = In::of(bytes, "a fileset");
+        let mut fields = In::of(bytes, "fileset record");
         let origin = fields.u32()?;
         let removing = fields.u32()?;
         let mut record = TreeRecord {
@@ -514,7 +514,7 @@ impl<'a> In<'a> {
 
     /// Creates the error for an invalid record.
     pub fn wrong(&self) -> Error {
-        Error::corrupt(format!("{}: no such record", self.what))
+        Error::corrupt(format!("invalid {}", self.what))
     }
 
     pub fn take<const N: usize>(&mut self) -> Result<[u8; N]> {

@@ -125,7 +125,9 @@ impl Space {
         let mut inner = self.lock();
         let before = inner.by_start.range(..end).next_back();
         if before.is_some_and(|(first, blocks)| first + blocks > start) {
-            return Err(Error::corrupt(format!("blocks {start}..{end}: free twice")));
+            return Err(Error::corrupt(format!(
+                "blocks {start}..{end}: already free"
+            )));
         }
         let blocks = end - start;
         inner.release(Run { start, blocks });
@@ -151,7 +153,7 @@ impl Space {
     pub fn remove(&self, run: Run) -> Result<()> {
         let taken = self.lock().remove(run);
         taken.ok_or_else(|| {
-            let text = format!("blocks {}..{}: in use twice", run.start, run.end());
+            let text = format!("blocks {}..{}: already in use", run.start, run.end());
             Error::corrupt(text)
         })
     }

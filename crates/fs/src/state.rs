@@ -80,7 +80,7 @@ impl Tree {
     /// Decodes an item of [`crate::key::Section::Trees`].
     pub fn read(key: &Key, bytes: &[u8]) -> Result<(TreeId, Tree)> {
         let id = TreeId::try_from(key.item).ok().filter(|id| *id != 0);
-        let id = id.ok_or_else(|| Error::corrupt("no such fileset id"))?;
+        let id = id.ok_or_else(|| Error::corrupt("invalid fileset id"))?;
         Ok((id, Tree::new(TreeRecord::decode(bytes)?)))
     }
 }
@@ -456,7 +456,7 @@ impl State {
             let shared = Shared::decode(bytes)?;
             let end = (key.item + u64::from(shared.blocks)).min(run.end());
             if key.item < at {
-                return Err(Error::corrupt("shared runs overlap"));
+                return Err(Error::corrupt("shared-block records overlap"));
             }
             add(at, key.item, 1);
             add(key.item, end, shared.count);
@@ -529,7 +529,7 @@ impl State {
         if self.cores.values().any(|core| !core.is_idle()) {
             return Err(Error::new(
                 Kind::Busy,
-                "files are open, or wait to be written",
+                "files are open or have unwritten data",
             ));
         }
         self.cores.clear();
@@ -626,6 +626,6 @@ pub(crate) fn kept(bytes: &[u8]) -> Result<Option<&[u8]>> {
     match bytes {
         [ABSENT] => Ok(None),
         [PRESENT, value @ ..] => Ok(Some(value)),
-        _ => Err(Error::corrupt("a snapshot: no such record")),
+        _ => Err(Error::corrupt("invalid snapshot record")),
     }
 }

@@ -149,13 +149,14 @@ impl Superblock {
         created: i64,
     ) -> Result<Superblock> {
         if device_bytes < DEVICE_BYTES_MIN || device_bytes / BLOCK_BYTES >= DEVICE_BLOCKS_MAX {
-            let text = format!("a device of {device_bytes} bytes; at least {DEVICE_BYTES_MIN}");
+            let text =
+                format!("device size is {device_bytes} bytes; the minimum is {DEVICE_BYTES_MIN}");
             return Err(Error::new(Kind::Invalid, text));
         }
         if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
             return Err(Error::new(
                 Kind::Invalid,
-                "a label has at most 64 bytes of text",
+                "invalid label: it must have at most 64 bytes and no control characters",
             ));
         }
         let (uuid, hash_key) = random.split_at(16);
@@ -220,16 +221,19 @@ impl Superblock {
     /// that this code does not know. [`Kind::Invalid`]: not a superblock.
     pub fn decode(bytes: &[u8], device_blocks: u64) -> Result<Superblock> {
         if bytes.len() != SUPERBLOCK_BYTES || bytes[..8] != MAGIC {
-            return Err(Error::new(Kind::Invalid, "no EVFS file system"));
+            return Err(Error::new(Kind::Invalid, "not an EVFS file system"));
         }
         let (content, checksum) = bytes.split_at(SUPERBLOCK_BYTES - 4);
         if crc32c::crc32c(content).to_le_bytes() != checksum {
-            return Err(Error::corrupt("the superblock: wrong checksum"));
+            return Err(Error::corrupt("superblock: checksum mismatch"));
         }
-        let mut fields = In::of(&content[8..], "the superblock");
+        let mut fields = In::of(&content[8..], "superblock");
         let version = fields.u16()?;
         if version != VERSION {
-            let text = format!("the superblock: version {version}; this program knows {VERSION}");
+            let text = format!(
+                "superblock: version {version} is not supported; this program supports version \
+                 {VERSION}"
+            );
             return Err(Error::new(Kind::Unsupported, text));
         }
         let (zero, block_bytes) = (fields.u16()?, fields.u32()?);
@@ -294,13 +298,14 @@ impl Superblock {
     fn check(&self, device_blocks: u64) -> Result<()> {
         let unknown = self.features.incompatible & !KNOWN.incompatible;
         if unknown != 0 {
-            let text = format!("the superblock: features {unknown:#x} are not known here");
+            let text =
+                format!("superblock: features {unknown:#x} are not supported by this program");
             return Err(Error::new(Kind::Unsupported, text));
         }
-        let wrong = |why: &str| Err(Error::corrupt(format!("the superblock: {why}")));
+        let wrong = |why: &str| Err(Error::corrupt(format!("superblock: {why}")));
         if self.device_blocks > device_blocks {
             let text = format!(
-                "the device has {device_blocks} blocks, and the file system {}",
+                "the device has {device_blocks} blocks, but the file system has {}",
                 self.device_blocks
             );
             return Err(Error::corrupt(text));
@@ -308,7 +313,7 @@ impl Superblock {
         if self.device_blocks < DEVICE_BYTES_MIN / BLOCK_BYTES
             || self.device_blocks >= DEVICE_BLOCKS_MAX
         {
-            return wrong("no such size");
+            return wrong("invalid file system size");
         }
         let blocks = self.journal_blocks;
         let journal_fits = self.journal_start == HEAD_BLOCKS
@@ -316,13 +321,13 @@ impl Superblock {
             && blocks.is_multiple_of(2)
             && self.first_block() < self.device_blocks;
         if !journal_fits {
-            return wrong("no such journal");
+            return wrong("invalid journal location or size");
         }
         if self.metadata_bytes > u64::from(SPARE) * BLOCK_BYTES {
             return wrong("too much metadata");
         }
         self.check_segments()
-            .map_or_else(|| wrong("no such segments"), Ok)
+            .map_or_else(|| wrong("invalid metadata segments"), Ok)
     }
 
     fn check_segments(&self) -> Option<()> {
@@ -368,7 +373,7 @@ fn label(bytes: &[u8; LABEL_BYTES]) -> Result<String> {
         Ok(text) if padding.iter().all(|b| *b == 0) && !text.chars().any(char::is_control) => {
             Ok(text.to_owned())
         }
-        _ => Err(Error::corrupt("the superblock: no such label")),
+        _ => Err(Error::corrupt("superblock: invalid label")),
     }
 }
 
@@ -476,14 +481,23 @@ mod tests {
         };
         check(&|s| s.features.incompatible = 4, "features 0x4");
         check(&|s| s.device_blocks = BLOCKS + 1, "the device has");
-        check(&|s| s.device_blocks = 5, "no such size");
-        check(&|s| s.journal_blocks += 1, "no such journal");
-        check(&|s| s.journal_start = u64::MAX, "no such journal");
+        check(&|s| s.device_blocks = 5, "invalid file system size");
+        check(
+            &|s| s.journal_blocks += 1,
+            "invalid journal location or size",
+        );
+        check(
+            &|s| s.journal_start = u64::MAX,
+            "invalid journal location or size",
+        );
         check(&|s| s.metadata_bytes = u64::MAX, "too much metadata");
-        check(&|s| s.segments[1].start -= 1, "no such segments");
-        check(&|s| s.segments[0].start = u64::MAX, "no such segments");
-        check(&|s| s.segments[0].blocks = 0, "no such segments");
-        check(&|s| s.segments[1].logical = 63, "no such segments");
+        check(&|s| s.segments[1].start -= 1, "invalid metadata segments");
+        check(
+            &|s| s.segments[0].start = u64::MAX,
+            "invalid metadata segments",
+        );
+        check(&|s| s.segments[0].blocks = 0, "invalid metadata segments");
+        check(&|s| s.segments[1].logical = 63, "invalid metadata segments");
         let mut bytes = sample().encode();
         bytes[8] = 2;
         fix(&mut bytes);

@@ -43,7 +43,7 @@ impl Fs {
         match found {
             Some((id, _)) => self.fileset(id),
             None => {
-                let text = format!("no fileset or snapshot is called '{name}'");
+                let text = format!("no fileset or snapshot named '{name}'");
                 Err(Error::new(Kind::NotFound, text))
             }
         }
@@ -95,7 +95,10 @@ impl Fs {
         check_name(&op, name)?;
         op.check_room()?;
         if op.state().tree(of)?.record.origin != 0 {
-            return Err(Error::new(Kind::Invalid, "a snapshot of a snapshot"));
+            return Err(Error::new(
+                Kind::Invalid,
+                "cannot create a snapshot of a snapshot",
+            ));
         }
         op.promise_in_place()?;
         op.materialize()?;
@@ -176,7 +179,7 @@ impl Fs {
         if open {
             return Err(Error::new(
                 Kind::Busy,
-                "files are open, or wait to be written",
+                "files are open or have unwritten data",
             ));
         }
         op.cores.retain(|(tree, _), _| *tree != id);
@@ -193,7 +196,7 @@ impl Fs {
 fn check_name(state: &State, name: &str) -> Result<()> {
     if !is_tree_name(name) {
         let text =
-            "a name has 1 to 255 bytes, no `/` and no control characters, and is not `.` or `..`";
+            "invalid name: 1 to 255 bytes, no `/` or control characters, and not `.` or `..`";
         return Err(Error::new(Kind::Invalid, text));
     }
     match state
@@ -201,7 +204,7 @@ fn check_name(state: &State, name: &str) -> Result<()> {
         .values()
         .any(|t| !t.record.removing && t.record.name == name)
     {
-        true => Err(Error::new(Kind::Exists, format!("'{name}' is taken"))),
+        true => Err(Error::new(Kind::Exists, format!("'{name}' already exists"))),
         false => Ok(()),
     }
 }
@@ -209,7 +212,7 @@ fn check_name(state: &State, name: &str) -> Result<()> {
 fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     let id = op.next_tree;
     let next = id.checked_add(1);
-    op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "every id has been used"))?;
+    op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "fileset ids are exhausted"))?;
     let mut out = Out::with(4);
     out.u32(id + 1);
     op.put_key(Key::global(Section::NextTree, 0), out.0, false);

@@ -67,7 +67,7 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
         assert!(failed, "{context}: {why}");
         assert_eq!(why.kind(), fs::Kind::ReadOnly, "{context}");
         assert!(
-            why.to_string().contains("since an error"),
+            why.to_string().contains("read-only after an error"),
             "{context}: {why}"
         );
         let refused = pair.fileset().create(fs::ROOT, b"refused", &NEW);

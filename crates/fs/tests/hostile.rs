@@ -102,11 +102,7 @@ fn damage(image: &Mem, segments: &[fs::Segment], random: &mut Random) {
 /// had to be removed, or `None` if the page that leads to all files is lost.
 fn repair_all(fs: &Fs, context: &str) -> Option<bool> {
     let repair = match fs.repair() {
-        Err(error)
-            if error
-                .to_string()
-                .contains("no files are in what can be read") =>
-        {
+        Err(error) if error.to_string().contains("contains no files") => {
             println!("{context}: {error}");
             return None;
         }

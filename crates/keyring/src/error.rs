@@ -10,7 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No key of this name exists.
-    #[error("there is no key `{name}` in {}; `evfs key list` shows what there is", dir.display())]
+    #[error("no key `{name}` in {}; `evfs key list` lists the keys", dir.display())]
     NotFound {
         /// Requested name.
         name: String,
@@ -18,32 +18,33 @@ pub enum Error {
         dir: PathBuf,
     },
     /// The public half exists, the private half does not.
-    #[error("of the key `{0}` only the public half is here; its private half is with its owner")]
+    #[error("only the public half of the key `{0}` is stored here; its owner has the private half")]
     PublicOnly(String),
     /// The name is taken.
     #[error(
-        "there is a key `{0}` already; choose another name (`evfs key list` shows the names that are taken)"
+        "the key `{0}` already exists; choose another name (`evfs key list` lists the names in use)"
     )]
     Exists(String),
     /// A private half without a public half has this name.
     #[error(
-        "of the key `{0}` only the private half is here, as when its making was broken off; `evfs key remove {0}` \
-         keeps a backup of it and frees the name"
+        "only the private half of the key `{0}` exists: its creation was interrupted; `evfs key \
+         remove {0}` keeps a backup of it and frees the name"
     )]
     HalfMade(String),
     /// The name cannot be a file name.
     #[error(
-        "`{0}` cannot be the name of a key: letters, digits, `.`, `_` and `-`, at most 64, not beginning with `.` or `-`"
+        "invalid key name `{0}`: use at most 64 letters, digits, `.`, `_` and `-`, not beginning \
+         with `.` or `-`"
     )]
     BadName(String),
     /// The name would be taken for the number of a keyslot.
     #[error(
-        "`{0}` cannot be the name of a new key: it is a number, and would be taken for the number of a keyslot; \
-         choose one with a letter, like `key{0}`"
+        "invalid name `{0}` for a new key: a number would be read as the number of a keyslot; \
+         choose a name with a letter, such as `key{0}`"
     )]
     NumberName(String),
     /// Other users can read a private key.
-    #[error("{} can be read by others; `chmod 600` it, and think about making a new key", .0.display())]
+    #[error("{} can be read by other users; `chmod 600` it, and consider replacing the key", .0.display())]
     Permissions(PathBuf),
     /// The passphrase of a private key is wrong.
     #[error("wrong passphrase for the key `{0}`")]
@@ -53,14 +54,15 @@ pub enum Error {
     NoPassphrase(String),
     /// The key does not open an envelope that was meant for it.
     #[error(
-        "the key pair does not open its keyslot: the envelope in the header is damaged or was made for another key"
+        "the key pair does not open its keyslot: the envelope in the header is damaged or \
+         encrypted to another key"
     )]
     WrongKey,
     /// The kind of key is not supported.
     #[error("{0}")]
     Unsupported(String),
     /// A file or text holds no usable key.
-    #[error("{what} holds no key that can be used: {why}")]
+    #[error("{what} holds no usable key: {why}")]
     Malformed {
         /// The file or text.
         what: String,

@@ -86,17 +86,19 @@ impl Identity {
     /// Parses an age identity file: comments, and one `AGE-SECRET-KEY-1...` line.
     pub(crate) fn from_age_text(text: &[u8], what: &str) -> Result<Identity> {
         let malformed = |why: &str| Error::malformed(what, why);
-        let text = std::str::from_utf8(text).map_err(|_| malformed("it is no text"))?;
+        let text = std::str::from_utf8(text).map_err(|_| malformed("it is not text"))?;
         let mut lines = text
             .lines()
             .map(str::trim)
             .filter(|l| !l.is_empty() && !l.starts_with('#'));
         let (Some(line), None) = (lines.next(), lines.next()) else {
-            return Err(malformed("an identity file has one AGE-SECRET-KEY-1 line"));
+            return Err(malformed(
+                "an identity file must have exactly one AGE-SECRET-KEY-1 line",
+            ));
         };
         let inner: age::x25519::Identity = line
             .parse()
-            .map_err(|_| malformed("it has no AGE-SECRET-KEY-1 line that can be read"))?;
+            .map_err(|_| malformed("it has no valid AGE-SECRET-KEY-1 line"))?;
         let recipient = inner.to_public().to_string().parse()?;
         secret::burn_stack();
         Ok(Identity {
@@ -117,7 +119,8 @@ impl Identity {
         let recipient: Recipient = clear.public.parse()?;
         if clear.rounds > BCRYPT_ROUNDS_MAX {
             return Err(Error::Unsupported(format!(
-                "the passphrase of {what} asks for {} rounds of bcrypt; at most {BCRYPT_ROUNDS_MAX} are done",
+                "the passphrase of {what} requires {} rounds of bcrypt; the limit is \
+                 {BCRYPT_ROUNDS_MAX}",
                 clear.rounds
             )));
         }
@@ -129,7 +132,7 @@ impl Identity {
                     Error::WrongPassphrase(what.to_owned())
                 }
                 _ => Error::Unsupported(format!(
-                    "{what} is protected in a way that is not supported; `ssh-keygen -p` changes it"
+                    "the encryption of {what} is not supported; change it with `ssh-keygen -p`"
                 )),
             })?;
         }
@@ -145,7 +148,7 @@ impl Identity {
 /// Converts a passphrase to text, the form that `age` accepts.
 pub(crate) fn secret_string(passphrase: &SecretBytes, what: &str) -> Result<SecretString> {
     let text = std::str::from_utf8(passphrase)
-        .map_err(|_| Error::NoPassphrase(format!("the passphrase for {what} is no UTF-8 text")))?;
+        .map_err(|_| Error::NoPassphrase(format!("the passphrase for {what} is not UTF-8 text")))?;
     Ok(SecretString::from(text.to_owned()))
 }
 

@@ -85,7 +85,7 @@ impl FromStr for Recipient {
             if kind != "ssh-ed25519" {
                 // For the same reason, only a known kind is named.
                 let known = ["ssh-rsa", "ssh-dss"].into_iter().find(|k| *k == kind);
-                return Err(refused(known.unwrap_or("ssh keys of that kind: such")));
+                return Err(refused(known.unwrap_or("such ssh")));
             }
             let mut words = text.split_whitespace();
             let line = [words.next(), words.next()]
@@ -122,15 +122,17 @@ fn unreadable(text: &str, shown: &str) -> Error {
     });
     if plugin {
         return Error::Unsupported(
-            "keys of age plugins, on tokens for example, are not supported; `evfs key generate` makes a key that works"
+            "keys of age plugins, on tokens for example, are not supported; create a key with \
+             `evfs key generate`"
                 .into(),
         );
     }
     let why = match text.starts_with("age1") {
         true => {
-            "a character of it is missing or wrong, or it is of another kind; copy the whole line again"
+            "a character is missing or wrong, or it is a key of another type; copy the whole line \
+             again"
         }
-        false => "it begins neither with `age1` nor with `ssh-ed25519`",
+        false => "it begins with neither `age1` nor `ssh-ed25519`",
     };
     Error::malformed(shown, why)
 }
@@ -138,9 +140,9 @@ fn unreadable(text: &str, shown: &str) -> Error {
 /// Creates the error for an ssh key that is not ed25519.
 pub(crate) fn refused(kind: &str) -> Error {
     Error::Unsupported(format!(
-        "{kind} keys are not supported: of ssh keys only ssh-ed25519 is (RSA leaks through its timing \
-         in the implementation at hand, RUSTSEC-2023-0071); `ssh-keygen -t ed25519` or \
-         `evfs key generate` makes a key that works"
+        "{kind} keys are not supported: of ssh keys only ssh-ed25519 is (the available RSA \
+         implementation leaks keys through timing, RUSTSEC-2023-0071); create a key with \
+         `ssh-keygen -t ed25519` or `evfs key generate`"
     ))
 }
 

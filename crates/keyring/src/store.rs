@@ -210,7 +210,7 @@ impl Keyring {
             Err(e) => return Err(e),
         };
         let text = std::str::from_utf8(&text)
-            .map_err(|_| Error::malformed(path.display().to_string(), "it is no text"))?;
+            .map_err(|_| Error::malformed(path.display().to_string(), "it is not text"))?;
         text.lines().next().unwrap_or_default().parse()
     }
 
@@ -235,7 +235,7 @@ impl Keyring {
         if *identity.recipient() != recipient {
             return Err(Error::malformed(
                 format!("the key `{name}`"),
-                "its private and its public file do not belong together",
+                "its private and public files do not match",
             ));
         }
         Ok(identity)
@@ -254,8 +254,8 @@ impl Keyring {
         let as_text = std::str::from_utf8(&text).unwrap_or_default();
         if openssh::is_private_key(as_text) {
             let clear = openssh::clear(as_text);
-            let clear =
-                clear.ok_or_else(|| Error::malformed(&what, "a damaged OpenSSH private key"))?;
+            let clear = clear
+                .ok_or_else(|| Error::malformed(&what, "the OpenSSH private key is damaged"))?;
             let recipient: Recipient = clear.public.parse()?;
             if !clear.encrypted {
                 // Refuses an unusable key now, not when it is first needed.
@@ -275,7 +275,7 @@ impl Keyring {
                 Error::malformed(
                     &what,
                     format!(
-                        "it is under a passphrase, and its public half is not in {}",
+                        "it is protected by a passphrase, and its public half is not in {}",
                         beside.display()
                     ),
                 )
@@ -293,7 +293,8 @@ impl Keyring {
             let line = line.ok_or_else(|| Error::malformed(&what, "it is empty"))?;
             if line.starts_with("-----BEGIN") {
                 return Err(Error::Unsupported(format!(
-                    "{what} is in a form that is not supported; `ssh-keygen -p -f FILE` rewrites an old ssh key"
+                    "the format of {what} is not supported; convert an old ssh key with \
+                     `ssh-keygen -p -f FILE`"
                 )));
             }
             self.store(name, &line.parse()?, None)?;
@@ -374,7 +375,7 @@ impl Keyring {
         };
         let meta = file
             .metadata()
-            .map_err(|e| Error::io("cannot look at", &path, e))?;
+            .map_err(|e| Error::io("cannot read the mode of", &path, e))?;
         if meta.mode() & 0o077 != 0 {
             return Err(Error::Permissions(path));
         }
@@ -387,7 +388,7 @@ impl Keyring {
             .recursive(true)
             .mode(0o700)
             .create(&self.dir);
-        made.map_err(|e| Error::io("cannot make the folder", &self.dir, e))?;
+        made.map_err(|e| Error::io("cannot create the directory", &self.dir, e))?;
         let _alone = self.alone();
         if let Some(private) = private {
             self.write_new(&self.path(name, "key")?, private, 0o600, name)?;
@@ -452,7 +453,7 @@ fn valid(name: &str) -> bool {
 
 fn sync_dir(dir: &Path) -> Result<()> {
     let synced = File::open(dir).and_then(|d| d.sync_all());
-    synced.map_err(|e| Error::io("cannot sync the folder", dir, e))
+    synced.map_err(|e| Error::io("cannot sync the directory", dir, e))
 }
 
 fn read_file(path: &Path) -> Result<SecretBytes> {
@@ -473,7 +474,7 @@ fn read_from(mut file: File, path: &Path) -> Result<SecretBytes> {
         if len > FILE_BYTES_MAX {
             return Err(Error::malformed(
                 path.display().to_string(),
-                "it is too long for a key",
+                "it is too large for a key",
             ));
         }
     }
@@ -496,7 +497,7 @@ fn open_private(
     if !is_protected(text) {
         return Identity::from_age_text(text, name);
     }
-    let damaged = || Error::malformed(format!("the key `{name}`"), "a damaged age file");
+    let damaged = || Error::malformed(format!("the key `{name}`"), "the age file is damaged");
     let decryptor = age::Decryptor::new_buffered(age::armor::ArmoredReader::new(text))
         .map_err(|_| damaged())?;
     if !decryptor.is_scrypt() {
@@ -510,7 +511,7 @@ fn open_private(
     let opened = match decryptor.decrypt(std::iter::once(&scrypt as &dyn age::Identity)) {
         Ok(stream) => read_secret(stream, FILE_BYTES_MAX).map_err(|_| damaged()),
         Err(age::DecryptError::ExcessiveWork { .. }) => Err(Error::Unsupported(format!(
-            "the passphrase of the key `{name}` asks for more work than is allowed"
+            "the passphrase of the key `{name}` requires more work than is allowed"
         ))),
         Err(_) => Err(Error::WrongPassphrase(name.to_owned())),
     };

@@ -342,7 +342,7 @@ fn a_public_key_that_cannot_be_read_is_explained() {
         ),
         (&good[..good.len() - 1], "copy the whole line again"),
         (&good.replace("age1", "age1qq"), "copy the whole line again"),
-        ("abc", "begins neither with `age1`"),
+        ("abc", "begins with neither `age1`"),
     ] {
         let error = text.parse::<Recipient>().unwrap_err().to_string();
         assert!(error.contains(said), "{error}");

@@ -15,7 +15,7 @@ pub(crate) fn split(key: &[u8], stripes: usize, hash: Hash) -> Result<SecretByte
     getrandom::fill(&mut material).map_err(|e| {
         Error::new(
             ErrorKind::OutOfMemory,
-            format!("the kernel gives no random bytes: {e}"),
+            format!("cannot get random bytes from the kernel: {e}"),
         )
     })?;
     finish_split(key, stripes, hash, &mut material);

@@ -33,7 +33,7 @@ enum Direction {
 fn crypt(key: &[u8], area: &mut [u8], direction: Direction) -> Result<()> {
     if !area.len().is_multiple_of(UNIT) {
         return Err(Error::argument(
-            "a keyslot area is whole units of 512 bytes",
+            "the size of a keyslot area must be a multiple of 512 bytes",
         ));
     }
     match key.len() {

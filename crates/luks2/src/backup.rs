@@ -23,7 +23,7 @@ impl<'a> Backup<'a> {
         let damaged = |what: &str| Error::damaged(format!("the header backup is damaged: {what}"));
         let opened = Header::open(bytes, device_size).map_err(|e| match e.kind() {
             // The backup is all there is: missing bytes mean damage, not a short read.
-            ErrorKind::NeedMore => damaged("it is cut short"),
+            ErrorKind::NeedMore => damaged("it is truncated"),
             _ => e.within("the header backup"),
         })?;
         for state in [&opened.primary, &opened.secondary] {
@@ -39,7 +39,7 @@ impl<'a> Backup<'a> {
         let keyslots = part.and_then(|(from, to)| bytes.get(from..to));
         Ok(Backup {
             header,
-            keyslots: keyslots.ok_or_else(|| damaged("it is cut short"))?,
+            keyslots: keyslots.ok_or_else(|| damaged("it is truncated"))?,
         })
     }
 
@@ -66,7 +66,7 @@ impl<'a> Backup<'a> {
             let place = |h: &Header| (h.segment().offset(), h.backup_len());
             if place(current) != place(&header) {
                 return Err(Error::refused(
-                    "the backup puts the data at another place than the header on the device; \
+                    "the backup states a different data offset than the header on the device; \
                      restoring it would lose the data",
                 ));
             }

@@ -180,7 +180,7 @@ pub(crate) fn stated_size(binary: &[u8], copy: Copy, offset: u64) -> Result<u64>
         .ok_or_else(short)?;
     if !is_header_size(size) {
         return Err(Error::damaged(format!(
-            "states the impossible header size {size}"
+            "states the invalid header size {size}"
         )));
     }
     if copy == Copy::Secondary && size != offset {
@@ -194,14 +194,14 @@ pub(crate) fn stated_size(binary: &[u8], copy: Copy, offset: u64) -> Result<u64>
 /// Reads the copy in `bytes`, whose length is the stated one, and checks its checksum. The salt of
 /// the other copy is left zero.
 pub(crate) fn read(bytes: &[u8], copy: Copy) -> Result<BinaryHeader> {
-    let short = || Error::damaged("shorter than it states");
+    let short = || Error::damaged("shorter than its stated size");
     let alg = text::<ALG_LEN>(bytes, at::CHECKSUM_ALG).ok_or_else(short)?;
     let checksum_alg = Hash::from_name(&lossy(&alg)).map_err(|e| e.within("checksum algorithm"))?;
     let stated: [u8; CHECKSUM_LEN] = array(bytes, at::CHECKSUM).ok_or_else(short)?;
     let computed = checksum(checksum_alg, bytes).ok_or_else(short)?;
     let len = checksum_alg.len();
     if stated.get(..len) != computed.get(..len) {
-        return Err(Error::damaged("the checksum does not match"));
+        return Err(Error::damaged("checksum mismatch"));
     }
     let mut salt = Salts {
         primary: [0; SALT_LEN],
@@ -335,7 +335,7 @@ pub(crate) fn check_label(what: &str, text: &str) -> Result<()> {
     }
     if text.chars().any(char::is_control) {
         return Err(Error::argument(format!(
-            "the {what} has a control character in it"
+            "the {what} contains a control character"
         )));
     }
     Ok(())

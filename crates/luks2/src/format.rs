@@ -69,23 +69,23 @@ impl FormatOptions {
         };
         argument(
             matches!(self.key_bits, 128 | 256),
-            "the key length is 128 or 256 bits",
+            "the key length must be 128 or 256 bits",
         )?;
         argument(
             matches!(self.sector_size, 512 | 4096),
-            "the sector size is 512 or 4096",
+            "the sector size must be 512 or 4096",
         )?;
         argument(
             binary::is_header_size(self.header_size),
-            "the header size is 16 KiB, or that doubled, up to 4 MiB",
+            "the header size must be 16 KiB times a power of two, up to 4 MiB",
         )?;
         argument(
             self.data_offset.is_multiple_of(4096) && self.reserved.is_multiple_of(4096),
-            "the data offset is a multiple of 4096",
+            "the data offset must be a multiple of 4096",
         )?;
         argument(
             self.digest_iterations >= 1000,
-            "a digest has at least 1000 iterations",
+            "a digest needs at least 1000 iterations",
         )?;
         let key_len = u32::try_from(self.volume_key_len()).unwrap_or(u32::MAX);
         let smallest = 2 * self.header_size + area_len(key_len);
@@ -96,7 +96,7 @@ impl FormatOptions {
         check_label("label", &self.label)?;
         check_label("subsystem", &self.subsystem)?;
         let uuid_fits = self.uuid.as_ref().is_none_or(|uuid| is_uuid(uuid));
-        argument(uuid_fits, "a UUID is 8-4-4-4-12 hexadecimal digits")
+        argument(uuid_fits, "a UUID must be 8-4-4-4-12 hexadecimal digits")
     }
 
     fn keyslots_size(&self) -> u64 {
@@ -115,7 +115,7 @@ pub fn generate_volume_key(key_bits: u32) -> Result<SecretBytes> {
     let len = match key_bits {
         128 => 32,
         256 => 64,
-        _ => return Err(Error::argument("the key length is 128 or 256 bits")),
+        _ => return Err(Error::argument("the key length must be 128 or 256 bits")),
     };
     let key = SecretBytes::random(len);
     let (data, tweak) = key.split_at(len / 2);
@@ -136,7 +136,7 @@ impl Header {
         options.check()?;
         if volume_key.len() != options.volume_key_len() {
             return Err(Error::argument(
-                "the volume key does not have the length that was chosen",
+                "the volume key does not have the selected length",
             ));
         }
         let mut salt = [0; SALT_LEN];

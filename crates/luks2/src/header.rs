@@ -167,7 +167,8 @@ impl Header {
         }
         Err(Error::new(
             ErrorKind::Changed,
-            "another program changed the LUKS2 header meanwhile; nothing was written, try again",
+            "another program changed the LUKS2 header after it was read; nothing was written, try \
+             again",
         ))
     }
 
@@ -209,7 +210,7 @@ impl Header {
             true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::NotFound,
-                format!("there is no token {number}"),
+                format!("token {number} does not exist"),
             )),
         }
     }
@@ -218,7 +219,7 @@ impl Header {
         let slots = self.metadata.keyslots();
         if let Some(n) = token.keyslots().iter().find(|n| !slots.contains_key(n)) {
             return Err(Error::argument(format!(
-                "the token names keyslot {n}, which is not there"
+                "the token refers to keyslot {n}, which does not exist"
             )));
         }
         let object = Json::Object(token.object().clone());
@@ -275,8 +276,8 @@ impl Header {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "the metadata would take {len} bytes, and the header has room for {}; remove \
-                     keys or tokens that are no longer needed",
+                    "the metadata needs {len} bytes, but the header has room for {}; remove \
+                     unused keys or tokens",
                     area - 1
                 ),
             ));
@@ -290,7 +291,7 @@ impl Header {
 pub(crate) fn section<'a>(document: &'a mut Object, name: &str) -> Result<&'a mut Object> {
     document
         .object_mut(name)
-        .ok_or_else(|| Error::damaged(format!("there is no section {name}")))
+        .ok_or_else(|| Error::damaged(format!("section {name} is missing")))
 }
 
 /// Chooses the wanted number if it is free, or the first free one if none is wanted.
@@ -302,7 +303,7 @@ pub(crate) fn pick(
 ) -> Result<u32> {
     match wanted {
         Some(n) if n >= max => Err(Error::argument(format!(
-            "{what} {n} is not one of 0 to {}",
+            "{what} {n} is out of range (0 to {})",
             max - 1
         ))),
         Some(n) if taken(n) => Err(Error::new(
@@ -330,7 +331,7 @@ pub(crate) fn fill_random(bytes: &mut [u8]) -> Result<()> {
     getrandom::fill(bytes).map_err(|e| {
         Error::new(
             ErrorKind::OutOfMemory,
-            format!("the kernel gives no random bytes: {e}"),
+            format!("cannot get random bytes from the kernel: {e}"),
         )
     })
 }

@@ -359,7 +359,7 @@ impl<'a> Parser<'a> {
         let mut seen = HashSet::with_capacity(members.len());
         match members.iter().find(|(key, _)| !seen.insert(key.as_str())) {
             Some((twice, _)) => Err(Error::refused(format!(
-                "JSON: the key {} stands twice",
+                "JSON: duplicate key {}",
                 quoted(&twice.value)
             ))),
             None => Ok(Object { members }),

@@ -112,8 +112,7 @@ impl Kdf {
     pub fn check(&self, limits: &KdfLimits) -> Result<()> {
         let over = |what: &str, is: u64, max: u64, setting: &str| {
             Error::refused(format!(
-                "{} asks for {what} of {is}, more than the {max} that are allowed; the header may \
-                 be forged{setting}",
+                "{}: {what} is {is}, above the limit of {max}; the header may be forged{setting}",
                 self.name()
             ))
         };
@@ -129,7 +128,7 @@ impl Kdf {
                 } = cost;
                 if cpus > limits.cpus_max {
                     return Err(over(
-                        "a number of lanes",
+                        "number of lanes",
                         cpus.into(),
                         limits.cpus_max.into(),
                         "",
@@ -143,12 +142,14 @@ impl Kdf {
                 self.params(0).map(drop)
             }
             Kdf::Pbkdf2 { iterations, .. } if iterations > limits.iterations_max => Err(over(
-                "a number of iterations",
+                "number of iterations",
                 iterations.into(),
                 limits.iterations_max.into(),
                 "",
             )),
-            Kdf::Pbkdf2 { iterations: 0, .. } => Err(Error::refused("pbkdf2 with no iterations")),
+            Kdf::Pbkdf2 { iterations: 0, .. } => {
+                Err(Error::refused("pbkdf2: the iteration count is 0"))
+            }
             Kdf::Pbkdf2 { .. } => Ok(()),
         }
     }
@@ -161,9 +162,7 @@ impl Kdf {
                 // RFC 9106, 3.1: memory is at least 8 KiB per lane. Checked here, because `Params`
                 // multiplies before it compares.
                 if u64::from(cost.memory_kib) < 8 * u64::from(cost.cpus) {
-                    return Err(Error::refused(
-                        "argon2 with less than 8 KiB of memory a lane",
-                    ));
+                    return Err(Error::refused("argon2: less than 8 KiB of memory per lane"));
                 }
                 Params::new(
                     cost.memory_kib,
@@ -171,7 +170,7 @@ impl Kdf {
                     cost.cpus,
                     (len > 0).then_some(len),
                 )
-                .map_err(|e| Error::refused(format!("costs of {}: {e}", self.name())))
+                .map_err(|e| Error::refused(format!("invalid costs of {}: {e}", self.name())))
             }
             Kdf::Pbkdf2 { .. } => Ok(Params::default()),
         }
@@ -188,14 +187,16 @@ impl Kdf {
         };
         let argon2 = Argon2::new(algorithm, Version::V0x13, self.params(len)?);
         let mut key = SecretBytes::zeroed(len);
-        argon2.hash_password_into(passphrase, salt, &mut key).map_err(|e| match e {
-            argon2::Error::OutOfMemory => Error::new(
-                ErrorKind::OutOfMemory,
-                "there is not enough memory for the key derivation of this keyslot; free some, or \
-                 use a keyslot with a lower memory cost",
-            ),
-            other => Error::refused(format!("{}: {other}", self.name())),
-        })?;
+        argon2
+            .hash_password_into(passphrase, salt, &mut key)
+            .map_err(|e| match e {
+                argon2::Error::OutOfMemory => Error::new(
+                    ErrorKind::OutOfMemory,
+                    "not enough memory for the key derivation of this keyslot; free some, or use a \
+                     keyslot with a lower memory cost",
+                ),
+                other => Error::refused(format!("{}: {other}", self.name())),
+            })?;
         Ok(key)
     }
 

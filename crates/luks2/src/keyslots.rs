@@ -45,7 +45,7 @@ impl Header {
     pub fn unusable_keyslots(&self) -> Vec<Error> {
         let why = |(n, slot): (u32, &Keyslot)| {
             let error = slot.protection().err()?;
-            Some(error.within(format!("keyslot {n} cannot be opened by EVFS")))
+            Some(error.within(format!("EVFS cannot open keyslot {n}")))
         };
         self.volume_keyslots().filter_map(why).collect()
     }
@@ -74,7 +74,7 @@ impl Header {
         let keyslot = all.get(&slot).ok_or_else(|| not_found(slot))?;
         if !self.is_bound(slot) {
             return Err(Error::unsupported(format!(
-                "keyslot {slot} is not bound to the data of this volume; it opens nothing"
+                "keyslot {slot} is not bound to the data of this volume and cannot open it"
             )));
         }
         Ok(keyslot)
@@ -120,8 +120,8 @@ impl Header {
         let (work, max) = (self.work_kib(slot), limits.work_kib_max);
         if work > max {
             return Err(Error::refused(format!(
-                "keyslot {slot} and the digest of its key ask for work of {work} KiB, more than the {max} that \
-                 are allowed; the header may be forged{WORK_SETTING}"
+                "keyslot {slot} and the digest of its key require {work} KiB of work, above the \
+                 limit of {max}; the header may be forged{WORK_SETTING}"
             )));
         }
         let key_len = to_usize(u64::from(keyslot.key_size()));
@@ -175,7 +175,7 @@ impl Header {
         if !self.is_volume_key(key, &KdfLimits::default())? {
             return Err(Error::new(
                 ErrorKind::WrongKey,
-                "this is not the volume key of the header",
+                "the key is not the volume key of the header",
             ));
         }
         let iterations = FormatOptions::new(0).digest_iterations;
@@ -184,7 +184,8 @@ impl Header {
         self.edit(|document| {
             let digests = section(document, "digests")?;
             let old = digests.object_mut(&number.to_string());
-            let old = old.ok_or_else(|| Error::damaged("the digest of the volume key is gone"))?;
+            let old =
+                old.ok_or_else(|| Error::damaged("the digest of the volume key is missing"))?;
             for (name, value) in new.iter() {
                 if !matches!(name, "keyslots" | "segments") {
                     old.set(name, value.clone());
@@ -246,7 +247,7 @@ impl Header {
         if !self.is_volume_key(volume_key, &KdfLimits::default())? {
             return Err(Error::new(
                 ErrorKind::WrongKey,
-                "this is not the volume key of the volume",
+                "the key is not the volume key of this volume",
             ));
         }
         let key_size = u32::try_from(volume_key.len()).unwrap_or(u32::MAX);
@@ -315,7 +316,8 @@ impl Header {
             return Err(Error::new(
                 ErrorKind::NoSpace,
                 format!(
-                    "the keyslots area of {} bytes has no free {len} bytes; remove a keyslot first",
+                    "the keyslots area of {} bytes has no room for {len} bytes; remove a keyslot \
+                     first",
                     whole.len
                 ),
             ));
@@ -344,8 +346,8 @@ impl Header {
             return Err(Error::new(
                 ErrorKind::LastKeyslot,
                 format!(
-                    "keyslot {slot} is the last one that opens this volume; without it the data is \
-                     lost. Add another key first"
+                    "keyslot {slot} is the last one that opens this volume: without it the data \
+                     is lost; add another key first"
                 ),
             ));
         }
@@ -385,7 +387,10 @@ impl Header {
 }
 
 fn not_found(slot: u32) -> Error {
-    Error::new(ErrorKind::NotFound, format!("there is no keyslot {slot}"))
+    Error::new(
+        ErrorKind::NotFound,
+        format!("keyslot {slot} does not exist"),
+    )
 }
 
 /// Builds the area of a new keyslot: encrypted split key material, then random bytes to the end.

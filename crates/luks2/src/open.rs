@@ -149,7 +149,7 @@ fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Foun
 fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]> {
     let end = offset.saturating_add(len);
     if end > device_size {
-        return Err(Error::damaged("reaches beyond the end of the device"));
+        return Err(Error::damaged("extends beyond the end of the device"));
     }
     let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
     range
@@ -158,7 +158,7 @@ fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]
             Error::new(
                 ErrorKind::NeedMore,
                 format!(
-                    "reading this header takes the first {end} bytes, not {}",
+                    "the header needs the first {end} bytes of the device, but {} were read",
                     prefix.len()
                 ),
             )
@@ -166,7 +166,7 @@ fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]
 }
 
 fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
-    let mut best = Error::damaged("no secondary copy at any of the places where one can be");
+    let mut best = Error::damaged("no secondary copy at any valid offset");
     for offset in secondary_offsets() {
         match find(prefix, device_size, Copy::Secondary, offset) {
             Ok(found) => return Ok(found),
@@ -266,7 +266,8 @@ pub(crate) fn check_device(metadata: &Metadata, device_size: u64) -> Result<()> 
 fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
     if binary::version(prefix) == Some(1) {
         return Error::unsupported(
-            "a LUKS header of version 1; `cryptsetup convert --type luks2` makes it LUKS2",
+            "a LUKS header of version 1 is not supported; convert it with `cryptsetup convert \
+             --type luks2`",
         );
     }
     let magic = |offset: u64, copy| {
@@ -281,8 +282,8 @@ fn no_copy(prefix: &[u8], primary: Error, secondary: Error) -> Error {
     if !was {
         return Error::new(
             ErrorKind::NotLuks,
-            "there is no LUKS2 header here, nor the remains of one; if it was a volume, both copies of its header \
-             are overwritten: restore a header backup",
+            "no LUKS2 header found, and no remains of one; if this was a volume, both copies of \
+             its header were overwritten: restore a header backup",
         );
     }
     // An unknown checksum algorithm in both copies means a newer writer, not damage.

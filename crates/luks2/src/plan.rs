@@ -266,7 +266,9 @@ impl Header {
     /// the areas that the previous header on the disk named and the new one does not.
     fn write_copies(&mut self, plan: &mut Plan) -> Result<Vec<Range>> {
         self.binary.seqid = self.binary.seqid.checked_add(1).ok_or_else(|| {
-            Error::refused("the sequence id of the header is at its end; it may be forged")
+            Error::refused(
+                "the sequence id of the header is at its maximum; the header may be forged",
+            )
         })?;
         let json = self.metadata.to_json();
         for copy in [Copy::Primary, Copy::Secondary] {

@@ -483,8 +483,8 @@ fn what_cryptsetup_can_do_and_we_cannot_is_refused_by_name() {
             &["--cipher=aes-cbc-essiv:sha256", "-s", "256"],
             "aes-cbc-essiv:sha256",
         ),
-        (&["--sector-size=1024"], "sectors of 1024 bytes"),
-        (&["--sector-size=2048"], "sectors of 2048 bytes"),
+        (&["--sector-size=1024"], "sector size 1024"),
+        (&["--sector-size=2048"], "sector size 2048"),
     ];
     for (args, why) in cases {
         let error = Image::by_cryptsetup(&[AES_KEYSLOT, args].concat())

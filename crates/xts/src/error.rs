@@ -20,7 +20,7 @@ pub enum Error {
     #[error("this processor cannot run the {0} kernel")]
     KernelUnavailable(Kernel),
     /// No kernel has this name.
-    #[error("no kernel is called {0:?}; there are portable, aes-ni and vaes-512")]
+    #[error("unknown kernel {0:?}; use portable, aes-ni or vaes-512")]
     UnknownKernel(String),
     /// The kernel returned wrong bytes for known input in this process. The CPU or the build is
     /// broken; the kernel must not be used to write data.

@@ -42,9 +42,9 @@ fn check(table: &str) -> usize {
             let engine = Engine::new(kernel, &key);
             let mut out = vec![0; clear.len()];
             engine.run(Direction::Encrypt, units, Some(&clear), &mut out);
-            assert_eq!(out, cipher, "{kernel} enciphers vector {number}");
+            assert_eq!(out, cipher, "{kernel} encrypts vector {number}");
             engine.run(Direction::Decrypt, units, None, &mut out);
-            assert_eq!(out, clear, "{kernel} deciphers vector {number}");
+            assert_eq!(out, clear, "{kernel} decrypts vector {number}");
         }
         lines += 1;
     }
@@ -96,9 +96,9 @@ fn units_of_any_number_of_blocks_agree_with_openssl() {
                 let engine = Engine::new(kernel, key);
                 let mut out = clear.to_vec();
                 engine.run(Direction::Encrypt, units, None, &mut out);
-                assert!(out == right, "{kernel}, {blocks} blocks, enciphering");
+                assert!(out == right, "{kernel}, {blocks} blocks, encryption");
                 engine.run(Direction::Decrypt, units, None, &mut out);
-                assert!(out == clear, "{kernel}, {blocks} blocks, deciphering");
+                assert!(out == clear, "{kernel}, {blocks} blocks, decryption");
             }
         }
     }

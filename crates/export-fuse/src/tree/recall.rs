@@ -69,7 +69,7 @@ impl Recall {
     /// holds briefly, so a thread that serves a request may call it for the inode of that request.
     pub fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get() {
-            log("an inode", ino, notifier.inval_inode(INodeNo(ino), -1, 0));
+            log("inode", ino, notifier.inval_inode(INodeNo(ino), -1, 0));
         }
     }
 
@@ -108,7 +108,7 @@ impl Recall {
         self.taken.notify_all();
         for (dir, name) in now.entries {
             let told = notifier.inval_entry(INodeNo(dir), OsStr::from_bytes(&name));
-            log("an entry", dir, told);
+            log("an entry of directory", dir, told);
         }
         for (ino, bytes) in now.inodes {
             // A negative offset means only the attributes; length 0 means up to the end.
@@ -118,12 +118,12 @@ impl Recall {
                 Some(bytes) => (bytes.start as i64, (bytes.end - bytes.start) as i64),
             };
             let told = notifier.inval_inode(INodeNo(ino), offset, len);
-            log("an inode", ino, told);
+            log("inode", ino, told);
         }
         for answer in now.answers {
             let (offset, len) = (answer.bytes.start as i64, answer.len().into());
             let told = notifier.inval_inode(INodeNo(answer.ino), offset, len);
-            log("an inode", answer.ino, told);
+            log("inode", answer.ino, told);
             answer.give();
         }
         true
@@ -190,7 +190,7 @@ impl Pending {
 fn log(what: &str, ino: Ino, told: io::Result<()>) {
     if let Err(error) = told {
         // The mount has ended, or the entry is in use, for example as a mount point.
-        tracing::debug!("the kernel did not forget {what} of inode {ino}: {error}");
+        tracing::debug!("the kernel did not invalidate {what} {ino}: {error}");
     }
 }
 

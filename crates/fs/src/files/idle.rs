@@ -109,7 +109,7 @@ impl Watch {
                 .and_then(|()| self.fs.sync())
             {
                 // The next sync reports the error; the cache tries again.
-                tracing::debug!("{}: not written out: {error}", self.fs.name);
+                tracing::debug!("{}: write-back failed: {error}", self.fs.name);
             }
             drop(files);
             self.pause(REST);

@@ -66,7 +66,7 @@ impl SyncHandle {
             inbox: Arc::clone(inbox),
         };
         if let Err(unsent) = self.0.send(job) {
-            let text = "the thread that syncs has ended";
+            let text = "the sync thread has ended";
             let error = Error::new(crate::error::Kind::Io, text);
             unsent.0.inbox.put(request, Err(error));
         }

@@ -36,7 +36,7 @@ pub(super) fn check(
         .filter(|(_, count)| *count > 1)
         .collect();
     if joined(many) != joined(shared) {
-        let text = "the counts of shared blocks are not what the records add up to";
+        let text = "reference counts of shared blocks do not match the extent records";
         report.problem(FindingKind::Space, text);
     }
     let mut used: Vec<Run> = counted.iter().map(|(run, _)| *run).collect();
@@ -51,7 +51,7 @@ pub(super) fn check(
     }
     used.sort_unstable();
     if let Some(two) = used.windows(2).find(|two| two[0].end() > two[1].start) {
-        let text = format!("block {}: data and metadata at once", two[1].start);
+        let text = format!("block {}: in use by both data and metadata", two[1].start);
         report.problem(FindingKind::Space, text);
     }
     // Blocks being written are no longer free in the allocator, but no record refers to them yet.
@@ -94,7 +94,10 @@ pub(super) fn counted(
                 records += 1;
                 let run = extent.run();
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
-                    broken.push((FindingKind::Extent, format!("{key:?}: outside the device")));
+                    broken.push((
+                        FindingKind::Extent,
+                        format!("{key:?}: extent lies outside the device"),
+                    ));
                     return Ok(true);
                 }
                 *edges.entry(run.start).or_default() += 1;
@@ -240,7 +243,7 @@ fn compare(records: &[Run], other: &[Run], name: &str, report: &mut Report) {
         }
     };
     let text = format!(
-        "{name} has {} blocks in use and the records {}; the first difference is block {at}",
+        "{name} has {} blocks in use, but the records have {}; the first difference is block {at}",
         blocks(other),
         blocks(records)
     );

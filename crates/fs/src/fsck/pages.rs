@@ -50,7 +50,7 @@ pub(super) fn verify(
                 // Everything is read about twice: for the checksums, and for the pages in use.
                 Err(RecvTimeoutError::Timeout) => meter.at(read.load(Relaxed) / 2),
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Error::corrupt("its pages cannot be read"));
+                    return Err(Error::corrupt("the metadata pages cannot be read"));
                 }
             }
         }
@@ -62,7 +62,9 @@ fn read_all(file: Counted, epoch: u64) -> Result<()> {
     db.verify()?;
     match db.epoch()? == epoch {
         true => Ok(()),
-        false => Err(Error::corrupt("the last commit is not whole on the device")),
+        false => Err(Error::corrupt(
+            "the last commit is incomplete on the device",
+        )),
     }
 }
 

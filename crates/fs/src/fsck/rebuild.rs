@@ -85,13 +85,13 @@ impl Inner {
             Ok(db)
         });
         let db = swapped.inspect_err(|error| {
-            let text = format!("the file system can only be read since an error: {error}");
+            let text = format!("the file system is read-only after an error: {error}");
             state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
         })?;
         log.skip_all();
         *slot = Some(db);
         let text = format!(
-            "{damage}; the metadata is made anew from what could be read, which is all but {lost} parts"
+            "{damage}; rebuilt the metadata from its readable part; unreadable key ranges: {lost}"
         );
         repair.did(FindingKind::Pages, text);
         Ok(())
@@ -123,7 +123,8 @@ impl Inner {
         }
         // Without a fileset, the repair would remove everything else as well.
         if says < SAYS_ENOUGH {
-            let text = "no files are in what can be read of the metadata, which is left as it is: restore them from a backup";
+            let text = "the readable part of the metadata contains no files: nothing was changed; \
+                restore the files from a backup";
             return Err(Error::corrupt(text));
         }
         let runs = |blocks: Vec<std::ops::Range<u64>>| {

@@ -159,7 +159,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
         Ok(true)
     })?;
     for key in unread {
-        let text = format!("{key:?}: no record of a fileset; removed");
+        let text = format!("{key:?}: removed an invalid fileset record");
         repair.did(FindingKind::Record, text);
         op.delete_key(key);
     }
@@ -188,14 +188,14 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
                 of.snapshots.sort_unstable();
             }
             None if origin != 0 => {
-                let text = format!("the snapshot '{name}' is of no fileset; removed");
+                let text = format!("removed snapshot '{name}': its fileset does not exist");
                 repair.did(FindingKind::Record, text);
                 op.delete_key(Key::global(Section::Trees, id.into()));
                 continue;
             }
             None => {}
         }
-        let text = format!("the fileset or snapshot {id} was not known any more; it is '{name}'");
+        let text = format!("recovered lost fileset or snapshot {id} as '{name}'");
         repair.did(FindingKind::Record, text);
         op.trees.insert(id, tree);
     }
@@ -250,7 +250,7 @@ fn drop_broken(
         Ok(true)
     })?;
     for key in broken {
-        let text = format!("{key:?}: no record that could be; removed");
+        let text = format!("{key:?}: removed an invalid record");
         repair.did(FindingKind::Record, text);
         op.delete_key(key);
     }
@@ -296,7 +296,7 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
 fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
     let last = op.trees.last_key_value().map_or(0, |(id, _)| *id);
     if last >= op.next_tree && last < TreeId::MAX {
-        let text = format!("the next fileset is {}", last + 1);
+        let text = format!("corrected the next fileset id to {}", last + 1);
         repair.did(FindingKind::Record, text);
         op.next_tree = last + 1;
         let mut out = Out::with(4);
@@ -332,7 +332,7 @@ fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<
     }
     repair.did(
         FindingKind::Space,
-        "the references of shared blocks are counted anew",
+        "corrected the reference counts of shared blocks",
     );
     for (at, _) in there {
         op.delete_key(Key::global(Section::Shared, at));
@@ -380,10 +380,7 @@ fn repair_space(
         }));
     }
     if !changes.is_empty() {
-        let text = format!(
-            "the bitmap was wrong in {} places; put right",
-            changes.len()
-        );
+        let text = format!("corrected the bitmap; wrong ranges: {}", changes.len());
         repair.did(FindingKind::Space, text);
     }
     let bounds = op.bounds.clone();

@@ -142,7 +142,7 @@ impl<'a> Walk<'a> {
                 }
             }
             Some(_) if self.current.is_none() => {
-                self.problem(FindingKind::Record, ino, "has items and no record");
+                self.problem(FindingKind::Record, ino, "has items but no inode record");
             }
             Some(Item::Target) => self.target(bytes),
             Some(Item::Xattr) => {
@@ -163,7 +163,7 @@ impl<'a> Walk<'a> {
                     self.extent(ino, key.place(), &extent);
                 }
             }
-            _ => self.problem(FindingKind::Record, ino, "has an item of no kind"),
+            _ => self.problem(FindingKind::Record, ino, "has an item of unknown type"),
         }
         Ok(())
     }
@@ -171,10 +171,18 @@ impl<'a> Walk<'a> {
     fn begin_inode(&mut self, ino: Ino, inode: Inode) {
         self.report.inodes += 1;
         if (ino & 1 == 1) != inode.is_dir() {
-            self.problem(FindingKind::Record, ino, "its number does not fit its type");
+            self.problem(
+                FindingKind::Record,
+                ino,
+                "its number does not match the file type",
+            );
         }
         if ino >> 1 >= self.state.trees[&self.tree].record.next_ino {
-            self.problem(FindingKind::Usage, ino, "its number could be given again");
+            self.problem(
+                FindingKind::Usage,
+                ino,
+                "its number could be reused: the fileset's next inode number is too low",
+            );
         }
         self.current = Some(Current {
             ino,
@@ -197,13 +205,17 @@ impl<'a> Walk<'a> {
         let fits = current.inode.disk_size == bytes.len() as u64;
         let ino = current.ino;
         if !(1..=TARGET_MAX).contains(&bytes.len()) {
-            self.problem(FindingKind::Record, ino, "its target is empty or too long");
+            self.problem(
+                FindingKind::Record,
+                ino,
+                "symbolic link target is empty or too long",
+            );
         }
         if !fits {
             self.problem(
                 FindingKind::Count,
                 ino,
-                "its size is not that of its target",
+                "size does not match the symbolic link target",
             );
         }
     }
@@ -214,7 +226,7 @@ impl<'a> Walk<'a> {
             self.problem(
                 FindingKind::Name,
                 ino,
-                "has a name where it is not looked for",
+                "directory entry or attribute is in the wrong hash slot",
             );
         }
         let new = self
@@ -222,7 +234,11 @@ impl<'a> Walk<'a> {
             .as_mut()
             .is_none_or(|current| current.names.insert(unique));
         if !new {
-            self.problem(FindingKind::Name, ino, "has a name twice");
+            self.problem(
+                FindingKind::Name,
+                ino,
+                "duplicate directory entry or attribute",
+            );
         }
     }
 
@@ -240,7 +256,11 @@ impl<'a> Walk<'a> {
         });
         named.count += 1;
         if named.kind != entry.kind {
-            self.problem(FindingKind::Name, entry.ino, "has two types");
+            self.problem(
+                FindingKind::Name,
+                entry.ino,
+                "its directory entries disagree on the file type",
+            );
         }
     }
 
@@ -254,10 +274,10 @@ impl<'a> Walk<'a> {
         current.reached = end_of(&(first, *extent));
         let too_far = current.reached > FILE_SIZE_MAX / BLOCK_BYTES;
         if overlaps {
-            self.problem(FindingKind::Extent, ino, "its extents overlap");
+            self.problem(FindingKind::Extent, ino, "extents overlap");
         }
         if too_far {
-            let text = "has an extent after the end of the largest file";
+            let text = "extent lies beyond the maximum file size";
             self.problem(FindingKind::Extent, ino, text);
         }
     }
@@ -271,27 +291,38 @@ impl<'a> Walk<'a> {
         self.blocks += current.blocks;
         self.count_extents(current.extents);
         if current.blocks != inode.blocks {
-            let text = format!("counts {} blocks and has {}", inode.blocks, current.blocks);
+            let text = format!(
+                "block count is {}, but {} were found",
+                inode.blocks, current.blocks
+            );
             self.problem(FindingKind::Count, ino, &text);
         }
         if current.entries != inode.entries {
             let text = format!(
-                "counts {} entries and has {}",
+                "entry count is {}, but {} were found",
                 inode.entries, current.entries
             );
             self.problem(FindingKind::Count, ino, &text);
         }
         if current.entries > 0 && !inode.is_dir() {
-            self.problem(FindingKind::Record, ino, "has entries and is no directory");
+            self.problem(
+                FindingKind::Record,
+                ino,
+                "has directory entries but is not a directory",
+            );
         }
         if current.blocks > 0 && inode.kind != FileType::File {
-            self.problem(FindingKind::Extent, ino, "has blocks and is no file");
+            self.problem(
+                FindingKind::Extent,
+                ino,
+                "has extents but is not a regular file",
+            );
         }
         if current.has_target != (inode.kind == FileType::Symlink) {
             self.problem(
                 FindingKind::Record,
                 ino,
-                "a link without a target, or a target without a link",
+                "symbolic link without a target, or a target but not a symbolic link",
             );
         }
         let seen = Seen {
@@ -319,7 +350,7 @@ impl<'a> Walk<'a> {
         let mut wrong = |ino, kind, text: String| problems.push((ino, kind, text));
         for (ino, Named { dir, .. }) in &self.named {
             if !self.inodes.contains_key(ino) {
-                let text = format!("is named in {dir} and does not exist");
+                let text = format!("does not exist, but directory {dir} has an entry for it");
                 wrong(*ino, FindingKind::Name, text);
             }
         }
@@ -329,7 +360,7 @@ impl<'a> Walk<'a> {
             let named = self.named.get(ino);
             let names = named.map_or(0, |named| named.count);
             if named.is_some_and(|named| named.kind != seen.kind) {
-                let text = "is of another type than its name says";
+                let text = "file type does not match its directory entry";
                 wrong(*ino, FindingKind::Name, text.into());
             }
             let expected = match (is_dir, *ino == ROOT || names > 0) {
@@ -338,11 +369,11 @@ impl<'a> Walk<'a> {
                 (false, _) => names,
             };
             if seen.links != expected {
-                let text = format!("counts {} links and has {expected}", seen.links);
+                let text = format!("link count is {}, expected {expected}", seen.links);
                 wrong(*ino, FindingKind::Count, text);
             }
             if is_dir && names > u32::from(*ino != ROOT) {
-                let text = format!("a directory with {names} names");
+                let text = format!("too many directory entries for a directory: {names}");
                 wrong(*ino, FindingKind::Name, text);
             }
             let parent = match *ino {
@@ -350,12 +381,12 @@ impl<'a> Walk<'a> {
                 _ => named.map_or(0, |named| named.dir),
             };
             if is_dir && seen.links > 0 && seen.parent != parent {
-                let text = format!("says it is in {}, and is in {parent}", seen.parent);
+                let text = format!("parent directory is {}, expected {parent}", seen.parent);
                 wrong(*ino, FindingKind::Name, text);
             }
             let is_orphan = self.orphans.contains(ino);
             if is_orphan != (seen.links == 0) && !is_snapshot {
-                let text = "no name, or one, and its place among the orphans differ";
+                let text = "link count and orphan list do not match";
                 wrong(*ino, FindingKind::Name, text.into());
             }
         }
@@ -364,12 +395,12 @@ impl<'a> Walk<'a> {
                 wrong(
                     *ino,
                     FindingKind::Name,
-                    "an orphan that does not exist".into(),
+                    "is on the orphan list, but does not exist".into(),
                 );
             }
         }
         if !self.inodes.contains_key(&ROOT) {
-            wrong(ROOT, FindingKind::Name, "there is no root".into());
+            wrong(ROOT, FindingKind::Name, "root directory is missing".into());
         }
         problems.sort_by_key(|problem| problem.0);
         for (ino, kind, text) in problems {
@@ -401,7 +432,7 @@ impl<'a> Walk<'a> {
             self.problem(
                 FindingKind::Name,
                 ino,
-                "a directory that is not below the root",
+                "directory is not reachable from the root",
             );
         }
     }
@@ -411,7 +442,7 @@ impl<'a> Walk<'a> {
         let counted = (self.blocks, self.inodes.len() as u64);
         if counted != (record.used_blocks, record.used_inodes) {
             let text = format!(
-                "counts {} blocks and {} inodes, and has {} and {}",
+                "usage counters are {} blocks and {} inodes, but {} and {} were found",
                 record.used_blocks, record.used_inodes, counted.0, counted.1
             );
             self.report.found(Finding {

@@ -36,7 +36,7 @@ impl Config {
         let json_size = size(fields, "json_size")?;
         if json_size != area_len || !is_header_size(json_size.saturating_add(BINARY_LEN as u64)) {
             return Err(Error::damaged(format!(
-                "config: json_size {json_size} is not the {area_len} bytes of the JSON area"
+                "config: json_size {json_size} does not match the JSON area of {area_len} bytes"
             )));
         }
         let keyslots_size = size(fields, "keyslots_size")?;
@@ -80,7 +80,7 @@ fn check_requirements(fields: &Fields<'_>) -> Result<()> {
             quoted(name)
         ))),
         Some(name) => Err(Error::unsupported(format!(
-            "the volume requires {}, which EVFS does not have; use the program that made it",
+            "the volume requires {}, which EVFS does not support; use the program that created it",
             quoted(name)
         ))),
     }

@@ -75,7 +75,7 @@ impl Digest {
             .map_err(|reason| Error::unsupported(reason.as_str()))?;
         if check.iterations > limits.iterations_max {
             return Err(Error::refused(format!(
-                "the digest asks for {} iterations, more than the {} that are allowed",
+                "the digest requires {} iterations; the limit is {}",
                 check.iterations, limits.iterations_max
             )));
         }
@@ -98,7 +98,7 @@ impl Pbkdf2Digest {
         let digest = fields.bytes("digest")?;
         let path = fields.path();
         if iterations == 0 {
-            return Err(Error::refused(format!("{path}: no iterations")));
+            return Err(Error::refused(format!("{path}: the iteration count is 0")));
         }
         if salt.len() != SALT_LEN {
             return Err(Error::refused(format!(
@@ -109,7 +109,7 @@ impl Pbkdf2Digest {
         // wrong keys.
         if digest.len() != DIGEST_LEN_MIN && digest.len() != hash.len() {
             return Err(Error::refused(format!(
-                "{path}: {} bytes of digest do not fit {hash}",
+                "{path}: a digest of {} bytes does not match {hash}",
                 digest.len()
             )));
         }

@@ -56,7 +56,7 @@ impl<'a> Fields<'a> {
     pub(crate) fn str(&self, key: &str) -> Result<&'a str> {
         match self.object.get(key) {
             Some(Json::String(text)) if !text.as_str().is_empty() => Ok(text.as_str()),
-            _ => Err(self.wrong(key, "a string with something in it")),
+            _ => Err(self.wrong(key, "a non-empty string")),
         }
     }
 

@@ -166,9 +166,7 @@ fn read_luks2(
     let af = fields.object("af")?;
     let kdf = fields.object("kdf")?;
     if af.str("type")? != "luks1" || area.str("type")? != "raw" {
-        return Err(Error::damaged(format!(
-            "{path}: unknown type of af or area"
-        )));
+        return Err(Error::damaged(format!("{path}: unknown af or area type")));
     }
     let stripes = af.integer("stripes")?;
     let af_hash = Hash::from_name(af.str("hash")?);
@@ -186,21 +184,21 @@ fn read_luks2(
     // than the area holds.
     if stripes.map(|n| n as usize) != Some(STRIPES) {
         return unusable(format!(
-            "a number of anti-forensic stripes that is not {STRIPES}"
+            "the number of anti-forensic stripes is not {STRIPES}"
         ));
     }
     if key_size == 0 || key_size > KEY_SIZE_MAX {
-        return unusable(format!("a key of {key_size} bytes"));
+        return unusable(format!("invalid key size of {key_size} bytes"));
     }
     let Some(area_key_size @ (32 | 64)) = area_key_size else {
-        return unusable("an area key that is not 32 or 64 bytes".into());
+        return unusable("the area key is not 32 or 64 bytes".into());
     };
     if !range.offset.is_multiple_of(AREA_ALIGN) || range.len < material_len(key_size) {
-        return unusable("an area that is misaligned or too short for its key".into());
+        return unusable("the area is misaligned or too short for its key".into());
     }
     let salt = kdf.bytes("salt").unwrap_or_default();
     if salt.len() != SALT_LEN {
-        return unusable(format!("a salt that is not {SALT_LEN} bytes of base64"));
+        return unusable(format!("the salt is not {SALT_LEN} bytes of base64"));
     }
     match (af_hash, cost) {
         (Ok(af_hash), Ok(kdf)) => Ok(SlotKind::Usable(Luks2Keyslot {
@@ -215,7 +213,7 @@ fn read_luks2(
 
 /// Reads the key derivation. The inner error is for a function that EVFS does not support.
 fn read_kdf(kdf: &Fields<'_>) -> Result<Result<Kdf>> {
-    let range = || Error::refused("a cost of the key derivation is out of range");
+    let range = || Error::refused("a key derivation cost is out of range");
     match kdf.str("type")? {
         "pbkdf2" => {
             kdf.str("salt")?;
@@ -270,7 +268,8 @@ pub(super) fn check_areas(keyslots: &BTreeMap<u32, Keyslot>, config: &Config) ->
         let ends = area.offset.checked_add(area.len);
         if area.offset < first || area.len == 0 || ends.is_none_or(|e| e > end) {
             return Err(Error::damaged(format!(
-                "keyslot {id}: the area of {} bytes at {} is not inside {first} to {end}",
+                "keyslot {id}: the area of {} bytes at {} lies outside the keyslots area, {first} \
+                 to {end}",
                 area.len, area.offset
             )));
         }
@@ -312,7 +311,7 @@ pub(super) fn check_key_sizes(
     }
     if first != 32 && first != 64 {
         return Err(Error::unsupported(format!(
-            "a volume key of {first} bytes; {CIPHER} here takes 32 or 64"
+            "a volume key of {first} bytes is not supported; {CIPHER} needs 32 or 64"
         )));
     }
     Ok(())

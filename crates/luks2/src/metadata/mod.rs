@@ -67,10 +67,12 @@ impl Metadata {
         let end = area
             .iter()
             .position(|b| *b == 0)
-            .ok_or_else(|| Error::damaged("the JSON area has no zero after the object"))?;
+            .ok_or_else(|| Error::damaged("the JSON area is not zero-terminated"))?;
         let (text, padding) = area.split_at(end);
         if padding.iter().any(|b| *b != 0) {
-            return Err(Error::damaged("there are bytes after the JSON object"));
+            return Err(Error::damaged(
+                "the padding after the JSON object is not zero",
+            ));
         }
         let text = std::str::from_utf8(text)
             .map_err(|_| Error::refused("the JSON area is not valid UTF-8"))?;
@@ -86,7 +88,7 @@ impl Metadata {
             .bytes()
             .all(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r'))
         {
-            return Err(Error::damaged("there is more after the JSON object"));
+            return Err(Error::damaged("trailing text after the JSON object"));
         }
         let Json::Object(document) = value else {
             return Err(Error::damaged("the JSON is not an object"));
@@ -191,7 +193,7 @@ fn read_section<T>(
     for (key, _) in section.inner().iter() {
         if !key.bytes().all(|b| b.is_ascii_digit()) {
             return Err(Error::damaged(format!(
-                "{name}: {} is no number",
+                "{name}: {} is not a number",
                 quoted(key)
             )));
         }
@@ -201,7 +203,7 @@ fn read_section<T>(
             .filter(|n: &u32| *n < max && n.to_string() == key);
         let number = number.ok_or_else(|| {
             Error::refused(format!(
-                "{name}: {} is not one of 0 to {}",
+                "{name}: {} is out of range (0 to {})",
                 quoted(key),
                 max - 1
             ))
@@ -221,7 +223,7 @@ fn check_references<S>(
 ) -> Result<()> {
     let missing = |what: &str, id: &u32, part: &str, n: &u32| {
         Error::damaged(format!(
-            "{what} {id} names {part} {n}, which does not exist"
+            "{what} {id} refers to {part} {n}, which does not exist"
         ))
     };
     for (id, token) in tokens {
@@ -244,7 +246,7 @@ fn check_references<S>(
             .count();
         if owners != 1 {
             return Err(Error::damaged(format!(
-                "keyslot {id} belongs to {owners} digests, not to 1"
+                "keyslot {id} has {owners} digests, expected 1"
             )));
         }
     }

@@ -82,7 +82,7 @@ impl Segment {
         };
         if offset % 512 != 0 || size.is_some_and(|s| s == 0 || s % 512 != 0) {
             return Err(Error::damaged(format!(
-                "{path}: offset or size is not whole sectors"
+                "{path}: offset or size is not a whole number of sectors"
             )));
         }
         let flags = fields.optional_strings("flags")?;
@@ -95,7 +95,7 @@ impl Segment {
         let mut refusal = match kind {
             "crypt" => segment.read_crypt(fields)?,
             other => Some(Error::unsupported(format!(
-                "{path} has the type {}; EVFS opens segments of type crypt",
+                "{path}: segment type {} is not supported; EVFS supports type crypt",
                 quoted(other)
             ))),
         };
@@ -124,13 +124,13 @@ impl Segment {
         let whole = |size: u64| size.is_multiple_of(u64::from(sector_size));
         if sector_size == 0 || sector_size % 512 != 0 || !self.size.is_none_or(whole) {
             return Err(Error::damaged(format!(
-                "{path}: sector size {sector_size} does not fit, or the size is not whole sectors"
+                "{path}: sector size {sector_size} is invalid, or the size is not a multiple of it"
             )));
         }
         if fields.has("integrity") {
             return Ok(Some(Error::unsupported(format!(
-                "{path} has integrity protection (dm-integrity), which EVFS does not do; open it \
-                 with cryptsetup"
+                "{path} has integrity protection (dm-integrity), which EVFS does not support; \
+                 open it with cryptsetup"
             ))));
         }
         if let Some(refusal) = refuse_cipher(path, encryption) {
@@ -138,13 +138,13 @@ impl Segment {
         }
         if sector_size != 512 && sector_size != 4096 {
             return Ok(Some(Error::unsupported(format!(
-                "{path}: sectors of {sector_size} bytes; EVFS has 512 and 4096"
+                "{path}: sector size {sector_size} is not supported; EVFS supports 512 and 4096"
             ))));
         }
         let last = self.size.unwrap_or(u64::MAX) / IV_UNIT;
         if self.iv_tweak.checked_add(last).is_none() {
             return Ok(Some(Error::refused(format!(
-                "{path}: iv_tweak {} makes initialisation vectors wrap around",
+                "{path}: iv_tweak {} makes initialization vectors wrap around",
                 self.iv_tweak
             ))));
         }
@@ -167,12 +167,11 @@ pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
     }
     if encryption.contains("null") {
         return Some(Error::refused(format!(
-            "{path}: the header asks for a null cipher, that is for no encryption at all; it may \
-             be forged"
+            "{path}: the header requests a null cipher (no encryption); it may be forged"
         )));
     }
     Some(Error::unsupported(format!(
-        "{path}: the cipher {} is not {CIPHER}, the only one EVFS has",
+        "{path}: cipher {} is not supported; EVFS supports only {CIPHER}",
         quoted(encryption)
     )))
 }
@@ -181,7 +180,7 @@ pub(crate) fn refuse_cipher(path: &str, encryption: &str) -> Option<Error> {
 /// data at offset 0 (a detached header).
 pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Config) -> Result<()> {
     if segments.is_empty() {
-        return Err(Error::damaged("there is no segment"));
+        return Err(Error::damaged("the header has no segment"));
     }
     let copies = 2 * (config.json_size() + BINARY_LEN as u64);
     let end = copies + config.keyslots_size();
@@ -192,7 +191,7 @@ pub(super) fn check_offsets(segments: &BTreeMap<u32, AnySegment>, config: &Confi
         .min();
     match first {
         Some(0) => Err(Error::unsupported(
-            "the header is detached: its data lies on another device, which EVFS does not do",
+            "the header is detached (its data lies on another device), which EVFS does not support",
         )),
         Some(offset) if offset < end => Err(Error::damaged(format!(
             "the data begins at {offset}, inside the header, which ends at {end}"
@@ -214,11 +213,11 @@ pub(super) fn the_one(segments: BTreeMap<u32, AnySegment>) -> Result<(u32, Segme
     match only {
         // As in cryptsetup: segments are numbered from 0 without gaps.
         Some((id, _)) if count == 1 && id != 0 => Err(Error::damaged(format!(
-            "there is a segment {id} and no segment 0"
+            "segment {id} exists, but segment 0 is missing"
         ))),
         Some(one) if count == 1 => Ok(one),
         _ => Err(Error::unsupported(format!(
-            "the volume has {count} segments; EVFS opens volumes of one"
+            "the volume has {count} segments; EVFS supports only one"
         ))),
     }
 }

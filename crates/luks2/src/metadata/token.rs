@@ -24,11 +24,11 @@ impl Token {
         let argument = |e: Error| Error::new(ErrorKind::InvalidArgument, e.to_string());
         let (value, len) = json::parse(text).map_err(argument)?;
         let Json::Object(object) = value else {
-            return Err(Error::argument("a token is a JSON object"));
+            return Err(Error::argument("a token must be a JSON object"));
         };
         if len != text.len() {
             return Err(Error::argument(
-                "there is more after the JSON object of the token",
+                "trailing text after the JSON object of the token",
             ));
         }
         let token = Token::read(&Fields::new("token", &object)).map_err(argument)?;

@@ -128,7 +128,7 @@ impl Tree<'_, '_> {
                 return Ok(true);
             }
             let Some(found) = inodes.get_mut(&ino) else {
-                unwanted.push((key, "an item without an inode"));
+                unwanted.push((key, "an item that has no inode record"));
                 return Ok(true);
             };
             match (item, found.inode.kind) {
@@ -151,7 +151,7 @@ impl Tree<'_, '_> {
                 (Item::Extent, FileType::File) => {
                     let extent = Extent::decode(bytes)?;
                     if place < reached {
-                        unwanted.push((key, "an extent over another one"));
+                        unwanted.push((key, "an extent that overlaps another"));
                     } else {
                         reached = end_of(&(place, extent));
                         found.blocks += u64::from(extent.blocks);
@@ -162,16 +162,16 @@ impl Tree<'_, '_> {
                     if !self.is_place(name, place) {
                         strays.push((ino, place, bytes.to_vec()));
                     } else if !attributes.insert(name.to_vec()) {
-                        unwanted.push((key, "an attribute twice"));
+                        unwanted.push((key, "a duplicate attribute"));
                     }
                 }
-                _ => unwanted.push((key, "an item that its type cannot have")),
+                _ => unwanted.push((key, "an item that does not fit the file type")),
             }
             Ok(true)
         })?;
         (self.inodes, self.names, self.orphans) = (inodes, names, orphans);
         for (key, what) in unwanted {
-            self.did(FindingKind::Record, key.object, &format!("{what}; removed"));
+            self.did(FindingKind::Record, key.object, &format!("removed {what}"));
             if let Some(item) = key.kind() {
                 self.delete(key.object, item, key.place())?;
             }
@@ -180,7 +180,7 @@ impl Tree<'_, '_> {
             self.did(
                 FindingKind::Name,
                 ino,
-                "an attribute with a wrong place; put right",
+                "moved an attribute to its correct hash slot",
             );
             self.delete(ino, Item::Xattr, place)?;
             let name = Xattr::decode(&bytes)?.name;
@@ -209,7 +209,12 @@ impl Tree<'_, '_> {
         };
         let gone: Vec<Ino> = self.inodes.iter().filter_map(impossible).collect();
         for ino in gone {
-            self.did(FindingKind::Record, ino, "cannot be what it says; removed");
+            self.did(
+                FindingKind::Record,
+                ino,
+                "removed: its number does not match its file type, or it is a symbolic link \
+                 without a target",
+            );
             self.inodes.remove(&ino);
             self.names.retain(|name| name.dir != ino);
             let mut keys = Vec::new();
@@ -231,7 +236,11 @@ impl Tree<'_, '_> {
         if self.inodes.contains_key(&ROOT) {
             return Ok(());
         }
-        self.did(FindingKind::Name, ROOT, "there is no root; made");
+        self.did(
+            FindingKind::Name,
+            ROOT,
+            "created the missing root directory",
+        );
         let now = self.op.now;
         let root = directory(ROOT, now, 0o755);
         self.op
@@ -256,16 +265,18 @@ impl Tree<'_, '_> {
             let kind = self.inodes.get(&name.ino).map(|found| found.inode.kind);
             let is_dir = kind == Some(FileType::Directory);
             let why = match kind {
-                None => Some("a name that leads nowhere"),
-                Some(_) if name.ino == ROOT => Some("a name for the root"),
+                None => Some("a directory entry for a nonexistent inode"),
+                Some(_) if name.ino == ROOT => Some("a directory entry for the root"),
                 Some(_) if is_dir && named.contains(&name.ino) => {
-                    Some("a second name of a directory")
+                    Some("a second directory entry for a directory")
                 }
-                Some(_) if !seen.insert((name.dir, name.name.clone())) => Some("a name twice"),
+                Some(_) if !seen.insert((name.dir, name.name.clone())) => {
+                    Some("a duplicate directory entry")
+                }
                 Some(_) => None,
             };
             if let Some(why) = why {
-                self.did(FindingKind::Name, name.dir, &format!("{why}; removed"));
+                self.did(FindingKind::Name, name.dir, &format!("removed {why}"));
                 self.delete(name.dir, Item::Entry, name.place)?;
                 continue;
             }
@@ -274,7 +285,7 @@ impl Tree<'_, '_> {
                 self.did(
                     FindingKind::Name,
                     name.dir,
-                    "a name with a wrong place or type; put right",
+                    "corrected the hash slot or file type of a directory entry",
                 );
                 self.delete(name.dir, Item::Entry, name.place)?;
                 name.kind = kind.unwrap_or(name.kind);
@@ -292,7 +303,7 @@ impl Tree<'_, '_> {
         let Slot::Free(place) = found else {
             return Err(Error::new(
                 Kind::Exists,
-                "a name that was to be made is there",
+                "a directory entry with this name already exists",
             ));
         };
         let entry = Entry { ino, kind, name }.encode();
@@ -358,7 +369,11 @@ impl Tree<'_, '_> {
         while let Slot::Taken(..) = self.op.entry(self.hasher, self.id, dir, &name)? {
             name.push(b'+');
         }
-        self.did(FindingKind::Name, ino, "has no name; it is in lost+found");
+        self.did(
+            FindingKind::Name,
+            ino,
+            "was unreachable; moved to lost+found",
+        );
         let place = self.enter(dir, &name, ino, kind)?;
         self.names.push(Name {
             dir,
@@ -384,10 +399,7 @@ impl Tree<'_, '_> {
         let next = self.op.trees[&self.id].record.next_ino.max((last >> 1) + 1);
         let ino = next << 1 | 1;
         if ino > PLACE_MAX {
-            return Err(Error::new(
-                Kind::NoSpace,
-                "every inode number has been used",
-            ));
+            return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         let inode = directory(ROOT, now, 0o700);
         self.op
@@ -417,7 +429,11 @@ impl Tree<'_, '_> {
             if self.inodes.contains_key(&ino) && !named.contains(&ino) && ino != ROOT {
                 self.orphans.insert(ino);
             } else {
-                self.did(FindingKind::Name, ino, "is no orphan; taken off their list");
+                self.did(
+                    FindingKind::Name,
+                    ino,
+                    "is not an orphan; removed from the orphan list",
+                );
                 self.delete(0, Item::Orphan, ino)?;
             }
         }
@@ -468,7 +484,7 @@ impl Tree<'_, '_> {
             self.did(
                 FindingKind::Count,
                 ino,
-                "its links, entries, blocks or parent were wrong; put right",
+                "corrected its link count, entry count, block count, size or parent",
             );
             self.op
                 .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
@@ -492,7 +508,7 @@ impl Tree<'_, '_> {
             tree.changed = true;
             self.repair.add(Finding {
                 fileset: Some(self.name.clone()),
-                ..Finding::new(FindingKind::Usage, "its usage was wrong; counted anew")
+                ..Finding::new(FindingKind::Usage, "corrected the usage counters")
             });
         }
     }
