@@ -358,7 +358,7 @@ fn a_cell_that_became_read_only_by_a_write_error_says_so() {
         status()["read_only"] == true
     });
     let warning = status()["warning"].as_str().unwrap_or_default().to_owned();
-    assert!(warning.contains("is now read-only"), "{warning}");
+    assert!(warning.contains("read-only after an error"), "{warning}");
     let shown = s.run(&["cell", "status", "cell"]).ok().stdout;
     let second = shown.lines().nth(1).unwrap_or_default();
     assert!(second.contains("READ-ONLY"), "{shown}");

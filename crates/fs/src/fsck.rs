@@ -155,7 +155,7 @@ fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<(
             if !belongs(state, &key) {
                 report.problem(
                     FindingKind::Record,
-                    format!("{key:?}: stray record, which no lookup can find"),
+                    format!("{key}: stray record, which no lookup can find"),
                 );
             }
             Ok(true)

@@ -248,8 +248,9 @@ pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
         && u64::from(info.max_transfer) >= crate::record::BLOCK_BYTES;
     if !fits {
         let text = format!(
-            "{}: block size is {} bytes; the file system needs 4096 or less",
-            info.name, info.logical_block_size
+            "{}: block size is {} bytes and maximum transfer {}; the file system needs at most 4096 \
+             and at least 4096",
+            info.name, info.logical_block_size, info.max_transfer
         );
         return Err(Error::new(Kind::Unsupported, text));
     }

@@ -198,6 +198,32 @@ impl Key {
     }
 }
 
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Key {
+            layer,
+            object,
+            item,
+        } = *self;
+        if layer == 0 {
+            return write!(f, "section {object}, record {item}");
+        }
+        write!(f, "fileset {layer}, inode {object}, ")?;
+        let place = self.place();
+        match self.kind() {
+            Some(Item::Inode) if place == 0 => f.write_str("record"),
+            Some(Item::Target) if place == 0 => f.write_str("symbolic link"),
+            Some(Item::Inode) => write!(f, "record at {place:#x}"),
+            Some(Item::Target) => write!(f, "symbolic link at {place:#x}"),
+            Some(Item::Xattr) => write!(f, "attribute at {place:#x}"),
+            Some(Item::Entry) => write!(f, "directory entry at {place:#x}"),
+            Some(Item::Extent) => write!(f, "extent at block {place}"),
+            Some(Item::Orphan) => write!(f, "entry {place} of the orphan list"),
+            None => write!(f, "item {item:#x} of unknown kind"),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -220,6 +246,19 @@ mod tests {
                     .is_none_or(|next| next > one && next.previous() == Some(one))
             );
         }
+    }
+
+    #[test]
+    fn a_key_is_shown_in_words() {
+        let shown = |item, place| Key::item(1, 2, item, place).to_string();
+        assert_eq!(shown(Item::Inode, 0), "fileset 1, inode 2, record");
+        assert_eq!(shown(Item::Inode, 16), "fileset 1, inode 2, record at 0x10");
+        assert_eq!(
+            shown(Item::Extent, 5),
+            "fileset 1, inode 2, extent at block 5"
+        );
+        let tree = Key::global(Section::Trees, 3);
+        assert_eq!(tree.to_string(), "section 1, record 3");
     }
 
     #[test]

@@ -149,8 +149,11 @@ impl Superblock {
         created: i64,
     ) -> Result<Superblock> {
         if device_bytes < DEVICE_BYTES_MIN || device_bytes / BLOCK_BYTES >= DEVICE_BLOCKS_MAX {
-            let text =
-                format!("device size is {device_bytes} bytes; the minimum is {DEVICE_BYTES_MIN}");
+            let text = format!(
+                "device size is {device_bytes} bytes; the minimum is {DEVICE_BYTES_MIN}, and the \
+                 maximum {}",
+                DEVICE_BLOCKS_MAX * BLOCK_BYTES - 1
+            );
             return Err(Error::new(Kind::Invalid, text));
         }
         if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {

@@ -189,10 +189,7 @@ impl Mounted {
         let failed = self.fs.as_ref().and_then(Fs::read_only_because);
         if let (false, Some(why)) = (asked, failed) {
             status.read_only = true;
-            status.warn(format!(
-                "the file system is now read-only: {why}; unmount, check the device, and mount \
-                 again"
-            ));
+            status.warn(format!("{why}; unmount, check the device, and mount again"));
         }
         status.note_write_back(&[self.files.volume()]);
         status

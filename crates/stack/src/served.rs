@@ -175,9 +175,7 @@ impl Served {
         let mut status = self.status.clone();
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
             status.read_only = true;
-            status.warn(format!(
-                "the file system is now read-only: {why}; detach, check the device, and serve again"
-            ));
+            status.warn(format!("{why}; detach, check the device, and serve again"));
         }
         if let Some(server) = &self.server {
             let all = server.volumes().all();

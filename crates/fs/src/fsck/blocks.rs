@@ -96,7 +96,7 @@ pub(super) fn counted(
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
                     broken.push((
                         FindingKind::Extent,
-                        format!("{key:?}: extent lies outside the device"),
+                        format!("{key}: extent lies outside the device"),
                     ));
                     return Ok(true);
                 }
@@ -104,7 +104,7 @@ pub(super) fn counted(
                 *edges.entry(run.end()).or_default() -= 1;
             }
             Ok(None) => {}
-            Err(error) => broken.push((FindingKind::Record, format!("{key:?}: {error}"))),
+            Err(error) => broken.push((FindingKind::Record, format!("{key}: {error}"))),
         }
         Ok(true)
     })?;
@@ -137,7 +137,7 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
                 };
                 runs.push((run, u64::from(shared.count)));
             }
-            Err(error) => report.problem(FindingKind::Record, format!("{key:?}: {error}")),
+            Err(error) => report.problem(FindingKind::Record, format!("{key}: {error}")),
         }
         Ok(true)
     })?;

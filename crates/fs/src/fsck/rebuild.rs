@@ -44,8 +44,7 @@ impl Inner {
     ) -> Result<()> {
         // In the same order as a commit.
         let mut slot = self.db.lock().expect("no panic under this lock");
-        let closed = || Error::new(Kind::Io, "the file system is closed");
-        let db = slot.as_ref().ok_or_else(closed)?;
+        let db = slot.as_ref().ok_or_else(crate::error::closed)?;
         let old = self.superblock.lock().clone();
         let meter = &mut Meter::for_pages(progress, &old);
         let verified = db

@@ -96,9 +96,7 @@ impl Inner {
     fn repair(&self, repair: &mut Repair, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         // In the same order as a commit.
         let db = self.db.lock().expect("no panic under this lock");
-        let db = db
-            .as_ref()
-            .ok_or_else(|| Error::new(Kind::Io, "the file system is closed"))?;
+        let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let mut op = Op::locked(self, 0)?;
         op.refuse_use()?;
         let metadata = metadata(self);
@@ -159,7 +157,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
         Ok(true)
     })?;
     for key in unread {
-        let text = format!("{key:?}: removed an invalid fileset record");
+        let text = format!("{key}: removed an invalid fileset record");
         repair.did(FindingKind::Record, text);
         op.delete_key(key);
     }
@@ -250,7 +248,7 @@ fn drop_broken(
         Ok(true)
     })?;
     for key in broken {
-        let text = format!("{key:?}: removed an invalid record");
+        let text = format!("{key}: removed an invalid record");
         repair.did(FindingKind::Record, text);
         op.delete_key(key);
     }
