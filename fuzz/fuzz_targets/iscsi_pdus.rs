@@ -9,8 +9,8 @@
 #![no_main]
 
 use iscsi_proto::{
-    Credentials, Event, Kind, Login, LoginConfig, Mutual, Outcome, Payload, Session, Transfer,
-    Wanted, parse_targets,
+    Credentials, Event, Kind, Login, LoginConfig, Mutual, LoginResult, Payload, Session, Transfer,
+    OfferedParams, parse_targets,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -28,7 +28,7 @@ fn response(flags: u8, text: &[u8]) -> Vec<u8> {
     out
 }
 
-fn config(wanted: &Wanted, chap: bool) -> LoginConfig<'_> {
+fn config(offered: &OfferedParams, chap: bool) -> LoginConfig<'_> {
     let mutual = Mutual {
         secret: b"theirs",
         id: 7,
@@ -47,7 +47,7 @@ fn config(wanted: &Wanted, chap: bool) -> LoginConfig<'_> {
             md5_only: false,
             mutual: Some(mutual),
         }),
-        wanted,
+        offered: wanted,
     }
 }
 
@@ -61,7 +61,7 @@ struct Told {
 }
 
 fn log_in(stream: &[u8], chap: bool, step: usize) -> (Told, Option<Box<Session>>) {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let mut login = Login::new(config(&wanted, chap));
     let mut told = Told::default();
     for piece in stream.chunks(step) {
@@ -75,8 +75,8 @@ fn log_in(stream: &[u8], chap: bool, step: usize) -> (Told, Option<Box<Session>>
             }
         }
         match login.take_outcome() {
-            Some(Outcome::LoggedIn(session)) => return (told, Some(session)),
-            Some(Outcome::Redirect { .. }) => return (told, None),
+            Some(LoginResult::LoggedIn(session)) => return (told, Some(session)),
+            Some(LoginResult::Redirect { .. }) => return (told, None),
             None => {}
         }
     }

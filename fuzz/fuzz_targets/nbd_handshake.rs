@@ -8,7 +8,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nbd_proto::{ExportInfo, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy};
+use nbd_proto::{ExportInfo, Handshake, ServerStep, REQUEST_BYTES, RequestHeader, TlsPolicy};
 use std::sync::Arc;
 
 fn exports() -> Arc<[ExportInfo]> {
@@ -26,7 +26,7 @@ fn exports() -> Arc<[ExportInfo]> {
 
 /// Returns the state that a driver sees: the replies, the outcome, the bytes consumed, and whether
 /// the peer violated the protocol. Fences of even keys succeed.
-fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>, usize, bool) {
+fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<ServerStep>, usize, bool) {
     let mut handshake = Handshake::new(exports(), policy);
     let (mut output, mut held, mut taken) = (handshake.take_output(), Vec::new(), 0);
     for piece in stream.chunks(step) {
@@ -43,7 +43,7 @@ fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcom
                     return (output, handshake.outcome(), 0, true);
                 }
             }
-            let Some(Outcome::Fence { key }) = handshake.outcome() else { break };
+            let Some(ServerStep::Fence { key }) = handshake.outcome() else { break };
             handshake.fenced(key % 2 == 0);
         }
         output.extend(handshake.take_output());
@@ -66,7 +66,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(whole, pieces, "the same stream in other pieces");
     // Each option has at least 16 bytes, and is answered by at most a few hundred bytes.
     assert!(whole.0.len() <= 64 + stream.len() * 40, "{} bytes of answer", whole.0.len());
-    if let (Some(Outcome::Transmission { export, .. }), taken) = (whole.1, whole.2) {
+    if let (Some(ServerStep::Transmission { export, .. }), taken) = (whole.1, whole.2) {
         assert!(export < 2);
         for request in stream[taken..].chunks_exact(REQUEST_BYTES) {
             if let Ok(bytes) = request.try_into() {

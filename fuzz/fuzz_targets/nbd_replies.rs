@@ -7,14 +7,14 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nbd_proto::client::{ClientHandshake, ClientOutcome, Reply, Wish, chunk_error, chunk_hole};
+use nbd_proto::client::{ClientHandshake, ClientStep, Reply, ClientOptions, chunk_error, chunk_hole};
 
-type Seen = (Vec<u8>, Option<ClientOutcome>, usize, bool);
+type Seen = (Vec<u8>, Option<ClientStep>, usize, bool);
 
 /// Returns the state that a driver sees: the output, the outcome, the bytes consumed, and whether
 /// the server violated the protocol.
 fn run(first: u8, stream: &[u8], step: usize) -> Seen {
-    let wish = Wish {
+    let wish = ClientOptions {
         export: "a".into(),
         tls: first & 1 != 0,
         info_only: first & 2 != 0,
@@ -54,7 +54,7 @@ fuzz_target!(|data: &[u8]| {
     let whole = run(*first, stream, stream.len().max(1));
     let pieces = run(*first, stream, usize::from(first >> 4) + 1);
     assert_eq!(whole, pieces, "the same stream in other pieces");
-    let (Some(ClientOutcome::Transmission(export) | ClientOutcome::Told(export)), taken) =
+    let (Some(ClientStep::Transmission(export) | ClientStep::Told(export)), taken) =
         (whole.1, whole.2)
     else {
         return;

@@ -24,7 +24,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = (scsi::parse_inquiry(data), scsi::parse_pages(data), scsi::parse_serial(data));
     let _ = (scsi::parse_limits(data), scsi::parse_provisioning(data));
     if let Some((status, sense)) = data.split_first() {
-        let _ = (scsi::judge(*status, u16::from(*status), sense), scsi::Sense::parse(sense));
+        let _ = (scsi::classify(*status, u16::from(*status), sense), scsi::Sense::parse(sense));
     }
     let half = &data[..data.len() / 2];
     assert!(scsi::device_ids(half).len() <= ids.len());

@@ -161,7 +161,7 @@ impl Mounted {
     }
 
     /// Lets every user of the system traverse the directories of the sandbox to this one.
-    pub fn let_everybody_in(&self, s: &Sandbox) {
+    pub fn allow_every_client(&self, s: &Sandbox) {
         let through = || std::fs::Permissions::from_mode(0o711);
         std::fs::set_permissions(s.path(""), through()).expect("own folder");
         std::fs::set_permissions(&self.dir, through()).expect("own folder");

@@ -181,9 +181,10 @@ impl Writer {
         }
         let in_place = self.random.below(5) == 0;
         let (file, ino) = self.create_named(dir, &name, in_place)?;
-        match in_place {
-            true => Ok(()),
-            false => self.grow(&file, ino),
+        if in_place {
+            Ok(())
+        } else {
+            self.grow(&file, ino)
         }
     }
 
@@ -197,18 +198,19 @@ impl Writer {
         now.insert(name.into(), ino);
         self.next_tag += 1;
         let tag = self.next_tag;
-        let content = match in_place {
-            true => Content::Blocks {
+        let content = if in_place {
+            Content::Blocks {
                 tag,
                 promised: vec![0; BLOCKS as usize],
                 last: vec![0; BLOCKS as usize],
-            },
-            false => Content::Stream {
+            }
+        } else {
+            Content::Stream {
                 tag,
                 size: 0,
                 sure: 0,
                 most: 0,
-            },
+            }
         };
         self.contents.insert(ino, content);
         Ok((file, ino))

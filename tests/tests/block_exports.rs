@@ -134,7 +134,7 @@ fn certificates(s: &Sandbox) {
 }
 
 #[test]
-fn tls_serves_who_trusts_the_authority_and_nobody_in_the_clear() {
+fn tls_serves_clients_that_trust_the_authority_and_none_in_the_clear() {
     let s = Sandbox::new();
     certificates(&s);
     s.volume("a.img", "32M", &[]);

@@ -254,7 +254,7 @@ fn a_key_that_is_removed_is_kept_and_comes_back() {
 }
 
 #[test]
-fn whoever_makes_a_key_is_told_of_a_second_one() {
+fn a_new_key_comes_with_advice_to_add_a_second_one() {
     let s = Sandbox::new();
     let generate = ["key", "generate", "alice", "--no-passphrase"];
     let said = s.run(&generate).ok().stderr;

@@ -100,7 +100,7 @@ fn what_can_only_be_read_is_refused_with_the_option_that_opens_it() {
 }
 
 #[test]
-fn a_disk_is_free_at_once_for_whoever_comes_next() {
+fn a_disk_is_free_at_once_for_the_next_user() {
     needs_root("loop device");
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);

@@ -456,7 +456,7 @@ fn names_attributes_and_paths_outlive_the_process() {
 }
 
 #[test]
-fn a_lun_is_forgotten_when_it_is_closed_and_somebody_says_so() {
+fn a_lun_is_forgotten_when_it_is_closed_and_on_request() {
     let s = Sandbox::new();
     let disk = image(&s, "disk", SIZE);
     let port = free_port();

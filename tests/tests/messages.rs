@@ -370,7 +370,7 @@ fn what_was_meant_by_a_wrong_use_is_named() {
 }
 
 #[test]
-fn names_that_are_not_utf8_are_shown_and_harm_nobody() {
+fn names_that_are_not_utf8_are_shown_and_end_no_server() {
     use std::os::unix::ffi::OsStrExt;
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);

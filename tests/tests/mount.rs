@@ -303,7 +303,7 @@ fn postgresql_serves_pgbench() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "1G");
     let mounted = disk.mount(&[]);
-    mounted.let_everybody_in(&s);
+    mounted.allow_every_client(&s);
     let start = "pg_ctl -D data -w -t 300 -l data/log start >/dev/null \
                  -o \"-k $PGHOST -c listen_addresses=\"";
     let stop = "pg_ctl -D data -w -t 300 -m fast stop >/dev/null";

@@ -334,7 +334,7 @@ fn a_device_that_fails_is_an_io_error_and_loses_nothing_that_was_synced() {
 
 /// Changes of names need the journal; when it fails, no more of them are accepted.
 #[test]
-fn a_journal_that_cannot_be_written_ends_changes_and_everybody_is_told() {
+fn a_journal_that_cannot_be_written_ends_changes_with_an_error_for_each() {
     let s = Sandbox::new();
     let port = free_port();
     let (disk, broken) = (image(&s, "disk", 192 << 20), s.path("broken"));
@@ -510,7 +510,7 @@ fn what_a_flush_of_the_cache_covered_survives_kill_9_though_sync_promises_nothin
 }
 
 #[test]
-fn what_nobody_synced_survives_kill_9_soon_after_the_last_change() {
+fn unsynced_changes_survive_kill_9_soon_after_the_last_one() {
     needs_root("a mount that is killed");
     let s = Sandbox::new();
     let mut disk = Disk::new(&s, On::Clear, "64M");

@@ -220,7 +220,7 @@ fn the_permissions_of_files_count_for_other_users() {
     let s = Sandbox::new();
     let disk = Disk::new(&s, On::Clear, "128M");
     let mounted = disk.mount(&["--suid"]);
-    mounted.let_everybody_in(&s);
+    mounted.allow_every_client(&s);
     let as_nobody = |line: &str| {
         let mut command = Command::new("bash");
         let dir = mounted.dir();
@@ -309,9 +309,10 @@ fn must_have_kept_privileges(home: &Path, kept: bool) {
     let status: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let pid = &status["volumes"][0]["pid"];
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let (privileges, filter) = match kept {
-        true => ("NoNewPrivs:\t0", "Seccomp:\t0"),
-        false => ("NoNewPrivs:\t1", "Seccomp:\t2"),
+    let (privileges, filter) = if kept {
+        ("NoNewPrivs:\t0", "Seccomp:\t0")
+    } else {
+        ("NoNewPrivs:\t1", "Seccomp:\t2")
     };
     assert!(
         status.contains(privileges) && status.contains(filter),

@@ -352,7 +352,7 @@ fn up_says_what_it_gave_up() {
 
 /// A client that sends its request one byte at a time delays neither other requests nor TERM.
 #[test]
-fn a_slow_asker_holds_up_nobody() {
+fn a_slow_control_client_delays_no_other() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
     let (mut child, _client) = attach_here(&s, &[]);
@@ -753,9 +753,10 @@ fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
         drop(file);
         let _ = Ran::of(Command::new("blkdiscard").arg(device));
         s.detach("a");
-        match passes {
-            true => assert!(used() < full - 60 * MIB as u64, "a discard freed nothing"),
-            false => assert!(used() > empty + 60 * MIB as u64),
+        if passes {
+            assert!(used() < full - 60 * MIB as u64, "a discard freed nothing")
+        } else {
+            assert!(used() > empty + 60 * MIB as u64)
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Development tasks: `cargo xtask check` is the command that CI runs.
 //!
 //! ```text
-//!   cargo xtask check            format, lints, tidy, layers, all tests, interleavings (as root)
+//!   cargo xtask check            format, lints, tidy, layers, docs, all tests, interleavings (as root)
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
 //!                                download the kernels of the guests
 //!   cargo xtask test [ARG...]    the tests alone; ARG is passed to `cargo nextest run`
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
         Some("test") => suite::run(&root(), &args[1..]),
         _ => Err(
-            "usage: cargo xtask check | setup | test [ARG...] | layers | tidy | fuzz [--seconds N] [TARGET...]"
+            "usage: cargo xtask check | setup | test [ARG...] | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
                 .into(),
         ),
     };
@@ -65,6 +65,7 @@ fn check() -> Outcome {
             "warnings",
         ],
     )?;
+    documentation(&root)?;
     // The tests start the program as a user would, so the release build runs first.
     cargo(&root, &["build", "--release", "--package", "evfs"])?;
     suite::run(&root, &[])?;
@@ -77,6 +78,15 @@ fn check() -> Outcome {
 /// which not every machine that runs the check can reach.
 fn dependencies(root: &Path) -> Outcome {
     cargo(root, &["deny", "check", "bans", "licenses", "sources"])
+}
+
+/// Builds the documentation of all items; a broken link fails.
+fn documentation(root: &Path) -> Outcome {
+    run(Command::new(env!("CARGO"))
+        .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
+        .arg("--quiet")
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .current_dir(root))
 }
 
 /// Tests every interleaving of the lock-free shared state with loom, which replaces the standard

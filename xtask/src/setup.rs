@@ -92,13 +92,14 @@ pub fn require(root: &Path) -> Outcome {
 
 /// Fails for an ordinary user at once, with an explanation, instead of after the build.
 pub fn needs_root() -> Outcome {
-    match is_root() {
-        true => Ok(()),
-        false => Err(
+    if is_root() {
+        Ok(())
+    } else {
+        Err(
             "the tests mount file systems, make loop devices and change owners: run \
              `cargo xtask check` as root, in a virtual machine if in doubt"
                 .into(),
-        ),
+        )
     }
 }
 
@@ -139,9 +140,10 @@ fn answer_questions() -> Outcome {
     questions.write_all(ANSWERS.as_bytes()).map_err(failed)?;
     drop(questions);
     let status = debconf.wait().map_err(failed)?;
-    match status.success() {
-        true => Ok(()),
-        false => Err(String::from("debconf-set-selections failed")),
+    if status.success() {
+        Ok(())
+    } else {
+        Err(String::from("debconf-set-selections failed"))
     }
 }
 

@@ -149,7 +149,19 @@ fn broken(text: &str) -> Vec<String> {
     if !first.starts_with("//!") {
         rules.push("does not begin with what it is (//!)".into());
     }
-    for (number, line) in text.lines().enumerate() {
+    let all: Vec<&str> = text.lines().collect();
+    for (number, line) in all.iter().enumerate() {
+        let line = *line;
+        let is_doc = |at: usize| {
+            all.get(at)
+                .is_some_and(|l| l.trim_start().starts_with("///"))
+        };
+        let alone = is_doc(number) && !is_doc(number + 1) && !(number > 0 && is_doc(number - 1));
+        let after = all.iter().skip(number + 1);
+        let item = after.copied().find(|l| !l.trim_start().starts_with("#["));
+        if alone && repeats_name(line, item.unwrap_or_default()) {
+            rules.push(format!("line {}: the comment repeats the name", number + 1));
+        }
         if line.ends_with(' ') || line.contains('\t') {
             rules.push(format!("line {}: a tab, or a space at the end", number + 1));
         }
@@ -165,6 +177,53 @@ fn broken(text: &str) -> Vec<String> {
         }
     }
     rules
+}
+
+/// Words that add nothing to a name.
+const FILLERS: &[&str] = &[
+    "the", "a", "an", "of", "its", "this", "that", "is", "in", "for", "to", "it",
+];
+
+/// Checks whether a one-line doc comment only repeats the name of the item on the next line.
+fn repeats_name(doc: &str, item: &str) -> bool {
+    let Some(text) = doc.trim().strip_prefix("/// ") else {
+        return false;
+    };
+    let keyword = |word: &str| {
+        let keywords = "pub pub(crate) pub(super) const async unsafe fn struct enum trait type mod";
+        keywords.split(' ').any(|keyword| keyword == word)
+    };
+    let mut words = item.split_whitespace().skip_while(|word| keyword(word));
+    let name = words.next().unwrap_or_default();
+    let name = name
+        .split(|c: char| !c.is_alphanumeric() && c != '_')
+        .next();
+    let name = split_name(name.unwrap_or_default());
+    let plain = |word: &str| {
+        word.trim_matches(|c: char| !c.is_alphanumeric())
+            .to_lowercase()
+    };
+    let mut said = text.split_whitespace().map(plain).filter(|word| {
+        let filler = FILLERS.iter().any(|filler| filler == word);
+        !filler && !word.is_empty()
+    });
+    !name.is_empty() && said.all(|word| name.contains(&word))
+}
+
+/// Splits an identifier into its words, in lower case.
+fn split_name(name: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for part in name.split('_').filter(|part| !part.is_empty()) {
+        let mut word = String::new();
+        for c in part.chars() {
+            if c.is_uppercase() && !word.is_empty() {
+                words.push(std::mem::take(&mut word));
+            }
+            word.extend(c.to_lowercase());
+        }
+        words.push(word);
+    }
+    words
 }
 
 /// Collects all files below `dir` with an extension, sorted.
@@ -194,6 +253,16 @@ mod tests {
         assert!(broken("//! What it is.\n\nfn main() {}\n").is_empty());
         assert_eq!(broken("//! x\n// Nobody waits.\n").len(), 1);
         assert!(broken("//! x\n// renewed manew keeps_nobody_out\n").is_empty());
+        assert_eq!(
+            broken("//! x\n/// Its block size.\npub block_size: u32,\n").len(),
+            1
+        );
+        assert_eq!(
+            broken("//! x\n/// The read path.\npub struct ReadPath;\n").len(),
+            1
+        );
+        assert!(broken("//! x\n/// Block size in bytes.\npub block_size: u32,\n").is_empty());
+        assert!(broken("//! x\n/// The read\n/// path.\nstruct ReadPath;\n").is_empty());
         assert_eq!(broken("fn main() {}\n").len(), 1);
         assert_eq!(broken("//! x\nlet a = 1; \n").len(), 1);
         assert_eq!(broken(&format!("//! x\n// {}\n", UNFINISHED[0])).len(), 1);

@@ -57,7 +57,6 @@ enum Order {
     Random,
     /// Random, and dependent on the result of the previous access.
     Chained,
-    /// Sequential.
     Sequential,
 }
 

@@ -1,6 +1,6 @@
 //! Cache of a client: statuses and chunks of data, valid while their callback promises hold.
 //!
-//! A caller takes a [`Cache::turn`] before it makes a call. The result is cached under the promise
+//! A caller takes a [`Cache::stamp`] before it makes a call. The result is cached under the promise
 //! only if no promise was broken since: the break may concern the promise that is in flight.
 
 use afs_proto::fs::AfsFetchStatus;
@@ -42,7 +42,7 @@ struct File {
 
 /// Moment at which a call was made.
 #[derive(Clone, Copy)]
-pub(crate) struct Turn {
+pub(crate) struct CallStamp {
     breaks: u64,
     at: Instant,
 }
@@ -59,8 +59,8 @@ impl Cache {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn turn(&self) -> Turn {
-        Turn {
+    pub(crate) fn stamp(&self) -> CallStamp {
+        CallStamp {
             breaks: self.lock().breaks,
             at: Instant::now(),
         }
@@ -97,7 +97,7 @@ impl Cache {
     /// server; without a new promise the old one is kept.
     pub(crate) fn learn(
         &self,
-        turn: Turn,
+        turn: CallStamp,
         fid: AfsFid,
         status: AfsFetchStatus,
         promise: Option<AfsCallBack>,
@@ -133,7 +133,13 @@ impl Cache {
     }
 
     /// Caches a chunk if its version matches `status`, after [`learn`](Cache::learn).
-    pub(crate) fn keep(&self, fid: AfsFid, status: &AfsFetchStatus, number: u64, chunk: &Chunk) {
+    pub(crate) fn insert_chunk(
+        &self,
+        fid: AfsFid,
+        status: &AfsFetchStatus,
+        number: u64,
+        chunk: &Chunk,
+    ) {
         let mut known = self.lock();
         if known.bytes + chunk.len() > self.bytes_max {
             known.clear_data();

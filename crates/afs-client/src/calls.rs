@@ -24,7 +24,7 @@ pub const ANY: AfsStoreStatus = AfsStoreStatus {
 /// Makes a call and extracts fields of its reply.
 macro_rules! ask {
     ($client:expr, $name:ident { $($arguments:tt)* } => $($field:ident),*) => {{
-        let bytes = $client.ask(&Request::$name { $($arguments)* })?;
+        let bytes = $client.call_bytes(&Request::$name { $($arguments)* })?;
         match reply(&Request::$name { $($arguments)* }, &bytes)? {
             Reply::$name { $($field,)* .. } => Ok(($($field),*)),
             _ => Err(Error::Nonsense("a reply of the wrong type")),
@@ -35,9 +35,10 @@ macro_rules! ask {
 fn reply<'b>(request: &Request<'_>, bytes: &'b [u8]) -> Result<Reply<'b>> {
     let mut from = Reader::new(bytes);
     let reply = afs_proto::fs::read_reply(request.opcode(), &mut from)?;
-    match from.rest().is_empty() {
-        true => Ok(reply),
-        false => Err(Error::Nonsense("data after the reply")),
+    if from.rest().is_empty() {
+        Ok(reply)
+    } else {
+        Err(Error::Nonsense("data after the reply"))
     }
 }
 
@@ -53,13 +54,13 @@ impl Client {
     ///
     /// # Errors
     /// The server's code; [`Error::Broken`].
-    pub fn ask(&self, request: &Request<'_>) -> Result<Vec<u8>> {
+    pub fn call_bytes(&self, request: &Request<'_>) -> Result<Vec<u8>> {
         self.call(request, &[], gather::REPLY_BYTES_MAX)
     }
 
     /// Updates the cached copy of a directory that a call of ours has changed.
-    fn changed(&self, turn: crate::cache::Turn, (fid, status, how): Change<'_>) {
-        let cache = &self.heard.cache;
+    fn changed(&self, turn: crate::cache::CallStamp, (fid, status, how): Change<'_>) {
+        let cache = &self.callback_state.cache;
         let before = status.data_version.checked_sub(1);
         let pages = before.and_then(|version| cache.pages(fid, version));
         cache.learn(turn, fid, status, None);
@@ -68,27 +69,29 @@ impl Client {
             && how(&mut image)
             && image.bytes().len() as u64 == status.length
         {
-            cache.keep(fid, &status, 0, &Arc::new(image.bytes().to_vec()));
+            cache.insert_chunk(fid, &status, 0, &Arc::new(image.bytes().to_vec()));
         }
     }
 
     /// Fetches the status of a file, with its promise.
     ///
     /// # Errors
-    /// As for [`ask`](Client::ask), like all methods that follow.
+    /// As for [`call_bytes`](Client::call_bytes), like all methods that follow.
     pub fn fetch_status(&self, fid: AfsFid) -> Result<(AfsFetchStatus, AfsCallBack)> {
-        let turn = self.turn();
+        let turn = self.stamp();
         let (status, callback) = ask!(self, FetchStatus { fid } => status, callback)?;
-        self.heard.cache.learn(turn, fid, status, Some(callback));
+        self.callback_state
+            .cache
+            .learn(turn, fid, status, Some(callback));
         Ok((status, callback))
     }
 
     /// Fetches the statuses of up to 50 files; the status of a file that has none contains the
     /// error.
     pub fn bulk(&self, fids: &[AfsFid]) -> Result<(Vec<AfsFetchStatus>, Vec<AfsCallBack>)> {
-        let turn = self.turn();
+        let turn = self.stamp();
         let list = || List::new(fids.to_vec());
-        let bytes = self.ask(&Request::InlineBulkStatus { fids: list()? })?;
+        let bytes = self.call_bytes(&Request::InlineBulkStatus { fids: list()? })?;
         let request = Request::InlineBulkStatus { fids: list()? };
         let Reply::InlineBulkStatus {
             statuses,
@@ -100,7 +103,9 @@ impl Client {
         };
         for ((fid, status), callback) in fids.iter().zip(&*statuses).zip(&*callbacks) {
             if status.error_code.0 == 0 {
-                self.heard.cache.learn(turn, *fid, *status, Some(*callback));
+                self.callback_state
+                    .cache
+                    .learn(turn, *fid, *status, Some(*callback));
             }
         }
         Ok((statuses.into_vec(), callbacks.into_vec()))
@@ -114,7 +119,7 @@ impl Client {
         position: u64,
         length: u64,
     ) -> Result<(Vec<u8>, AfsFetchStatus, AfsCallBack)> {
-        let turn = self.turn();
+        let turn = self.stamp();
         let request = Request::FetchData64 {
             fid,
             position,
@@ -139,7 +144,9 @@ impl Client {
         };
         bytes.truncate(end);
         bytes.drain(..head_bytes);
-        self.heard.cache.learn(turn, fid, status, Some(callback));
+        self.callback_state
+            .cache
+            .learn(turn, fid, status, Some(callback));
         Ok((bytes, status, callback))
     }
 
@@ -176,7 +183,7 @@ impl Client {
         data: &[u8],
         file_length: u64,
     ) -> Result<AfsFetchStatus> {
-        let turn = self.turn();
+        let turn = self.stamp();
         let request = Request::StoreData64 {
             fid,
             wanted: ANY,
@@ -188,33 +195,35 @@ impl Client {
         let Reply::StoreData64 { status, .. } = reply(&request, &bytes)? else {
             return Err(Error::Nonsense("a reply of the wrong type"));
         };
-        self.heard.cache.learn(turn, fid, status, None);
+        self.callback_state.cache.learn(turn, fid, status, None);
         Ok(status)
     }
 
     /// Changes mode, owner, group or time.
     pub fn store_status(&self, fid: AfsFid, wanted: AfsStoreStatus) -> Result<AfsFetchStatus> {
-        let turn = self.turn();
+        let turn = self.stamp();
         let status = ask!(self, StoreStatus { fid, wanted } => status)?;
-        self.heard.cache.learn(turn, fid, status, None);
+        self.callback_state.cache.learn(turn, fid, status, None);
         Ok(status)
     }
 
     /// Creates an empty file; returns it and the status of the directory.
     pub fn create(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
-        let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
+        let (turn, name, wanted) = (self.stamp(), name(of)?, ANY);
         let (fid, status, directory_status, callback) = ask!(
             self,
             CreateFile { directory, name, wanted } => fid, status, directory_status, callback
         )?;
         self.came(turn, (directory, directory_status), of, fid);
-        self.heard.cache.learn(turn, fid, status, Some(callback));
+        self.callback_state
+            .cache
+            .learn(turn, fid, status, Some(callback));
         Ok((fid, directory_status))
     }
 
     /// Creates a directory; returns it and the status of its parent.
     pub fn make_dir(&self, directory: AfsFid, of: &str) -> Result<(AfsFid, AfsFetchStatus)> {
-        let (turn, name, wanted) = (self.turn(), name(of)?, ANY);
+        let (turn, name, wanted) = (self.stamp(), name(of)?, ANY);
         let (fid, directory_status) =
             ask!(self, MakeDir { directory, name, wanted } => fid, directory_status)?;
         self.came(turn, (directory, directory_status), of, fid);
@@ -229,7 +238,7 @@ impl Client {
         contents: &str,
         mode: u32,
     ) -> Result<(AfsFid, AfsFetchStatus)> {
-        let (turn, name) = (self.turn(), name(of)?);
+        let (turn, name) = (self.stamp(), name(of)?);
         let contents = Path::new(contents.as_bytes())?;
         let wanted = AfsStoreStatus {
             unix_mode_bits: Some(mode),
@@ -243,17 +252,19 @@ impl Client {
 
     /// Adds a name to a file; returns the status of the directory.
     pub fn link(&self, directory: AfsFid, of: &str, existing: AfsFid) -> Result<AfsFetchStatus> {
-        let (turn, name) = (self.turn(), name(of)?);
+        let (turn, name) = (self.stamp(), name(of)?);
         let (status, directory_status) =
             ask!(self, Link { directory, name, existing } => status, directory_status)?;
         self.came(turn, (directory, directory_status), of, existing);
-        self.heard.cache.learn(turn, existing, status, None);
+        self.callback_state
+            .cache
+            .learn(turn, existing, status, None);
         Ok(directory_status)
     }
 
     /// Removes a name of a file; returns the status of the directory.
     pub fn remove(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
-        let (turn, name) = (self.turn(), name(of)?);
+        let (turn, name) = (self.stamp(), name(of)?);
         let status = ask!(self, RemoveFile { directory, name } => directory_status)?;
         self.went(turn, (directory, status), of);
         Ok(status)
@@ -261,7 +272,7 @@ impl Client {
 
     /// Removes an empty directory; returns the status of its former parent.
     pub fn remove_dir(&self, directory: AfsFid, of: &str) -> Result<AfsFetchStatus> {
-        let (turn, name) = (self.turn(), name(of)?);
+        let (turn, name) = (self.stamp(), name(of)?);
         let status = ask!(self, RemoveDir { directory, name } => directory_status)?;
         self.went(turn, (directory, status), of);
         Ok(status)
@@ -269,7 +280,7 @@ impl Client {
 
     fn came(
         &self,
-        turn: crate::cache::Turn,
+        turn: crate::cache::CallStamp,
         (directory, status): (AfsFid, AfsFetchStatus),
         name: &str,
         fid: AfsFid,
@@ -289,11 +300,11 @@ impl Client {
     /// the last one, or everything if the file is unknown.
     fn went(
         &self,
-        turn: crate::cache::Turn,
+        turn: crate::cache::CallStamp,
         (directory, status): (AfsFid, AfsFetchStatus),
         name: &str,
     ) {
-        let cache = &self.heard.cache;
+        let cache = &self.callback_state.cache;
         let before = status.data_version.checked_sub(1);
         let pages = before.and_then(|version| cache.pages(directory, version));
         let image = pages.and_then(|pages| Image::from_pages(pages.to_vec()).ok());
@@ -337,7 +348,7 @@ impl Client {
 
     /// Fetches the access list of a directory.
     pub fn access_list(&self, fid: AfsFid) -> Result<String> {
-        let bytes = self.ask(&Request::FetchACL { fid })?;
+        let bytes = self.call_bytes(&Request::FetchACL { fid })?;
         match reply(&Request::FetchACL { fid }, &bytes)? {
             Reply::FetchACL { access_list, .. } => {
                 Ok(String::from_utf8_lossy(access_list.as_bytes()).into_owned())
@@ -366,7 +377,7 @@ impl Client {
 
     /// Fetches quota and usage of a volume.
     pub fn volume_status(&self, volume: u32) -> Result<AfsFetchVolumeStatus> {
-        let bytes = self.ask(&Request::GetVolumeStatus { volume })?;
+        let bytes = self.call_bytes(&Request::GetVolumeStatus { volume })?;
         match reply(&Request::GetVolumeStatus { volume }, &bytes)? {
             Reply::GetVolumeStatus { status, .. } => Ok(status),
             _ => Err(Error::Nonsense("a reply of the wrong type")),

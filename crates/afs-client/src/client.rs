@@ -1,8 +1,8 @@
 //! A client: reads through its cache, and the way it makes calls.
 
-use crate::cache::{CHUNK, Chunk, Turn};
+use crate::cache::{CHUNK, CallStamp, Chunk};
 use crate::error::{Error, Result};
-use crate::net::{Ear, Heard, Line};
+use crate::net::{CallbackObserver, CallbackState, Line};
 use afs_proto::dir::Directory;
 use afs_proto::fs::{AfsFetchStatus, FileType, Request};
 use afs_proto::{Abort, AfsFid, Uuid, to_bytes};
@@ -25,9 +25,9 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Time for which idempotent calls (reads, stores) are retried while the server is down,
     /// restarts or is busy.
-    pub patience: Duration,
+    pub retry_time: Duration,
     /// Observer of the calls that servers make to the client.
-    pub ear: Option<Ear>,
+    pub observer: Option<CallbackObserver>,
 }
 
 impl Default for Options {
@@ -35,8 +35,8 @@ impl Default for Options {
         Options {
             cache_bytes_max: 16 << 20,
             timeouts: Timeouts::default(),
-            patience: Duration::ZERO,
-            ear: None,
+            retry_time: Duration::ZERO,
+            observer: None,
         }
     }
 }
@@ -44,8 +44,8 @@ impl Default for Options {
 /// A client of one file server. It may be shared by many threads.
 pub struct Client {
     files: Connection,
-    pub(crate) heard: Arc<Heard>,
-    patience: Duration,
+    pub(crate) callback_state: Arc<CallbackState>,
+    retry_time: Duration,
     address: SocketAddr,
     line: Arc<Line>,
 }
@@ -56,12 +56,12 @@ impl Client {
         address: Ipv4Addr,
         server: SocketAddr,
         (timeouts, patience): (Timeouts, Duration),
-        heard: Arc<Heard>,
+        heard: Arc<CallbackState>,
     ) -> Client {
         Client {
             files: line.connect(address, server, afs_proto::fs::SERVICE, timeouts),
-            heard,
-            patience,
+            callback_state: heard,
+            retry_time: patience,
             address: (address, line.port()).into(),
             line,
         }
@@ -74,7 +74,7 @@ impl Client {
 
     /// Returns the UUID that the client reports to servers.
     pub fn uuid(&self) -> Uuid {
-        self.heard.uuid
+        self.callback_state.uuid
     }
 
     /// Returns the counters of its port, which other clients may share.
@@ -89,17 +89,17 @@ impl Client {
 
     /// Returns the number of files covered by promises, and the bytes of cached data.
     pub fn cached(&self) -> (usize, usize) {
-        self.heard.cache.count()
+        self.callback_state.cache.count()
     }
 
     /// Drops one file from the cache, as `fs flush FILE` does.
     pub fn forget(&self, fid: AfsFid) {
-        self.heard.cache.forget(fid);
+        self.callback_state.cache.forget(fid);
     }
 
     /// Drops everything from the cache.
     pub fn flush(&self) {
-        self.heard.cache.flush();
+        self.callback_state.cache.flush();
     }
 
     /// Returns the status of a file, from the cache if a promise holds.
@@ -107,7 +107,7 @@ impl Client {
     /// # Errors
     /// Those of a call.
     pub fn status(&self, fid: AfsFid) -> Result<AfsFetchStatus> {
-        match self.heard.cache.status(fid) {
+        match self.callback_state.cache.status(fid) {
             Some(status) => Ok(status),
             None => Ok(self.fetch_status(fid)?.0),
         }
@@ -140,7 +140,7 @@ impl Client {
     }
 
     fn chunk(&self, fid: AfsFid, number: u64, bytes: u64) -> Result<(Chunk, AfsFetchStatus)> {
-        let cache = &self.heard.cache;
+        let cache = &self.callback_state.cache;
         if cache.has(fid, number) {
             // Without a promise the chunk is valid as long as the version is the same.
             self.status(fid)?;
@@ -150,7 +150,7 @@ impl Client {
         }
         let (data, status, _) = self.fetch_data(fid, number * CHUNK, bytes)?;
         let chunk = Arc::new(data);
-        cache.keep(fid, &status, number, &chunk);
+        cache.insert_chunk(fid, &status, number, &chunk);
         Ok((chunk, status))
     }
 
@@ -204,14 +204,14 @@ impl Client {
         self.store_data(fid, position, data, length.max(end))
     }
 
-    pub(crate) fn turn(&self) -> Turn {
-        self.heard.cache.turn()
+    pub(crate) fn stamp(&self) -> CallStamp {
+        self.callback_state.cache.stamp()
     }
 
     /// Makes a call: sends the request and the data after it, and returns at most `most` bytes of
     /// the reply. Retries idempotent calls.
     pub(crate) fn call(&self, request: &Request<'_>, data: &[u8], most: usize) -> Result<Vec<u8>> {
-        let until = Instant::now() + self.patience;
+        let until = Instant::now() + self.retry_time;
         loop {
             let error = match self.exchange(to_bytes(request), data, most) {
                 Err(error) if is_harmless(request) && may_pass(&error) => error,

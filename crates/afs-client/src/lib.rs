@@ -27,5 +27,5 @@ mod net;
 pub use calls::ANY;
 pub use client::{Client, Options};
 pub use error::{Error, Result};
-pub use location::{Found, locate};
-pub use net::{Ear, Net};
+pub use location::{VolumeLocation, locate};
+pub use net::{CallbackObserver, PortSet};

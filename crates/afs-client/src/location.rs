@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 /// A volume, as known to the location service.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct VolumeLocation {
     /// Id of the read-write volume.
     pub volume: u32,
     /// File servers that hold it.
@@ -20,7 +20,7 @@ pub struct Found {
 ///
 /// # Errors
 /// The server's code, `VL_NOENT` for an unknown volume; no port, or no answer.
-pub fn locate(server: SocketAddr, volume: &str) -> Result<Found> {
+pub fn locate(server: SocketAddr, volume: &str) -> Result<VolumeLocation> {
     let settings = Settings {
         listen: (Ipv4Addr::UNSPECIFIED, 0).into(),
         ..Settings::default()
@@ -30,9 +30,9 @@ pub fn locate(server: SocketAddr, volume: &str) -> Result<Found> {
     let request = Request::GetEntryByNameN {
         volume_name: vl::NameWanted::new(volume.as_bytes())?,
     };
-    let bytes = connection.ask(to_bytes(&request), gather::REPLY_BYTES_MAX)?;
+    let bytes = connection.request(to_bytes(&request), gather::REPLY_BYTES_MAX)?;
     match vl::read_reply(request.opcode(), &mut Reader::new(&bytes))? {
-        Reply::GetEntryByNameN { entry } => Ok(Found {
+        Reply::GetEntryByNameN { entry } => Ok(VolumeLocation {
             volume: entry.volumes[0],
             servers: entry.sites.iter().map(|site| site.server).collect(),
         }),

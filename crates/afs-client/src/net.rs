@@ -25,11 +25,11 @@ const WORKERS: usize = 16;
 
 /// Observer of the calls that servers make to a client. It runs before the cache is updated and the
 /// server gets its answer. If it blocks, the client looks dead to the server.
-pub type Ear = Box<dyn Fn(&cb::Request) + Send + Sync>;
+pub type CallbackObserver = Box<dyn Fn(&cb::Request) + Send + Sync>;
 
 /// Ports of many clients.
 #[derive(Default)]
-pub struct Net {
+pub struct PortSet {
     lines: Mutex<Vec<Arc<Line>>>,
 }
 
@@ -39,18 +39,18 @@ pub(crate) struct Line {
     clients: Arc<Clients>,
 }
 
-type Clients = Mutex<HashMap<IpAddr, Weak<Heard>>>;
+type Clients = Mutex<HashMap<IpAddr, Weak<CallbackState>>>;
 
 /// State of a client that its server's callbacks use.
-pub(crate) struct Heard {
+pub(crate) struct CallbackState {
     pub(crate) uuid: Uuid,
     pub(crate) cache: Cache,
-    pub(crate) ear: Option<Ear>,
+    pub(crate) observer: Option<CallbackObserver>,
 }
 
-impl Net {
+impl PortSet {
     /// Creates a net without ports: they are opened for new clients.
-    pub fn new() -> Arc<Net> {
+    pub fn new() -> Arc<PortSet> {
         Arc::default()
     }
 
@@ -67,23 +67,23 @@ impl Net {
     ) -> io::Result<Client> {
         let mut uuid = [0; 16];
         getrandom::fill(&mut uuid).map_err(|e| io::Error::other(e.to_string()))?;
-        let heard = Arc::new(Heard {
+        let heard = Arc::new(CallbackState {
             uuid: Uuid(uuid),
             cache: Cache::new(options.cache_bytes_max),
-            ear: options.ear,
+            observer: options.observer,
         });
         let line = self.line(address.into(), &heard)?;
         Ok(Client::new(
             line,
             address,
             server,
-            (options.timeouts, options.patience),
+            (options.timeouts, options.retry_time),
             heard,
         ))
     }
 
     /// Finds the first port at which the address is free, or opens a new one.
-    fn line(&self, address: IpAddr, heard: &Arc<Heard>) -> io::Result<Arc<Line>> {
+    fn line(&self, address: IpAddr, heard: &Arc<CallbackState>) -> io::Result<Arc<Line>> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         for line in &*lines {
             if line.take(address, heard) {
@@ -115,7 +115,7 @@ impl Line {
     }
 
     /// Assigns the address to a client if it is free and the port has room; returns whether it did.
-    fn take(&self, address: IpAddr, heard: &Arc<Heard>) -> bool {
+    fn take(&self, address: IpAddr, heard: &Arc<CallbackState>) -> bool {
         let mut clients = lock(&self.clients);
         clients.retain(|_, client| client.strong_count() > 0);
         let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
@@ -135,11 +135,11 @@ impl Line {
         service: u16,
         timeouts: Timeouts,
     ) -> Connection {
-        match local.is_unspecified() {
-            true => self.port.connect(server, service, timeouts),
-            false => self
-                .port
-                .connect_from(local.into(), server, service, timeouts),
+        if local.is_unspecified() {
+            self.port.connect(server, service, timeouts)
+        } else {
+            self.port
+                .connect_from(local.into(), server, service, timeouts)
         }
     }
 
@@ -152,7 +152,7 @@ impl Line {
     }
 }
 
-fn lock(clients: &Clients) -> MutexGuard<'_, HashMap<IpAddr, Weak<Heard>>> {
+fn lock(clients: &Clients) -> MutexGuard<'_, HashMap<IpAddr, Weak<CallbackState>>> {
     clients.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -168,7 +168,7 @@ fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
     });
     // The client no longer exists, so its promises are no longer tracked.
     let heard = called.ok_or(rx::Abort(Abort::RX_INVALID_OPERATION.0))?;
-    if let Some(ear) = &heard.ear {
+    if let Some(ear) = &heard.observer {
         ear(&request);
     }
     let reply = heard.answer(&request)?;
@@ -177,7 +177,7 @@ fn serve(clients: &Clients, call: &mut Call) -> Result<(), rx::Abort> {
     Ok(call.write(bytes)?)
 }
 
-impl Heard {
+impl CallbackState {
     fn answer(&self, request: &cb::Request) -> Result<cb::Reply, rx::Abort> {
         let none = |_| rx::Abort(Abort::RXGEN_SS_MARSHAL.0);
         let address = InterfaceAddr {

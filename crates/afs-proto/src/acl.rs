@@ -169,9 +169,10 @@ impl<'a> Lines<'a> {
     /// Fails unless the remaining lines are blank.
     fn end(mut self) -> Result<(), AclError> {
         let number = self.number + 1;
-        match self.rest.all(|line| line.trim().is_empty()) {
-            true => Ok(()),
-            false => Err(AclError::Line(number)),
+        if self.rest.all(|line| line.trim().is_empty()) {
+            Ok(())
+        } else {
+            Err(AclError::Line(number))
         }
     }
 }

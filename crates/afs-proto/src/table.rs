@@ -3,10 +3,10 @@
 
 /// Defines an enumeration encoded as one word; undefined numbers are refused.
 macro_rules! enumeration {
-    ($(#[$about:meta])* pub enum $name:ident: $what:literal { $($(#[$doc:meta])+ $member:ident = $number:literal,)* }) => {
+    ($(#[$about:meta])* pub enum $name:ident: $what:literal { $($(#[$doc:meta])* $member:ident = $number:literal,)* }) => {
         $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $($(#[$doc])+ $member = $number,)* }
+        pub enum $name { $($(#[$doc])* $member = $number,)* }
 
         impl TryFrom<u32> for $name {
             type Error = $crate::WireError;
@@ -31,10 +31,10 @@ macro_rules! enumeration {
 
 /// Defines a structure encoded as its fields in order.
 macro_rules! structure {
-    ($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])+ $field:ident: $type:ty,)* }) => {
+    ($(#[$about:meta])* pub struct $name:ident { $($(#[$doc:meta])* $field:ident: $type:ty,)* }) => {
         $(#[$about])*
         #[derive(Debug, Clone, PartialEq, Eq)]
-        pub struct $name { $($(#[$doc])+ pub $field: $type,)* }
+        pub struct $name { $($(#[$doc])* pub $field: $type,)* }
 
         impl<'a> $crate::xdr::Xdr<'a> for $name {
             fn read(from: &mut $crate::xdr::Reader<'a>) -> $crate::Result<Self> {
@@ -58,7 +58,7 @@ macro_rules! procedures {
         $(#[$about_request:meta])+ pub enum Request $(<$request:lifetime>)?;
         $(#[$about_reply:meta])+ pub enum Reply $(<$reply:lifetime>)?;
         $(
-            $(#[$doc:meta])+
+            $(#[$doc:meta])*
             $opcode:literal $name:ident { $($argument:ident: $in:ty),* } => { $($result:ident: $out:ty),* }
         )*
     ) => {
@@ -69,7 +69,7 @@ macro_rules! procedures {
         #[allow(missing_docs)]
         #[derive(Debug, Clone, PartialEq, Eq)]
         pub enum Request $(<$request>)? {
-            $($(#[$doc])+ $name { $($argument: $in),* },)*
+            $($(#[$doc])* $name { $($argument: $in),* },)*
         }
 
         $(#[$about_reply])+

@@ -13,7 +13,7 @@
 //! duration of the longest call. The files are created in the root of the volume, which must permit
 //! anonymous writes, and are not removed.
 
-use afs_client::{Client, Net, Options};
+use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr};
@@ -93,7 +93,7 @@ impl Caller {
     fn new(server: IpAddr, root: AfsFid, n: usize) -> Outcome<Caller> {
         let to = (server, afs_proto::fs::PORT).into();
         // Each client gets its own port; the system chooses the local address.
-        let client = Net::new().client(Ipv4Addr::UNSPECIFIED, to, Options::default())?;
+        let client = PortSet::new().client(Ipv4Addr::UNSPECIFIED, to, Options::default())?;
         Ok(Caller {
             client,
             root,
@@ -125,9 +125,10 @@ impl Caller {
 
     /// Fetches the file without caching or copying its data.
     fn fetch(&self, mib: usize) -> Outcome<()> {
-        match self.client.skip_data(self.file, 0, (mib << 20) as u64)? == mib << 20 {
-            true => Ok(()),
-            false => Err("not all of it came".into()),
+        if self.client.skip_data(self.file, 0, (mib << 20) as u64)? == mib << 20 {
+            Ok(())
+        } else {
+            Err("not all of it came".into())
         }
     }
 

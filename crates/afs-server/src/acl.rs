@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_mean_everybody_or_addresses() {
+    fn names_mean_every_client_or_addresses() {
         let caller = Caller::At([10, 1, 2, 3].into());
         assert!(caller.is("system:anyuser") && caller.is("10.1.0.0/16") && caller.is("10.1.2.3"));
         for other in [

@@ -5,11 +5,11 @@
 //! only the permission check is skipped.
 
 use crate::acl::Caller;
-use crate::breaks::Breaks;
+use crate::breaks::CallbackBreaks;
 use crate::config::Config;
 use crate::error::Fault;
 use crate::fid::Fid;
-use crate::fs_service::Visit;
+use crate::fs_service::RequestContext;
 use crate::hosts::Host;
 use crate::server::Shared;
 use crate::stats::add;
@@ -382,8 +382,8 @@ impl Administration {
         }
     }
 
-    fn visit(&self) -> Visit<'_> {
-        Visit {
+    fn visit(&self) -> RequestContext<'_> {
+        RequestContext {
             shared: &self.shared,
             host: Arc::new(Host::new(SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), 0)),
             caller: Caller::Administrator,
@@ -403,16 +403,16 @@ impl Administration {
     pub fn refresh(&self) -> Result<()> {
         let changed = self.volumes().refresh();
         let changed = changed.map_err(files("cannot open a volume".into()))?;
-        self.tell(&changed);
+        self.notify(&changed);
         Ok(())
     }
 
-    fn tell(&self, changed: &[VolumeId]) {
-        let mut breaks = Breaks::default();
+    fn notify(&self, changed: &[VolumeId]) {
+        let mut breaks = CallbackBreaks::default();
         for volume in changed {
             self.shared.promises.take_volume(*volume, &mut breaks);
         }
-        let told = breaks.tell(&self.shared.hosts);
+        let told = breaks.notify_all(&self.shared.hosts);
         add(&self.shared.counters.breaks, told);
     }
 
@@ -473,13 +473,13 @@ fn check_name(name: &str) -> Result<()> {
         .any(|kind| name.ends_with(kind.suffix()));
     let is_number = name.bytes().all(|b| b.is_ascii_digit());
     let plain = (1..=BYTES_MAX).contains(&name.len()) && name.chars().all(good);
-    match plain && !name.starts_with(['.', '-']) && !name.ends_with('.') && !is_number && !suffixed
-    {
-        true => Ok(()),
-        false => Err(AdminError::Refused(format!(
+    if plain && !name.starts_with(['.', '-']) && !name.ends_with('.') && !is_number && !suffixed {
+        Ok(())
+    } else {
+        Err(AdminError::Refused(format!(
             "'{name}' is not a valid volume name: use letters, digits, `.`, `_` and `-`, at most \
              {BYTES_MAX}, not digits alone, not ending with .readonly or .backup"
-        ))),
+        )))
     }
 }
 

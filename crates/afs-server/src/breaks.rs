@@ -15,7 +15,7 @@
 //! **Invariant:** no thread waits for a client longer than two calls: the one under way and the
 //! next; and for none after an unanswered one.
 
-use crate::again::Repeat;
+use crate::callback_retry::CallbackRetry;
 use crate::hosts::{Host, Hosts};
 use afs_proto::{AfsFid, FIDS_MAX, List, cb, to_bytes};
 use std::collections::{HashMap, VecDeque};
@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 
 /// Clients to notify of a change, with the changed files of each.
 #[derive(Default)]
-pub(crate) struct Breaks {
+pub(crate) struct CallbackBreaks {
     /// Keyed by the address of the `Host` in memory, which is unique while the value refers to it.
     by_host: HashMap<usize, (Arc<Host>, Vec<Broken>)>,
     /// Breaks to repeat: the promise is so recent that the client may not have received it yet.
-    again: Vec<Repeat>,
+    retries: Vec<CallbackRetry>,
 }
 
 /// Changed file, and the era of the broken promise.
@@ -51,12 +51,12 @@ struct Queue {
     /// Number of files ever queued, and of those completed; files of a call under way are not.
     put: u64,
     done: u64,
-    turn: Turn,
+    call: CallPhase,
 }
 
 /// State of the calls to a client.
 #[derive(Default)]
-enum Turn {
+enum CallPhase {
     /// No call is under way; the next thread starts one.
     #[default]
     Free,
@@ -82,7 +82,7 @@ struct Taken<'t> {
     files: u64,
 }
 
-impl Breaks {
+impl CallbackBreaks {
     /// Adds a file of which a client, promised in `era`, is to be notified.
     pub(crate) fn add(&mut self, host: &Arc<Host>, era: u32, fid: AfsFid) {
         let place = self.by_host.entry(Arc::as_ptr(host) as usize);
@@ -93,16 +93,16 @@ impl Breaks {
         }
     }
 
-    /// Like [`Breaks::add`], for a client that may not have received the promise yet.
+    /// Like [`CallbackBreaks::add`], for a client that may not have received the promise yet.
     pub(crate) fn add_recent(&mut self, host: &Arc<Host>, era: u32, fid: AfsFid) {
         self.add(host, era, fid);
         let host = Arc::clone(host);
-        self.again.push(Repeat { host, era, fid });
+        self.retries.push(CallbackRetry { host, era, fid });
     }
 
-    /// Takes the breaks to repeat after [`Breaks::tell`].
-    pub(crate) fn take_again(&mut self) -> Vec<Repeat> {
-        std::mem::take(&mut self.again)
+    /// Takes the breaks to repeat after [`CallbackBreaks::notify_all`].
+    pub(crate) fn take_again(&mut self) -> Vec<CallbackRetry> {
+        std::mem::take(&mut self.retries)
     }
 
     /// Checks whether there is no client to notify.
@@ -112,7 +112,7 @@ impl Breaks {
 
     /// Notifies all clients and waits for their answers or timeouts. Returns the number of calls
     /// that this thread started.
-    pub(crate) fn tell(self, hosts: &Hosts) -> u64 {
+    pub(crate) fn notify_all(self, hosts: &Hosts) -> u64 {
         let put = |(host, files): (Arc<Host>, Vec<Broken>)| {
             let until = host.outbox.put(&files);
             (host, until)
@@ -148,7 +148,7 @@ impl Outbox {
 fn begin(host: &Arc<Host>) -> bool {
     let outbox = &host.outbox;
     let mut queue = outbox.queue();
-    if !matches!(queue.turn, Turn::Free) {
+    if !matches!(queue.call, CallPhase::Free) {
         return false;
     }
     // Promises of an era that has ended: the client was notified of its end, or will be.
@@ -161,7 +161,7 @@ fn begin(host: &Arc<Host>) -> bool {
     };
     let count = queue.waiting.len().min(FIDS_MAX);
     let fids = queue.waiting.drain(..count).map(|b| b.fid).collect();
-    queue.turn = Turn::Taken;
+    queue.call = CallPhase::Taken;
     drop(queue);
     let files = count as u64;
     let taken = Taken { outbox, files };
@@ -175,16 +175,16 @@ fn go_on(hosts: &Hosts, host: &Arc<Host>, until: u64) {
     let outbox = &host.outbox;
     let mut queue = outbox.queue();
     while queue.done < until {
-        match std::mem::replace(&mut queue.turn, Turn::Taken) {
-            Turn::Free => {
-                queue.turn = Turn::Free;
+        match std::mem::replace(&mut queue.call, CallPhase::Taken) {
+            CallPhase::Free => {
+                queue.call = CallPhase::Free;
                 return;
             }
-            Turn::Taken => {
+            CallPhase::Taken => {
                 let woken = outbox.changed.wait(queue);
                 queue = woken.unwrap_or_else(PoisonError::into_inner);
             }
-            Turn::Started(started) => {
+            CallPhase::Started(started) => {
                 drop(queue);
                 let files = started.files;
                 let _taken = Taken { outbox, files };
@@ -214,23 +214,23 @@ impl Started {
         let begun = Instant::now();
         let answered = self.call.map(|mut call| call.read_to_end(0).is_ok());
         if answered != Some(true) {
-            hosts.lost(host, self.era);
-        } else if begun.elapsed() > late(hosts.answer_time()) {
-            host.late();
+            hosts.handle_unanswered(host, self.era);
+        } else if begun.elapsed() > late_after(hosts.answer_time()) {
+            host.record_late();
         }
     }
 }
 
 /// Computes the time after which an answer counts as late: a client that always takes that long
 /// costs others as much as one that is lost repeatedly.
-fn late(answer_time: Duration) -> Duration {
+fn late_after(answer_time: Duration) -> Duration {
     answer_time / 2
 }
 
 impl Taken<'_> {
     /// Publishes the started call, so that other threads can wait for its answer.
     fn started(self, started: Started) {
-        self.outbox.queue().turn = Turn::Started(started);
+        self.outbox.queue().call = CallPhase::Started(started);
         self.outbox.changed.notify_all();
         std::mem::forget(self);
     }
@@ -239,7 +239,7 @@ impl Taken<'_> {
 impl Drop for Taken<'_> {
     fn drop(&mut self) {
         let mut queue = self.outbox.queue();
-        queue.turn = Turn::Free;
+        queue.call = CallPhase::Free;
         queue.done += self.files;
         drop(queue);
         self.outbox.changed.notify_all();
@@ -247,7 +247,7 @@ impl Drop for Taken<'_> {
 }
 
 #[cfg(test)]
-impl Breaks {
+impl CallbackBreaks {
     /// Counts the files in all notifications.
     pub(crate) fn count(&self) -> usize {
         self.by_host.values().map(|(_, files)| files.len()).sum()

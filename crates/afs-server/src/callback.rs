@@ -9,7 +9,7 @@
 //! **Invariant:** no client is notified while a directory or file is locked. A client that does not
 //! answer in time delays one change, once, and gets no promise until it calls again.
 
-use crate::breaks::Breaks;
+use crate::breaks::CallbackBreaks;
 use crate::fid::Fid;
 use crate::hosts::{Host, with_slack};
 use crate::volume::VolumeId;
@@ -58,7 +58,7 @@ struct Promise {
 }
 
 /// Promise to be included in a reply.
-pub(crate) struct Given {
+pub(crate) struct GrantedPromise {
     file: File,
     /// Client, era and number of the promise; `None` if none was made.
     to: Option<(Arc<Host>, u32, u32)>,
@@ -88,8 +88,8 @@ impl Promises {
     }
 
     /// Makes or renews a promise. Must be called before the file is read.
-    pub(crate) fn give(&self, host: &Arc<Host>, file: File) -> Given {
-        let mut given = Given { file, to: None };
+    pub(crate) fn grant(&self, host: &Arc<Host>, file: File) -> GrantedPromise {
+        let mut given = GrantedPromise { file, to: None };
         let until = self.now().saturating_add(with_slack(self.seconds));
         if !self.has_room(host) {
             return given;
@@ -127,16 +127,17 @@ impl Promises {
     /// Builds the callback to send, evaluated when the reply is written: a promise that has ended
     /// is reported as dropped. A client without a promise for a file may ignore a break of it
     /// (Linux 6.12 `fs/afs/callback.c`), and would then trust a promise that arrives later.
-    pub(crate) fn told(&self, given: &Given) -> AfsCallBack {
+    pub(crate) fn reply_callback(&self, given: &GrantedPromise) -> AfsCallBack {
         let Some((host, era, number)) = &given.to else {
             return AfsCallBack::dropped();
         };
         let shard = self.shard(given.file);
         let promises = shard.get(&given.file).map_or(&[][..], Vec::as_slice);
         let is_it = |p: &Promise| p.number == *number && Arc::ptr_eq(&p.host, host);
-        match host.is_of(*era) && promises.iter().any(is_it) {
-            true => AfsCallBack::promise(self.seconds),
-            false => AfsCallBack::dropped(),
+        if host.is_of(*era) && promises.iter().any(is_it) {
+            AfsCallBack::promise(self.seconds)
+        } else {
+            AfsCallBack::dropped()
         }
     }
 
@@ -176,7 +177,7 @@ impl Promises {
     }
 
     /// Removes a client's promise for a file at the client's request.
-    pub(crate) fn give_up(&self, host: &Arc<Host>, file: File) {
+    pub(crate) fn release(&self, host: &Arc<Host>, file: File) {
         let mut shard = self.shard(file);
         let Some(promises) = shard.get_mut(&file) else {
             return;
@@ -197,7 +198,7 @@ impl Promises {
         file: File,
         fid: Fid,
         knows: Option<&Arc<Host>>,
-        breaks: &mut Breaks,
+        breaks: &mut CallbackBreaks,
     ) {
         let now = self.now();
         let mut shard = self.shard(file);
@@ -210,9 +211,10 @@ impl Promises {
             if promise.until > now && promise.host.is_of(promise.era) {
                 let made = promise.until.saturating_sub(with_slack(self.seconds));
                 let (host, era, fid) = (&promise.host, promise.era, fid.within(file.0));
-                match now <= made.saturating_add(RECENT_SECONDS) {
-                    true => breaks.add_recent(host, era, fid),
-                    false => breaks.add(host, era, fid),
+                if now <= made.saturating_add(RECENT_SECONDS) {
+                    breaks.add_recent(host, era, fid)
+                } else {
+                    breaks.add(host, era, fid)
                 }
             }
         }
@@ -222,7 +224,7 @@ impl Promises {
     }
 
     /// Takes the promises for all files of a volume that changed as a whole or was removed.
-    pub(crate) fn take_volume(&self, volume: VolumeId, breaks: &mut Breaks) {
+    pub(crate) fn take_volume(&self, volume: VolumeId, breaks: &mut CallbackBreaks) {
         // Vnode and uniquifier 0 denote the whole volume (`src/viced/callback.c`, Linux
         // `fs/afs/callback.c`).
         let all = AfsFid {
@@ -272,8 +274,8 @@ mod tests {
         Promises::new(&config)
     }
 
-    fn is_shared(promises: &Promises, given: &Given) -> bool {
-        promises.told(given).kind == CallBackType::Shared
+    fn is_shared(promises: &Promises, given: &GrantedPromise) -> bool {
+        promises.reply_callback(given).kind == CallBackType::Shared
     }
 
     #[test]
@@ -283,8 +285,8 @@ mod tests {
                 promise_seconds: seconds,
                 ..Default::default()
             });
-            let given = promises.give(&Host::known(), (1, 2));
-            assert_eq!(promises.told(&given).expires, seconds);
+            let given = promises.grant(&Host::known(), (1, 2));
+            assert_eq!(promises.reply_callback(&given).expires, seconds);
             let shard = promises.shard((1, 2));
             assert!(shard[&(1, 2)][0].until >= least);
         }
@@ -293,23 +295,23 @@ mod tests {
     #[test]
     fn a_promise_that_is_over_before_the_answer_is_none() {
         let (promises, host) = (promises(Default::default()), Host::known());
-        let given = promises.give(&host, (1, 2));
+        let given = promises.grant(&host, (1, 2));
         assert!(is_shared(&promises, &given));
         host.give_up_all();
-        assert_eq!(promises.told(&given), AfsCallBack::dropped());
+        assert_eq!(promises.reply_callback(&given), AfsCallBack::dropped());
     }
 
     #[test]
     fn a_promise_that_was_taken_before_the_answer_is_none() {
         let (promises, host, file) = (promises(Default::default()), Host::known(), (1, 2));
-        let given = promises.give(&host, file);
-        let prolonged = promises.give(&host, file);
+        let given = promises.grant(&host, file);
+        let prolonged = promises.grant(&host, file);
         assert!(is_shared(&promises, &given) && is_shared(&promises, &prolonged));
-        let mut breaks = Breaks::default();
+        let mut breaks = CallbackBreaks::default();
         promises.take(file, Fid::ROOT, None, &mut breaks);
-        let later = promises.give(&host, file);
+        let later = promises.grant(&host, file);
         for given in [given, prolonged] {
-            assert_eq!(promises.told(&given), AfsCallBack::dropped());
+            assert_eq!(promises.reply_callback(&given), AfsCallBack::dropped());
         }
         assert!(is_shared(&promises, &later));
     }
@@ -322,17 +324,17 @@ mod tests {
         });
         let (one, other) = (Host::known(), Host::known());
         let mut fids: Vec<_> = (0..5).map(|n| (1, n)).collect();
-        let given: Vec<_> = fids.iter().map(|f| promises.give(&one, *f)).collect();
+        let given: Vec<_> = fids.iter().map(|f| promises.grant(&one, *f)).collect();
         let shared: Vec<_> = given.iter().map(|g| is_shared(&promises, g)).collect();
         assert_eq!(shared, [true, true, true, true, false]);
         assert!(
             fids.iter()
                 .take(4)
-                .all(|f| is_shared(&promises, &promises.give(&other, *f)))
+                .all(|f| is_shared(&promises, &promises.grant(&other, *f)))
         );
         // A released promise makes room.
-        promises.give_up(&one, fids[0]);
-        assert!(is_shared(&promises, &promises.give(&one, fids.remove(4))));
+        promises.release(&one, fids[0]);
+        assert!(is_shared(&promises, &promises.grant(&one, fids.remove(4))));
         assert_eq!(promises.count(), 8);
         assert_eq!(one.promises.load(Relaxed), 4);
     }

@@ -1,6 +1,6 @@
 //! Configuration of a server: settings and limits, each with its unit and reason.
 
-use rx::{Answers, Questions};
+use rx::{DebugAccess, DebugPolicy};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -80,11 +80,11 @@ impl Config {
     }
 
     /// Builds the policy for answers to `rxdebug`.
-    pub(crate) fn questions(&self) -> Questions {
-        let (config, machine) = (self.clone(), Questions::default());
-        Questions::new(move |address| match config.allows(address) {
-            false => Answers::None,
-            true if config.rxdebug => Answers::Full,
+    pub(crate) fn questions(&self) -> DebugPolicy {
+        let (config, machine) = (self.clone(), DebugPolicy::default());
+        DebugPolicy::new(move |address| match config.allows(address) {
+            false => DebugAccess::None,
+            true if config.rxdebug => DebugAccess::Full,
             true => machine.of(address),
         })
     }
@@ -146,9 +146,10 @@ impl std::str::FromStr for Prefix {
             Some(bits) => bits.parse().map_err(|_| NoPrefix)?,
             None => width,
         };
-        match bits <= width {
-            true => Ok(Prefix { address, bits }),
-            false => Err(NoPrefix),
+        if bits <= width {
+            Ok(Prefix { address, bits })
+        } else {
+            Err(NoPrefix)
         }
     }
 }

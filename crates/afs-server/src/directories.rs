@@ -8,9 +8,10 @@
 //! **Invariant:** a data version has one set of pages. Before pages are updated, a mark is set on
 //! their directory; where the mark is found, rebuilt pages may differ from those that clients have
 //! seen, and get a version of their own. Neither pages nor a version leave the server before they
-//! are durable ([`Directories::settle`]), so a crash reverts only state that no client has seen.
+//! are durable ([`Directories::make_durable`]), so a crash reverts only state that no client has
+//! seen.
 
-use crate::error::{Fault, Outcome};
+use crate::error::{CallResult, Fault};
 use crate::fid::Fid;
 use afs_proto::Abort;
 use afs_proto::dir::{Entry, Image, Plan};
@@ -87,10 +88,11 @@ impl Directories {
 
     /// Makes the change `change` durable. Must be called after a directory was read and before the
     /// result leaves the server; `change` is the one that the read observed.
-    pub(crate) fn settle(&self, files: &Files, change: u64) -> fs::Result<()> {
-        match change <= self.durable.load(SeqCst) {
-            true => Ok(()),
-            false => self.sync(files),
+    pub(crate) fn make_durable(&self, files: &Files, change: u64) -> fs::Result<()> {
+        if change <= self.durable.load(SeqCst) {
+            Ok(())
+        } else {
+            self.sync(files)
         }
     }
 
@@ -166,13 +168,13 @@ impl Directory {
 
 impl Pages {
     /// Reads the current directory and its pages, which are rebuilt if necessary.
-    pub(crate) fn look(&mut self, files: &Files) -> Outcome<(Attr, &[u8])> {
+    pub(crate) fn read(&mut self, files: &Files) -> CallResult<(Attr, &[u8])> {
         let attr = self.make(files)?;
         let image = self.image.as_ref();
         Ok((attr, image.map(Image::bytes).unwrap_or_default()))
     }
 
-    /// Returns the number of the change that was read, for [`Directories::settle`].
+    /// Returns the number of the change that was read, for [`Directories::make_durable`].
     pub(crate) fn change_seen(&self) -> u64 {
         self.change
     }
@@ -183,7 +185,7 @@ impl Pages {
     }
 
     /// Prepares a change that may add `name`. Returns the version before it.
-    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> Outcome<u64> {
+    pub(crate) fn prepare(&mut self, files: &Files, name: Option<&[u8]>) -> CallResult<u64> {
         self.make(files)?;
         if name.is_some_and(|name| self.image.as_ref().is_none_or(|image| !image.fits(name))) {
             return Err(FULL);
@@ -233,7 +235,7 @@ impl Pages {
 
     /// Completes a change: returns the current directory and the length of its pages. The pages
     /// stay valid if the version has advanced by exactly 1.
-    pub(crate) fn settle(&mut self, files: &Files) -> Outcome<(Attr, u64)> {
+    pub(crate) fn finish_change(&mut self, files: &Files) -> CallResult<(Attr, u64)> {
         let version = files.attr(self.ino)?.inode.data_version;
         if version == self.version + 1 {
             self.version = version;
@@ -248,7 +250,7 @@ impl Pages {
     }
 
     /// Ensures that the pages are those of the directory's current version.
-    fn make(&mut self, files: &Files) -> Outcome<Attr> {
+    fn make(&mut self, files: &Files) -> CallResult<Attr> {
         for _ in 0..TRIES {
             let attr = files.attr(self.ino)?;
             if !attr.inode.is_dir() {
@@ -276,7 +278,7 @@ impl Pages {
     }
 
     /// Assigns a new version to rebuilt pages if clients may have seen different ones.
-    fn unmark(&mut self, files: &Files, attr: Attr) -> Outcome<Attr> {
+    fn unmark(&mut self, files: &Files, attr: Attr) -> CallResult<Attr> {
         (self.marked, self.ahead) = (false, false);
         match files.xattr(self.ino, CHANGED) {
             Ok(_) => {}
@@ -298,10 +300,10 @@ impl Pages {
         files.remove_xattr(self.ino, CHANGED)?;
         self.count_change();
         let next = attr.inode.data_version + 1;
-        match raised.inode.data_version == next {
-            true => Ok(raised),
-            // A concurrent change came between: the names that were read are older.
-            false => Ok(attr),
+        if raised.inode.data_version == next {
+            Ok(raised)
+        } else {
+            Ok(attr)
         }
     }
 
@@ -329,7 +331,7 @@ fn is_full(error: &fs::Error) -> bool {
 }
 
 /// Builds the pages from the names.
-fn build(files: &Files, directory: &Attr) -> Outcome<Image> {
+fn build(files: &Files, directory: &Attr) -> CallResult<Image> {
     let own = Fid::of(directory).ok_or(FULL)?;
     let parent = files.attr(directory.inode.parent)?;
     let parent = Fid::of(&parent).ok_or(FULL)?;

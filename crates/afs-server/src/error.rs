@@ -4,7 +4,7 @@ use afs_proto::Abort;
 use fs::Kind;
 
 /// Result of a procedure.
-pub(crate) type Outcome<T> = Result<T, Fault>;
+pub(crate) type CallResult<T> = Result<T, Fault>;
 
 /// Reason why a call has no reply.
 #[derive(Debug)]

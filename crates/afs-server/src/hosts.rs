@@ -16,12 +16,12 @@
 //!
 //! **Invariant:** only known clients get promises, and a client that did not answer has none. A
 //! client that may trust an ended promise is served only after it was told of the end. The number
-//! of threads that wait for clients is bounded ([`Patience`]).
+//! of threads that wait for clients is bounded ([`AdmissionControl`]).
 
+use crate::admission::{AdmissionControl, QUICK};
 use crate::breaks::Outbox;
 use crate::config::Config;
-use crate::error::{Fault, Outcome};
-use crate::patience::{Patience, QUICK};
+use crate::error::{CallResult, Fault};
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
 use std::collections::HashMap;
@@ -65,7 +65,7 @@ pub(crate) struct Hosts {
     hosts_max: usize,
     answer_time: Duration,
     promise_seconds: u32,
-    pub(crate) patience: Patience,
+    pub(crate) admission: AdmissionControl,
     started: Instant,
     /// Time, in seconds since the server's start, until which an unknown client may trust promises:
     /// of an earlier run, or from before it was forgotten.
@@ -148,7 +148,7 @@ impl Hosts {
             hosts_max: config.hosts_max,
             answer_time: config.answer_time,
             promise_seconds: config.promise_seconds,
-            patience: Patience::new(config.workers, config.answer_time),
+            admission: AdmissionControl::new(config.workers, config.answer_time),
             started: Instant::now(),
             unknown_trust: AtomicU32::new(with_slack(config.promise_seconds)),
         }
@@ -162,7 +162,7 @@ impl Hosts {
     ///
     /// # Errors
     /// `VBUSY`: the client may trust ended promises and could not be told of their end.
-    pub(crate) fn of(&self, call: &Call) -> Outcome<Arc<Host>> {
+    pub(crate) fn of(&self, call: &Call) -> CallResult<Arc<Host>> {
         let host = self.at(call.peer());
         self.greet(&host, call)?;
         Ok(host)
@@ -225,7 +225,7 @@ impl Hosts {
 
     /// Queries the identity of a client, unless it is known or did not answer lately. Other threads
     /// that serve the client wait for the result.
-    fn greet(&self, host: &Arc<Host>, call: &Call) -> Outcome<()> {
+    fn greet(&self, host: &Arc<Host>, call: &Call) -> CallResult<()> {
         let address = host.address.ip();
         let mut place = None;
         let mut state = host.lock();
@@ -235,7 +235,7 @@ impl Hosts {
                 Stage::Silent(until) if Instant::now() < until => return self.unknown(host),
                 Stage::Greeting { slow } => {
                     if slow && place.is_none() {
-                        place = self.patience.place(address);
+                        place = self.admission.place(address);
                         if place.is_none() {
                             return Err(LATER);
                         }
@@ -247,32 +247,33 @@ impl Hosts {
             }
         }
         drop(place);
-        let slow = self.patience.is_short(address);
+        let slow = self.admission.is_short(address);
         state.stage = Stage::Greeting { slow };
         drop(state);
         host.era.fetch_add(1, Relaxed);
-        let greeting = Greeting { hosts: self, host };
-        let mut said = match slow {
-            true => Said::Nothing,
-            false => self.ask(call, QUICK.min(self.answer_time)),
+        let greeting = IdentityQuery { hosts: self, host };
+        let mut said = if slow {
+            IdentityReply::Nothing
+        } else {
+            self.ask(call, QUICK.min(self.answer_time))
         };
-        if matches!(said, Said::Nothing)
-            && let Some(_place) = self.patience.place(address)
+        if matches!(said, IdentityReply::Nothing)
+            && let Some(_place) = self.admission.place(address)
         {
             host.stage(Stage::Greeting { slow: true });
             said = self.ask(call, self.answer_time);
         }
         match said {
-            Said::Who(who) => {
+            IdentityReply::Who(who) => {
                 let connection = call.connect_back(cb::SERVICE, timeouts(self.answer_time));
-                host.answered(who, connection, self.patience.distrusted_until(address));
+                host.answered(who, connection, self.admission.distrusted_until(address));
             }
-            Said::NoCallbacks => {
+            IdentityReply::NoCallbacks => {
                 // Such a client never got a promise.
                 host.trusts.store(0, Relaxed);
                 host.stage(Stage::Silent(Instant::now() + SILENCE));
             }
-            Said::Nothing => {
+            IdentityReply::Nothing => {
                 drop(greeting);
                 return self.unknown(host);
             }
@@ -281,23 +282,24 @@ impl Hosts {
     }
 
     /// Checks whether an unidentified client may be served.
-    fn unknown(&self, host: &Host) -> Outcome<()> {
-        match host.trusts.load(Relaxed) > self.seconds() {
-            true => Err(LATER),
-            false => Ok(()),
+    fn unknown(&self, host: &Host) -> CallResult<()> {
+        if host.trusts.load(Relaxed) > self.seconds() {
+            Err(LATER)
+        } else {
+            Ok(())
         }
     }
 
     /// Queries identity and capabilities of a client, and tells it that all promises have ended.
     /// Each answer may take `time`.
-    fn ask(&self, call: &Call, time: Duration) -> Said {
+    fn ask(&self, call: &Call, time: Duration) -> IdentityReply {
         let connection = &call.connect_back(cb::SERVICE, timeouts(time));
-        let mut who = tell(connection, &cb::Request::TellMeAboutYourself {});
+        let mut who = call_client(connection, &cb::Request::TellMeAboutYourself {});
         if is_unknown(&who) {
-            who = tell(connection, &cb::Request::WhoAreYou {});
+            who = call_client(connection, &cb::Request::WhoAreYou {});
         }
         if is_unknown(&who) {
-            return Said::NoCallbacks;
+            return IdentityReply::NoCallbacks;
         }
         let who = match who {
             Ok(cb::Reply::TellMeAboutYourself {
@@ -308,24 +310,24 @@ impl Hosts {
                 (address.uuid, first & capability::ERRORTRANS != 0)
             }
             Ok(cb::Reply::WhoAreYou { address }) => (address.uuid, false),
-            _ => return Said::Nothing,
+            _ => return IdentityReply::Nothing,
         };
         let server = self.identity;
-        let told = tell(connection, &cb::Request::InitCallBackState3 { server });
+        let told = call_client(connection, &cb::Request::InitCallBackState3 { server });
         match told {
-            Ok(_) => Said::Who(who),
-            unknown if is_unknown(&unknown) => Said::NoCallbacks,
-            Err(_) => Said::Nothing,
+            Ok(_) => IdentityReply::Who(who),
+            unknown if is_unknown(&unknown) => IdentityReply::NoCallbacks,
+            Err(_) => IdentityReply::Nothing,
         }
     }
 
     /// Handles a client that did not answer a break: its promises of that era end, and so do those
     /// of the same client's other addresses, which may be affected too.
-    pub(crate) fn lost(&self, host: &Arc<Host>, era: u32) {
+    pub(crate) fn handle_unanswered(&self, host: &Arc<Host>, era: u32) {
         let Some(uuid) = host.lose(era) else {
             return;
         };
-        self.patience.lost(host.address.ip());
+        self.admission.record_lost(host.address.ip());
         tracing::info!(
             client = %host.address,
             "the client did not acknowledge that a file has changed"
@@ -340,7 +342,7 @@ impl Hosts {
 }
 
 /// Result of an identity query.
-enum Said {
+enum IdentityReply {
     /// Identity, and whether the client knows the error table. It knows that all promises have
     /// ended.
     Who((Uuid, bool)),
@@ -356,16 +358,16 @@ fn is_unknown(answer: &Result<cb::Reply, rx::Error>) -> bool {
 }
 
 /// Identity query in progress. Dropping it, whatever the outcome, wakes all waiting threads.
-struct Greeting<'g> {
+struct IdentityQuery<'g> {
     hosts: &'g Hosts,
     host: &'g Host,
 }
 
-impl Drop for Greeting<'_> {
+impl Drop for IdentityQuery<'_> {
     fn drop(&mut self) {
         let mut state = self.host.lock();
         if matches!(state.stage, Stage::Greeting { .. }) {
-            self.hosts.patience.unanswered(self.host.address.ip());
+            self.hosts.admission.unanswered(self.host.address.ip());
             let silence = doubled(SILENCE, state.unanswered, SILENCE_MAX);
             state.unanswered = state.unanswered.saturating_add(1);
             state.stage = Stage::Silent(Instant::now() + silence);
@@ -489,7 +491,7 @@ impl Host {
     }
 
     /// Records a late answer to a break.
-    pub(crate) fn late(&self) {
+    pub(crate) fn record_late(&self) {
         self.lock().miss();
     }
 
@@ -545,8 +547,8 @@ fn timeouts(time: Duration) -> Timeouts {
 }
 
 /// Makes one call to a client.
-fn tell(connection: &Connection, request: &cb::Request) -> Result<cb::Reply, rx::Error> {
-    let bytes = connection.ask(to_bytes(request), gather::REPLY_BYTES_MAX)?;
+fn call_client(connection: &Connection, request: &cb::Request) -> Result<cb::Reply, rx::Error> {
+    let bytes = connection.request(to_bytes(request), gather::REPLY_BYTES_MAX)?;
     let mut from = Reader::new(&bytes);
     cb::read_reply(request.opcode(), &mut from).map_err(|_| rx::Error::Short)
 }
@@ -566,13 +568,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_greeting_that_breaks_off_leaves_nobody_waiting() {
+    fn a_greeting_that_breaks_off_leaves_no_caller_waiting() {
         let hosts = Hosts::new(Uuid([0; 16]), &Config::default());
         let host = Host::new(([127, 0, 0, 1], 1).into(), 0);
         host.stage(Stage::Greeting { slow: false });
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let greeting = Greeting {
+                let greeting = IdentityQuery {
                     hosts: &hosts,
                     host: &host,
                 };
@@ -598,15 +600,15 @@ mod tests {
             until.map(|until| until.saturating_duration_since(Instant::now()))
         };
         assert!(host.era(1).is_some());
-        host.late();
+        host.record_late();
         assert_eq!(distrusted(), None);
         for times in [1, 2, 4] {
-            host.late();
+            host.record_late();
             let left = distrusted().expect("distrusted");
             assert!(left > DISTRUST * times / 2 && left <= DISTRUST * times);
             assert_eq!(host.era(1), None);
         }
-        (0..50).for_each(|_| host.late());
+        (0..50).for_each(|_| host.record_late());
         assert!(distrusted().expect("distrusted") <= DISTRUST_MAX);
     }
 }

@@ -23,9 +23,10 @@
 
 mod acl;
 mod admin;
-mod again;
+mod admission;
 mod breaks;
 mod callback;
+mod callback_retry;
 mod config;
 mod directories;
 mod error;
@@ -34,7 +35,6 @@ mod fs_service;
 mod hosts;
 mod lanes;
 mod locks;
-mod patience;
 mod server;
 mod stats;
 mod status;

@@ -34,7 +34,7 @@ struct Lock {
 
 /// Reason why a lock is not granted or not extended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refused {
+pub(crate) enum LockError {
     /// A conflicting lock is held, or there are too many locks.
     Busy,
     /// The file is not locked, or the lock has expired.
@@ -51,7 +51,7 @@ impl Locks {
         now: Instant,
         file: (VolumeId, Ino),
         kind: LockType,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LockError> {
         let mut files = self.files();
         if files.len() >= LOCKS_MAX {
             files.retain(|_, lock| lock.until > now);
@@ -60,7 +60,7 @@ impl Locks {
         let wanted = if kind == LockType::Write { -1 } else { 1 };
         let until = now + HOLDS;
         match files.entry(file) {
-            Entry::Vacant(_) if full => Err(Refused::Busy),
+            Entry::Vacant(_) if full => Err(LockError::Busy),
             Entry::Vacant(place) => {
                 place.insert(Lock {
                     count: wanted,
@@ -75,7 +75,7 @@ impl Locks {
                 } else if wanted == 1 && lock.count > 0 && lock.count < i32::MAX {
                     lock.count += 1;
                 } else {
-                    return Err(Refused::Busy);
+                    return Err(LockError::Busy);
                 }
                 lock.until = until;
                 Ok(())
@@ -83,21 +83,21 @@ impl Locks {
         }
     }
 
-    pub(crate) fn extend(&self, now: Instant, file: (VolumeId, Ino)) -> Result<(), Refused> {
+    pub(crate) fn extend(&self, now: Instant, file: (VolumeId, Ino)) -> Result<(), LockError> {
         match self.files().get_mut(&file).filter(|lock| lock.until > now) {
             Some(lock) => {
                 lock.until = now + HOLDS;
                 Ok(())
             }
-            None => Err(Refused::NotLocked),
+            None => Err(LockError::NotLocked),
         }
     }
 
     /// Releases one lock.
-    pub(crate) fn release(&self, now: Instant, file: (VolumeId, Ino)) -> Result<(), Refused> {
+    pub(crate) fn release(&self, now: Instant, file: (VolumeId, Ino)) -> Result<(), LockError> {
         let mut files = self.files();
         let Entry::Occupied(mut there) = files.entry(file) else {
-            return Err(Refused::NotLocked);
+            return Err(LockError::NotLocked);
         };
         let lock = there.get_mut();
         let was_over = lock.until <= now;
@@ -105,9 +105,10 @@ impl Locks {
         if was_over || lock.count == 0 {
             there.remove();
         }
-        match was_over {
-            true => Err(Refused::NotLocked),
-            false => Ok(()),
+        if was_over {
+            Err(LockError::NotLocked)
+        } else {
+            Ok(())
         }
     }
 
@@ -132,21 +133,21 @@ mod tests {
     fn one_writer_or_readers_and_not_beyond_their_time() {
         let (locks, now, file) = (Locks::default(), Instant::now(), (1, 2));
         let (late, lapsed) = (now + HOLDS / 2, now + 2 * HOLDS);
-        assert_eq!(locks.release(now, file), Err(Refused::NotLocked));
-        assert_eq!(locks.extend(now, file), Err(Refused::NotLocked));
+        assert_eq!(locks.release(now, file), Err(LockError::NotLocked));
+        assert_eq!(locks.extend(now, file), Err(LockError::NotLocked));
         assert_eq!(locks.set(now, file, LockType::Read), Ok(()));
         assert_eq!(locks.set(now, file, LockType::Read), Ok(()));
         assert_eq!(locks.count(now, file), 2);
-        assert_eq!(locks.set(now, file, LockType::Write), Err(Refused::Busy));
+        assert_eq!(locks.set(now, file, LockType::Write), Err(LockError::Busy));
         assert_eq!(locks.release(now, file), Ok(()));
         assert_eq!(locks.release(now, file), Ok(()));
         assert_eq!(locks.set(now, file, LockType::Write), Ok(()));
         assert_eq!(locks.count(now, file), -1);
-        assert_eq!(locks.set(now, file, LockType::Read), Err(Refused::Busy));
+        assert_eq!(locks.set(now, file, LockType::Read), Err(LockError::Busy));
         assert_eq!(locks.set(now, (1, 4), LockType::Read), Ok(()));
         assert_eq!(locks.extend(late, file), Ok(()));
         assert_eq!(locks.count(now + HOLDS, file), -1);
-        assert_eq!(locks.extend(lapsed, file), Err(Refused::NotLocked));
+        assert_eq!(locks.extend(lapsed, file), Err(LockError::NotLocked));
         assert_eq!(locks.set(lapsed, file, LockType::Read), Ok(()));
         assert_eq!(locks.count(lapsed, file), 1);
         locks.forget(file);

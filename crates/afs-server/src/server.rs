@@ -1,14 +1,14 @@
 //! The server: its ports for both services, and the state shared by its threads.
 
 use crate::admin::Administration;
-use crate::again::Again;
+use crate::admission::AdmissionControl;
 use crate::callback::Promises;
+use crate::callback_retry::CallbackRetries;
 use crate::config::Config;
-use crate::error::{DENIED, Fault, Outcome};
+use crate::error::{CallResult, DENIED, Fault};
 use crate::fs_service::FileService;
 use crate::hosts::{Client, Hosts};
 use crate::locks::Locks;
-use crate::patience::Patience;
 use crate::stats::{Called, Counters, Counts};
 use crate::vl::Location;
 use crate::volume::Volumes;
@@ -68,7 +68,7 @@ pub(crate) struct Shared {
     pub(crate) volumes: Volumes,
     pub(crate) hosts: Hosts,
     pub(crate) promises: Promises,
-    pub(crate) again: Again,
+    pub(crate) callback_retries: CallbackRetries,
     pub(crate) locks: Locks,
     pub(crate) counters: Counters,
     /// Bytes of cache pages in transmission to clients.
@@ -106,7 +106,7 @@ impl Server {
             id: afs_proto::vl::SERVICE,
             handler: Arc::new(Location {
                 shared: Arc::clone(&shared),
-                patience: Patience::new(LOCATION_WORKERS, Duration::ZERO),
+                admission: AdmissionControl::new(LOCATION_WORKERS, Duration::ZERO),
             }),
         };
         let files = Service {
@@ -126,7 +126,7 @@ impl Server {
         let tells = Arc::clone(&shared);
         let repeats = std::thread::Builder::new()
             .name(THREAD_NAME.to_owned())
-            .spawn(move || tells.again.run(&tells.hosts))
+            .spawn(move || tells.callback_retries.run(&tells.hosts))
             .map_err(StartError::Thread)?;
         Ok(Server {
             shared,
@@ -184,7 +184,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.shared.again.close();
+        self.shared.callback_retries.close();
         if let Some(thread) = self.repeats.take() {
             // A panic of the thread has already been reported.
             let _ = thread.join();
@@ -242,7 +242,7 @@ impl Shared {
             identity,
             hosts: Hosts::new(identity, &config),
             promises: Promises::new(&config),
-            again: Again::new(config.tell_again),
+            callback_retries: CallbackRetries::new(config.tell_again),
             volumes: Volumes::open(fs, cache, &config)?,
             locks: Locks::default(),
             counters: Counters::default(),
@@ -253,10 +253,11 @@ impl Shared {
     }
 
     /// Fails unless the caller's address is permitted.
-    pub(crate) fn check_allowed(&self, call: &Call) -> Outcome<()> {
-        match self.config.allows(call.peer().ip()) {
-            true => Ok(()),
-            false => Err(DENIED),
+    pub(crate) fn check_allowed(&self, call: &Call) -> CallResult<()> {
+        if self.config.allows(call.peer().ip()) {
+            Ok(())
+        } else {
+            Err(DENIED)
         }
     }
 
@@ -276,9 +277,9 @@ fn identity(fs: &Fs) -> Uuid {
 /// in them and in the call.
 pub(crate) fn receive(
     call: &mut Call,
-    patience: &Patience,
+    patience: &AdmissionControl,
     parse: impl Fn(&[u8]) -> afs_proto::Result<()>,
-) -> Outcome<Bytes> {
+) -> CallResult<Bytes> {
     let is_whole = |bytes: &[u8]| match parse(bytes) {
         Ok(()) => Ok(true),
         Err(WireError::Incomplete) => Ok(false),

@@ -4,7 +4,7 @@ use afs_proto::fs::PROCEDURES;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])+ $name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Live counters.
         #[derive(Default)]
         pub(crate) struct Counters {
@@ -14,7 +14,7 @@ macro_rules! counters {
 
         /// Event counts since the start of the server.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-        pub struct Counts { $($(#[$doc])+ pub $name: u64,)* }
+        pub struct Counts { $($(#[$doc])* pub $name: u64,)* }
 
         impl Counters {
             /// Reads all counters.
@@ -34,13 +34,11 @@ counters! {
     fetches,
     /// Calls that fetch data.
     fetched_data,
-    /// Bytes fetched.
     fetched_bytes,
     /// Calls that store data, a status or an access list.
     stores,
     /// Calls that store data.
     stored_data,
-    /// Bytes stored.
     stored_bytes,
     /// Calls that notified a client of changed files.
     breaks,

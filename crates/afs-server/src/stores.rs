@@ -6,8 +6,8 @@
 //! version.
 //!
 //! Content shown with the old version may then differ from the original content of that version.
-//! Before it leaves the server, the raised version is therefore made durable ([`Stores::settle`]):
-//! after a crash clients find a different version.
+//! Before it leaves the server, the raised version is therefore made durable
+//! ([`Stores::make_durable`]): after a crash clients find a different version.
 //!
 //! **Invariant:** a version that was shown with the first bytes of a change is not shown with the
 //! last, nor, after a crash, without them.
@@ -77,7 +77,7 @@ impl Stores {
 
     /// Makes the raised version of a file with stores in progress durable. Must be called after the
     /// file was read and before the result leaves the server.
-    pub(crate) fn settle(&self, files: &Files, ino: Ino) -> fs::Result<()> {
+    pub(crate) fn make_durable(&self, files: &Files, ino: Ino) -> fs::Result<()> {
         if !self.shard(ino).running.contains_key(&ino) {
             return Ok(());
         }

@@ -3,8 +3,8 @@
 //! Clients ask by name or by number, in three generations of replies. The newest identifies a
 //! server by UUID, whose addresses the client then requests.
 
-use crate::error::{Fault, Outcome};
-use crate::patience::Patience;
+use crate::admission::AdmissionControl;
+use crate::error::{CallResult, Fault};
 use crate::server::Shared;
 use crate::volume::{Kind, Volume};
 use afs_proto::vl::{
@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Handler of the volume location service.
 pub(crate) struct Location {
     pub(crate) shared: Arc<Shared>,
-    pub(crate) patience: Patience,
+    pub(crate) admission: AdmissionControl,
 }
 
 /// `/vicepa`, the only partition.
@@ -38,9 +38,9 @@ impl Handler for Location {
 }
 
 impl Location {
-    fn answer(&self, call: &mut Call) -> Outcome<()> {
+    fn answer(&self, call: &mut Call) -> CallResult<()> {
         self.shared.check_allowed(call)?;
-        let head = crate::server::receive(call, &self.patience, |bytes| {
+        let head = crate::server::receive(call, &self.admission, |bytes| {
             afs_proto::prefix::<Request<'_>>(bytes).map(drop)
         })?;
         let (request, _) = afs_proto::prefix::<Request<'_>>(head.as_ref())?;
@@ -49,7 +49,7 @@ impl Location {
         Ok(call.write(bytes)?)
     }
 
-    fn reply(&self, call: &Call, request: &Request<'_>) -> Outcome<Reply> {
+    fn reply(&self, call: &Call, request: &Request<'_>) -> CallResult<Reply> {
         match request {
             Request::GetEntryByIDO { volume, .. } => self.old(call, self.by_id(*volume)?),
             Request::GetEntryByNameO { volume_name } => {
@@ -81,16 +81,16 @@ impl Location {
 }
 
 impl Location {
-    fn by_id(&self, id: u32) -> Outcome<Arc<Volume>> {
+    fn by_id(&self, id: u32) -> CallResult<Arc<Volume>> {
         self.shared.volumes.get(id).ok_or(Abort::VL_NOENT.into())
     }
 
-    fn by_name(&self, name: &[u8]) -> Outcome<Arc<Volume>> {
+    fn by_name(&self, name: &[u8]) -> CallResult<Arc<Volume>> {
         self.shared.volumes.find(name).ok_or(Abort::VL_NOENT.into())
     }
 
     /// Chooses the address for replies that can name only one: the called one, if it is announced.
-    fn address(&self, call: &Call) -> Outcome<Ipv4Addr> {
+    fn address(&self, call: &Call) -> CallResult<Ipv4Addr> {
         let called = match call.local().map(|address| address.to_canonical()) {
             Some(std::net::IpAddr::V4(address)) => Some(address),
             _ => None,
@@ -102,7 +102,7 @@ impl Location {
             .ok_or(Abort::VL_NOENT.into())
     }
 
-    fn by_identity(&self, volume: &Volume) -> Outcome<UvldbEntry> {
+    fn by_identity(&self, volume: &Volume) -> CallResult<UvldbEntry> {
         let site = |flags| UvldbSite {
             server: self.shared.identity,
             unique: UNIQUE,
@@ -112,7 +112,7 @@ impl Location {
         self.entry(volume, site)
     }
 
-    fn by_address(&self, call: &Call, volume: &Volume) -> Outcome<NvldbEntry> {
+    fn by_address(&self, call: &Call, volume: &Volume) -> CallResult<NvldbEntry> {
         let server = self.address(call)?;
         let site = |flags| Site {
             server,
@@ -122,7 +122,7 @@ impl Location {
         self.entry(volume, site)
     }
 
-    fn old(&self, call: &Call, volume: Arc<Volume>) -> Outcome<Reply> {
+    fn old(&self, call: &Call, volume: Arc<Volume>) -> CallResult<Reply> {
         let entry = self.by_address(call, &volume)?;
         let entry = VldbEntry {
             name: entry.name,
@@ -139,7 +139,7 @@ impl Location {
         &self,
         volume: &Volume,
         site: impl FnOnce(u32) -> S,
-    ) -> Outcome<VolumeEntry<S, SITES>> {
+    ) -> CallResult<VolumeEntry<S, SITES>> {
         let family = self.shared.volumes.family(volume);
         let has = |kind: Kind| family[kind as usize].is_some();
         let if_there = |kind: Kind, flag: u32| if has(kind) { flag } else { 0 };
@@ -160,7 +160,7 @@ impl Location {
         })
     }
 
-    fn addresses(&self, wanted: &ListAddrByAttributes) -> Outcome<Reply> {
+    fn addresses(&self, wanted: &ListAddrByAttributes) -> CallResult<Reply> {
         let identity = self.shared.identity;
         let announced = &self.shared.config.announced;
         let is_ours = match wanted.mask {

@@ -10,7 +10,7 @@
 use crate::acl::{Allowed, Caller, Lists};
 use crate::config::Config;
 use crate::directories::{Directories, is_shown};
-use crate::error::Outcome;
+use crate::error::CallResult;
 use crate::fid::Fid;
 use crate::stores::Stores;
 use afs_proto::{Abort, AfsFid, AfsVolSync};
@@ -62,7 +62,6 @@ impl Kind {
     }
 }
 
-/// Volume.
 pub struct Volume {
     /// Volume number.
     pub id: VolumeId,
@@ -102,25 +101,26 @@ struct Table {
 
 impl Volume {
     /// Resolves a file identifier to an inode.
-    pub(crate) fn ino(&self, fid: &AfsFid) -> Outcome<Ino> {
+    pub(crate) fn ino(&self, fid: &AfsFid) -> CallResult<Ino> {
         let fid = Fid::from(fid);
         let ino = fid.ino().ok_or(Abort::VNOVNODE)?;
         let attr = self.files.attr(ino)?;
-        match Fid::of(&attr) == Some(fid) && is_shown(attr.inode.kind) {
-            true => Ok(ino),
-            false => Err(Abort::VNOVNODE.into()),
+        if Fid::of(&attr) == Some(fid) && is_shown(attr.inode.kind) {
+            Ok(ino)
+        } else {
+            Err(Abort::VNOVNODE.into())
         }
     }
 
     /// Reads an inode with the version to report to clients.
-    pub(crate) fn attr(&self, ino: Ino) -> Outcome<Attr> {
+    pub(crate) fn attr(&self, ino: Ino) -> CallResult<Attr> {
         Ok(self.stores.attr(&self.files, ino)?)
     }
 
     /// Determines the rights on an inode. A directory has its own access list; any other file uses
     /// that of the directory it was created in or moved to. If that directory no longer exists,
     /// only an administrator has rights.
-    pub(crate) fn allowed(&self, attr: &Attr, caller: &Caller) -> Outcome<Allowed> {
+    pub(crate) fn allowed(&self, attr: &Attr, caller: &Caller) -> CallResult<Allowed> {
         if attr.inode.is_dir() {
             return Ok(self.lists.allowed(&self.files, attr, caller)?);
         }
@@ -143,7 +143,7 @@ impl Volume {
     }
 
     /// Fails if the volume is read-only.
-    pub(crate) fn check_writable(&self) -> Outcome<()> {
+    pub(crate) fn check_writable(&self) -> CallResult<()> {
         match self.kind {
             Kind::ReadWrite => Ok(()),
             Kind::ReadOnly | Kind::Backup => Err(fs::Error::from(fs::Kind::ReadOnly).into()),
@@ -260,9 +260,10 @@ impl Volumes {
     /// Hides a tree from clients, from the next refresh on, or shows it again.
     pub(crate) fn hide(&self, tree: TreeId, hide: bool) {
         let mut hidden = self.hidden.lock().expect("no panic under this lock");
-        match hide {
-            true => hidden.insert(tree),
-            false => hidden.remove(&tree),
+        if hide {
+            hidden.insert(tree)
+        } else {
+            hidden.remove(&tree)
         };
     }
 

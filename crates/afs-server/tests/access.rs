@@ -278,7 +278,7 @@ fn a_stranger_makes_nothing_that_runs_with_the_rights_of_others() {
 /// Goal: a file moved out of its directory through hard links by a local mount does not become
 /// accessible to all clients when the directory is removed.
 #[test]
-fn a_file_whose_folder_is_gone_is_nobodys() {
+fn a_file_whose_directory_was_removed_has_no_owner() {
     let cell = Cell::new();
     let client = cell.client();
     let (a, _) = client.make_dir(client.root, "a").expect("made");

@@ -100,7 +100,7 @@ fn a_mount_point_is_made_where_paths_lead_and_clients_see_it() {
 }
 
 #[test]
-fn a_replica_made_anew_keeps_its_number_and_its_readers_are_told() {
+fn a_replica_made_again_keeps_its_number_and_notifies_its_readers() {
     let cell = Cell::new();
     let admin = cell.server.administration();
     let writer = cell.client();

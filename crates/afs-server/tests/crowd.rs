@@ -5,7 +5,7 @@
 
 mod common;
 
-use afs_client::{Client, Net, Options};
+use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
 use block::Random;
 use common::process::{Disk, Process, serve_if_told};
@@ -44,7 +44,7 @@ fn address(n: usize) -> Ipv4Addr {
 }
 
 fn crowd(server: &Process) -> Vec<Client> {
-    let net = Net::new();
+    let net = PortSet::new();
     let made = (0..CLIENTS).map(|n| net.client(address(n), server.address, Options::default()));
     made.map(|client| client.expect("a client")).collect()
 }

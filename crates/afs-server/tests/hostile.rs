@@ -139,7 +139,7 @@ fn still_serves(client: &Client, file: AfsFid) {
 }
 
 #[test]
-fn a_request_that_is_cut_short_or_changed_ends_and_harms_nobody() {
+fn a_request_that_is_cut_short_or_changed_ends_and_harms_no_other() {
     let cell = Cell::new();
     let client = cell.client();
     let (file, _) = client.create(client.root, "file").expect("made");

@@ -8,7 +8,7 @@
 
 mod common;
 
-use afs_client::{Client, Error, Net, Options};
+use afs_client::{Client, Error, Options, PortSet};
 use afs_proto::AfsFid;
 use block::Random;
 use common::process::{Disk, Process, free_port, serve_if_told};
@@ -140,13 +140,13 @@ impl Renamed {
     }
 }
 
-fn client(net: &Net, server: SocketAddr) -> Client {
+fn client(net: &PortSet, server: SocketAddr) -> Client {
     let options = Options {
         timeouts: Timeouts {
             dead: Duration::from_secs(5),
             ..Timeouts::default()
         },
-        patience: PATIENCE,
+        retry_time: PATIENCE,
         ..Options::default()
     };
     let made = net.client(Ipv4Addr::LOCALHOST, server, options);
@@ -154,7 +154,7 @@ fn client(net: &Net, server: SocketAddr) -> Client {
 }
 
 /// Waits until the server answers.
-fn wait_for(net: &Net, server: SocketAddr, root: AfsFid) {
+fn wait_for(net: &PortSet, server: SocketAddr, root: AfsFid) {
     let until = Instant::now() + PATIENCE;
     let time = Duration::from_millis(200);
     loop {
@@ -186,7 +186,7 @@ struct Load {
 }
 
 impl Load {
-    fn new(net: &Net, server: SocketAddr, root: AfsFid) -> Load {
+    fn new(net: &PortSet, server: SocketAddr, root: AfsFid) -> Load {
         let clients = |n| (0..n).map(|_| client(net, server)).collect::<Vec<_>>();
         let writers = clients(WRITERS);
         let written = writers.iter().enumerate().map(|(n, client)| Written {
@@ -250,7 +250,7 @@ impl Load {
     }
 
     /// Checks that the acknowledged state is present, and that cached copies match it.
-    fn check(&self, net: &Net, server: SocketAddr) {
+    fn check(&self, net: &PortSet, server: SocketAddr) {
         let fresh = client(net, server);
         for reader in &self.readers {
             // The first call of a client ends its old promises.
@@ -288,7 +288,7 @@ fn a_server_that_is_killed_has_everything_it_answered() {
         .as_ref()
         .map(|p| (p.address, p.root()))
         .expect("one");
-    let net = Net::new();
+    let net = PortSet::new();
     let mut load = Load::new(&net, server, root);
     let mut times = Vec::new();
     for round in 0..rounds {

@@ -19,7 +19,7 @@ fn ask(cell: &Cell, request: &Request<'_>) -> Result<Reply, Abort> {
     let port = Port::open(&Settings::default(), Vec::new()).expect("a port");
     let to = cell.server.location_service();
     let connection = port.connect(to, vl::SERVICE, Timeouts::default());
-    match connection.ask(to_bytes(request), 4096) {
+    match connection.request(to_bytes(request), 4096) {
         Ok(bytes) => {
             let mut from = Reader::new(&bytes);
             Ok(vl::read_reply(request.opcode(), &mut from).expect("a reply"))

@@ -5,7 +5,7 @@
 
 mod common;
 
-use afs_client::{Client, Net, Options};
+use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
 use block::Random;
 use common::relay::Relay;
@@ -27,7 +27,7 @@ impl Far {
             cache_bytes_max: 64 << 20,
             ..Options::default()
         };
-        let client = Net::new().client(Ipv4Addr::LOCALHOST, relay.address, options);
+        let client = PortSet::new().client(Ipv4Addr::LOCALHOST, relay.address, options);
         Far {
             client: client.expect("a port"),
             _relay: relay,

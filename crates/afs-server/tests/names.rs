@@ -272,7 +272,7 @@ fn links_count_and_symbolic_links_say_what_they_were_told() {
 }
 
 #[test]
-fn pages_that_are_made_anew_have_a_version_of_their_own() {
+fn pages_that_are_rebuilt_have_a_version_of_their_own() {
     let device: std::sync::Arc<dyn block::BlockDevice> =
         std::sync::Arc::new(block::Mem::new(256 << 20, 4096));
     common::format(&device);
@@ -345,7 +345,7 @@ fn a_name_can_be_removed_where_there_is_no_room_for_anything() {
 }
 
 #[test]
-fn pages_that_are_made_anew_where_nothing_can_be_changed_have_a_version_of_their_own() {
+fn pages_that_are_rebuilt_in_a_read_only_volume_have_a_version_of_their_own() {
     let device: std::sync::Arc<dyn block::BlockDevice> =
         std::sync::Arc::new(block::Mem::new(64 << 20, 4096));
     common::format(&device);

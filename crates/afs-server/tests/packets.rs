@@ -8,7 +8,7 @@
 
 mod common;
 
-use afs_client::{Net, Options};
+use afs_client::{Options, PortSet};
 use block::Random;
 use common::process::{Disk, Process, serve_if_told};
 use common::{CACHE_BYTES, PATIENCE, seed};
@@ -132,9 +132,9 @@ fn a_server_outlives_malformed_packets() {
     let count: usize = count.unwrap_or(100_000);
     let disk = Disk::new("packets", 256 << 20);
     let server = Process::start(&disk.0, 0);
-    let net = Net::new();
+    let net = PortSet::new();
     let options = || Options {
-        patience: PATIENCE,
+        retry_time: PATIENCE,
         ..Options::default()
     };
     let client = net

@@ -80,17 +80,17 @@ thread_local! {
 
 /// Guard that keeps the thread in a layer until it is dropped.
 #[must_use = "the layer is left when this is dropped"]
-pub struct Within(Option<Layer>);
+pub struct LayerGuard(Option<Layer>);
 
-impl Drop for Within {
+impl Drop for LayerGuard {
     fn drop(&mut self) {
         go(self.0);
     }
 }
 
 /// Enters a layer and returns a guard that leaves it again.
-pub fn within(layer: Layer) -> Within {
-    Within(go(Some(layer)))
+pub fn within(layer: Layer) -> LayerGuard {
+    LayerGuard(go(Some(layer)))
 }
 
 /// Sets the layer of this thread for the time outside of any [`within`], for example for a thread

@@ -52,7 +52,7 @@ pub use devices::{
     Tear, Volatile,
 };
 pub use error::{Error, ErrorKind, Result};
-pub use lunpath::{Access, AccessSign, Connection, Identity, Lunpath, Transport};
+pub use lunpath::{Access, AccessHint, Connection, Identity, Lunpath, Transport};
 pub use pool::BufPool;
 pub use random::Random;
 pub use request::{Completion, Op, OpKind, Request};

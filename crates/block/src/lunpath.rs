@@ -66,7 +66,7 @@ impl Access {
 
 /// Information about access that a connection received, with or instead of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AccessSign {
+pub enum AccessHint {
     /// The access state has changed; [`Lunpath::access`] returns the new one.
     Changed,
     /// The access state is this, until another report arrives.

@@ -55,7 +55,7 @@ impl Topology {
     }
 
     /// Iterates over the cells in ascending order.
-    pub fn cells(&self) -> impl Iterator<Item = u32> {
+    pub fn nodes(&self) -> impl Iterator<Item = u32> {
         self.cells.keys().copied()
     }
 
@@ -65,7 +65,7 @@ impl Topology {
     }
 
     /// Returns the cell of a CPU.
-    pub fn cell_of_cpu(&self, cpu: u32) -> Option<u32> {
+    pub fn node_of_cpu(&self, cpu: u32) -> Option<u32> {
         self.cell_of_cpu.get(&cpu).copied()
     }
 
@@ -76,8 +76,8 @@ impl Topology {
     }
 
     /// Returns the cell of the CPU on which this thread runs now.
-    pub fn current_cell(&self) -> Option<u32> {
-        self.cell_of_cpu(u32::try_from(rustix::thread::sched_getcpu()).ok()?)
+    pub fn current_node(&self) -> Option<u32> {
+        self.node_of_cpu(u32::try_from(rustix::thread::sched_getcpu()).ok()?)
     }
 }
 
@@ -151,11 +151,11 @@ mod tests {
             &[(0, "0-1,4\n", "10 30\n"), (1, "2-3\n", "30 10\n")],
         );
         let topology = Topology::read(root.path()).unwrap();
-        assert_eq!(topology.cells().collect::<Vec<_>>(), [0, 1]);
+        assert_eq!(topology.nodes().collect::<Vec<_>>(), [0, 1]);
         assert_eq!(topology.cpus(0), [0, 1, 4]);
-        assert_eq!(topology.cell_of_cpu(4), Some(0));
-        assert_eq!(topology.cell_of_cpu(3), Some(1));
-        assert_eq!(topology.cell_of_cpu(5), None);
+        assert_eq!(topology.node_of_cpu(4), Some(0));
+        assert_eq!(topology.node_of_cpu(3), Some(1));
+        assert_eq!(topology.node_of_cpu(5), None);
         assert_eq!(topology.distance(0, 1), Some(30));
         assert_eq!(topology.distance(1, 1), Some(LOCAL));
         assert_eq!(topology.distance(0, 2), None);
@@ -165,11 +165,11 @@ mod tests {
     fn one_node_holes_and_memory_without_cpus() {
         let root = tree("0\n", &[(0, "0-7\n", "10\n")]);
         let topology = Topology::read(root.path()).unwrap();
-        assert_eq!(topology.cell_of_cpu(7), Some(0));
+        assert_eq!(topology.node_of_cpu(7), Some(0));
 
         let root = tree("0,2\n", &[(0, "0-1\n", "10 21\n"), (2, "\n", "21 10\n")]);
         let topology = Topology::read(root.path()).unwrap();
-        assert_eq!(topology.cells().collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(topology.nodes().collect::<Vec<_>>(), [0, 2]);
         assert_eq!(topology.cpus(2), [0; 0]);
         assert_eq!(topology.distance(0, 2), Some(21));
         assert_eq!(topology.distance(0, 1), None);
@@ -180,7 +180,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let topology = Topology::read(root.path()).unwrap();
         assert_eq!(topology, Topology::default());
-        assert_eq!(topology.current_cell(), None);
+        assert_eq!(topology.current_node(), None);
     }
 
     #[test]
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn this_machine() {
         let topology = Topology::read(Path::new("/sys")).unwrap();
-        if let Some(cell) = topology.current_cell() {
+        if let Some(cell) = topology.current_node() {
             assert_eq!(topology.distance(cell, cell), Some(LOCAL));
         }
     }

@@ -21,9 +21,10 @@ impl Line {
     /// Completes the oldest request.
     fn answer(&self, well: bool) {
         let Request { tag, op } = self.asked.lock().unwrap().remove(0);
-        let result = match well {
-            true => Ok(()),
-            false => Err(Error::new(ErrorKind::Media, "disk", "").in_op(&op)),
+        let result = if well {
+            Ok(())
+        } else {
+            Err(Error::new(ErrorKind::Media, "disk", "").in_op(&op))
         };
         let completion = Completion { tag, op, result };
         self.answered.lock().unwrap().push(completion);
@@ -199,7 +200,7 @@ fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
 }
 
 #[test]
-fn a_flush_that_fails_before_anything_is_written_binds_nobody() {
+fn a_flush_that_fails_before_any_write_fails_no_later_one() {
     let mut bench = Bench::untouched();
     bench.submit(0, 1, Op::Flush);
     bench.submit(1, 2, Op::Flush);

@@ -320,9 +320,10 @@ impl Way for Split {
         self.writes.write(page, data);
         let range = (page * PAGE) as u64..((page + 1) * PAGE) as u64;
         let Side { session, open, .. } = &mut self.writes;
-        let sent = match self.flushes {
-            true => session.flush(open),
-            false => session.write_out(open, range.clone()),
+        let sent = if self.flushes {
+            session.flush(open)
+        } else {
+            session.write_out(open, range.clone())
         };
         sent.expect("nothing fails here");
         let Side { session, open, .. } = &mut self.maps;

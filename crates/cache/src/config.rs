@@ -36,7 +36,7 @@ pub struct Config {
     /// failure, up to 64 times.
     pub retry: Duration,
     /// How long a request waits for an evictable page before it fails with [`ErrorKind::Busy`].
-    pub patience: Duration,
+    pub frame_timeout: Duration,
     /// Configuration of fault handling, for each volume with mappings.
     pub windows: window::Config,
     /// Creates the eviction policy.
@@ -62,7 +62,7 @@ impl Config {
             sync_interval: SYNC_INTERVAL,
             tick: Duration::from_millis(500),
             retry: Duration::from_millis(100),
-            patience: Duration::from_secs(30),
+            frame_timeout: Duration::from_secs(30),
             topology: Topology::default(),
             windows: window::Config::default(),
             policy: Box::new(|limit, frames| Box::new(Ufc::new(limit, frames))),
@@ -95,7 +95,7 @@ impl Config {
         if self.min_bytes > self.max_bytes || self.max_bytes > self.reserve_bytes {
             return refuse("must hold: min_bytes <= max_bytes <= reserve_bytes");
         }
-        if self.reserve_bytes > u64::from(crate::word::FRAMES_MAX) << 12 {
+        if self.reserve_bytes > u64::from(crate::page_state::FRAMES_MAX) << 12 {
             return refuse("reserve_bytes must be at most 4 TiB");
         }
         if self.dirty_background_percent > self.dirty_throttle_percent

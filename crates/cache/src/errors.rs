@@ -17,7 +17,7 @@ struct State {
     count: u64,
     last: Option<Error>,
     /// The last error has been reported.
-    told: bool,
+    reported: bool,
 }
 
 /// Position of one open file in the sequence of errors.
@@ -30,13 +30,13 @@ impl ErrorSequence {
         let mut state = self.state.lock().expect("no panic under this lock");
         state.count += 1;
         state.last = Some(error);
-        state.told = false;
+        state.reported = false;
     }
 
     /// Creates the cursor for a new open file.
     pub fn cursor(&self) -> ErrorCursor {
         let state = self.state.lock().expect("no panic under this lock");
-        let untold = u64::from(state.last.is_some() && !state.told);
+        let untold = u64::from(state.last.is_some() && !state.reported);
         ErrorCursor(Mutex::new(state.count - untold))
     }
 
@@ -51,7 +51,7 @@ impl ErrorSequence {
             return Ok(());
         }
         *seen = state.count;
-        state.told = true;
+        state.reported = true;
         state.last.clone().map_or(Ok(()), Err)
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn every_opener_is_told_once_and_a_later_one_only_of_what_nobody_was_told() {
+    fn every_opener_sees_an_error_once_and_a_later_one_only_if_it_is_unreported() {
         let errors = ErrorSequence::default();
         let (one, two) = (errors.cursor(), errors.cursor());
         assert!(errors.check(&one).is_ok());

@@ -46,7 +46,7 @@ impl Flushes {
     }
 
     /// Decides the next step for the flush of this number.
-    pub(crate) fn turn(&self, number: u64) -> Turn {
+    pub(crate) fn next_step(&self, number: u64) -> Turn {
         let mut state = self.lock();
         if state.running {
             if state.begun <= number {
@@ -82,17 +82,17 @@ mod tests {
     fn who_comes_while_one_runs_shares_the_next_and_its_outcome() {
         let flushes = Flushes::default();
         let first = flushes.next();
-        assert!(matches!(flushes.turn(first), Turn::Begin));
+        assert!(matches!(flushes.next_step(first), Turn::Begin));
         let (two, three) = (flushes.next(), flushes.next());
         assert_eq!((first, two, three), (1, 2, 2));
-        assert!(matches!(flushes.turn(two), Turn::Wait));
+        assert!(matches!(flushes.next_step(two), Turn::Wait));
         flushes.ended(&Ok(()));
-        assert!(matches!(flushes.turn(first), Turn::Over(Ok(()))));
-        assert!(matches!(flushes.turn(two), Turn::Begin));
-        assert!(matches!(flushes.turn(three), Turn::Wait));
+        assert!(matches!(flushes.next_step(first), Turn::Over(Ok(()))));
+        assert!(matches!(flushes.next_step(two), Turn::Begin));
+        assert!(matches!(flushes.next_step(three), Turn::Wait));
         flushes.ended(&Err(Error::new(ErrorKind::Media, "disk", "")));
-        assert!(matches!(flushes.turn(two), Turn::Over(Err(_))));
-        assert!(matches!(flushes.turn(three), Turn::Over(Err(_))));
-        assert!(matches!(flushes.turn(flushes.next()), Turn::Begin));
+        assert!(matches!(flushes.next_step(two), Turn::Over(Err(_))));
+        assert!(matches!(flushes.next_step(three), Turn::Over(Err(_))));
+        assert!(matches!(flushes.next_step(flushes.next()), Turn::Begin));
     }
 }

@@ -10,11 +10,11 @@
 use crate::config::MakePolicy;
 use crate::leaf::{LeafAt, Slab};
 use crate::memory::{CHUNK_BYTES, Memory};
+use crate::page_state::FrameRefs;
 use crate::policy::Touched;
 use crate::policy::{Entry, FrameNo, PageKey, Partition, Policy, SeqLimits, Stealback, Stealing};
-use crate::stats::Reason;
+use crate::stats::EvictReason;
 use crate::wait::WaitList;
-use crate::word::Holds;
 use block::{Buf, Result};
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -40,7 +40,7 @@ const KEPT_FREE: usize = CHUNK_FRAMES;
 struct Frame {
     /// Leaf address and index of the frame's page; 0 for none.
     page: AtomicU64,
-    holds: Holds,
+    refs: FrameRefs,
 }
 
 /// All frames of a cache.
@@ -124,36 +124,36 @@ impl Base {
 
 /// Bookkeeping from an eviction batch, applied by the caller after the pool lock is released.
 #[derive(Default)]
-pub struct Emptied {
+pub struct EvictionBatch {
     /// Leaves that became empty: vnode and leaf number.
     pub leaves: Vec<(u64, u64)>,
     /// Evicted pages, one entry per run of the same vnode and reason.
-    pub pages: Vec<Left>,
+    pub pages: Vec<EvictedPages>,
 }
 
 /// Pages of one vnode that were evicted for one reason.
-pub struct Left {
+pub struct EvictedPages {
     pub vnode: u64,
-    pub reason: Reason,
+    pub reason: EvictReason,
     pub count: u64,
     /// Number of them that were read ahead and never used.
     pub wasted: u64,
 }
 
-impl Emptied {
+impl EvictionBatch {
     /// Creates an empty record.
-    pub fn new() -> Emptied {
-        Emptied::default()
+    pub fn new() -> EvictionBatch {
+        EvictionBatch::default()
     }
 
-    fn left(&mut self, vnode: u64, reason: Reason, wasted: bool) {
+    fn left(&mut self, vnode: u64, reason: EvictReason, wasted: bool) {
         let wasted = u64::from(wasted);
         match self.pages.last_mut() {
             Some(last) if (last.vnode, last.reason) == (vnode, reason) => {
                 last.count += 1;
                 last.wasted += wasted;
             }
-            _ => self.pages.push(Left {
+            _ => self.pages.push(EvictedPages {
                 vnode,
                 reason,
                 count: 1,
@@ -221,8 +221,8 @@ impl Pool {
 
     /// Returns the holds on a frame beyond pins.
     #[inline]
-    pub fn holds(&self, frame: FrameNo) -> &Holds {
-        &self.frames[frame.0 as usize].holds
+    pub fn holds(&self, frame: FrameNo) -> &FrameRefs {
+        &self.frames[frame.0 as usize].refs
     }
 
     /// Creates a buffer over `count` contiguous frames, which keeps the pool alive.
@@ -292,7 +292,7 @@ impl Pool {
         want: usize,
         node: Option<u32>,
         out: &mut Vec<FrameNo>,
-        emptied: &mut Emptied,
+        emptied: &mut EvictionBatch,
     ) -> usize {
         let had = out.len();
         let index = |node| self.nodes.iter().position(|n| *n == node);
@@ -307,7 +307,7 @@ impl Pool {
             if room == 0 {
                 let over = inner.used - inner.limit;
                 let batch = BATCH.min(inner.limit / 8).max(missing + over);
-                if self.evict(&mut inner, batch, Reason::Limit, emptied) == 0 {
+                if self.evict(&mut inner, batch, EvictReason::Limit, emptied) == 0 {
                     break;
                 }
                 continue;
@@ -390,20 +390,25 @@ impl Pool {
     }
 
     /// Sets the limit of allocated frames and evicts pages down to it, as far as possible.
-    pub fn set_limit(&self, limit: usize, emptied: &mut Emptied) {
+    pub fn set_limit(&self, limit: usize, emptied: &mut EvictionBatch) {
         let mut inner = self.lock();
         inner.limit = limit.clamp(1, self.frames.len());
         let limit = inner.limit;
         self.limit.store(limit, Relaxed);
         inner.policy.resize(limit);
         drop(inner);
-        self.shrink_to(limit, Reason::Limit, emptied);
+        self.shrink_to(limit, EvictReason::Limit, emptied);
         self.waiters.wake_all();
     }
 
     /// Evicts pages until at most `frames` are allocated, as far as possible. Returns the number of
     /// pages evicted.
-    pub fn shrink_to(&self, frames: usize, reason: Reason, emptied: &mut Emptied) -> usize {
+    pub fn shrink_to(
+        &self,
+        frames: usize,
+        reason: EvictReason,
+        emptied: &mut EvictionBatch,
+    ) -> usize {
         let mut gone = 0;
         loop {
             let mut inner = self.lock();
@@ -487,8 +492,8 @@ impl Pool {
         &self,
         inner: &mut Inner,
         want: usize,
-        reason: Reason,
-        emptied: &mut Emptied,
+        reason: EvictReason,
+        emptied: &mut EvictionBatch,
     ) -> usize {
         let mut victims = std::mem::take(&mut inner.victims);
         let mut touched = |frame: FrameNo| self.touched(frame);
@@ -496,9 +501,10 @@ impl Pool {
         let stolen = inner.policy.stolen();
         let mut gone = 0;
         for (place, frame) in victims.drain(..).enumerate() {
-            let reason = match stolen.contains(&place) {
-                true => Reason::Stealback,
-                false => reason,
+            let reason = if stolen.contains(&place) {
+                EvictReason::Stealback
+            } else {
+                reason
             };
             match self.evict_one(frame, reason, emptied) {
                 Evicted::Free => {
@@ -528,7 +534,7 @@ impl Pool {
         };
         let leaf = self.slab.get(at);
         let word = leaf.word(index);
-        let snap = word.look();
+        let snap = word.load();
         if !snap.is_resident() || snap.in_window() || snap.frame() != frame.0 {
             return busy;
         }
@@ -543,13 +549,18 @@ impl Pool {
     }
 
     /// Evicts the page of a frame if it is clean and unused.
-    fn evict_one(&self, frame: FrameNo, reason: Reason, emptied: &mut Emptied) -> Evicted {
+    fn evict_one(
+        &self,
+        frame: FrameNo,
+        reason: EvictReason,
+        emptied: &mut EvictionBatch,
+    ) -> Evicted {
         let Some((at, index)) = self.page_of(frame) else {
             return Evicted::No;
         };
         let leaf = self.slab.get(at);
         let word = leaf.word(index);
-        let snap = word.look();
+        let snap = word.load();
         if snap.frame() != frame.0 || snap.in_window() || snap.pins() > 0 {
             return Evicted::No;
         }
@@ -566,7 +577,7 @@ impl Pool {
         self.frames[frame.0 as usize].page.store(0, Relaxed);
         word.clear(latched);
         emptied.left(vnode, reason, latched.is_ahead());
-        if leaf.let_go() {
+        if leaf.release() {
             emptied.leaves.push((vnode, number));
         }
         // A concurrent latch attempt that is about to fail may have added counts; the thread that

@@ -24,7 +24,7 @@ pub struct Index {
     vnode: u64,
     slab: Arc<Slab>,
     table: AtomicPtr<Table>,
-    truth: Mutex<Truth>,
+    map: Mutex<LeafMap>,
 }
 
 /// Addresses of leaves at the slot of their number's hash, or one of the next; 0 for none.
@@ -34,7 +34,7 @@ struct Table {
     shift: u32,
 }
 
-struct Truth {
+struct LeafMap {
     leaves: BTreeMap<u64, LeafAt>,
     /// All tables ever used, the last one being current: a reader may still be in an old one. Each
     /// is at least twice as long as the one before, so the old ones take less than the current.
@@ -74,7 +74,7 @@ impl Index {
             vnode,
             slab,
             table: AtomicPtr::new(std::ptr::from_ref(&*first).cast_mut()),
-            truth: Mutex::new(Truth {
+            map: Mutex::new(LeafMap {
                 leaves: BTreeMap::new(),
                 tables: vec![first],
             }),
@@ -104,23 +104,23 @@ impl Index {
     }
 
     /// Looks up the leaf of this number; on a miss in the table, searches the map under the lock.
-    pub fn find_surely(&self, number: u64) -> Option<LeafAt> {
+    pub fn find_exact(&self, number: u64) -> Option<LeafAt> {
         let found = self.find(number);
         found.or_else(|| self.truth().leaves.get(&number).copied())
     }
 
     /// Returns the leaf of this number, creating it if necessary, with one reference for the
-    /// caller, who releases it with [`Index::let_go`].
-    pub fn keep(&self, number: u64) -> LeafAt {
+    /// caller, who releases it with [`Index::release`].
+    pub fn acquire(&self, number: u64) -> LeafAt {
         if let Some(at) = self.find(number)
-            && self.slab.get(at).keep(self.vnode, number)
+            && self.slab.get(at).acquire(self.vnode, number)
         {
             return at;
         }
         let mut truth = self.truth();
         if let Some(at) = truth.leaves.get(&number).copied() {
             // Leaves are retired under this lock, so this one stays.
-            assert!(self.slab.get(at).keep(self.vnode, number));
+            assert!(self.slab.get(at).acquire(self.vnode, number));
             self.enter(&mut truth, number, at);
             return at;
         }
@@ -130,16 +130,16 @@ impl Index {
         at
     }
 
-    /// Undoes an [`Index::keep`], or accounts for a word that became empty; releases the leaf when
-    /// nothing uses it any more.
-    pub fn let_go(&self, number: u64, at: LeafAt) {
-        if self.slab.get(at).let_go() {
-            self.give_up(number);
+    /// Undoes an [`Index::acquire`], or accounts for a word that became empty; releases the leaf
+    /// when nothing uses it any more.
+    pub fn release(&self, number: u64, at: LeafAt) {
+        if self.slab.get(at).release() {
+            self.release_if_idle(number);
         }
     }
 
     /// Releases a leaf if it is idle.
-    pub fn give_up(&self, number: u64) {
+    pub fn release_if_idle(&self, number: u64) {
         let mut truth = self.truth();
         let Some(at) = truth.leaves.get(&number).copied() else {
             return;
@@ -153,7 +153,7 @@ impl Index {
             place.store(0, Release);
         }
         drop(truth);
-        self.slab.give_back(at);
+        self.slab.free(at);
     }
 
     /// Collects the leaves in a range of numbers, in order.
@@ -182,12 +182,12 @@ impl Index {
         self.slab.get(at)
     }
 
-    fn truth(&self) -> MutexGuard<'_, Truth> {
-        self.truth.lock().expect("no panic under this lock")
+    fn truth(&self) -> MutexGuard<'_, LeafMap> {
+        self.map.lock().expect("no panic under this lock")
     }
 
     /// Enters a leaf into the table, which grows when it is half full or the slots are taken.
-    fn enter(&self, truth: &mut Truth, number: u64, at: LeafAt) {
+    fn enter(&self, truth: &mut LeafMap, number: u64, at: LeafAt) {
         let table = truth.tables.last().expect("there is always one");
         if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
             return;
@@ -225,7 +225,7 @@ fn place(table: &Table, number: u64, at: LeafAt) -> bool {
 impl Drop for Index {
     fn drop(&mut self) {
         let numbers: Vec<u64> = self.truth().leaves.keys().copied().collect();
-        numbers.into_iter().for_each(|n| self.give_up(n));
+        numbers.into_iter().for_each(|n| self.release_if_idle(n));
     }
 }
 
@@ -240,11 +240,11 @@ mod tests {
         let numbers: Vec<u64> = (0..5000u64).map(|i| i * i % 100_003).collect();
         let mut made = BTreeMap::new();
         for number in &numbers {
-            let at = index.keep(*number);
+            let at = index.acquire(*number);
             let before = made.insert(*number, at);
             assert!(before.is_none_or(|b| b == at));
             if before.is_some() {
-                index.let_go(*number, at);
+                index.release(*number, at);
             }
         }
         assert_eq!(index.len(), made.len());
@@ -256,7 +256,7 @@ mod tests {
                 .eq(made.iter().map(|(n, at)| (*n, *at)))
         );
         for (number, at) in &made {
-            assert!(index.find_surely(*number) == Some(*at));
+            assert!(index.find_exact(*number) == Some(*at));
         }
         let fast = made.keys().filter(|n| index.find(**n).is_some()).count();
         assert!(
@@ -265,8 +265,8 @@ mod tests {
             made.len()
         );
         for (number, at) in made {
-            index.let_go(number, at);
-            assert!(index.find_surely(number).is_none());
+            index.release(number, at);
+            assert!(index.find_exact(number).is_none());
         }
         assert_eq!(index.len(), 0);
     }

@@ -8,10 +8,10 @@ use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
 use crate::loan::Loan;
 use crate::mapped::Mapped;
+use crate::page_state::{PageLocation, PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
-use crate::stats::Reason;
+use crate::stats::EvictReason;
 use crate::vnode::Vnode;
-use crate::word::{Home, Snap, Word};
 use block::Result;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ pub(crate) struct Latch<'a> {
     leaf: &'a Leaf,
     at: LeafAt,
     page: u64,
-    snap: Snap,
-    home: Home,
+    snap: StateSnapshot,
+    home: PageLocation,
     changed: bool,
 }
 
@@ -49,10 +49,10 @@ impl<'a> Latch<'a> {
     pub fn take(vnode: &'a Vnode, at: LeafAt, index: u32, page: u64) -> Option<Latch<'a>> {
         let leaf = vnode.index().leaf(at);
         let word = leaf.word(index);
-        let pool = &vnode.below().core.pool;
+        let pool = &vnode.shared().core.pool;
         let mut turn = 0;
         loop {
-            let snap = word.look();
+            let snap = word.load();
             if snap.is_exclusive() {
                 pause(&mut turn);
                 continue;
@@ -83,15 +83,15 @@ impl<'a> Latch<'a> {
         }
     }
 
-    pub fn home(&self) -> Home {
+    pub fn home(&self) -> PageLocation {
         self.home
     }
 
     /// Returns the address of the page's bytes. To change them, call [`Latch::make_private`] first.
     pub fn data(&self) -> NonNull<u8> {
         match self.home {
-            Home::Frame(frame) => self.pool().at(FrameNo(frame)),
-            Home::Window => self.mapped().at(self.page),
+            PageLocation::Frame(frame) => self.pool().at(FrameNo(frame)),
+            PageLocation::Window => self.mapped().at(self.page),
         }
     }
 
@@ -111,20 +111,20 @@ impl<'a> Latch<'a> {
     }
 
     pub fn is_leased(&self) -> bool {
-        self.home == Home::Window && self.mapped().is_leased(self.page)
+        self.home == PageLocation::Window && self.mapped().is_leased(self.page)
     }
 
     /// Checks whether the dirty data in the page's leaf has reached the file's maximum age.
     pub fn is_due(&self) -> bool {
         let since = self.leaf.dirty_since_ms();
-        since + self.vnode.sync_ms() <= self.vnode.below().core.now_ms()
+        since + self.vnode.sync_ms() <= self.vnode.shared().core.now_ms()
     }
 
     /// Checks whether the frame of the page is held.
     pub fn is_held(&self) -> bool {
         match self.home {
-            Home::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
-            Home::Window => false,
+            PageLocation::Frame(frame) => self.pool().holds(FrameNo(frame)).any(),
+            PageLocation::Window => false,
         }
     }
 
@@ -165,7 +165,7 @@ impl<'a> Latch<'a> {
         }
         debug_assert!(first <= old, "the file reaches to the page");
         let old_end = (old - first) as usize;
-        if self.home == Home::Window && old_end < bytes.start {
+        if self.home == PageLocation::Window && old_end < bytes.start {
             self.zero(old_end..bytes.start);
         }
         self.vnode.raise(end);
@@ -174,14 +174,14 @@ impl<'a> Latch<'a> {
 
     /// Moves the page from its frame to another, with its content if `keep`.
     pub fn move_to(&mut self, to: FrameNo, keep: bool) {
-        let Home::Frame(from) = self.home else {
+        let PageLocation::Frame(from) = self.home else {
             unreachable!("who moves a page between frames has found it in one");
         };
         if keep {
             self.copy_to(to);
         }
         self.pool().moved(FrameNo(from), to);
-        self.settle(Home::Frame(to.0));
+        self.set_location(PageLocation::Frame(to.0));
         self.pool().abandon(FrameNo(from));
     }
 
@@ -191,7 +191,7 @@ impl<'a> Latch<'a> {
     /// # Errors
     /// Out of memory; the page stays where it was.
     pub fn move_to_window(&mut self) -> Result<()> {
-        let Home::Frame(from) = self.home else {
+        let PageLocation::Frame(from) = self.home else {
             return Ok(());
         };
         let to = self.mapped().make_room(self.page)?;
@@ -199,7 +199,7 @@ impl<'a> Latch<'a> {
         // mapped yet, and both are pages.
         unsafe { copy::between_pages(self.data().as_ptr(), to.as_ptr(), PAGE_BYTES) };
         self.pool().removed(FrameNo(from));
-        self.settle(Home::Window);
+        self.set_location(PageLocation::Window);
         // From here on programs use the page without updating its word.
         self.note_use();
         self.pool().abandon(FrameNo(from));
@@ -209,18 +209,18 @@ impl<'a> Latch<'a> {
     /// Moves the page from the window to a frame. `false`: a lease keeps it in the window.
     #[must_use]
     pub fn move_to_pool(&mut self, to: FrameNo) -> bool {
-        debug_assert!(self.home == Home::Window);
+        debug_assert!(self.home == PageLocation::Window);
         // First revoke the programs' access, then copy: a store between the two would be lost.
         if !self.mapped().revoke(self.page) {
             return false;
         }
         self.copy_to(to);
         self.zero_beyond_end(to);
-        self.mapped().vacate(self.page);
+        self.mapped().remove_page(self.page);
         self.pool().assign(to, self.at, self.index());
         let key = self.leaf.key(self.index());
         self.pool().inserted([(to, key)], Entry::Read);
-        self.settle(Home::Frame(to.0));
+        self.set_location(PageLocation::Frame(to.0));
         true
     }
 
@@ -246,12 +246,12 @@ impl<'a> Latch<'a> {
             return None;
         }
         let frame = match self.home {
-            Home::Frame(frame) => FrameNo(frame),
-            Home::Window => spare.pop()?,
+            PageLocation::Frame(frame) => FrameNo(frame),
+            PageLocation::Window => spare.pop()?,
         };
         self.pool().holds(frame).add(1);
         self.leaf.set_writeback(self.index());
-        if self.home == Home::Window {
+        if self.home == PageLocation::Window {
             let held = !self.pool().holds(frame).orphan();
             debug_assert!(held, "it is held by the line above");
             let sealed = self.mapped().seal(self.page);
@@ -260,7 +260,7 @@ impl<'a> Latch<'a> {
             if !sealed {
                 // The holder of a lease may store at any time: the page stays dirty, with a new
                 // age.
-                self.leaf.renew_dirty(self.vnode.below().core.now_ms());
+                self.leaf.renew_dirty(self.vnode.shared().core.now_ms());
                 return Some(frame);
             }
         }
@@ -281,27 +281,27 @@ impl<'a> Latch<'a> {
 
     /// Drops the page, dirty or not. It must not be under write-back.
     pub fn discard(self) {
-        self.leave(Reason::Dropped);
+        self.drop_page(EvictReason::Dropped);
     }
 
     /// Drops the page for this reason, dirty or not. It must not be under write-back.
-    pub(crate) fn leave(self, reason: Reason) {
+    pub(crate) fn drop_page(self, reason: EvictReason) {
         debug_assert!(!self.is_in_writeback());
         if self.leaf.clear_dirty(self.index()) {
             self.vnode.count_clean();
         }
         let pool = Arc::clone(self.pool());
         match self.home {
-            Home::Frame(frame) => pool.removed(FrameNo(frame)),
-            Home::Window => self.mapped().vacate(self.page),
+            PageLocation::Frame(frame) => pool.removed(FrameNo(frame)),
+            PageLocation::Window => self.mapped().remove_page(self.page),
         }
         self.word().clear(self.snap);
-        if let Home::Frame(frame) = self.home {
+        if let PageLocation::Frame(frame) = self.home {
             pool.abandon(FrameNo(frame));
         }
         let wasted = u64::from(self.snap.is_ahead());
         self.vnode.gone.left(reason, 1, wasted);
-        self.vnode.index().let_go(self.page / LEAF_PAGES, self.at);
+        self.vnode.index().release(self.page / LEAF_PAGES, self.at);
         std::mem::forget(self);
     }
 
@@ -330,7 +330,7 @@ impl<'a> Latch<'a> {
         }
     }
 
-    fn settle(&mut self, home: Home) {
+    fn set_location(&mut self, home: PageLocation) {
         self.home = home;
         self.changed = true;
     }
@@ -341,10 +341,10 @@ impl<'a> Latch<'a> {
     }
 
     fn pool(&self) -> &'a Arc<Pool> {
-        &self.vnode.below().core.pool
+        &self.vnode.shared().core.pool
     }
 
-    fn word(&self) -> &'a Word {
+    fn word(&self) -> &'a PageState {
         self.leaf.word(self.index())
     }
 
@@ -370,7 +370,7 @@ impl Drop for Latch<'_> {
 /// A page that is held in place: its bytes do not change, whatever happens to the file.
 pub struct PageRef<'a> {
     at: NonNull<u8>,
-    word: &'a Word,
+    word: &'a PageState,
     frame: u32,
     vnode: &'a Vnode,
 }
@@ -395,12 +395,12 @@ impl<'a> PageRef<'a> {
     /// Creates a loan of the page in its current state, which may outlive the reference and the
     /// file.
     pub fn lend(&self) -> Loan {
-        Loan::of(&self.vnode.below().core.pool, FrameNo(self.frame))
+        Loan::of(&self.vnode.shared().core.pool, FrameNo(self.frame))
     }
 
     #[cold]
     fn release(&self) {
-        let pool = &self.vnode.below().core.pool;
+        let pool = &self.vnode.shared().core.pool;
         pool.release(FrameNo(self.frame), 1);
     }
 }

@@ -17,8 +17,8 @@
 //! A leaf is this small so that a set of its pages is one integer that changes atomically, and so
 //! that a sparsely used device takes half a kilobyte for a lone page and not four.
 
+use crate::page_state::PageState;
 use crate::policy::PageKey;
-use crate::word::Word;
 use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -79,7 +79,7 @@ pub struct Leaf {
 struct Line {
     /// The leaf's tag when it was last adopted; the words of a retired leaf are empty.
     tag: AtomicU64,
-    words: [Word; LINE_WORDS],
+    words: [PageState; LINE_WORDS],
 }
 
 impl Leaf {
@@ -92,7 +92,7 @@ impl Leaf {
             live: AtomicU32::new(DEAD),
             lines: std::array::from_fn(|_| Line {
                 tag: AtomicU64::new(0),
-                words: std::array::from_fn(|_| Word::empty()),
+                words: std::array::from_fn(|_| PageState::empty()),
             }),
         }
     }
@@ -126,7 +126,7 @@ impl Leaf {
     }
 
     #[inline]
-    pub fn word(&self, index: u32) -> &Word {
+    pub fn word(&self, index: u32) -> &PageState {
         let index = index as usize;
         &self.lines[index / LINE_WORDS].words[index % LINE_WORDS]
     }
@@ -177,7 +177,7 @@ impl Leaf {
 
     /// Keeps the leaf from being retired while the caller fills a word. `false`: it stands for
     /// another range, or none.
-    pub fn keep(&self, vnode: u64, number: u64) -> bool {
+    pub fn acquire(&self, vnode: u64, number: u64) -> bool {
         let mut now = self.live.load(Relaxed);
         loop {
             if now == DEAD {
@@ -192,7 +192,7 @@ impl Leaf {
         if !right {
             // The new owner cannot retire the leaf in between; it finds the leaf idle at its next
             // check.
-            self.let_go();
+            self.release();
         }
         right
     }
@@ -205,9 +205,9 @@ impl Leaf {
         }
     }
 
-    /// Undoes a [`Leaf::keep`], or accounts for a word that became empty. `true`: the leaf is idle,
-    /// and its vnode may retire it.
-    pub fn let_go(&self) -> bool {
+    /// Undoes a [`Leaf::acquire`], or accounts for a word that became empty. `true`: the leaf is
+    /// idle, and its vnode may retire it.
+    pub fn release(&self) -> bool {
         self.live.fetch_sub(1, AcqRel) == 1
     }
 
@@ -291,7 +291,7 @@ impl Slab {
         unsafe { &*at.0 }
     }
 
-    /// Assigns a leaf to this range, with one [`Leaf::keep`] for the caller.
+    /// Assigns a leaf to this range, with one [`Leaf::acquire`] for the caller.
     pub fn adopt(&self, vnode: u64, number: u64) -> LeafAt {
         let mut inner = self.inner.lock().expect("no panic under this lock");
         if inner.free.is_empty() {
@@ -306,7 +306,7 @@ impl Slab {
     }
 
     /// Puts a retired leaf back on the free list.
-    pub fn give_back(&self, at: LeafAt) {
+    pub fn free(&self, at: LeafAt) {
         debug_assert_eq!(self.get(at).live.load(Relaxed), DEAD);
         let mut inner = self.inner.lock().expect("no panic under this lock");
         inner.free.push(at);
@@ -335,11 +335,11 @@ mod tests {
         let leaf = slab.get(at);
         assert!(leaf.has(0, Tag::of(1, 10)) && leaf.has(55, Tag::of(1, 10)));
         assert!(leaf.is(1, 10) && !leaf.retire());
-        assert!(leaf.keep(1, 10) && !leaf.keep(2, 10) && !leaf.keep(1, 11));
-        assert!(!leaf.let_go());
-        assert!(leaf.let_go() && leaf.retire());
-        assert!(!leaf.is(1, 10) && !leaf.keep(1, 10));
-        slab.give_back(at);
+        assert!(leaf.acquire(1, 10) && !leaf.acquire(2, 10) && !leaf.acquire(1, 11));
+        assert!(!leaf.release());
+        assert!(leaf.release() && leaf.retire());
+        assert!(!leaf.is(1, 10) && !leaf.acquire(1, 10));
+        slab.free(at);
         assert!(slab.adopt(2, 3) == at);
         assert!(leaf.is(2, 3));
         assert_eq!(leaf.key(5).page, 3 * LEAF_PAGES + 5);

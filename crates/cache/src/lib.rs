@@ -45,30 +45,32 @@
 //! of the cache's users; a lock that is held over I/O; an allocation or a shared counter on a hit.
 
 mod attributes;
+mod background;
 mod config;
 mod copy;
-mod core;
 mod device;
 mod device_pager;
 mod errors;
 mod flushes;
 mod frames;
 mod index;
-mod keeper;
 mod latch;
 mod leaf;
-mod live;
 mod loan;
 mod machine;
 mod mapped;
 mod memory;
 mod open;
+#[doc(hidden)]
+pub mod page_state;
 mod pager;
 pub mod policy;
 mod pressure;
 mod ranges;
+mod runtime_settings;
 pub mod send;
 mod session;
+mod shared;
 mod stats;
 pub mod stream;
 pub mod tunables;
@@ -76,8 +78,6 @@ mod vnode;
 mod volume;
 mod wait;
 pub mod window;
-#[doc(hidden)]
-pub mod word;
 
 pub use attributes::{ATTRIBUTES, Attributes, FlushBehind};
 pub use config::{Config, MakePolicy};

@@ -8,11 +8,11 @@ use crate::errors::ErrorCursor;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{PageRef, pause};
 use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::page_state::{PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
 use crate::stats::{Counters, add};
-use crate::stream::{Access, Ahead, Limits, Streams};
+use crate::stream::{Access, Limits, ReadAhead, Streams};
 use crate::vnode::Vnode;
-use crate::word::{Snap, Word};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -56,7 +56,7 @@ pub(crate) struct Pinned {
 
 /// Result of a page lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum Lookup {
     /// The page was resident and has been copied.
     Hit,
     /// The page is not in the cache.
@@ -89,9 +89,10 @@ impl OpenFile {
     /// classify pages that this read loads. `hit`: all of its pages were resident.
     #[inline]
     pub(crate) fn accessed(&mut self, offset: u64, len: u64, hit: bool) -> Entry {
-        match self.note_access(offset, len, hit) {
-            true => Entry::Stream,
-            false => Entry::Read,
+        if self.note_access(offset, len, hit) {
+            Entry::Stream
+        } else {
+            Entry::Read
         }
     }
 
@@ -103,9 +104,10 @@ impl OpenFile {
         // one page at each end, which does not predict the next access.
         let part = |at: u64| at < size && self.is_absent(at);
         let hit = len >= PAGE_BYTES as u64 || !(part(offset) || part(end.saturating_sub(1)));
-        match self.note_access(offset, len, hit) {
-            true => Entry::WrittenStream,
-            false => Entry::Written,
+        if self.note_access(offset, len, hit) {
+            Entry::WrittenStream
+        } else {
+            Entry::Written
         }
     }
 
@@ -151,14 +153,14 @@ impl OpenFile {
         let end = offset.saturating_add(len).div_ceil(CLUSTER_BYTES);
         let end = end.saturating_mul(CLUSTER_BYTES).min(vnode.size());
         let pages = pages_of(from, end.saturating_sub(from));
-        vnode.below().errands.prefetch(vnode, pages);
+        vnode.shared().background.prefetch(vnode, pages);
     }
 
     #[cold]
-    fn read_ahead(&self, ahead: Ahead) {
+    fn read_ahead(&self, ahead: ReadAhead) {
         let vnode = &self.state.vnode;
         if vnode.reads_ahead() && self.state.asked.load(Relaxed) < ASKED_MAX {
-            vnode.below().errands.read_ahead(&self.state, ahead);
+            vnode.shared().background.read_ahead(&self.state, ahead);
         }
     }
 
@@ -167,9 +169,9 @@ impl OpenFile {
     pub(crate) fn is_absent(&self, offset: u64) -> bool {
         let page = offset / PAGE_BYTES as u64;
         let vnode = &*self.state.vnode;
-        vnode.find_surely(page).is_none_or(|(at, index)| {
+        vnode.find_exact(page).is_none_or(|(at, index)| {
             let leaf = vnode.index().leaf(at);
-            leaf.word(index).look().is_empty() || !vnode.owns(leaf, page)
+            leaf.word(index).load().is_empty() || !vnode.owns(leaf, page)
         })
     }
 
@@ -194,7 +196,7 @@ impl OpenFile {
             let again = self.page_again(offset, offset + out.len() as u64).is_some();
             let last = &mut self.last;
             let look = copy_page(&self.state, last, page, within, out, again);
-            let hit = look == Look::Hit;
+            let hit = look == Lookup::Hit;
             add(&self.state.counters.hits, hit.into());
             return if hit { out.len() } else { 0 };
         }
@@ -213,7 +215,7 @@ impl OpenFile {
             let len = part.len().min(PAGE_BYTES - within);
             let part = &mut part[..len];
             let (last, again) = (&mut self.last, again == Some(page));
-            if copy_page(&self.state, last, page, within, part, again) != Look::Hit {
+            if copy_page(&self.state, last, page, within, part, again) != Lookup::Hit {
                 break;
             }
             done += len;
@@ -242,9 +244,9 @@ impl OpenFile {
     /// Checks whether a page currently lies in a window.
     pub(crate) fn is_in_window(&mut self, page: u64) -> bool {
         let vnode = &*self.state.vnode;
-        vnode.find_surely(page).is_some_and(|(at, index)| {
+        vnode.find_exact(page).is_some_and(|(at, index)| {
             let leaf = vnode.index().leaf(at);
-            leaf.word(index).look().in_window() && vnode.owns(leaf, page)
+            leaf.word(index).load().in_window() && vnode.owns(leaf, page)
         })
     }
 
@@ -255,7 +257,7 @@ impl OpenFile {
         if let Some((at, index)) = self.last.guess(vnode, page) {
             let leaf = vnode.index().leaf(at);
             let word = leaf.word(index);
-            let snap = word.look();
+            let snap = word.load();
             // A leaf checked between the lookup and a pin that finds the word unchanged was the
             // page's throughout.
             if snap.has_room()
@@ -278,10 +280,10 @@ impl OpenFile {
         let vnode = &*self.state.vnode;
         let mut turn = 0;
         loop {
-            let (at, index) = vnode.find_surely(page)?;
+            let (at, index) = vnode.find_exact(page)?;
             let leaf = vnode.index().leaf(at);
             let word = leaf.word(index);
-            let snap = word.look();
+            let snap = word.load();
             if vnode.owns(leaf, page) {
                 if let Some(frame) = word.pin(snap) {
                     if word.touch(snap.pinned()) {
@@ -307,10 +309,10 @@ impl OpenFile {
 /// Computes the size of the largest read-ahead window in bytes: the setting, or less in a small
 /// cache.
 fn most_ahead(vnode: &Vnode) -> u64 {
-    let core = &vnode.below().core;
+    let core = &vnode.shared().core;
     let page = PAGE_BYTES as u64;
     let room = core.pool.limit() as u64 / POOL_SHARE * page;
-    (core.live.read_ahead_max.load(Relaxed) / page * page).min(room)
+    (core.settings.read_ahead_max.load(Relaxed) / page * page).min(room)
 }
 
 /// A read-ahead window takes at most 1/`POOL_SHARE` of the cache's frames.
@@ -363,13 +365,13 @@ pub(crate) fn copy_page(
     within: usize,
     out: &mut [u8],
     again: bool,
-) -> Look {
+) -> Lookup {
     debug_assert!(within + out.len() <= PAGE_BYTES);
     if let Some((at, index)) = last.guess(&open.vnode, page)
-        && try_copy(open, (at, index), page, within, out, again) == Some(Look::Hit)
+        && try_copy(open, (at, index), page, within, out, again) == Some(Lookup::Hit)
     {
         last.is(page, at);
-        return Look::Hit;
+        return Lookup::Hit;
     }
     copy_page_slowly(open, last, page, within, out, again)
 }
@@ -382,11 +384,11 @@ fn copy_page_slowly(
     within: usize,
     out: &mut [u8],
     again: bool,
-) -> Look {
+) -> Lookup {
     let mut turn = 0;
     loop {
-        let Some((at, index)) = open.vnode.find_surely(page) else {
-            return Look::Absent;
+        let Some((at, index)) = open.vnode.find_exact(page) else {
+            return Lookup::Absent;
         };
         if let Some(look) = try_copy(open, (at, index), page, within, out, again) {
             last.is(page, at);
@@ -406,11 +408,11 @@ fn try_copy(
     within: usize,
     out: &mut [u8],
     again: bool,
-) -> Option<Look> {
+) -> Option<Lookup> {
     let vnode = &*open.vnode;
     let leaf = vnode.index().leaf(at);
     let word = leaf.word(index);
-    let snap = word.look();
+    let snap = word.load();
     if !vnode.owns(leaf, page) {
         return None;
     }
@@ -422,20 +424,21 @@ fn try_copy(
         // SAFETY: the frame lies in the pool, which is mapped while the vnode lives; `out` is ours.
         // A change of the page during the copy is detected by `still` below.
         unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
-        if word.still(snap) {
+        if word.is_unchanged(snap) {
             if !again && word.touch(snap) {
                 add(&open.counters.read_ahead_used, 1);
             }
-            return Some(Look::Hit);
+            return Some(Lookup::Hit);
         }
         return None;
     }
     if snap.is_exclusive() {
         return None;
     }
-    Some(match snap.is_empty() {
-        true => Look::Absent,
-        false => Look::Loading,
+    Some(if snap.is_empty() {
+        Lookup::Absent
+    } else {
+        Lookup::Loading
     })
 }
 
@@ -444,12 +447,12 @@ fn try_copy(
 #[cold]
 fn copy_in_window(
     vnode: &Vnode,
-    word: &Word,
-    snap: Snap,
+    word: &PageState,
+    snap: StateSnapshot,
     page: u64,
     within: usize,
     out: &mut [u8],
-) -> Option<Look> {
+) -> Option<Lookup> {
     if !word.begin_read(snap) {
         return None;
     }
@@ -460,8 +463,8 @@ fn copy_in_window(
     // file that is being read.
     unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
     word.end_read();
-    word.touch(word.look());
-    Some(Look::Hit)
+    word.touch(word.load());
+    Some(Lookup::Hit)
 }
 
 /// Computes the pages that a range of bytes touches.

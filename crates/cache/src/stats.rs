@@ -82,7 +82,7 @@ counters! {
 
 /// Why a page left the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reason {
+pub(crate) enum EvictReason {
     Limit,
     Pressure,
     Stealback,
@@ -95,16 +95,16 @@ pub(crate) enum Reason {
 
 impl Counters {
     /// Counts pages that left the cache, `wasted` of which were read ahead and never used.
-    pub(crate) fn left(&self, reason: Reason, pages: u64, wasted: u64) {
+    pub(crate) fn left(&self, reason: EvictReason, pages: u64, wasted: u64) {
         let counter = match reason {
-            Reason::Limit => &self.evicted_limit,
-            Reason::Pressure => &self.evicted_pressure,
-            Reason::Stealback => &self.evicted_stealback,
-            Reason::Dropped => &self.dropped,
-            Reason::Behind => &self.left_behind,
-            Reason::Cut => &self.cut,
-            Reason::Unlinked => &self.unlinked,
-            Reason::Closed => &self.closed,
+            EvictReason::Limit => &self.evicted_limit,
+            EvictReason::Pressure => &self.evicted_pressure,
+            EvictReason::Stealback => &self.evicted_stealback,
+            EvictReason::Dropped => &self.dropped,
+            EvictReason::Behind => &self.left_behind,
+            EvictReason::Cut => &self.cut,
+            EvictReason::Unlinked => &self.unlinked,
+            EvictReason::Closed => &self.closed,
         };
         counter.fetch_add(pages, Relaxed);
         if wasted > 0 {

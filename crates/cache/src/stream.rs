@@ -72,7 +72,7 @@ pub struct Access {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Advice {
     /// Ranges to read ahead in the background.
-    pub ahead: Option<Ahead>,
+    pub ahead: Option<ReadAhead>,
     /// The access belongs to a stream.
     pub in_stream: bool,
     /// A page that the stream's previous access touched as well; touching it again is not a
@@ -82,7 +82,7 @@ pub struct Advice {
 
 /// Ranges of bytes at equal distances; one, unless the stream is strided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ahead {
+pub struct ReadAhead {
     first: Range<u64>,
     stride: i64,
     count: u64,
@@ -90,7 +90,7 @@ pub struct Ahead {
     page: u64,
 }
 
-impl Ahead {
+impl ReadAhead {
     /// Iterates over the ranges in the order in which the stream will reach them; none is empty.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         (0..self.count).map(|n| {
@@ -445,7 +445,7 @@ impl Streams {
     }
 
     /// Computes the next request of stream `n`, if there is anything to read.
-    fn ask(&mut self, n: usize, file_size: u64) -> Option<Ahead> {
+    fn ask(&mut self, n: usize, file_size: u64) -> Option<ReadAhead> {
         let page = self.limits.page;
         let stream = &self.streams[n];
         let (ahead, edge, asked) = match stream.shape {
@@ -477,7 +477,12 @@ impl Streams {
     }
 
     /// Computes the next request of a strided stream: enough records to fill the window.
-    fn records(&self, stream: &Stream, stride: i64, file_size: u64) -> Option<(Ahead, u64, u64)> {
+    fn records(
+        &self,
+        stream: &Stream,
+        stride: i64,
+        file_size: u64,
+    ) -> Option<(ReadAhead, u64, u64)> {
         let len = stream.end - stream.start;
         let wanted = (stream.window / up(len, self.limits.page)).clamp(1, RECORDS_MAX);
         let first = stream.edge.checked_add_signed(stride)?;
@@ -490,7 +495,7 @@ impl Streams {
             return None;
         };
         let count = wanted.min(room);
-        let ahead = Ahead {
+        let ahead = ReadAhead {
             first: first..first + len,
             stride,
             count,
@@ -583,8 +588,8 @@ fn shrink(stream: &mut Stream, floor: u64) {
     stream.window = stream.window.min(stream.ceiling);
 }
 
-fn single(range: Range<u64>, file_size: u64, page: u64) -> Option<Ahead> {
-    (range.start < range.end).then_some(Ahead {
+fn single(range: Range<u64>, file_size: u64, page: u64) -> Option<ReadAhead> {
+    (range.start < range.end).then_some(ReadAhead {
         first: range,
         stride: 0,
         count: 1,

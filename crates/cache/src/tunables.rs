@@ -154,7 +154,7 @@ impl Tunables {
     }
 
     /// Resolves the settings for known `filecache_min` and `filecache_max` in bytes.
-    pub(crate) fn settle(&self, min: u64, max: u64, memory: u64) -> Settings {
+    pub(crate) fn effective(&self, min: u64, max: u64, memory: u64) -> Settings {
         let plain = |name| self.plain(name);
         let of_max = |name| share(max, plain(name));
         let mapped = self.memory(Name::MappedMax, memory);
@@ -226,7 +226,7 @@ impl Tunables {
             ));
         }
         self.memory(Name::MappedMax, memory)?;
-        Ok(self.settle(min, max, memory))
+        Ok(self.effective(min, max, memory))
     }
 
     fn plain(&self, name: Name) -> u64 {

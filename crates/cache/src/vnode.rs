@@ -5,7 +5,6 @@
 //! proportional to the data to write.
 
 use crate::attributes::{Attributes, FlushBehind};
-use crate::core::Below;
 use crate::errors::ErrorSequence;
 use crate::flushes::Flushes;
 use crate::frames::{Base, PAGE_BYTES};
@@ -14,12 +13,13 @@ use crate::latch::Latch;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
 use crate::mapped::Mapped;
 use crate::open::OpenState;
+use crate::page_state::PageLocation;
 use crate::pager::FileId;
 use crate::policy::{Entry, FrameNo};
 use crate::ranges::Ranges;
-use crate::stats::{Counters, Counts, FileStats, Reason};
+use crate::shared::VolumeShared;
+use crate::stats::{Counters, Counts, EvictReason, FileStats};
 use crate::wait::WaitList;
-use crate::word::Home;
 use block::Error;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{
@@ -34,7 +34,7 @@ use std::time::{Duration, Instant};
 pub struct Vnode {
     number: u64,
     file: FileId,
-    below: Arc<Below>,
+    shared: Arc<VolumeShared>,
     index: Index,
     base: Base,
     size: AtomicU64,
@@ -99,7 +99,7 @@ impl Vnode {
         file: FileId,
         size: u64,
         metadata: bool,
-        below: Arc<Below>,
+        below: Arc<VolumeShared>,
     ) -> Vnode {
         let slab = Arc::clone(&below.core.slab);
         Vnode {
@@ -107,7 +107,7 @@ impl Vnode {
             file,
             index: Index::new(number, slab),
             base: below.core.pool.base(),
-            below,
+            shared: below,
             size: AtomicU64::new(size.min(FILE_BYTES_MAX)),
             cuts: AtomicU64::new(0),
             dirty: Mutex::default(),
@@ -155,7 +155,7 @@ impl Vnode {
         }
         self.raise(size);
         fence(SeqCst);
-        self.heal();
+        self.unpoison();
     }
 
     /// Raises the size without any other effect.
@@ -164,19 +164,19 @@ impl Vnode {
     }
 
     /// Lets mappings fault again on pages that were behind the end and now belong to the file.
-    pub(crate) fn heal(&self) {
+    pub(crate) fn unpoison(&self) {
         if let Some(mapped) = self.mapped() {
-            mapped.heal();
+            mapped.unpoison();
         }
     }
 
     /// Returns the number of times the size was lowered.
-    pub(crate) fn cuts(&self) -> u64 {
+    pub(crate) fn truncations(&self) -> u64 {
         self.cuts.load(Acquire)
     }
 
     /// Lowers the size; the caller drops the pages.
-    pub(crate) fn cut(&self, size: u64) {
+    pub(crate) fn shrink(&self, size: u64) {
         self.size.store(size, Release);
         self.cuts.fetch_add(1, AcqRel);
     }
@@ -205,7 +205,7 @@ impl Vnode {
         }
         self.quick.store(quick, Relaxed);
         if let Some(ms) = attributes.sync_ms {
-            self.below.errands.sync_within(ms.into());
+            self.shared.background.sync_within(ms.into());
         }
     }
 
@@ -228,7 +228,7 @@ impl Vnode {
     pub(crate) fn flush_behind(&self) -> FlushBehind {
         let quick = self.quick.load(Relaxed);
         match quick & FLUSH_BEHIND {
-            0 => self.below.core.live.flush_behind(),
+            0 => self.shared.core.settings.flush_behind(),
             _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT & 3),
         }
     }
@@ -254,7 +254,7 @@ impl Vnode {
 
     /// Returns the file's statistics.
     pub fn stats(&self) -> FileStats {
-        let now = self.below.core.now_ms();
+        let now = self.shared.core.now_ms();
         let mapped = self.mapped().map_or(0, Mapped::pages) as u64;
         let (leaves, pages) = self.index.tally();
         FileStats {
@@ -271,8 +271,8 @@ impl Vnode {
         }
     }
 
-    pub(crate) fn below(&self) -> &Arc<Below> {
-        &self.below
+    pub(crate) fn shared(&self) -> &Arc<VolumeShared> {
+        &self.shared
     }
 
     pub(crate) fn index(&self) -> &Index {
@@ -301,18 +301,18 @@ impl Vnode {
     }
 
     /// Marks the file as removed, or as belonging to a closed volume, and sets its size to 0.
-    pub(crate) fn die(&self, closed: bool) {
+    pub(crate) fn mark_dead(&self, closed: bool) {
         let dead = if closed { CLOSED } else { UNLINKED };
         self.dead.store(dead, Release);
-        self.cut(0);
+        self.shrink(0);
     }
 
     /// Returns the reason to record for pages that are dropped without a request.
-    pub(crate) fn death(&self) -> Reason {
+    pub(crate) fn drop_reason(&self) -> EvictReason {
         match self.dead.load(Acquire) {
-            UNLINKED => Reason::Unlinked,
-            CLOSED => Reason::Closed,
-            _ => Reason::Dropped,
+            UNLINKED => EvictReason::Unlinked,
+            CLOSED => EvictReason::Closed,
+            _ => EvictReason::Dropped,
         }
     }
 
@@ -338,8 +338,8 @@ impl Vnode {
     }
 
     /// Looks up the leaf and the index of a page, if it has a leaf.
-    pub(crate) fn find_surely(&self, page: u64) -> Option<(LeafAt, u32)> {
-        let at = self.index.find_surely(page / LEAF_PAGES)?;
+    pub(crate) fn find_exact(&self, page: u64) -> Option<(LeafAt, u32)> {
+        let at = self.index.find_exact(page / LEAF_PAGES)?;
         Some((at, (page % LEAF_PAGES) as u32))
     }
 
@@ -355,20 +355,20 @@ impl Vnode {
     /// Takes a page's latch; waits for other holders, which is always short. `None`: the page is
     /// absent or being loaded.
     pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
-        let (at, index) = self.find_surely(page)?;
+        let (at, index) = self.find_exact(page)?;
         Latch::take(self, at, index, page)
     }
 
     /// Records that a page became dirty. The caller holds its latch or is loading it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
         let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
-        let now = self.below.core.now_ms();
+        let now = self.shared.core.now_ms();
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
             if self.dirty_pages.fetch_add(1, Relaxed) == 0 {
-                self.below.errands.dirty_vnode(self.number, now);
+                self.shared.background.dirty_vnode(self.number, now);
             }
-            self.below.core.add_dirty(&self.below);
+            self.shared.core.add_dirty(&self.shared);
         }
         if before == 0 {
             let mut dirty = self.dirty.lock().expect("no panic under this lock");
@@ -379,7 +379,7 @@ impl Vnode {
     /// Counts a page that is neither dirty nor under write-back any more.
     pub(crate) fn count_clean(&self) {
         self.dirty_pages.fetch_sub(1, Relaxed);
-        self.below.core.sub_dirty();
+        self.shared.core.sub_dirty();
     }
 
     /// Collects the leaves with pages that are dirty or under write-back, in order, within a range
@@ -417,7 +417,7 @@ impl Vnode {
     /// Returns the age in milliseconds at which a dirty page is due.
     pub(crate) fn sync_ms(&self) -> u64 {
         let own = self.attributes().sync_ms;
-        let all = self.below.core.live.sync_ms.load(Relaxed);
+        let all = self.shared.core.settings.sync_ms.load(Relaxed);
         own.map_or(all, u64::from)
     }
 
@@ -465,7 +465,7 @@ impl Vnode {
             }
             return news;
         }
-        let first: Duration = self.below.core.limits.retry;
+        let first: Duration = self.shared.core.limits.retry;
         let wait = first * (1 << retry.failures.min(6)).min(100);
         retry.failures += 1;
         retry.not_before = Some(Instant::now() + wait);
@@ -478,7 +478,7 @@ impl Vnode {
         let Some(mut latch) = Latch::take(self, at, index, page) else {
             return false;
         };
-        latch.home() == Home::Frame(from.0) && !latch.is_held() && {
+        latch.home() == PageLocation::Frame(from.0) && !latch.is_held() && {
             latch.move_to(to, true);
             true
         }
@@ -492,11 +492,11 @@ impl Drop for Vnode {
             for index in 0..LEAF_PAGES as u32 {
                 let page = number * LEAF_PAGES + u64::from(index);
                 if let Some(latch) = Latch::take(self, at, index, page) {
-                    latch.leave(self.death());
+                    latch.drop_page(self.drop_reason());
                 }
             }
         }
-        self.below.core.gone.fold(self.gone.get());
-        self.below.core.unregister(self.number);
+        self.shared.core.gone.fold(self.gone.get());
+        self.shared.core.unregister(self.number);
     }
 }

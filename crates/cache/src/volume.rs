@@ -1,17 +1,17 @@
 //! A cache, and the volumes in it.
 
 use crate::attributes::Attributes;
+use crate::background::{self, BackgroundQueue};
 use crate::config::Config;
-use crate::core::{Below, Core};
-use crate::frames::{Emptied, PAGE_BYTES};
-use crate::keeper::{self, Errands};
+use crate::frames::{EvictionBatch, PAGE_BYTES};
 use crate::leaf::FILE_BYTES_MAX;
 use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
 use crate::session::{Session, drop_all_pages};
-use crate::stats::{CacheStats, FileStats, Reason};
+use crate::shared::{CacheShared, VolumeShared};
+use crate::stats::{CacheStats, EvictReason, FileStats};
 use crate::tunables::{self, Settings, Tunables};
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Result};
@@ -23,15 +23,15 @@ use std::thread::JoinHandle;
 
 /// The pages of any number of volumes in one pool.
 pub struct Cache {
-    core: Arc<Core>,
+    core: Arc<CacheShared>,
     volumes: Mutex<Vec<Weak<Volume>>>,
 }
 
 /// One pager's files in a cache.
 pub struct Volume {
-    below: Arc<Below>,
+    shared: Arc<VolumeShared>,
     vnodes: Mutex<Vnodes>,
-    keeper: Mutex<Option<JoinHandle<()>>>,
+    background_thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl Cache {
     /// # Errors
     /// [`block::ErrorKind::Invalid`] for settings that are inconsistent or that the system refuses.
     pub fn new(config: Config) -> Result<Arc<Cache>> {
-        let core = Arc::new(Core::new(config)?);
+        let core = Arc::new(CacheShared::new(config)?);
         let volumes = Mutex::default();
         Ok(Arc::new(Cache { core, volumes }))
     }
@@ -60,23 +60,23 @@ impl Cache {
     /// # Errors
     /// The pager cannot open a queue, or the system cannot start a thread.
     pub fn volume(&self, pager: Arc<dyn Pager>) -> Result<Arc<Volume>> {
-        let below = Below::new(Arc::clone(&self.core), pager, Errands::new()?);
+        let below = VolumeShared::new(Arc::clone(&self.core), pager, BackgroundQueue::new()?);
         let below = Arc::new(below);
         self.core.add_volume(&below);
         let (started, starts) = std::sync::mpsc::channel();
         let name = below.info.name.clone();
         let thread = {
             let below = Arc::clone(&below);
-            let run = move || keeper::run(below, started);
+            let run = move || background::run(below, started);
             std::thread::Builder::new().name("cache".into()).spawn(run)
         };
         let thread = thread.map_err(|e| Error::from_io(name, e))?;
         // The thread reports whether it got its queue; a closed channel means that it has panicked.
         starts.recv().expect("the background thread reports")?;
         let volume = Arc::new(Volume {
-            below,
+            shared: below,
             vnodes: Mutex::default(),
-            keeper: Mutex::new(Some(thread)),
+            background_thread: Mutex::new(Some(thread)),
         });
         let mut volumes = self.volumes.lock().expect("no panic under this lock");
         volumes.retain(|volume| volume.strong_count() > 0);
@@ -97,37 +97,40 @@ impl Cache {
     /// # Errors
     /// The settings contradict one another or the available memory; nothing has changed then.
     pub fn set(&self, tunables: &Tunables) -> std::result::Result<Settings, tunables::Error> {
-        let mut emptied = Emptied::new();
-        let set = self.core.live.set(tunables, &self.core.pool, &mut emptied);
-        self.settle(emptied);
+        let mut emptied = EvictionBatch::new();
+        let set = self
+            .core
+            .settings
+            .set(tunables, &self.core.pool, &mut emptied);
+        self.apply_limits(emptied);
         set
     }
 
     /// Returns the settings in force, as they were specified.
     pub fn tunables(&self) -> Tunables {
-        self.core.live.get().0
+        self.core.settings.get().0
     }
 
     /// Returns the settings in force, resolved to absolute values.
     pub fn settings(&self) -> Settings {
-        self.core.live.get().1
+        self.core.settings.get().1
     }
 
     /// Sets `filecache_max`, the limit of bytes in pages. When it returns, pages have been evicted
     /// as far as possible; dirty ones are evicted once they have been written back.
     pub fn set_max_bytes(&self, bytes: u64) {
-        let mut emptied = Emptied::new();
+        let mut emptied = EvictionBatch::new();
         let pool = &self.core.pool;
-        self.core.live.set_max(bytes, pool, &mut emptied);
-        self.settle(emptied);
+        self.core.settings.set_max(bytes, pool, &mut emptied);
+        self.apply_limits(emptied);
     }
 
     /// Completes a change of settings, which may have lowered the limit.
-    fn settle(&self, emptied: Emptied) {
+    fn apply_limits(&self, emptied: EvictionBatch) {
         self.core.give_up_leaves(emptied);
-        keeper::trim(&self.core);
+        background::trim(&self.core);
         if self.core.pool.used() > self.core.pool.limit() {
-            self.core.ask_for_clean();
+            self.core.request_clean();
         }
     }
 
@@ -137,20 +140,20 @@ impl Cache {
     /// if that is still too much, the background threads write dirty pages back, for another call
     /// to evict.
     pub fn shrink(&self, bytes: u64) -> u64 {
-        let mut emptied = Emptied::new();
+        let mut emptied = EvictionBatch::new();
         let core = &self.core;
-        let bytes = bytes.max(core.live.min_bytes.load(Relaxed));
+        let bytes = bytes.max(core.settings.min_bytes.load(Relaxed));
         let wanted = bytes as usize / PAGE_BYTES;
         let left = || core.pool.used() + core.window_pages.load(Relaxed);
         let mapped = core.window_pages.load(Relaxed);
         let for_pool = wanted.saturating_sub(mapped);
         core.pool
-            .shrink_to(for_pool, Reason::Pressure, &mut emptied);
+            .shrink_to(for_pool, EvictReason::Pressure, &mut emptied);
         core.give_up_leaves(emptied);
         core.evict_mapped(left().saturating_sub(wanted));
-        keeper::trim(core);
+        background::trim(core);
         if left() > wanted {
-            core.ask_for_clean();
+            core.request_clean();
         }
         (left() * PAGE_BYTES) as u64
     }
@@ -215,7 +218,7 @@ impl Cache {
 impl Volume {
     /// Returns the pager's properties.
     pub fn info(&self) -> &PagerInfo {
-        &self.below.info
+        &self.shared.info
     }
 
     /// Returns the vnode of a file, with the pages it still has in the cache. `size` applies only
@@ -242,9 +245,9 @@ impl Volume {
             vnodes.by_file.retain(|_, vnode| needed(vnode));
             vnodes.kept = vnodes.by_file.len();
         }
-        let below = Arc::clone(&self.below);
+        let below = Arc::clone(&self.shared);
         let vnode = self
-            .below
+            .shared
             .core
             .register(|number| Vnode::new(number, file, size, metadata, below));
         vnodes.by_file.insert(file, Arc::clone(&vnode));
@@ -261,7 +264,7 @@ impl Volume {
     /// # Errors
     /// The pager cannot open a queue, or the system has no file descriptor left.
     pub fn session(&self) -> Result<Session> {
-        Session::open(Arc::clone(&self.below))
+        Session::open(Arc::clone(&self.shared))
     }
 
     /// Drops all pages of a removed file at once, dirty or not; open files find it empty. Pages
@@ -275,7 +278,7 @@ impl Volume {
         let vnode = vnodes.by_file.remove(&file);
         drop(vnodes);
         if let Some(vnode) = vnode {
-            vnode.die(closed);
+            vnode.mark_dead(closed);
             drop_all_pages(&vnode);
         }
     }
@@ -288,7 +291,7 @@ impl Volume {
     /// Returns the last write-behind error, if pages that were dirty when it happened are still
     /// dirty. Later successful write-back of other pages does not hide it.
     pub fn held_back(&self) -> Option<Error> {
-        let (error, at) = self.below.failed()?;
+        let (error, at) = self.shared.failed()?;
         let all = self.all();
         let mut oldest = all.iter().filter_map(|vnode| vnode.oldest_dirty_ms());
         oldest.any(|since| since <= at).then_some(error)
@@ -302,7 +305,7 @@ impl Volume {
         let mut session = self.session()?;
         let all = self.all();
         let flush = |vnode| session.flush(&mut self.open(vnode));
-        if !self.below.info.flushes_all {
+        if !self.shared.info.flushes_all {
             return first_error(all.iter().map(flush));
         }
         let written = self.write_out();
@@ -317,8 +320,8 @@ impl Volume {
     /// attempted.
     pub fn write_out(&self) -> Result<()> {
         let mut session = self.session()?;
-        let core = &self.below.core;
-        let numbers = self.below.errands.dirty_vnodes();
+        let core = &self.shared.core;
+        let numbers = self.shared.background.dirty_vnodes();
         let dirty: Vec<Arc<Vnode>> = numbers.into_iter().filter_map(|n| core.vnode(n)).collect();
         session.store_many(&dirty)?;
         let wait = |vnode| session.write_out(&mut self.open(vnode), 0..FILE_BYTES_MAX);
@@ -394,7 +397,7 @@ impl Volume {
         for vnode in self.all() {
             if vnode.mapped().is_some_and(Mapped::is_in_use) {
                 let detail = format!("file {} is mapped", vnode.file().0);
-                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+                return Err(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
             }
         }
         self.flush()?;
@@ -403,20 +406,24 @@ impl Volume {
     }
 
     fn abandon(&self) {
-        self.below.errands.stop();
-        let keeper = self.keeper.lock().expect("no panic under this lock").take();
+        self.shared.background.stop();
+        let keeper = self
+            .background_thread
+            .lock()
+            .expect("no panic under this lock")
+            .take();
         if let Some(thread) = keeper
             && thread.join().is_err()
         {
             tracing::error!(
-                volume = self.below.info.name,
+                volume = self.shared.info.name,
                 "the background thread panicked"
             );
         }
         for vnode in self.all() {
             self.let_die(vnode.file(), true);
         }
-        self.below.core.pool.wipe_free();
+        self.shared.core.pool.wipe_free();
     }
 
     fn all(&self) -> Vec<Arc<Vnode>> {
@@ -434,11 +441,11 @@ fn first_error(results: impl Iterator<Item = Result<()>>) -> Result<()> {
 
 impl Drop for Volume {
     fn drop(&mut self) {
-        if self.all().is_empty() && self.keeper.get_mut().is_ok_and(|k| k.is_none()) {
+        if self.all().is_empty() && self.background_thread.get_mut().is_ok_and(|k| k.is_none()) {
             return;
         }
         if let Err(error) = self.flush() {
-            let name = &self.below.info.name;
+            let name = &self.shared.info.name;
             tracing::error!(
                 volume = name, %error,
                 "the volume is closed with dirty pages that could not be written back: data is lost"

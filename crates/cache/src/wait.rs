@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wake_is_taken_once_and_reaches_everybody_who_registered() {
+    fn a_wake_is_taken_once_and_reaches_every_registered_waiter() {
         let (one, two) = (Waker::new().unwrap(), Waker::new().unwrap());
         let table = WaitTable::default();
         let list = table.of(0x40);

@@ -8,7 +8,7 @@
 //! value; a frame that is freed twice, or changed while it is held, fails an assertion.
 #![cfg(loom)]
 
-use cache::word::{Atom, Holds, Home, Word};
+use cache::page_state::{Atom, FrameRefs, PageLocation, PageState};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use loom::thread;
@@ -51,9 +51,9 @@ const WINDOW: u32 = 2;
 
 /// A page and a pool of three frames.
 struct Page {
-    word: Word<A64>,
+    word: PageState<A64>,
     data: [[AtomicUsize; 2]; FRAMES],
-    holds: [Holds<A32>; FRAMES],
+    holds: [FrameRefs<A32>; FRAMES],
     /// Number of times that each frame was freed.
     freed: [AtomicUsize; FRAMES],
 }
@@ -62,12 +62,12 @@ impl Page {
     /// Returns a page resident in frame 0, both halves holding 1.
     fn resident() -> Arc<Page> {
         let page = Page {
-            word: Word::empty(),
+            word: PageState::empty(),
             data: std::array::from_fn(|_| [AtomicUsize::new(0), AtomicUsize::new(0)]),
-            holds: std::array::from_fn(|_| Holds::none()),
+            holds: std::array::from_fn(|_| FrameRefs::none()),
             freed: std::array::from_fn(|_| AtomicUsize::new(0)),
         };
-        assert!(page.word.begin_load(page.word.look(), 0));
+        assert!(page.word.begin_load(page.word.load(), 0));
         page.set(0, 1);
         page.word.publish();
         Arc::new(page)
@@ -95,7 +95,7 @@ impl Page {
     /// Writes like a session: in place if the frame is not held, else in `spare`. `None`: there is
     /// no page, or another thread has its latch.
     fn write(&self, value: usize, spare: u32) -> Option<u32> {
-        let snap = self.word.look();
+        let snap = self.word.load();
         let frame = snap.frame();
         let holds = &self.holds[frame as usize];
         let latched = self.word.latch(snap, holds, || self.free(frame))?;
@@ -104,22 +104,22 @@ impl Page {
         if to != frame && holds.orphan() {
             self.free(frame);
         }
-        self.word.unlatch_changed(latched, Home::Frame(to));
+        self.word.unlatch_changed(latched, PageLocation::Frame(to));
         Some(to)
     }
 
     /// Copies like a lock-free reader.
     fn copy(&self) -> Option<(usize, usize)> {
-        let snap = self.word.look();
+        let snap = self.word.load();
         if !snap.is_resident() || snap.in_window() {
             return None;
         }
         let seen = self.get(snap.frame());
-        self.word.still(snap).then_some(seen)
+        self.word.is_unchanged(snap).then_some(seen)
     }
 
     fn pin(&self) -> Option<u32> {
-        self.word.pin(self.word.look())
+        self.word.pin(self.word.load())
     }
 
     fn unpin(&self, frame: u32) {
@@ -130,7 +130,7 @@ impl Page {
 
     /// Reads like a reader of a page that lies in the window, which is frame 2 here.
     fn read_in_window(&self) -> Option<(usize, usize)> {
-        let snap = self.word.look();
+        let snap = self.word.load();
         if !self.word.begin_read(snap) {
             return None;
         }
@@ -143,7 +143,7 @@ impl Page {
 
     /// Moves the page into the window like a fault.
     fn move_to_window(&self) -> bool {
-        let snap = self.word.look();
+        let snap = self.word.load();
         if snap.in_window() {
             return false;
         }
@@ -157,14 +157,14 @@ impl Page {
         if holds.orphan() {
             self.free(snap.frame());
         }
-        self.word.unlatch_changed(latched, Home::Window);
+        self.word.unlatch_changed(latched, PageLocation::Window);
         true
     }
 
     /// Latches the page in the window, to change it or to release its memory.
     fn latch_in_window(&self, act: impl FnOnce(&Self)) -> bool {
         for _ in 0..2 {
-            let snap = self.word.look();
+            let snap = self.word.load();
             let Some(latched) = self.word.latch(snap, &self.holds[0], || ()) else {
                 self.word.want(snap);
                 thread::yield_now();
@@ -174,7 +174,7 @@ impl Page {
             if self.freed[WINDOW as usize].load(SeqCst) > 0 {
                 self.word.clear(latched);
             } else {
-                self.word.unlatch_changed(latched, Home::Window);
+                self.word.unlatch_changed(latched, PageLocation::Window);
             }
             return true;
         }
@@ -183,7 +183,7 @@ impl Page {
 
     /// Evicts like the pool.
     fn evict(&self) -> bool {
-        let snap = self.word.look();
+        let snap = self.word.load();
         let frame = snap.frame();
         if snap.pins() > 0 {
             return false;
@@ -264,7 +264,7 @@ fn two_holders_and_a_writer_free_the_frame_once() {
 }
 
 #[test]
-fn a_page_that_is_evicted_was_held_by_nobody() {
+fn a_page_that_is_evicted_was_not_pinned() {
     loom::model(|| {
         let page = Page::resident();
         let evictor = {
@@ -278,7 +278,7 @@ fn a_page_that_is_evicted_was_held_by_nobody() {
         }
         let gone = evictor.join().unwrap();
         assert_eq!(page.freed[0].load(SeqCst), usize::from(gone));
-        assert_eq!(page.word.look().is_empty(), gone);
+        assert_eq!(page.word.load().is_empty(), gone);
     });
 }
 
@@ -311,7 +311,7 @@ fn one_of_two_brings_the_page_and_who_waits_is_told() {
         let page = Page::resident();
         assert!(page.evict());
         let bring = |page: &Page, frame: u32| {
-            let won = page.word.begin_load(page.word.look(), frame);
+            let won = page.word.begin_load(page.word.load(), frame);
             if won {
                 page.set(frame, 7);
                 return Some(page.word.publish());
@@ -322,7 +322,7 @@ fn one_of_two_brings_the_page_and_who_waits_is_told() {
             let page = page.clone();
             thread::spawn(move || bring(&page, 1))
         };
-        let awaited = page.word.await_load(page.word.look());
+        let awaited = page.word.await_load(page.word.load());
         let mine = bring(&page, 2);
         let theirs = other.join().unwrap();
         assert!(mine.is_some() != theirs.is_some(), "one brings it");
@@ -364,8 +364,8 @@ fn the_memory_of_a_window_is_given_back_under_no_reader() {
         page.read_in_window();
         page.read_in_window();
         let gone = gone.join().unwrap();
-        assert_eq!(page.word.look().is_empty(), gone);
-        assert_eq!(page.word.look().pins(), 0);
+        assert_eq!(page.word.load().is_empty(), gone);
+        assert_eq!(page.word.load().pins(), 0);
     });
 }
 
@@ -396,24 +396,24 @@ fn what_was_read_ahead_is_used_once_or_wasted() {
         let page = Page::resident();
         assert!(page.evict());
         page.freed[0].store(0, SeqCst);
-        assert!(page.word.begin_load(page.word.look(), 0));
+        assert!(page.word.begin_load(page.word.load(), 0));
         page.word.publish_ahead();
         let reader = |page: &Arc<Page>| {
             let page = page.clone();
             thread::spawn(move || {
-                let snap = page.word.look();
+                let snap = page.word.load();
                 snap.is_resident() && page.word.touch(snap)
             })
         };
         let readers = [reader(&page), reader(&page)];
-        let snap = page.word.look();
+        let snap = page.word.load();
         let latched = page.word.latch(snap, &page.holds[0], || ());
         let wasted = latched.is_some_and(|latched| {
             page.word.clear(latched);
             latched.is_ahead()
         });
         let used = readers.map(|r| usize::from(r.join().unwrap()));
-        let there = page.word.look().is_ahead();
+        let there = page.word.load().is_ahead();
         assert_eq!(
             used[0] + used[1] + usize::from(wasted) + usize::from(there),
             1

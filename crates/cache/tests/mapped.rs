@@ -88,7 +88,7 @@ fn pages_that_were_evicted_come_back_with_what_was_stored() {
 }
 
 #[test]
-fn mapped_pages_are_counted_beside_the_limit_and_within_it_when_nobody_maps_them() {
+fn mapped_pages_are_counted_beside_the_limit_and_within_it_when_unmapped() {
     const PAGES: u64 = 1024;
     let bench = Bench::new(PAGES, Config::new(1 << 20));
     let (mut session, mut open) = bench.open();

@@ -217,7 +217,7 @@ fn a_scan_that_is_read_ahead_does_not_wipe_a_hot_set() {
 }
 
 #[test]
-fn streams_that_nobody_goes_on_with_take_an_eighth_of_the_cache() {
+fn abandoned_streams_take_an_eighth_of_the_cache() {
     let bench = bench(4 << 20);
     let mut opens = Vec::new();
     for n in 0..60 {

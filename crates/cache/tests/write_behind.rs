@@ -18,7 +18,7 @@ fn config(bytes: u64) -> Config {
         tick: Duration::from_millis(5),
         retry: Duration::from_millis(1),
         sync_interval: Duration::from_millis(20),
-        patience: Duration::from_millis(300),
+        frame_timeout: Duration::from_millis(300),
         ..Config::new(bytes)
     }
 }
@@ -50,7 +50,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_old_survives_a_power_cut_though_nobody_has_flushed() {
+fn old_changes_survive_a_power_cut_without_a_flush() {
     let cut = Arc::new(PowerCut::new(&Mem::new(2 * SPAN, 512)));
     let cache = Cache::new(config(8 << 20)).unwrap();
     let volume = cache

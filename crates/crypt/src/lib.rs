@@ -30,5 +30,5 @@ pub use maintain::{
 };
 pub use queue::QUEUE_MEMORY_BYTES;
 pub use role::{Action, Role};
-pub use seal::{Mark, Seal};
+pub use seal::{Seal, SealVersion};
 pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume, free_header_block};

@@ -1,7 +1,7 @@
 //! Maintenance of a header without its keys: check, repair, restore.
 
-use crate::seal::{self, Mark};
-use crate::volume::{carry_out, read_header, read_header_alone, read_range};
+use crate::seal::{self, SealVersion};
+use crate::volume::{execute, read_header, read_header_alone, read_range};
 use crate::{Error, Result};
 use block::BlockDevice;
 use luks2::{Backup, CopyState, Header, Opened, Plan};
@@ -134,7 +134,7 @@ pub fn repair(device: Arc<dyn BlockDevice>) -> Result<Vec<String>> {
         .header
         .repair()
         .map_err(|e| Error::header(&name, e))?;
-    carry_out(&*device, plan)?;
+    execute(&*device, plan)?;
     Ok(done)
 }
 
@@ -145,7 +145,7 @@ pub struct Restore {
     /// UUID of the volume in the backup.
     pub uuid: String,
     /// Seal stated in the backup.
-    pub mark: Option<Mark>,
+    pub mark: Option<SealVersion>,
     /// Description of other data that would be overwritten, if the device seems to hold any.
     pub objection: Option<String>,
     /// The bytes that the restore overwrites.
@@ -213,7 +213,7 @@ impl Restore {
     ///
     /// # Errors
     /// If a write fails; the restore must then be repeated.
-    pub fn carry_out(self) -> Result<()> {
-        carry_out(&*self.device, self.plan)
+    pub fn apply(self) -> Result<()> {
+        execute(&*self.device, self.plan)
     }
 }

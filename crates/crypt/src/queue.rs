@@ -200,7 +200,7 @@ impl CryptQueue {
     }
 
     /// Processes a completion of the lower queue: decrypts data, releases buffers, advances jobs.
-    fn settle(&mut self, done: Completion) {
+    fn complete(&mut self, done: Completion) {
         let slot = done.tag as usize;
         match self.slots[slot]
             .take()
@@ -412,7 +412,7 @@ impl Queue for CryptQueue {
             let mut below = std::mem::take(&mut self.below);
             let reaped = self.lower.reap(wait_below, &mut below);
             for completion in below.drain(..) {
-                self.settle(completion);
+                self.complete(completion);
             }
             self.below = below;
             reaped?;

@@ -82,7 +82,7 @@ impl Seal {
 /// Seal stated in a header, which a machine stores to distinguish an older header from a newer one.
 /// Valid only if the seal is [`Seal::Intact`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mark {
+pub struct SealVersion {
     /// Number of the seal.
     pub epoch: u64,
     /// SHA-256 of its codes, in hexadecimal; equal digests mean equal sealed contents.
@@ -136,12 +136,12 @@ fn stated(header: &Header) -> Result<Option<Stated>> {
 }
 
 /// Computes epoch and digest of the seal stated in the header.
-pub(crate) fn mark(header: &Header) -> Option<Mark> {
+pub(crate) fn mark(header: &Header) -> Option<SealVersion> {
     let seal = stated(header).ok().flatten()?;
     let digest = Sha256::new()
         .chain_update(&seal.core)
         .chain_update(&seal.keys);
-    Some(Mark {
+    Some(SealVersion {
         epoch: seal.epoch,
         digest: hex(&digest.finalize()),
     })

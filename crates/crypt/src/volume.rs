@@ -7,7 +7,7 @@
 mod unlock;
 
 use crate::role::{Action, Role};
-use crate::seal::{self, Mark, Seal};
+use crate::seal::{self, Seal, SealVersion};
 use crate::token::{KEY_TYPE, KeyToken, SEAL_TYPE};
 use crate::{CryptDevice, DataSegment, Error, Options, Result};
 use block::{BlockDevice, Blocking};
@@ -106,7 +106,7 @@ impl Volume {
     ///
     /// # Errors
     /// As [`Volume::open`], except for a device that is too small.
-    pub fn look(device: Arc<dyn BlockDevice>) -> Result<Volume> {
+    pub fn inspect(device: Arc<dyn BlockDevice>) -> Result<Volume> {
         let (opened, cut_short) = read_header_alone(&*device)?;
         Ok(Volume::of(device, opened, cut_short))
     }
@@ -140,9 +140,10 @@ impl Volume {
     /// # Errors
     /// [`Error::Erased`] if it has none.
     pub fn refuse_erased(&self) -> Result<()> {
-        match self.header.has_keyslots() {
-            true => Ok(()),
-            false => Err(Error::Erased(self.name().to_owned())),
+        if self.header.has_keyslots() {
+            Ok(())
+        } else {
+            Err(Error::Erased(self.name().to_owned()))
         }
     }
 
@@ -256,7 +257,7 @@ impl Volume {
     }
 
     /// Returns the seal stated in the header; valid only if [`Unlocked::seal`] is [`Seal::Intact`].
-    pub fn mark(&self) -> Option<Mark> {
+    pub fn mark(&self) -> Option<SealVersion> {
         seal::mark(&self.header)
     }
 
@@ -280,9 +281,10 @@ impl Volume {
         // volume has an owner, else an owner, as all keys of such a volume are. Sealing adds a
         // token for every key, so a sealed header without any has been stripped of them.
         let stripped = self.key_tokens().next().is_none() && seal::is_marked(&self.header);
-        let unknown = match has_owner || stripped {
-            true => Role::User,
-            false => Role::Owner,
+        let unknown = if has_owner || stripped {
+            Role::User
+        } else {
+            Role::Owner
         };
         let entry = |(&keyslot, slot): (&u32, &luks2::Keyslot)| {
             let token = self.token_of(keyslot);
@@ -514,7 +516,7 @@ impl Volume {
             self.header.remove_token(number).map_err(header_error)?;
         }
         let plan = self.header.erase_all().map_err(header_error)?;
-        carry_out(&*self.device, plan)
+        execute(&*self.device, plan)
     }
 
     /// Reads header and keyslots; the result has the format of `cryptsetup luksHeaderBackup`.
@@ -537,12 +539,13 @@ impl Volume {
     }
 
     fn require_seal(&self, unlocked: &Unlocked) -> Result<()> {
-        match unlocked.seal.holds() {
-            true => Ok(()),
-            false => Err(Error::SealBroken {
+        if unlocked.seal.holds() {
+            Ok(())
+        } else {
+            Err(Error::SealBroken {
                 name: self.name().to_owned(),
                 seal: unlocked.seal,
-            }),
+            })
         }
     }
 
@@ -618,7 +621,7 @@ impl Volume {
         let name = self.name().to_owned();
         let plan =
             seal::put(&mut self.header, volume_key, known).and_then(|()| self.header.update());
-        carry_out(&*self.device, plan.map_err(|e| Error::header(&name, e))?)
+        execute(&*self.device, plan.map_err(|e| Error::header(&name, e))?)
     }
 }
 
@@ -693,7 +696,7 @@ pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Res
 }
 
 /// Carries out the steps of a plan in order, and stops at the first that fails.
-pub(crate) fn carry_out(device: &dyn BlockDevice, plan: Plan) -> Result<()> {
+pub(crate) fn execute(device: &dyn BlockDevice, plan: Plan) -> Result<()> {
     let mut device = Blocking::open(device)?;
     for step in plan {
         match step {

@@ -512,7 +512,7 @@ fn a_restored_backup_opens_with_the_keys_it_was_made_with() {
     );
     let plan = crypt::plan_restore(disk.clone(), &backup).unwrap();
     assert!(plan.objection.is_none());
-    plan.carry_out().unwrap();
+    plan.apply().unwrap();
     let restored = Volume::open(disk)
         .unwrap()
         .unlock_identity(&keys.identity("alice"))

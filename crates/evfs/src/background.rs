@@ -138,7 +138,7 @@ fn outlives_caller(fd: i32) -> bool {
 impl Ready {
     /// Detaches from the terminal, except for a standard error that is not a terminal, and sends
     /// the caller the text to print.
-    pub fn tell(mut self, text: &str) {
+    pub fn report_ready(mut self, text: &str) {
         let keeps_stderr = outlives_caller(2);
         if !keeps_stderr {
             crate::log::to_system_log();

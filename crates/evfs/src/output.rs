@@ -88,9 +88,10 @@ pub fn end(code: u8) -> ExitCode {
     match GONE.get() {
         Some(e) if e.kind() != std::io::ErrorKind::BrokenPipe => {
             let why = stack::without_number(&e.to_string());
-            let done = match CHANGED.load(Ordering::Relaxed) {
-                true => "; the command itself succeeded",
-                false => "",
+            let done = if CHANGED.load(Ordering::Relaxed) {
+                "; the command itself succeeded"
+            } else {
+                ""
             };
             let _ = writeln!(
                 std::io::stderr().lock(),
@@ -155,9 +156,10 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
 fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        match c.is_control() && c != '\n' {
-            true => shown.extend(c.escape_default()),
-            false => shown.push(c),
+        if c.is_control() && c != '\n' {
+            shown.extend(c.escape_default())
+        } else {
+            shown.push(c)
         }
     }
     shown

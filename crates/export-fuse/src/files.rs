@@ -37,7 +37,7 @@ const DISCARDED: u8 = 2;
 
 impl Holes {
     /// Rejects zeroing as unsupported, and all writes, while `zero` makes the kernel try both.
-    pub(crate) fn teach(&self, zero: impl FnOnce()) {
+    pub(crate) fn disable_zeroing(&self, zero: impl FnOnce()) {
         self.0.store(TRIED, Ordering::SeqCst);
         zero();
         self.0.store(REFUSED, Ordering::SeqCst);
@@ -228,9 +228,10 @@ impl Filesystem for Files {
                 // The request names the thread; the only opens by this process are for its own
                 // loop devices.
                 let thread = format!("/proc/self/task/{}", req.pid());
-                let handle = match std::path::Path::new(&thread).exists() {
-                    true => OF_LOOP_DEVICE,
-                    false => FileHandle(0),
+                let handle = if std::path::Path::new(&thread).exists() {
+                    OF_LOOP_DEVICE
+                } else {
+                    FileHandle(0)
                 };
                 reply.opened(handle, flags);
             }
@@ -386,7 +387,7 @@ impl Filesystem for Files {
                 libc::FALLOC_FL_ZERO_RANGE => {
                     if by_loop(DISCARDED) {
                         // Another program has reconfigured the device: holes may be zeroings again.
-                        file.holes.teach(|| ());
+                        file.holes.disable_zeroing(|| ());
                     }
                     file.bytes.zero(offset, length).map_err(|e| errno(&e))
                 }

@@ -123,7 +123,8 @@ impl LoopDevice {
             if number < 0 {
                 return Err(failed(io::Error::last_os_error()));
             }
-            // Its limits may be those of an earlier user. If a program has it open, it is used as it is.
+            // Its limits may be those of an earlier user. If a program has it open, it is used as
+            // it is.
             let _ = renew(&control, number);
             let path = PathBuf::from(format!("/dev/loop{number}"));
             let device = OpenOptions::new().read(true).write(!read_only).open(&path);
@@ -209,14 +210,15 @@ impl LoopDevice {
             .read(true)
             .custom_flags(libc::O_EXCL)
             .open(&self.path);
-        match exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
-            true => Err(Error::Busy {
+        if exclusive.is_err_and(|e| e.raw_os_error() == Some(libc::EBUSY)) {
+            Err(Error::Busy {
                 what: self.path.display().to_string(),
                 hint: "a file system on it is mounted, or a program has it open; unmount or close \
                        it first"
                     .into(),
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 
@@ -251,7 +253,7 @@ impl LoopDevice {
     /// Returns whether the device now behaves as requested.
     pub fn pass_discards(&self, holes: Option<&Holes>) -> bool {
         if let Some((holes, device)) = holes.zip(self.open().ok().flatten()) {
-            holes.teach(|| {
+            holes.disable_zeroing(|| {
                 // It fails; from that the kernel learns, and the file accepts no write during it.
                 let first_block = [0u64, 4096];
                 // SAFETY: the request reads two numbers.

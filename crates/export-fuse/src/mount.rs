@@ -1,7 +1,7 @@
 //! Mounting and unmounting.
 
 use crate::files::{Files, Holes};
-use crate::tree::{Recall, Tree};
+use crate::tree::{InvalidationQueue, Tree};
 use crate::{Error, REQUESTS_PER_THREAD, users};
 use block::BlockDevice;
 use fs::Atime;
@@ -105,7 +105,7 @@ pub struct Mount {
     /// Readable when the last request is done; only for a mounted file system.
     ended: Option<Arc<OwnedFd>>,
     /// Notifies the kernel of changes by other clients; only for a mounted file system.
-    recall: Option<Arc<Recall>>,
+    recall: Option<Arc<InvalidationQueue>>,
     /// Meaning of holes in the only file of a directory of volumes.
     holes: Option<Arc<Holes>>,
 }
@@ -143,13 +143,15 @@ impl Mount {
             settings.mount_options.push(MountOption::RO);
         }
         settings.mount_options.extend([
-            match config.suid {
-                true => MountOption::Suid,
-                false => MountOption::NoSuid,
+            if config.suid {
+                MountOption::Suid
+            } else {
+                MountOption::NoSuid
             },
-            match config.dev {
-                true => MountOption::Dev,
-                false => MountOption::NoDev,
+            if config.dev {
+                MountOption::Dev
+            } else {
+                MountOption::NoDev
             },
         ]);
         if config.allow_other {
@@ -158,7 +160,7 @@ impl Mount {
         settings.n_threads = Some(config.threads.max(1));
         let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let ended = Arc::new(ended.map_err(|e| Error::io("cannot create an eventfd", e.into()))?);
-        let recall = Arc::new(Recall::default());
+        let recall = Arc::new(InvalidationQueue::default());
         let tree = Tree::new(&files, &config, Arc::clone(&recall), Arc::clone(&ended));
         let mut mount = Mount::begin(&config.mountpoint, settings, tree)?;
         if let Some(session) = &mount.session {
@@ -365,9 +367,10 @@ pub fn clear_dead(mountpoint: &Path) -> Result<bool, Error> {
     let Some(path) = ours(mountpoint) else {
         return Err(Error::Busy {
             what: mountpoint.display().to_string(),
-            hint: "a mount of another user or program is there, and its server has died; its owner \
+            hint:
+                "a mount of another user or program is there, and its server has died; its owner \
                    can unmount it with `fusermount3 -u -z`, and root with `umount -l`"
-                .into(),
+                    .into(),
         });
     };
     crate::loopdev::remove_all_of(&path);

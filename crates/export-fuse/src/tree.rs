@@ -24,22 +24,22 @@
 
 mod caller;
 mod convert;
-mod gone;
 mod handles;
+mod invalidation;
 mod ops;
 mod privileges;
-mod recall;
+mod removed;
 mod xattrs;
 
-pub(crate) use recall::Recall;
+pub(crate) use invalidation::InvalidationQueue;
 
 use crate::mount::{PIECE_BYTES, TreeConfig};
 use block::layer::{Layer, home};
 use fs::{Files, Lane, Watch, Watcher};
 use fuser::Errno;
-use gone::Gone;
 use handles::Handles;
 use privileges::Capabilities;
+use removed::RemovedDirectories;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -70,11 +70,11 @@ pub(crate) struct Tree {
     files: Arc<Files>,
     handles: Handles,
     capabilities: Capabilities,
-    gone: Gone,
+    removed: RemovedDirectories,
     ttl: Duration,
     /// Whether the kernel delays writes and sets the times of delayed writes itself.
     exclusive: bool,
-    recall: Arc<Recall>,
+    recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
     ended: Arc<OwnedFd>,
@@ -86,7 +86,7 @@ impl Tree {
     pub(crate) fn new(
         files: &Arc<Files>,
         config: &TreeConfig,
-        recall: Arc<Recall>,
+        recall: Arc<InvalidationQueue>,
         ended: Arc<OwnedFd>,
     ) -> Tree {
         let files = files.client_with(config.atime);
@@ -97,7 +97,7 @@ impl Tree {
             files,
             handles: Handles::default(),
             capabilities: Capabilities::default(),
-            gone: Gone::default(),
+            removed: RemovedDirectories::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
             ended,

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_has_a_file_open_is_named_and_nobody_else() {
+    fn processes_with_an_open_file_are_named_and_no_others() {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().canonicalize().unwrap();
         assert_eq!(of(&folder), None);

@@ -6,7 +6,7 @@ mod common;
 use block::Random;
 use common::{c, check, device, mounted, shared, unmount, wait_until};
 use export_fuse::{Mount, TreeConfig};
-use fs::{Allocate, At, FileType, Files, Ino, New, ROOT, Rename, SetAttr};
+use fs::{Allocate, FileType, Files, Ino, New, ROOT, Rename, SetAttr, WritePosition};
 use std::fs::{self as sys, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -90,7 +90,7 @@ fn content_that_another_client_changes_is_seen_by_those_who_have_the_file_open_a
 
         let other = files.open(ino_of(files, "file")).expect("open");
         let mut lane = files.lane().expect("a lane");
-        lane.write(&other, At::Offset(50_000), &[2; 10])
+        lane.write(&other, WritePosition::Offset(50_000), &[2; 10])
             .expect("written");
         wait_until("the mapping shows the change", || mapped.load(50_000) == 2);
         let mut read = [0; 12];
@@ -102,7 +102,8 @@ fn content_that_another_client_changes_is_seen_by_those_who_have_the_file_open_a
         wait_until("the mapping shows the hole", || mapped.load(10) == 0);
         assert_eq!(mapped.copy(4_998..5_002), [0, 0, 1, 1]);
 
-        lane.write(&other, At::End, &[3; 1000]).expect("written");
+        lane.write(&other, WritePosition::End, &[3; 1000])
+            .expect("written");
         wait_until("the size has changed", || {
             program.metadata().expect("there").len() == 101_000
         });
@@ -221,7 +222,7 @@ fn programs_and_another_client_append_without_losing_a_record() {
                     // stop before the device is full if they are slow.
                     while records < 200 || records < 20_000 && programs.load(Ordering::Relaxed) > 0
                     {
-                        lane.write(&file, At::End, &[thread; 1000])
+                        lane.write(&file, WritePosition::End, &[thread; 1000])
                             .expect("written");
                         records += 1;
                     }

@@ -12,7 +12,7 @@ use std::path::Path;
 const NOBODY: u32 = 65_534;
 
 /// Switches a forked child to an unprivileged user.
-fn become_nobody(groups: &[u32]) -> bool {
+fn become_unprivileged(groups: &[u32]) -> bool {
     // SAFETY: system calls of a single-threaded process.
     unsafe {
         libc::setgroups(groups.len(), groups.as_ptr()) == 0
@@ -100,7 +100,7 @@ fn changes_take_them(exclusive: bool) {
                     // strings.
                     let (fd, from) = unsafe {
                         let from = libc::open(from.as_ptr(), libc::O_RDONLY);
-                        if !become_nobody(&[]) {
+                        if !become_unprivileged(&[]) {
                             return false;
                         }
                         (libc::open(path.as_ptr(), libc::O_WRONLY | flags), from)
@@ -118,7 +118,7 @@ fn changes_take_them(exclusive: bool) {
 }
 
 #[test]
-fn a_change_of_content_takes_set_ids_before_anybody_can_run_what_it_made() {
+fn a_change_of_content_clears_set_ids_before_the_file_can_be_run() {
     needs_root();
     changes_take_them(false);
 }
@@ -164,7 +164,7 @@ fn mode_after_acl(path: &Path, groups: &[u32]) -> u32 {
     in_another_process(|| {
         let (from, len) = (list.as_ptr().cast(), list.len());
         // SAFETY: the strings end with a zero, and `len` is the length of the value.
-        become_nobody(groups)
+        become_unprivileged(groups)
             && unsafe {
                 let name = c"system.posix_acl_access";
                 libc::setxattr(path.as_ptr(), name.as_ptr(), from, len, 0) == 0

@@ -1,14 +1,14 @@
 //! One client connection: converts its input to requests, and the results of requests to replies.
 
 use crate::Limits;
-use crate::door::Guest;
+use crate::admission::ConnectionSlot;
 use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
 use crate::session::{Fence, Session};
 use crate::socket::{Raw, Socket};
 use crate::worker::{Hub, Newcomer, REQUESTS_MAX};
 use block::{Buf, Bufs};
 use nbd_proto::{
-    Command, Errno, Handshake, Outcome, REQUEST_BYTES, RequestHeader, TlsPolicy, constants as c,
+    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, constants as c,
     simple_reply, structured_data, structured_done, structured_error,
 };
 use rustls::ServerConnection;
@@ -104,7 +104,7 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 
 pub(crate) struct Connection {
     socket: Socket,
-    guest: Guest,
+    slot: ConnectionSlot,
     began: Instant,
     /// Start of the current stall check, and bytes moved since.
     still_since: Instant,
@@ -143,7 +143,7 @@ impl Connection {
         let began = Instant::now();
         Connection {
             socket: Socket::Plain(newcomer.raw),
-            guest: newcomer.guest,
+            slot: newcomer.slot,
             began,
             still_since: began,
             moved: 0,
@@ -184,7 +184,7 @@ impl Connection {
 
     /// Closes the connection if its session is fenced, and returns whether it is. Input that is not
     /// a complete request yet is dropped.
-    pub(crate) fn obey_fence(&mut self) -> bool {
+    pub(crate) fn close_if_fenced(&mut self) -> bool {
         let fenced = self.session.as_ref().is_some_and(|s| s.is_fenced());
         if fenced && !self.broken {
             self.break_off("its session is fenced");
@@ -194,8 +194,8 @@ impl Connection {
 
     /// Closes the connection if its place was assigned to another stranger, and returns whether it
     /// was.
-    pub(crate) fn obey_door(&mut self) -> bool {
-        let leaves = self.guest.must_leave();
+    pub(crate) fn close_if_evicted(&mut self) -> bool {
+        let leaves = self.slot.is_evicted();
         if leaves && !self.broken {
             self.break_off("it is still negotiating, and another client needs its place");
         }
@@ -252,7 +252,7 @@ impl Connection {
     pub(crate) fn next(&mut self, take: Take<'_>) -> Next {
         self.held = false;
         loop {
-            if self.obey_fence() || self.broken {
+            if self.close_if_fenced() || self.broken {
                 return Next::Nothing;
             }
             if self.in_flight >= REQUESTS_MAX {
@@ -348,22 +348,22 @@ impl Connection {
         }
         match outcome {
             None => Step::NeedBytes,
-            Some(Outcome::Close) => {
+            Some(ServerStep::Close) => {
                 self.phase = Phase::Closing;
                 Step::Wait
             }
-            Some(Outcome::Fence { key }) => {
+            Some(ServerStep::Fence { key }) => {
                 self.fence = Some(self.hub.fence(key));
                 Step::Again
             }
-            Some(Outcome::Transmission {
+            Some(ServerStep::Transmission {
                 export,
                 structured,
                 session,
             }) => {
-                let session = session.map(|key| self.hub.session(key, self.guest.address()));
+                let session = session.map(|key| self.hub.session(key, self.slot.address()));
                 let session = session.transpose();
-                match session.and_then(|session| self.guest.establish().map(|()| session)) {
+                match session.and_then(|session| self.slot.establish().map(|()| session)) {
                     Ok(session) => self.session = session,
                     Err(why) => {
                         tracing::warn!("refused an NBD client: {why}");
@@ -379,7 +379,7 @@ impl Connection {
                 };
                 Step::Again
             }
-            Some(Outcome::StartTls) => {
+            Some(ServerStep::StartTls) => {
                 self.start_tls();
                 Step::Again
             }
@@ -674,7 +674,7 @@ impl Connection {
         let mut closing = matches!(self.phase, Phase::Closing);
         let idle = self.in_flight == 0 && !self.has_output();
         if closing && idle {
-            self.broken |= !self.socket.say_goodbye() || self.left;
+            self.broken |= !self.socket.send_close_notify() || self.left;
             let until = Instant::now() + GOODBYE;
             self.phase = Phase::Lingering { until };
             self.send();

@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Kicks and reaps all queues, and returns the completed requests.
-    pub(crate) fn turn(&mut self) -> block::Result<Vec<Pending>> {
+    pub(crate) fn poll(&mut self) -> block::Result<Vec<Pending>> {
         let mut finished = Vec::new();
         for export in 0..self.queues.len() {
             loop {
@@ -211,7 +211,7 @@ impl Engine {
                 self.queues[export].reap(Wait::Poll, &mut done)?;
                 let made_room = !done.is_empty();
                 for completion in done.drain(..) {
-                    finished.extend(self.settle(completion));
+                    finished.extend(self.complete(completion));
                 }
                 self.done = done;
                 // A request submitted since, or a backlog that now has room, needs the kick of
@@ -225,7 +225,7 @@ impl Engine {
         Ok(finished)
     }
 
-    fn settle(&mut self, completion: Completion) -> Option<Pending> {
+    fn complete(&mut self, completion: Completion) -> Option<Pending> {
         let Completion { tag, op, result } = completion;
         let pending = self.pending.get_mut(&tag)?;
         pending.left -= 1;

@@ -24,10 +24,10 @@
 //!
 //! Deliberately absent: block status, resizing, and adding or removing exports at run time.
 
+mod admission;
 pub mod client;
 mod config;
 mod connection;
-mod door;
 mod engine;
 mod error;
 mod peer;

@@ -18,12 +18,12 @@ pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>
         SocketAddr::V6(_) => "/proc/net/tcp6",
     };
     let (peer, local) = (shown(peer), shown(local));
-    look(|| Ok(BufReader::new(File::open(table)?)), &peer, &local)
+    find(|| Ok(BufReader::new(File::open(table)?)), &peer, &local)
 }
 
 /// Searches the table twice before it reports no match: the kernel returns the table in parts, and
 /// when a connection closes between two of them, an entry after it may be missing.
-fn look<T: BufRead>(
+fn find<T: BufRead>(
     table: impl Fn() -> io::Result<T>,
     own: &str,
     other: &str,
@@ -95,8 +95,8 @@ mod tests {
         let whole = format!("{head}{line}\n");
         let copies = std::cell::RefCell::new([&whole, &head].repeat(4));
         let next = || Ok(copies.borrow_mut().pop().unwrap().as_bytes());
-        assert_eq!(look(next, "a:1", "b:2").unwrap(), Some(1000));
-        assert_eq!(look(next, "a:1", "c:2").unwrap(), None);
+        assert_eq!(find(next, "a:1", "b:2").unwrap(), Some(1000));
+        assert_eq!(find(next, "a:1", "c:2").unwrap(), None);
     }
 
     #[test]

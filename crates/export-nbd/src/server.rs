@@ -1,6 +1,6 @@
 //! Public interface of the server: start, addresses, stop.
 
-use crate::door::Door;
+use crate::admission::Admission;
 use crate::socket::Raw;
 use crate::worker::{Hub, Newcomer, Worker};
 use crate::{Config, Error, Export, Listen, peer, tls};
@@ -116,7 +116,7 @@ impl Server {
             }
         }
         let tls = config.tls.as_ref().map(tls::config).transpose()?;
-        let door = Door::new(config.limits.clone());
+        let door = Admission::new(config.limits.clone());
         let hub = Arc::new(Hub::new(exports, tls, door, config.limits.clone()));
         let proven = config
             .tls
@@ -231,9 +231,10 @@ impl Server {
         for socket in self.sockets.drain(..) {
             let _ = std::fs::remove_file(socket);
         }
-        match failed {
-            false => Ok(()),
-            true => Err(Error::io("a worker panicked", io::ErrorKind::Other.into())),
+        if !failed {
+            Ok(())
+        } else {
+            Err(Error::io("a worker panicked", io::ErrorKind::Other.into()))
         }
     }
 }
@@ -317,13 +318,13 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                     let mut newcomer = Some(Newcomer {
                         forced_tls: matches!(raw, Raw::Tcp(_)) && hub.tls().is_some(),
                         raw,
-                        guest,
+                        slot: guest,
                     });
                     // A worker that has lost its devices refuses connections; another one accepts.
                     for _ in 0..workers.len() {
                         let worker = &workers[next % workers.len()];
                         next += 1;
-                        newcomer = newcomer.and_then(|newcomer| worker.give(newcomer).err());
+                        newcomer = newcomer.and_then(|newcomer| worker.push(newcomer).err());
                         if newcomer.is_none() {
                             break;
                         }

@@ -160,9 +160,10 @@ impl Sessions {
     pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
         let state = self.lock();
         let live = |known: &Known| known.ended.is_none();
-        match state.known.get(&fence.key).is_some_and(live) {
-            false => Some(fence.known),
-            true => (Instant::now() >= fence.until).then_some(false),
+        if !state.known.get(&fence.key).is_some_and(live) {
+            Some(fence.known)
+        } else {
+            (Instant::now() >= fence.until).then_some(false)
         }
     }
 }
@@ -251,10 +252,10 @@ impl Hub {
 mod tests {
     use super::*;
     use crate::Limits;
-    use crate::door::Door;
+    use crate::admission::Admission;
 
     fn hub() -> Arc<Hub> {
-        let door = Door::new(Limits::default());
+        let door = Admission::new(Limits::default());
         Arc::new(Hub::new(Vec::new(), None, door, Limits::default()))
     }
 

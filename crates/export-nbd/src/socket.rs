@@ -115,7 +115,7 @@ impl Socket {
     }
 
     /// Sends an end-of-data notice, if the protocol has one; returns whether it has.
-    pub(crate) fn say_goodbye(&mut self) -> bool {
+    pub(crate) fn send_close_notify(&mut self) -> bool {
         match self {
             Socket::Plain(_) => false,
             Socket::Tls(tls, _) => {

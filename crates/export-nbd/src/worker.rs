@@ -1,7 +1,7 @@
 //! A worker: one thread with its connections, its device queues, and one epoll.
 
+use crate::admission::{Admission, ConnectionSlot};
 use crate::connection::{Connection, Next, Status};
-use crate::door::{Door, Guest};
 use crate::engine::{Engine, REQUEST_BYTES_MAX};
 use crate::session::Sessions;
 use crate::socket::Raw;
@@ -45,7 +45,7 @@ pub(crate) struct Hub {
     stopping: AtomicBool,
     stop: OwnedFd,
     wakes: Mutex<Vec<Arc<OwnedFd>>>,
-    door: Arc<Door>,
+    admission: Arc<Admission>,
     limits: Limits,
     pub(crate) sessions: Sessions,
 }
@@ -59,7 +59,7 @@ impl Hub {
     pub(crate) fn new(
         exports: Vec<Export>,
         tls: Option<Arc<ServerConfig>>,
-        door: Arc<Door>,
+        door: Arc<Admission>,
         limits: Limits,
     ) -> Hub {
         let infos = exports.iter().map(export_info).collect();
@@ -70,7 +70,7 @@ impl Hub {
             stopping: AtomicBool::new(false),
             stop: eventfd(),
             wakes: Mutex::new(Vec::new()),
-            door,
+            admission: door,
             limits,
             sessions: Sessions::default(),
         }
@@ -105,8 +105,8 @@ impl Hub {
         &self.infos
     }
 
-    pub(crate) fn door(&self) -> &Arc<Door> {
-        &self.door
+    pub(crate) fn door(&self) -> &Arc<Admission> {
+        &self.admission
     }
 }
 
@@ -145,13 +145,13 @@ pub(crate) struct Inbox {
 /// A connection that no worker has accepted yet.
 pub(crate) struct Newcomer {
     pub(crate) raw: Raw,
-    pub(crate) guest: Guest,
+    pub(crate) slot: ConnectionSlot,
     pub(crate) forced_tls: bool,
 }
 
 impl Inbox {
     /// Passes a connection to the worker, or returns it if the worker has ended.
-    pub(crate) fn give(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
+    pub(crate) fn push(&self, newcomer: Newcomer) -> Result<(), Newcomer> {
         match &mut *self.waiting.lock().expect("no panic under this lock") {
             Some(waiting) => waiting.push(newcomer),
             None => return Err(newcomer),
@@ -301,7 +301,7 @@ impl Service<'_> {
                 if data == WAKE {
                     let _ = rustix::io::read(inbox.wake.as_ref(), &mut [0u8; 8]);
                     for newcomer in inbox.take() {
-                        self.welcome(newcomer);
+                        self.add_connection(newcomer);
                     }
                     self.close_unwanted();
                 } else if data == TIMER {
@@ -316,7 +316,7 @@ impl Service<'_> {
             for id in std::mem::take(&mut self.lingering) {
                 self.after(id);
             }
-            if !self.settle() {
+            if !self.process_completions() {
                 return;
             }
             if self.hub.is_stopping() {
@@ -330,7 +330,7 @@ impl Service<'_> {
         }
     }
 
-    fn welcome(&mut self, newcomer: Newcomer) {
+    fn add_connection(&mut self, newcomer: Newcomer) {
         let id = self.next_connection;
         self.next_connection = (self.next_connection + 1) % DEVICE;
         let connection = Connection::new(newcomer, Arc::clone(self.hub));
@@ -390,7 +390,7 @@ impl Service<'_> {
 
     /// Closes connections whose session is fenced, and strangers that have to make room.
     fn close_unwanted(&mut self) {
-        self.close_those(|connection| connection.obey_fence() | connection.obey_door());
+        self.close_those(|connection| connection.close_if_fenced() | connection.close_if_evicted());
     }
 
     /// Closes overdue connections.
@@ -415,9 +415,10 @@ impl Service<'_> {
     fn set_timer(&self, runs: bool) {
         let limits = &self.hub.limits;
         let shortest = limits.handshake.min(limits.stall) / 4;
-        let every = match runs {
-            true => shortest.clamp(TIMER_SHORTEST, TIMER_LONGEST),
-            false => Duration::ZERO,
+        let every = if runs {
+            shortest.clamp(TIMER_SHORTEST, TIMER_LONGEST)
+        } else {
+            Duration::ZERO
         };
         let every = Timespec {
             tv_sec: every.as_secs() as i64,
@@ -442,9 +443,9 @@ impl Service<'_> {
 
     /// Processes completions until no work is left that does not wait; returns false if a queue
     /// must be dropped.
-    fn settle(&mut self) -> bool {
+    fn process_completions(&mut self) -> bool {
         loop {
-            let finished = match self.engine.turn() {
+            let finished = match self.engine.poll() {
                 Ok(finished) => finished,
                 Err(e) => {
                     tracing::error!("a device queue failed; closing its connections: {e}");

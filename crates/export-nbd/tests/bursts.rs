@@ -3,7 +3,7 @@
 
 use block::{BlockDevice, Mem};
 use export_nbd::{Config, Export, Listen, Server, Tls};
-use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish, request};
+use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};
 use nbd_proto::constants as c;
 use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -54,11 +54,11 @@ fn negotiate<S: Read + Write>(stream: &mut S, mut handshake: ClientHandshake) ->
     }
 }
 
-fn wish(tls: bool) -> Wish {
-    Wish {
+fn wish(tls: bool) -> ClientOptions {
+    ClientOptions {
         export: "e".into(),
         tls,
-        ..Wish::default()
+        ..ClientOptions::default()
     }
 }
 
@@ -121,10 +121,7 @@ fn more_requests_than_a_connection_may_have_under_way() {
     let (_server, address) = server(None);
     let mut stream = connect(address);
     let end = negotiate(&mut stream, ClientHandshake::new(wish(false)));
-    assert!(matches!(
-        end.outcome(),
-        Some(ClientOutcome::Transmission(_))
-    ));
+    assert!(matches!(end.outcome(), Some(ClientStep::Transmission(_))));
     // The number that fits into one receive, so that no data left in the socket wakes the server.
     for _ in 0..20 {
         stream.write_all(&reads(0..290, 512)).unwrap();
@@ -152,7 +149,7 @@ fn requests_that_come_while_the_answers_are_stuck_under_tls() {
     let (_server, address) = server(Some(tls));
     let mut stream = connect(address);
     let end = negotiate(&mut stream, ClientHandshake::new(wish(true)));
-    assert!(matches!(end.outcome(), Some(ClientOutcome::StartTls)));
+    assert!(matches!(end.outcome(), Some(ClientStep::StartTls)));
     let config =
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()

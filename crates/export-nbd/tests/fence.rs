@@ -6,7 +6,7 @@ mod common;
 use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Random, Request, Wait};
 use common::{Forwarder, Gate};
 use export_nbd::{Config, Export, Listen, Server};
-use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish, request};
+use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};
 use nbd_proto::constants as c;
 use path_nbd::{NbdDevice, NbdPath, NbdUri, Options};
 use std::io::{Read, Write};
@@ -118,15 +118,15 @@ fn raw(address: SocketAddr, key: u64) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(WITHIN))?;
     let name = format!("evfs:session:{key:016x}");
-    let mut handshake = ClientHandshake::new(Wish {
+    let mut handshake = ClientHandshake::new(ClientOptions {
         export: "e".into(),
         contexts: vec![name.clone()],
-        ..Wish::default()
+        ..ClientOptions::default()
     });
     let mut input = Vec::new();
     loop {
         stream.write_all(&handshake.take_output())?;
-        if let Some(ClientOutcome::Transmission(export)) = handshake.outcome() {
+        if let Some(ClientStep::Transmission(export)) = handshake.outcome() {
             assert_eq!(export.contexts, [name]);
             return Ok(stream);
         }
@@ -304,12 +304,12 @@ fn a_connection_may_fence_its_own_key_and_is_then_refused() {
     let bench = bench();
     let mut stream = TcpStream::connect(bench.address).unwrap();
     stream.set_read_timeout(Some(WITHIN)).unwrap();
-    let mut handshake = ClientHandshake::new(Wish {
+    let mut handshake = ClientHandshake::new(ClientOptions {
         contexts: vec![
             "evfs:session:0000000000000005".into(),
             "evfs:fence:0000000000000005".into(),
         ],
-        ..Wish::default()
+        ..ClientOptions::default()
     });
     let mut bytes = [0; 4096];
     loop {

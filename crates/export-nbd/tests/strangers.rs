@@ -111,7 +111,7 @@ fn is_closed(stream: &mut UnixStream) {
 }
 
 #[test]
-fn connections_that_choose_nothing_keep_nobody_out() {
+fn connections_that_choose_nothing_keep_no_client_out() {
     let bench = serve(memory(), 2, Limits::default());
     let idle: Vec<UnixStream> = (0..600).map(|_| connect(&bench.socket)).collect();
     is_served(&bench.socket);
@@ -137,7 +137,7 @@ fn a_negotiation_has_a_time_limit_and_an_idle_session_has_none() {
 }
 
 #[test]
-fn headers_without_payload_and_replies_that_nobody_reads_starve_nobody() {
+fn headers_without_payload_and_unread_replies_starve_no_client() {
     let bench = serve(memory(), 1, Limits::default());
     let mut held = Vec::new();
     for _ in 0..4 {

@@ -56,9 +56,10 @@ impl Acl {
         };
         let entries = (0..count).map(entry).collect::<Result<Vec<_>>>();
         let acl = Acl(entries.map_err(wrong)?);
-        match acl.is_sound() {
-            true => Ok(acl),
-            false => Err(wrong(Kind::Invalid.into())),
+        if acl.is_sound() {
+            Ok(acl)
+        } else {
+            Err(wrong(Kind::Invalid.into()))
         }
     }
 

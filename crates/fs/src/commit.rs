@@ -16,7 +16,7 @@
 
 use crate::db::Db;
 use crate::error::{Error, Kind, Result};
-use crate::fs::Inner;
+use crate::fs::FsShared;
 use crate::journal::{Delta, Writer};
 use crate::state::State;
 use crate::store::Frozen;
@@ -85,7 +85,7 @@ struct Progress {
 }
 
 /// Exclusive right to write; released on drop.
-struct Turn<'g>(&'g Group);
+struct CommitPermit<'g>(&'g Group);
 
 impl Group {
     fn lock(&self) -> MutexGuard<'_, Progress> {
@@ -93,7 +93,7 @@ impl Group {
     }
 
     /// Waits until the changes up to `wanted` are durable, or until the caller may write them.
-    fn turn(&self, wanted: u64) -> Option<Turn<'_>> {
+    fn acquire(&self, wanted: u64) -> Option<CommitPermit<'_>> {
         let waits = |progress: &mut Progress| progress.busy && progress.durable < wanted;
         let progress = self.changed.wait_while(self.lock(), waits);
         let mut progress = progress.expect("no panic under this lock");
@@ -101,7 +101,7 @@ impl Group {
             return None;
         }
         progress.busy = true;
-        Some(Turn(self))
+        Some(CommitPermit(self))
     }
 
     fn is_durable(&self, wanted: u64) -> bool {
@@ -117,7 +117,7 @@ impl Group {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for CommitPermit<'_> {
     fn drop(&mut self) {
         self.0.lock().busy = false;
         self.0.changed.notify_all();
@@ -147,7 +147,7 @@ struct Taken {
     written: u64,
 }
 
-impl Inner {
+impl FsShared {
     pub fn log(&self) -> MutexGuard<'_, Log> {
         self.log.lock().expect("no panic under this lock")
     }
@@ -165,7 +165,7 @@ impl Inner {
             }
             state.changes
         };
-        while let Some(turn) = self.group.turn(wanted) {
+        while let Some(turn) = self.group.acquire(wanted) {
             let mut log = self.log();
             // A commit may have been faster.
             if self.group.is_durable(wanted) {
@@ -197,7 +197,7 @@ impl Inner {
         let written = self.space.written();
         let result = state.materialize();
         if result.is_err() {
-            state.settle();
+            state.commit_steps();
         }
         result?;
         let (delta, keys) = state.store.take_delta();
@@ -218,7 +218,7 @@ impl Inner {
             other => other,
         };
         let space = std::mem::take(&mut taken.delta.space);
-        self.write().store.untake_delta(space, taken.keys);
+        self.write().store.restore_delta(space, taken.keys);
         written
     }
 
@@ -326,7 +326,7 @@ impl Inner {
     /// freed them is durable, makes it durable and runs `attempt` again.
     pub fn with_room<T>(&self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         match attempt() {
-            Err(error) if error.kind() == Kind::NoSpace && self.space.is_resting() => {
+            Err(error) if error.kind() == Kind::NoSpace && self.space.has_quarantined() => {
                 self.sync()?;
                 attempt()
             }
@@ -363,9 +363,10 @@ impl Inner {
         // changed.
         let enough = (backlog * PAGES_PER_KEY) as u64;
         let room = self.space.metadata_room(enough) as usize / PAGES_PER_KEY;
-        match backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
-            true => self.checkpoint(),
-            false => Ok(()),
+        if backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
+            self.checkpoint()
+        } else {
+            Ok(())
         }
     }
 }
@@ -381,7 +382,7 @@ impl Wake {
 pub(crate) struct Background(Option<JoinHandle<()>>);
 
 impl Background {
-    pub fn start(fs: &Arc<Inner>) -> Result<Background> {
+    pub fn start(fs: &Arc<FsShared>) -> Result<Background> {
         let inner = Arc::clone(fs);
         let thread = std::thread::Builder::new().name("fs-commit".into());
         let thread = thread.spawn(move || commit_from_time_to_time(&inner));
@@ -391,14 +392,14 @@ impl Background {
         }
     }
 
-    pub fn stop(&mut self, fs: &Inner) {
+    pub fn stop(&mut self, fs: &FsShared) {
         fs.wake.set(|wanted| wanted.stop = true);
         // A panic has been reported already, and the final commit fails like those of the thread.
         let _ = self.0.take().map(JoinHandle::join);
     }
 }
 
-fn commit_from_time_to_time(fs: &Inner) {
+fn commit_from_time_to_time(fs: &FsShared) {
     home(Layer::Fs);
     let interval = fs.options.commit_interval;
     let mut wanted = fs.wake.wanted.lock().expect("no panic under this lock");

@@ -143,9 +143,10 @@ impl Db {
     /// [`crate::Kind::Corrupt`]: a page or the count is damaged.
     pub fn verify(&mut self) -> Result<()> {
         let database = self.database.as_mut().expect("there until it is dropped");
-        match guard(|| Ok(database.check_integrity()?))? {
-            true => Ok(()),
-            false => Err(Error::corrupt("allocated-page count mismatch")),
+        if guard(|| Ok(database.check_integrity()?))? {
+            Ok(())
+        } else {
+            Err(Error::corrupt("allocated-page count mismatch"))
         }
     }
 

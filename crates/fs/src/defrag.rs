@@ -11,7 +11,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::fs::{Fs, Inner};
+use crate::fs::{Fs, FsShared};
 use crate::key::{Ino, TreeId};
 use crate::mapping::{Mapped, end_of};
 use crate::op::Op;
@@ -45,13 +45,13 @@ pub struct Defragmented {
 }
 
 /// Progress, in inodes and their blocks.
-struct Way<'a> {
+struct DefragProgress<'a> {
     tell: &'a mut dyn FnMut(u64, u64),
     done: u64,
     total: u64,
 }
 
-impl Way<'_> {
+impl DefragProgress<'_> {
     fn went(&mut self, by: u64) {
         self.done = (self.done + by).min(self.total);
         (self.tell)(self.done, self.total);
@@ -77,12 +77,13 @@ impl Fs {
         fileset.refuse_use()?;
         let inode = fileset.attr(top)?.inode;
         let record = fileset.record()?;
-        let mut way = Way {
+        let mut way = DefragProgress {
             tell: progress,
             done: 0,
-            total: match inode.is_dir() {
-                true => record.used_inodes + record.used_blocks,
-                false => 1 + inode.blocks,
+            total: if inode.is_dir() {
+                record.used_inodes + record.used_blocks
+            } else {
+                1 + inode.blocks
             },
         };
         let mut done = Defragmented::default();
@@ -113,16 +114,22 @@ impl Fileset {
     fn refuse_use(&self) -> Result<()> {
         let op = Op::begin(&self.fs, self.id)?;
         let mut cores = op.cores.iter();
-        match cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
-            true => Err(Error::new(
+        if cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
+            Err(Error::new(
                 Kind::Busy,
                 "files are open or have unwritten data",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
-    fn defrag_file(&self, ino: Ino, done: &mut Defragmented, way: &mut Way) -> Result<()> {
+    fn defrag_file(
+        &self,
+        ino: Ino,
+        done: &mut Defragmented,
+        way: &mut DefragProgress,
+    ) -> Result<()> {
         let (before, blocks, stretches) = {
             let state = self.fs.read();
             let extents = state.extents(self.id, ino, 0..FILE_SIZE_MAX / BLOCK_BYTES)?;
@@ -166,7 +173,7 @@ impl Fileset {
     /// is no run for two, in which case the piece has not moved.
     fn move_some(&self, ino: Ino, pieces: &[Mapped]) -> Result<usize> {
         let mut found = self.find_run(pieces);
-        if found.is_none() && self.fs.space.is_resting() {
+        if found.is_none() && self.fs.space.has_quarantined() {
             // Blocks freed by earlier moves become usable once those are durable.
             self.fs.sync()?;
             found = self.find_run(pieces);
@@ -177,7 +184,7 @@ impl Fileset {
         let pieces = &pieces[..taken];
         let moved = copy(&self.fs, pieces, run).and_then(|()| self.put_there(ino, pieces, run));
         if let Err(error) = moved {
-            self.fs.space.give_back(run, false);
+            self.fs.space.release_run(run, false);
             return Err(error);
         }
         Ok(taken)
@@ -195,16 +202,16 @@ impl Fileset {
             }
             (taken, blocks) = (taken + 1, blocks + u64::from(piece.blocks));
         }
-        if taken < 2 || !space.promise(blocks) {
+        if taken < 2 || !space.reserve(blocks) {
             return None;
         }
         match space.allocate(None, blocks) {
             Some(run) if run.blocks == blocks => Some((taken, run)),
             part => {
                 if let Some(run) = part {
-                    space.give_back(run, true);
+                    space.release_run(run, true);
                 }
-                space.forgo(blocks);
+                space.release_reserved(blocks);
                 None
             }
         }
@@ -229,7 +236,7 @@ impl Fileset {
             tail: 0,
         };
         op.map(self.id, ino, (range.start, whole))?;
-        op.bring_into_use(run);
+        op.mark_used(run);
         op.finish();
         Ok(())
     }
@@ -269,7 +276,7 @@ fn stretches(
 }
 
 /// Copies the bytes of pieces to a run, and makes them durable there.
-fn copy(fs: &Inner, pieces: &[Mapped], run: Run) -> Result<()> {
+fn copy(fs: &FsShared, pieces: &[Mapped], run: Run) -> Result<()> {
     let mut to = run.start * BLOCK_BYTES;
     for (_, piece) in pieces {
         let from = piece.start * BLOCK_BYTES;

@@ -13,7 +13,6 @@ pub enum Kind {
     NotFound,
     /// The name is taken.
     Exists,
-    /// Not a directory.
     NotDirectory,
     /// A directory, where none is allowed.
     IsDirectory,

@@ -12,9 +12,9 @@
 //! dirty, and lasts until the page is written or truncated; so write-behind never finds the disk
 //! full.
 
-use crate::core::{Blocks, Core};
 use crate::error::{Kind, Result};
 use crate::fileset::{Attr, Fileset, blocks_for};
+use crate::inode_state::{Blocks, InodeState};
 use crate::key::{Ino, Item};
 use crate::mapping::end_of;
 use crate::op::Op;
@@ -51,7 +51,6 @@ pub enum Allocate {
 /// Target of [`Fileset::seek`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
-    /// Data.
     Data,
     /// Hole; the end of the file counts as one.
     Hole,
@@ -66,7 +65,7 @@ impl Fileset {
         let mut state = self.fs.write();
         let inode = state.inode(self.id, ino)?;
         let core = state.cores.entry((self.id, ino));
-        core.or_insert_with(|| Core::new(inode.clone())).opens += 1;
+        core.or_insert_with(|| InodeState::new(inode.clone())).opens += 1;
         Ok(Attr { ino, inode })
     }
 
@@ -89,9 +88,10 @@ impl Fileset {
             state.cores.remove(&(self.id, ino));
         }
         drop(state);
-        match is_orphan && !self.fs.options.read_only {
-            true => self.remove_orphan(ino),
-            false => Ok(false),
+        if is_orphan && !self.fs.options.read_only {
+            self.remove_orphan(ino)
+        } else {
+            Ok(false)
         }
     }
 
@@ -144,7 +144,7 @@ impl Fileset {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
-        let (now, inode) = (op.now, op.look(ino)?);
+        let (now, inode) = (op.now, op.read_inode(ino)?);
         if bytes.start > inode.size {
             self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
         }
@@ -164,7 +164,7 @@ impl Fileset {
     /// Promises space to pages that are about to become dirty. See [`crate::Pager::will_write`].
     pub(crate) fn will_write(&self, ino: Ino, bytes: Range<u64>) -> Result<()> {
         let blocks = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
-        let known = |core: &Core| core.is_prepared(blocks.clone());
+        let known = |core: &InodeState| core.is_prepared(blocks.clone());
         if self.fs.read().cores.get(&(self.id, ino)).is_some_and(known) {
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl Fileset {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
-        if op.look(ino)?.kind != FileType::File {
+        if op.read_inode(ino)?.kind != FileType::File {
             return Err(Kind::Invalid.into());
         }
         let blocks = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
@@ -202,7 +202,7 @@ impl Fileset {
             // An unwritten extent needs no new block, but may become three records.
             op.check_last_room()?;
         }
-        op.promise(new.count())?;
+        op.reserve(new.count())?;
         let core = op.core(ino)?;
         core.promised.extend(&new);
         core.in_place.extend(&own);
@@ -217,14 +217,14 @@ impl Fileset {
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         self.cut_or_grow(&mut op, ino, size)?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
     }
 
     /// Sets the length. Comes last in its operation: it ends the promises of the truncated part.
     pub(crate) fn cut_or_grow(&self, op: &mut Op, ino: Ino, size: u64) -> Result<()> {
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         match inode.kind {
             FileType::File => {}
             FileType::Directory => return Err(Kind::IsDirectory.into()),
@@ -252,7 +252,7 @@ impl Fileset {
             inode.touch(now);
         })?;
         op.use_blocks(-(gone as i64));
-        op.cut(ino, cut);
+        op.remove_wanted(ino, cut);
         Ok(())
     }
 
@@ -293,7 +293,7 @@ impl Fileset {
     fn try_allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.check_kept_room()?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         if inode.kind != FileType::File {
             return Err(Kind::Invalid.into());
         }
@@ -321,9 +321,9 @@ impl Fileset {
         })?;
         op.use_blocks(changed);
         if clears && !inner.is_empty() {
-            op.cut(ino, inner);
+            op.remove_wanted(ino, inner);
         }
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
     }
@@ -369,9 +369,10 @@ impl Fileset {
         }
         if let Some((first, extent)) = state.extents(self.id, ino, block..block + 1)?.pop() {
             let until = end_of(&(first, extent));
-            return match extent.unwritten {
-                false => Ok((true, until)),
-                true => Ok((false, end.min(until))),
+            return if !extent.unwritten {
+                Ok((true, until))
+            } else {
+                Ok((false, end.min(until)))
             };
         }
         let next = state.extent_after(self.id, ino, block)?;
@@ -386,12 +387,12 @@ pub(crate) fn split(end: u64) -> (u64, u16) {
 
 impl Op<'_> {
     /// Promises blocks to the fileset.
-    pub(crate) fn promise(&mut self, blocks: u64) -> Result<()> {
+    pub(crate) fn reserve(&mut self, blocks: u64) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
         self.check_quota(blocks)?;
-        if !self.space().promise(blocks) {
+        if !self.space().reserve(blocks) {
             return Err(crate::space::full());
         }
         let id = self.tree;
@@ -409,7 +410,7 @@ impl Op<'_> {
             holes.remove(mapped.0..end_of(&mapped));
         }
         let wanted = holes.count();
-        self.promise(wanted)?;
+        self.reserve(wanted)?;
         let filled = holes.iter().try_for_each(|hole| self.fill(ino, hole));
         // Allocated blocks no longer need the device's promise; the promise of the fileset ends
         // here.
@@ -419,7 +420,7 @@ impl Op<'_> {
         }
         if let Err(error) = filled {
             let taken: u64 = self.taken().iter().map(|run| run.blocks).sum();
-            self.space().forgo(wanted - taken);
+            self.space().release_reserved(wanted - taken);
             return Err(error);
         }
         Ok(wanted)
@@ -431,7 +432,7 @@ impl Op<'_> {
         while at < hole.end {
             let goal = self.goal(ino, at)?;
             let run = self.take(goal, hole.end - at)?;
-            self.bring_into_use(run);
+            self.mark_used(run);
             let extent = Extent {
                 start: run.start,
                 blocks: run.blocks as u32,

@@ -18,9 +18,9 @@ mod idle;
 mod lane;
 mod watch;
 
-pub(crate) use idle::Stir;
+pub(crate) use idle::ChangeSignal;
 
-pub use lane::{At, Lane, REST};
+pub use lane::{Lane, REST, WritePosition};
 pub use watch::{Change, Watch, Watcher};
 
 use crate::error::{Kind, Result};
@@ -91,7 +91,7 @@ pub struct Handle {
     files: Arc<Files>,
     node: Arc<Node>,
     /// Error cursor: the write-back errors that have been reported through this handle.
-    told: Mutex<OpenFile>,
+    reported: Mutex<OpenFile>,
 }
 
 impl Files {
@@ -187,7 +187,7 @@ impl Files {
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.create(dir, name, new)?;
-        self.tell(&[Change::Entry(dir, name)]);
+        self.notify_others(&[Change::Entry(dir, name)]);
         Ok(attr)
     }
 
@@ -210,7 +210,7 @@ impl Files {
     ) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.symlink(dir, name, target, uid, gid)?;
-        self.tell(&[Change::Entry(dir, name)]);
+        self.notify_others(&[Change::Entry(dir, name)]);
         Ok(attr)
     }
 
@@ -224,7 +224,7 @@ impl Files {
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.link(ino, dir, name)?;
-        self.tell(&[Change::Entry(dir, name), Change::Attributes(ino)]);
+        self.notify_others(&[Change::Entry(dir, name), Change::Attributes(ino)]);
         Ok(attr)
     }
 
@@ -233,7 +233,7 @@ impl Files {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.unlink(dir, name)?;
         self.forget_if_gone(&attr);
-        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
+        self.notify_others(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
         Ok(attr)
     }
 
@@ -241,7 +241,7 @@ impl Files {
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         let _here = within(Layer::Fs);
         let attr = self.shared.fileset.rmdir(dir, name)?;
-        self.tell(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
+        self.notify_others(&[Change::Entry(dir, name), Change::Attributes(attr.ino)]);
         Ok(attr)
     }
 
@@ -258,10 +258,10 @@ impl Files {
             self.forget_if_gone(attr);
         }
         if self.is_watched() {
-            self.tell(&[Change::Entry(from.0, from.1), Change::Entry(to.0, to.1)]);
+            self.notify_others(&[Change::Entry(from.0, from.1), Change::Entry(to.0, to.1)]);
             let moved = [to, from].map(|(dir, name)| self.lookup(dir, name).ok());
             for attr in moved.into_iter().flatten().chain(replaced.clone()) {
-                self.tell(&[Change::Attributes(attr.ino)]);
+                self.notify_others(&[Change::Attributes(attr.ino)]);
             }
         }
         Ok(replaced)
@@ -314,7 +314,7 @@ impl Files {
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         let _here = within(Layer::Fs);
         self.shared.fileset.set_xattr(ino, name, value, how)?;
-        self.tell(&[Change::Attributes(ino)]);
+        self.notify_others(&[Change::Attributes(ino)]);
         Ok(())
     }
 
@@ -322,7 +322,7 @@ impl Files {
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let _here = within(Layer::Fs);
         self.shared.fileset.remove_xattr(ino, name)?;
-        self.tell(&[Change::Attributes(ino)]);
+        self.notify_others(&[Change::Attributes(ino)]);
         Ok(())
     }
 
@@ -380,7 +380,7 @@ impl Files {
         let node = self.node(attr);
         Handle {
             files: Arc::clone(self),
-            told: Mutex::new(self.shared.volume.open(&node.vnode)),
+            reported: Mutex::new(self.shared.volume.open(&node.vnode)),
             node,
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::acl::{self, Acl};
 use crate::error::{Error, Kind, Result};
-use crate::fs::Inner;
+use crate::fs::FsShared;
 use crate::key::{Ino, Item, PLACE_MAX, TreeId};
 use crate::names::Slot;
 use crate::op::Op;
@@ -20,7 +20,7 @@ const XATTR_LIST_MAX: usize = 65_536;
 /// Handle to a fileset, or to a snapshot of one. Cheap to clone; may be used by any thread.
 #[derive(Clone)]
 pub struct Fileset {
-    pub(crate) fs: Arc<Inner>,
+    pub(crate) fs: Arc<FsShared>,
     pub(crate) id: TreeId,
 }
 
@@ -33,7 +33,6 @@ pub struct Attr {
     pub inode: Inode,
 }
 
-/// Time to set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
     /// Time of the operation.
@@ -163,7 +162,7 @@ impl Fileset {
             Some(SetTime::To(time)) if time.nanos < 1_000_000_000 => Ok(time),
             Some(_) => Err(Error::from(Kind::Invalid)),
         };
-        let mut inode = op.look(ino)?;
+        let mut inode = op.read_inode(ino)?;
         if set.size.is_none_or(|size| size > inode.size) {
             op.check_kept_room()?;
         }
@@ -179,7 +178,7 @@ impl Fileset {
             self.follow_mode(&mut op, ino, permissions)?;
         }
         if let Some(size) = set.size {
-            let before = op.look(ino)?.data_version;
+            let before = op.read_inode(ino)?.data_version;
             self.cut_or_grow(&mut op, ino, size)?;
             if set.has_version {
                 op.change(ino, |inode| inode.data_version = before)?;
@@ -189,7 +188,7 @@ impl Fileset {
             let to = time(Some(modified), now)?;
             op.change(ino, |inode| inode.modified = to)?;
         }
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
     }
@@ -202,7 +201,7 @@ impl Fileset {
     pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.change(ino, |inode| inode.data_version += 1)?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
     }
@@ -263,7 +262,7 @@ impl Fileset {
             return Err(Kind::TooBig.into());
         }
         let mut op = Op::begin(&self.fs, self.id)?;
-        op.look(ino)?;
+        op.read_inode(ino)?;
         let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
         match (&found, how) {
             (Slot::Taken(..), SetXattr::Create) => return Err(Kind::Exists.into()),
@@ -299,14 +298,15 @@ impl Fileset {
             return Ok(true);
         }
         let list = Acl::decode(value)?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         if name == acl::DEFAULT {
-            return match inode.is_dir() {
-                true => Ok(true),
-                false => Err(Error::new(
+            return if inode.is_dir() {
+                Ok(true)
+            } else {
+                Err(Error::new(
                     Kind::NotPermitted,
                     "only a directory can have a default access control list",
-                )),
+                ))
             };
         }
         if inode.kind == FileType::Symlink {
@@ -324,9 +324,10 @@ impl Fileset {
             bytes += Xattr::decode(xattr)?.name.len() + 1;
             Ok(true)
         })?;
-        match bytes <= XATTR_LIST_MAX {
-            true => Ok(()),
-            false => Err(Error::new(Kind::NoSpace, "too many attributes")),
+        if bytes <= XATTR_LIST_MAX {
+            Ok(())
+        } else {
+            Err(Error::new(Kind::NoSpace, "too many attributes"))
         }
     }
 
@@ -336,7 +337,7 @@ impl Fileset {
     /// [`Kind::NoAttribute`].
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
-        op.look(ino)?;
+        op.read_inode(ino)?;
         let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
         let Slot::Taken(place, _) = found else {
             return Err(Kind::NoAttribute.into());

@@ -12,7 +12,7 @@ use crate::db::Db;
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::io::{DeviceIo, check_device};
-use crate::journal::{self, Place, Writer};
+use crate::journal::{self, JournalLocation, Writer};
 use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
 use crate::names::Hasher;
@@ -87,13 +87,13 @@ pub struct Usage {
 
 /// Open file system. Dropping it commits as much as possible; [`Fs::close`] reports errors.
 pub struct Fs {
-    inner: Arc<Inner>,
+    inner: Arc<FsShared>,
     /// Its threads; `None` once the file system is closed, or if it is read-only.
     background: Mutex<Option<Background>>,
 }
 
 /// State shared by all handles to a file system.
-pub(crate) struct Inner {
+pub(crate) struct FsShared {
     pub name: String,
     pub device: Arc<dyn BlockDevice>,
     pub io: Arc<DeviceIo>,
@@ -112,7 +112,7 @@ pub(crate) struct Inner {
     pub backlog_max: usize,
     pub wake: crate::commit::Wake,
     /// Notified of each change.
-    pub stir: crate::files::Stir,
+    pub changes: crate::files::ChangeSignal,
 }
 
 impl Fs {
@@ -168,7 +168,10 @@ impl Fs {
         let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
         let (hasher, place) = {
             let superblock = superblock.lock();
-            (Hasher::new(superblock.hash_key), Place::of(&superblock))
+            (
+                Hasher::new(superblock.hash_key),
+                JournalLocation::of(&superblock),
+            )
         };
         let found = Found::read(&io, &db, &place)?;
         // A copy, because reading the metadata locks the superblock.
@@ -183,13 +186,14 @@ impl Fs {
             }
             loaded => loaded?,
         }
-        let generation = match options.read_only {
-            true => superblock.lock().openings,
-            false => note_opening(&superblock, &space)?,
+        let generation = if options.read_only {
+            superblock.lock().openings
+        } else {
+            note_opening(&superblock, &space)?
         };
         let (epoch, replayed) = (found.epoch, found.replayed);
         let bounds = superblock.lock().first_block()..device_blocks;
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(FsShared {
             name: io.info().name.clone(),
             device,
             io,
@@ -204,7 +208,7 @@ impl Fs {
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),
             wake: crate::commit::Wake::default(),
-            stir: crate::files::Stir::default(),
+            changes: crate::files::ChangeSignal::default(),
             options,
         });
         if !inner.options.read_only {
@@ -224,9 +228,10 @@ impl Fs {
             }
             inner.finish_removals()?;
         }
-        let background = match inner.options.read_only {
-            true => None,
-            false => Some(Background::start(&inner)?),
+        let background = if inner.options.read_only {
+            None
+        } else {
+            Some(Background::start(&inner)?)
         };
         let background = Mutex::new(background);
         Ok(Fs { inner, background })
@@ -321,14 +326,15 @@ impl Fs {
         Ok(now.max(before) * BLOCK_BYTES)
     }
 
-    /// Commits everything, closes the file system and releases the device. The caller has already had
-    /// the caches write back their pages.
+    /// Commits everything, closes the file system and releases the device. The caller has already
+    /// had the caches write back their pages.
     pub fn close(self) -> Result<()> {
         self.finish()
     }
 
-    /// Like [`Fs::close`] while others still hold the file system: they can change nothing from here
-    /// on, and the last of them releases the device. If the last commit fails, it can be called again.
+    /// Like [`Fs::close`] while others still hold the file system: they can change nothing from
+    /// here on, and the last of them releases the device. If the last commit fails, it can be
+    /// called again.
     pub fn finish(&self) -> Result<()> {
         let mut background = self
             .background
@@ -356,7 +362,7 @@ impl Fs {
         db.map_or(Ok(()), Db::close)
     }
 
-    pub(crate) fn inner(&self) -> &Arc<Inner> {
+    pub(crate) fn inner(&self) -> &Arc<FsShared> {
         &self.inner
     }
 }
@@ -369,7 +375,7 @@ impl Drop for Fs {
     }
 }
 
-impl Inner {
+impl FsShared {
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read().expect("no panic under this lock")
     }
@@ -380,18 +386,19 @@ impl Inner {
 
     /// Checks that the file system is open for writing.
     pub fn check_writable(&self) -> Result<()> {
-        match self.options.read_only {
-            true => Err(Error::new(
+        if self.options.read_only {
+            Err(Error::new(
                 Kind::ReadOnly,
                 "the file system is open read-only",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
     /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
     /// inodes without a name.
-    fn finish_removals(self: &Arc<Inner>) -> Result<()> {
+    fn finish_removals(self: &Arc<FsShared>) -> Result<()> {
         let trees: Vec<(TreeId, bool, TreeId)> = {
             let state = self.read();
             let all = state.trees.iter();
@@ -430,7 +437,7 @@ struct Found {
 }
 
 impl Found {
-    fn read(io: &DeviceIo, db: &Db, place: &Place) -> Result<Found> {
+    fn read(io: &DeviceIo, db: &Db, place: &JournalLocation) -> Result<Found> {
         let epoch = db.epoch()?;
         let mut found = Found {
             store: Store::new(db.base()?),
@@ -473,9 +480,10 @@ impl Found {
                     "the journal refers to blocks outside the data area",
                 ));
             }
-            match change.used {
-                true => space.remove(change.run)?,
-                false => space.add_between(change.run.start, change.run.end())?,
+            if change.used {
+                space.remove(change.run)?
+            } else {
+                space.add_between(change.run.start, change.run.end())?
             }
         }
         for segment in &superblock.segments {

@@ -19,7 +19,7 @@ pub use finding::{Finding, FindingKind};
 pub use repair::Repair;
 
 use crate::error::Result;
-use crate::fs::{Fs, Inner};
+use crate::fs::{Fs, FsShared};
 use crate::key::{Key, Section, TreeId};
 use crate::state::State;
 use finding::Findings;
@@ -98,7 +98,7 @@ impl Fs {
     }
 }
 
-impl Inner {
+impl FsShared {
     fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
         // Held throughout, to prevent commits, so that the pages and the bitmap on disk stay the
         // same.

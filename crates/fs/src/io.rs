@@ -185,9 +185,10 @@ fn carry_out(queue: &mut dyn Queue, steps: Steps, lost: &Lost) -> block::Result<
     }
     // If the device lacks FUA, a lower layer turns such a write into a write and a flush.
     let fua = |op: &Op| matches!(op, Op::Write { fua: true, .. });
-    let done = match steps.ops.iter().any(fua) {
-        true => run_durable(queue, steps.ops, lost)?,
-        false => run_ops(queue, steps.ops)?,
+    let done = if steps.ops.iter().any(fua) {
+        run_durable(queue, steps.ops, lost)?
+    } else {
+        run_ops(queue, steps.ops)?
     };
     if steps.flush_after {
         run_durable(queue, vec![Op::Flush], lost)?;

@@ -37,15 +37,15 @@ const LOOK_BYTES: usize = 1 << 20;
 
 /// Location of the journal, and the UUID that its records carry.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct JournalLocation {
     start: u64,
     half_blocks: u64,
     uuid: [u8; 16],
 }
 
-impl Place {
-    pub fn of(superblock: &Superblock) -> Place {
-        Place {
+impl JournalLocation {
+    pub fn of(superblock: &Superblock) -> JournalLocation {
+        JournalLocation {
             start: superblock.journal_start,
             half_blocks: superblock.journal_blocks / 2,
             uuid: superblock.uuid,
@@ -88,7 +88,7 @@ impl Delta {
 
 /// Write end of the journal.
 pub(crate) struct Writer {
-    place: Place,
+    place: JournalLocation,
     epoch: u64,
     /// Records of the current epoch.
     records: u64,
@@ -98,7 +98,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Creates a writer at the start of an epoch.
-    pub fn new(place: Place, epoch: u64) -> Writer {
+    pub fn new(place: JournalLocation, epoch: u64) -> Writer {
         Writer {
             place,
             epoch,
@@ -207,7 +207,7 @@ fn encode(uuid: &[u8; 16], epoch: u64, record: u64, delta: &Delta) -> Vec<u8> {
 /// # Errors
 /// [`crate::Kind::Corrupt`]: an intact record has invalid content, or a record is damaged while a
 /// later one is intact, which a crash cannot cause.
-pub(crate) fn read(io: &DeviceIo, place: &Place, epoch: u64) -> Result<Vec<Delta>> {
+pub(crate) fn read(io: &DeviceIo, place: &JournalLocation, epoch: u64) -> Result<Vec<Delta>> {
     let mut deltas = Vec::new();
     let mut block = 0;
     while block < place.half_blocks {
@@ -225,7 +225,7 @@ pub(crate) fn read(io: &DeviceIo, place: &Place, epoch: u64) -> Result<Vec<Delta
 /// that number.
 fn whole_record(
     io: &DeviceIo,
-    place: &Place,
+    place: &JournalLocation,
     epoch: u64,
     block: u64,
     record: Option<u64>,
@@ -256,7 +256,13 @@ fn whole_record(
 
 /// Checks that no intact record of the epoch follows the end; one would mean that the end is
 /// damage.
-fn refuse_gap(io: &DeviceIo, place: &Place, epoch: u64, from: u64, records: u64) -> Result<()> {
+fn refuse_gap(
+    io: &DeviceIo,
+    place: &JournalLocation,
+    epoch: u64,
+    from: u64,
+    records: u64,
+) -> Result<()> {
     let mut bytes = vec![0; LOOK_BYTES];
     for start in (from..place.half_blocks).step_by(LOOK_BYTES / BLOCK_BYTES as usize) {
         let len = LOOK_BYTES.min(((place.half_blocks - start) * BLOCK_BYTES) as usize);
@@ -310,8 +316,8 @@ mod tests {
     use block::{Mem, Random};
     use std::sync::Arc;
 
-    fn place() -> Place {
-        Place {
+    fn place() -> JournalLocation {
+        JournalLocation {
             start: 2,
             half_blocks: 8,
             uuid: [9; 16],
@@ -358,7 +364,7 @@ mod tests {
         assert_eq!(read_back[1].space, delta(1).space);
         assert!(read(&io(&mem), &place(), 7).unwrap().is_empty());
         assert!(read(&io(&mem), &place(), 4).unwrap().is_empty());
-        let other = Place {
+        let other = JournalLocation {
             uuid: [1; 16],
             ..place()
         };

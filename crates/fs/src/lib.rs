@@ -51,7 +51,6 @@
 
 mod acl;
 mod commit;
-mod core;
 mod db;
 mod defrag;
 mod error;
@@ -61,8 +60,9 @@ mod fileset;
 mod fs;
 mod fs_pager;
 mod fsck;
-mod held;
+mod inode_state;
 mod io;
+mod item_usage;
 mod journal;
 mod key;
 mod mapping;
@@ -83,7 +83,7 @@ pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use file::{Allocate, Seek, Stamp};
-pub use files::{At, Atime, Change, Files, Handle, Lane, REST, Watch, Watcher};
+pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
 pub use fs::{FIRST_FILESET, Fs, Options, Usage};
 pub use fs_pager::FsPager;

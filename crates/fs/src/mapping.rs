@@ -34,9 +34,10 @@ pub(crate) fn end_of((first, extent): &Mapped) -> u64 {
 
 fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
     let extent = Extent::decode(bytes)?;
-    match end_of(&(first, extent)) <= FILE_SIZE_MAX / BLOCK_BYTES {
-        true => Ok((first, extent)),
-        false => Err(Error::corrupt("extent lies beyond the maximum file size")),
+    if end_of(&(first, extent)) <= FILE_SIZE_MAX / BLOCK_BYTES {
+        Ok((first, extent))
+    } else {
+        Err(Error::corrupt("extent lies beyond the maximum file size"))
     }
 }
 

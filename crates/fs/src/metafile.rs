@@ -49,7 +49,7 @@ impl SuperblockFile {
     }
 
     /// Creates a superblock that stays in memory, for a metadata file under construction.
-    pub fn held(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+    pub fn in_memory(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
         SuperblockFile {
             held: true,
             ..SuperblockFile::new(io, superblock)
@@ -306,9 +306,10 @@ fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
         let blocks = (from + unit - from % unit).min(hole_end) - from;
         let follows = before.filter(|s| end_of(s) == from);
         let goal = follows.map(|s| s.start + u64::from(s.blocks));
-        let found = match space.is_loaded() {
-            true => space.allocate_metadata(goal, blocks).map(|run| run.start),
-            false => from_spare(segments, blocks),
+        let found = if space.is_loaded() {
+            space.allocate_metadata(goal, blocks).map(|run| run.start)
+        } else {
+            from_spare(segments, blocks)
         };
         if let Some(start) = found {
             if follows.is_some() && goal == Some(start) {
@@ -433,9 +434,10 @@ impl redb::StorageBackend for MetaFile {
         let behind = {
             let mut superblock = self.superblock.lock();
             superblock.metadata_bytes = len;
-            match shorter {
-                true => cut(&mut superblock.segments, len.div_ceil(BLOCK_BYTES)),
-                false => Vec::new(),
+            if shorter {
+                cut(&mut superblock.segments, len.div_ceil(BLOCK_BYTES))
+            } else {
+                Vec::new()
             }
         };
         state.superblock_changed = true;

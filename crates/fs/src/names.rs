@@ -109,8 +109,9 @@ pub(crate) fn check_name(name: &[u8]) -> Result<()> {
     if name.len() > NAME_MAX {
         return Err(Kind::NameTooLong.into());
     }
-    match is_name(name) {
-        true => Ok(()),
-        false => Err(Error::new(Kind::Invalid, "invalid file name")),
+    if is_name(name) {
+        Ok(())
+    } else {
+        Err(Error::new(Kind::Invalid, "invalid file name"))
     }
 }

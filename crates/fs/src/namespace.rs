@@ -182,7 +182,7 @@ impl Fileset {
             op.change(attr.ino, |inode| {
                 (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
             })?;
-            attr.inode = op.look(attr.ino)?;
+            attr.inode = op.read_inode(attr.ino)?;
             op.check_held()?;
             op.finish();
             Ok(attr)
@@ -316,7 +316,7 @@ impl Fileset {
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         if inode.is_dir() {
             return Err(Error::new(
                 Kind::NotPermitted,
@@ -351,7 +351,7 @@ impl Fileset {
         if unnamed {
             op.delete(self.id, 0, (Item::Orphan, ino))?;
         }
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         op.check_held()?;
         if let Some(core) = op.cores.get_mut(&name_of) {
             core.unnamed = false;
@@ -411,7 +411,7 @@ impl Fileset {
     /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
     /// inode, and whether the caller has to remove it after the operation.
     fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
-        let mut inode = op.look(ino)?;
+        let mut inode = op.read_inode(ino)?;
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
         }
@@ -543,7 +543,7 @@ impl Fileset {
             if at == ROOT {
                 return Ok(());
             }
-            at = op.look(at)?.parent;
+            at = op.read_inode(at)?.parent;
         }
         Err(Error::corrupt(format!(
             "inode {dir}: not reachable from the root"
@@ -556,7 +556,7 @@ impl Fileset {
             (false, true) => return Err(Kind::IsDirectory.into()),
             _ => {}
         }
-        if target.is_dir() && op.look(target.ino)?.entries > 0 {
+        if target.is_dir() && op.read_inode(target.ino)?.entries > 0 {
             return Err(Kind::NotEmpty.into());
         }
         self.take_name(op, source)?;

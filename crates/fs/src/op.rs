@@ -4,9 +4,9 @@
 //! step fails, the operation is dropped unfinished and rolls its steps back. **Invariant:** the
 //! next holder of the lock sees the state either before or after an operation, never in between.
 
-use crate::core::Core;
 use crate::error::{Error, Kind, Result};
-use crate::fs::Inner;
+use crate::fs::FsShared;
+use crate::inode_state::InodeState;
 use crate::key::{Ino, Item, TreeId};
 use crate::record::{Inode, Time};
 use crate::space::{Run, Space};
@@ -16,7 +16,7 @@ use std::sync::RwLockWriteGuard;
 
 /// Operation in progress. See the module.
 pub(crate) struct Op<'a> {
-    fs: &'a Inner,
+    fs: &'a FsShared,
     state: RwLockWriteGuard<'a, State>,
     /// Fileset that the operation changes.
     pub tree: TreeId,
@@ -48,7 +48,7 @@ impl<'a> Op<'a> {
     ///
     /// # Errors
     /// [`Kind::ReadOnly`]: a snapshot, or a file system that is read-only.
-    pub fn begin(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+    pub fn begin(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
         let op = Op::begin_any(fs, tree)?;
         if op.state.tree(tree)?.record.origin != 0 {
             return Err(Error::new(Kind::ReadOnly, "snapshots are read-only"));
@@ -57,14 +57,14 @@ impl<'a> Op<'a> {
     }
 
     /// Begins an operation that need not belong to an existing tree.
-    pub fn begin_any(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+    pub fn begin_any(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
         fs.check_writable()?;
         fs.wait_for_room()?;
         Op::locked(fs, tree)
     }
 
     /// As [`Op::begin_any`], for a caller that prevents commits: never waits for one.
-    pub fn locked(fs: &'a Inner, tree: TreeId) -> Result<Op<'a>> {
+    pub fn locked(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
         let state = fs.write();
         if let Some(error) = &state.failed {
             return Err(error.clone());
@@ -101,10 +101,10 @@ impl<'a> Op<'a> {
         }
         let space = std::mem::take(&mut state.space);
         state.store.note_space(&space);
-        state.settle();
+        state.commit_steps();
         state.changes += 1;
         self.fs.note_backlog(state);
-        self.fs.stir.happened();
+        self.fs.changes.notify();
     }
 
     /// Returns the allocator.
@@ -128,7 +128,7 @@ impl<'a> Op<'a> {
     /// Releases the blocks that the operation has allocated; their promises are restored.
     pub fn return_taken(&mut self) {
         for run in self.taken.drain(..) {
-            self.fs.space.give_back(run, true);
+            self.fs.space.release_run(run, true);
         }
     }
 
@@ -148,7 +148,7 @@ impl<'a> Op<'a> {
     }
 
     /// Reads the current inode of this tree.
-    pub fn look(&self, ino: Ino) -> Result<Inode> {
+    pub fn read_inode(&self, ino: Ino) -> Result<Inode> {
         let tree = self.tree;
         self.inode(tree, ino)
     }
@@ -189,25 +189,28 @@ impl<'a> Op<'a> {
 
     /// Checks that the device has room for more metadata.
     pub fn check_room(&self) -> Result<()> {
-        match self.fs.space.has_room() {
-            true => Ok(()),
-            false => Err(crate::space::full()),
+        if self.fs.space.has_room() {
+            Ok(())
+        } else {
+            Err(crate::space::full())
         }
     }
 
     /// Checks that the device has room to multiply the records of existing data.
     pub fn check_last_room(&self) -> Result<()> {
-        match self.fs.space.has_last_room() {
-            true => Ok(()),
-            false => Err(crate::space::full()),
+        if self.fs.space.has_last_room() {
+            Ok(())
+        } else {
+            Err(crate::space::full())
         }
     }
 
     /// As [`Op::check_last_room`], for a change that a snapshot may turn into a second record.
     pub fn check_kept_room(&self) -> Result<()> {
-        match self.state.tree(self.tree)?.snapshots.is_empty() {
-            true => Ok(()),
-            false => self.check_last_room(),
+        if self.state.tree(self.tree)?.snapshots.is_empty() {
+            Ok(())
+        } else {
+            self.check_last_room()
         }
     }
 
@@ -225,32 +228,32 @@ impl<'a> Op<'a> {
     }
 
     /// Returns the in-memory state of an inode, creating it if needed.
-    pub fn core(&mut self, ino: Ino) -> Result<&mut Core> {
+    pub fn core(&mut self, ino: Ino) -> Result<&mut InodeState> {
         let tree = self.tree;
         if !self.cores.contains_key(&(tree, ino)) {
             let inode = self.inode(tree, ino)?;
-            self.cores.insert((tree, ino), Core::new(inode));
+            self.cores.insert((tree, ino), InodeState::new(inode));
         }
         Ok(self.cores.get_mut(&(tree, ino)).expect("inserted above"))
     }
 
     /// Drops the promises for blocks of a file, and the interest in writes to them.
-    pub fn cut(&mut self, ino: Ino, blocks: Range<u64>) {
+    pub fn remove_wanted(&mut self, ino: Ino, blocks: Range<u64>) {
         let name = (self.tree, ino);
         if let Some(core) = self.cores.get_mut(&name) {
-            let promised = core.cut(blocks);
-            self.forgo(promised);
+            let promised = core.remove_wanted(blocks);
+            self.release_reserved(promised);
             self.list_dirty(name);
         }
     }
 
     /// Releases promises that were made to a file.
-    pub fn forgo(&mut self, blocks: u64) {
+    pub fn release_reserved(&mut self, blocks: u64) {
         let id = self.tree;
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.promised = tree.promised.saturating_sub(blocks);
         }
-        self.fs.space.forgo(blocks);
+        self.fs.space.release_reserved(blocks);
     }
 
     /// Removes all items of an inode: its extents, attributes, target and record.
@@ -280,7 +283,7 @@ impl<'a> Op<'a> {
         self.use_blocks(-(gone as i64));
         self.use_inodes(-1);
         // Nothing can fail from here on.
-        self.cut(ino, blocks);
+        self.remove_wanted(ino, blocks);
         self.cores.remove(&(tree, ino));
         Ok(())
     }
@@ -289,9 +292,9 @@ impl<'a> Op<'a> {
 impl Drop for Op<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            self.state.take_back();
+            self.state.roll_back();
             for run in self.taken.drain(..) {
-                self.fs.space.give_back(run, false);
+                self.fs.space.release_run(run, false);
             }
         }
     }

@@ -4,10 +4,10 @@
 //! still expose: blocks with one reference are written in place, everything else goes to new
 //! blocks. When the write ends, the plan is entered into the metadata or undone.
 
-use crate::core::{Blocks, Write};
 use crate::error::{Error, Kind, Result};
 use crate::file::split;
 use crate::fileset::{Fileset, blocks_for};
+use crate::inode_state::{Blocks, Write};
 use crate::key::Ino;
 use crate::mapping::{Mapped, end_of};
 use crate::op::Op;
@@ -22,7 +22,6 @@ pub(crate) struct Part {
     pub device: Option<u64>,
 }
 
-/// Plan of a read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReadPlan {
     /// Parts of the request, in order and without gaps.
@@ -31,7 +30,6 @@ pub(crate) struct ReadPlan {
     pub zeros: Vec<Range<u64>>,
 }
 
-/// Plan of a write.
 #[derive(Debug)]
 pub(crate) struct WritePlan {
     pub ino: Ino,
@@ -99,7 +97,7 @@ impl Fileset {
 
     fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
         let mut op = Op::begin(&self.fs, self.id)?;
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         if inode.kind != FileType::File {
             return Err(Error::new(Kind::Invalid, "not a regular file"));
         }
@@ -124,7 +122,7 @@ impl Fileset {
             Err(error) => {
                 // The pages stay dirty and keep their promises.
                 op.return_taken();
-                op.forgo(needed.saturating_sub(promised));
+                op.release_reserved(needed.saturating_sub(promised));
                 return Err(error);
             }
         };
@@ -142,7 +140,7 @@ impl Fileset {
         core.writes.insert(number, write);
         // The fileset keeps its promise until the blocks count as used; see `end_write`.
         if promised > needed {
-            op.forgo(promised - needed);
+            op.release_reserved(promised - needed);
         }
         op.finish();
         Ok(WritePlan {
@@ -159,18 +157,19 @@ impl Fileset {
     /// # Errors
     /// The metadata could not be changed; the write is undone.
     pub(crate) fn end_write(&self, plan: WritePlan, went_well: bool) -> Result<()> {
-        let result = match went_well {
-            true => self.carry_in(&plan),
-            false => Ok(false),
+        let result = if went_well {
+            self.carry_in(&plan)
+        } else {
+            Ok(false)
         };
         match result {
             Ok(true) => Ok(()),
             Ok(false) => {
-                self.take_back(plan);
+                self.cancel(plan);
                 Ok(())
             }
             Err(error) => {
-                self.take_back(plan);
+                self.cancel(plan);
                 Err(error)
             }
         }
@@ -189,7 +188,7 @@ impl Fileset {
             return Ok(false);
         };
         let (wanted, tails) = (write.wanted.clone(), write.tails.clone());
-        let inode = op.look(ino)?;
+        let inode = op.read_inode(ino)?;
         let (mut more, mut unwanted) = (0i64, Vec::new());
         for (first, run) in &plan.new {
             let blocks = *first..first + run.blocks;
@@ -203,7 +202,7 @@ impl Fileset {
                     tail: 0,
                 };
                 op.map(tree, ino, (part.start, extent))?;
-                op.bring_into_use(extent.run());
+                op.mark_used(extent.run());
                 more += i64::from(extent.blocks);
             }
             for part in wanted.missing(blocks) {
@@ -233,7 +232,7 @@ impl Fileset {
         // Nothing can fail from here on.
         unwanted
             .into_iter()
-            .for_each(|run| op.space().give_back(run, false));
+            .for_each(|run| op.space().release_run(run, false));
         op.end_promise(plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
@@ -247,7 +246,7 @@ impl Fileset {
 
     /// Releases the blocks of a write. Blocks that are still wanted keep their promise, because
     /// their pages are still dirty.
-    fn take_back(&self, plan: WritePlan) {
+    fn cancel(&self, plan: WritePlan) {
         let mut state = self.fs.write();
         let mut core = state.cores.get_mut(&(self.id, plan.ino));
         let mut kept = 0;
@@ -269,10 +268,10 @@ impl Fileset {
         }
         let all = plan.new_blocks();
         for (_, run) in plan.new {
-            self.fs.space.give_back(run, true);
+            self.fs.space.release_run(run, true);
         }
         let gone = all - kept;
-        self.fs.space.forgo(gone);
+        self.fs.space.release_reserved(gone);
         if let Some(tree) = state.trees.get_mut(&self.id) {
             tree.promised = tree.promised.saturating_sub(gone);
         }
@@ -325,7 +324,7 @@ impl Op<'_> {
     /// necessary.
     fn promise_at_last(&mut self, blocks: u64) -> Result<()> {
         self.check_quota(blocks)?;
-        if !self.space().promise(blocks) && !self.space().promise_reserve(blocks) {
+        if !self.space().reserve(blocks) && !self.space().reserve_from_metadata(blocks) {
             return Err(crate::space::full());
         }
         let id = self.tree;

@@ -52,17 +52,14 @@ impl Time {
 pub enum FileType {
     /// A regular file.
     File,
-    /// A directory.
     Directory,
     /// A symbolic link.
     Symlink,
     /// A named pipe.
     Fifo,
-    /// A socket.
     Socket,
     /// A character device.
     CharDevice,
-    /// A block device.
     BlockDevice,
 }
 
@@ -361,12 +358,12 @@ impl Extent {
 
 /// Run of blocks with `count` references, two or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shared {
+pub(crate) struct SharedRun {
     pub blocks: u32,
     pub count: u32,
 }
 
-impl Shared {
+impl SharedRun {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(8);
         out.u32(self.blocks);
@@ -374,9 +371,9 @@ impl Shared {
         out.0
     }
 
-    pub fn decode(bytes: &[u8]) -> Result<Shared> {
+    pub fn decode(bytes: &[u8]) -> Result<SharedRun> {
         let mut fields = In::of(bytes, "shared-block record");
-        let shared = Shared {
+        let shared = SharedRun {
             blocks: fields.u32()?,
             count: fields.u32()?,
         };
@@ -642,11 +639,11 @@ mod tests {
             name: "home é".into(),
         };
         assert_eq!(TreeRecord::decode(&tree.encode()).unwrap(), tree);
-        let shared = Shared {
+        let shared = SharedRun {
             blocks: 1,
             count: 2,
         };
-        assert_eq!(Shared::decode(&shared.encode()).unwrap(), shared);
+        assert_eq!(SharedRun::decode(&shared.encode()).unwrap(), shared);
     }
 
     #[test]
@@ -668,7 +665,7 @@ mod tests {
             let _ = Entry::decode(&bytes);
             let _ = Xattr::decode(&bytes);
             let _ = TreeRecord::decode(&bytes);
-            let _ = Shared::decode(&bytes);
+            let _ = SharedRun::decode(&bytes);
         }
     }
 

@@ -174,18 +174,19 @@ impl Space {
         Free {
             free: inner.free + inner.resting_blocks,
             // Resting blocks become usable as soon as a request needs more than the others.
-            available: match inner.has_room(inner.reserve) || inner.resting_blocks > 0 {
-                true => inner.available(inner.free + inner.resting_blocks),
-                false => 0,
+            available: if inner.has_room(inner.reserve) || inner.resting_blocks > 0 {
+                inner.available(inner.free + inner.resting_blocks)
+            } else {
+                0
             },
             largest_run: inner.by_blocks.last().map_or(0, |(blocks, _)| *blocks),
             runs: inner.by_blocks.len() as u64,
         }
     }
 
-    /// Promises `blocks` to a file, if there are enough. [`Space::allocate`] or [`Space::forgo`]
-    /// ends the promise.
-    pub fn promise(&self, blocks: u64) -> bool {
+    /// Promises `blocks` to a file, if there are enough. [`Space::allocate`] or
+    /// [`Space::release_reserved`] ends the promise.
+    pub fn reserve(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
         let kept = inner.available(inner.free) >= blocks && inner.has_room(inner.reserve);
         if kept {
@@ -194,9 +195,9 @@ impl Space {
         kept
     }
 
-    /// Makes a promise that [`Space::promise`] refused, from the metadata's reserve: for the few
+    /// Makes a promise that [`Space::reserve`] refused, from the metadata's reserve: for the few
     /// blocks that write-behind needs when a file became shared after it had been written to.
-    pub fn promise_reserve(&self, blocks: u64) -> bool {
+    pub fn reserve_from_metadata(&self, blocks: u64) -> bool {
         let mut inner = self.lock();
         let kept = inner.free >= inner.promised + blocks;
         if kept {
@@ -206,7 +207,7 @@ impl Space {
     }
 
     /// Releases promised blocks.
-    pub fn forgo(&self, blocks: u64) {
+    pub fn release_reserved(&self, blocks: u64) {
         let mut inner = self.lock();
         debug_assert!(inner.promised >= blocks);
         inner.promised = inner.promised.saturating_sub(blocks);
@@ -218,7 +219,7 @@ impl Space {
     }
 
     /// Reports whether there are freed blocks that cannot be reused yet.
-    pub fn is_resting(&self) -> bool {
+    pub fn has_quarantined(&self) -> bool {
         self.lock().resting_blocks > 0
     }
 
@@ -252,9 +253,10 @@ impl Space {
     pub fn allocate(&self, goal: Option<u64>, want: u64) -> Option<Run> {
         let mut inner = self.lock();
         let want = want.min(inner.promised);
-        let run = match inner.is_crumbled() {
-            true => inner.crumb(want)?,
-            false => inner.choose(goal, want)?,
+        let run = if inner.is_crumbled() {
+            inner.crumb(want)?
+        } else {
+            inner.choose(goal, want)?
         };
         inner.remove(run)?;
         inner.promised -= run.blocks;
@@ -263,7 +265,7 @@ impl Space {
 
     /// Releases a run that was allocated but that no metadata refers to; with `promise`, the
     /// promise is restored.
-    pub fn give_back(&self, run: Run, promise: bool) {
+    pub fn release_run(&self, run: Run, promise: bool) {
         let mut inner = self.lock();
         // Nothing on disk refers to these blocks, but the request that wrote them may not be the
         // only one that knew them.
@@ -418,7 +420,7 @@ impl Inner {
         self.by_blocks.insert((blocks, start));
     }
 
-    fn forget(&mut self, start: u64, blocks: u64) {
+    fn remove_run(&mut self, start: u64, blocks: u64) {
         self.by_start.remove(&start);
         self.by_blocks.remove(&(blocks, start));
     }
@@ -436,11 +438,11 @@ impl Inner {
         if let Some((&before, &len)) = self.by_start.range(..start).next_back()
             && before + len == start
         {
-            self.forget(before, len);
+            self.remove_run(before, len);
             start = before;
         }
         if let Some(&len) = self.by_start.get(&end) {
-            self.forget(end, len);
+            self.remove_run(end, len);
             end += len;
         }
         self.insert(start, end - start);
@@ -448,7 +450,7 @@ impl Inner {
 
     fn remove(&mut self, run: Run) -> Option<()> {
         let whole = self.around(run.start).filter(|w| run.end() <= w.end())?;
-        self.forget(whole.start, whole.blocks);
+        self.remove_run(whole.start, whole.blocks);
         if whole.start < run.start {
             self.insert(whole.start, run.start - whole.start);
         }
@@ -536,12 +538,12 @@ mod tests {
     fn a_promise_is_kept_and_never_given_twice() {
         let space = Space::new(10);
         space.add(run(0, 100));
-        assert!(space.promise(90) && !space.promise(1));
-        assert!(space.promise_reserve(10) && !space.promise_reserve(1));
+        assert!(space.reserve(90) && !space.reserve(1));
+        assert!(space.reserve_from_metadata(10) && !space.reserve_from_metadata(1));
         assert_eq!(space.allocate(None, 60), Some(run(0, 60)));
         assert_eq!(space.usage().free, 40);
-        space.forgo(40);
-        assert!(space.promise(30) && !space.promise(1));
+        space.release_reserved(40);
+        assert!(space.reserve(30) && !space.reserve(1));
         assert_eq!(space.allocate_metadata(None, 11), None);
         assert_eq!(space.allocate_metadata(None, 10), Some(run(60, 10)));
     }
@@ -551,7 +553,7 @@ mod tests {
         let space = Space::new(10);
         space.add(run(0, 1000));
         let mut promised = 0;
-        while space.promise(1) {
+        while space.reserve(1) {
             promised += 1;
         }
         assert!(space.metadata_room(u64::MAX) >= 10 / 2 + promised / EXTENTS_PER_BLOCK);
@@ -561,7 +563,7 @@ mod tests {
             space.allocate(None, promised).map(|r| r.blocks),
             Some(promised)
         );
-        assert!(space.promise(1000 - promised - 10) && !space.promise(1));
+        assert!(space.reserve(1000 - promised - 10) && !space.reserve(1));
     }
 
     #[test]
@@ -570,8 +572,8 @@ mod tests {
             let space = Space::new(10);
             space.add(run(0, blocks));
             let available = space.usage().available;
-            assert!(!space.promise(available + 1), "of {blocks}");
-            assert!(space.promise(available), "of {blocks}");
+            assert!(!space.reserve(available + 1), "of {blocks}");
+            assert!(space.reserve(available), "of {blocks}");
             assert_eq!(space.usage().available, 0);
         }
         // Freed blocks count, although they become usable only once that is durable.
@@ -583,12 +585,12 @@ mod tests {
     #[test]
     fn a_goal_is_followed_and_runs_grow_together_again() {
         let space = space(100);
-        assert!(space.promise_reserve(100));
+        assert!(space.reserve_from_metadata(100));
         assert_eq!(space.allocate(Some(50), 10), Some(run(50, 10)));
         assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
         assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));
         for freed in [run(50, 10), run(0, 40), run(60, 10)] {
-            space.give_back(freed, false);
+            space.release_run(freed, false);
         }
         assert_eq!(space.unused(), [run(0, 100)]);
         assert!(space.remove(run(90, 20)).is_err());
@@ -597,23 +599,23 @@ mod tests {
     #[test]
     fn freed_blocks_rest_until_durable_and_until_older_requests_have_ended() {
         let space = space(10);
-        space.promise(10);
+        space.reserve(10);
         assert_eq!(space.allocate(None, 10), Some(run(0, 10)));
         let reader = space.enter();
         space.free(&[run(0, 4)]);
         let first = space.close_set();
         space.free(&[run(4, 6)]);
-        assert!(!space.promise(1));
+        assert!(!space.reserve(1));
         space.set_durable(first);
-        assert!(!space.promise(1), "a request may still touch them");
+        assert!(!space.reserve(1), "a request may still touch them");
         let later = space.enter();
         space.leave(reader, false);
-        assert!(space.promise(4) && !space.promise(1));
+        assert!(space.reserve(4) && !space.reserve(1));
         let second = space.close_set();
         space.set_durable(second);
-        assert!(!space.promise(1));
+        assert!(!space.reserve(1));
         space.leave(later, true);
-        assert!(space.promise(6));
+        assert!(space.reserve(6));
         assert!(space.needs_flush_of(1));
         space.set_flushed(space.written());
         assert!(!space.needs_flush_of(1));
@@ -630,9 +632,9 @@ mod tests {
             if random.below(2) == 0 {
                 let want = 1 + random.below(40);
                 let goal = (random.below(2) == 0).then(|| random.below(BLOCKS));
-                if space.promise(want) {
+                if space.reserve(want) {
                     let got = space.allocate(goal, want).unwrap();
-                    space.forgo(want - got.blocks);
+                    space.release_reserved(want - got.blocks);
                     for block in got.start..got.end() {
                         assert!(!std::mem::replace(&mut used[block as usize], true));
                     }
@@ -641,7 +643,7 @@ mod tests {
             } else if !held.is_empty() {
                 let gone = held.swap_remove(random.below(held.len() as u64) as usize);
                 used[gone.start as usize..gone.end() as usize].fill(false);
-                space.give_back(gone, false);
+                space.release_run(gone, false);
             }
             let free = used.iter().filter(|used| !**used).count() as u64;
             assert_eq!(space.usage().free, free);

@@ -13,13 +13,13 @@
 //! record that moves into a snapshot's layer takes its reference along. Each change is logged, so
 //! that [`crate::op::Op`] can roll back an unfinished operation.
 
-use crate::core::Core;
 use crate::db::SpaceChange;
 use crate::error::{Error, Kind, Result};
-use crate::held::Held;
+use crate::inode_state::InodeState;
+use crate::item_usage::ItemUsage;
 use crate::key::{Ino, Item, Key, Section, TreeId};
 use crate::overlay::Change;
-use crate::record::{Inode, Shared, TreeRecord};
+use crate::record::{Inode, SharedRun, TreeRecord};
 use crate::space::Run;
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap};
@@ -35,7 +35,7 @@ pub(crate) struct State {
     pub store: Store,
     pub trees: BTreeMap<TreeId, Tree>,
     /// Inodes that are open, or whose state in memory is ahead of their record.
-    pub cores: HashMap<(TreeId, Ino), Core>,
+    pub cores: HashMap<(TreeId, Ino), InodeState>,
     /// Inodes in `cores` that the next commit has to write.
     pub dirty_cores: Vec<(TreeId, Ino)>,
     /// Number of changes so far; grows with each one.
@@ -60,7 +60,7 @@ pub(crate) struct Tree {
     /// Blocks promised to its files.
     pub promised: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
-    pub held: Option<Held>,
+    pub item_usage: Option<ItemUsage>,
     /// Snapshots of the fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
@@ -72,7 +72,7 @@ impl Tree {
             record,
             changed: false,
             promised: 0,
-            held: None,
+            item_usage: None,
             snapshots: Vec::new(),
         }
     }
@@ -92,7 +92,7 @@ pub(crate) enum Step {
     /// Inode in memory, with its previous value and dirty flag.
     Core((TreeId, Ino), Inode, bool),
     /// Fileset, with its previous usage.
-    Held(TreeId, Held),
+    ItemUsage(TreeId, ItemUsage),
 }
 
 impl State {
@@ -145,7 +145,7 @@ impl State {
             if self.is_newer(key.object, layer) {
                 return Ok(None);
             }
-            let past = |bytes: &[u8]| kept(bytes)?.map(&read).transpose();
+            let past = |bytes: &[u8]| decode_preserved(bytes)?.map(&read).transpose();
             if let Some(value) = self.store.get(&key.in_layer(layer), past)? {
                 return Ok(value);
             }
@@ -330,9 +330,10 @@ impl State {
             return Ok(false);
         };
         let past = |bytes: &[u8]| Ok([&[PRESENT], bytes].concat());
-        let old = match fresh {
-            true => None,
-            false => self.store.get(&key, past)?,
+        let old = if fresh {
+            None
+        } else {
+            self.store.get(&key, past)?
         };
         let was_there = old.is_some();
         self.put_key(key.in_layer(snapshot), old.unwrap_or(vec![ABSENT]), true);
@@ -362,7 +363,7 @@ impl State {
     }
 
     /// Marks allocated blocks as in use.
-    pub fn bring_into_use(&mut self, run: Run) {
+    pub fn mark_used(&mut self, run: Run) {
         self.space.push(SpaceChange { run, used: true });
     }
 
@@ -376,7 +377,7 @@ impl State {
                 }),
                 1 => {}
                 _ => {
-                    let shared = Shared {
+                    let shared = SharedRun {
                         blocks: part.blocks as u32,
                         count: u32::try_from(now).map_err(|_| Kind::TooManyLinks)?,
                     };
@@ -404,11 +405,11 @@ impl State {
             };
             if first < cut {
                 let skip = (cut - first) as u32;
-                let head = Shared {
+                let head = SharedRun {
                     blocks: skip,
                     ..shared
                 };
-                let rest = Shared {
+                let rest = SharedRun {
                     blocks: shared.blocks - skip,
                     ..shared
                 };
@@ -420,12 +421,12 @@ impl State {
     }
 
     /// Finds the record of the shared run that contains a block, with its first block.
-    fn shared_at(&self, block: u64) -> Result<Option<(u64, Shared)>> {
+    fn shared_at(&self, block: u64) -> Result<Option<(u64, SharedRun)>> {
         let (from, to) = (
             Key::global(Section::Shared, 0),
             Key::global(Section::Shared, block),
         );
-        let read = |key: Key, bytes: &[u8]| Ok((key.item, Shared::decode(bytes)?));
+        let read = |key: Key, bytes: &[u8]| Ok((key.item, SharedRun::decode(bytes)?));
         let last = self.store.last(from, to, read)?;
         Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
     }
@@ -453,7 +454,7 @@ impl State {
             Key::global(Section::Shared, run.end() - 1),
         );
         self.store.scan(from, to, |key, bytes| {
-            let shared = Shared::decode(bytes)?;
+            let shared = SharedRun::decode(bytes)?;
             let end = (key.item + u64::from(shared.blocks)).min(run.end());
             if key.item < at {
                 return Err(Error::corrupt("shared-block records overlap"));
@@ -567,7 +568,7 @@ impl State {
             let value = tree.record.encode();
             self.put_key(Key::global(Section::Trees, id.into()), value, false);
         }
-        self.settle();
+        self.commit_steps();
         Ok(())
     }
 
@@ -584,13 +585,13 @@ impl State {
 
     /// Discards the in-memory state of an inode if it does not differ from its record.
     pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
-        if self.cores.get(&name).is_some_and(Core::is_idle) {
+        if self.cores.get(&name).is_some_and(InodeState::is_idle) {
             self.cores.remove(&name);
         }
     }
 
     /// Makes the steps so far final, and queues their keys for the journal.
-    pub fn settle(&mut self) {
+    pub fn commit_steps(&mut self) {
         for step in self.steps.drain(..) {
             if let Step::Item(key, _) = step {
                 self.store.note(key);
@@ -598,16 +599,16 @@ impl State {
         }
     }
 
-    /// Rolls back all steps since the last [`State::settle`].
-    pub fn take_back(&mut self) {
+    /// Rolls back all steps since the last [`State::commit_steps`].
+    pub fn roll_back(&mut self) {
         while let Some(step) = self.steps.pop() {
             match step {
                 Step::Item(key, before) => {
                     self.store.active.set(key, before);
                 }
-                Step::Held(tree, held) => {
+                Step::ItemUsage(tree, held) => {
                     if let Some(tree) = self.trees.get_mut(&tree) {
-                        tree.held = Some(held);
+                        tree.item_usage = Some(held);
                     }
                 }
                 Step::Core(name, inode, dirty) => {
@@ -622,7 +623,7 @@ impl State {
 }
 
 /// Decodes an entry of a snapshot's layer: the old value of the key, or `None` if it had none.
-pub(crate) fn kept(bytes: &[u8]) -> Result<Option<&[u8]>> {
+pub(crate) fn decode_preserved(bytes: &[u8]) -> Result<Option<&[u8]>> {
     match bytes {
         [ABSENT] => Ok(None),
         [PRESENT, value @ ..] => Ok(Some(value)),

@@ -133,7 +133,7 @@ impl Store {
         !self.active.is_empty() || !self.space.is_empty()
     }
 
-    /// Takes the changes to be logged. [`Store::untake_delta`] puts them back if that fails.
+    /// Takes the changes to be logged. [`Store::restore_delta`] puts them back if that fails.
     pub fn take_delta(&mut self) -> (Delta, Vec<Key>) {
         let mut keys = std::mem::take(&mut self.unlogged);
         keys.sort_unstable();
@@ -148,7 +148,7 @@ impl Store {
     }
 
     /// Puts back changes that the journal has not taken.
-    pub fn untake_delta(&mut self, mut space: Vec<SpaceChange>, keys: Vec<Key>) {
+    pub fn restore_delta(&mut self, mut space: Vec<SpaceChange>, keys: Vec<Key>) {
         self.unlogged.extend(keys);
         space.append(&mut self.unlogged_space);
         self.unlogged_space = space;

@@ -6,12 +6,12 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::fs::{Fs, Inner};
+use crate::fs::{Fs, FsShared};
 use crate::key::{Item, Key, Section, TreeId};
 use crate::namespace::ROOT;
 use crate::op::Op;
 use crate::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
-use crate::state::{State, Tree, kept};
+use crate::state::{State, Tree, decode_preserved};
 use std::sync::Arc;
 
 /// Number of items of a tree that one operation removes.
@@ -199,13 +199,14 @@ fn check_name(state: &State, name: &str) -> Result<()> {
             "invalid name: 1 to 255 bytes, no `/` or control characters, and not `.` or `..`";
         return Err(Error::new(Kind::Invalid, text));
     }
-    match state
+    if state
         .trees
         .values()
         .any(|t| !t.record.removing && t.record.name == name)
     {
-        true => Err(Error::new(Kind::Exists, format!("'{name}' already exists"))),
-        false => Ok(()),
+        Err(Error::new(Kind::Exists, format!("'{name}' already exists")))
+    } else {
+        Ok(())
     }
 }
 
@@ -231,7 +232,7 @@ impl Op<'_> {
         let id = self.tree;
         let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
         let blocks: u64 = dirty.map(|(_, core)| core.in_place.count()).sum();
-        self.promise(blocks)?;
+        self.reserve(blocks)?;
         for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
             let in_place = std::mem::take(&mut core.in_place);
             core.promised.extend(&in_place);
@@ -240,9 +241,9 @@ impl Op<'_> {
     }
 }
 
-impl Inner {
+impl FsShared {
     /// Removes all items of a tree that is marked as being removed, and then its record.
-    pub fn remove_tree_items(self: &Arc<Inner>, id: TreeId) -> Result<()> {
+    pub fn remove_tree_items(self: &Arc<FsShared>, id: TreeId) -> Result<()> {
         while !self.remove_some(id)? {}
         Ok(())
     }
@@ -306,9 +307,10 @@ impl Op<'_> {
         if key.kind() != Some(Item::Extent) {
             return Ok(());
         }
-        let value = match is_snapshot {
-            true => kept(&bytes)?,
-            false => Some(&bytes[..]),
+        let value = if is_snapshot {
+            decode_preserved(&bytes)?
+        } else {
+            Some(&bytes[..])
         };
         match value {
             Some(value) => {

@@ -139,7 +139,8 @@ fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
     lane.sync(&file).expect("synced");
     let mut written = |byte: u8, nth: u64| {
         let data = vec![byte; 50_000];
-        lane.write(&file, fs::At::Offset(0), &data).expect("taken");
+        lane.write(&file, fs::WritePosition::Offset(0), &data)
+            .expect("taken");
         handle.set(Some(Failure::nth(nth, ErrorKind::Media).of(OpKind::Write)));
         let error = lane.sync(&file).expect_err("it cannot be written");
         assert_eq!(error.errno(), libc::EIO, "{error}");

@@ -11,8 +11,8 @@ use cache::{Cache, Config};
 use common::client::Client;
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, Options, ROOT,
-    Seek, SetAttr, SetTime, Time, Watcher,
+    Allocate, Change, FIRST_FILESET, FileType, Files, Fs, Handle, Lane, New, Options, ROOT, Seek,
+    SetAttr, SetTime, Time, Watcher, WritePosition,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ fn who_uses_files_after_the_file_system_was_closed_is_told_so() {
 }
 
 #[test]
-fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
+fn unsynced_changes_are_on_the_device_soon_after_the_last_one() {
     let device = device();
     let fs = open(&device);
     // The age of pages alone does not cause a write during this test.
@@ -103,7 +103,8 @@ fn what_nobody_has_synced_is_on_the_device_soon_after_the_last_change() {
     for name in [&b"first"[..], b"second"] {
         let ino = files.create(ROOT, name, &NEW).expect("made").ino;
         let file = files.open(ino).expect("open");
-        lane.write(&file, At::End, &data).expect("written");
+        lane.write(&file, WritePosition::End, &data)
+            .expect("written");
         // Opens the device as after a crash. It is being written to, so any result is possible.
         let found = || -> Option<()> {
             let options = Options {
@@ -134,20 +135,22 @@ fn step(random: &mut Random, lane: &mut Lane, file: &Handle, model: &mut Vec<u8>
         what @ (0..=3 | 10..=11) => {
             let direct = what >= 10;
             let blocks = 4096 * (1 + random.below(7));
-            let len = match direct {
-                true => blocks,
-                false => 1 + random.below(30_000),
+            let len = if direct {
+                blocks
+            } else {
+                1 + random.below(30_000)
             };
             let mut data = vec![0; len as usize];
             random.fill(&mut data);
             let to = match (random.below(3), direct) {
-                (0, _) => At::End,
-                (_, true) => At::Offset(at / 4096 * 4096),
-                (_, false) => At::Offset(at),
+                (0, _) => WritePosition::End,
+                (_, true) => WritePosition::Offset(at / 4096 * 4096),
+                (_, false) => WritePosition::Offset(at),
             };
-            let written = match direct {
-                true => lane.write_direct(file, to, &data),
-                false => lane.write(file, to, &data),
+            let written = if direct {
+                lane.write_direct(file, to, &data)
+            } else {
+                lane.write(file, to, &data)
             };
             let at = written.expect("written") as usize;
             if model.len() < at + data.len() {
@@ -252,10 +255,11 @@ fn a_file_without_a_name_lives_until_it_is_closed_and_leaves_nothing() {
     let free = fs.usage().free;
     let ino = files.create(ROOT, b"gone", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
-    lane.write(&file, At::Offset(5000), &[7; 100_000])
+    lane.write(&file, WritePosition::Offset(5000), &[7; 100_000])
         .expect("written");
     assert_eq!(files.unlink(ROOT, b"gone").expect("removed").inode.links, 0);
-    lane.write(&file, At::End, &[8; 100_000]).expect("written");
+    lane.write(&file, WritePosition::End, &[8; 100_000])
+        .expect("written");
     let mut out = vec![0; 300_000];
     assert_eq!(lane.read(&file, 0, &mut out).expect("readable"), 205_000);
     assert!(out[105_000..205_000].iter().all(|byte| *byte == 8));
@@ -278,7 +282,8 @@ fn a_file_made_without_a_name_is_given_one_or_goes() {
     let free = fs.usage().free;
     let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
     assert_eq!((attr.inode.links, files.fileset().id()), (0, 1));
-    lane.write(&file, At::End, &[5; 70_000]).expect("written");
+    lane.write(&file, WritePosition::End, &[5; 70_000])
+        .expect("written");
     files
         .link(attr.ino, ROOT, b"named")
         .expect("its first name");
@@ -290,7 +295,8 @@ fn a_file_made_without_a_name_is_given_one_or_goes() {
     drop(file);
     assert!(files.open(attr.ino).is_err());
     let (attr, file) = files.create_unnamed(ROOT, &NEW).expect("made");
-    lane.write(&file, At::End, &[6; 70_000]).expect("written");
+    lane.write(&file, WritePosition::End, &[6; 70_000])
+        .expect("written");
     drop(file);
     assert!(files.open(attr.ino).is_err());
     let dir = New {
@@ -323,7 +329,7 @@ fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data
     let mut lane = files.lane().expect("a lane");
     let ino = files.create(ROOT, b"file", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
-    lane.write(&file, At::Offset(40_000), &[1; 50_000])
+    lane.write(&file, WritePosition::Offset(40_000), &[1; 50_000])
         .expect("written");
     assert_eq!(files.seek(ino, 0, Seek::Data).expect("data"), 36_864);
     assert!(files.attr(ino).expect("there").inode.blocks >= 13);
@@ -331,7 +337,7 @@ fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data
     let then = fs
         .snapshot(files.fileset().id(), "then")
         .expect("a snapshot");
-    lane.write(&file, At::Offset(0), &[2; 90_000])
+    lane.write(&file, WritePosition::Offset(0), &[2; 90_000])
         .expect("written");
     files.sync().expect("synced");
     let past = Files::new(&then, &cache).expect("files");
@@ -342,7 +348,9 @@ fn a_snapshot_keeps_what_was_written_before_it_and_pages_that_wait_count_as_data
     assert!(
         out[..40_000].iter().all(|byte| *byte == 0) && out[40_000..].iter().all(|byte| *byte == 1)
     );
-    let refused = past_lane.write(&old, At::End, b"x").expect_err("read-only");
+    let refused = past_lane
+        .write(&old, WritePosition::End, b"x")
+        .expect_err("read-only");
     assert_eq!(refused.errno(), libc::EROFS);
     assert_clean(&fs, "with a snapshot");
 }
@@ -361,7 +369,8 @@ fn threads_append_whole_records() {
                 let mut lane = files.lane().expect("a lane");
                 let file = files.open(ino).expect("open");
                 for _ in 0..200 {
-                    lane.write(&file, At::End, &[thread; 777]).expect("written");
+                    lane.write(&file, WritePosition::End, &[thread; 777])
+                        .expect("written");
                 }
                 lane.sync(&file).expect("synced");
             });
@@ -396,7 +405,7 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
         let file = other.open(attr.ino).expect("open");
         (other.lane().expect("a lane"), file)
     };
-    let record = |lane: &mut Lane, at: At, text: &[u8]| {
+    let record = |lane: &mut Lane, at: WritePosition, text: &[u8]| {
         lane.write(&file, at, text).expect("written");
     };
     let (go, going) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -412,26 +421,27 @@ fn what_is_appended_in_parts_is_not_parted_by_another_client() {
                 std::thread::yield_now();
             }
             going.store(true, Ordering::SeqCst);
-            lane.write(&file, At::End, b"other ").expect("written");
+            lane.write(&file, WritePosition::End, b"other ")
+                .expect("written");
         });
         let task = Path::new("/proc").join(said.recv_timeout(PATIENCE).expect("a thread"));
-        record(&mut lane, At::EndOfMore, b"one ");
+        record(&mut lane, WritePosition::EndOfMore, b"one ");
         go.store(true, Ordering::SeqCst);
         // If the other client is not made to wait, its write comes between the parts.
         while !going.load(Ordering::SeqCst) || !(sleeps(&task) || waits.is_finished()) {
             std::thread::yield_now();
         }
-        record(&mut lane, At::EndOfMore, b"and the same ");
-        record(&mut lane, At::End, b"record ");
+        record(&mut lane, WritePosition::EndOfMore, b"and the same ");
+        record(&mut lane, WritePosition::End, b"record ");
         waits.join().expect("no panic");
     });
     // An append that is never completed delays neither other clients nor its own indefinitely.
-    record(&mut lane, At::EndOfMore, b"half ");
+    record(&mut lane, WritePosition::EndOfMore, b"half ");
     let (mut other_lane, other_file) = open_other();
     other_lane
-        .write(&other_file, At::End, b"whole ")
+        .write(&other_file, WritePosition::End, b"whole ")
         .expect("written");
-    record(&mut lane, At::End, b"late");
+    record(&mut lane, WritePosition::End, b"late");
     same(
         &mut lane,
         &file,
@@ -477,7 +487,7 @@ fn a_change_is_one_version_of_what_it_changes() {
     let file = files.open(file.ino).expect("open");
     let mut lane = files.lane().expect("a lane");
     let first = version(file.ino());
-    lane.write(&file, At::Offset(0), &[1; 5000])
+    lane.write(&file, WritePosition::Offset(0), &[1; 5000])
         .expect("written");
     lane.write_more(&file, 5000, &[2; 5000]).expect("written");
     assert_eq!(version(file.ino()), first + 1);
@@ -503,7 +513,7 @@ fn a_change_is_one_version_of_what_it_changes() {
     let bytes = 4090..20_000;
     lane.lend(&file, bytes, |page, part| lent.push((page, part)))
         .expect("lent");
-    lane.write(&file, At::Offset(0), &[3; 10_000])
+    lane.write(&file, WritePosition::Offset(0), &[3; 10_000])
         .expect("written");
     let all: Vec<u8> = lent
         .iter()
@@ -558,7 +568,7 @@ impl Told {
 }
 
 #[test]
-fn every_change_is_told_to_the_other_clients_and_to_nobody_else() {
+fn every_change_is_reported_to_the_other_clients_only() {
     let (device, cache) = (device(), cache());
     let fs = open(&device);
     let mount = files(&fs, &cache);
@@ -573,9 +583,9 @@ fn every_change_is_told_to_the_other_clients_and_to_nobody_else() {
         server.open(ino).expect("open"),
         server.lane().expect("a lane"),
     );
-    lane.write(&file, At::Offset(100), &[1; 50])
+    lane.write(&file, WritePosition::Offset(100), &[1; 50])
         .expect("written");
-    lane.write_direct(&file, At::Offset(0), &[2; 4096])
+    lane.write_direct(&file, WritePosition::Offset(0), &[2; 4096])
         .expect("written");
     lane.allocate(&file, 10..20, Allocate::Punch)
         .expect("punched");
@@ -621,10 +631,11 @@ fn every_change_is_told_to_the_other_clients_and_to_nobody_else() {
     let file = mount.open(ino).expect("open");
     let len = own.read(&file, 0, &mut [0; 100]).expect("readable");
     assert_eq!(len, 60);
-    own.write(&file, At::End, b"x").expect("written");
+    own.write(&file, WritePosition::End, b"x").expect("written");
     assert_eq!(at_mount.take(), Vec::<String>::new());
     assert_eq!(at_server.take(), [format!("{ino}: 60..61")]);
     drop(watch);
-    lane.write(&file, At::End, b"x").expect("written");
+    lane.write(&file, WritePosition::End, b"x")
+        .expect("written");
     assert_eq!(at_mount.take(), Vec::<String>::new());
 }

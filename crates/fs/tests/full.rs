@@ -8,8 +8,8 @@ use common::client::Client;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, At, BLOCK_BYTES, FIRST_FILESET, FileType, Files, Fileset, Fs, Kind, New, Quota, ROOT,
-    Rename, SetXattr,
+    Allocate, BLOCK_BYTES, FIRST_FILESET, FileType, Files, Fileset, Fs, Kind, New, Quota, ROOT,
+    Rename, SetXattr, WritePosition,
 };
 use std::sync::Arc;
 
@@ -172,7 +172,7 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
         let mut data = Vec::new();
         loop {
             let part = [data.len() as u8; 30_000];
-            match lane.write(&file, At::End, &part) {
+            match lane.write(&file, WritePosition::End, &part) {
                 Ok(_) => data.extend(part),
                 Err(error) => break assert_eq!(error.errno(), errno, "{error}"),
             }
@@ -181,7 +181,8 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
         lane.sync(&file).expect("what was taken is written");
         let inode = files.attr(ino).expect("there").inode;
         assert_eq!(inode.size, data.len() as u64);
-        lane.write(&file, At::Offset(5), b"in place").expect("room");
+        lane.write(&file, WritePosition::Offset(5), b"in place")
+            .expect("room");
         data[5..13].copy_from_slice(b"in place");
         lane.sync(&file).expect("written");
         drop((file, lane));

@@ -123,7 +123,7 @@ fn repair_all(fs: &Fs, context: &str) -> Option<bool> {
 }
 
 #[test]
-fn a_power_cut_while_the_metadata_is_made_anew_leaves_something_to_repair_or_nothing() {
+fn a_power_cut_while_the_metadata_is_rebuilt_leaves_something_to_repair_or_nothing() {
     let sample = sample();
     let fs = open(&(Arc::new(sample.fork()) as Arc<dyn BlockDevice>));
     let segments = fs.superblock().segments;
@@ -163,7 +163,7 @@ fn a_power_cut_while_the_metadata_is_made_anew_leaves_something_to_repair_or_not
 }
 
 #[test]
-fn what_can_be_read_of_damaged_metadata_is_made_anew() {
+fn the_readable_part_of_damaged_metadata_is_rebuilt() {
     let sample = sample();
     let fs = open(&(Arc::new(sample.fork()) as Arc<dyn BlockDevice>));
     let segments = fs.superblock().segments;

@@ -19,7 +19,7 @@ use block::{BlockDevice, Mem, PowerCut, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::{amount, assert_clean, format, open, seed};
-use fs::{Allocate, At, FIRST_FILESET, FileType, Files, Fs, Handle, Ino, Lane, New};
+use fs::{Allocate, FIRST_FILESET, FileType, Files, Fs, Handle, Ino, Lane, New, WritePosition};
 use fs::{ROOT, Rename, SetAttr};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -181,10 +181,10 @@ impl Work {
         let data = self.words(ino, bytes);
         let mut content = self.content(ino);
         let (to, offset) = match self.random.below(3) {
-            0 => (At::End, content.len()),
+            0 => (WritePosition::End, content.len()),
             _ => {
                 let offset = self.random.below(SIZE_MAX / 8) * 8;
-                (At::Offset(offset), offset as usize)
+                (WritePosition::Offset(offset), offset as usize)
             }
         };
         let lane = &mut self.lanes[(bytes / 8 % 2) as usize];

@@ -145,9 +145,10 @@ fn what_a_snapshot_keeps_on_a_full_disk_leaves_it_alive() {
                 permissions: Some(0o600),
                 ..SetAttr::default()
             };
-            let done = match reading {
-                true => client.fileset.note_read(ino),
-                false => client.fileset.set_attr(ino, &set).map(drop),
+            let done = if reading {
+                client.fileset.note_read(ino)
+            } else {
+                client.fileset.set_attr(ino, &set).map(drop)
             };
             if let Err(error) = done {
                 assert!(!reading && error.kind() == Kind::NoSpace, "{error}");

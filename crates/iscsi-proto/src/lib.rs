@@ -48,8 +48,8 @@ mod task;
 mod text;
 
 pub use discovery::{Target, parse_targets};
-pub use login::{Credentials, Kind, Login, LoginConfig, Mutual, Outcome};
-pub use params::{DigestPolicy, Params, Wanted};
+pub use login::{Credentials, Kind, Login, LoginConfig, LoginResult, Mutual};
+pub use params::{DigestPolicy, OfferedParams, Params};
 pub use pdu::{BHS_BYTES, Bhs};
 pub use session::{Direct, Event, OutPdu, Payload, Session, Taken};
 pub use task::{Function, TaskId, Transfer, slot_of};

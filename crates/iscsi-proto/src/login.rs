@@ -3,7 +3,7 @@
 use crate::chap::{self, Algorithm};
 use crate::discovery::split_group;
 use crate::framer::{Frame, Framer};
-use crate::params::{Params, Wanted, offer};
+use crate::params::{OfferedParams, Params, offer};
 use crate::pdu::{Bhs, opcode, padding};
 use crate::session::Session;
 use crate::text::{TEXT_BYTES_MAX, binary, pairs, push};
@@ -60,12 +60,12 @@ pub struct LoginConfig<'a> {
     /// CHAP credentials; `None` offers no authentication.
     pub credentials: Option<Credentials<'a>>,
     /// Operational parameters to offer.
-    pub wanted: &'a Wanted,
+    pub offered: &'a OfferedParams,
 }
 
 /// Result of a completed login.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum LoginResult {
     /// The full-feature phase begins; unconsumed input belongs to the session.
     LoggedIn(Box<Session>),
     /// The target moved (section 11.13.5, class 1).
@@ -108,7 +108,7 @@ pub struct Login<'a> {
     segment: Vec<u8>,
     text: Vec<u8>,
     output: Vec<u8>,
-    outcome: Option<Outcome>,
+    outcome: Option<LoginResult>,
     algorithm: Option<Algorithm>,
     exp_stat_sn: u32,
     rounds: u32,
@@ -123,7 +123,7 @@ impl<'a> Login<'a> {
         let mut login = Login {
             config,
             step: Step::Method,
-            params: Params::start(config.wanted),
+            params: Params::start(config.offered),
             framer: Framer::new(false, false, SEGMENT_MAX),
             bhs: None,
             segment: Vec::new(),
@@ -144,7 +144,7 @@ impl<'a> Login<'a> {
     }
 
     /// Returns the outcome, once, when the login is complete.
-    pub fn take_outcome(&mut self) -> Option<Outcome> {
+    pub fn take_outcome(&mut self) -> Option<LoginResult> {
         self.outcome.take()
     }
 
@@ -267,7 +267,7 @@ impl<'a> Login<'a> {
         let Some(address) = value(keys, "TargetAddress") else {
             return broken("the target moved, but sent no new address");
         };
-        self.outcome = Some(Outcome::Redirect {
+        self.outcome = Some(LoginResult::Redirect {
             address: split_group(address).0.into(),
             permanent: detail == 2,
         });
@@ -298,7 +298,7 @@ impl<'a> Login<'a> {
     fn choose_method(&mut self, next: Option<u8>, keys: &[(&str, &str)]) -> Result<()> {
         if let Some(group) = value(keys, "TargetPortalGroupTag") {
             self.params
-                .take(self.config.wanted, "TargetPortalGroupTag", group)?;
+                .take(self.config.offered, "TargetPortalGroupTag", group)?;
         }
         let chosen = value(keys, "AuthMethod");
         match (chosen, self.config.credentials) {
@@ -374,7 +374,7 @@ impl<'a> Login<'a> {
         match next {
             Some(OPERATIONAL) => {
                 let normal = self.config.kind != Kind::Discovery;
-                let text = offer(self.config.wanted, normal);
+                let text = offer(self.config.offered, normal);
                 self.step = Step::Operational;
                 self.send(TRANSIT, OPERATIONAL, FULL_FEATURE, &text);
                 Ok(())
@@ -391,19 +391,19 @@ impl<'a> Login<'a> {
     fn negotiate(&mut self, bhs: &Bhs, next: Option<u8>, keys: &[(&str, &str)]) -> Result<()> {
         let mut answers = Vec::new();
         for (key, value) in keys {
-            if let Some(answer) = self.params.take(self.config.wanted, key, value)? {
+            if let Some(answer) = self.params.take(self.config.offered, key, value)? {
                 push(&mut answers, key, answer);
             }
         }
         match next {
             Some(FULL_FEATURE) => {
-                self.params.settle();
+                self.params.normalize();
                 let lun = match self.config.kind {
                     Kind::Normal { lun, .. } => lun,
                     Kind::Discovery => [0; 8],
                 };
                 let session = Session::new(self.params.clone(), lun, FIRST_CMD_SN, bhs);
-                self.outcome = Some(Outcome::LoggedIn(Box::new(session)));
+                self.outcome = Some(LoginResult::LoggedIn(Box::new(session)));
             }
             None => self.send(TRANSIT, OPERATIONAL, FULL_FEATURE, &answers),
             Some(_) => return broken("the target returns to an earlier stage"),

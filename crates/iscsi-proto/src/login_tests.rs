@@ -2,8 +2,8 @@
 
 use crate::bytes::hex;
 use crate::chap::Algorithm;
-use crate::login::{Credentials, Kind, Login, LoginConfig, Mutual, Outcome};
-use crate::params::{DigestPolicy, Params, Wanted};
+use crate::login::{Credentials, Kind, Login, LoginConfig, LoginResult, Mutual};
+use crate::params::{DigestPolicy, OfferedParams, Params};
 use crate::pdu::{Bhs, opcode, padding};
 use crate::text::{binary, pairs};
 use crate::{ProtocolError, Result};
@@ -13,7 +13,7 @@ const ISID: [u8; 6] = [0x80, 1, 2, 3, 4, 5];
 const TRANSIT: u8 = 0x80;
 const CONTINUE: u8 = 0x40;
 
-fn config<'a>(wanted: &'a Wanted, credentials: Option<Credentials<'a>>) -> LoginConfig<'a> {
+fn config<'a>(wanted: &'a OfferedParams, credentials: Option<Credentials<'a>>) -> LoginConfig<'a> {
     LoginConfig {
         initiator: "iqn.i",
         kind: Kind::Normal {
@@ -22,7 +22,7 @@ fn config<'a>(wanted: &'a Wanted, credentials: Option<Credentials<'a>>) -> Login
         },
         isid: ISID,
         credentials,
-        wanted,
+        offered: wanted,
     }
 }
 
@@ -73,14 +73,14 @@ fn feed(login: &mut Login<'_>, response: &[u8], step: usize) -> Result<()> {
 
 fn params_of(login: &mut Login<'_>) -> Params {
     match login.take_outcome() {
-        Some(Outcome::LoggedIn(session)) => session.params().clone(),
+        Some(LoginResult::LoggedIn(session)) => session.params().clone(),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn the_first_request_is_that_of_the_standard() {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let output = Login::new(config(&wanted, None)).take_output();
     // Opcode 3, immediate; transit from security to operational; version 0; 72 bytes of data; ISID;
     // TSIH and task tag 0; CID 0; CmdSN 1; ExpStatSN 0.
@@ -95,9 +95,9 @@ fn the_first_request_is_that_of_the_standard() {
 
 #[test]
 fn a_login_without_a_proof_agrees_on_parameters_however_it_is_cut() {
-    let wanted = Wanted {
+    let wanted = OfferedParams {
         header_digest: DigestPolicy::Prefer,
-        ..Wanted::default()
+        ..OfferedParams::default()
     };
     for step in [1, 7, 48, 4096] {
         let mut login = Login::new(config(&wanted, None));
@@ -142,7 +142,7 @@ fn a_login_without_a_proof_agrees_on_parameters_however_it_is_cut() {
 
 #[test]
 fn text_over_several_responses_is_put_together() {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let mut login = Login::new(config(&wanted, None));
     login.take_output();
     feed(&mut login, &response(CONTINUE, [0, 0], "AuthMe"), 4096).unwrap();
@@ -166,7 +166,7 @@ const MUTUAL: Mutual<'static> = Mutual {
 
 /// Runs CHAP up to the target's proof. Returns the initiator's CHAP keys and its next request.
 fn chap(mutual: bool, number: &str, proof: &[u8]) -> Result<(Pairs, Vec<u8>)> {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let credentials = Credentials {
         user: "joe",
         secret: SECRET,
@@ -183,9 +183,10 @@ fn chap(mutual: bool, number: &str, proof: &[u8]) -> Result<(Pairs, Vec<u8>)> {
     feed(&mut login, &response(0, [0, 0], &challenge), 4096)?;
     let (flags, said) = request(&login.take_output());
     assert_eq!(flags, TRANSIT | 1);
-    let proof = match mutual {
-        true => format!("CHAP_N=target\0CHAP_R=0x{}\0", hex(proof)),
-        false => String::new(),
+    let proof = if mutual {
+        format!("CHAP_N=target\0CHAP_R=0x{}\0", hex(proof))
+    } else {
+        String::new()
     };
     feed(&mut login, &response(TRANSIT | 1, [0, 0], &proof), 4096)?;
     Ok((said, login.take_output()))
@@ -221,7 +222,7 @@ fn chap_proves_the_initiator_and_checks_the_target() {
 
 #[test]
 fn a_target_cannot_talk_its_way_around_the_proof() {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let credentials = |mutual| Credentials {
         user: "joe",
         secret: SECRET,
@@ -257,12 +258,12 @@ fn a_target_cannot_talk_its_way_around_the_proof() {
 
 #[test]
 fn redirections_and_refusals_are_told() {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let mut login = Login::new(config(&wanted, None));
     let moved = response(0, [1, 1], "TargetAddress=10.0.0.9:3261,1\0");
     feed(&mut login, &moved, 5).unwrap();
     match login.take_outcome() {
-        Some(Outcome::Redirect { address, permanent }) => {
+        Some(LoginResult::Redirect { address, permanent }) => {
             assert_eq!((address.as_str(), permanent), ("10.0.0.9:3261", false));
         }
         other => panic!("{other:?}"),
@@ -280,7 +281,7 @@ fn redirections_and_refusals_are_told() {
 
 #[test]
 fn a_login_ends_whatever_the_target_says() {
-    let wanted = Wanted::default();
+    let wanted = OfferedParams::default();
     let mut login = Login::new(config(&wanted, None));
     let again = response(CONTINUE, [0, 0], "A=");
     let error = (0..1000).find_map(|_| feed(&mut login, &again, 4096).err());

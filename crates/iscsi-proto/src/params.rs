@@ -38,7 +38,7 @@ impl DigestPolicy {
 
 /// Parameters that the initiator offers. Lengths are in bytes.
 #[derive(Debug, Clone)]
-pub struct Wanted {
+pub struct OfferedParams {
     /// Policy for the header digest.
     pub header_digest: DigestPolicy,
     /// Policy for the data digest.
@@ -57,9 +57,9 @@ pub struct Wanted {
     pub max_outstanding_r2t: u16,
 }
 
-impl Default for Wanted {
-    fn default() -> Wanted {
-        Wanted {
+impl Default for OfferedParams {
+    fn default() -> OfferedParams {
+        OfferedParams {
             header_digest: DigestPolicy::Never,
             data_digest: DigestPolicy::Never,
             immediate_data: true,
@@ -107,7 +107,7 @@ const LENGTHS: std::ops::RangeInclusive<u32> = 512..=0x00ff_ffff;
 impl Params {
     /// Creates the parameters before negotiation: our own declaration, and the defaults of the
     /// standard for the target's side.
-    pub(crate) fn start(wanted: &Wanted) -> Params {
+    pub(crate) fn start(wanted: &OfferedParams) -> Params {
         Params {
             header_digest: false,
             data_digest: false,
@@ -126,7 +126,7 @@ impl Params {
     /// Applies one key of the target. Returns the answer to send if the key requires one.
     pub(crate) fn take(
         &mut self,
-        wanted: &Wanted,
+        wanted: &OfferedParams,
         key: &str,
         value: &str,
     ) -> Result<Option<&'static str>> {
@@ -175,13 +175,13 @@ impl Params {
     }
 
     /// Makes the negotiated values consistent.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn normalize(&mut self) {
         self.first_burst = self.first_burst.min(self.max_burst);
     }
 }
 
 /// Builds the offer of the operational stage; a discovery session has fewer keys (section 13).
-pub(crate) fn offer(wanted: &Wanted, normal: bool) -> Vec<u8> {
+pub(crate) fn offer(wanted: &OfferedParams, normal: bool) -> Vec<u8> {
     let mut out = Vec::new();
     let yes_no = |b: bool| if b { "Yes" } else { "No" };
     push(&mut out, "HeaderDigest", wanted.header_digest.offer());
@@ -235,18 +235,18 @@ fn small(key: &str, value: &str) -> Result<u16> {
 mod tests {
     use super::*;
 
-    fn agree(wanted: &Wanted, answers: &[(&str, &str)]) -> Result<Params> {
+    fn agree(wanted: &OfferedParams, answers: &[(&str, &str)]) -> Result<Params> {
         let mut params = Params::start(wanted);
         for (key, value) in answers {
             params.take(wanted, key, value)?;
         }
-        params.settle();
+        params.normalize();
         Ok(params)
     }
 
     #[test]
     fn the_narrower_side_wins() {
-        let wanted = Wanted::default();
+        let wanted = OfferedParams::default();
         let params = agree(
             &wanted,
             &[
@@ -275,9 +275,9 @@ mod tests {
     #[test]
     fn a_digest_is_on_only_if_both_want_it() {
         let with = |policy, choice| {
-            let wanted = Wanted {
+            let wanted = OfferedParams {
                 data_digest: policy,
-                ..Wanted::default()
+                ..OfferedParams::default()
             };
             agree(&wanted, &[("DataDigest", choice)]).map(|p| p.data_digest)
         };
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_and_unknown_keys_are_answered() {
-        let wanted = Wanted::default();
+        let wanted = OfferedParams::default();
         for bad in [
             ("MaxBurstLength", "12"),
             ("MaxBurstLength", "16777216"),

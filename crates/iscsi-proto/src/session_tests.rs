@@ -1,7 +1,7 @@
 //! Sessions against a scripted target.
 
 use crate::bytes::hex;
-use crate::params::{Params, Wanted};
+use crate::params::{OfferedParams, Params};
 use crate::pdu::{Bhs, FINAL, NO_TAG, opcode, padding};
 use crate::session::{Event, OutPdu, Payload, Session};
 use crate::task::{Function, TaskId, Transfer, slot_of};
@@ -18,7 +18,7 @@ fn params() -> Params {
         first_burst: 2048,
         initial_r2t: false,
         max_outstanding_r2t: 2,
-        ..Params::start(&Wanted::default())
+        ..Params::start(&OfferedParams::default())
     }
 }
 
@@ -186,7 +186,7 @@ fn data_and_status_come_together_or_apart_and_between_tasks_in_any_cut() {
 }
 
 #[test]
-fn data_out_of_order_beyond_the_end_or_for_nobody_is_refused() {
+fn data_out_of_order_beyond_the_end_or_for_no_task_is_refused() {
     let refused = |stream: &dyn Fn(TaskId) -> Vec<u8>| {
         let mut session = session(params());
         let task = session.command(&CDB, Transfer::In(8)).unwrap();

@@ -40,7 +40,6 @@ impl Transfer {
 pub enum Function {
     /// Abort one task.
     AbortTask(TaskId),
-    /// Reset the logical unit.
     LogicalUnitReset,
 }
 

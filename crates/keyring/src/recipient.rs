@@ -127,12 +127,11 @@ fn unreadable(text: &str, shown: &str) -> Error {
                 .into(),
         );
     }
-    let why = match text.starts_with("age1") {
-        true => {
-            "a character is missing or wrong, or it is a key of another type; copy the whole line \
+    let why = if text.starts_with("age1") {
+        "a character is missing or wrong, or it is a key of another type; copy the whole line \
              again"
-        }
-        false => "it begins with neither `age1` nor `ssh-ed25519`",
+    } else {
+        "it begins with neither `age1` nor `ssh-ed25519`"
     };
     Error::malformed(shown, why)
 }

@@ -436,9 +436,10 @@ impl Keyring {
 /// Returns the name under which to import a key called `name`: older releases allowed numbers as
 /// names, which new keys may not have.
 pub fn name_to_import(name: &str) -> String {
-    match is_number(name) {
-        true => format!("key{name}"),
-        false => name.to_owned(),
+    if is_number(name) {
+        format!("key{name}")
+    } else {
+        name.to_owned()
     }
 }
 

@@ -7,7 +7,7 @@
 //! echo 'set number 1000' | cargo run -q -p lab --example mailmix -- FOLDER
 //! ```
 
-use lab::files::Folder;
+use lab::files::HostDirectory;
 use lab::workload::mailmix::{Config, run};
 use std::io::Read;
 use std::path::Path;
@@ -32,8 +32,8 @@ fn work() -> Result<String, String> {
     let read = std::io::stdin().read_to_string(&mut text);
     read.map_err(|e| format!("cannot read the configuration: {e}"))?;
     let config = Config::parse(&text).map_err(|e| e.to_string())?;
-    let folder =
-        Folder::open(Path::new(&folder)).map_err(|e| format!("cannot open {folder}: {e}"))?;
+    let folder = HostDirectory::open(Path::new(&folder))
+        .map_err(|e| format!("cannot open {folder}: {e}"))?;
     let report = run(&folder, &config).map_err(|e| e.to_string())?;
     Ok(format!(
         "{:.6} {:.6} {}",

@@ -27,7 +27,6 @@ pub(crate) const STAMP_EVERY: u32 = 4096;
 /// Service times of the requests of a run, in nanoseconds, exact to 1 %.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Latency {
-    /// Mean.
     pub mean_ns: u64,
     /// Median.
     pub p50_ns: u64,

@@ -41,7 +41,6 @@ pub struct Environment {
     pub cpu_governor: Option<String>,
     /// Current clock source of the kernel.
     pub clock_source: Option<String>,
-    /// Memory in MiB.
     pub memory_mib: Option<u64>,
     /// Selected setting for transparent huge pages.
     pub huge_pages: Option<String>,

@@ -70,7 +70,6 @@ impl Open {
     };
 }
 
-/// An open file.
 pub trait OpenFile: Send + Sync {
     /// Reads up to `out.len()` bytes and returns their number; 0 at the end of the file.
     ///
@@ -100,7 +99,7 @@ pub trait OpenFile: Send + Sync {
     ///
     /// # Errors
     /// `Unsupported` if the target cannot do this; any error of the file system.
-    fn forget(&self) -> Result<()> {
+    fn drop_cache(&self) -> Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -184,38 +183,38 @@ pub trait Files: Send + Sync {
 
     /// Drops file data cached by this process. Does nothing for a directory of the kernel, which
     /// has no such cache.
-    fn forget(&self) -> Result<()> {
+    fn drop_caches(&self) -> Result<()> {
         Ok(())
     }
 }
 
 /// A directory of this machine: a mounted file system, EVFS or other.
-pub struct Folder {
+pub struct HostDirectory {
     path: PathBuf,
     dir: OnceLock<File>,
 }
 
-impl Folder {
+impl HostDirectory {
     /// Opens the existing directory at `path`.
     ///
     /// # Errors
     /// The path does not exist or is not a directory.
-    pub fn open(path: &Path) -> Result<Folder> {
-        let folder = Folder::later(path)?;
+    pub fn open(path: &Path) -> Result<HostDirectory> {
+        let folder = HostDirectory::later(path)?;
         folder.dir()?;
         Ok(folder)
     }
 
-    /// Like [`Folder::open`], but opens the directory at its first use; until then its file system
-    /// can be unmounted.
+    /// Like [`HostDirectory::open`], but opens the directory at its first use; until then its file
+    /// system can be unmounted.
     ///
     /// # Errors
-    /// As [`Folder::open`].
-    pub fn later(path: &Path) -> Result<Folder> {
+    /// As [`HostDirectory::open`].
+    pub fn later(path: &Path) -> Result<HostDirectory> {
         if !std::fs::metadata(path)?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        Ok(Folder {
+        Ok(HostDirectory {
             path: path.to_owned(),
             dir: OnceLock::new(),
         })
@@ -242,9 +241,10 @@ impl OpenFile for FolderFile {
     }
 
     fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
-        match self.append {
-            true => io::Write::write_all(&mut &self.file, data),
-            false => self.file.write_all_at(data, offset),
+        if self.append {
+            io::Write::write_all(&mut &self.file, data)
+        } else {
+            self.file.write_all_at(data, offset)
         }
     }
 
@@ -256,7 +256,7 @@ impl OpenFile for FolderFile {
         self.file.sync_all()
     }
 
-    fn forget(&self) -> Result<()> {
+    fn drop_cache(&self) -> Result<()> {
         // Dirty pages cannot be dropped, so they are written back first.
         self.file.sync_data()?;
         Ok(sys::fadvise(&self.file, 0, None, Advice::DontNeed)?)
@@ -267,16 +267,17 @@ impl OpenFile for FolderFile {
     }
 }
 
-impl Files for Folder {
+impl Files for HostDirectory {
     fn name(&self) -> String {
         self.path.display().to_string()
     }
 
     fn open(&self, path: &str, how: Open) -> Result<Box<dyn OpenFile>> {
         let mut flags = OFlags::CLOEXEC;
-        flags |= match how.write {
-            true => OFlags::RDWR,
-            false => OFlags::RDONLY,
+        flags |= if how.write {
+            OFlags::RDWR
+        } else {
+            OFlags::RDONLY
         };
         flags.set(OFlags::CREATE, how.create);
         flags.set(OFlags::TRUNC, how.truncate);

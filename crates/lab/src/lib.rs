@@ -17,7 +17,6 @@
 #![deny(unsafe_code)]
 
 mod account;
-mod carried;
 mod engine;
 mod environment;
 mod error;
@@ -31,32 +30,33 @@ mod job;
 #[allow(unsafe_code)]
 mod map;
 mod meter;
+mod path_io;
 pub mod price;
 mod record;
 mod result;
 mod rng;
+mod run_environment;
 mod series;
 mod server_cpu;
 mod spec;
 mod stats;
 pub mod study;
 pub mod suite;
-mod surroundings;
 mod target;
 mod unpaired;
 pub mod workload;
 
 pub use account::Account;
-pub use carried::{Carried, Paths};
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};
 pub use job::{CATALOGUE, Entry, Extent, Job, Needs};
 pub use meter::{CpuTime, DeviceBytes, Layers, Noise, Others, process_cpu};
-pub use record::{Better, Cell, Phase, Point, Record};
+pub use path_io::{Carried, Paths};
+pub use record::{Better, Phase, PhaseFigure, Point, Record};
 pub use result::{End, Run};
+pub use run_environment::{Load, Processors, RunEnvironment};
 pub use spec::{Spec, Workload};
 pub use stats::{Interval, Ratio, Verdict, median, order_statistic_ranks, paired, verdict};
-pub use surroundings::{Load, Processors, Surroundings};
-pub use target::{Facts, Place, Remount, Server, Target};
+pub use target::{Facts, Remount, Server, Target, TargetKind};
 pub use unpaired::unpaired;

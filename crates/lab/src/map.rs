@@ -77,9 +77,10 @@ impl Mapped for Mapping {
     fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()> {
         let first = at / PAGE_MAX * PAGE_MAX;
         let len = len + (at - first) as usize;
-        let flags = match wait {
-            true => MsyncFlags::SYNC,
-            false => MsyncFlags::ASYNC,
+        let flags = if wait {
+            MsyncFlags::SYNC
+        } else {
+            MsyncFlags::ASYNC
         };
         let start = self.at(first, len).cast();
         // SAFETY: the pages lie within the mapping; msync reads them and changes no memory.

@@ -192,7 +192,7 @@ fn half(mix: &Mix, found: &[Finding], side: &str) -> Option<Half> {
 mod tests {
     use super::*;
     use crate::study::{Journal, Side, StudyPlan, study};
-    use crate::{Facts, Surroundings, Target};
+    use crate::{Facts, RunEnvironment, Target};
     use block::{BlockDevice, Mem, Rate};
     use std::ops::ControlFlow;
     use std::sync::Arc;
@@ -212,7 +212,7 @@ mod tests {
             facts: Facts::default(),
             before: None,
             after: None,
-            surroundings: Surroundings::default(),
+            surroundings: RunEnvironment::default(),
         };
         let plan = StudyPlan {
             // The interval of sixteen pairs excludes the three most extreme values on either side,

@@ -26,7 +26,7 @@ pub enum Better {
 
 /// One figure of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
+pub struct PhaseFigure {
     /// Name such as `parent` or `CPU`; it does not repeat the name of the phase.
     pub name: String,
     /// Unit of the value, as printed.
@@ -39,10 +39,10 @@ pub struct Cell {
     pub spent: f64,
 }
 
-impl Cell {
+impl PhaseFigure {
     /// Creates a rate.
-    pub fn rate(name: &str, unit: &str, amount: f64, spent: f64) -> Cell {
-        Cell {
+    pub fn rate(name: &str, unit: &str, amount: f64, spent: f64) -> PhaseFigure {
+        PhaseFigure {
             name: name.to_owned(),
             unit: unit.to_owned(),
             better: Better::Higher,
@@ -52,8 +52,8 @@ impl Cell {
     }
 
     /// Creates a cost.
-    pub fn cost(name: &str, unit: &str, spent: f64, amount: f64) -> Cell {
-        Cell {
+    pub fn cost(name: &str, unit: &str, spent: f64, amount: f64) -> PhaseFigure {
+        PhaseFigure {
             name: name.to_owned(),
             unit: unit.to_owned(),
             better: Better::Lower,
@@ -63,8 +63,8 @@ impl Cell {
     }
 
     /// Creates a throughput in MiB (2^20 bytes) per second.
-    pub fn throughput(name: &str, bytes: u64, secs: f64) -> Cell {
-        Cell::rate(name, "MiB/s", bytes as f64 / MIB, secs)
+    pub fn throughput(name: &str, bytes: u64, secs: f64) -> PhaseFigure {
+        PhaseFigure::rate(name, "MiB/s", bytes as f64 / MIB, secs)
     }
 
     /// Returns the figure in its unit; NaN if nothing was done.
@@ -97,7 +97,7 @@ pub struct Phase {
     /// Position in a chart, if the phase belongs to one.
     pub point: Option<Point>,
     /// Figures, headlines first. The last is CPU.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<PhaseFigure>,
     /// Number of headlines if it is not one: a phase of several tests has one per test. 0 stands
     /// for one.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -146,9 +146,10 @@ impl Phase {
     /// Returns device bytes per requested byte: about 1 if no layer in between cached.
     pub fn device_per_asked(&self) -> Option<f64> {
         let device = self.device?;
-        let moved = match self.writes {
-            true => device.written,
-            false => device.read,
+        let moved = if self.writes {
+            device.written
+        } else {
+            device.read
         };
         (self.asked > 0).then(|| moved as f64 / self.asked as f64)
     }
@@ -159,12 +160,12 @@ impl Phase {
         let cpu = (sample.cpu.total_ns + sample.others.total_ns()) as f64;
         let requests = sample.requests as f64;
         let mut cells = vec![
-            Cell::rate("requests", "IOPS", requests, secs),
-            Cell::throughput("bytes", sample.bytes, secs),
+            PhaseFigure::rate("requests", "IOPS", requests, secs),
+            PhaseFigure::throughput("bytes", sample.bytes, secs),
         ];
         if let Some(kept) = sample.schedule {
-            let time = |name, ns: u64| Cell::cost(name, "µs", ns as f64 / 1e3, 1.0);
-            let late = Cell::cost("held up", "of 1", kept.held_up as f64, requests);
+            let time = |name, ns: u64| PhaseFigure::cost(name, "µs", ns as f64 / 1e3, 1.0);
+            let late = PhaseFigure::cost("held up", "of 1", kept.held_up as f64, requests);
             // The request rate is fixed here, so the times of the requests are the headline.
             cells.splice(
                 ..0,
@@ -178,7 +179,7 @@ impl Phase {
                 ],
             );
         }
-        cells.push(Cell::cost("CPU", "µs/op", cpu / 1e3, requests));
+        cells.push(PhaseFigure::cost("CPU", "µs/op", cpu / 1e3, requests));
         Phase {
             name,
             point: None,
@@ -241,7 +242,6 @@ impl Phase {
 /// All phases of a run in order.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Record {
-    /// The phases.
     pub phases: Vec<Phase>,
     /// Measurements by the host of all phases, if the run was in a guest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -309,32 +309,40 @@ impl<'a> Watch<'a> {
     }
 
     /// Ends a phase that moved bytes; CPU is reported per GiB.
-    pub(crate) fn bytes(self, name: &str, asked: u64, writes: bool, cells: Vec<Cell>) -> Phase {
+    pub(crate) fn bytes(
+        self,
+        name: &str,
+        asked: u64,
+        writes: bool,
+        cells: Vec<PhaseFigure>,
+    ) -> Phase {
         let mut phase = self.close(name, cells);
         (phase.asked, phase.writes) = (asked, writes);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
-        let cpu = Cell::cost("CPU", "s/GiB", spent, asked as f64 / GIB);
+        let cpu = PhaseFigure::cost("CPU", "s/GiB", spent, asked as f64 / GIB);
         phase.cells.push(cpu);
         phase
     }
 
     /// Ends a phase of `count` operations; CPU is reported per operation.
-    pub(crate) fn operations(self, name: &str, count: f64, cells: Vec<Cell>) -> Phase {
+    pub(crate) fn operations(self, name: &str, count: f64, cells: Vec<PhaseFigure>) -> Phase {
         let mut phase = self.close(name, cells);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e3;
-        phase.cells.push(Cell::cost("CPU", "µs/op", spent, count));
+        phase
+            .cells
+            .push(PhaseFigure::cost("CPU", "µs/op", spent, count));
         phase
     }
 
     /// Ends a phase that is a single task; CPU is reported in seconds.
-    pub(crate) fn whole(self, name: &str, cells: Vec<Cell>) -> Phase {
+    pub(crate) fn whole(self, name: &str, cells: Vec<PhaseFigure>) -> Phase {
         let mut phase = self.close(name, cells);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
-        phase.cells.push(Cell::cost("CPU", "s", spent, 1.0));
+        phase.cells.push(PhaseFigure::cost("CPU", "s", spent, 1.0));
         phase
     }
 
-    fn close(self, name: &str, mut cells: Vec<Cell>) -> Phase {
+    fn close(self, name: &str, mut cells: Vec<PhaseFigure>) -> Phase {
         let end = self.target.edge();
         cells.extend(self.server.into_iter().flat_map(Watched::end));
         let used = end.since(&self.start, None);
@@ -366,8 +374,8 @@ mod tests {
             phases: vec![Phase {
                 name: "read".into(),
                 cells: vec![
-                    Cell::rate("rate", "MiB/s", amount, spent),
-                    Cell::cost("time", "µs", spent, amount),
+                    PhaseFigure::rate("rate", "MiB/s", amount, spent),
+                    PhaseFigure::cost("time", "µs", spent, amount),
                 ],
                 asked: 100,
                 device: Some(DeviceBytes {

@@ -96,9 +96,10 @@ impl<S> Series<S> {
             let now = elapsed();
             // A pair beyond the plan is optional: its absence is not a shortfall.
             let short = self.pairs < self.rules.pairs;
-            let limit = match short {
-                true => self.rules.budget,
-                false => self.rules.extra.min(self.rules.budget),
+            let limit = if short {
+                self.rules.budget
+            } else {
+                self.rules.extra.min(self.rules.budget)
             };
             if now + (now - began) > limit {
                 return Ok(if short { End::Budget } else { End::Complete });

@@ -7,7 +7,7 @@
 //! Not counted: work that the kernel does for a server in another context, such as receiving
 //! packets on the sender's CPU, as on a loopback.
 
-use crate::record::Cell;
+use crate::record::PhaseFigure;
 use std::fs;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -74,7 +74,7 @@ impl Watched {
     }
 
     /// Stops sampling; returns mean and maximum in percent of a core.
-    pub(crate) fn end(self) -> Vec<Cell> {
+    pub(crate) fn end(self) -> Vec<PhaseFigure> {
         let spent = cpu_ns(self.threads).saturating_sub(self.before);
         let wall = self.began.elapsed();
         drop(self.stop);
@@ -82,8 +82,8 @@ impl Watched {
         let unit = "% of a core";
         let whole = wall.as_secs_f64();
         vec![
-            Cell::cost("server CPU", unit, percent(spent, wall) * whole, whole),
-            Cell::cost("server CPU, most in 0.1 s", unit, most, 1.0),
+            PhaseFigure::cost("server CPU", unit, percent(spent, wall) * whole, whole),
+            PhaseFigure::cost("server CPU, most in 0.1 s", unit, most, 1.0),
         ]
     }
 }

@@ -1,6 +1,6 @@
 //! Targets of jobs: a directory, a device, or only this machine.
 
-use crate::files::{Files, Folder};
+use crate::files::{Files, HostDirectory};
 use crate::guest::{Guest, GuestFacts, shared};
 use crate::meter::Edge;
 use crate::{Carried, Error, Paths, Result};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Place where a job runs.
 #[derive(Clone)]
-pub enum Place {
+pub enum TargetKind {
     /// Files, with the path of the directory if the kernel has one; programs can run only there.
     Files(Arc<dyn Files>, Option<PathBuf>),
     /// A device. **Its contents are overwritten.**
@@ -28,7 +28,7 @@ pub struct Target {
     /// Name for errors and reports.
     pub name: String,
     /// Place where the job runs.
-    pub place: Place,
+    pub place: TargetKind,
     /// Processes behind the target, for example the daemon that serves a mounted directory.
     pub daemons: Vec<u32>,
     /// Mounts and unmounts the directory, if its file system is in this process.
@@ -67,7 +67,7 @@ pub trait Remount: Send + Sync {
     ///
     /// # Errors
     /// The reason as text.
-    fn forget(&self) -> std::result::Result<(), String>;
+    fn drop_caches(&self) -> std::result::Result<(), String>;
 }
 
 /// A file server in this process, whose clients are in this process as well.
@@ -106,11 +106,11 @@ impl Target {
     /// [`Error::Files`] if it does not exist.
     pub fn folder(path: &Path) -> Result<Target> {
         let name = path.display().to_string();
-        let files = Folder::later(path)
+        let files = HostDirectory::later(path)
             .map_err(|source| Error::on_files(name.clone(), "open", ".", source))?;
         // Commands and programs run in other directories, so they get an absolute path.
         let whole = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-        let place = Place::Files(Arc::new(files), Some(whole));
+        let place = TargetKind::Files(Arc::new(files), Some(whole));
         Ok(Target::new(name, place))
     }
 
@@ -126,25 +126,25 @@ impl Target {
 
     /// Creates a target in a guest.
     pub fn guest(name: String, guest: Arc<Guest>) -> Target {
-        Target::new(name, Place::Guest(guest))
+        Target::new(name, TargetKind::Guest(guest))
     }
 
     /// Creates a target for files that only this process can reach.
     pub fn files(name: &str, files: Arc<dyn Files>) -> Target {
-        Target::new(name.to_owned(), Place::Files(files, None))
+        Target::new(name.to_owned(), TargetKind::Files(files, None))
     }
 
     /// Creates a target for a device, which is overwritten.
     pub fn device(name: impl Into<String>, device: Arc<dyn BlockDevice>) -> Target {
-        Target::new(name.into(), Place::Device(device))
+        Target::new(name.into(), TargetKind::Device(device))
     }
 
     /// Creates a target for the machine itself.
     pub fn machine() -> Target {
-        Target::new("this machine".into(), Place::Machine)
+        Target::new("this machine".into(), TargetKind::Machine)
     }
 
-    fn new(name: String, place: Place) -> Target {
+    fn new(name: String, place: TargetKind) -> Target {
         Target {
             name,
             place,
@@ -168,49 +168,53 @@ impl Target {
 
     /// Completes work that a run has left to a file system of this process. The kernel's dirty
     /// pages stay.
-    pub(crate) fn settle(&self) -> Result<()> {
+    pub(crate) fn sync(&self) -> Result<()> {
         let failed = |detail: String| Error::Program {
             what: format!("{}: sync", self.name),
             detail,
         };
         match (&self.remount, &self.place) {
             (Some(own), _) => own.sync().map_err(failed),
-            (None, Place::Files(files, None)) => files.sync().map_err(|e| failed(e.to_string())),
+            (None, TargetKind::Files(files, None)) => {
+                files.sync().map_err(|e| failed(e.to_string()))
+            }
             _ => Ok(()),
         }
     }
 
-    /// Drops file data cached by this process; [`crate::files::OpenFile::forget`] drops the
+    /// Drops file data cached by this process; [`crate::files::OpenFile::drop_cache`] drops the
     /// kernel's cache of a file.
-    pub(crate) fn forget(&self) -> Result<()> {
+    pub(crate) fn drop_caches(&self) -> Result<()> {
         let failed = |detail: String| Error::Program {
             what: format!("{}: drop cached data", self.name),
             detail,
         };
         match (&self.remount, &self.place) {
-            (Some(own), _) => own.forget().map_err(failed),
-            (None, Place::Files(files, None)) => files.forget().map_err(|e| failed(e.to_string())),
+            (Some(own), _) => own.drop_caches().map_err(failed),
+            (None, TargetKind::Files(files, None)) => {
+                files.drop_caches().map_err(|e| failed(e.to_string()))
+            }
             _ => Ok(()),
         }
     }
 
-    pub(crate) fn reach(&self) -> Result<&dyn Files> {
+    pub(crate) fn require_files(&self) -> Result<&dyn Files> {
         match &self.place {
-            Place::Files(files, _) => Ok(&**files),
+            TargetKind::Files(files, _) => Ok(&**files),
             _ => Err(self.unfit("a directory")),
         }
     }
 
     pub(crate) fn path(&self) -> Result<&Path> {
         match &self.place {
-            Place::Files(_, Some(path)) => Ok(path),
+            TargetKind::Files(_, Some(path)) => Ok(path),
             _ => Err(self.unfit("a directory that programs can use")),
         }
     }
 
     pub(crate) fn block(&self) -> Result<&Arc<dyn BlockDevice>> {
         match &self.place {
-            Place::Device(device) => Ok(device),
+            TargetKind::Device(device) => Ok(device),
             _ => Err(self.unfit("a device")),
         }
     }

@@ -5,7 +5,7 @@ mod devices;
 
 use devices::{Memory, Shared};
 use lab::study::{Finding, Journal, Judgement, Kind, Side, StudyPlan, findings, study};
-use lab::{Extent, Facts, Job, Spec, Surroundings, Target, Workload, run};
+use lab::{Extent, Facts, Job, RunEnvironment, Spec, Target, Workload, run};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -71,7 +71,7 @@ fn a_tenth_more_cpu_is_found() {
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
     };
     let sides = [
         side("a", 200_000),

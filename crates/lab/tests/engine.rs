@@ -5,7 +5,7 @@ mod devices;
 use block::ErrorKind;
 use devices::{Memory, Shared};
 use lab::study::{Journal, Side, StudyPlan, study};
-use lab::{Error, Extent, Facts, Job, Spec, Surroundings, Target, Workload, run};
+use lab::{Error, Extent, Facts, Job, RunEnvironment, Spec, Target, Workload, run};
 use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -166,7 +166,7 @@ fn study_of(devices: [Memory; 2], set: &[(&str, &str)]) -> lab::Result<lab::stud
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
     });
     let plan = StudyPlan {
         pairs: 2,

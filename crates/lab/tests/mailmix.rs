@@ -1,6 +1,6 @@
 //! Checks that `mailmix` does the same as PostMark: files, sizes, order and counts.
 
-use lab::files::Folder;
+use lab::files::HostDirectory;
 use lab::workload::mailmix::{Config, Script, Step, run};
 use std::process::Command;
 
@@ -67,7 +67,7 @@ fn the_counts_are_those_of_the_real_program() {
         let theirs = counts_of_the_real_program(config);
         let dir = tempfile::tempdir().unwrap();
         let ours = run(
-            &Folder::open(dir.path()).unwrap(),
+            &HostDirectory::open(dir.path()).unwrap(),
             &Config::parse(config).unwrap(),
         )
         .unwrap();
@@ -155,7 +155,7 @@ fn what_follows_the_end_of_a_configuration_is_not_read() {
 #[test]
 fn a_target_that_fails_ends_the_run_with_its_words() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     std::fs::create_dir(dir.path().join("3")).unwrap();
     let error = run(&folder, &Config::default()).unwrap_err();
     assert!(error.to_string().contains("open 3"), "{error}");

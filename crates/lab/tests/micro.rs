@@ -1,13 +1,13 @@
 //! Checks that `micro` measures every row and leaves nothing behind.
 
-use lab::files::Folder;
+use lab::files::HostDirectory;
 use lab::workload::micro::run;
 use std::time::Duration;
 
 #[test]
 fn every_row_is_done_and_nothing_is_left() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     let rows = run(&folder, Duration::from_millis(30)).unwrap();
     let row = |what: &str| rows.iter().find(|r| r.what.starts_with(what)).unwrap();
     assert!(

@@ -1,12 +1,16 @@
 //! Checks `nfsbasic` against the counts that the original suite prints.
 
-use lab::files::Folder;
+use lab::files::HostDirectory;
 use lab::workload::nfsbasic::{Config, run};
 
 #[test]
 fn the_counts_are_those_of_1990() {
     let dir = tempfile::tempdir().unwrap();
-    let outcomes = run(&Folder::open(dir.path()).unwrap(), &Config::default()).unwrap();
+    let outcomes = run(
+        &HostDirectory::open(dir.path()).unwrap(),
+        &Config::default(),
+    )
+    .unwrap();
     let lines: Vec<String> = outcomes
         .iter()
         .map(|o| format!("{} {}", o.test, o.what))
@@ -39,6 +43,10 @@ fn the_counts_are_those_of_1990() {
 fn a_wrong_answer_ends_the_test_with_its_words() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("tree")).unwrap();
-    let error = run(&Folder::open(dir.path()).unwrap(), &Config::default()).unwrap_err();
+    let error = run(
+        &HostDirectory::open(dir.path()).unwrap(),
+        &Config::default(),
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("mkdir tree"), "{error}");
 }

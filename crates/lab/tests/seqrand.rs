@@ -1,7 +1,7 @@
 //! Checks that `seqrand` moves the stated bytes to the stated places.
 
 use lab::Error;
-use lab::files::{Files, Folder, Open};
+use lab::files::{Files, HostDirectory, Open};
 use lab::workload::seqrand::{Config, Phase, remove, run};
 
 fn small(threads: usize) -> Config {
@@ -17,7 +17,7 @@ fn small(threads: usize) -> Config {
 #[test]
 fn every_phase_moves_every_record_of_every_file() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     for (threads, shared) in [(1, false), (3, false), (3, true)] {
         let config = Config {
             shared,
@@ -44,7 +44,7 @@ fn every_phase_moves_every_record_of_every_file() {
 #[test]
 fn the_first_to_finish_stops_the_clocks_and_not_the_writing() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     let config = small(4);
     let outcomes = run(&folder, &config, &[Phase::Write, Phase::Read]).unwrap();
     for outcome in outcomes {
@@ -59,7 +59,7 @@ fn the_first_to_finish_stops_the_clocks_and_not_the_writing() {
 #[test]
 fn a_wrong_byte_and_a_short_file_are_found() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     let config = Config {
         stonewall: false,
         ..small(2)
@@ -100,7 +100,7 @@ fn a_wrong_byte_and_a_short_file_are_found() {
 #[test]
 fn a_configuration_that_makes_no_sense_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let folder = Folder::open(dir.path()).unwrap();
+    let folder = HostDirectory::open(dir.path()).unwrap();
     for config in [
         Config {
             threads: 0,

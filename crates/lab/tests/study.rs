@@ -5,7 +5,7 @@ use block::{BlockDevice, Mem, Rate};
 use lab::study::{
     Journal, Judgement, Kind, Results, Side, StudyPlan, findings, journal_path, study,
 };
-use lab::{CATALOGUE, Extent, Facts, Job, Needs, Surroundings, Target};
+use lab::{CATALOGUE, Extent, Facts, Job, Needs, RunEnvironment, Target};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ fn side(name: &str, target: Target, job: Job) -> Side {
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
     }
 }
 
@@ -361,9 +361,10 @@ fn a_killed_process_leaves_a_result_that_can_be_taken_up() {
         if let lab::study::Step::Ran { replayed: old, .. } = step {
             *(if old { &mut replayed } else { &mut made }) += 1;
         }
-        match made >= 6 {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if made >= 6 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     });
     let on = on.unwrap();

@@ -63,9 +63,12 @@ impl FormatOptions {
     }
 
     fn check(&self) -> Result<()> {
-        let argument = |ok: bool, message: &str| match ok {
-            true => Ok(()),
-            false => Err(Error::argument(message)),
+        let argument = |ok: bool, message: &str| {
+            if ok {
+                Ok(())
+            } else {
+                Err(Error::argument(message))
+            }
         };
         argument(
             matches!(self.key_bits, 128 | 256),

@@ -206,12 +206,13 @@ impl Header {
     }
 
     fn expect_token(&self, number: u32) -> Result<()> {
-        match self.metadata.tokens().contains_key(&number) {
-            true => Ok(()),
-            false => Err(Error::new(
+        if self.metadata.tokens().contains_key(&number) {
+            Ok(())
+        } else {
+            Err(Error::new(
                 ErrorKind::NotFound,
                 format!("token {number} does not exist"),
-            )),
+            ))
         }
     }
 
@@ -246,9 +247,10 @@ impl Header {
         self.edit(|document| {
             let config = section(document, "config")?;
             // Without flags, omit the field, as cryptsetup does for a volume that never had one.
-            match flags.is_empty() {
-                true => drop(config.remove("flags")),
-                false => config.set("flags", Json::Array(flags)),
+            if flags.is_empty() {
+                drop(config.remove("flags"))
+            } else {
+                config.set("flags", Json::Array(flags))
             }
             Ok(())
         })

@@ -37,7 +37,6 @@ pub(crate) fn pbkdf2_work_kib(iterations: u32) -> u64 {
 pub enum Kdf {
     /// Argon2id (RFC 9106), the default of `cryptsetup`.
     Argon2id(Argon2Cost),
-    /// Argon2i.
     Argon2i(Argon2Cost),
     /// PBKDF2 with HMAC.
     Pbkdf2 {
@@ -53,7 +52,6 @@ pub enum Kdf {
 pub struct Argon2Cost {
     /// Passes over the memory.
     pub time: u32,
-    /// Memory in KiB.
     pub memory_kib: u32,
     /// Number of lanes, each computed by a thread.
     pub cpus: u32,

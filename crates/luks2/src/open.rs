@@ -18,7 +18,6 @@ use crate::{PREFIX_BYTES_MAX, header::OnDisk};
 /// A header as read from the device, and the state of both copies.
 #[derive(Debug)]
 pub struct Opened {
-    /// The header.
     pub header: Header,
     /// State of the copy at the start of the device.
     pub primary: CopyState,
@@ -76,7 +75,7 @@ impl Opened {
 }
 
 /// A copy with a correct checksum and well-formed JSON.
-struct Found<'a> {
+struct ValidCopy<'a> {
     binary: BinaryHeader,
     json_area: &'a [u8],
     /// An error here is a verdict about an intact copy, not damage.
@@ -129,7 +128,7 @@ fn whole_but_unsound(prefix: &[u8], error: &Error) -> bool {
 }
 
 /// Reads the copy at `offset`.
-fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Found<'_>> {
+fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<ValidCopy<'_>> {
     let binary = slice(prefix, device_size, offset, BINARY_LEN as u64)?;
     let size = binary::stated_size(binary, copy, offset)?;
     let bytes = slice(prefix, device_size, offset, size)?;
@@ -137,7 +136,7 @@ fn find(prefix: &[u8], device_size: u64, copy: Copy, offset: u64) -> Result<Foun
     let json_area = bytes.get(BINARY_LEN..).unwrap_or_default();
     match Metadata::from_area(json_area) {
         Err(e) if e.kind() == ErrorKind::Damaged => Err(e),
-        metadata => Ok(Found {
+        metadata => Ok(ValidCopy {
             binary,
             json_area,
             metadata,
@@ -165,7 +164,7 @@ fn slice(prefix: &[u8], device_size: u64, offset: u64, len: u64) -> Result<&[u8]
         })
 }
 
-fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
+fn search_secondary(prefix: &[u8], device_size: u64) -> Result<ValidCopy<'_>> {
     let mut best = Error::damaged("no secondary copy at any valid offset");
     for offset in secondary_offsets() {
         match find(prefix, device_size, Copy::Secondary, offset) {
@@ -184,8 +183,8 @@ fn search_secondary(prefix: &[u8], device_size: u64) -> Result<Found<'_>> {
 }
 
 fn choose(
-    primary: Result<Found<'_>>,
-    secondary: Result<Found<'_>>,
+    primary: Result<ValidCopy<'_>>,
+    secondary: Result<ValidCopy<'_>>,
     prefix: &[u8],
     device_size: u64,
 ) -> Result<Opened> {
@@ -238,7 +237,7 @@ fn json_text(area: &[u8]) -> String {
 }
 
 /// Checks whether two copies with the same sequence id are equal except for their salts.
-fn same_content(a: &Found<'_>, b: &Found<'_>) -> bool {
+fn same_content(a: &ValidCopy<'_>, b: &ValidCopy<'_>) -> bool {
     let salt = &a.binary.salt;
     BinaryHeader {
         salt: salt.clone(),

@@ -106,7 +106,7 @@ fn copies_of_one_sequence_id_that_differ_are_noticed() {
 
 /// A header that a newer program wrote must not be "repaired" from an older copy.
 #[test]
-fn nobody_falls_back_from_a_newer_copy_that_is_whole_but_refused() {
+fn a_newer_copy_that_is_whole_but_refused_is_not_passed_over() {
     let (_, old, new) = two_states();
     let text = String::from_utf8_lossy(&new[4096..0x4000]).replace(
         r#""flags":["allow-discards"]"#,

@@ -129,7 +129,7 @@ impl Queue for CountingQueue {
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
         let topology = &self.path.topology;
-        let here = topology.current_cell().expect("every processor has a cell");
+        let here = topology.current_node().expect("every processor has a cell");
         let far = topology.distance(here, self.path.cell).expect("both exist");
         self.path
             .distance

@@ -127,9 +127,10 @@ fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse();
     let paths = arguments.uris.iter().map(|uri| path(uri));
     let paths = paths.collect::<Result<Vec<_>, Error>>()?;
-    let lun = match arguments.bare {
-        true => None,
-        false => Some(Arc::new(Lun::open(config(&arguments, &paths)?)?)),
+    let lun = if arguments.bare {
+        None
+    } else {
+        Some(Arc::new(Lun::open(config(&arguments, &paths)?)?))
     };
     let device: Arc<dyn BlockDevice> = match (&lun, &arguments.legacy) {
         (None, _) => Arc::new(Bare {
@@ -144,12 +145,13 @@ fn main() -> Result<(), Failure> {
 }
 
 fn path(uri: &str) -> block::Result<Arc<dyn Lunpath>> {
-    Ok(match uri.starts_with("iscsi://") {
-        true => Arc::new(IscsiPath::parse(uri, path_iscsi::Options::default())?),
-        false => Arc::new(NbdPath::new(
+    Ok(if uri.starts_with("iscsi://") {
+        Arc::new(IscsiPath::parse(uri, path_iscsi::Options::default())?)
+    } else {
+        Arc::new(NbdPath::new(
             NbdUri::parse(uri)?,
             path_nbd::Options::default(),
-        )),
+        ))
     })
 }
 
@@ -239,16 +241,18 @@ fn load(
             let bytes = kib * 1024;
             let blocks = size / bytes as u64;
             next += 1;
-            let offset = match arguments.sequential {
-                true => next % blocks,
-                false => random.below(blocks),
+            let offset = if arguments.sequential {
+                next % blocks
+            } else {
+                random.below(blocks)
             } * bytes as u64;
             let ours = spare.entry(bytes).or_default().pop();
             let bufs = ours.unwrap_or_else(|| Buf::zeroed(bytes).into());
             let fua = false;
-            let op = match random.below(100) < arguments.write_percent {
-                true => Op::Write { offset, bufs, fua },
-                false => Op::Read { offset, bufs },
+            let op = if random.below(100) < arguments.write_percent {
+                Op::Write { offset, bufs, fua }
+            } else {
+                Op::Read { offset, bufs }
             };
             sent[tag as usize] = now;
             let taken = queue.submit(Request { tag, op });

@@ -15,8 +15,8 @@
 
 use crate::lun::Shared;
 use crate::policy::Nanos;
-use crate::state::{Mail, SharedPath, lock};
-use block::{Access, AccessSign};
+use crate::state::{QueueMessage, SharedPath, lock};
+use block::{Access, AccessHint};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
@@ -94,8 +94,8 @@ pub(crate) fn note(shared: &Shared, path: &SharedPath, access: Access) {
 
 /// Handles a hint about a port's access from a queue. A change of one port usually affects others,
 /// so all ports are queried again.
-pub(crate) fn hear(shared: &Shared, path: &SharedPath, sign: AccessSign) {
-    if let AccessSign::Is(access) = sign {
+pub(crate) fn handle_hint(shared: &Shared, path: &SharedPath, sign: AccessHint) {
+    if let AccessHint::Is(access) = sign {
         note(shared, path, access);
     }
     path.access.doubt();
@@ -108,7 +108,7 @@ pub(crate) fn hear(shared: &Shared, path: &SharedPath, sign: AccessSign) {
 }
 
 /// Starts a query of a path's port if one is due. Returns whether its result is awaited.
-pub(crate) fn ask_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
+pub(crate) fn query_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
     let access = &path.access;
     if !access.varies.load(Relaxed) || !path.eligible() {
         return false;
@@ -124,7 +124,7 @@ pub(crate) fn ask_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
     if due && !access.asking.swap(true, AcqRel) {
         let (shared, path) = (Arc::clone(shared), Arc::clone(path));
         let task = move || {
-            ask(&shared, &path);
+            query(&shared, &path);
             path.access.asking.store(false, Release);
         };
         let thread = std::thread::Builder::new().name("lun-access".into());
@@ -136,7 +136,7 @@ pub(crate) fn ask_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
 }
 
 /// Queries a path's port and notifies the queues.
-pub(crate) fn ask(shared: &Shared, path: &SharedPath) {
+pub(crate) fn query(shared: &Shared, path: &SharedPath) {
     let access = &path.access;
     // A hint that arrives from here on may be newer than the query result.
     access.doubtful.store(false, Release);
@@ -153,7 +153,7 @@ pub(crate) fn ask(shared: &Shared, path: &SharedPath) {
                 note(shared, path, now.unwrap_or(Access::Optimized));
             }
             for queue in lock(&shared.queues).iter() {
-                queue.post(Mail::Look);
+                queue.post(QueueMessage::Recheck);
             }
         }
         Err(error) => {

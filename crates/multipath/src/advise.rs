@@ -9,7 +9,7 @@
 
 use crate::policy::{Nanos, PathView, Policy};
 use crate::trace::{Record, Trace};
-use crate::virtual_time::{Arrival, Link, Load, Outcome, Share, run};
+use crate::virtual_time::{Arrival, Load, Share, SimPath, SimResult, run};
 use std::fmt;
 
 /// Minimum number of I/Os on a path for a fit.
@@ -136,11 +136,11 @@ pub fn advise(
     if fitted.is_empty() {
         return Err(AdviseError::TooFew);
     }
-    let links: Vec<Link> = paths
+    let links: Vec<SimPath> = paths
         .iter()
         .zip(views)
         .map(|(fit, view)| {
-            let mut link = fit.map_or(Link::new(1, 0), |f| Link::new(f.rate, f.base_latency));
+            let mut link = fit.map_or(SimPath::new(1, 0), |f| SimPath::new(f.rate, f.base_latency));
             link.view = PathView {
                 usable: view.usable && fit.is_some(),
                 in_flight: 0,
@@ -236,7 +236,7 @@ fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { a / b } else { 1.0 }
 }
 
-fn expected(outcome: Outcome, gain: f64) -> Expected {
+fn expected(outcome: SimResult, gain: f64) -> Expected {
     Expected {
         throughput: outcome.throughput(),
         mean: outcome.mean,
@@ -378,7 +378,7 @@ mod tests {
     use crate::trace::Recorder;
 
     /// Records a trace of `policy` on `links` with `depth` I/Os in flight.
-    fn recorded(links: &[Link], policy: Policy, depth: u32, time: Nanos) -> Trace {
+    fn recorded(links: &[SimPath], policy: Policy, depth: u32, time: Nanos) -> Trace {
         let load = Load::Closed {
             threads: 1,
             depth,
@@ -408,7 +408,10 @@ mod tests {
 
     #[test]
     fn the_fit_finds_the_paths_and_the_replay_what_really_happens() {
-        let links = [Link::new(20_000_000, 0), Link::new(40_000_000, 3_000_000)];
+        let links = [
+            SimPath::new(20_000_000, 0),
+            SimPath::new(40_000_000, 3_000_000),
+        ];
         let time = 2_000_000_000;
         let trace = recorded(&links, Policy::RoundRobin, 32, time);
         let advice = advise(&trace, &views(2), Policy::RoundRobin, None).unwrap();
@@ -438,7 +441,7 @@ mod tests {
 
     #[test]
     fn equal_paths_give_no_reason_to_change() {
-        let links = [Link::new(20_000_000, 0), Link::new(20_000_000, 0)];
+        let links = [SimPath::new(20_000_000, 0), SimPath::new(20_000_000, 0)];
         let trace = recorded(&links, Policy::LeastCmdLoad, 16, 1_000_000_000);
         let advice = advise(&trace, &views(2), Policy::LeastCmdLoad, None).unwrap();
         let row = |p| advice.rows.iter().find(|r| r.policy == p).unwrap();
@@ -449,7 +452,10 @@ mod tests {
 
     #[test]
     fn noise_shows_in_the_agreement() {
-        let mut links = [Link::new(20_000_000, 1_000_000), Link::new(20_000_000, 0)];
+        let mut links = [
+            SimPath::new(20_000_000, 1_000_000),
+            SimPath::new(20_000_000, 0),
+        ];
         links[0].jitter = 4_000_000;
         let trace = recorded(&links, Policy::RoundRobin, 4, 1_000_000_000);
         let advice = advise(&trace, &views(2), Policy::RoundRobin, None).unwrap();

@@ -205,7 +205,7 @@ fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
     while done.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let _ = queue.take_back(0);
+            let _ = queue.withdraw(0);
             let name = &queue.info().name;
             let why = "no answer during the identity check";
             return Err(Error::new(ErrorKind::TimedOut, name, why));

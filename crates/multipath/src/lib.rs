@@ -16,7 +16,6 @@ mod access;
 pub mod advise;
 pub mod attributes;
 mod contact;
-mod ghosts;
 pub mod identity;
 mod link;
 mod lun;
@@ -26,6 +25,7 @@ mod queue;
 mod state;
 mod status;
 pub mod trace;
+mod unanswered;
 pub mod virtual_time;
 
 pub use attributes::{ATTRIBUTES, Attributes};

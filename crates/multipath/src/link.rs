@@ -93,18 +93,19 @@ impl Link {
     }
 
     /// Computes the silence after which the link becomes suspect: at least `least`.
-    pub(crate) fn patience(&self, least: Nanos) -> Nanos {
+    pub(crate) fn suspect_after(&self, least: Nanos) -> Nanos {
         least.max(self.slow * SILENCE_FACTOR)
     }
 
     /// Counts or uncounts a suspicion in the state of the path.
-    pub(crate) fn show_suspicion(&mut self, on: bool) {
+    pub(crate) fn count_suspect(&mut self, on: bool) {
         let on = on && matches!(self.state, LinkState::Suspect(_));
         if on != self.shows {
             self.shows = on;
-            match on {
-                true => self.path.links_suspect.fetch_add(1, Relaxed),
-                false => self.path.links_suspect.fetch_sub(1, Relaxed),
+            if on {
+                self.path.links_suspect.fetch_add(1, Relaxed)
+            } else {
+                self.path.links_suspect.fetch_sub(1, Relaxed)
             };
         }
     }

@@ -4,17 +4,17 @@ use crate::access;
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
 use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
-use crate::ghosts::Ghosts;
 use crate::identity::{self, Proof};
 use crate::monitor::Monitor;
 use crate::policy::{PathView, Policy};
 use crate::queue::LunQueue;
 use crate::state::{
-    Admin, Clock, LINK_UP, Log, Mail, PATHS_MAX, PathState, Port, QueueShared, Refusal, SharedPath,
-    WaitingIo, lock,
+    Admin, Clock, LINK_UP, Log, PATHS_MAX, PathState, Port, QueueMessage, QueueShared, Refusal,
+    SharedPath, WaitingIo, lock,
 };
 use crate::status::{LunStatus, health, path_status};
 use crate::trace::Trace;
+use crate::unanswered::UnansweredWrites;
 use block::topology::{LOCAL, Topology};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Random, Result};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -71,7 +71,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Clock,
     /// Incremented by each change of paths or attributes.
     pub(crate) generation: AtomicU64,
-    pub(crate) ghosts: Ghosts,
+    pub(crate) unanswered: UnansweredWrites,
     pub(crate) log: Log,
     pub(crate) connect_within: Duration,
     pub(crate) closing: AtomicBool,
@@ -168,7 +168,7 @@ impl Shared {
     pub(crate) fn changed(&self) {
         self.generation.fetch_add(1, Release);
         for queue in lock(&self.queues).iter() {
-            queue.post(Mail::Look);
+            queue.post(QueueMessage::Recheck);
         }
         self.wake_monitor();
     }
@@ -176,7 +176,7 @@ impl Shared {
     /// Notifies all queues that a path is out of use.
     pub(crate) fn drop_path(&self, path: &SharedPath) {
         for queue in lock(&self.queues).iter() {
-            queue.post(Mail::Drop(path.id));
+            queue.post(QueueMessage::Drop(path.id));
         }
     }
 
@@ -253,20 +253,17 @@ impl Shared {
             let missing: Vec<_> = wanted
                 .filter(|p| queue.links[p.id].load(Acquire) != LINK_UP)
                 .collect();
-            let enough = match opened.links_up() > 0 {
-                true => {
-                    let first = first.get_or_insert_with(Instant::now);
-                    let mut awaited = missing.iter().filter(|p| p.is_awaited()).peekable();
-                    let over = first.elapsed() > STRAGGLERS;
-                    if over {
-                        awaited.by_ref().for_each(|p| p.is_late(NO_ANSWER));
-                    }
-                    over || awaited.peek().is_none()
+            let enough = if opened.links_up() > 0 {
+                let first = first.get_or_insert_with(Instant::now);
+                let mut awaited = missing.iter().filter(|p| p.is_awaited()).peekable();
+                let over = first.elapsed() > STRAGGLERS;
+                if over {
+                    awaited.by_ref().for_each(|p| p.is_late(NO_ANSWER));
                 }
-                false => {
-                    let lost = missing.iter().all(|p| p.failing.load(Relaxed));
-                    missing.is_empty() || (lost && self.abandoned.load(Acquire))
-                }
+                over || awaited.peek().is_none()
+            } else {
+                let lost = missing.iter().all(|p| p.failing.load(Relaxed));
+                missing.is_empty() || (lost && self.abandoned.load(Acquire))
             };
             if enough || Instant::now() > until {
                 return Ok(Box::new(opened));
@@ -347,7 +344,7 @@ impl Lun {
             info,
             clock: Clock::new(),
             generation: AtomicU64::new(1),
-            ghosts: Ghosts::default(),
+            unanswered: UnansweredWrites::default(),
             log: Log::default(),
             connect_within: config.connect_within,
             closing: AtomicBool::new(false),
@@ -527,7 +524,7 @@ impl Lun {
     /// Prepares a forced close: I/O that waits for a path or for a lost write fails now, and so
     /// does later I/O that finds no path. I/O in flight on a responsive path completes. May be
     /// called while other threads use the LUN or wait for it.
-    pub fn hurry(&self) {
+    pub fn prepare_forced_close(&self) {
         let mut attributes = (*self.shared.attributes()).clone();
         attributes.transient_secs = 0;
         attributes.infinite_retries_enable = false;
@@ -540,12 +537,12 @@ impl Lun {
     /// path left unanswered can still be executed, because the next opener of the LUN does not know
     /// of it. Returns immediately if none exists; otherwise waits for its fence, for at most
     /// `quiesce_secs`.
-    pub fn settle(&self) {
+    pub fn prepare_close(&self) {
         let shared = &self.shared;
         let until = Instant::now() + shared.attributes().quiesce();
-        while shared.ghosts.pending(shared.clock.now()) {
+        while shared.unanswered.pending(shared.clock.now()) {
             if shared.abandoned.load(Acquire) || Instant::now() > until {
-                let count = shared.ghosts.len();
+                let count = shared.unanswered.len();
                 let lun = &shared.name;
                 tracing::warn!(
                     lun,
@@ -579,7 +576,7 @@ impl Lun {
             let recorders: Vec<_> = queues.iter().map(|q| lock(&q.recorder)).collect();
             Trace::collect(paths.len() as u16, recorders.iter().map(|r| &**r))
         };
-        let own_cell = self.shared.topology.current_cell();
+        let own_cell = self.shared.topology.current_node();
         let mut views = self.shared.views(&paths, own_cell);
         views.iter_mut().for_each(|v| v.usable = true);
         let policy = self.shared.policy();
@@ -608,7 +605,7 @@ impl Lun {
             queues: count,
             waiting: sum(|q| q.waiting.load(Relaxed)),
             held: sum(|q| q.held.load(Relaxed)),
-            lost_writes: self.shared.ghosts.len(),
+            lost_writes: self.shared.unanswered.len(),
             paths,
             log: self.shared.log.list(),
         }

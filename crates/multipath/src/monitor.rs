@@ -6,7 +6,8 @@ use crate::attributes::Recovery;
 use crate::identity;
 use crate::lun::Shared;
 use crate::state::{
-    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, Mail, QueueShared, Refusal, SharedPath, lock,
+    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, QueueMessage, QueueShared, Refusal, SharedPath,
+    lock,
 };
 use block::{Connection, Error, ErrorKind, Identity, Result};
 use std::collections::HashMap;
@@ -59,11 +60,11 @@ fn watch(shared: &Arc<Shared>) {
         }
         if !queues.is_empty() {
             for path in shared.paths() {
-                down |= access::ask_if_due(shared, &path);
+                down |= access::query_if_due(shared, &path);
                 examine_if_due(shared, &path);
             }
         }
-        let keys = shared.ghosts.keys();
+        let keys = shared.unanswered.keys();
         lock(&fences).retain(|key, (_, next)| next.is_none() || keys.iter().any(|k| k.1 == *key));
         for (path, key) in keys {
             let mut held = lock(&fences);
@@ -76,7 +77,7 @@ fn watch(shared: &Arc<Shared>) {
         }
         shared.monitor_sleep(match down {
             true => ROUND,
-            false if queues.is_empty() && shared.ghosts.len() == 0 => REST,
+            false if queues.is_empty() && shared.unanswered.len() == 0 => REST,
             false => IDLE_ROUND,
         });
     }
@@ -104,11 +105,11 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
             match admit(&shared, &path) {
                 Ok(Some(connection)) => {
                     // A sleeping queue adopts it when it wakes.
-                    queue.post(Mail::Connected(path.id, connection));
+                    queue.post(QueueMessage::Connected(path.id, connection));
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
                 Err(error) if error.kind() == ErrorKind::NotNow => {
-                    access::ask(&shared, &path);
+                    access::query(&shared, &path);
                     pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
                 }
@@ -348,9 +349,10 @@ fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Resul
         (Some(reference), _) => !refusal.other_blocks || shared.proves_by_nonce(&reference),
         (None, _) => !refusal.other_blocks && !identity::is_generic(found.wwid.as_deref()),
     };
-    match enough {
-        true => compare(shared, path, found),
-        false => Ok(Some(refusal.clone())),
+    if enough {
+        compare(shared, path, found)
+    } else {
+        Ok(Some(refusal.clone()))
     }
 }
 
@@ -365,12 +367,12 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
         for path in others {
             match path.path.fence(key, shared.connect_within) {
                 Ok(()) => {
-                    shared.ghosts.fenced(key);
+                    shared.unanswered.fenced(key);
                     let name = paths[lost].path.name();
                     let what = format!("fenced through {}", path.path.name());
                     shared.log.add(name, what, 0);
                     for queue in lock(&shared.queues).iter() {
-                        queue.post(Mail::Look);
+                        queue.post(QueueMessage::Recheck);
                     }
                     break;
                 }

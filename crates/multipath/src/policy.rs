@@ -277,7 +277,7 @@ impl Selector {
         }
         let any_optimized = paths.iter().any(|p| p.usable && p.optimized);
         let open = |p: &PathView| p.usable && (p.optimized || !any_optimized);
-        let turn = Turn {
+        let turn = Rotation {
             paths,
             last: self.last,
         };
@@ -364,7 +364,7 @@ impl Selector {
         let chosen = if stays {
             self.last
         } else {
-            let turn = Turn {
+            let turn = Rotation {
                 paths,
                 last: self.last,
             };
@@ -378,12 +378,12 @@ impl Selector {
 }
 
 /// The paths in order, starting after the one chosen last.
-struct Turn<'a> {
+struct Rotation<'a> {
     paths: &'a [PathView],
     last: usize,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> Rotation<'a> {
     fn iter(&self) -> impl Iterator<Item = (usize, &'a PathView)> + use<'a> {
         let first = if self.last + 1 < self.paths.len() {
             self.last + 1

@@ -11,19 +11,19 @@
 //! Nothing here connects, queries a target, or waits for another thread.
 
 mod dispatch;
-mod doubt;
 mod lost;
+mod verify;
 mod watch;
 
 use crate::access;
 use crate::attributes::Attributes;
-use crate::ghosts::OPEN;
 use crate::link::{Link, LinkState};
 use crate::lun::Shared;
 use crate::monitor::wants_link;
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{LINK_DOWN, LINK_UP, Mail, QueueShared, lock};
+use crate::state::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared, lock};
 use crate::trace::Record;
+use crate::unanswered::OPEN;
 use block::layer::{Layer, within};
 use block::{
     BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
@@ -69,7 +69,7 @@ struct Job {
     /// Path that failed this job; another path is tried first.
     avoid: Option<usize>,
     /// Path whose error is being verified on another path.
-    doubted: Option<usize>,
+    verifying: Option<usize>,
     /// Time of the first `NotNow` result from a path, and number of these results.
     refused: Option<(Nanos, u32)>,
     /// For a part of a flush: its path, and the number of writes that it covers there.
@@ -107,7 +107,7 @@ pub(crate) struct LunQueue {
     looked: Nanos,
     learned: Nanos,
     /// Time since which no link is up.
-    stranded: Option<Nanos>,
+    no_path_since: Option<Nanos>,
     /// Time since which no link is up that takes writes.
     unwritable: Option<Nanos>,
     done: Vec<Completion>,
@@ -133,7 +133,7 @@ impl LunQueue {
         add(timer.as_fd(), EVENT_TIMER)?;
         let now = lun.clock.now();
         // A queue stays on its thread, and an affine thread stays on its NUMA node.
-        let own_cell = lun.topology.current_cell();
+        let own_cell = lun.topology.current_node();
         let mut queue = LunQueue {
             own_cell,
             selector: Selector::new(lun.policy(), 0, own_cell),
@@ -156,13 +156,13 @@ impl LunQueue {
             pools: Vec::new(),
             looked: now,
             learned: now,
-            stranded: Some(now),
+            no_path_since: Some(now),
             unwritable: None,
             done: Vec::new(),
             tags: Vec::new(),
             info,
         };
-        queue.look();
+        queue.apply_changes();
         Ok(queue)
     }
 
@@ -174,7 +174,7 @@ impl LunQueue {
     // ---- paths ------------------------------------------------------------------------------
 
     /// Applies changes made by the control plane.
-    fn look(&mut self) {
+    fn apply_changes(&mut self) {
         let generation = self.lun.generation.load(Acquire);
         if generation == self.seen {
             return;
@@ -194,12 +194,14 @@ impl LunQueue {
     }
 
     fn mail(&mut self, now: Nanos) {
-        for mail in self.shared.take_mail() {
-            self.look();
+        for mail in self.shared.take_messages() {
+            self.apply_changes();
             match mail {
-                Mail::Connected(path, connection) => self.adopt(path, connection, now),
-                Mail::Drop(path) => self.let_go(path, "taken out of service", None, now),
-                Mail::Look => {}
+                QueueMessage::Connected(path, connection) => self.adopt(path, connection, now),
+                QueueMessage::Drop(path) => {
+                    self.close_link(path, "taken out of service", None, now)
+                }
+                QueueMessage::Recheck => {}
             }
         }
     }
@@ -276,7 +278,7 @@ impl LunQueue {
             path: 0,
             attempts: 0,
             avoid: None,
-            doubted: None,
+            verifying: None,
             refused: None,
             flush_of: None,
             parts: 0,
@@ -426,11 +428,14 @@ impl LunQueue {
                 continue;
             };
             // An idle connection can be lost as well, and no completion reports it.
-            let lost = queue.lost().filter(|_| done.is_empty()).map(str::to_owned);
+            let lost = queue
+                .lost_reason()
+                .filter(|_| done.is_empty())
+                .map(str::to_owned);
             let mut late = std::mem::take(&mut self.tags);
-            queue.late(&mut late);
+            queue.drain_late(&mut late);
             if let Some(sign) = queue.access_sign() {
-                access::hear(&self.lun, &self.links[path].path, sign);
+                access::handle_hint(&self.lun, &self.links[path].path, sign);
             }
             let now = self.lun.clock.now();
             if !done.is_empty() || !late.is_empty() {
@@ -447,7 +452,7 @@ impl LunQueue {
                     .counters
                     .late_answers
                     .fetch_add(1, Relaxed);
-                self.lun.ghosts.settle(self.shared.id, tag);
+                self.lun.unanswered.remove_answered(self.shared.id, tag);
             }
             self.tags = late;
             for completion in done.drain(..) {
@@ -455,7 +460,7 @@ impl LunQueue {
             }
             self.done = done;
             if let Some((why, event)) = self.links[path].broken.take() {
-                self.let_go(path, &why, Some(event), now);
+                self.close_link(path, &why, Some(event), now);
             }
         }
         Ok(())
@@ -484,7 +489,7 @@ impl LunQueue {
                 return;
             }
             link.state = LinkState::Up;
-            link.show_suspicion(false);
+            link.count_suspect(false);
             let silent = (now - since) / 1_000_000;
             let what = format!("answers again, {silent} ms after it was suspected");
             self.lun.log.add(link.path.path.name(), what, 0);
@@ -504,7 +509,7 @@ impl LunQueue {
             link.jobs.swap_remove(at);
         }
         let job = self.job(slot);
-        let (io, first, doubted) = (job.io, job.first, job.doubted);
+        let (io, first, doubted) = (job.io, job.first, job.verifying);
         self.selector
             .completed(path, io, started, now, result.is_ok());
         let link = &mut self.links[path];
@@ -536,7 +541,7 @@ impl LunQueue {
                 });
             }
             if let (true, Some(other)) = (io.write, doubted.filter(|other| *other != path)) {
-                self.blame(other, first, now);
+                self.record_refusal(other, first, now);
             }
             return self.finish(slot, op, Ok(()), now);
         };
@@ -553,7 +558,7 @@ impl LunQueue {
                     }
                 };
                 self.lun.log.moved(event);
-                self.haunt(path, tag, &op, now, OPEN);
+                self.record_unanswered(path, tag, &op, now, OPEN);
                 self.again(slot, op, Some(event), &error.to_string(), now);
             }
             ErrorKind::TimedOut | ErrorKind::Cancelled => {
@@ -562,16 +567,16 @@ impl LunQueue {
                     .counters
                     .timeouts
                     .fetch_add(1, Relaxed);
-                self.haunt(path, tag, &op, now, self.quiesced(now));
+                self.record_unanswered(path, tag, &op, now, self.quiesced(now));
                 self.again(slot, op, None, &error.to_string(), now);
             }
             ErrorKind::NotNow => self.not_now(path, slot, op, error, now),
             // Medium error or path error? Another path is tried; if both fail, the error is
             // reported.
             ErrorKind::Io | ErrorKind::ReadOnly | ErrorKind::Permission | ErrorKind::Busy
-                if doubted.is_none_or(|d| d == path) && self.has_witness(path, io, slot) =>
+                if doubted.is_none_or(|d| d == path) && self.can_verify(path, io, slot) =>
             {
-                self.doubt(path, slot, op, now);
+                self.retry_elsewhere(path, slot, op, now);
             }
             _ => self.finish(slot, op, Err(error), now),
         }
@@ -660,10 +665,10 @@ impl Queue for LunQueue {
         if self.in_flight == 1 {
             // The queue was idle until now.
             self.looked = now;
-            self.note_stranded(now);
-            self.links.iter_mut().for_each(|l| l.show_suspicion(true));
+            self.note_no_path(now);
+            self.links.iter_mut().for_each(|l| l.count_suspect(true));
         }
-        let hold = self.lun.ghosts.hold(&op, now);
+        let hold = self.lun.unanswered.must_wait(&op, now);
         let flush = matches!(op, Op::Flush);
         let slot = self.add_job(Owner::User(tag), op, now);
         match (hold, flush) {
@@ -678,7 +683,7 @@ impl Queue for LunQueue {
         let _here = within(Layer::Path);
         let now = self.lun.clock.now();
         self.mail(now);
-        self.look();
+        self.apply_changes();
         self.dispatch(now);
         for path in 0..self.links.len() {
             let link = &mut self.links[path];
@@ -723,7 +728,7 @@ impl Queue for LunQueue {
         let count = self.ready.len();
         self.in_flight -= count;
         if self.in_flight == 0 {
-            self.links.iter_mut().for_each(|l| l.show_suspicion(false));
+            self.links.iter_mut().for_each(|l| l.count_suspect(false));
         }
         done.extend(self.ready.drain(..));
         Ok(count)

@@ -471,9 +471,10 @@ impl SharedPath {
 
 fn penalty(score: f64, longest: u32) -> f64 {
     let over = score - FLAP_FREE;
-    match over > 0.0 {
-        true => over.exp2().min(longest.into()),
-        false => 0.0,
+    if over > 0.0 {
+        over.exp2().min(longest.into())
+    } else {
+        0.0
     }
 }
 
@@ -560,14 +561,13 @@ pub struct WaitingIo {
     pub why: &'static str,
 }
 
-/// Message to a queue.
-pub(crate) enum Mail {
+pub(crate) enum QueueMessage {
     /// A connection proven to lead to this LUN.
     Connected(usize, Box<dyn Connection>),
     /// The path is disabled, removed or refused: close its connection.
     Drop(usize),
     /// Paths or attributes changed, or a lost write was settled: check again.
-    Look,
+    Recheck,
 }
 
 /// States of a link, shared between a queue and the monitor.
@@ -591,7 +591,7 @@ pub(crate) struct QueueShared {
     pub(crate) recorder: Mutex<Recorder>,
     pub(crate) eventfd: OwnedFd,
     has_mail: AtomicBool,
-    mail: Mutex<Vec<Mail>>,
+    messages: Mutex<Vec<QueueMessage>>,
 }
 
 impl QueueShared {
@@ -608,22 +608,22 @@ impl QueueShared {
             recorder: Mutex::new(Recorder::new(RECORDS)),
             eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             has_mail: AtomicBool::new(false),
-            mail: Mutex::new(Vec::new()),
+            messages: Mutex::new(Vec::new()),
         })
     }
 
-    pub(crate) fn post(&self, mail: Mail) {
-        lock(&self.mail).push(mail);
+    pub(crate) fn post(&self, mail: QueueMessage) {
+        lock(&self.messages).push(mail);
         self.has_mail.store(true, Release);
         let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn take_mail(&self) -> Vec<Mail> {
+    pub(crate) fn take_messages(&self) -> Vec<QueueMessage> {
         if !self.has_mail.swap(false, AcqRel) {
             return Vec::new();
         }
         let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
-        std::mem::take(&mut *lock(&self.mail))
+        std::mem::take(&mut *lock(&self.messages))
     }
 }
 

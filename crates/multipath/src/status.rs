@@ -64,9 +64,7 @@ pub struct PathStatus {
     pub reads: u64,
     /// Number of successful writes.
     pub writes: u64,
-    /// Bytes read.
     pub bytes_read: u64,
-    /// Bytes written.
     pub bytes_written: u64,
     /// Number of failed I/Os.
     pub failures: u64,

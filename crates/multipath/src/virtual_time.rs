@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// A path of known speed.
 #[derive(Debug, Clone)]
-pub struct Link {
+pub struct SimPath {
     /// Rate in bytes per second; 0 counts as 1.
     pub rate: u64,
     /// Latency of every I/O in addition to its time on the link.
@@ -25,10 +25,10 @@ pub struct Link {
     pub view: PathView,
 }
 
-impl Link {
+impl SimPath {
     /// Creates an undisturbed path with the view [`PathView::idle`].
-    pub fn new(rate: u64, base_latency: Nanos) -> Link {
-        Link {
+    pub fn new(rate: u64, base_latency: Nanos) -> SimPath {
+        SimPath {
             rate,
             base_latency,
             jitter: 0,
@@ -94,7 +94,7 @@ pub enum Load<'a> {
 
 /// Result of a simulation. Times are in nanoseconds.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
+pub struct SimResult {
     /// I/Os and bytes sent on each path.
     pub sent: Vec<Share>,
     /// Completed I/Os.
@@ -108,12 +108,12 @@ pub struct Outcome {
     /// 99th percentile of the latency.
     pub p99: Nanos,
     /// All I/Os in order of submission.
-    pub each: Vec<Sent>,
+    pub each: Vec<SimIo>,
 }
 
 /// A simulated I/O.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sent {
+pub struct SimIo {
     /// Time of submission.
     pub at: Nanos,
     /// Direction and length.
@@ -141,7 +141,7 @@ impl Share {
     }
 }
 
-impl Outcome {
+impl SimResult {
     /// Returns the throughput in bytes per second.
     pub fn throughput(&self) -> f64 {
         self.completed.bytes as f64 * 1e9 / self.elapsed.max(1) as f64
@@ -151,12 +151,12 @@ impl Outcome {
 /// Simulates `load` over `links` under `policy`. `seed` determines sizes and jitter; `own_cell` is
 /// the NUMA node of all threads.
 pub fn run(
-    links: &[Link],
+    links: &[SimPath],
     policy: Policy,
     own_cell: Option<u32>,
     load: &Load<'_>,
     seed: u64,
-) -> Outcome {
+) -> SimResult {
     let threads = match load {
         Load::Closed { threads, .. } => (*threads).max(1) as usize,
         _ => 1,
@@ -183,7 +183,7 @@ pub fn run(
 }
 
 /// Returns the throughput of [`run`] relative to that of the best single path under the same load.
-pub fn ratio_to_best_single(links: &[Link], policy: Policy, load: &Load<'_>, seed: u64) -> f64 {
+pub fn ratio_to_best_single(links: &[SimPath], policy: Policy, load: &Load<'_>, seed: u64) -> f64 {
     let single = links
         .iter()
         .map(|link| {
@@ -207,7 +207,7 @@ struct Flying {
 }
 
 struct Run<'a> {
-    links: &'a [Link],
+    links: &'a [SimPath],
     views: Vec<PathView>,
     /// Time at which each link has sent everything queued on it.
     free_at: Vec<Nanos>,
@@ -216,7 +216,7 @@ struct Run<'a> {
     flying: BinaryHeap<Reverse<Flying>>,
     sent: Vec<Share>,
     completed: Share,
-    each: Vec<Sent>,
+    each: Vec<SimIo>,
 }
 
 impl Run<'_> {
@@ -225,7 +225,7 @@ impl Run<'_> {
         let number = self.each.len();
         let selector = &mut self.selectors[thread];
         let chosen = selector.select(&self.views, io, now);
-        self.each.push(Sent {
+        self.each.push(SimIo {
             at: now,
             io,
             path: chosen,
@@ -329,11 +329,11 @@ impl Run<'_> {
         last
     }
 
-    fn outcome(self, elapsed: Nanos) -> Outcome {
+    fn outcome(self, elapsed: Nanos) -> SimResult {
         let mut latencies: Vec<Nanos> = self.each.iter().filter_map(|s| s.latency).collect();
         latencies.sort_unstable();
         let sum: u128 = latencies.iter().map(|l| u128::from(*l)).sum();
-        Outcome {
+        SimResult {
             sent: self.sent,
             completed: self.completed,
             elapsed,

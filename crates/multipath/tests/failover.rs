@@ -298,7 +298,7 @@ fn what_waits_for_a_path_ends_at_once_before_a_close_by_force() {
         begin.recv().unwrap();
         a.kill();
         until("I/O waits", || lun.status().waiting + lun.status().held > 0);
-        lun.hurry();
+        lun.prepare_forced_close();
         let error = waits.join().unwrap();
         assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");
         assert!(error.to_string().contains("by force"), "{error}");
@@ -317,7 +317,7 @@ fn a_queue_waits_for_no_path_that_is_lost_before_a_close_by_force() {
     let mut all = Blocking::open(&lun).unwrap();
     all.write_at(0, &[1; BLOCK]).unwrap();
     a.kill();
-    lun.hurry();
+    lun.prepare_forced_close();
     until("the path is lost", || all.write_at(0, &[2; BLOCK]).is_err());
     let error = Blocking::open(&lun).unwrap().flush().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PathLost, "{error}");

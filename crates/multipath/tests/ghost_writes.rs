@@ -377,14 +377,14 @@ fn a_close_in_order_waits_for_a_lost_write_and_one_by_force_does_not() {
     let lun = rig.lun(false, |a| a.quiesce_secs = 1);
     drop(rig.lose_one(&lun));
     assert_eq!(lun.status().lost_writes, 1);
-    lun.settle();
+    lun.prepare_close();
     assert_eq!(lun.status().lost_writes, 0);
     rig.sims[1].run("rst").unwrap();
     rig.sims[1].run("pass").unwrap();
     let lun = rig.lun(false, |a| a.quiesce_secs = 600);
     drop(rig.lose_one(&lun));
-    lun.hurry();
-    lun.settle();
+    lun.prepare_forced_close();
+    lun.prepare_close();
     assert_eq!(lun.status().lost_writes, 1);
 }
 
@@ -450,8 +450,8 @@ fn rounds(rig: &Rig, seed: u64, count: u32) {
                 now.shown > before.shown || now.lost > before.lost
             }),
             "until it is given up" => until(fault, || seen(&lun).lost > before.lost),
-            // What is held must not arrive later than `quiesce_secs` after its connection was closed,
-            // so a loss ends the fault at once.
+            // What is held must not arrive later than `quiesce_secs` after its connection was
+            // closed, so a loss ends the fault at once.
             _ => {
                 let more = random.below(300);
                 until("a moment", || {

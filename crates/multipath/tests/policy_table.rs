@@ -5,7 +5,7 @@
 //! simulation of the same model (serial links, closed loop) with other random numbers.
 
 use multipath::policy::{Io, PathView, Policy, Selector};
-use multipath::virtual_time::{Link, Load, Outcome, ratio_to_best_single, run};
+use multipath::virtual_time::{Load, SimPath, SimResult, ratio_to_best_single, run};
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -23,8 +23,8 @@ const BIG: &[u32] = &[4096, 4096, 4096, 4096, 4096, 4096, 4096, 131_072];
 const SEED: u64 = 1;
 
 /// Returns two paths with rates in MB/s. `service_time` is configured with their relative rates.
-fn two(first: u64, second: u64) -> Vec<Link> {
-    let mut links = vec![Link::new(first * MB, 0), Link::new(second * MB, 0)];
+fn two(first: u64, second: u64) -> Vec<SimPath> {
+    let mut links = vec![SimPath::new(first * MB, 0), SimPath::new(second * MB, 0)];
     let least = first.min(second);
     links[0].view.throughput = (first / least) as u32;
     links[1].view.throughput = (second / least) as u32;
@@ -32,8 +32,8 @@ fn two(first: u64, second: u64) -> Vec<Link> {
 }
 
 /// Returns two equal paths of 20 MB/s, one of them with an additional latency of 5 ms.
-fn far() -> Vec<Link> {
-    vec![Link::new(20 * MB, 0), Link::new(20 * MB, 5 * MS)]
+fn far() -> Vec<SimPath> {
+    vec![SimPath::new(20 * MB, 0), SimPath::new(20 * MB, 5 * MS)]
 }
 
 fn load(depth: u32, sizes: &[u32]) -> Load<'_> {
@@ -45,17 +45,17 @@ fn load(depth: u32, sizes: &[u32]) -> Load<'_> {
     }
 }
 
-fn ratio(links: &[Link], policy: Policy, depth: u32, sizes: &[u32]) -> f64 {
+fn ratio(links: &[SimPath], policy: Policy, depth: u32, sizes: &[u32]) -> f64 {
     ratio_to_best_single(links, policy, &load(depth, sizes), SEED)
 }
 
-fn outcome(links: &[Link], policy: Policy, depth: u32, sizes: &[u32]) -> Outcome {
+fn outcome(links: &[SimPath], policy: Policy, depth: u32, sizes: &[u32]) -> SimResult {
     run(links, policy, None, &load(depth, sizes), SEED)
 }
 
 /// Checks the ratio of each policy to within `within`.
 #[track_caller]
-fn row(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
+fn row(links: &[SimPath], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
     for (policy, value) in expected {
         let found = ratio(links, *policy, depth, sizes);
         let close = (found - value).abs() <= within + 1e-9;
@@ -65,7 +65,7 @@ fn row(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Poli
 
 /// Checks the 99th percentile of each policy in milliseconds to within `within`.
 #[track_caller]
-fn p99(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
+fn p99(links: &[SimPath], depth: u32, sizes: &[u32], within: f64, expected: &[(Policy, f64)]) {
     for (policy, value) in expected {
         let found = outcome(links, *policy, depth, sizes).p99 as f64 / MS as f64;
         let close = (found - value).abs() <= within + 1e-9;
@@ -75,7 +75,7 @@ fn p99(links: &[Link], depth: u32, sizes: &[u32], within: f64, expected: &[(Poli
 
 /// Checks the exact number of I/Os that each policy sent on each path.
 #[track_caller]
-fn shares(links: &[Link], depth: u32, sizes: &[u32], expected: &[(Policy, [u64; 2])]) {
+fn shares(links: &[SimPath], depth: u32, sizes: &[u32], expected: &[(Policy, [u64; 2])]) {
     let found: Vec<(Policy, [u64; 2])> = expected
         .iter()
         .map(|(policy, _)| {
@@ -208,7 +208,7 @@ fn one_path_with_five_milliseconds_more() {
 
 #[test]
 fn predicted_finish_is_near_the_best_in_every_row() {
-    let rows: [(Vec<Link>, &[u32], u32); 12] = [
+    let rows: [(Vec<SimPath>, &[u32], u32); 12] = [
         (two(20, 20), K4, 8),
         (two(20, 20), MIX, 4),
         (two(20, 20), MIX, 32),
@@ -275,7 +275,7 @@ fn predicted_finish_leaves_a_far_path_alone_when_it_is_not_needed() {
 fn predicted_finish_learns_the_paths_it_predicts() {
     let mut selector = Selector::new(Pf, 1, None);
     assert_eq!(selector.prediction(0), None);
-    let link = Link::new(20 * MB, MS);
+    let link = SimPath::new(20 * MB, MS);
     let (mut free_at, mut flying) = (0, std::collections::VecDeque::new());
     for i in 0..2000u64 {
         let now = i * 450_000;

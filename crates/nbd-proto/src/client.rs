@@ -24,14 +24,14 @@ pub const CHUNK_BYTES: usize = 20;
 
 /// Options that the client negotiates with a server.
 #[derive(Debug, Clone, Default)]
-pub struct Wish {
+pub struct ClientOptions {
     /// Name of the export; empty for the server's default.
     pub export: String,
     /// Fail unless the server starts TLS.
     pub tls: bool,
     /// Full names of the meta contexts to request. Requires structured replies.
     pub contexts: Vec<String>,
-    /// Query the export without entering transmission; ends with [`ClientOutcome::Told`].
+    /// Query the export without entering transmission; ends with [`ClientStep::Told`].
     pub info_only: bool,
 }
 
@@ -65,7 +65,7 @@ impl ServerExport {
 
 /// Next action for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientOutcome {
+pub enum ClientStep {
     /// Start TLS, then continue with [`ClientHandshake::under_tls`].
     StartTls,
     /// Send the output; the connection is then ready for requests.
@@ -87,18 +87,18 @@ enum Stage {
 
 /// Client side of a negotiation ("Fixed newstyle negotiation").
 pub struct ClientHandshake {
-    wish: Wish,
+    wish: ClientOptions,
     stage: Stage,
     no_zeroes: bool,
     replies: u32,
     export: ServerExport,
     output: Vec<u8>,
-    outcome: Option<ClientOutcome>,
+    outcome: Option<ClientStep>,
 }
 
 impl ClientHandshake {
     /// Creates a handshake that expects the server's greeting.
-    pub fn new(wish: Wish) -> ClientHandshake {
+    pub fn new(wish: ClientOptions) -> ClientHandshake {
         ClientHandshake {
             wish,
             stage: Stage::Greeting,
@@ -116,7 +116,7 @@ impl ClientHandshake {
     }
 
     /// Creates a handshake that continues under TLS, where neither side repeats its greeting.
-    pub fn under_tls(wish: Wish) -> ClientHandshake {
+    pub fn under_tls(wish: ClientOptions) -> ClientHandshake {
         let mut handshake = ClientHandshake::new(wish);
         handshake.no_zeroes = true;
         handshake.ask_structured();
@@ -129,7 +129,7 @@ impl ClientHandshake {
     }
 
     /// Returns the outcome once the negotiation has ended.
-    pub fn outcome(&self) -> Option<&ClientOutcome> {
+    pub fn outcome(&self) -> Option<&ClientStep> {
         self.outcome.as_ref()
     }
 
@@ -221,9 +221,10 @@ impl ClientHandshake {
     }
 
     fn go(&self) -> u32 {
-        match self.wish.info_only {
-            true => c::OPT_INFO,
-            false => c::OPT_GO,
+        if self.wish.info_only {
+            c::OPT_INFO
+        } else {
+            c::OPT_GO
         }
     }
 
@@ -266,7 +267,7 @@ impl ClientHandshake {
             return Err(bad("the server requires TLS; use nbds://"));
         }
         match (self.stage, kind) {
-            (Stage::StartTls, c::REP_ACK) => self.outcome = Some(ClientOutcome::StartTls),
+            (Stage::StartTls, c::REP_ACK) => self.outcome = Some(ClientStep::StartTls),
             (Stage::StartTls, _) => return Err(bad("the server does not support TLS; use nbd://")),
             (Stage::Structured, _) => {
                 self.export.structured = kind == c::REP_ACK;
@@ -282,7 +283,7 @@ impl ClientHandshake {
                 self.check()?;
                 self.option(c::OPT_ABORT, &[]);
                 self.stage = Stage::End;
-                self.outcome = Some(ClientOutcome::Told(self.export.clone()));
+                self.outcome = Some(ClientStep::Told(self.export.clone()));
             }
             (_, c::REP_ACK) => self.transmission()?,
             (_, c::REP_ERR_UNSUP) if !self.wish.info_only => {
@@ -341,7 +342,7 @@ impl ClientHandshake {
     fn transmission(&mut self) -> Result<()> {
         self.check()?;
         self.stage = Stage::End;
-        self.outcome = Some(ClientOutcome::Transmission(self.export.clone()));
+        self.outcome = Some(ClientStep::Transmission(self.export.clone()));
         Ok(())
     }
 
@@ -353,9 +354,10 @@ impl ClientHandshake {
             && e.block_min <= 65536
             && e.block_max >= e.block_min.max(512)
             && e.flags & c::FLAG_HAS_FLAGS != 0;
-        match good {
-            true => Ok(()),
-            false => Err(bad("the block sizes or flags of the export are invalid")),
+        if good {
+            Ok(())
+        } else {
+            Err(bad("the block sizes or flags of the export are invalid"))
         }
     }
 }
@@ -500,7 +502,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExportInfo, Handshake, Outcome, TlsPolicy};
+    use crate::{ExportInfo, Handshake, ServerStep, TlsPolicy};
 
     fn exports() -> std::sync::Arc<[ExportInfo]> {
         let export = |name: &str, size| ExportInfo {
@@ -516,7 +518,7 @@ mod tests {
     }
 
     /// Runs a client against a server, with the server's bytes delivered in pieces of `piece`.
-    fn negotiate(wish: Wish, tls: TlsPolicy, piece: usize) -> Result<ClientOutcome> {
+    fn negotiate(wish: ClientOptions, tls: TlsPolicy, piece: usize) -> Result<ClientStep> {
         let mut server = Handshake::new(exports(), tls);
         let mut client = ClientHandshake::new(wish);
         let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
@@ -526,7 +528,7 @@ mod tests {
             if let Some(outcome) = client.outcome() {
                 return Ok(outcome.clone());
             }
-            if server.outcome() == Some(Outcome::Close) && to_client.is_empty() {
+            if server.outcome() == Some(ServerStep::Close) && to_client.is_empty() {
                 return Err(bad("closed"));
             }
             let mut have = to_client.len().min(piece);
@@ -547,12 +549,12 @@ mod tests {
     #[test]
     fn both_sides_agree_however_the_bytes_are_cut() {
         for piece in [1, 2, 3, 7, 20, 4096] {
-            let wish = Wish {
+            let wish = ClientOptions {
                 export: "two".into(),
-                ..Wish::default()
+                ..ClientOptions::default()
             };
             let outcome = negotiate(wish, TlsPolicy::Never, piece).unwrap();
-            let ClientOutcome::Transmission(export) = outcome else {
+            let ClientStep::Transmission(export) = outcome else {
                 panic!("{outcome:?}")
             };
             assert_eq!(export.size, 1 << 21);
@@ -564,10 +566,10 @@ mod tests {
 
     #[test]
     fn what_is_refused_says_so() {
-        let wish = |export: &str, tls| Wish {
+        let wish = |export: &str, tls| ClientOptions {
             export: export.into(),
             tls,
-            ..Wish::default()
+            ..ClientOptions::default()
         };
         let refused = |wish, policy| negotiate(wish, policy, 64).unwrap_err().0;
         assert!(refused(wish("three", false), TlsPolicy::Never).contains("`three`"));
@@ -575,18 +577,18 @@ mod tests {
         assert!(refused(wish("one", false), TlsPolicy::Required).contains("nbds://"));
         assert_eq!(
             negotiate(wish("one", true), TlsPolicy::Required, 64),
-            Ok(ClientOutcome::StartTls)
+            Ok(ClientStep::StartTls)
         );
     }
 
     #[test]
     fn information_without_a_choice() {
-        let wish = Wish {
+        let wish = ClientOptions {
             info_only: true,
-            ..Wish::default()
+            ..ClientOptions::default()
         };
         let outcome = negotiate(wish, TlsPolicy::Never, 64).unwrap();
-        assert!(matches!(outcome, ClientOutcome::Told(e) if e.size == 1 << 20));
+        assert!(matches!(outcome, ClientStep::Told(e) if e.size == 1 << 20));
     }
 
     #[test]
@@ -601,8 +603,8 @@ mod tests {
                     (random >> 33) as u8
                 })
                 .collect();
-            let _ = ClientHandshake::new(Wish::default()).handle_input(&bytes);
-            let _ = ClientHandshake::under_tls(Wish::default()).handle_input(&bytes);
+            let _ = ClientHandshake::new(ClientOptions::default()).handle_input(&bytes);
+            let _ = ClientHandshake::under_tls(ClientOptions::default()).handle_input(&bytes);
             let _ = Reply::parse(&bytes);
             let _ = chunk_error(&bytes);
             let _ = chunk_hole(&bytes);

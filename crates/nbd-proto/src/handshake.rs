@@ -50,7 +50,7 @@ pub enum TlsPolicy {
 
 /// Next action for the driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ServerStep {
     /// Send the output, then start TLS and a new [`Handshake`] with [`TlsPolicy::Active`].
     StartTls,
     /// Send the output; the client then sends requests for this export.
@@ -85,7 +85,7 @@ pub struct Handshake {
     session: Option<u64>,
     options: u32,
     output: Vec<u8>,
-    outcome: Option<Outcome>,
+    outcome: Option<ServerStep>,
 }
 
 impl Handshake {
@@ -141,14 +141,14 @@ impl Handshake {
     }
 
     /// Returns the outcome once the negotiation has ended, or the fence that it waits for.
-    pub fn outcome(&self) -> Option<Outcome> {
+    pub fn outcome(&self) -> Option<ServerStep> {
         self.outcome
     }
 
-    /// Answers a pending [`Outcome::Fence`]: includes the fence context in the reply if `ended`,
+    /// Answers a pending [`ServerStep::Fence`]: includes the fence context in the reply if `ended`,
     /// that is, if the session is known to have ended. Does nothing if no fence is pending.
     pub fn fenced(&mut self, ended: bool) {
-        let Some(Outcome::Fence { key }) = self.outcome else {
+        let Some(ServerStep::Fence { key }) = self.outcome else {
             return;
         };
         self.outcome = None;
@@ -211,7 +211,7 @@ impl Handshake {
         if self.tls == TlsPolicy::Required && !matches!(kind, c::OPT_STARTTLS | c::OPT_ABORT) {
             if kind == c::OPT_EXPORT_NAME {
                 // A server can refuse this option only by closing the connection.
-                self.outcome = Some(Outcome::Close);
+                self.outcome = Some(ServerStep::Close);
             } else {
                 self.reply(
                     kind,
@@ -225,12 +225,12 @@ impl Handshake {
             c::OPT_EXPORT_NAME => self.export_name(data),
             c::OPT_ABORT => {
                 self.reply(kind, c::REP_ACK, &[]);
-                self.outcome = Some(Outcome::Close);
+                self.outcome = Some(ServerStep::Close);
             }
             c::OPT_LIST if data.is_empty() => self.list(kind),
             c::OPT_STARTTLS if data.is_empty() && self.tls == TlsPolicy::Required => {
                 self.reply(kind, c::REP_ACK, &[]);
-                self.outcome = Some(Outcome::StartTls);
+                self.outcome = Some(ServerStep::StartTls);
             }
             c::OPT_STARTTLS if self.tls == TlsPolicy::Never => {
                 self.reply(kind, c::REP_ERR_UNSUP, b"no certificate is configured");
@@ -274,7 +274,7 @@ impl Handshake {
     }
 
     fn choose(&mut self, export: usize) {
-        self.outcome = Some(Outcome::Transmission {
+        self.outcome = Some(ServerStep::Transmission {
             export,
             structured: self.structured,
             session: self.session,
@@ -287,7 +287,7 @@ impl Handshake {
             .find(name)
             .and_then(|index| Some((index, self.exports.get(index)?.clone())));
         let Some((index, export)) = found.filter(|_| name.len() <= NAME_BYTES_MAX) else {
-            self.outcome = Some(Outcome::Close);
+            self.outcome = Some(ServerStep::Close);
             return;
         };
         self.output.extend(export.size.to_be_bytes());
@@ -380,7 +380,7 @@ impl Handshake {
         }
         self.session = query.session;
         match query.fence {
-            Some(key) => self.outcome = Some(Outcome::Fence { key }),
+            Some(key) => self.outcome = Some(ServerStep::Fence { key }),
             None => self.contexts(None),
         }
     }

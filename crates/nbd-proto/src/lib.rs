@@ -15,8 +15,8 @@
 //! A client and a server negotiate; a real driver moves the bytes through a socket:
 //!
 //! ```
-//! use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish};
-//! use nbd_proto::{ExportInfo, Handshake, Outcome, TlsPolicy};
+//! use nbd_proto::client::{ClientHandshake, ClientStep, ClientOptions};
+//! use nbd_proto::{ExportInfo, Handshake, ServerStep, TlsPolicy};
 //!
 //! let export = ExportInfo {
 //!     name: "disk".into(),
@@ -28,7 +28,7 @@
 //!     block_max: 32 << 20,
 //! };
 //! let mut server = Handshake::new([export].into(), TlsPolicy::Never);
-//! let wish = Wish { export: "disk".into(), ..Wish::default() };
+//! let wish = ClientOptions { export: "disk".into(), ..ClientOptions::default() };
 //! let mut client = ClientHandshake::new(wish);
 //! let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
 //! while client.outcome().is_none() {
@@ -39,9 +39,9 @@
 //!     let taken = server.handle_input(&to_server)?;
 //!     to_server.drain(..taken);
 //! }
-//! let Some(ClientOutcome::Transmission(export)) = client.outcome() else { panic!() };
+//! let Some(ClientStep::Transmission(export)) = client.outcome() else { panic!() };
 //! assert_eq!(export.size, 1 << 30);
-//! assert!(matches!(server.outcome(), Some(Outcome::Transmission { export: 0, .. })));
+//! assert!(matches!(server.outcome(), Some(ServerStep::Transmission { export: 0, .. })));
 //! # Ok::<(), nbd_proto::ProtocolError>(())
 //! ```
 //!
@@ -68,7 +68,7 @@ pub mod constants;
 mod handshake;
 mod transmission;
 
-pub use handshake::{ExportInfo, Handshake, Outcome, TlsPolicy};
+pub use handshake::{ExportInfo, Handshake, ServerStep, TlsPolicy};
 pub use transmission::{
     Command, Errno, REQUEST_BYTES, RequestHeader, simple_reply, structured_data, structured_done,
     structured_error,

@@ -25,7 +25,6 @@ pub enum Command {
     Unknown(u16),
 }
 
-/// Header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Requested operation.

@@ -1,9 +1,9 @@
 //! Sessions and fences in the negotiation: client against server with messages split at random, and
 //! malformed input.
 
-use nbd_proto::client::{ClientHandshake, ClientOutcome, Wish};
+use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep};
 use nbd_proto::constants as c;
-use nbd_proto::{ExportInfo, Handshake, Outcome, TlsPolicy};
+use nbd_proto::{ExportInfo, Handshake, ServerStep, TlsPolicy};
 
 const SESSION: &str = "evfs:session:0123456789abcdef";
 const FENCE: &str = "evfs:fence:fedcba9876543210";
@@ -37,7 +37,7 @@ impl Random {
 
 /// Runs a client against a server and splits the bytes of both at random. Returns the outcome of
 /// each side and the keys that were fenced.
-fn meet(wish: Wish, ended: bool, seed: u64) -> (ClientOutcome, Option<Outcome>, Vec<u64>) {
+fn meet(wish: ClientOptions, ended: bool, seed: u64) -> (ClientStep, Option<ServerStep>, Vec<u64>) {
     let mut random = Random(seed * 2 + 1);
     let (mut server, mut client) = (server(TlsPolicy::Never), ClientHandshake::new(wish));
     let (mut up, mut down, mut fenced) = (Vec::new(), Vec::new(), Vec::new());
@@ -53,7 +53,7 @@ fn meet(wish: Wish, ended: bool, seed: u64) -> (ClientOutcome, Option<Outcome>, 
         to_client.extend(down.drain(..random.below(down.len() + 1)));
         let used = server.handle_input(&to_server).unwrap();
         to_server.drain(..used);
-        if let Some(Outcome::Fence { key }) = server.outcome() {
+        if let Some(ServerStep::Fence { key }) = server.outcome() {
             assert_eq!(server.handle_input(&to_server), Ok(0), "it waits");
             fenced.push(key);
             server.fenced(ended);
@@ -65,12 +65,12 @@ fn meet(wish: Wish, ended: bool, seed: u64) -> (ClientOutcome, Option<Outcome>, 
     (client.outcome().unwrap().clone(), server.outcome(), fenced)
 }
 
-fn wish(contexts: &[&str], info_only: bool) -> Wish {
-    Wish {
+fn wish(contexts: &[&str], info_only: bool) -> ClientOptions {
+    ClientOptions {
         export: "e".into(),
         contexts: contexts.iter().map(|c| (*c).to_owned()).collect(),
         info_only,
-        ..Wish::default()
+        ..ClientOptions::default()
     }
 }
 
@@ -78,11 +78,11 @@ fn wish(contexts: &[&str], info_only: bool) -> Wish {
 fn a_session_is_agreed_on_in_any_pieces() {
     for seed in 0..200 {
         let (client, server, fenced) = meet(wish(&[SESSION], false), true, seed);
-        let ClientOutcome::Transmission(export) = client else {
+        let ClientStep::Transmission(export) = client else {
             panic!("{client:?}");
         };
         assert_eq!(export.contexts, [SESSION]);
-        let expected = Outcome::Transmission {
+        let expected = ServerStep::Transmission {
             export: 0,
             structured: true,
             session: Some(SESSION_KEY),
@@ -96,12 +96,12 @@ fn a_fence_is_answered_as_it_went_in_any_pieces() {
     for seed in 0..200 {
         for ended in [true, false] {
             let (client, server, fenced) = meet(wish(&[FENCE], true), ended, seed);
-            let ClientOutcome::Told(export) = client else {
+            let ClientStep::Told(export) = client else {
                 panic!("{client:?}");
             };
             let expected: &[&str] = if ended { &[FENCE] } else { &[] };
             assert_eq!(export.contexts, expected);
-            assert_eq!((server, fenced), (Some(Outcome::Close), vec![FENCE_KEY]));
+            assert_eq!((server, fenced), (Some(ServerStep::Close), vec![FENCE_KEY]));
         }
     }
 }
@@ -110,7 +110,7 @@ fn a_fence_is_answered_as_it_went_in_any_pieces() {
 fn one_option_may_name_a_session_and_end_another() {
     for ended in [true, false] {
         let (client, server, fenced) = meet(wish(&[FENCE, SESSION], false), ended, 1);
-        let ClientOutcome::Transmission(export) = client else {
+        let ClientStep::Transmission(export) = client else {
             panic!("{client:?}");
         };
         let expected: &[&str] = if ended { &[SESSION, FENCE] } else { &[SESSION] };
@@ -118,7 +118,7 @@ fn one_option_may_name_a_session_and_end_another() {
         assert_eq!(fenced, [FENCE_KEY]);
         assert!(matches!(
             server,
-            Some(Outcome::Transmission {
+            Some(ServerStep::Transmission {
                 session: Some(SESSION_KEY),
                 ..
             })
@@ -158,7 +158,7 @@ fn structured(handshake: &mut Handshake) {
 }
 
 /// Returns the kinds of the replies to an option sent after structured replies were negotiated.
-fn replies(kind: u32, data: &[u8]) -> (Vec<u32>, Option<Outcome>) {
+fn replies(kind: u32, data: &[u8]) -> (Vec<u32>, Option<ServerStep>) {
     let mut handshake = server(TlsPolicy::Never);
     structured(&mut handshake);
     let sent = option(kind, data);
@@ -258,7 +258,10 @@ fn nothing_is_fenced_before_structured_replies_or_before_tls() {
     let mut handshake = server(TlsPolicy::Active);
     let sent = [option(c::OPT_STRUCTURED_REPLY, &[]), asked].concat();
     handshake.handle_input(&sent).unwrap();
-    assert_eq!(handshake.outcome(), Some(Outcome::Fence { key: FENCE_KEY }));
+    assert_eq!(
+        handshake.outcome(),
+        Some(ServerStep::Fence { key: FENCE_KEY })
+    );
 }
 
 #[test]
@@ -273,7 +276,7 @@ fn a_selection_takes_the_place_of_the_one_before() {
     ]
     .concat();
     assert_eq!(handshake.handle_input(&sent), Ok(sent.len()));
-    let expected = Outcome::Transmission {
+    let expected = ServerStep::Transmission {
         export: 0,
         structured: true,
         session: None,

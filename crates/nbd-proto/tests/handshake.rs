@@ -1,7 +1,7 @@
 //! Negotiation and requests: exact bytes, every truncation, every chunking, refusals.
 
 use nbd_proto::constants as c;
-use nbd_proto::{Command, Errno, ExportInfo, Handshake, Outcome, RequestHeader, TlsPolicy};
+use nbd_proto::{Command, Errno, ExportInfo, Handshake, RequestHeader, ServerStep, TlsPolicy};
 use std::sync::Arc;
 
 fn exports() -> Arc<[ExportInfo]> {
@@ -37,7 +37,7 @@ fn go(kind: u32, name: &str, wanted: &[u16]) -> Vec<u8> {
 
 /// Feeds the stream in pieces of `step` bytes, as a driver does, and returns output, outcome,
 /// consumed bytes and whether the handshake failed.
-fn run(tls: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Outcome>, usize, bool) {
+fn run(tls: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<ServerStep>, usize, bool) {
     let mut handshake = Handshake::new(exports(), tls);
     let (mut output, mut held, mut consumed) = (handshake.take_output(), Vec::new(), 0);
     for piece in stream.chunks(step) {
@@ -81,7 +81,7 @@ fn greeting_and_go_are_these_bytes() {
     let (output, outcome, consumed, _) = run(TlsPolicy::Never, &stream, stream.len());
     assert_eq!(
         outcome,
-        Some(Outcome::Transmission {
+        Some(ServerStep::Transmission {
             export: 0,
             structured: false,
             session: None
@@ -106,7 +106,7 @@ fn any_chunking_gives_the_same_answers() {
     let whole = run(TlsPolicy::Never, &stream, stream.len());
     assert_eq!(
         whole.1,
-        Some(Outcome::Transmission {
+        Some(ServerStep::Transmission {
             export: 1,
             structured: true,
             session: None
@@ -168,7 +168,7 @@ fn malformed_go_is_refused_and_the_negotiation_goes_on() {
         ]
         .concat();
         let (output, outcome, ..) = run(TlsPolicy::Never, &stream, stream.len());
-        assert_eq!(outcome, Some(Outcome::Close), "{data:?}");
+        assert_eq!(outcome, Some(ServerStep::Close), "{data:?}");
         assert!(
             output
                 .windows(4)
@@ -189,7 +189,7 @@ fn where_tls_is_required_nothing_is_told_before_it() {
     ]
     .concat();
     let (output, outcome, ..) = run(TlsPolicy::Required, &stream, stream.len());
-    assert_eq!(outcome, Some(Outcome::StartTls));
+    assert_eq!(outcome, Some(ServerStep::StartTls));
     assert!(
         !output.windows(5).any(|w| w == b"first"),
         "an export was named in the clear"
@@ -197,7 +197,7 @@ fn where_tls_is_required_nothing_is_told_before_it() {
     let old = [&flags[..], &option(c::OPT_EXPORT_NAME, b"first")].concat();
     assert_eq!(
         run(TlsPolicy::Required, &old, old.len()).1,
-        Some(Outcome::Close)
+        Some(ServerStep::Close)
     );
     let again = option(c::OPT_STARTTLS, &[]);
     assert_eq!(
@@ -217,7 +217,7 @@ fn what_follows_starttls_in_the_clear_is_left_alone() {
     ]
     .concat();
     let (_, outcome, consumed, _) = run(TlsPolicy::Required, &stream, stream.len());
-    assert_eq!((outcome, consumed), (Some(Outcome::StartTls), 20));
+    assert_eq!((outcome, consumed), (Some(ServerStep::StartTls), 20));
 }
 
 #[test]

@@ -38,9 +38,12 @@ pub(crate) fn take_open_lock(file: &File, name: &str, lock: Lock) -> Result<()> 
             _ => Err(std::io::Error::last_os_error()),
         }
     });
-    locked.map_err(|source| match is_one_of(&source, &taken) {
-        true => busy(name),
-        false => Error::from_io(name, source).detail("cannot be locked"),
+    locked.map_err(|source| {
+        if is_one_of(&source, &taken) {
+            busy(name)
+        } else {
+            Error::from_io(name, source).detail("cannot be locked")
+        }
     })
 }
 
@@ -122,9 +125,10 @@ pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<He
         let same = format!("/proc/self/fd/{}", open.as_raw_fd());
         rustix::fs::open(same, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?
     };
-    let operation = match exclusive {
-        true => FlockOperation::NonBlockingLockExclusive,
-        false => FlockOperation::NonBlockingLockShared,
+    let operation = if exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
     };
     let end = Instant::now() + HEADER_LOCK_PATIENCE;
     loop {

@@ -65,9 +65,10 @@ impl NewFile {
 
     /// Checks that no other process removed the file as a leftover before it was locked.
     pub(crate) fn still_there(&self) -> Result<()> {
-        match is_at(self.file(), self.temporary.path()) {
-            true => Ok(()),
-            false => Err(being_made(&self.path)),
+        if is_at(self.file(), self.temporary.path()) {
+            Ok(())
+        } else {
+            Err(being_made(&self.path))
         }
     }
 
@@ -142,9 +143,10 @@ fn remove_remains(path: &Path, hidden: &Path) -> Result<()> {
         ErrorKind::Busy => being_made(path),
         _ => e,
     })?;
-    match is_at(&remains, hidden) {
-        true => std::fs::remove_file(hidden).map_err(failed),
-        false => Ok(()),
+    if is_at(&remains, hidden) {
+        std::fs::remove_file(hidden).map_err(failed)
+    } else {
+        Ok(())
     }
 }
 

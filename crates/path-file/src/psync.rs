@@ -12,7 +12,7 @@ pub(crate) struct Psync {
 
 impl Psync {
     /// Executes the operation; always accepts it.
-    pub(crate) fn carry_out(&mut self, file: &File, index: u64, sys: &Sys<'_>) -> bool {
+    pub(crate) fn execute(&mut self, file: &File, index: u64, sys: &Sys<'_>) -> bool {
         self.results.push((index, carry_out(file.as_raw_fd(), sys)));
         true
     }

@@ -46,7 +46,11 @@ enum Stage {
 /// System operation.
 pub(crate) enum Sys<'a> {
     /// Read into one buffer.
-    Read { offset: u64, ptr: *mut u8, len: u32 },
+    Read {
+        offset: u64,
+        ptr: *mut u8,
+        len: u32,
+    },
     /// Write from one buffer.
     Write {
         offset: u64,
@@ -55,7 +59,10 @@ pub(crate) enum Sys<'a> {
         fua: bool,
     },
     /// Read into several buffers.
-    ReadV { offset: u64, iov: &'a [libc::iovec] },
+    ReadV {
+        offset: u64,
+        iov: &'a [libc::iovec],
+    },
     /// Write from several buffers.
     WriteV {
         offset: u64,
@@ -64,8 +71,11 @@ pub(crate) enum Sys<'a> {
     },
     /// `fdatasync`.
     Sync,
-    /// `fallocate`.
-    Fallocate { offset: u64, len: u64, mode: i32 },
+    Fallocate {
+        offset: u64,
+        len: u64,
+        mode: i32,
+    },
 }
 
 /// Executor of system operations.
@@ -74,7 +84,6 @@ enum Carrier {
     Psync(Psync),
 }
 
-/// Queue for a file.
 pub(crate) struct FileQueue {
     // Declared first, dropped first: the ring releases all memory before the jobs free it.
     carrier: Carrier,
@@ -149,7 +158,7 @@ impl FileQueue {
             let sys = job.next_operation(self.zeros.as_deref());
             let taken = match &mut self.carrier {
                 Carrier::Ring(ring) => ring.push(index as u64, &sys),
-                Carrier::Psync(psync) => psync.carry_out(&self.shared.file, index as u64, &sys),
+                Carrier::Psync(psync) => psync.execute(&self.shared.file, index as u64, &sys),
             };
             if !taken {
                 return;
@@ -162,12 +171,12 @@ impl FileQueue {
     fn settle_all(&mut self) {
         let mut results = std::mem::take(&mut self.results);
         for (index, result) in results.drain(..) {
-            self.settle(index as usize, result);
+            self.complete(index as usize, result);
         }
         self.results = results;
     }
 
-    fn settle(&mut self, index: usize, result: i32) {
+    fn complete(&mut self, index: usize, result: i32) {
         let job = self.jobs[index]
             .as_mut()
             .expect("each result stands for a job");

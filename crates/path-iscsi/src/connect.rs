@@ -9,7 +9,8 @@ use crate::wire::Wire;
 use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::{cdb, lun_field, lun_number, parse_luns};
 use iscsi_proto::{
-    Credentials, Kind, Login, LoginConfig, Mutual, Outcome, ProtocolError, Session, parse_targets,
+    Credentials, Kind, Login, LoginConfig, LoginResult, Mutual, ProtocolError, Session,
+    parse_targets,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::{set_socket_linger, set_tcp_nodelay, set_tcp_user_timeout};
@@ -185,7 +186,7 @@ pub(crate) fn log_in(
             kind,
             isid,
             credentials: access.credentials(md5_only),
-            wanted: &wanted,
+            offered: &wanted,
         });
         match negotiate(name, &mut stream, &mut login, deadline) {
             Ok(Step::Session(session, early)) => {
@@ -250,10 +251,10 @@ fn negotiate(
         let taken = login.handle_input(&held[..n]).map_err(Failed::Protocol)?;
         match login.take_outcome() {
             None => {}
-            Some(Outcome::LoggedIn(session)) => {
+            Some(LoginResult::LoggedIn(session)) => {
                 return Ok(Step::Session(session, held[taken..n].to_vec()));
             }
-            Some(Outcome::Redirect { address, .. }) => return Ok(Step::Elsewhere(address)),
+            Some(LoginResult::Redirect { address, .. }) => return Ok(Step::Elsewhere(address)),
         }
     }
 }

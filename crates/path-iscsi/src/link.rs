@@ -1,12 +1,12 @@
 //! A blocking session for control-plane commands, each with a deadline, and its orderly shutdown.
 
 use crate::errors::{of_fault, of_protocol};
-use crate::nexus::{self, Leavings, Left};
+use crate::nexus::{self, LostSession, LostSessions};
 use crate::reserve;
 use crate::wire::{Memory, Wire};
 use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::cdb::Cdb;
-use iscsi_proto::scsi::{Action, Fault, judge};
+use iscsi_proto::scsi::{Action, Fault, classify};
 use iscsi_proto::{Event, Function, TaskId, Transfer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ pub(crate) struct Link {
     /// Reservation key registered by this session or by the session that it replaced.
     pub(crate) key: Option<u64>,
     /// Records the registration if the session cannot remove it.
-    pub(crate) leavings: Arc<Leavings>,
+    pub(crate) leavings: Arc<LostSessions>,
     /// The connection is lost; nothing more is sent on it.
     pub(crate) dead: bool,
 }
@@ -93,7 +93,7 @@ impl Link {
     ) -> std::result::Result<Vec<u8>, Failure> {
         for _ in 0..AGAIN_MAX {
             let (status, qualifier, sense, input) = self.once(cdb, data, deadline)?;
-            match judge(status, qualifier, &sense) {
+            match classify(status, qualifier, &sense) {
                 Action::Done => return Ok(input),
                 Action::Again => {}
                 Action::Later { delay_ms, .. } => {
@@ -133,7 +133,7 @@ impl Link {
         let asked = loop {
             match self.wire.session.command(cdb, transfer) {
                 Some(task) => break task,
-                None => self.turn(&mut memory, deadline, &mut |_| None::<()>)?,
+                None => self.poll(&mut memory, deadline, &mut |_| None::<()>)?,
             };
         };
         let end = self.until(&mut memory, deadline, |event| match event {
@@ -194,14 +194,14 @@ impl Link {
         mut pick: impl FnMut(Event) -> Option<T>,
     ) -> std::result::Result<T, Failure> {
         loop {
-            if let Some(picked) = self.turn(memory, deadline, &mut pick)? {
+            if let Some(picked) = self.poll(memory, deadline, &mut pick)? {
                 return Ok(picked);
             }
         }
     }
 
     /// Sends pending output, waits for input once, and processes it.
-    fn turn<T>(
+    fn poll<T>(
         &mut self,
         memory: &mut One,
         deadline: Instant,
@@ -288,7 +288,7 @@ impl Drop for Link {
         let isid = self.isid;
         match self.key.take() {
             Some(key) if ended => nexus::ended(key),
-            Some(key) => self.leavings.keep(Left { isid, key }),
+            Some(key) => self.leavings.record(LostSession { isid, key }),
             None => {}
         }
     }

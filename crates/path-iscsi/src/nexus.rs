@@ -32,15 +32,15 @@ fn keys() -> MutexGuard<'static, BTreeMap<u64, bool>> {
 
 /// ISID and key that a lost session left at its target.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Left {
+pub(crate) struct LostSession {
     pub(crate) isid: [u8; 6],
     pub(crate) key: u64,
 }
 
 /// Sessions and registrations that one path may have left at its target.
 #[derive(Debug, Default)]
-pub(crate) struct Leavings {
-    lost: Mutex<Vec<Left>>,
+pub(crate) struct LostSessions {
+    lost: Mutex<Vec<LostSession>>,
     /// Keys of other paths' sessions that were fenced through this path.
     fenced: Mutex<Vec<u64>>,
 }
@@ -49,9 +49,9 @@ fn lock<T>(mutex: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Leavings {
+impl LostSessions {
     /// Removes and returns a lost session, so that a new session can replace it.
-    pub(crate) fn take(&self) -> Option<Left> {
+    pub(crate) fn take(&self) -> Option<LostSession> {
         lock(&self.lost).pop()
     }
 
@@ -60,7 +60,7 @@ impl Leavings {
     }
 
     /// Records a lost session until its ISID is reused.
-    pub(crate) fn keep(&self, left: Left) {
+    pub(crate) fn record(&self, left: LostSession) {
         keys().insert(left.key, true);
         lock(&self.lost).push(left);
     }

@@ -1,6 +1,6 @@
 //! Settings of an iSCSI path.
 
-use iscsi_proto::{DigestPolicy, Wanted};
+use iscsi_proto::{DigestPolicy, OfferedParams};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,13 +60,13 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(crate) fn wanted(&self) -> Wanted {
-        Wanted {
+    pub(crate) fn wanted(&self) -> OfferedParams {
+        OfferedParams {
             header_digest: self.header_digest,
             data_digest: self.data_digest,
             immediate_data: self.immediate_data,
             initial_r2t: self.initial_r2t,
-            ..Wanted::default()
+            ..OfferedParams::default()
         }
     }
 }

@@ -4,11 +4,11 @@ use crate::address::Address;
 use crate::connect::{Access, field, log_in};
 use crate::device::IscsiDevice;
 use crate::link::Link;
-use crate::nexus::{self, Leavings, random_isid};
+use crate::nexus::{self, LostSessions, random_isid};
 use crate::options::Options;
 use crate::queue::{IscsiQueue, Retries};
 use crate::reserve;
-use crate::unit::{self, Found};
+use crate::unit::{self, UnitProperties};
 use block::{
     Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Result, Transport,
 };
@@ -34,7 +34,7 @@ pub struct IscsiPath {
     /// Session for access state queries, opened on first use.
     watch: Mutex<Option<Link>>,
     /// Sessions that did not log out.
-    leavings: Arc<Leavings>,
+    leavings: Arc<LostSessions>,
     /// Registrations of dead processes were searched for, once.
     swept: AtomicBool,
     /// Whether connections register, once the target has said what it is.
@@ -93,7 +93,7 @@ impl IscsiPath {
                 Ok(link)
             }
             Err(error) => {
-                left.into_iter().for_each(|left| self.leavings.keep(left));
+                left.into_iter().for_each(|left| self.leavings.record(left));
                 Err(error)
             }
         }
@@ -117,9 +117,9 @@ impl IscsiPath {
         )
     }
 
-    fn find(&self, link: &mut Link, deadline: Instant) -> Result<Found> {
+    fn find(&self, link: &mut Link, deadline: Instant) -> Result<UnitProperties> {
         let fallback = format!("iscsi.{}.{}", self.address.target, self.address.lun);
-        unit::ask(link, &self.options, fallback, deadline)
+        unit::query(link, &self.options, fallback, deadline)
     }
 
     pub(crate) fn make_connection(&self, within: Duration) -> Result<IscsiConnection> {
@@ -201,7 +201,7 @@ impl IscsiPath {
         let guards = self.leavings.guards();
         if guards || nexus::any_lost() {
             let (mut link, own) = self.controller(control.take(), deadline)?;
-            reserve::hold(&mut link, own, deadline)?;
+            reserve::acquire(&mut link, own, deadline)?;
             reserve::sweep(&mut link, own, &self.options.initiator_name, deadline)?;
             *control = Some(link);
         }
@@ -299,7 +299,7 @@ impl Lunpath for IscsiPath {
 /// A logged-in session and the properties of its unit.
 pub(crate) struct IscsiConnection {
     link: Link,
-    found: Found,
+    found: UnitProperties,
     depth: usize,
 }
 

@@ -10,13 +10,13 @@
 use crate::errors::{access_of, of_fault};
 use crate::job::{Job, Next};
 use crate::link::Link;
-use crate::unit::{Found, Unit};
+use crate::unit::{Unit, UnitProperties};
 use crate::wire::Memory;
 use block::layer::{Layer, within};
 use block::{
-    AccessSign, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+    AccessHint, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
-use iscsi_proto::scsi::{Action, Fault, PortState, Sense, judge};
+use iscsi_proto::scsi::{Action, Fault, PortState, Sense, classify};
 use iscsi_proto::{Event, TaskId, Transfer, slot_of};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
@@ -50,7 +50,7 @@ enum Flight {
     None,
     Job(TaskId, Job),
     /// Taken back; `data` is a copy of the bytes that its command may still send.
-    Late {
+    Withdrawn {
         tag: u64,
         data: Vec<u8>,
     },
@@ -85,7 +85,7 @@ impl Memory for Flights {
     fn gather<'a>(&'a self, task: TaskId, offset: u32, len: u32, mut each: impl FnMut(&'a [u8])) {
         match &self.slots[slot_of(task)] {
             Flight::Job(_, job) => job.gather(offset, len, each),
-            Flight::Late { data, .. } => each(&data[offset as usize..(offset + len) as usize]),
+            Flight::Withdrawn { data, .. } => each(&data[offset as usize..(offset + len) as usize]),
             Flight::None => {}
         }
     }
@@ -126,7 +126,7 @@ pub(crate) struct IscsiQueue {
     hold: Option<Instant>,
     /// Number of consecutive delays.
     busies: u32,
-    sign: Option<AccessSign>,
+    sign: Option<AccessHint>,
     flights: Flights,
     ready: VecDeque<Completion>,
     late: Vec<u64>,
@@ -141,7 +141,7 @@ pub(crate) struct IscsiQueue {
 impl IscsiQueue {
     pub(crate) fn new(
         link: Link,
-        found: Found,
+        found: UnitProperties,
         capacity: usize,
         retries: Retries,
     ) -> Result<IscsiQueue> {
@@ -208,7 +208,7 @@ impl IscsiQueue {
         let mut events = std::mem::take(&mut self.events);
         let received = link.wire.receive(&mut self.flights, &mut events);
         for event in events.drain(..) {
-            self.settle(event);
+            self.handle_event(event);
         }
         self.events = events;
         if let Err(why) = received {
@@ -216,7 +216,7 @@ impl IscsiQueue {
         }
     }
 
-    fn settle(&mut self, event: Event) {
+    fn handle_event(&mut self, event: Event) {
         let Some(link) = &mut self.link else { return };
         match event {
             Event::Done {
@@ -234,7 +234,7 @@ impl IscsiQueue {
             }
             Event::Late { task } => {
                 link.wire.detach(task, &self.flights);
-                if let Flight::Late { tag, .. } = self.flights.take(task) {
+                if let Flight::Withdrawn { tag, .. } = self.flights.take(task) {
                     self.late.push(tag);
                 }
             }
@@ -251,11 +251,11 @@ impl IscsiQueue {
 
     /// Handles the end of a command: completes, resends, delays or fails the request.
     fn end(&mut self, mut job: Job, status: u8, received: u32, qualifier: u16, sense: &[u8]) {
-        let fault = match judge(status, qualifier, sense) {
+        let fault = match classify(status, qualifier, sense) {
             Action::Done => return self.went_well(job, received),
             Action::Again if job.again < AGAIN_MAX => {
                 if Sense::parse(sense).is_some_and(Sense::access_changed) {
-                    self.sign.get_or_insert(AccessSign::Changed);
+                    self.sign.get_or_insert(AccessHint::Changed);
                 }
                 job.again += 1;
                 return self.waiting.push_front(job);
@@ -265,9 +265,10 @@ impl IscsiQueue {
                 delay_ms,
                 queue_full,
             } => {
-                let why = match queue_full {
-                    true => "the target's queue is full",
-                    false => "the target is busy",
+                let why = if queue_full {
+                    "the target's queue is full"
+                } else {
+                    "the target is busy"
                 };
                 if queue_full {
                     (self.depth, self.good) = (self.flights.jobs.max(1), 0);
@@ -293,7 +294,7 @@ impl IscsiQueue {
                 return self.lose("another path has fenced this connection");
             }
             Action::Fail(Fault::NoAccess(state)) => {
-                self.sign = Some(AccessSign::Is(access_of(state)));
+                self.sign = Some(AccessHint::Is(access_of(state)));
                 if state == PortState::Transitioning && self.retries == Retries::Here {
                     self.hold_back(None);
                     return self.later(job, "the access state of this port is changing");
@@ -486,9 +487,10 @@ impl Queue for IscsiQueue {
     }
 
     fn room(&self) -> usize {
-        match self.is_held() {
-            true => 0,
-            false => self.depth.saturating_sub(self.in_flight()),
+        if self.is_held() {
+            0
+        } else {
+            self.depth.saturating_sub(self.in_flight())
         }
     }
 
@@ -559,7 +561,7 @@ impl Queue for IscsiQueue {
 
     /// The command itself cannot be revoked: the target may execute it. Data that it still has to
     /// send is copied because a command whose transmission has begun is sent completely.
-    fn take_back(&mut self, tag: u64) -> Option<Request> {
+    fn withdraw(&mut self, tag: u64) -> Option<Request> {
         if let Some(Job { tag, op, .. }) = self.take_waiting(tag) {
             self.late.push(tag);
             return Some(Request { tag, op });
@@ -576,19 +578,19 @@ impl Queue for IscsiQueue {
         }
         wire.session.abandon(task);
         let Job { tag, op, .. } = job;
-        self.flights.slots[slot_of(task)] = Flight::Late { tag, data };
+        self.flights.slots[slot_of(task)] = Flight::Withdrawn { tag, data };
         Some(Request { tag, op })
     }
 
-    fn late(&mut self, tags: &mut Vec<u64>) {
+    fn drain_late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
     }
 
-    fn access_sign(&mut self) -> Option<AccessSign> {
+    fn access_sign(&mut self) -> Option<AccessHint> {
         self.sign.take()
     }
 
-    fn lost(&self) -> Option<&str> {
+    fn lost_reason(&self) -> Option<&str> {
         self.link.is_none().then_some(&self.lost)
     }
 }

@@ -26,7 +26,7 @@ pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> R
     // From here on the key may be registered, even if no response arrives.
     link.key = Some(key);
     out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
-    hold(link, key, deadline)?;
+    acquire(link, key, deadline)?;
     if let Some(before) = before {
         remove(link, key, before, deadline)?;
         nexus::ended(before);
@@ -70,12 +70,12 @@ pub(crate) fn unregister(link: &mut Link, key: u64, deadline: Instant) -> Result
 /// Removes `lost`, the key of another session, so that none of its pending commands are executed.
 /// `own` is this session's key.
 pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -> Result<()> {
-    hold(link, own, deadline)?;
+    acquire(link, own, deadline)?;
     if keys(link, deadline)?.contains(&lost) {
         out(link, ReserveOut::Preempt, own, lost, deadline)?;
     }
     // The reservation may have belonged to the lost session; then it is ours now.
-    hold(link, own, deadline)?;
+    acquire(link, own, deadline)?;
     if keys(link, deadline)?.contains(&lost) {
         let why = "the target did not remove the lost connection's key";
         return Err(Error::new(ErrorKind::Unsupported, &link.name, why));
@@ -84,7 +84,7 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
 }
 
 /// Ensures that the unit accepts writes only from registered initiators.
-pub(crate) fn hold(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
+pub(crate) fn acquire(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     if reservation(link, deadline)?.is_none() {
         match out(link, ReserveOut::Reserve, key, 0, deadline) {
             // Another of our connections reserved first.

@@ -51,7 +51,7 @@ pub(crate) enum Discard {
 
 /// Properties of a unit as found by a connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Found {
+pub(crate) struct UnitProperties {
     pub(crate) unit: Unit,
     pub(crate) info: DeviceInfo,
     pub(crate) identity: Identity,
@@ -60,12 +60,12 @@ pub(crate) struct Found {
 }
 
 /// Queries the unit. `fallback_wwid` is used if the unit reports no world-wide ID.
-pub(crate) fn ask(
+pub(crate) fn query(
     link: &mut Link,
     options: &Options,
     fallback_wwid: String,
     deadline: Instant,
-) -> Result<Found> {
+) -> Result<UnitProperties> {
     let inquiry = inquiry(link, deadline)?;
     if !inquiry.is_disk {
         let why = "no disk at this LUN; check which LUNs the target has";
@@ -145,7 +145,7 @@ pub(crate) fn ask(
         discard: discard != Discard::None,
         numa_node: None,
     };
-    Ok(Found {
+    Ok(UnitProperties {
         unit,
         info,
         identity,

@@ -35,7 +35,7 @@ pub(crate) trait Memory {
 }
 
 /// Reason why a connection is unusable.
-pub(crate) type Lost = String;
+pub(crate) type LossReason = String;
 
 /// A session and its socket.
 pub(crate) struct Wire {
@@ -85,7 +85,7 @@ impl Wire {
     }
 
     /// Sends the session's output until the socket accepts no more.
-    pub(crate) fn flush(&mut self, memory: &impl Memory) -> Result<(), Lost> {
+    pub(crate) fn flush(&mut self, memory: &impl Memory) -> Result<(), LossReason> {
         self.blocked = false;
         loop {
             while self.out.len() < PDUS_MAX {
@@ -169,7 +169,7 @@ impl Wire {
         &mut self,
         memory: &mut impl Memory,
         events: &mut Vec<Event>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), LossReason> {
         if self.early > 0 {
             let early = std::mem::take(&mut self.early);
             self.parse(early, memory, events)?;
@@ -226,7 +226,7 @@ impl Wire {
         len: usize,
         memory: &mut impl Memory,
         events: &mut Vec<Event>,
-    ) -> Result<(), Lost> {
+    ) -> Result<(), LossReason> {
         let mut at = 0;
         loop {
             let taken = self.session.handle_input(&self.scratch[at..len]);

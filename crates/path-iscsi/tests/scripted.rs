@@ -4,7 +4,7 @@
 mod target;
 
 use block::{
-    Access, AccessSign, BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Result, Wait,
+    Access, AccessHint, BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Result, Wait,
 };
 use path_iscsi::{DigestPolicy, IscsiPath, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -223,7 +223,7 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
     assert_eq!(queue.access_sign(), None);
     array.set_access([disk::NON_OPTIMIZED, disk::OPTIMIZED]);
     run(queue, read(4096)).unwrap();
-    assert_eq!(queue.access_sign(), Some(AccessSign::Changed));
+    assert_eq!(queue.access_sign(), Some(AccessHint::Changed));
     assert_eq!(queue.access_sign(), None, "said once");
     assert_eq!(active.access(LONG).unwrap(), Some(Access::NonOptimized));
     for (state, access) in [
@@ -234,7 +234,7 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
         array.set_access_quietly([state, disk::OPTIMIZED]);
         let error = run(queue, write(false)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotNow, "{error}");
-        assert_eq!(queue.access_sign(), Some(AccessSign::Is(access)));
+        assert_eq!(queue.access_sign(), Some(AccessHint::Is(access)));
         assert_eq!(active.access(LONG).unwrap(), Some(access));
     }
     // A target without asymmetric access.
@@ -245,7 +245,7 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
 }
 
 #[test]
-fn a_transition_is_waited_for_where_nobody_knows_another_way() {
+fn a_transition_is_waited_for_when_no_other_path_exists() {
     let changing = || Reply::Status(2, 0, &[0x72, 2, 0x04, 0x0a]);
     let target = start(
         Manner::default(),

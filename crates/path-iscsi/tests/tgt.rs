@@ -308,7 +308,7 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
         .unwrap();
     assert!(done.is_empty() && queue.in_flight() == 64);
     for tag in 0..64 {
-        let mut request = queue.take_back(tag).expect("in flight");
+        let mut request = queue.withdraw(tag).expect("in flight");
         assert_eq!(request.tag, tag);
         // The caller owns its memory again; data that the target sends or receives is elsewhere.
         match &mut request.op {
@@ -320,9 +320,9 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
             _ => {}
         }
     }
-    assert_eq!((queue.in_flight(), queue.take_back(5).is_none()), (0, true));
+    assert_eq!((queue.in_flight(), queue.withdraw(5).is_none()), (0, true));
     let mut late = Vec::new();
-    queue.late(&mut late);
+    queue.drain_late(&mut late);
     assert!(late.is_empty(), "nothing is settled: {late:?}");
     // A read of the first written block queues behind all the writes and shows that framing held.
     submit(queue, 500, read_op(8 << 20, 4096));
@@ -332,7 +332,7 @@ fn requests_are_taken_back_from_a_silent_target_and_settled_when_it_speaks() {
         queue
             .reap(Wait::AtMost(Duration::from_millis(10)), &mut done)
             .unwrap();
-        queue.late(&mut late);
+        queue.drain_late(&mut late);
         assert!(started.elapsed() < LONG, "{} settled", late.len());
         if queue.in_flight() == 0 && late.len() < 64 {
             // Without requests in flight, `reap` does not wait, but late responses still arrive.
@@ -444,7 +444,7 @@ fn a_late_write_comes_back(fenced: bool) -> bool {
         std::thread::sleep(Duration::from_millis(1));
     }
     for tag in 0..5 {
-        assert!(queue.take_back(tag).is_some());
+        assert!(queue.withdraw(tag).is_some());
     }
     drop(queue);
     if let Some(key) = key {

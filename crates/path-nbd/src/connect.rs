@@ -5,7 +5,7 @@ use crate::path::Options;
 use crate::uri::{NbdUri, Server};
 use crate::wire::{Socket, Wire};
 use block::{Error, ErrorKind, Result};
-use nbd_proto::client::{ClientHandshake, ClientOutcome, ServerExport, Wish};
+use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, ServerExport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt;
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
@@ -33,7 +33,7 @@ pub(crate) struct Negotiated {
 pub(crate) fn connect(
     uri: &NbdUri,
     options: &Options,
-    wish: Wish,
+    wish: ClientOptions,
     within: Duration,
 ) -> Result<Negotiated> {
     let until = Instant::now() + within;
@@ -41,7 +41,7 @@ pub(crate) fn connect(
     negotiate(uri, options, wish, socket, until)
 }
 
-fn lost(uri: &NbdUri, e: io::Error) -> Error {
+fn connection_error(uri: &NbdUri, e: io::Error) -> Error {
     let kind = match e.kind() {
         io::ErrorKind::TimedOut => ErrorKind::TimedOut,
         _ => ErrorKind::PathLost,
@@ -52,13 +52,14 @@ fn lost(uri: &NbdUri, e: io::Error) -> Error {
 
 fn left(until: Instant) -> io::Result<Duration> {
     let left = until.saturating_duration_since(Instant::now());
-    match left.is_zero() {
-        true => Err(io::Error::new(
+    if left.is_zero() {
+        Err(io::Error::new(
             io::ErrorKind::TimedOut,
             "the server did not answer in time; it may serve one client only \
              (qemu-nbd: --shared=N)",
-        )),
-        false => Ok(left),
+        ))
+    } else {
+        Ok(left)
     }
 }
 
@@ -67,7 +68,7 @@ fn socket(uri: &NbdUri, until: Instant) -> Result<Socket> {
         Server::Tcp(host, port) => tcp(host, *port, until),
         Server::Unix(path) => unix(path, until),
     };
-    made.map_err(|e| lost(uri, e))
+    made.map_err(|e| connection_error(uri, e))
 }
 
 fn tcp(host: &str, port: u16, until: Instant) -> io::Result<Socket> {
@@ -107,11 +108,11 @@ fn unix(path: &Path, until: Instant) -> io::Result<Socket> {
 fn negotiate(
     uri: &NbdUri,
     options: &Options,
-    wish: Wish,
+    wish: ClientOptions,
     socket: Socket,
     until: Instant,
 ) -> Result<Negotiated> {
-    let wish = Wish {
+    let wish = ClientOptions {
         export: uri.export.clone(),
         tls: uri.tls,
         ..wish
@@ -120,25 +121,25 @@ fn negotiate(
     let mut handshake = ClientHandshake::new(wish.clone());
     let mut input = Vec::new();
     loop {
-        send(&mut wire, &handshake.take_output(), until).map_err(|e| lost(uri, e))?;
+        send(&mut wire, &handshake.take_output(), until).map_err(|e| connection_error(uri, e))?;
         match handshake.outcome() {
             None => {
-                receive(&mut wire, &mut input, until).map_err(|e| lost(uri, e))?;
+                receive(&mut wire, &mut input, until).map_err(|e| connection_error(uri, e))?;
                 let used = handshake
                     .handle_input(&input)
                     .map_err(|e| Error::new(ErrorKind::PathLost, uri.to_string(), e.to_string()))?;
                 input.drain(..used);
             }
-            Some(ClientOutcome::StartTls) if !input.is_empty() => {
+            Some(ClientStep::StartTls) if !input.is_empty() => {
                 // Plaintext after the response may have been injected by an attacker.
                 let why = "the server sent data before the TLS handshake";
                 return Err(Error::new(ErrorKind::PathLost, uri.to_string(), why));
             }
-            Some(ClientOutcome::StartTls) => {
+            Some(ClientStep::StartTls) => {
                 wire = start_tls(uri, options, wire)?;
                 handshake = ClientHandshake::under_tls(wish.clone());
             }
-            Some(ClientOutcome::Transmission(export) | ClientOutcome::Told(export)) => {
+            Some(ClientStep::Transmission(export) | ClientStep::Told(export)) => {
                 return Ok(Negotiated {
                     wire,
                     export: export.clone(),
@@ -151,9 +152,10 @@ fn negotiate(
 
 fn send(wire: &mut Wire, mut bytes: &[u8], until: Instant) -> io::Result<()> {
     while !bytes.is_empty() || wire.holds_output() {
-        let sent = match bytes.is_empty() {
-            true => wire.push().map(|()| 0),
-            false => wire.send(&[IoSlice::new(bytes)]),
+        let sent = if bytes.is_empty() {
+            wire.push().map(|()| 0)
+        } else {
+            wire.send(&[IoSlice::new(bytes)])
         };
         match sent {
             Ok(sent) => bytes = &bytes[sent..],

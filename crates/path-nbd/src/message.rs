@@ -150,7 +150,7 @@ impl Job {
     ///
     /// # Panics
     /// If the operation was already returned.
-    pub(crate) fn give_up(&mut self) -> Op {
+    pub(crate) fn withdraw(&mut self) -> Op {
         self.forgotten = self.data_len();
         self.op.take().expect("a request is taken back once")
     }
@@ -251,9 +251,10 @@ impl Job {
         let op = self.op?;
         let result = match self.error {
             Some((errno, words)) => {
-                let text = match words.is_empty() {
-                    true => format!("the NBD server returned error {errno}"),
-                    false => format!("the NBD server returned error {errno}: {words}"),
+                let text = if words.is_empty() {
+                    format!("the NBD server returned error {errno}")
+                } else {
+                    format!("the NBD server returned error {errno}: {words}")
                 };
                 Err(Error::new(kind_of(errno), device, text).in_op(&op))
             }

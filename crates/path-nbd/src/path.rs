@@ -7,7 +7,7 @@ use block::{
     Access, BlockDevice, Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue,
     Result, Transport,
 };
-use nbd_proto::client::{ServerExport, Wish};
+use nbd_proto::client::{ClientOptions, ServerExport};
 use nbd_proto::constants as c;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -57,7 +57,7 @@ impl NbdPath {
         }
     }
 
-    fn negotiate(&self, wish: Wish, within: Duration) -> Result<Negotiated> {
+    fn negotiate(&self, wish: ClientOptions, within: Duration) -> Result<Negotiated> {
         connect::connect(&self.uri, &self.options, wish, within)
     }
 
@@ -127,9 +127,9 @@ impl Lunpath for NbdPath {
     }
 
     fn identify(&self, within: Duration) -> Result<Identity> {
-        let wish = Wish {
+        let wish = ClientOptions {
             info_only: true,
-            ..Wish::default()
+            ..ClientOptions::default()
         };
         let told = self.negotiate(wish, within)?;
         Ok(self.identity_of(&told.export))
@@ -140,9 +140,9 @@ impl Lunpath for NbdPath {
         // EVFS servers accept the key and can fence the session later. Other servers know neither
         // context and do not confirm it.
         let session = format!("{}{key:016x}", c::SESSION_CONTEXT);
-        let wish = Wish {
+        let wish = ClientOptions {
             contexts: vec![session.clone()],
-            ..Wish::default()
+            ..ClientOptions::default()
         };
         let negotiated = self.negotiate(wish, within)?;
         let identity = self.identity_of(&negotiated.export);
@@ -163,18 +163,17 @@ impl Lunpath for NbdPath {
 
     fn fence(&self, key: u64, within: Duration) -> Result<()> {
         let fence = format!("{}{key:016x}", c::FENCE_CONTEXT);
-        let wish = Wish {
+        let wish = ClientOptions {
             contexts: vec![fence.clone()],
             info_only: true,
-            ..Wish::default()
+            ..ClientOptions::default()
         };
         let told = self.negotiate(wish, within)?;
-        match told.export.contexts.contains(&fence) {
-            true => Ok(()),
-            false => {
-                let why = "the server cannot fence the session of a lost path";
-                Err(Error::new(ErrorKind::Unsupported, &self.name, why))
-            }
+        if told.export.contexts.contains(&fence) {
+            Ok(())
+        } else {
+            let why = "the server cannot fence the session of a lost path";
+            Err(Error::new(ErrorKind::Unsupported, &self.name, why))
         }
     }
 }

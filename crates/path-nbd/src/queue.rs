@@ -260,9 +260,10 @@ impl NbdQueue {
         if output == self.watches_output {
             return;
         }
-        let flags = match output {
-            true => epoll::EventFlags::IN | epoll::EventFlags::OUT,
-            false => epoll::EventFlags::IN,
+        let flags = if output {
+            epoll::EventFlags::IN | epoll::EventFlags::OUT
+        } else {
+            epoll::EventFlags::IN
         };
         let data = epoll::EventData::new_u64(0);
         if epoll::modify(&self.epoll, self.wire.fd(), data, flags).is_ok() {
@@ -602,7 +603,7 @@ impl Queue for NbdQueue {
         !self.ready.is_empty() || !self.late.is_empty()
     }
 
-    fn take_back(&mut self, tag: u64) -> Option<Request> {
+    fn withdraw(&mut self, tag: u64) -> Option<Request> {
         let slot = self.slots.iter().position(|(_, job)| {
             job.as_ref()
                 .is_some_and(|job| job.tag == tag && job.op.is_some())
@@ -634,7 +635,7 @@ impl Queue for NbdQueue {
         {
             self.expect = Expect::Drop { slot, left, done };
         }
-        let op = self.job(slot).give_up();
+        let op = self.job(slot).withdraw();
         self.in_flight -= 1;
         if unsent {
             self.finish(slot);
@@ -642,11 +643,11 @@ impl Queue for NbdQueue {
         Some(Request { tag, op })
     }
 
-    fn late(&mut self, tags: &mut Vec<u64>) {
+    fn drain_late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
     }
 
-    fn lost(&self) -> Option<&str> {
+    fn lost_reason(&self) -> Option<&str> {
         self.lost.as_deref()
     }
 }
@@ -665,7 +666,7 @@ impl Drop for NbdQueue {
         }
         if self.lost.is_none() && self.slots.iter().all(|(_, job)| job.is_none()) {
             let goodbye = request(c::CMD_DISC, 0, 0, 0, 0);
-            self.wire.leave(&goodbye);
+            self.wire.send_last(&goodbye);
         }
     }
 }

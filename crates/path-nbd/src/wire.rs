@@ -68,7 +68,7 @@ impl Wire {
     }
 
     /// Sends a final message and lets the kernel deliver it after the close.
-    pub(crate) fn leave(&mut self, words: &[u8]) {
+    pub(crate) fn send_last(&mut self, words: &[u8]) {
         let _ = rustix::net::sockopt::set_socket_linger(&self.socket.0, None);
         let _ = self.send(&[IoSlice::new(words)]);
     }

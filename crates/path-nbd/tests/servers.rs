@@ -304,14 +304,14 @@ fn what_is_taken_back_is_ours_and_its_late_answer_touches_nothing() {
     queue.kick().unwrap();
     let mut back = Vec::new();
     for tag in (10..30).chain([2, 3]) {
-        let request = queue.take_back(tag).unwrap();
+        let request = queue.withdraw(tag).unwrap();
         assert_eq!(request.tag, tag);
         back.push(request);
     }
     assert_eq!(queue.in_flight(), 0);
-    assert!(queue.take_back(2).is_none());
+    assert!(queue.withdraw(2).is_none());
     let mut late = Vec::new();
-    queue.late(&mut late);
+    queue.drain_late(&mut late);
     assert!(
         late.contains(&3) && !late.contains(&2),
         "never sent, sent: {late:?}"
@@ -324,7 +324,7 @@ fn what_is_taken_back_is_ours_and_its_late_answer_touches_nothing() {
     while late.len() < 22 {
         assert!(Instant::now() < until, "late answers: {late:?}");
         queue.reap(Wait::Poll, &mut Vec::new()).unwrap();
-        queue.late(&mut late);
+        queue.drain_late(&mut late);
         std::thread::sleep(Duration::from_millis(5));
     }
     for request in back {

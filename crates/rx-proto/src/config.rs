@@ -86,7 +86,7 @@ pub struct Config {
     pub stray_answers_per_second: u32,
 
     /// Policy for DEBUG and VERSION requests, by address.
-    pub questions: Questions,
+    pub questions: DebugPolicy,
     /// Reply to VERSION packets, at most 64 bytes.
     pub version: String,
 }
@@ -120,7 +120,7 @@ impl Default for Config {
             receive_bytes_max: 256 << 20,
             control_packets_max: 1024,
             stray_answers_per_second: 200,
-            questions: Questions::default(),
+            questions: DebugPolicy::default(),
             version: String::from("EVFS Rx"),
         }
     }
@@ -144,7 +144,7 @@ impl Config {
 
 /// Extent to which an address is answered when it sends `rxdebug` requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answers {
+pub enum DebugAccess {
     /// No answers, including to other packets from this address that belong to no connection.
     None,
     /// DEBUG is not answered. The answer to VERSION is not longer than the request, so that a
@@ -156,34 +156,37 @@ pub enum Answers {
     Full,
 }
 
-/// Policy that decides by address which [`Answers`] a peer receives.
+/// Policy that decides by address which [`DebugAccess`] a peer receives.
 #[derive(Clone)]
-pub struct Questions(Arc<dyn Fn(IpAddr) -> Answers + Send + Sync>);
+pub struct DebugPolicy(Arc<dyn Fn(IpAddr) -> DebugAccess + Send + Sync>);
 
-impl Questions {
+impl DebugPolicy {
     /// Creates a policy that calls `decide`.
-    pub fn new(decide: impl Fn(IpAddr) -> Answers + Send + Sync + 'static) -> Questions {
-        Questions(Arc::new(decide))
+    pub fn new(decide: impl Fn(IpAddr) -> DebugAccess + Send + Sync + 'static) -> DebugPolicy {
+        DebugPolicy(Arc::new(decide))
     }
 
     /// Returns the extent to which `address` is answered.
-    pub fn of(&self, address: IpAddr) -> Answers {
+    pub fn of(&self, address: IpAddr) -> DebugAccess {
         (self.0)(address)
     }
 }
 
-impl Default for Questions {
-    /// Creates a policy of [`Answers::Full`] for loopback addresses, which remote hosts cannot use,
-    /// and [`Answers::Short`] for all others.
-    fn default() -> Questions {
-        Questions::new(|address| match address.to_canonical().is_loopback() {
-            true => Answers::Full,
-            false => Answers::Short,
+impl Default for DebugPolicy {
+    /// Creates a policy of [`DebugAccess::Full`] for loopback addresses, which remote hosts cannot
+    /// use, and [`DebugAccess::Short`] for all others.
+    fn default() -> DebugPolicy {
+        DebugPolicy::new(|address| {
+            if address.to_canonical().is_loopback() {
+                DebugAccess::Full
+            } else {
+                DebugAccess::Short
+            }
         })
     }
 }
 
-impl fmt::Debug for Questions {
+impl fmt::Debug for DebugPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Questions")
     }

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_begins_anew_and_a_pause_decays() {
+    fn a_timeout_starts_over_and_a_pause_decays() {
         let mut path = Rounds::new();
         for _ in 0..6 {
             path.round(0, 0);

@@ -11,7 +11,7 @@ use crate::packet::{CHANNELS, Header, PacketType, flag};
 use crate::security::{PacketPlace, Security};
 use crate::slab::Key;
 use crate::time::Timestamp;
-use crate::timers::Note;
+use crate::timers::TimerEntry;
 use crate::transmit::Route;
 use std::net::SocketAddr;
 
@@ -27,7 +27,7 @@ pub(crate) struct ConnectionKey {
 
 /// Progress of the proof that the peer owns its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AddressValidation {
     /// The peer answered a challenge that no third party could see.
     Proven,
     /// The peer has to name a ping with a computed number; `pinged` is set once one was sent.
@@ -38,7 +38,7 @@ pub(crate) enum Reach {
 
 /// End of a channel's last call, for its late packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum After {
+pub(crate) enum LastCallEnd {
     /// No answer is sent.
     Nothing,
     /// At a server: the call was aborted with this code.
@@ -54,7 +54,7 @@ pub(crate) struct Channel {
     pub(crate) call: Option<Key>,
     /// Number of the current call, or of the last one.
     pub(crate) number: CallNumber,
-    pub(crate) after: After,
+    pub(crate) last_end: LastCallEnd,
 }
 
 /// State of a connection.
@@ -66,7 +66,7 @@ pub(crate) struct Connection<P, D> {
     pub(crate) security_index: u8,
     /// State of the security class; `None` for rxnull.
     pub(crate) security: Option<Box<dyn Security<P, D>>>,
-    pub(crate) reach: Reach,
+    pub(crate) validation: AddressValidation,
     pub(crate) channels: [Channel; CHANNELS],
     /// Window that the peer advertised last, in packets.
     pub(crate) peer_window: u32,
@@ -75,7 +75,7 @@ pub(crate) struct Connection<P, D> {
     pub(crate) created: Timestamp,
     /// Time of the last use.
     pub(crate) active: Timestamp,
-    pub(crate) note: Note,
+    pub(crate) timer_entry: TimerEntry,
     /// Whether a call could not be started because all channels were in use.
     pub(crate) channel_wanted: bool,
 }
@@ -91,9 +91,9 @@ impl<P, D> Connection<P, D> {
         let channel = Channel {
             call: None,
             number: CallNumber(0),
-            after: After::Nothing,
+            last_end: LastCallEnd::Nothing,
         };
-        let nobody = Reach::Asked { pinged: false };
+        let nobody = AddressValidation::Asked { pinged: false };
         let client = key.role == Role::Client;
         Connection {
             key,
@@ -102,14 +102,18 @@ impl<P, D> Connection<P, D> {
             service: 0,
             security_index: 0,
             security: None,
-            reach: if client { Reach::Proven } else { nobody },
+            validation: if client {
+                AddressValidation::Proven
+            } else {
+                nobody
+            },
             channels: [channel; CHANNELS],
             peer_window: crate::call::send::PEER_WINDOW_INITIAL,
             timeouts: Timeouts::default(),
             serial: first_serial,
             created: now,
             active: now,
-            note: Note::new(),
+            timer_entry: TimerEntry::new(),
             channel_wanted: false,
         }
     }
@@ -119,12 +123,12 @@ impl<P, D> Connection<P, D> {
     }
 
     pub(crate) fn is_proven(&self) -> bool {
-        self.reach == Reach::Proven
+        self.validation == AddressValidation::Proven
     }
 
     /// Checks whether the peer has not answered at all yet.
     pub(crate) fn is_asked(&self) -> bool {
-        matches!(self.reach, Reach::Asked { .. })
+        matches!(self.validation, AddressValidation::Asked { .. })
     }
 
     pub(crate) fn has_calls(&self) -> bool {

@@ -93,7 +93,7 @@ impl Jumbo {
     }
 
     /// Sets the peer's limit in packets per datagram.
-    pub(crate) const fn peer_takes(&mut self, packets: u8) {
+    pub(crate) const fn set_peer_limit(&mut self, packets: u8) {
         self.peers = packets;
     }
 
@@ -201,7 +201,7 @@ mod tests {
         let connection = Slab::new().insert(());
         let mut jumbo = Jumbo::new(6);
         assert_eq!((jumbo.carries(), jumbo.wanted(later(1))), (1, None));
-        jumbo.peer_takes(4);
+        jumbo.set_peer_limit(4);
         assert_eq!(jumbo.wanted(later(1)), Some(4));
         jumbo.probe_sent(connection, Serial(9), 4, later(2));
         assert_eq!(jumbo.wanted(later(1)), None);
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(jumbo.carries(), 1);
         jumbo.answered(connection, Serial(9));
         assert_eq!((jumbo.carries(), jumbo.wanted(later(3))), (4, None));
-        jumbo.peer_takes(1);
+        jumbo.set_peer_limit(1);
         assert_eq!(jumbo.carries(), 1);
     }
 
@@ -217,7 +217,7 @@ mod tests {
     fn unanswered_probes_ask_for_less_and_then_wait() {
         let connection = Slab::new().insert(());
         let mut jumbo = Jumbo::new(4);
-        jumbo.peer_takes(4);
+        jumbo.set_peer_limit(4);
         let mut asked = Vec::new();
         for second in 1..20 {
             if let Some(packets) = jumbo.wanted(later(second)) {
@@ -234,7 +234,7 @@ mod tests {
     fn jumbograms_that_keep_getting_lost_are_given_up() {
         let connection = Slab::new().insert(());
         let mut jumbo = Jumbo::new(4);
-        jumbo.peer_takes(4);
+        jumbo.set_peer_limit(4);
         jumbo.probe_sent(connection, Serial(1), 4, later(9));
         jumbo.answered(connection, Serial(1));
         let rtt = 400_000_000;

@@ -100,7 +100,7 @@ mod timers;
 mod transmit;
 
 pub use ack::{ACK_BYTES_MIN, Ack, AckOut, Reason, Trailer};
-pub use config::{Answers, Config, Questions, Timeouts};
+pub use config::{Config, DebugAccess, DebugPolicy, Timeouts};
 pub use endpoint::{CallError, Connect, Endpoint, Host, Read, Service, StartError, WriteError};
 pub use event::{CallId, ConnectionId, End, Event, Incoming, code};
 pub use number::{CallNumber, Seq, Serial};

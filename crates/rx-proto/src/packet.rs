@@ -56,7 +56,6 @@ pub mod flag {
     pub const SLOW_START_OK: u8 = 0x20;
 }
 
-/// Type of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum PacketType {

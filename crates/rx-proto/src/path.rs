@@ -11,7 +11,7 @@ use crate::packet::{HEADER_BYTES, PACKET_DATA_BYTES};
 use crate::rtt::Rtt;
 use crate::slab::Key;
 use crate::time::Timestamp;
-use crate::timers::Note;
+use crate::timers::TimerEntry;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
@@ -37,7 +37,7 @@ pub(crate) struct Path {
     pacer: Pacer,
     /// Calls that wait until the path can send more.
     pub(crate) waiting: VecDeque<Key>,
-    pub(crate) note: Note,
+    pub(crate) timer_entry: TimerEntry,
     /// Data bytes of a packet, such that it fits the limits of peer and network.
     data_bytes: usize,
     /// Whether the peer asks to be probed (Linux 6.14 and later).
@@ -59,7 +59,7 @@ impl Path {
             jumbo: Jumbo::new(jumbo_max),
             pacer: Pacer::new(),
             waiting: VecDeque::new(),
-            note: Note::new(),
+            timer_entry: TimerEntry::new(),
             data_bytes: PACKET_DATA_BYTES,
             probed: false,
             sent: 0,
@@ -99,13 +99,13 @@ impl Path {
     }
 
     /// Applies the limits that the peer advertises.
-    pub(crate) fn peer_takes(&mut self, trailer: &Trailer) {
+    pub(crate) fn set_peer_limits(&mut self, trailer: &Trailer) {
         let packet = trailer.max_mtu.min(trailer.if_mtu);
         self.limit_data(usize::try_from(packet).unwrap_or(usize::MAX));
         let datagram = usize::try_from(trailer.max_mtu).unwrap_or(usize::MAX);
         let fits = jumbo::packets_in(datagram);
         self.probed = trailer.datagram_packets == Some(0);
-        self.jumbo.peer_takes(match trailer.datagram_packets {
+        self.jumbo.set_peer_limit(match trailer.datagram_packets {
             None => 1,
             Some(0) => fits,
             Some(packets) => fits.min(u8::try_from(packets).unwrap_or(u8::MAX)),
@@ -177,7 +177,7 @@ mod tests {
             ([5692, 1444, 255, 0], Some(4)),
         ] {
             let mut path = path();
-            path.peer_takes(&takes(words));
+            path.set_peer_limits(&takes(words));
             assert_eq!(path.data_bytes(), PACKET_DATA_BYTES, "{words:?}");
             let now = Timestamp::from_nanos(1);
             assert_eq!(path.jumbo.wanted(now), packets, "{words:?}");
@@ -187,7 +187,7 @@ mod tests {
     #[test]
     fn a_peer_cannot_ask_for_a_header_per_byte() {
         let mut path = path();
-        path.peer_takes(&takes([1, 0, 1, 200]));
+        path.set_peer_limits(&takes([1, 0, 1, 200]));
         assert_eq!(path.data_bytes(), PACKET_DATA_MIN);
         assert_eq!(path.jumbo.wanted(Timestamp::from_nanos(1)), None);
     }
@@ -197,7 +197,7 @@ mod tests {
         let mut path = path();
         assert_eq!(path.takes(255, 4), [1444, 1444, 255, 0]);
         assert_eq!(path.takes(255, 1), [1444, 1444, 255, 1]);
-        path.peer_takes(&takes([5692, 1444, 255, 0]));
+        path.set_peer_limits(&takes([5692, 1444, 255, 0]));
         assert_eq!(path.takes(255, 4), [5692, 1444, 255, 0]);
     }
 }

@@ -20,14 +20,14 @@ pub(crate) enum Timer {
 
 /// An object's record of its entries in the heap.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Note {
+pub(crate) struct TimerEntry {
     first: Timestamp,
     last: Timestamp,
 }
 
-impl Note {
-    pub(crate) const fn new() -> Note {
-        Note {
+impl TimerEntry {
+    pub(crate) const fn new() -> TimerEntry {
+        TimerEntry {
             first: Timestamp::NEVER,
             last: Timestamp::NEVER,
         }
@@ -35,10 +35,10 @@ impl Note {
 
     /// Updates the record for an expired entry and returns whether it was the object's first; other
     /// entries are stale.
-    pub(crate) fn came_up(&mut self, at: Timestamp) -> bool {
+    pub(crate) fn expire(&mut self, at: Timestamp) -> bool {
         let first = at == self.first;
         if first {
-            *self = Note {
+            *self = TimerEntry {
                 first: self.last,
                 last: Timestamp::NEVER,
             };
@@ -56,7 +56,7 @@ pub(crate) struct Timers {
 impl Timers {
     /// Ensures that `timer` expires at `deadline` or before.
     #[inline]
-    pub(crate) fn set(&mut self, timer: Timer, note: &mut Note, deadline: Timestamp) {
+    pub(crate) fn set(&mut self, timer: Timer, note: &mut TimerEntry, deadline: Timestamp) {
         if deadline < note.first {
             note.last = if note.last == Timestamp::NEVER {
                 note.first
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn later_deadlines_cost_nothing_and_earlier_ones_come_first() {
-        let (mut timers, mut note) = (Timers::default(), Note::new());
+        let (mut timers, mut note) = (Timers::default(), TimerEntry::new());
         let timer = Timer::Call(Slab::new().insert(()));
         timers.set(timer, &mut note, at(50));
         timers.set(timer, &mut note, at(90));
@@ -107,21 +107,21 @@ mod tests {
             (Some((at(20), timer)), None)
         );
         assert_eq!(timers.pop(at(20)), Some((at(20), timer)));
-        assert!(note.came_up(at(20)));
+        assert!(note.expire(at(20)));
         assert_eq!(timers.pop(at(60)), Some((at(50), timer)));
-        assert!(note.came_up(at(50)) && !note.came_up(at(50)));
+        assert!(note.expire(at(50)) && !note.expire(at(50)));
     }
 
     #[test]
     fn short_deadlines_before_a_long_one_do_not_pile_up() {
-        let (mut timers, mut note) = (Timers::default(), Note::new());
+        let (mut timers, mut note) = (Timers::default(), TimerEntry::new());
         let timer = Timer::Call(Slab::new().insert(()));
         for round in 0..1000 {
             timers.set(timer, &mut note, at(1_000_000));
             timers.set(timer, &mut note, at(round + 500));
             timers.set(timer, &mut note, at(round + 20));
             while let Some((at, _)) = timers.pop(at(round + 30)) {
-                note.came_up(at);
+                note.expire(at);
             }
         }
         assert!(timers.len() < 600, "{}", timers.len());

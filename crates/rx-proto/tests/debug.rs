@@ -5,8 +5,8 @@ mod common;
 
 use common::{CLIENT, Link, Pair, SERVER, endpoint, seed};
 use rx_proto::{
-    Answers, CallNumber, Config, Endpoint, HEADER_BYTES, Header, PacketType, Questions, Route, Seq,
-    Serial, Shared, Timestamp, Transmit, flag,
+    CallNumber, Config, DebugAccess, DebugPolicy, Endpoint, HEADER_BYTES, Header, PacketType,
+    Route, Seq, Serial, Shared, Timestamp, Transmit, flag,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -175,9 +175,12 @@ fn strangers_get_nothing_larger_than_their_questions() {
     const OUTSIDE: &str = "203.0.113.3:40000";
     let now = Timestamp::from_nanos(1_000_000_000);
     let allowed = |address: IpAddr| INSIDE.starts_with(&format!("{address}:"));
-    let questions = Questions::new(move |address| match allowed(address) {
-        true => Answers::Short,
-        false => Answers::None,
+    let questions = DebugPolicy::new(move |address| {
+        if allowed(address) {
+            DebugAccess::Short
+        } else {
+            DebugAccess::None
+        }
     });
     let config = Config {
         questions,
@@ -210,7 +213,7 @@ fn strangers_get_nothing_larger_than_their_questions() {
         assert!(ask_from(INSIDE, &mut server, now, debug.clone()).is_none());
     }
     let config = Config {
-        questions: Questions::new(|_| Answers::None),
+        questions: DebugPolicy::new(|_| DebugAccess::None),
         ..Config::default()
     };
     let mut server = endpoint(config, 1);

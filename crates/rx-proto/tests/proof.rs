@@ -4,8 +4,8 @@ mod common;
 
 use common::strangers::{Stranger, Strangers, stranger};
 use rx_proto::{
-    Answers, Config, Event, HEADER_BYTES, Header, PacketType, Questions, Read, Reason, Serial,
-    WriteError, flag,
+    Config, DebugAccess, DebugPolicy, Event, HEADER_BYTES, Header, PacketType, Read, Reason,
+    Serial, WriteError, flag,
 };
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Strangers {
 #[test]
 fn questions_give_no_proof() {
     let mut server = Strangers::new(Config {
-        questions: Questions::new(|_| Answers::Full),
+        questions: DebugPolicy::new(|_| DebugAccess::Full),
         ..Config::default()
     });
     let (victim, known, curious) = (stranger(0), stranger(16), stranger(32));

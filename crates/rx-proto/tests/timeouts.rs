@@ -127,7 +127,7 @@ fn a_client_that_stops_within_its_request_is_given_up() {
 }
 
 #[test]
-fn a_client_that_does_not_read_holds_nothing_for_ever() {
+fn a_client_that_does_not_read_holds_nothing_indefinitely() {
     let mut pair = Pair::new(Link::default(), seed(36));
     let connection = pair.connect(CLIENT);
     pair.hosts[CLIENT].appetite = 0;
@@ -181,7 +181,7 @@ fn connections_are_forgotten_when_they_are_not_used() {
 }
 
 #[test]
-fn a_client_notices_that_its_server_began_anew() {
+fn a_client_notices_that_its_server_restarted() {
     let mut pair = Pair::new(Link::default(), seed(38));
     let connection = pair.connect(CLIENT);
     pair.hosts[SERVER].stuck = true;
@@ -198,7 +198,7 @@ fn a_client_notices_that_its_server_began_anew() {
 }
 
 #[test]
-fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
+fn a_client_that_has_sent_everything_notices_a_server_restart() {
     let mut pair = Pair::new(Link::default(), seed(39));
     let connection = pair.connect(CLIENT);
     pair.hosts[SERVER].stuck = true;
@@ -219,7 +219,7 @@ fn a_client_that_has_sent_everything_hears_that_its_server_began_anew() {
 
 /// Goal: replies to a client that restarted do not delay those to the new one.
 #[test]
-fn a_server_forgets_the_replies_to_a_client_that_began_anew() {
+fn a_server_forgets_the_replies_to_a_client_that_restarted() {
     let link = Link {
         rate: Some((1_000_000, 60_000)),
         ..Link::default()

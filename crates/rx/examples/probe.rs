@@ -60,7 +60,7 @@ fn probe(args: &[String]) -> Result<(), Box<dyn std::error::Error>> {
         ("FS GetTime", &files, FS_GET_TIME),
         ("FS GetCapabilities", &files, FS_CAPABILITIES),
     ] {
-        match connection.ask(words(&[opcode]), 1000) {
+        match connection.request(words(&[opcode]), 1000) {
             Ok(reply) => println!("{name}: {:?}", from_words(&reply)),
             Err(e) => println!("{name}: {e}"),
         }

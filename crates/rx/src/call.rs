@@ -1,9 +1,9 @@
 //! A call owned by the program: bytes in one direction, then bytes in the other.
 
 use crate::bytes::Bytes;
-use crate::client::{Connection, Link};
+use crate::client::{Connection, ConnectionShared};
 use crate::error::Error;
-use crate::inbox::Open;
+use crate::inbox::OpenCall;
 use crate::shard::Shard;
 use crate::worker::Job;
 use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
@@ -43,7 +43,7 @@ pub struct Call {
     service: u16,
     user_status: u8,
     /// At a client: keeps the connection open.
-    link: Option<Arc<Link>>,
+    link: Option<Arc<ConnectionShared>>,
 }
 
 impl Call {
@@ -65,7 +65,7 @@ impl Call {
         }
     }
 
-    pub(crate) fn outgoing(link: &Arc<Link>, id: CallId, open: &Open) -> Call {
+    pub(crate) fn outgoing(link: &Arc<ConnectionShared>, id: CallId, open: &OpenCall) -> Call {
         Call {
             shard: Arc::clone(&link.shard),
             id,
@@ -297,7 +297,7 @@ impl Call {
     fn end(&mut self, code: i32) {
         if !std::mem::replace(&mut self.over, true) {
             let id = self.id;
-            self.shard.turn(|state, now| {
+            self.shard.run(|state, now| {
                 state.open.remove(&id);
                 state.endpoint.abort(now, id, code);
             });

@@ -3,7 +3,7 @@
 use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Error;
-use crate::inbox::Open;
+use crate::inbox::OpenCall;
 use crate::shard::Shard;
 use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 /// the connection, which is closed when the last clone and the last of its calls are dropped.
 #[derive(Clone)]
 pub struct Connection {
-    link: Arc<Link>,
+    link: Arc<ConnectionShared>,
 }
 
 /// Shared state of a connection's clones.
-pub(crate) struct Link {
+pub(crate) struct ConnectionShared {
     pub(crate) shard: Arc<Shard>,
     id: ConnectionId,
     pub(crate) route: Route,
@@ -37,10 +37,10 @@ impl Connection {
             timeouts,
             security: None,
         };
-        let id = shard.turn(|state, now| state.endpoint.connect(now, connect));
+        let id = shard.run(|state, now| state.endpoint.connect(now, connect));
         let shard = Arc::clone(shard);
         Connection {
-            link: Arc::new(Link {
+            link: Arc::new(ConnectionShared {
                 shard,
                 id,
                 route,
@@ -74,7 +74,7 @@ impl Connection {
         let id = self.link.id;
         self.link
             .shard
-            .turn(|state, now| state.endpoint.close(now, id));
+            .run(|state, now| state.endpoint.close(now, id));
     }
 
     fn start(&self, deadline: Option<Instant>) -> Result<Call, Error> {
@@ -90,7 +90,7 @@ impl Connection {
                 Err(StartError::Exhausted) => return Some(Err(Error::Exhausted)),
                 Err(StartError::Unknown) => return Some(Err(Error::Ended(End::Closed))),
             };
-            let open = state.open.entry(id).or_insert_with(Open::new);
+            let open = state.open.entry(id).or_insert_with(OpenCall::new);
             Some(Ok(Call::outgoing(link, id, open)))
         })
     }
@@ -100,7 +100,7 @@ impl Connection {
     ///
     /// # Errors
     /// Those of [`call`](Connection::call), [`Call::write`] and [`Call::read_to_end`].
-    pub fn ask(&self, request: impl Into<Bytes>, reply_max: usize) -> Result<Vec<u8>, Error> {
+    pub fn request(&self, request: impl Into<Bytes>, reply_max: usize) -> Result<Vec<u8>, Error> {
         let mut call = self.call()?;
         call.write(request)?;
         call.finish()?;
@@ -108,9 +108,9 @@ impl Connection {
     }
 }
 
-impl Drop for Link {
+impl Drop for ConnectionShared {
     fn drop(&mut self) {
         let id = self.id;
-        self.shard.turn(|state, now| state.endpoint.close(now, id));
+        self.shard.run(|state, now| state.endpoint.close(now, id));
     }
 }

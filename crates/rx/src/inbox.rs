@@ -24,7 +24,7 @@ const WANTED_MAX: usize = INBOX_BYTES / 4;
 const WANTED_PIECES: usize = INBOX_PIECES / 4;
 
 /// A call owned by the program.
-pub(crate) struct Open {
+pub(crate) struct OpenCall {
     inbox: VecDeque<Bytes>,
     bytes: usize,
     at_end: bool,
@@ -38,9 +38,9 @@ pub(crate) struct Open {
     pub(crate) ended: Option<End>,
 }
 
-impl Open {
-    pub(crate) fn new() -> Open {
-        Open {
+impl OpenCall {
+    pub(crate) fn new() -> OpenCall {
+        OpenCall {
             inbox: VecDeque::new(),
             bytes: 0,
             at_end: false,
@@ -140,7 +140,7 @@ impl State {
             Ok(Read::Data(first)) => Some(first),
             Ok(Read::Pending | Read::End) | Err(_) => None,
         };
-        let mut open = Open::new();
+        let mut open = OpenCall::new();
         match self.endpoint.read(now, call) {
             Ok(Read::End) => open.at_end = true,
             Ok(Read::Data(second)) => {

@@ -37,6 +37,6 @@ pub use call::Call;
 pub use client::Connection;
 pub use error::{Abort, Error};
 pub use port::{Port, PortStats};
-pub use rx_proto::{Answers, Config, End, Questions, Stats, Timeouts, code};
+pub use rx_proto::{Config, DebugAccess, DebugPolicy, End, Stats, Timeouts, code};
 pub use settings::{Service, Settings};
 pub use worker::Handler;

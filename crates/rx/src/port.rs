@@ -141,7 +141,7 @@ impl Port {
     pub fn stats(&self) -> PortStats {
         let mut stats = PortStats::default();
         for shard in &self.shards {
-            shard.turn(|state, _| {
+            shard.run(|state, _| {
                 stats.sockets.push(*state.endpoint.stats());
                 stats.send_errors += state.socket.errors;
                 stats.connections += state.endpoint.connections();
@@ -205,7 +205,7 @@ impl Intake {
             }
             self.receive();
             if let Some(job) = self.deliver(workers) {
-                match workers.leave(self, Host::of(job.incoming.peer)) {
+                match workers.hand_over(self, Host::of(job.incoming.peer)) {
                     Ok(()) => return Some(job),
                     Err(intake) => self = intake,
                 }
@@ -228,7 +228,7 @@ impl Intake {
             let epoch = Header::parse(refused.quoted()).map(|header| header.epoch);
             if let Some(shard) = self.others.iter().find(|s| Some(s.epoch) == epoch) {
                 let (peer, quoted) = (refused.peer, refused.quoted());
-                shard.turn(|state, now| state.endpoint.refused(now, peer, quoted));
+                shard.run(|state, now| state.endpoint.refused(now, peer, quoted));
             }
         }
     }

@@ -18,8 +18,8 @@
 
 use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::inbox::Open;
-use crate::socket::{Sent, Socket};
+use crate::inbox::OpenCall;
+use crate::socket::{SendResult, Socket};
 use crate::worker::{Job, Workers};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit, code};
@@ -44,7 +44,7 @@ pub(crate) struct Shard {
 pub(crate) struct State {
     pub(crate) endpoint: Endpoint<Bytes, Bytes>,
     /// Calls owned by the program.
-    pub(crate) open: HashMap<CallId, Open>,
+    pub(crate) open: HashMap<CallId, OpenCall>,
     pub(crate) socket: Socket,
     batch: Transmit<Bytes>,
     /// Whether the batch could not be sent yet.
@@ -101,16 +101,16 @@ impl Shard {
     }
 
     /// Runs `act` under the lock, then handles its consequences.
-    pub(crate) fn turn<R>(self: &Arc<Self>, act: impl FnOnce(&mut State, Timestamp) -> R) -> R {
+    pub(crate) fn run<R>(self: &Arc<Self>, act: impl FnOnce(&mut State, Timestamp) -> R) -> R {
         let mut state = self.lock();
         let now = now();
         let result = act(&mut state, now);
-        self.settle(&mut state, now);
+        self.flush(&mut state, now);
         self.leave(state);
         result
     }
 
-    /// Runs `act` like [`turn`](Shard::turn) until it returns a result, each time after `wake` was
+    /// Runs `act` like [`run`](Shard::run) until it returns a result, each time after `wake` was
     /// notified. Returns [`Error::Late`] if the deadline passes first.
     pub(crate) fn until<R>(
         self: &Arc<Self>,
@@ -122,7 +122,7 @@ impl Shard {
         loop {
             let now = now();
             let result = act(&mut state, now);
-            self.settle(&mut state, now);
+            self.flush(&mut state, now);
             if let Some(result) = result {
                 self.leave(state);
                 return result;
@@ -187,7 +187,7 @@ impl Shard {
         if state.endpoint.poll_timeout().is_some_and(|at| at <= now) {
             state.endpoint.handle_timeout(now);
         }
-        self.settle(&mut state, now);
+        self.flush(&mut state, now);
         let job = state.fresh.pop();
         self.leave(state);
         job
@@ -214,7 +214,7 @@ impl Shard {
 
     /// Ends all calls with a code that tells clients to retry elsewhere or later.
     pub(crate) fn stop(self: &Arc<Self>) {
-        self.turn(|state, now| {
+        self.run(|state, now| {
             let calls: Vec<CallId> = state.open.keys().copied().collect();
             for call in calls {
                 state.endpoint.abort(now, call, code::RESTARTING);
@@ -261,7 +261,7 @@ impl Shard {
     }
 
     /// Handles the endpoint's events, sends its packets, and sets the timer.
-    fn settle(self: &Arc<Self>, state: &mut State, now: Timestamp) {
+    fn flush(self: &Arc<Self>, state: &mut State, now: Timestamp) {
         let could = !state.unsent;
         self.hear(state, now);
         state.send(now);
@@ -285,12 +285,12 @@ impl State {
         while self.unsent || self.endpoint.poll_transmit(now, &mut self.batch) {
             self.unsent = false;
             match self.socket.send(&self.batch) {
-                Sent::Gone => {}
-                Sent::Later => {
+                SendResult::Gone => {}
+                SendResult::Later => {
                     self.unsent = true;
                     return;
                 }
-                Sent::TooLong(route, bytes) => self.endpoint.too_long(route, bytes),
+                SendResult::TooLong(route, bytes) => self.endpoint.too_long(route, bytes),
             }
         }
         self.batch.clear();
@@ -301,14 +301,14 @@ impl State {
         let reads = self.open.get(&call).is_some_and(|open| open.reads);
         if reads {
             self.fill(now, call);
-            if self.open.get(&call).is_some_and(Open::is_enough) {
+            if self.open.get(&call).is_some_and(OpenCall::is_enough) {
                 self.news(call, |_| {});
             }
         }
     }
 
     /// Updates a call, and wakes the thread that waits for it.
-    fn news(&mut self, call: CallId, note: impl FnOnce(&mut Open)) {
+    fn news(&mut self, call: CallId, note: impl FnOnce(&mut OpenCall)) {
         if let Some(open) = self.open.get_mut(&call) {
             note(open);
             if std::mem::take(&mut open.waits) {

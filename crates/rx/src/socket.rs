@@ -14,7 +14,7 @@ const SMALL_BYTES: usize = 508;
 
 /// Result of sending a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum SendResult {
     /// The batch was sent, or is lost like any datagram.
     Gone,
     /// The send buffer is full.
@@ -88,7 +88,7 @@ impl Socket {
         self.fd.as_fd()
     }
 
-    pub(crate) fn send(&mut self, batch: &Transmit<Bytes>) -> Sent {
+    pub(crate) fn send(&mut self, batch: &Transmit<Bytes>) -> SendResult {
         let largest = batch.segment_bytes();
         if largest > SMALL_BYTES && self.keep_whole(batch.dont_fragment()).is_err() {
             self.errors += 1;
@@ -106,7 +106,7 @@ impl Socket {
         let segment = (batch.segments() > 1).then(|| u16::try_from(largest).unwrap_or(u16::MAX));
         let route = batch.route();
         match sys::send(self.fd(), route.peer, route.local, segment, &slices) {
-            Ok(_) => Sent::Gone,
+            Ok(_) => SendResult::Gone,
             Err(e) if segment.is_some() && is_about_cutting(&e) => {
                 // EIO: the device cannot compute checksums, so no batch will ever leave through it.
                 self.cuts &= e.raw_os_error() != Some(libc::EIO);
@@ -117,7 +117,7 @@ impl Socket {
     }
 
     /// Sends the datagrams of a batch one by one.
-    fn send_singly(&mut self, batch: &Transmit<Bytes>) -> Sent {
+    fn send_singly(&mut self, batch: &Transmit<Bytes>) -> SendResult {
         let route = batch.route();
         for datagram in batch.datagrams() {
             let slices = [IoSlice::new(&datagram)];
@@ -125,26 +125,26 @@ impl Socket {
                 // Some datagrams have left: sending those again would be harmless, but is
                 // unnecessary.
                 match self.failed(batch, &e) {
-                    Sent::Later => self.errors += 1,
+                    SendResult::Later => self.errors += 1,
                     other => return other,
                 }
             }
         }
-        Sent::Gone
+        SendResult::Gone
     }
 
     /// Interprets an error for a batch. Most errors mean that it is lost, like any
     /// datagram.
-    fn failed(&mut self, batch: &Transmit<Bytes>, error: &io::Error) -> Sent {
+    fn failed(&mut self, batch: &Transmit<Bytes>, error: &io::Error) -> SendResult {
         match error.raw_os_error() {
-            Some(libc::EAGAIN) => Sent::Later,
+            Some(libc::EAGAIN) => SendResult::Later,
             Some(libc::EMSGSIZE) if batch.dont_fragment() => {
                 let shorter = batch.segment_bytes().saturating_sub(1);
-                Sent::TooLong(batch.route(), shorter)
+                SendResult::TooLong(batch.route(), shorter)
             }
             _ => {
                 self.errors += 1;
-                Sent::Gone
+                SendResult::Gone
             }
         }
     }

@@ -119,13 +119,13 @@ const QUOTE_BYTES: usize = 64;
 
 /// A datagram that could not be delivered because the peer's port is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct PortUnreachable {
     pub(crate) peer: SocketAddr,
     quote: [u8; QUOTE_BYTES],
     bytes: usize,
 }
 
-impl Refused {
+impl PortUnreachable {
     /// Returns the beginning of its payload, as far as the ICMP error quotes it.
     pub(crate) fn quoted(&self) -> &[u8] {
         &self.quote[..self.bytes]
@@ -134,7 +134,7 @@ impl Refused {
 
 /// Reads one ICMP error from the socket's error queue, without blocking; the inner `None` is an
 /// irrelevant error. An error left in the queue keeps `poll` from blocking.
-pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
+pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<PortUnreachable>> {
     let mut quote = [0; QUOTE_BYTES];
     let mut slice = libc::iovec {
         iov_base: quote.as_mut_ptr().cast(),
@@ -160,7 +160,7 @@ pub(crate) fn take_error(fd: BorrowedFd<'_>) -> io::Result<Option<Refused>> {
     // SAFETY: the kernel wrote an address of the named family there, or left the zeros of no
     // family.
     let peer = unsafe { address(&name) };
-    Ok(peer.map(|peer| Refused { peer, quote, bytes }))
+    Ok(peer.map(|peer| PortUnreachable { peer, quote, bytes }))
 }
 
 /// Checks whether a message of the error queue reports a closed port.

@@ -71,7 +71,7 @@ struct Queue {
     /// Hosts with waiting calls, in the order in which they are served.
     turns: VecDeque<Host>,
     /// Sockets handed to another thread.
-    left: VecDeque<Box<Intake>>,
+    handed_over: VecDeque<Box<Intake>>,
     /// Number of threads that serve a call, and of threads that wait for work.
     busy: usize,
     idle: usize,
@@ -202,19 +202,22 @@ impl Workers {
     pub(crate) fn listen(self: &Arc<Self>, intake: Intake) -> io::Result<()> {
         let mut queue = self.lock();
         queue.sockets += 1;
-        queue.left.push_back(Box::new(intake));
+        queue.handed_over.push_back(Box::new(intake));
         self.add_thread(&mut queue)
     }
 
     /// Hands a socket to an idle thread, if there is one, so that this thread may serve a call of
     /// `host`.
-    pub(crate) fn leave(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
+    pub(crate) fn hand_over(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
         let mut queue = self.lock();
         let is_quiet = !queue.stopped && queue.turns.is_empty();
-        if !is_quiet || queue.left.len() >= queue.idle || !queue.begin(host, self.threads_max) {
+        if !is_quiet
+            || queue.handed_over.len() >= queue.idle
+            || !queue.begin(host, self.threads_max)
+        {
             return Err(intake);
         }
-        queue.left.push_back(intake);
+        queue.handed_over.push_back(intake);
         drop(queue);
         self.wake.notify_one();
         Ok(())
@@ -262,7 +265,7 @@ impl Workers {
             if queue.stopped {
                 return None;
             }
-            if let Some(intake) = queue.left.pop_front() {
+            if let Some(intake) = queue.handed_over.pop_front() {
                 self.rouse(&mut queue);
                 return Some((Work::Listen(intake), waited));
             }
@@ -287,7 +290,7 @@ impl Workers {
         let threads = std::mem::take(&mut queue.threads);
         let waiting = (
             std::mem::take(&mut queue.hosts),
-            std::mem::take(&mut queue.left),
+            std::mem::take(&mut queue.handed_over),
         );
         queue.turns.clear();
         drop(queue);

@@ -29,7 +29,7 @@ fn until_it_stands(what: &str, client: &Port, server: &Port, count: impl Fn() ->
     let mut before = 0;
     until(what, || {
         for _ in 0..OTHERS {
-            assert_eq!(nobody.ask(vec![0], 0), refused);
+            assert_eq!(nobody.request(vec![0], 0), refused);
         }
         let now = count();
         now > 0 && std::mem::replace(&mut before, now) == now
@@ -112,7 +112,7 @@ fn a_page_is_sent_from_where_it_is_and_let_go() {
         Ok(())
     });
     let client = client();
-    let reply = connect(&client, &server).ask(vec![0], 200_000).unwrap();
+    let reply = connect(&client, &server).request(vec![0], 200_000).unwrap();
     assert!(reply[4..100_004] == *(*page).as_ref());
     assert_eq!((&reply[..4], &reply[100_004..]), (&[1; 4][..], &[2; 4][..]));
     until("a page that is kept", || Arc::strong_count(&page) == 2);
@@ -127,17 +127,17 @@ fn codes_reach_the_client_and_a_panic_ends_one_call_only() {
     });
     let client = client();
     let connection = connect(&client, &server);
-    let ends = |request: u8| connection.ask(vec![request], 0);
+    let ends = |request: u8| connection.request(vec![request], 0);
     assert_eq!(ends(1), Err(Error::Ended(End::Aborted(-455))));
     assert_eq!(ends(2), Err(Error::Ended(End::Aborted(code::USER_ABORT))));
     assert_eq!(ends(3), Ok(Vec::new()));
-    let too_long = connection.ask(vec![9; 200], 0);
+    let too_long = connection.request(vec![9; 200], 0);
     assert_eq!(
         too_long,
         Err(Error::Ended(End::Aborted(code::PROTOCOL_ERROR)))
     );
     let nobody = client.connect(server.address(), SERVICE + 1, Timeouts::default());
-    let refused = nobody.ask(vec![0], 0);
+    let refused = nobody.request(vec![0], 0);
     assert_eq!(
         refused,
         Err(Error::Ended(End::Aborted(code::INVALID_OPERATION)))
@@ -171,7 +171,7 @@ fn a_server_calls_back_from_the_port_that_was_called() {
     let server = serve(4, |call: &mut Call| {
         let back = call.connect_back(SERVICE, Timeouts::default());
         let asked = call.read_to_end(100)?;
-        call.write(back.ask(asked, 100)?)?;
+        call.write(back.request(asked, 100)?)?;
         Ok(())
     });
     let server_address = server.address();

@@ -88,8 +88,8 @@ fn call(server: IpAddr) {
     let connection = port.connect((server, 7003).into(), 52, Timeouts::default());
     let opcode = |number: u32| number.to_be_bytes().to_vec();
     // ProbeServer, and a procedure that OpenAFS does not know.
-    assert_eq!(connection.ask(opcode(514), 100), Ok(Vec::new()));
-    let unknown = connection.ask(opcode(65_537), 100);
+    assert_eq!(connection.request(opcode(514), 100), Ok(Vec::new()));
+    let unknown = connection.request(opcode(65_537), 100);
     assert_eq!(unknown, Err(Error::Ended(End::Aborted(-455))));
     // GetEntryByNameO of "no.volume": a string is encoded as its length, then its bytes padded to a
     // multiple of four.
@@ -98,7 +98,7 @@ fn call(server: IpAddr) {
     request.extend(b"no.volume\0\0\0");
     let start = Instant::now();
     loop {
-        match connection.ask(request.clone(), 1000) {
+        match connection.request(request.clone(), 1000) {
             Err(Error::Ended(End::Aborted(NO_ENTRY))) => break,
             Err(Error::Ended(End::Aborted(NO_QUORUM))) if start.elapsed() < PATIENCE => {
                 std::thread::sleep(std::time::Duration::from_millis(200));

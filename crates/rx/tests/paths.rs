@@ -45,7 +45,7 @@ fn call() {
             scope.spawn(move || check_echo(&connection, 10 + caller, 200_000).unwrap());
         }
     });
-    assert!(connection.ask(bytes(9, 100), 100).unwrap() == bytes(9, 100));
+    assert!(connection.request(bytes(9, 100), 100).unwrap() == bytes(9, 100));
     // All refused datagrams were sent again with a smaller size.
     assert_eq!(
         (server.stats().send_errors, client.stats().send_errors),

@@ -6,12 +6,12 @@
 //! ```
 
 use crate::cache::ProcessCache;
-use crate::control::{Ask, Listener, check_name};
+use crate::control::{ControlRequest, Listener, check_name};
 use crate::device::OpenLun;
-use crate::mounted::check_folder;
+use crate::mount_service::check_folder;
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
-use crate::{Error, Result, Settings, signals, volume::Open};
+use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
 use cache::CachedDevice;
 use export_fuse::loopdev::LoopDevice;
@@ -128,7 +128,7 @@ impl Attachment {
     /// Those of the exports; exports that were started are closed again.
     pub fn start(
         spec: &AttachSpec,
-        open: Open,
+        open: OpenedDevice,
         run_dir: &Path,
         settings: &Settings,
         cache: &Arc<ProcessCache>,
@@ -218,13 +218,15 @@ impl Attachment {
             .extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
         let proven = spec.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if let (Some(address), true, false) = (spec.nbd, spec.anonymous, proven) {
-            let whoever = match address.ip().is_loopback() {
-                true => "any user of this machine",
-                false => "any client that can reach this machine",
+            let whoever = if address.ip().is_loopback() {
+                "any user of this machine"
+            } else {
+                "any client that can reach this machine"
             };
-            let may = match self.status.read_only {
-                true => "read",
-                false => "read and change",
+            let may = if self.status.read_only {
+                "read"
+            } else {
+                "read and change"
             };
             let warning = format!(
                 "--anonymous: {whoever} can {may} the unencrypted data at {address}; --tls-ca \
@@ -370,16 +372,18 @@ impl Serving for Attachment {
         self.lun.as_ref()
     }
 
-    fn answer(&self, ask: &Ask) -> Result<serde_json::Value> {
+    fn answer(&self, ask: &ControlRequest) -> Result<serde_json::Value> {
         match ask {
-            Ask::Stats => {
+            ControlRequest::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
-            Ask::Status | Ask::MayDetach | Ask::Detach { .. } => Ok(self.status_now().to_value()),
-            Ask::Lun(ask) => {
+            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
+                Ok(self.status_now().to_value())
+            }
+            ControlRequest::Lun(ask) => {
                 crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
             }
-            Ask::Cache(ask) => {
+            ControlRequest::Cache(ask) => {
                 let none = || {
                     Error::NotFound(format!(
                         "{} is attached with --direct, which bypasses the cache",
@@ -396,8 +400,8 @@ impl Serving for Attachment {
                 };
                 cache.answer(&[device.volume()], &vnode, ask)
             }
-            Ask::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
-            Ask::Files(_) => Err(Error::NotFound(format!(
+            ControlRequest::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
+            ControlRequest::Files(_) => Err(Error::NotFound(format!(
                 "{} is exported as a block device; evfs does not manage a file system on it",
                 self.status.name
             ))),

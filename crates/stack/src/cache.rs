@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 /// Control requests about the cache and the pages of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum CacheRequest {
     /// Read settings and counters.
     Show {
         /// Include the counters of each file.
@@ -178,12 +178,12 @@ impl ProcessCache {
         &self,
         volumes: &[&Volume],
         vnode: &dyn Fn(Option<&str>) -> Result<Arc<Vnode>>,
-        ask: &Ask,
+        ask: &CacheRequest,
     ) -> Result<Value> {
         let running = self.running()?;
         match ask {
-            Ask::Show { files } => Ok(self.show(&running, volumes, *files)),
-            Ask::Set { changes } => {
+            CacheRequest::Show { files } => Ok(self.show(&running, volumes, *files)),
+            CacheRequest::Set { changes } => {
                 let cache = &running.cache;
                 let _alone = self.running.lock().unwrap_or_else(PoisonError::into_inner);
                 let changed = with(&cache.tunables(), changes, self.memory);
@@ -191,17 +191,17 @@ impl ProcessCache {
                 set.map_err(|e| Error::Usage(e.to_string()))?;
                 Ok(settings(cache))
             }
-            Ask::Flush => {
+            CacheRequest::Flush => {
                 volumes.iter().try_for_each(|volume| volume.flush())?;
                 Ok(json!({ "dirty_bytes": sum(volumes, |file| file.dirty_bytes) }))
             }
-            Ask::Drop => {
+            CacheRequest::Drop => {
                 let before = sum(volumes, |file| file.resident_bytes);
                 volumes.iter().try_for_each(|volume| volume.drop_pages())?;
                 let after = sum(volumes, |file| file.resident_bytes);
                 Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
             }
-            Ask::Advise { path, changes } => {
+            CacheRequest::Advise { path, changes } => {
                 let vnode = vnode(path.as_deref())?;
                 let mut attributes = vnode.attributes();
                 for (name, value) in changes {
@@ -217,7 +217,7 @@ impl ProcessCache {
     }
 
     fn has_node(&self, node: u32) -> Result<()> {
-        let nodes: Vec<u32> = self.topology.cells().collect();
+        let nodes: Vec<u32> = self.topology.nodes().collect();
         if nodes.contains(&node) {
             return Ok(());
         }
@@ -242,9 +242,10 @@ impl ProcessCache {
                 Backing::Anonymous => "anonymous memory: no other process can map it",
             },
             "nodes": nodes(&running.cache),
-            "swap": match stats.swappable {
-                false => "kept out",
-                true => "frames may be swapped out: neither noswap nor mlock is allowed",
+            "swap": if stats.swappable {
+                "frames may be swapped out: neither noswap nor mlock is allowed"
+            } else {
+                "kept out"
             },
             "shortage": shortage,
             "stats": of_cache(&stats),

@@ -13,7 +13,7 @@ use crate::filesystem::{
     FIRST_FILESET, Target, content, format_device, mounted_as, open_fs, options,
 };
 use crate::signature::{self, Content};
-use crate::volume::{Open, OpenOptions};
+use crate::volume::{OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device, volume};
 use ::fs::Fs;
 use acl::{changed, shown_list};
@@ -29,7 +29,7 @@ use std::sync::Arc;
 /// Requests to a cell.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum CellRequest {
     /// Report the configuration of the cell and the state of its server.
     Status {
         /// Include all clients.
@@ -98,15 +98,18 @@ pub enum Ask {
     },
 }
 
-impl Ask {
+impl CellRequest {
     fn changes(&self) -> bool {
-        !matches!(self, Ask::Status { .. } | Ask::AclGet { .. } | Ask::List)
+        !matches!(
+            self,
+            CellRequest::Status { .. } | CellRequest::AclGet { .. } | CellRequest::List
+        )
     }
 }
 
 /// Result of [`init`].
 #[derive(Debug, Serialize)]
-pub struct Made {
+pub struct CreatedCell {
     /// Name and addresses of the cell.
     #[serde(flatten)]
     pub cell: Record,
@@ -130,7 +133,7 @@ pub fn init(
     record: &Record,
     size: Option<u64>,
     cache: &ProcessCache,
-) -> Result<Made> {
+) -> Result<CreatedCell> {
     check_name(&record.name)?;
     check_addresses(&record.listen, &record.listen)?;
     if let Some(name) = mounted_as(target.path, target.settings) {
@@ -148,10 +151,10 @@ pub fn init(
 
 fn init_on(
     target: &Target<'_>,
-    open: &Open,
+    open: &OpenedDevice,
     record: &Record,
     cache: &ProcessCache,
-) -> Result<Made> {
+) -> Result<CreatedCell> {
     let formatted = match content(open)? {
         None => {
             format_device(target, open, &record.name, false)?;
@@ -207,7 +210,7 @@ fn init_on(
     record.write(&fs, &device)?;
     let volumes = volumes(&admin);
     close(admin, fs, &device)?;
-    Ok(Made {
+    Ok(CreatedCell {
         cell: record.clone(),
         formatted,
         encrypted: open.cipher.is_some(),
@@ -250,10 +253,10 @@ fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
 ///
 /// # Errors
 /// The request cannot be fulfilled.
-pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
+pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = served_as(target.path, target.settings) {
-        return control::ask(&run_dir, &name, &control::Ask::Cell(ask.clone()));
+        return control::send_request(&run_dir, &name, &control::ControlRequest::Cell(ask.clone()));
     }
     if !target.path.exists() && !device::is_lun(target.path) {
         return Err(Error::NotFound(format!(
@@ -276,7 +279,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
     let record = Record::of(&fs, &device)?;
     let cache = ProcessCache::new(target.settings)?;
     let admin = opened(&fs, &cache, &device)?;
-    let answer = carry_out(&record, &admin, ask)?;
+    let answer = execute(&record, &admin, ask)?;
     close(admin, fs, &device)?;
     Ok(answer)
 }
@@ -286,12 +289,14 @@ pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let by_name = || {
         let name = named.to_str().filter(|name| valid_name(name))?;
-        let status = control::ask(&run_dir, name, &control::Ask::Status).ok()?;
+        let status =
+            control::send_request(&run_dir, name, &control::ControlRequest::Status).ok()?;
         status["cell"].is_string().then(|| name.to_owned())
     };
-    match named.exists() {
-        true => mounted_as(named, settings),
-        false => by_name().or_else(|| mounted_as(named, settings)),
+    if named.exists() {
+        mounted_as(named, settings)
+    } else {
+        by_name().or_else(|| mounted_as(named, settings))
     }
 }
 
@@ -303,21 +308,21 @@ pub(crate) fn not_served(name: &str) -> Error {
 }
 
 /// Executes a request on an open cell.
-pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> Result<Value> {
+pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest) -> Result<Value> {
     match ask {
-        Ask::Status { .. } => Ok(json!({
+        CellRequest::Status { .. } => Ok(json!({
             "cell": record.name,
             "served": false,
             "listen": record.listen,
             "cellservdb": cell_serv_db(&record.name, &record.listen),
             "volumes": volumes(admin),
         })),
-        Ask::List => Ok(json!({ "cell": record.name, "volumes": volumes(admin) })),
-        Ask::AclGet { volume, path } => {
+        CellRequest::List => Ok(json!({ "cell": record.name, "volumes": volumes(admin) })),
+        CellRequest::AclGet { volume, path } => {
             let list = admin.access_list(volume, path)?;
             Ok(shown_list(volume, path, &list))
         }
-        Ask::AclSet {
+        CellRequest::AclSet {
             volume,
             path,
             changes,
@@ -332,7 +337,7 @@ pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> R
             admin.set_access_list(volume, path, &list)?;
             Ok(shown_list(volume, path, &list))
         }
-        Ask::Create { name, quota, mount } => {
+        CellRequest::Create { name, quota, mount } => {
             if let Some(path) = mount {
                 admin.check_mount(ROOTS[1], path)?;
             }
@@ -345,7 +350,7 @@ pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> R
             }
             Ok(shown(&made))
         }
-        Ask::Mount {
+        CellRequest::Mount {
             name,
             path,
             read_write,
@@ -354,7 +359,7 @@ pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> R
             admin.mount(&mount_point(name, path, *read_write))?;
             Ok(json!({ "mounted": name, "path": path }))
         }
-        Ask::Clone { name, backup } => {
+        CellRequest::Clone { name, backup } => {
             let kind = if *backup {
                 Kind::Backup
             } else {
@@ -362,11 +367,11 @@ pub(crate) fn carry_out(record: &Record, admin: &Administration, ask: &Ask) -> R
             };
             Ok(shown(&*admin.clone_volume(name, kind)?))
         }
-        Ask::Quota { name, bytes } => {
+        CellRequest::Quota { name, bytes } => {
             admin.set_quota(name, *bytes)?;
             Ok(shown(&*admin.volume(name)?))
         }
-        Ask::Remove { name, force } => {
+        CellRequest::Remove { name, force } => {
             admin.remove(name, *force)?;
             Ok(json!({ "removed": name }))
         }

@@ -35,9 +35,10 @@ impl Claim {
     /// [`Error::Busy`], naming the process that has a claim.
     pub(crate) fn take(uuid: &str, device: &str, write: bool) -> Result<Claim> {
         let until = Instant::now() + PATIENCE;
-        let claim = match write {
-            true => Claim::write(uuid, until),
-            false => Claim::read(uuid, until),
+        let claim = if write {
+            Claim::write(uuid, until)
+        } else {
+            Claim::read(uuid, until)
         };
         claim
             .map_err(|e| Error::Failed(format!("cannot claim {device} for this process: {e}")))?
@@ -124,14 +125,12 @@ struct Holder {
 impl Holder {
     /// Builds the error that `device` cannot be opened; `remark` explains a less obvious conflict.
     fn refuses(&self, uuid: &str, device: &str, write: bool, remark: &str) -> Error {
-        let (how, writes) = match write {
-            true => ("for writing", self.name == writer(uuid)),
-            false => ("for reading", true),
+        let (how, writes) = if write {
+            ("for writing", self.name == writer(uuid))
+        } else {
+            ("for reading", true)
         };
-        let theirs = match writes {
-            true => "writing",
-            false => "reading",
-        };
+        let theirs = if writes { "writing" } else { "reading" };
         Error::Busy(format!(
             "cannot open {device} {how}: volume {uuid} is open for {theirs} by {}{remark}; detach \
              it first with `evfs detach NAME` (`evfs status` lists what this user has attached)",
@@ -226,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_that_come_at_once_no_writer_meets_anybody() {
+    fn of_many_that_come_at_once_no_writer_overlaps_another() {
         use std::sync::atomic::{AtomicI32, Ordering};
         let uuid = uuid("crowd");
         // Number of readers inside, or -1 for a writer.
@@ -240,17 +239,17 @@ mod tests {
                         let Ok(claim) = Claim::take(uuid, "a", write) else {
                             continue;
                         };
-                        let before = match write {
-                            true => {
-                                inside.compare_exchange(0, -1, Ordering::SeqCst, Ordering::SeqCst)
-                            }
-                            false => Ok(inside.fetch_add(1, Ordering::SeqCst)),
+                        let before = if write {
+                            inside.compare_exchange(0, -1, Ordering::SeqCst, Ordering::SeqCst)
+                        } else {
+                            Ok(inside.fetch_add(1, Ordering::SeqCst))
                         };
                         assert!(before.is_ok_and(|n| n >= 0), "{before:?}");
                         std::thread::yield_now();
-                        match write {
-                            true => inside.store(0, Ordering::SeqCst),
-                            false => drop(inside.fetch_sub(1, Ordering::SeqCst)),
+                        if write {
+                            inside.store(0, Ordering::SeqCst)
+                        } else {
+                            inside.fetch_sub(1, Ordering::SeqCst);
                         }
                         drop(claim);
                     }

@@ -24,8 +24,8 @@
 //! ```
 
 use crate::attach::AttachSpec;
-use crate::mounted::{Atime, MountSpec};
-use crate::served::ServeSpec;
+use crate::cell_service::ServeSpec;
+use crate::mount_service::{Atime, MountSpec};
 use crate::settings::did_you_mean;
 use crate::state_file::read_text;
 use crate::{Error, Result};
@@ -148,7 +148,7 @@ struct ServeTable {
 
 /// Service that a table defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub enum ServiceSpec {
     /// A cell to serve.
     Serve(ServeSpec),
     /// A volume to attach.
@@ -159,31 +159,31 @@ pub enum What {
 
 /// A table of the file: a service and the key for its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct ServiceTable {
     /// The service.
-    pub what: What,
+    pub spec: ServiceSpec,
     /// Name of the key pair, if the table has one.
     pub key: Option<String>,
     /// Path of the key file, if the table has one.
     pub key_file: Option<PathBuf>,
 }
 
-impl Entry {
+impl ServiceTable {
     /// Returns the name in the table's header.
     pub fn name(&self) -> &str {
-        match &self.what {
-            What::Serve(spec) => &spec.name,
-            What::Attach(spec) => &spec.name,
-            What::Mount(spec) => &spec.name,
+        match &self.spec {
+            ServiceSpec::Serve(spec) => &spec.name,
+            ServiceSpec::Attach(spec) => &spec.name,
+            ServiceSpec::Mount(spec) => &spec.name,
         }
     }
 
     /// Formats the table's header, with brackets.
     pub fn table(&self) -> String {
-        match &self.what {
-            What::Serve(spec) => format!("[serve.{}]", spec.name),
-            What::Attach(spec) => format!("[volume.{}]", spec.name),
-            What::Mount(spec) => format!("[mount.{}]", spec.name),
+        match &self.spec {
+            ServiceSpec::Serve(spec) => format!("[serve.{}]", spec.name),
+            ServiceSpec::Attach(spec) => format!("[volume.{}]", spec.name),
+            ServiceSpec::Mount(spec) => format!("[mount.{}]", spec.name),
         }
     }
 }
@@ -192,12 +192,12 @@ impl Entry {
 ///
 /// # Errors
 /// [`Error::Config`] with the line of the mistake.
-pub fn read(path: &Path, threads: usize) -> Result<Vec<Entry>> {
+pub fn read(path: &Path, threads: usize) -> Result<Vec<ServiceTable>> {
     let text = read_text(path).map_err(|e| Error::io("cannot read the configuration", path, e))?;
     parse(path, &text, threads)
 }
 
-fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
+fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<ServiceTable>> {
     let file: File = toml::from_str(text).map_err(|e| {
         let message = e.to_string();
         let unknown = message
@@ -227,12 +227,12 @@ fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<Entry>> {
         .collect()
 }
 
-fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
+fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable> {
     one_key(path, "mount", &name, &m.key, &m.key_file)?;
     few_threads(path, "mount", &name, m.threads)?;
     let defaults = MountSpec::new(&m.device, &m.at);
-    Ok(Entry {
-        what: What::Mount(MountSpec {
+    Ok(ServiceTable {
+        spec: ServiceSpec::Mount(MountSpec {
             name,
             fileset: m.fileset.unwrap_or(defaults.fileset),
             read_only: m.read_only,
@@ -251,7 +251,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<Entry> {
     })
 }
 
-fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<Entry> {
+fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<ServiceTable> {
     one_key(path, "serve", &name, &s.key, &s.key_file)?;
     few_threads(path, "serve", &name, s.threads)?;
     let prefix = |text: &String| {
@@ -261,8 +261,8 @@ fn serve_entry(path: &Path, name: String, s: ServeTable) -> Result<Entry> {
         })
     };
     let allow = s.allow.iter().map(prefix).collect::<Result<_>>()?;
-    Ok(Entry {
-        what: What::Serve(ServeSpec {
+    Ok(ServiceTable {
+        spec: ServiceSpec::Serve(ServeSpec {
             name,
             listen: s.listen,
             announce: s.announce,
@@ -308,7 +308,7 @@ fn full(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> {
+fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<ServiceTable> {
     let tls = match (v.tls_cert, v.tls_key) {
         (Some(certificate), Some(key)) => Some(export_nbd::Tls {
             certificate,
@@ -338,8 +338,8 @@ fn entry(path: &Path, name: String, v: Volume, threads: usize) -> Result<Entry> 
         config: Some(full(path)),
         ..AttachSpec::new(&v.device, v.threads.unwrap_or(threads))
     };
-    Ok(Entry {
-        what: What::Attach(spec),
+    Ok(ServiceTable {
+        spec: ServiceSpec::Attach(spec),
         key: v.key,
         key_file: v.key_file,
     })
@@ -375,10 +375,12 @@ mod tests {
         let entries = parse(Path::new("x.toml"), &text, 2).unwrap();
         let seen: Vec<_> = entries
             .iter()
-            .map(|e| match &e.what {
-                What::Attach(spec) => (spec.name.as_str(), Some(spec.threads), spec.loop_device),
-                What::Mount(spec) => (spec.name.as_str(), spec.threads, false),
-                What::Serve(spec) => (spec.name.as_str(), Some(spec.allow.len()), false),
+            .map(|e| match &e.spec {
+                ServiceSpec::Attach(spec) => {
+                    (spec.name.as_str(), Some(spec.threads), spec.loop_device)
+                }
+                ServiceSpec::Mount(spec) => (spec.name.as_str(), spec.threads, false),
+                ServiceSpec::Serve(spec) => (spec.name.as_str(), Some(spec.allow.len()), false),
             })
             .collect();
         let wanted = [

@@ -9,7 +9,7 @@
 //! that is not yet written. It fails with `EPERM` instead, and the server continues.
 
 use crate::attach::AttachSpec;
-use crate::config::What;
+use crate::config::ServiceSpec;
 use crate::{Error, ProcessCache, Result, Settings};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -63,11 +63,11 @@ impl Needs {
     }
 
     /// Lists the needs of a table of the configuration.
-    pub fn table(what: &What) -> Needs {
+    pub fn table(what: &ServiceSpec) -> Needs {
         match what {
-            What::Attach(spec) => Needs::attach(spec),
-            What::Mount(_) => Needs::mount(),
-            What::Serve(_) => Needs::serve(),
+            ServiceSpec::Attach(spec) => Needs::attach(spec),
+            ServiceSpec::Mount(_) => Needs::mount(),
+            ServiceSpec::Serve(_) => Needs::serve(),
         }
     }
 
@@ -104,9 +104,9 @@ const LOW_PORTS_END: u16 = 1024;
 
 /// Privileges that the process still has.
 #[derive(Debug, Clone, Copy)]
-pub struct Kept(Option<Needs>);
+pub struct RetainedPrivileges(Option<Needs>);
 
-impl Kept {
+impl RetainedPrivileges {
     /// Checks whether a service added later can run. A cache or a cell can do without privileges.
     ///
     /// # Errors
@@ -134,14 +134,18 @@ impl Kept {
 ///
 /// # Errors
 /// The system has no memory for a cache. A privilege that cannot be dropped is only logged.
-pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Result<Kept> {
+pub fn confine(
+    settings: &Settings,
+    needs: Needs,
+    cache: &ProcessCache,
+) -> Result<RetainedPrivileges> {
     if needs.cache {
         // The memory of the cache is a mount of its own where that is allowed.
         cache.prepare()?;
     }
     let by_helper = needs.mounts && !rustix::process::geteuid().is_root();
     if !settings.sandbox() || by_helper {
-        return Ok(Kept(None));
+        return Ok(RetainedPrivileges(None));
     }
     let failed = |what: &str, error: String| {
         tracing::warn!("{what}: {error}; set `sandbox` to false to skip this step");
@@ -158,7 +162,7 @@ pub fn confine(settings: &Settings, needs: Needs, cache: &ProcessCache) -> Resul
     if let Err(e) = deny_system_calls(needs.mounts) {
         failed("cannot deny system calls", e.to_string());
     }
-    Ok(Kept(Some(needs)))
+    Ok(RetainedPrivileges(Some(needs)))
 }
 
 fn drop_capabilities(kept: CapabilitySet) -> rustix::io::Result<()> {
@@ -370,14 +374,14 @@ mod tests {
 
     #[test]
     fn what_was_given_up_is_not_served_later() {
-        let kept = Kept(Some(Needs::serve()));
+        let kept = RetainedPrivileges(Some(Needs::serve()));
         kept.allows(Needs::default()).unwrap();
         kept.allows(Needs::serve()).unwrap();
         let refused = kept.allows(Needs::mount()).unwrap_err().to_string();
         assert!(refused.contains("FUSE mounts"), "{refused}");
-        Kept(Some(Needs::mount().and(Needs::serve())))
+        RetainedPrivileges(Some(Needs::mount().and(Needs::serve())))
             .allows(Needs::mount())
             .unwrap();
-        Kept(None).allows(Needs::mount()).unwrap();
+        RetainedPrivileges(None).allows(Needs::mount()).unwrap();
     }
 }

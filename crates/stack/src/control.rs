@@ -34,7 +34,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 /// Control requests to a service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum ControlRequest {
     /// Report the status: name, device, exports, start time.
     Status,
     /// Read the counters of the data path.
@@ -47,13 +47,13 @@ pub enum Ask {
         force: bool,
     },
     /// A request about the underlying LUN.
-    Lun(crate::lun::Ask),
+    Lun(crate::lun::LunRequest),
     /// A request about the cache.
-    Cache(crate::cache::Ask),
+    Cache(crate::cache::CacheRequest),
     /// A request about the file system.
-    Files(crate::filesystem::Ask),
+    Files(crate::filesystem::FsRequest),
     /// A request about the cell.
-    Cell(crate::cell::Ask),
+    Cell(crate::cell::CellRequest),
 }
 
 /// Variable that sets the directory of control sockets.
@@ -80,9 +80,10 @@ pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
         .create(dir);
     made.map_err(|e| Error::io("cannot create the directory", dir, e))?;
     let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot access", dir, e))?;
-    match meta.uid() == me() && only_for_its_owner(&meta) {
-        true => Ok(dir.to_owned()),
-        false => Err(not_safe(dir, variable)),
+    if meta.uid() == me() && only_for_its_owner(&meta) {
+        Ok(dir.to_owned())
+    } else {
+        Err(not_safe(dir, variable))
     }
 }
 
@@ -212,12 +213,13 @@ pub fn valid_name(name: &str) -> bool {
 
 /// Refuses an invalid name for `what`.
 pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
-    match valid_name(name) {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
+    if valid_name(name) {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
             "`{name}` is not a valid name for {what}: use at most 64 letters, digits, `.`, `_` and \
              `-`, and do not begin with `.` or `-`; set a name with --name"
-        ))),
+        )))
     }
 }
 
@@ -339,11 +341,11 @@ impl Drop for Listener {
 }
 
 /// Connection of a client that waits for an answer.
-pub struct Answer(UnixStream);
+pub struct PendingReply(UnixStream);
 
-impl Answer {
+impl PendingReply {
     /// Reads the request; returns `None` after an invalid one has been answered with an error.
-    pub(crate) fn to(stream: UnixStream) -> Option<(Ask, Answer)> {
+    pub(crate) fn to(stream: UnixStream) -> Option<(ControlRequest, PendingReply)> {
         let end = Some(Instant::now() + ASKER_TIMEOUT);
         let stream_ref = &stream;
         let line = Until {
@@ -351,7 +353,7 @@ impl Answer {
             end,
         }
         .line();
-        let answer = Answer(stream);
+        let answer = PendingReply(stream);
         match line.ok().and_then(|line| serde_json::from_str(&line).ok()) {
             Some(ask) => Some((ask, answer)),
             None => {
@@ -389,7 +391,7 @@ impl Answer {
 /// # Errors
 /// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
 /// and errors that it answers.
-pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
+pub fn send_request(run_dir: &Path, name: &str, ask: &ControlRequest) -> Result<Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) || !is_trusted(run_dir)? {
         return Err(not_attached());
@@ -417,8 +419,8 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
         });
     }
     let patience = match ask {
-        Ask::Status | Ask::Stats => Some(STATUS_TIMEOUT),
-        Ask::Detach { .. } => None,
+        ControlRequest::Status | ControlRequest::Stats => Some(STATUS_TIMEOUT),
+        ControlRequest::Detach { .. } => None,
         _ => Some(ANSWER_TIMEOUT),
     };
     let end = patience.map(|patience| Instant::now() + patience);
@@ -426,9 +428,12 @@ pub fn ask(run_dir: &Path, name: &str, ask: &Ask) -> Result<Value> {
         stream: &stream,
         end,
     };
-    let failed = |e: io::Error| match is_late(&e) {
-        true => silent(name, (peer.pid != 0).then_some(peer.pid)),
-        false => failed(e),
+    let failed = |e: io::Error| {
+        if is_late(&e) {
+            silent(name, (peer.pid != 0).then_some(peer.pid))
+        } else {
+            failed(e)
+        }
     };
     let question = serde_json::to_string(ask).expect("an enum becomes JSON");
     let asked = until.write_all(format!("{question}\n").as_bytes());
@@ -488,7 +493,7 @@ pub fn statuses(run_dir: &Path) -> Result<Vec<(String, Result<Value>)>> {
 }
 
 fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>)> {
-    let status = |name: &str| ask(run_dir, name, &Ask::Status);
+    let status = |name: &str| send_request(run_dir, name, &ControlRequest::Status);
     let mut all: Vec<_> = std::thread::scope(|scope| {
         let start = |name: String| scope.spawn(move || (status(&name), name));
         let asked: Vec<_> = names.into_iter().map(start).collect();

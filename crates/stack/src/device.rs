@@ -42,7 +42,6 @@ pub enum Share {
 pub enum Disk {
     /// A single file or block device.
     File(Arc<OpenFile>),
-    /// A LUN.
     Lun(Arc<OpenLun>),
 }
 
@@ -173,7 +172,7 @@ impl Disk {
     }
 
     /// Returns the state of the in-use record that excludes writers on other machines.
-    pub(crate) fn kept(&self) -> InUseRecord {
+    pub(crate) fn in_use_record(&self) -> InUseRecord {
         let place = match self {
             Disk::File(file) => &file.hold,
             Disk::Lun(lun) => &lun.hold,
@@ -181,7 +180,7 @@ impl Disk {
         match place.get() {
             Some(Hold {
                 in_use: Some(own), ..
-            }) => own.kept(),
+            }) => own.record_state(),
             Some(hold) if hold.has_record => InUseRecord::Reader,
             _ => InUseRecord::Impossible,
         }
@@ -283,9 +282,10 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
         .map_err(failed)?;
     let until = std::time::Instant::now() + Duration::from_secs(1);
     loop {
-        let taken = match exclusive {
-            true => file.try_lock(),
-            false => file.try_lock_shared(),
+        let taken = if exclusive {
+            file.try_lock()
+        } else {
+            file.try_lock_shared()
         };
         match taken {
             Ok(()) => return Ok(file),
@@ -389,9 +389,10 @@ pub fn default_name(device: &Path) -> String {
         None => plain,
     };
     let mut parts = within.split('/').filter(|s| !s.is_empty());
-    let name = match first.starts_with("iscsi://") {
-        true => parts.next(),
-        false => parts.next_back(),
+    let name = if first.starts_with("iscsi://") {
+        parts.next()
+    } else {
+        parts.next_back()
     };
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     let name: String = name
@@ -434,9 +435,10 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
     known_scheme(address)?;
     let options = path_file::Options {
         read_only,
-        lock: match read_only {
-            true => path_file::Lock::Shared,
-            false => path_file::Lock::Exclusive,
+        lock: if read_only {
+            path_file::Lock::Shared
+        } else {
+            path_file::Lock::Exclusive
         },
         ..path_file::Options::default()
     };
@@ -445,20 +447,24 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
 
 /// Refuses an unknown URI scheme.
 fn known_scheme(address: &str) -> Result<()> {
-    match address.contains("://") && !Path::new(address).exists() {
-        false => Ok(()),
-        true => Err(Error::Usage(format!(
+    if !(address.contains("://") && !Path::new(address).exists()) {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
             "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix:// or \
              iscsi://"
-        ))),
+        )))
     }
 }
 
 /// Builds the options of logins to iSCSI targets.
 pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Options {
-    let digest = |on: bool| match on {
-        true => path_iscsi::DigestPolicy::Prefer,
-        false => path_iscsi::DigestPolicy::Never,
+    let digest = |on: bool| {
+        if on {
+            path_iscsi::DigestPolicy::Prefer
+        } else {
+            path_iscsi::DigestPolicy::Never
+        }
     };
     path_iscsi::Options {
         initiator_name: settings.iscsi_initiator_name().to_owned(),
@@ -495,9 +501,10 @@ fn open_unclaimed(
         return Ok(Disk::Lun(Arc::new(open)));
     }
     if let Some(text) = device.to_str() {
-        match device.exists() {
-            false => known_scheme(text)?,
-            true => no_lun_of_that_name(text, settings)?,
+        if !device.exists() {
+            known_scheme(text)?
+        } else {
+            no_lun_of_that_name(text, settings)?
         }
     }
     let options = path_file::Options {
@@ -518,12 +525,13 @@ fn open_unclaimed(
 /// Refuses a file name that is also the name of a LUN: one could be overwritten for the other.
 fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     let is_lun = || Registry::load(&settings.lun_registry()).is_ok_and(|r| r.find(name).is_some());
-    match is_lun_name(name) && is_lun() {
-        false => Ok(()),
-        true => Err(Error::Usage(format!(
+    if !(is_lun_name(name) && is_lun()) {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
             "{name} is ambiguous: it is a LUN, and a file in this directory; use ./{name} for the \
              file, or another directory for the LUN"
-        ))),
+        )))
     }
 }
 

@@ -82,7 +82,6 @@ pub enum Error {
     /// A destructive command found data that it would destroy.
     #[error("{device} is not empty: it holds {found}; --force overwrites it {kept}")]
     WouldDestroy {
-        /// The device.
         device: String,
         /// Description of the data found.
         found: String,
@@ -95,7 +94,6 @@ pub enum Error {
     /// A path is not safe to use.
     #[error("{} is not safe to use: {detail}", path.display())]
     Unsafe {
-        /// The path.
         path: PathBuf,
         /// Reason and remedy.
         detail: String,

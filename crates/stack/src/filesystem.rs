@@ -7,7 +7,7 @@
 use crate::cell::Record;
 use crate::error::Left;
 use crate::signature::{self, Content, View};
-use crate::volume::{self, KeySource, Open, OpenOptions, Opener};
+use crate::volume::{self, KeySource, OpenOptions, OpenedDevice, Opener};
 use crate::{Error, Result, Settings, control, device};
 use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
@@ -23,7 +23,7 @@ const WIPE_BYTES: usize = 1 << 20;
 /// Requests to a file system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum FsRequest {
     /// List the filesets and snapshots.
     List,
     /// Report the use of space.
@@ -74,9 +74,9 @@ pub struct Limits {
     pub inodes: Option<u64>,
 }
 
-impl Ask {
+impl FsRequest {
     fn changes(&self) -> bool {
-        !matches!(self, Ask::List | Ask::Usage)
+        !matches!(self, FsRequest::List | FsRequest::Usage)
     }
 }
 
@@ -99,27 +99,28 @@ impl Target<'_> {
     ///
     /// # Errors
     /// Those of [`volume::open_any`]; a key was named for a plaintext device.
-    pub fn open(&self, options: OpenOptions) -> Result<Open> {
+    pub fn open(&self, options: OpenOptions) -> Result<OpenedDevice> {
         let open = volume::open_any(self.path, self.opener, self.source, options, self.settings)?;
         self.needed_key(open)
     }
 
     /// Same as [`Target::open`], for a DEVICE that is already open for formatting.
-    pub(crate) fn of_disk(&self, disk: device::Disk) -> Result<Open> {
+    pub(crate) fn of_disk(&self, disk: device::Disk) -> Result<OpenedDevice> {
         let options = OpenOptions::default();
         let open = volume::of_disk(disk, self.opener, self.source, options)?;
         self.needed_key(open)
     }
 
     /// Refuses a key for a plaintext device: the user is mistaken about the device.
-    fn needed_key(&self, open: Open) -> Result<Open> {
-        match open.cipher.is_none() && self.key_given {
-            false => Ok(open),
-            true => Err(Error::Usage(format!(
+    fn needed_key(&self, open: OpenedDevice) -> Result<OpenedDevice> {
+        if !(open.cipher.is_none() && self.key_given) {
+            Ok(open)
+        } else {
+            Err(Error::Usage(format!(
                 "{} is not encrypted and takes no key; `evfs volume create` creates an encrypted \
                  volume",
                 self.name()
-            ))),
+            )))
         }
     }
 
@@ -134,7 +135,6 @@ impl Target<'_> {
 pub struct Formatted {
     /// UUID of the file system.
     pub uuid: String,
-    /// Its label.
     pub label: String,
     /// Size of the device, in bytes.
     pub size: u64,
@@ -167,7 +167,7 @@ pub fn format(
 
 pub(crate) fn format_device(
     target: &Target<'_>,
-    open: &Open,
+    open: &OpenedDevice,
     label: &str,
     force: bool,
 ) -> Result<Formatted> {
@@ -206,9 +206,9 @@ pub(crate) fn format_device(
 }
 
 /// Detects data on an open DEVICE, after decryption.
-pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
+pub(crate) fn content(open: &OpenedDevice) -> Result<Option<Content>> {
     Ok(match open.cipher {
-        Some(_) => signature::content(&*open.device, View::Deciphered)?,
+        Some(_) => signature::content(&*open.device, View::Decrypted)?,
         None => signature::content_of(&open.disk)?,
     })
 }
@@ -217,7 +217,7 @@ pub(crate) fn content(open: &Open) -> Result<Option<Content>> {
 fn wipe(device: &dyn BlockDevice) -> Result<()> {
     let mut below = Blocking::open(device)?;
     let zeros = vec![0; WIPE_BYTES];
-    let end = signature::looked_at(device);
+    let end = signature::scanned_bytes(device);
     for at in (0..end).step_by(WIPE_BYTES) {
         let len = (end - at).min(WIPE_BYTES as u64) as usize;
         below.write_at(at, &zeros[..len])?;
@@ -257,7 +257,7 @@ pub(crate) fn open_fs(
 
 /// Opens the file system on an open DEVICE, counting its I/O. Grows it if the device has grown.
 pub(crate) fn open_counted(
-    open: &Open,
+    open: &OpenedDevice,
     name: &str,
     settings: &Settings,
     read_only: bool,
@@ -297,10 +297,14 @@ pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
 ///
 /// # Errors
 /// The request cannot be fulfilled.
-pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
+pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        return control::ask(&run_dir, &name, &control::Ask::Files(ask.clone()));
+        return control::send_request(
+            &run_dir,
+            &name,
+            &control::ControlRequest::Files(ask.clone()),
+        );
     }
     let read_only = !ask.changes();
     let open = target.open(OpenOptions {
@@ -312,7 +316,7 @@ pub fn ask(target: &Target<'_>, ask: &Ask) -> Result<Value> {
         &target.name(),
         options(target.settings, read_only),
     )?;
-    let answer = carry_out(&fs, ask, &|| Ok(()), None)?;
+    let answer = execute(&fs, ask, &|| Ok(()), None)?;
     fs.close()
         .map_err(Error::files(format!("cannot close {}", target.name())))?;
     Ok(answer)
@@ -328,9 +332,10 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
             let served = status["path"].as_str().map(Path::new);
             served.is_some() && served == path.as_deref()
         };
-        match device::is_lun(device) {
-            true => same("device") || same("lun"),
-            false => same_file(),
+        if device::is_lun(device) {
+            same("device") || same("lun")
+        } else {
+            same_file()
         }
     };
     control::find(&run_dir, |status| {
@@ -351,9 +356,9 @@ pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
 
 /// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
 /// the name of the mounted fileset.
-pub(crate) fn carry_out(
+pub(crate) fn execute(
     fs: &Fs,
-    ask: &Ask,
+    ask: &FsRequest,
     write_out: &dyn Fn() -> Result<()>,
     in_use: Option<&str>,
 ) -> Result<Value> {
@@ -362,9 +367,9 @@ pub(crate) fn carry_out(
         Ok(found.map_err(Error::files("cannot find the fileset"))?.id())
     };
     match ask {
-        Ask::List => Ok(filesets(fs)),
-        Ask::Usage => Ok(usage(fs)),
-        Ask::Create { name, quota } => {
+        FsRequest::List => Ok(filesets(fs)),
+        FsRequest::Usage => Ok(usage(fs)),
+        FsRequest::Create { name, quota } => {
             let failed = || Error::files(format!("cannot create the fileset '{name}'"));
             let made = fs.create_fileset(name).map_err(failed())?;
             own_root(fs, name).map_err(failed())?;
@@ -376,24 +381,24 @@ pub(crate) fn carry_out(
             }
             Ok(shown)
         }
-        Ask::Rename { from, to } => {
+        FsRequest::Rename { from, to } => {
             fs.rename_fileset(id_of(from)?, to)
                 .map_err(Error::files(format!("cannot rename '{from}'")))?;
             Ok(fileset(fs, to))
         }
-        Ask::Quota { name, quota } => {
+        FsRequest::Quota { name, quota } => {
             set_quota(fs, id_of(name)?, quota)
                 .map_err(Error::files(format!("cannot set the quota of '{name}'")))?;
             Ok(fileset(fs, name))
         }
-        Ask::Snapshot { of, name } => {
+        FsRequest::Snapshot { of, name } => {
             let id = id_of(of)?;
             write_out()?;
             fs.snapshot(id, name)
                 .map_err(Error::files(format!("cannot create a snapshot of '{of}'")))?;
             Ok(fileset(fs, name))
         }
-        Ask::Remove { name, force } => {
+        FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
                 return Err(Error::Busy(format!(

@@ -6,10 +6,11 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
-pub mod arms;
 pub mod attach;
+pub mod bench;
 pub mod cache;
 pub mod cell;
+mod cell_service;
 mod claim;
 pub mod config;
 mod confine;
@@ -20,12 +21,11 @@ pub mod filesystem;
 mod in_use;
 pub mod lun;
 mod memory;
-mod mounted;
+mod mount_service;
 mod paths;
 mod place;
 pub mod registry;
 mod serve;
-mod served;
 mod settings;
 mod signals;
 pub mod signature;
@@ -37,12 +37,12 @@ pub mod volume;
 pub use crate::cache::ProcessCache;
 pub use afs_server::{NoPrefix, Prefix};
 pub use attach::{AttachSpec, Attachment};
-pub use confine::{Kept, Needs, confine};
+pub use cell_service::{CellService, ServeSpec};
+pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use in_use::InUseRecord;
-pub use mounted::{Atime, MountSpec, Mounted};
+pub use mount_service::{Atime, MountService, MountSpec};
 pub use serve::{Ended, Hub, Reload, Serving, serve};
-pub use served::{ServeSpec, Served};
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;
 pub use status::Status;

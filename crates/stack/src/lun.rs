@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// Requests to an open LUN.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ask {
+pub enum LunRequest {
     /// Report the complete state.
     Show,
     /// Reset the counters.
@@ -74,15 +74,15 @@ pub enum Ask {
 pub(crate) fn answer(
     of: &str,
     lun: Option<&crate::device::OpenLun>,
-    ask: &Ask,
+    ask: &LunRequest,
     settings: &Settings,
 ) -> Result<Value> {
     let none = || Error::NotFound(format!("{of} is not on a LUN"));
     let lun = lun.ok_or_else(none)?.lun();
     match ask {
-        Ask::Show => return Ok(json_of(&lun.status())),
-        Ask::Clear => lun.clear_stat(),
-        Ask::Get => {
+        LunRequest::Show => return Ok(json_of(&lun.status())),
+        LunRequest::Clear => lun.clear_stat(),
+        LunRequest::Get => {
             let attributes = lun.attributes();
             let values: Values = ATTRIBUTES
                 .iter()
@@ -90,23 +90,23 @@ pub(crate) fn answer(
                 .collect();
             return Ok(json_of(&values));
         }
-        Ask::Set { name, value } => lun.set(name, value)?,
-        Ask::Waiting => return Ok(json_of(&lun.waiting())),
-        Ask::Advise => {
+        LunRequest::Set { name, value } => lun.set(name, value)?,
+        LunRequest::Waiting => return Ok(json_of(&lun.waiting())),
+        LunRequest::Advise => {
             let advice = lun.advise().map_err(Error::Failed)?;
             return Ok(
                 json!({ "text": advice.to_string(), "recommended": advice.recommended().name() }),
             );
         }
-        Ask::Add { address, legacy } => lun.add(PathSpec {
+        LunRequest::Add { address, legacy } => lun.add(PathSpec {
             path: lunpath(address, settings, lun_read_only(lun))?,
             legacy: legacy.clone(),
             enabled: true,
         })?,
-        Ask::Remove { path, force } => lun.remove(path, *force)?,
-        Ask::Enable { path } => lun.enable(path)?,
-        Ask::Disable { path, force } => lun.disable(path, *force)?,
-        Ask::ReplaceWwid { path } => lun.replace_wwid(path)?,
+        LunRequest::Remove { path, force } => lun.remove(path, *force)?,
+        LunRequest::Enable { path } => lun.enable(path)?,
+        LunRequest::Disable { path, force } => lun.disable(path, *force)?,
+        LunRequest::ReplaceWwid { path } => lun.replace_wwid(path)?,
     }
     Ok(Value::Null)
 }
@@ -126,15 +126,20 @@ fn holder(settings: &Settings, lun: &str) -> Option<String> {
 }
 
 /// Sends a request to the process that has the LUN open; returns `None` if none has.
-fn ask(settings: &Settings, lun: &str, ask: Ask) -> Result<Option<Value>> {
+fn ask(settings: &Settings, lun: &str, ask: LunRequest) -> Result<Option<Value>> {
     let Some(name) = holder(settings, lun) else {
         return Ok(None);
     };
-    control::ask(&settings.run_dir(), &name, &control::Ask::Lun(ask)).map(Some)
+    control::send_request(
+        &settings.run_dir(),
+        &name,
+        &control::ControlRequest::Lun(ask),
+    )
+    .map(Some)
 }
 
 /// Same as [`ask`], but a LUN that is not open is an error.
-fn ask_open(settings: &Settings, lun: &str, what: Ask) -> Result<Value> {
+fn ask_open(settings: &Settings, lun: &str, what: LunRequest) -> Result<Value> {
     ask(settings, lun, what)?
         .ok_or_else(|| Error::NotFound(format!("{lun} is not open; `evfs attach {lun}` opens it")))
 }
@@ -166,7 +171,7 @@ pub fn show(settings: &Settings, name: &str) -> Result<Value> {
 }
 
 fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
-    if let Some(mut open) = ask(settings, &lun.name, Ask::Show)? {
+    if let Some(mut open) = ask(settings, &lun.name, LunRequest::Show)? {
         open["open"] = true.into();
         return Ok(open);
     }
@@ -193,7 +198,7 @@ fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
 /// # Errors
 /// The LUN is not open.
 pub fn waiting(settings: &Settings, name: &str) -> Result<Value> {
-    ask_open(settings, &known(settings, name)?.name, Ask::Waiting)
+    ask_open(settings, &known(settings, name)?.name, LunRequest::Waiting)
 }
 
 /// Evaluates the recorded I/O of an open LUN under each policy.
@@ -201,7 +206,7 @@ pub fn waiting(settings: &Settings, name: &str) -> Result<Value> {
 /// # Errors
 /// The LUN is not open, or has recorded too little I/O.
 pub fn advise(settings: &Settings, name: &str) -> Result<Value> {
-    ask_open(settings, &known(settings, name)?.name, Ask::Advise)
+    ask_open(settings, &known(settings, name)?.name, LunRequest::Advise)
 }
 
 /// Resets the counters of an open LUN.
@@ -209,7 +214,7 @@ pub fn advise(settings: &Settings, name: &str) -> Result<Value> {
 /// # Errors
 /// The LUN is not open.
 pub fn clear(settings: &Settings, name: &str) -> Result<()> {
-    ask_open(settings, &known(settings, name)?.name, Ask::Clear).map(drop)
+    ask_open(settings, &known(settings, name)?.name, LunRequest::Clear).map(drop)
 }
 
 /// A row of `evfs lun get`.
@@ -237,7 +242,7 @@ pub fn get(settings: &Settings, name: &str, attribute: Option<&str>) -> Result<V
     let lun = known(settings, name)?;
     let registry = Registry::load(&settings.lun_registry())?;
     let (saved, origins) = registry.attributes(&lun, transport(settings, &lun))?;
-    let current = ask(settings, &lun.name, Ask::Get)?;
+    let current = ask(settings, &lun.name, LunRequest::Get)?;
     let default = multipath::Attributes::default();
     let rows: Vec<_> = ATTRIBUTES
         .iter()
@@ -281,7 +286,7 @@ pub fn set(settings: &Settings, name: &str, attribute: &str, value: &str) -> Res
     trial.set(attribute, value).map_err(Error::Usage)?;
     let (attribute, value) = (attribute.to_owned(), value.to_owned());
     let lun = known(settings, name)?.name;
-    let set = Ask::Set {
+    let set = LunRequest::Set {
         name: attribute,
         value,
     };
@@ -335,9 +340,10 @@ pub fn save(
                 registry.scopes.entry(scope.to_owned()).or_default()
             }
         };
-        match value.is_empty() {
-            true => values.remove(attribute),
-            false => values.insert(attribute.to_owned(), value.to_owned()),
+        if value.is_empty() {
+            values.remove(attribute)
+        } else {
+            values.insert(attribute.to_owned(), value.to_owned())
         };
         Ok(())
     })
@@ -399,11 +405,8 @@ pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
 pub enum PathVerb {
     /// Add it to the LUN.
     Add,
-    /// Remove it.
     Remove,
-    /// Enable it.
     Enable,
-    /// Disable it.
     Disable,
     /// Accept the identity that it reports.
     ReplaceWwid,
@@ -461,7 +464,7 @@ fn add_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<Changed
     let added = Registry::update(&registry, |r| r.add(name, &path, &port))?;
     let (address, legacy) = (added.address, added.legacy);
     let changed = changed(name, &address, &legacy);
-    ask(settings, name, Ask::Add { address, legacy })?;
+    ask(settings, name, LunRequest::Add { address, legacy })?;
     Ok(changed)
 }
 
@@ -571,10 +574,10 @@ fn change_path(
         settings,
         &name,
         match verb {
-            PathVerb::Remove => Ask::Remove { path: owned, force },
-            PathVerb::Enable => Ask::Enable { path: owned },
-            PathVerb::Disable => Ask::Disable { path: owned, force },
-            PathVerb::Add | PathVerb::ReplaceWwid => Ask::ReplaceWwid { path: owned },
+            PathVerb::Remove => LunRequest::Remove { path: owned, force },
+            PathVerb::Enable => LunRequest::Enable { path: owned },
+            PathVerb::Disable => LunRequest::Disable { path: owned, force },
+            PathVerb::Add | PathVerb::ReplaceWwid => LunRequest::ReplaceWwid { path: owned },
         },
     )?;
     let others = known
@@ -613,7 +616,7 @@ fn change_path(
 
 /// Result of a scan at one address.
 #[derive(Debug, Clone, Serialize)]
-pub struct Found {
+pub struct ScanResult {
     /// Scanned address.
     pub address: String,
     /// Name of the LUN that the path leads to.
@@ -643,12 +646,13 @@ pub fn scan(
     settings: &Settings,
     places: &[String],
     tell: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Vec<Found>> {
+) -> Result<Vec<ScanResult>> {
     let mut addresses = Vec::new();
     for place in places {
-        match portal(place) {
-            true => addresses.extend(units(settings, place)?),
-            false => addresses.push(full_address(place)),
+        if portal(place) {
+            addresses.extend(units(settings, place)?)
+        } else {
+            addresses.push(full_address(place))
         }
     }
     let mut paths: Vec<Arc<dyn Lunpath>> = Vec::new();
@@ -682,8 +686,8 @@ pub fn scan(
 
 type Answer = Option<std::result::Result<Identity, String>>;
 
-fn enter(registry: &mut Registry, address: &str, path: &dyn Lunpath, answer: Answer) -> Found {
-    let mut found = Found {
+fn enter(registry: &mut Registry, address: &str, path: &dyn Lunpath, answer: Answer) -> ScanResult {
+    let mut found = ScanResult {
         address: address.to_owned(),
         lun: None,
         wwid: None,

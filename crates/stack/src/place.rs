@@ -50,9 +50,10 @@ impl Places {
 
     /// Lists the places to remember: none for a block device, even if opened by a link elsewhere.
     pub(crate) fn lasting(&self) -> BTreeSet<String> {
-        match self.last {
-            true => self.all.clone(),
-            false => BTreeSet::new(),
+        if self.last {
+            self.all.clone()
+        } else {
+            BTreeSet::new()
         }
     }
 }
@@ -67,9 +68,10 @@ fn absolute(path: &Path) -> Option<PathBuf> {
             told.filter(|p| p.is_absolute() && id(p).is_some_and(|i| Some(i) == id(".".as_ref())));
         told.or_else(|| std::env::current_dir().ok())
     };
-    match path.is_absolute() {
-        true => Some(path.to_owned()),
-        false => Some(here()?.join(path)),
+    if path.is_absolute() {
+        Some(path.to_owned())
+    } else {
+        Some(here()?.join(path))
     }
 }
 

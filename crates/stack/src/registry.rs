@@ -147,9 +147,12 @@ impl Registry {
     pub fn enrol(&mut self, identity: &Identity, paths: &[(String, String)]) -> KnownLun {
         let known = paths.iter().find_map(|(address, _)| self.find(address));
         let same = |l: &&KnownLun| l.wwid == identity.wwid && l.serial == identity.serial;
-        let known = known.or_else(|| match is_generic(identity.wwid.as_deref()) {
-            true => None,
-            false => self.luns.iter().find(same),
+        let known = known.or_else(|| {
+            if is_generic(identity.wwid.as_deref()) {
+                None
+            } else {
+                self.luns.iter().find(same)
+            }
         });
         let at = match known.map(|l| l.name.clone()) {
             Some(name) => self.luns.iter().position(|l| l.name == name).unwrap_or(0),

@@ -10,7 +10,7 @@
 //! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
 //! request waits for no other request, except one that stops the same service.
 
-use crate::control::{self, Answer, Ask, Listener};
+use crate::control::{self, ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
 use crate::signals::StopSignals;
 use crate::status::Status;
@@ -49,7 +49,7 @@ pub trait Serving: Send + Sync {
     ///
     /// # Errors
     /// The request cannot be fulfilled.
-    fn answer(&self, ask: &Ask) -> Result<Value>;
+    fn answer(&self, ask: &ControlRequest) -> Result<Value>;
 
     /// Checks whether the exports can be closed without disturbing a user.
     ///
@@ -384,7 +384,7 @@ impl Slot {
     }
 
     fn status(&self) -> Result<Value> {
-        let now = self.with(|serving| serving.answer(&Ask::Status));
+        let now = self.with(|serving| serving.answer(&ControlRequest::Status));
         let mut status = now.unwrap_or_else(|| {
             let mut status = self.status.clone();
             status["state"] = "detaching".into();
@@ -411,17 +411,17 @@ impl Slot {
         if let Ok(peer) = control::peer(&stream) {
             export_fuse::asked_by(peer.pid);
         }
-        let Some((ask, asker)) = Answer::to(stream) else {
+        let Some((ask, asker)) = PendingReply::to(stream) else {
             return;
         };
         let ending = || Err(Error::Busy(format!("{} is being detached", self.name)));
         let answer = match ask {
-            Ask::Status => self.status(),
-            Ask::MayDetach => self
+            ControlRequest::Status => self.status(),
+            ControlRequest::MayDetach => self
                 .with(|serving| serving.in_use())
                 .unwrap_or(Ok(()))
                 .map(|()| Value::Null),
-            Ask::Detach { force } => {
+            ControlRequest::Detach { force } => {
                 let before = self.status.clone();
                 self.stop(force).map(|()| before)
             }
@@ -439,7 +439,7 @@ impl Slot {
     fn stop(&self, force: bool) -> Result<()> {
         if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
             // This also ends requests in progress that wait for a path.
-            lun.lun().hurry();
+            lun.lun().prepare_forced_close();
         }
         let serving = self.serving.write();
         let mut serving = serving.unwrap_or_else(PoisonError::into_inner);
@@ -465,7 +465,7 @@ impl Slot {
         let last = lun.take();
         drop(lun);
         if let (false, Some(open)) = (force, &last) {
-            open.lun().settle();
+            open.lun().prepare_close();
         }
         // The drop writes to the LUN that it is not in use; the status is available during the
         // write.

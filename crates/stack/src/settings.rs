@@ -76,9 +76,12 @@ const TABLE: &[Row] = &[
         unit: "iqn",
         reason: "iSCSI name of this host, by which targets grant access",
         default: |_| path_iscsi::Options::default().initiator_name,
-        check: |v| match v.starts_with("iqn.") || v.starts_with("eui.") {
-            true => Ok(()),
-            false => Err("a name that begins with iqn. or eui.".into()),
+        check: |v| {
+            if v.starts_with("iqn.") || v.starts_with("eui.") {
+                Ok(())
+            } else {
+                Err("a name that begins with iqn. or eui.".into())
+            }
         },
     },
     Row {
@@ -432,8 +435,8 @@ impl Settings {
     }
 
     /// Returns the trust store.
-    pub fn trust_store(&self) -> crate::trust::Store {
-        crate::trust::Store::at(self.text("trust.store").into())
+    pub fn trust_store(&self) -> crate::trust::TrustStore {
+        crate::trust::TrustStore::at(self.text("trust.store").into())
     }
 
     /// Reports whether servers drop privileges that they do not need.

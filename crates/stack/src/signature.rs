@@ -75,7 +75,7 @@ pub enum View {
     /// As stored: unwritten blocks are zero.
     Stored,
     /// Decrypted: unwritten blocks look random.
-    Deciphered,
+    Decrypted,
 }
 
 /// Data found on a device.
@@ -102,7 +102,7 @@ impl fmt::Display for Content {
 /// # Errors
 /// A read fails.
 pub fn content(device: &dyn BlockDevice, view: View) -> block::Result<Option<Content>> {
-    look(device, view, &Some)
+    scan(device, view, &Some)
 }
 
 /// Same as [`content`], for the stored bytes of a disk, including the part of a file behind its
@@ -115,12 +115,12 @@ pub fn content_of(disk: &Disk) -> block::Result<Option<Content>> {
     let Disk::File(file) = disk else {
         return content(&*device, View::Stored);
     };
-    let found = look(&*device, View::Stored, &|from| file.file().next_data(from))?;
+    let found = scan(&*device, View::Stored, &|from| file.file().next_data(from))?;
     let behind = is_data(&file.file().behind_the_end()?, View::Stored);
     Ok(found.or_else(|| behind.then_some(Content::Unknown(device.info().size))))
 }
 
-fn look(
+fn scan(
     device: &dyn BlockDevice,
     view: View,
     next_data: &dyn Fn(u64) -> Option<u64>,
@@ -183,7 +183,7 @@ fn looks_random(block: &[u8]) -> bool {
 const LOOK_BYTES: u64 = 4 * 1024 * 1024;
 
 /// Returns the number of bytes at the start of `device` that [`find`] searches.
-pub fn looked_at(device: &dyn BlockDevice) -> u64 {
+pub fn scanned_bytes(device: &dyn BlockDevice) -> u64 {
     let info = device.info();
     let len = LOOK_BYTES.min(info.size);
     len - len % u64::from(info.logical_block_size)
@@ -201,7 +201,7 @@ pub fn is_ours(found: &str) -> bool {
 
 /// Searches `device` for known signatures, and returns the name of the first.
 pub fn find(device: &dyn BlockDevice) -> block::Result<Option<&'static str>> {
-    let mut head = vec![0; looked_at(device) as usize];
+    let mut head = vec![0; scanned_bytes(device) as usize];
     Blocking::open(device)?.read_at(0, &mut head)?;
     Ok(find_in(&head))
 }
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn data_of_any_kind_is_seen_and_what_nobody_wrote_is_not() {
+    fn data_of_any_kind_is_seen_and_unwritten_space_is_not() {
         const SIZE: usize = 80 << 20;
         let disk = |at: usize, data: &[u8]| {
             let mut bytes = vec![0; SIZE];
@@ -251,14 +251,14 @@ mod tests {
         for at in [4096, (16 << 20) - 4096, SIZE - 8192] {
             let block = (at - at % BLOCK_BYTES) as u64;
             assert_eq!(look(at, &[1], View::Stored), Some(Content::Unknown(block)));
-            let seen = look(at, &text[..4096], View::Deciphered);
+            let seen = look(at, &text[..4096], View::Decrypted);
             assert_eq!(seen, Some(Content::Unknown(block)));
         }
         // Between start and end, data as long as the distance of the samples is always found.
         assert!(look(40 << 20, &random, View::Stored).is_some());
-        assert_eq!(look(4096, &random, View::Deciphered), None);
+        assert_eq!(look(4096, &random, View::Decrypted), None);
         assert_eq!(
-            look(0, b"PK\x03\x04", View::Deciphered),
+            look(0, b"PK\x03\x04", View::Decrypted),
             Some(Content::Known("ZIP archive"))
         );
     }

@@ -26,12 +26,11 @@ pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let file = std::fs::File::open(path)?;
     file.take(max + 1).read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > max {
-        true => {
-            let why = format!("it has more than {} MiB", max >> 20);
-            Err(io::Error::new(io::ErrorKind::FileTooLarge, why))
-        }
-        false => Ok(bytes),
+    if bytes.len() as u64 > max {
+        let why = format!("it has more than {} MiB", max >> 20);
+        Err(io::Error::new(io::ErrorKind::FileTooLarge, why))
+    } else {
+        Ok(bytes)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
-use crate::volume::{Cipher, Open};
+use crate::volume::{Cipher, OpenedDevice};
 use block::DeviceInfo;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -120,7 +120,7 @@ impl Status {
         name: &str,
         device: &Path,
         threads: usize,
-        open: &Open,
+        open: &OpenedDevice,
         info: &DeviceInfo,
     ) -> Status {
         let cipher = open.cipher.as_ref();
@@ -143,7 +143,7 @@ impl Status {
             }),
             fileset: None,
             cell: None,
-            in_use_record: open.disk.kept(),
+            in_use_record: open.disk.in_use_record(),
             read_only: info.read_only,
             discards: info.discard,
             direct: false,

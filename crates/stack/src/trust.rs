@@ -32,9 +32,8 @@ pub struct SeenSeal {
     pub digest: String,
 }
 
-/// Record of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct VolumeRecord {
     /// Name of the volume key ([`Volume::key_id`]).
     pub volume_key: String,
     /// Last seal; `None` for a volume that was never sealed.
@@ -52,15 +51,15 @@ pub struct Entry {
 /// Contents of the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Known {
+pub struct TrustFile {
     version: u32,
     /// Records by UUID.
-    pub volumes: BTreeMap<String, Entry>,
+    pub volumes: BTreeMap<String, VolumeRecord>,
 }
 
-impl Default for Known {
-    fn default() -> Known {
-        Known {
+impl Default for TrustFile {
+    fn default() -> TrustFile {
+        TrustFile {
             version: VERSION,
             volumes: BTreeMap::new(),
         }
@@ -69,21 +68,21 @@ impl Default for Known {
 
 /// The store, by the path of its file.
 #[derive(Debug, Clone)]
-pub struct Store {
+pub struct TrustStore {
     path: PathBuf,
 }
 
-impl Store {
+impl TrustStore {
     /// Refers to the store in the file `path`, without reading it.
-    pub fn at(path: PathBuf) -> Store {
-        Store { path }
+    pub fn at(path: PathBuf) -> TrustStore {
+        TrustStore { path }
     }
 
     /// Reads the file; a missing file is an empty store.
     ///
     /// # Errors
     /// The file is unreadable, damaged, or of a later version.
-    pub fn load(&self) -> Result<Known> {
+    pub fn load(&self) -> Result<TrustFile> {
         load(&self.path)
     }
 
@@ -93,7 +92,7 @@ impl Store {
     /// # Errors
     /// Errors of the file.
     pub(crate) fn record(&self, volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> Result<bool> {
-        let mut new = Entry::of(volume, unlocked, disk);
+        let mut new = VolumeRecord::of(volume, unlocked, disk);
         let uuid = volume.uuid();
         if self
             .load()?
@@ -150,23 +149,24 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Untrusted`] for an older header without `wanted`.
-    pub fn judge_restore(&self, device: &str, plan: &crypt::Restore, wanted: bool) -> Result<bool> {
+    pub fn check_restore(&self, device: &str, plan: &crypt::Restore, wanted: bool) -> Result<bool> {
         let known = self.load()?;
         let backup = seal_in(plan);
         let Some(entry) = known.volumes.get(&plan.uuid) else {
             return Ok(false);
         };
         let older = entry.is_newer_than(backup.as_ref());
-        match older && !wanted {
-            false => Ok(older),
-            true => Err(Error::Untrusted(format!(
+        if !(older && !wanted) {
+            Ok(older)
+        } else {
+            Err(Error::Untrusted(format!(
                 "{device}: the backup is older than the header that this machine knows ({}; known: \
                  {}): keys that were removed since would open the volume again; to restore it \
                  anyway, add --older; `evfs volume trust {}` shows the known header",
                 epoch_of(backup.as_ref()),
                 epoch_of(entry.seal.as_ref()),
                 plan.uuid,
-            ))),
+            )))
         }
     }
 
@@ -191,16 +191,16 @@ impl Store {
         })
     }
 
-    fn update<T>(&self, change: impl FnOnce(&mut Known) -> Result<T>) -> Result<T> {
+    fn update<T>(&self, change: impl FnOnce(&mut TrustFile) -> Result<T>) -> Result<T> {
         let words = ("cannot write the trust store", "EVFS_TRUST_STORE");
         state_file::update(&self.path, words, load, change)
     }
 }
 
-fn load(path: &Path) -> Result<Known> {
+fn load(path: &Path) -> Result<TrustFile> {
     let text = match state_file::read_text(path) {
         Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Known::default()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(TrustFile::default()),
         Err(e) => return Err(Error::io("cannot read the trust store", path, e)),
     };
     // The version first: a later version may have other fields.
@@ -239,10 +239,10 @@ pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
     }
 }
 
-impl Entry {
-    fn of(volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> Entry {
+impl VolumeRecord {
+    fn of(volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> VolumeRecord {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        Entry {
+        VolumeRecord {
             volume_key: volume.key_id(unlocked),
             seal: seal_of(volume),
             keys: keys_of(volume),
@@ -252,8 +252,8 @@ impl Entry {
     }
 
     /// Reports whether `new` adds nothing to this record: it is of an older or the same header.
-    fn covers(&self, new: &Entry) -> bool {
-        let epoch = |e: &Entry| e.seal.as_ref().map(|s| s.epoch);
+    fn covers(&self, new: &VolumeRecord) -> bool {
+        let epoch = |e: &VolumeRecord| e.seal.as_ref().map(|s| s.epoch);
         self.volume_key == new.volume_key
             && self.places.is_superset(&new.places)
             && (epoch(self) > epoch(new) || (&self.seal, &self.keys) == (&new.seal, &new.keys))
@@ -334,10 +334,10 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
     .collect()
 }
 
-impl Known {
+impl TrustFile {
     /// Finds the UUID of a volume known at one of the places and accepted by `one_of`.
     fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
-        let known = |entry: &Entry| places.all().any(|place| entry.places.contains(place));
+        let known = |entry: &VolumeRecord| places.all().any(|place| entry.places.contains(place));
         let mut all = self.volumes.iter().filter(|(uuid, _)| one_of(uuid));
         all.find(|(_, entry)| known(entry)).map(|(uuid, _)| uuid)
     }
@@ -346,9 +346,12 @@ impl Known {
     pub fn devices(&self, settings: &Settings) -> Vec<String> {
         let registry = settings.lun_registry();
         let places = self.volumes.values().flat_map(|entry| &entry.places);
-        let device = |place: &String| match place.starts_with('/') {
-            true => Some(place.clone()),
-            false => lun_at(place, &registry).map(str::to_owned),
+        let device = |place: &String| {
+            if place.starts_with('/') {
+                Some(place.clone())
+            } else {
+                lun_at(place, &registry).map(str::to_owned)
+            }
         };
         places.filter_map(device).collect()
     }
@@ -372,7 +375,7 @@ impl Known {
     ///
     /// # Errors
     /// [`Error::Untrusted`] if an encrypted volume is known at its places.
-    pub(crate) fn judge_clear(&self, disk: &Disk) -> Result<()> {
+    pub(crate) fn check_plaintext(&self, disk: &Disk) -> Result<()> {
         let known = self.at_any(disk.places(), |_| true);
         known.map_or(Ok(()), |uuid| {
             Err(Error::Untrusted(format!(
@@ -388,7 +391,7 @@ impl Known {
     ///
     /// # Errors
     /// [`Error::Untrusted`] with the difference, or about a broken seal.
-    pub(crate) fn judge(
+    pub(crate) fn check_volume(
         &self,
         volume: &Volume,
         unlocked: &Unlocked,
@@ -399,9 +402,10 @@ impl Known {
         let untrusted = |why: String| Err(Error::Untrusted(format!("{name}: {why}")));
         let entry = self.volumes.get(uuid);
         let changes = entry.map_or(String::new(), |e| e.changes(volume));
-        let changes = match changes.is_empty() {
-            true => String::new(),
-            false => format!(" Changes: {changes}."),
+        let changes = if changes.is_empty() {
+            String::new()
+        } else {
+            format!(" Changes: {changes}.")
         };
         if let Some(entry) = entry
             && entry.volume_key != volume.key_id(unlocked)

@@ -7,7 +7,7 @@
 
 use crate::device::{self, Disk, Guard, Share};
 use crate::error::Left;
-use crate::trust::{Known, Store};
+use crate::trust::{TrustFile, TrustStore};
 use crate::{Error, Result, Settings, in_use, signature};
 use block::BlockDevice;
 use crypt::{Identified, Role, Seal, Unlocked, Volume};
@@ -22,7 +22,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// Read the header.
-    Look,
+    Inspect,
     /// Change keys in the header; the volume may be attached at the same time.
     ChangeHeader,
     /// Replace or destroy the volume; it must not be attached.
@@ -30,15 +30,14 @@ pub enum Intent {
 }
 
 /// A volume whose header has been read, with the locks of the [`Intent`].
-pub struct Held {
-    /// The volume.
+pub struct LockedVolume {
     pub volume: Volume,
     /// File, disk or LUN that holds the volume.
     pub disk: Disk,
     _guard: Guard,
 }
 
-impl Held {
+impl LockedVolume {
     /// Unlocks the volume, if `source` opens it in a role that allows `what`, and it matches the
     /// trust store.
     ///
@@ -60,7 +59,7 @@ impl Held {
     /// store.
     ///
     /// # Errors
-    /// Those of [`Held::unlock`] and of `change`.
+    /// Those of [`LockedVolume::unlock`] and of `change`.
     pub fn change<T>(
         &mut self,
         opener: &Opener,
@@ -77,7 +76,7 @@ impl Held {
     /// Seals the current header if an allowed key and `ask` accept it.
     ///
     /// # Errors
-    /// Those of [`Held::change`] and of `ask`.
+    /// Those of [`LockedVolume::change`] and of `ask`.
     pub fn reseal(
         &mut self,
         opener: &Opener,
@@ -104,24 +103,24 @@ impl Held {
 pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Disk> {
     let share = match intent {
         Intent::Replace => Share::Replace,
-        Intent::Look | Intent::ChangeHeader => Share::All,
+        Intent::Inspect | Intent::ChangeHeader => Share::All,
     };
-    device::open(path, settings, intent == Intent::Look, share)
+    device::open(path, settings, intent == Intent::Inspect, share)
 }
 
 /// Opens the volume on the DEVICE `path`.
 ///
 /// # Errors
 /// The device holds no volume, its header is damaged beyond reading, or it is in use.
-pub fn hold(path: &Path, intent: Intent, settings: &Settings) -> Result<Held> {
+pub fn open_locked(path: &Path, intent: Intent, settings: &Settings) -> Result<LockedVolume> {
     let disk = open_disk(path, intent, settings)?;
-    let guard = disk.header_lock(intent != Intent::Look)?;
+    let guard = disk.header_lock(intent != Intent::Inspect)?;
     let volume = match intent {
-        Intent::Look => Volume::look(disk.device())?,
+        Intent::Inspect => Volume::inspect(disk.device())?,
         _ => Volume::open(disk.device())?,
     };
     let volume = volume.with_kdf_limits(settings.kdf_limits());
-    Ok(Held {
+    Ok(LockedVolume {
         volume,
         disk,
         _guard: guard,
@@ -153,7 +152,7 @@ pub fn create(
     create: &Create<'_>,
     keyring: &Keyring,
     settings: &Settings,
-) -> Result<(Held, Option<PathBuf>)> {
+) -> Result<(LockedVolume, Option<PathBuf>)> {
     // The keys come first: a misspelled name must fail before anything is changed.
     let owner = Identified::of(create.owner, keyring.recipient(create.owner)?);
     let recovery = create
@@ -216,14 +215,15 @@ impl Made {
 /// Refuses a size without room for data behind the header.
 fn large_enough(path: &Path, size: u64) -> Result<()> {
     let header = crypt::overwritten_by_format(u64::MAX);
-    match size > header {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
+    if size > header {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
             "{} is too small for a volume with {size} bytes: its header takes {} MiB, so at least {}M are needed",
             path.display(),
             header >> 20,
             (header >> 20) + 1
-        ))),
+        )))
     }
 }
 
@@ -234,7 +234,7 @@ fn format_over(
     owner: &Identified,
     recovery: &[Identified],
     settings: &Settings,
-) -> Result<(Held, Option<PathBuf>)> {
+) -> Result<(LockedVolume, Option<PathBuf>)> {
     let guard = disk.header_lock(true)?;
     let device = disk.device();
     let found = match made {
@@ -265,7 +265,7 @@ fn format_over(
     trust.clear_places(disk.places())?;
     trust.record(&volume, &unlocked, &disk)?;
     Ok((
-        Held {
+        LockedVolume {
             volume,
             disk,
             _guard: guard,
@@ -368,14 +368,14 @@ pub enum KeySource {
 pub type Prompt = fn(&str) -> Result<SecretBytes>;
 
 /// Callback that shows a message of one line to the user.
-pub type Tell = Box<dyn Fn(&str) + Send + Sync>;
+pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
 
 /// Opener of volumes by the keys of a user; it checks volumes against the trust store.
 pub struct Opener {
     keyring: Keyring,
     prompt: Prompt,
-    tell: Tell,
-    trust: Store,
+    notify: Notify,
+    trust: TrustStore,
     kdf_limits: luks2::KdfLimits,
 }
 
@@ -385,14 +385,14 @@ impl Opener {
     pub fn new(
         keyring: Keyring,
         prompt: Prompt,
-        tell: Tell,
-        trust: Store,
+        tell: Notify,
+        trust: TrustStore,
         kdf_limits: luks2::KdfLimits,
     ) -> Opener {
         Opener {
             keyring,
             prompt,
-            tell,
+            notify: tell,
             trust,
             kdf_limits,
         }
@@ -410,7 +410,7 @@ impl Opener {
         &self,
         volume: &Volume,
         disk: &Disk,
-        known: &Known,
+        known: &TrustFile,
         source: &KeySource,
         what: crypt::Action,
     ) -> Result<(Unlocked, Option<String>)> {
@@ -422,12 +422,12 @@ impl Opener {
             }
             KeySource::Any => self.with_any(volume, what)?,
         };
-        known.judge(volume, &unlocked, disk, what)?;
+        known.check_volume(volume, &unlocked, disk, what)?;
         unlocked.role.allow(what)?;
         let is_first = unlocked.seal.holds() && self.trust.record(volume, &unlocked, disk)?;
         let notice = is_first.then(|| first_use(volume, &unlocked));
         if let Some(notice) = &notice {
-            (self.tell)(notice);
+            (self.notify)(notice);
         }
         Ok((unlocked, notice))
     }
@@ -510,7 +510,7 @@ fn ask_key(
 }
 
 /// A DEVICE opened for its data, with the values for its status.
-pub struct Open {
+pub struct OpenedDevice {
     /// Device with plaintext data.
     pub device: Arc<dyn BlockDevice>,
     /// Encryption of the volume; `None` for a plaintext device.
@@ -558,14 +558,14 @@ pub struct OpenOptions {
 /// Opens the volume at `path` for its data. The open lock is held for the lifetime of the device.
 ///
 /// # Errors
-/// Those of [`hold`] and [`Held::unlock`]; a broken seal of the header.
+/// Those of [`open_locked`] and [`LockedVolume::unlock`]; a broken seal of the header.
 pub fn open(
     path: &Path,
     opener: &Opener,
     source: &KeySource,
     options: OpenOptions,
     settings: &Settings,
-) -> Result<Open> {
+) -> Result<OpenedDevice> {
     let disk = open_for_data(path, options, settings)?;
     decipher(disk, opener, source, options)
 }
@@ -581,7 +581,7 @@ pub fn open_any(
     source: &dyn Fn() -> Result<KeySource>,
     options: OpenOptions,
     settings: &Settings,
-) -> Result<Open> {
+) -> Result<OpenedDevice> {
     let disk = open_for_data(path, options, settings)?;
     of_disk(disk, opener, source, options)
 }
@@ -592,13 +592,13 @@ pub(crate) fn of_disk(
     opener: &Opener,
     source: &dyn Fn() -> Result<KeySource>,
     options: OpenOptions,
-) -> Result<Open> {
+) -> Result<OpenedDevice> {
     let device = disk.device();
     if signature::find(&*device)?.is_some_and(signature::is_volume) {
         return decipher(disk, opener, &source()?, options);
     }
-    opener.trust.load()?.judge_clear(&disk)?;
-    Ok(Open {
+    opener.trust.load()?.check_plaintext(&disk)?;
+    Ok(OpenedDevice {
         device,
         cipher: None,
         direct: disk.direct(),
@@ -612,9 +612,10 @@ pub(crate) fn of_disk(
 /// the option for that, in the syntax of the command line or of a configuration file.
 pub fn or_read_only(error: Error, device: &Path, configured: bool) -> Error {
     use block::ErrorKind::{Permission, ReadOnly};
-    let how = match configured {
-        true => "`read-only = true`",
-        false => "--read-only",
+    let how = if configured {
+        "`read-only = true`"
+    } else {
+        "--read-only"
     };
     match error {
         Error::Block(source)
@@ -628,14 +629,20 @@ pub fn or_read_only(error: Error, device: &Path, configured: bool) -> Error {
 }
 
 fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Result<Disk> {
-    let share = match options.read_only {
-        true => Share::Readers,
-        false => Share::Exclusive,
+    let share = if options.read_only {
+        Share::Readers
+    } else {
+        Share::Exclusive
     };
     device::open(path, settings, options.read_only, share)
 }
 
-fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOptions) -> Result<Open> {
+fn decipher(
+    disk: Disk,
+    opener: &Opener,
+    source: &KeySource,
+    options: OpenOptions,
+) -> Result<OpenedDevice> {
     let known = opener.trust.load()?;
     let volume = {
         // The header is read once, under its lock; later steps use only this copy.
@@ -660,7 +667,7 @@ fn decipher(disk: Disk, opener: &Opener, source: &KeySource, options: OpenOption
         role: unlocked.role,
     };
     secret::burn_stack();
-    Ok(Open {
+    Ok(OpenedDevice {
         device: Arc::new(device),
         cipher: Some(cipher),
         direct: disk.direct(),

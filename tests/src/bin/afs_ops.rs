@@ -359,10 +359,10 @@ fn long(bytes: usize) -> String {
 
 fn look(path: &Path) -> Shown {
     let found = fs::symlink_metadata(path)?;
-    let size = match found.is_dir() {
-        // The size of a directory is specific to the server.
-        true => String::from("a folder"),
-        false => format!("{} bytes", found.size()),
+    let size = if found.is_dir() {
+        String::from("a folder")
+    } else {
+        format!("{} bytes", found.size())
     };
     let (mode, links) = (found.mode(), found.nlink());
     let (uid, gid) = (found.uid(), found.gid());

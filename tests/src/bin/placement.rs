@@ -19,7 +19,7 @@ const PAGES: u64 = 1024;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let topology = Topology::read(Path::new("/sys"))?;
-    let cells: Vec<u32> = topology.cells().collect();
+    let cells: Vec<u32> = topology.nodes().collect();
     let size = PAGES * PAGE * cells.len() as u64;
     let cache = Cache::new(Config {
         topology,

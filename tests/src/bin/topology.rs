@@ -7,10 +7,10 @@ use std::path::Path;
 fn main() -> std::io::Result<()> {
     let topology = Topology::read(Path::new("/sys"))?;
     let cells: Vec<Value> = topology
-        .cells()
+        .nodes()
         .map(|cell| {
             let distances: Vec<_> = topology
-                .cells()
+                .nodes()
                 .map(|other| topology.distance(cell, other))
                 .collect();
             json!({"cell": cell, "cpus": topology.cpus(cell), "distances": distances})
@@ -18,7 +18,7 @@ fn main() -> std::io::Result<()> {
         .collect();
     println!(
         "{}",
-        json!({"cells": cells, "current": topology.current_cell()})
+        json!({"cells": cells, "current": topology.current_node()})
     );
     Ok(())
 }

@@ -175,9 +175,10 @@ impl Layout {
     /// Creates a writer for the bytes of `range`, clamped to the directory.
     pub fn pages(&self, range: Range<usize>) -> Pages<'_> {
         let range = range.start..range.end.min(self.length());
-        let pages = match range.is_empty() {
-            true => 0..0,
-            false => range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES),
+        let pages = if range.is_empty() {
+            0..0
+        } else {
+            range.start / PAGE_BYTES..range.end.div_ceil(PAGE_BYTES)
         };
         let mut writer = Pages {
             layout: self,

@@ -61,7 +61,6 @@ structure! {
         current_message: u32,
         /// Oldest log message; unused.
         oldest_message: u32,
-        /// Current time.
         current_time: u32,
         /// Boot time of the host.
         boot_time: u32,
@@ -69,13 +68,11 @@ structure! {
         start_time: u32,
         /// Open connections.
         current_connections: i32,
-        /// Calls in total.
         total_calls: u32,
         /// Calls that fetch data, an access list or a status.
         total_fetches: u32,
         /// Calls that fetch data.
         fetch_datas: u32,
-        /// Bytes fetched.
         fetched_bytes: u32,
         /// Rate of fetching, in bytes per second.
         fetch_data_rate: i32,
@@ -83,7 +80,6 @@ structure! {
         total_stores: u32,
         /// Calls that store data.
         store_datas: u32,
-        /// Bytes stored.
         stored_bytes: u32,
         /// Rate of storing, in bytes per second.
         store_data_rate: i32,

@@ -12,7 +12,6 @@ enumeration! {
         Invalid = 0,
         /// Regular file.
         File = 1,
-        /// Directory.
         Directory = 2,
         /// Symbolic link or mount point.
         SymbolicLink = 3,
@@ -26,7 +25,6 @@ const INTERFACE_VERSION: u32 = 1;
 /// overflow in 2106.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct AfsFetchStatus {
-    /// Type of the file.
     pub file_type: FileType,
     /// Number of names.
     pub link_count: u32,

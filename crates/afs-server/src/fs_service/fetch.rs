@@ -5,9 +5,9 @@
 //! file changed during it, the client has been notified, and finds a newer version when it asks,
 //! even after a crash, because that version is made durable before the status leaves.
 
-use super::look::rights_to_look;
-use super::{ANONYMOUS, Visit};
-use crate::error::{DENIED, Outcome};
+use super::status_calls::rights_to_look;
+use super::{ANONYMOUS, RequestContext};
+use crate::error::{CallResult, DENIED};
 use crate::lanes;
 use crate::server::Shared;
 use crate::stats::add;
@@ -33,14 +33,14 @@ const PAGE: usize = fs::BLOCK_BYTES as usize;
 /// Owner mode bits; a file with neither of them is not readable.
 const MAY_READ: u32 = 0o500;
 
-impl Visit<'_> {
+impl RequestContext<'_> {
     pub(super) fn fetch_data(
         &self,
         call: &mut Call,
         request: &Request<'_>,
         fid: &AfsFid,
         (position, length): (u64, u64),
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
@@ -64,7 +64,7 @@ impl Visit<'_> {
             }
             Content::File(handle) => {
                 lanes::with(&volume, |lane| self.send(call, lane, &handle, range))??;
-                volume.stores.settle(&volume.files, ino)?;
+                volume.stores.make_durable(&volume.files, ino)?;
             }
         }
         let counters = &self.shared.counters;
@@ -83,17 +83,17 @@ impl Visit<'_> {
     }
 
     /// Opens the fetchable content of an inode, and the inode as of that moment.
-    fn content(&self, volume: &Arc<Volume>, attr: &Attr) -> Outcome<(Attr, Content)> {
+    fn content(&self, volume: &Arc<Volume>, attr: &Attr) -> CallResult<(Attr, Content)> {
         let ino = attr.ino;
         match attr.inode.kind {
             FileType::Directory => {
                 let directory = volume.directories.of(ino);
                 let mut pages = directory.lock();
-                let (attr, bytes) = pages.look(&volume.files)?;
+                let (attr, bytes) = pages.read(&volume.files)?;
                 let bytes = Bytes::from(bytes.to_vec());
                 let change = pages.change_seen();
                 drop(pages);
-                volume.directories.settle(&volume.files, change)?;
+                volume.directories.make_durable(&volume.files, change)?;
                 Ok((attr, Content::Bytes(bytes)))
             }
             FileType::Symlink => {
@@ -117,7 +117,7 @@ impl Visit<'_> {
         lane: &mut Lane,
         file: &Handle,
         range: Range<u64>,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let mut at = range.start;
         while at < range.end {
             let part = at..range.end.min(at + CHUNK);
@@ -181,7 +181,7 @@ fn lend(shared: &Shared, lane: &mut Lane, file: &Handle, range: Range<u64>) -> O
 }
 
 /// Copies a range, in pieces that are released one by one as they are acknowledged.
-fn read(lane: &mut Lane, file: &Handle, range: Range<u64>) -> Outcome<Vec<Bytes>> {
+fn read(lane: &mut Lane, file: &Handle, range: Range<u64>) -> CallResult<Vec<Bytes>> {
     let mut pieces = Vec::new();
     for at in range.clone().step_by(PIECE) {
         let mut bytes = vec![0; PIECE.min((range.end - at) as usize)];

@@ -1,8 +1,8 @@
 //! Access lists of directories.
 
-use super::{Change, Visit};
+use super::{Change, RequestContext};
 use crate::acl::ACL_ATTRIBUTE;
-use crate::error::{Fault, Outcome};
+use crate::error::{CallResult, Fault};
 use crate::fid::Fid;
 use crate::stats::add;
 use afs_proto::acl::AccessList;
@@ -11,8 +11,8 @@ use afs_proto::{AfsFid, Opaque, Rights};
 use fs::SetXattr;
 use rx::Call;
 
-impl Visit<'_> {
-    pub(super) fn fetch_list(&self, call: &mut Call, fid: &AfsFid) -> Outcome<()> {
+impl RequestContext<'_> {
+    pub(super) fn fetch_list(&self, call: &mut Call, fid: &AfsFid) -> CallResult<()> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
         let mut attr = volume.files.attr(ino)?;
@@ -33,7 +33,7 @@ impl Visit<'_> {
         )
     }
 
-    pub(crate) fn store_list(&self, fid: &AfsFid, text: &[u8]) -> Outcome<Reply<'static>> {
+    pub(crate) fn store_list(&self, fid: &AfsFid, text: &[u8]) -> CallResult<Reply<'static>> {
         let (volume, dir, _) = self.directory(fid, Rights::ADMINISTER)?;
         let invalid = |_| Fault::Errno(libc::EINVAL);
         let list = AccessList::parse(text).map_err(invalid)?;

@@ -1,8 +1,8 @@
 //! File lock procedures.
 
-use super::Visit;
-use crate::error::{Fault, Outcome};
-use crate::locks::Refused;
+use super::RequestContext;
+use crate::error::{CallResult, Fault};
+use crate::locks::LockError;
 use crate::volume::{Volume, VolumeId};
 use afs_proto::fs::{LockType, Reply};
 use afs_proto::{AfsFid, Rights, WireError};
@@ -10,8 +10,8 @@ use fs::Ino;
 use std::sync::Arc;
 use std::time::Instant;
 
-impl Visit<'_> {
-    pub(super) fn set_lock(&self, fid: &AfsFid, kind: LockType) -> Outcome<Reply<'static>> {
+impl RequestContext<'_> {
+    pub(super) fn set_lock(&self, fid: &AfsFid, kind: LockType) -> CallResult<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
         if !matches!(kind, LockType::Read | LockType::Write) {
             let (what, value) = ("lock type", kind as u32);
@@ -26,7 +26,7 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn extend_lock(&self, fid: &AfsFid) -> Outcome<Reply<'static>> {
+    pub(super) fn extend_lock(&self, fid: &AfsFid) -> CallResult<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
         self.shared
             .locks
@@ -37,7 +37,7 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn release_lock(&self, fid: &AfsFid) -> Outcome<Reply<'static>> {
+    pub(super) fn release_lock(&self, fid: &AfsFid) -> CallResult<Reply<'static>> {
         let (volume, file) = self.lockable(fid)?;
         self.shared
             .locks
@@ -48,7 +48,7 @@ impl Visit<'_> {
         })
     }
 
-    fn lockable(&self, fid: &AfsFid) -> Outcome<(Arc<Volume>, (VolumeId, Ino))> {
+    fn lockable(&self, fid: &AfsFid) -> CallResult<(Arc<Volume>, (VolumeId, Ino))> {
         let volume = self.volume(fid)?;
         let ino = volume.ino(fid)?;
         self.check(&volume, &volume.files.attr(ino)?, Rights::LOCK)?;
@@ -58,9 +58,9 @@ impl Visit<'_> {
 }
 
 /// Maps to the two codes that Linux understands; it retries after the first.
-fn refused(why: Refused) -> Fault {
+fn refused(why: LockError) -> Fault {
     Fault::Errno(match why {
-        Refused::Busy => libc::EAGAIN,
-        Refused::NotLocked => libc::EINVAL,
+        LockError::Busy => libc::EAGAIN,
+        LockError::NotLocked => libc::EINVAL,
     })
 }

@@ -6,16 +6,16 @@
 mod fetch;
 mod lists;
 mod locks;
-mod look;
 mod names;
 mod rename;
+mod status_calls;
 mod store;
 mod volumes;
 
 use crate::acl::{Allowed, Caller};
-use crate::breaks::Breaks;
-use crate::callback::Given;
-use crate::error::{DENIED, Outcome};
+use crate::breaks::CallbackBreaks;
+use crate::callback::GrantedPromise;
+use crate::error::{CallResult, DENIED};
 use crate::fid::Fid;
 use crate::hosts::Host;
 use crate::server::{Shared, receive};
@@ -56,7 +56,7 @@ impl FileService {
         let plain = |fault: crate::error::Fault| fault.code(false);
         self.shared.check_allowed(call).map_err(plain)?;
         let parse = |bytes: &[u8]| prefix::<Request<'_>>(bytes).map(drop);
-        let head = receive(call, &self.shared.hosts.patience, parse).map_err(plain)?;
+        let head = receive(call, &self.shared.hosts.admission, parse).map_err(plain)?;
         let (request, taken) =
             prefix::<Request<'_>>(head.as_ref()).map_err(|error| error.server_abort())?;
         let data = head.slice(taken..head.len());
@@ -78,7 +78,7 @@ impl FileService {
         if let Some(reply) = self.about_server(call, request).map_err(plain)? {
             return write(call, &reply).map_err(plain);
         }
-        let visit = Visit {
+        let visit = RequestContext {
             shared: &self.shared,
             host: self.shared.hosts.of(call).map_err(plain)?,
             caller: Caller::At(call.peer().ip()),
@@ -91,7 +91,11 @@ impl FileService {
     /// Handles RPCs that concern no file and need no known client. Clients use `GetTime` and
     /// `GetCapabilities` as liveness probes: for these the client is greeted first, and answered
     /// even if that fails.
-    fn about_server(&self, call: &Call, request: &Request<'_>) -> Outcome<Option<Reply<'static>>> {
+    fn about_server(
+        &self,
+        call: &Call,
+        request: &Request<'_>,
+    ) -> CallResult<Option<Reply<'static>>> {
         if matches!(request, Request::GetTime {} | Request::GetCapabilities {}) {
             let _ = self.shared.hosts.of(call);
         }
@@ -111,14 +115,14 @@ impl FileService {
     }
 }
 
-fn write(call: &mut Call, reply: &Reply<'_>) -> Outcome<()> {
+fn write(call: &mut Call, reply: &Reply<'_>) -> CallResult<()> {
     let mut bytes = Vec::new();
     reply.write(&mut bytes);
     Ok(call.write(bytes)?)
 }
 
 /// Context of one client call.
-pub(crate) struct Visit<'s> {
+pub(crate) struct RequestContext<'s> {
     pub(crate) shared: &'s Shared,
     pub(crate) host: Arc<Host>,
     pub(crate) caller: Caller,
@@ -147,8 +151,8 @@ impl Change {
     }
 }
 
-impl Visit<'_> {
-    fn answer(&self, call: &mut Call, request: &Request<'_>, data: rx::Bytes) -> Outcome<()> {
+impl RequestContext<'_> {
+    fn answer(&self, call: &mut Call, request: &Request<'_>, data: rx::Bytes) -> CallResult<()> {
         match request {
             Request::FetchData {
                 fid,
@@ -170,7 +174,7 @@ impl Visit<'_> {
                 length,
                 file_length,
             } => {
-                let place = store::Place {
+                let place = store::StoreRange {
                     position: (*position).into(),
                     length: (*length).into(),
                     file_length: (*file_length).into(),
@@ -184,7 +188,7 @@ impl Visit<'_> {
                 length,
                 file_length,
             } => {
-                let place = store::Place {
+                let place = store::StoreRange {
                     position: *position,
                     length: *length,
                     file_length: *file_length,
@@ -198,7 +202,7 @@ impl Visit<'_> {
     }
 
     #[rustfmt::skip]
-    fn reply(&self, request: &Request<'_>) -> Outcome<Reply<'static>> {
+    fn reply(&self, request: &Request<'_>) -> CallResult<Reply<'static>> {
         match request {
             Request::FetchStatus { fid } => self.fetch_status(fid),
             Request::InlineBulkStatus { fids } => self.inline_bulk_status(fids),
@@ -229,30 +233,31 @@ impl Visit<'_> {
     }
 
     /// Looks up the volume of a file.
-    fn volume(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
+    fn volume(&self, fid: &AfsFid) -> CallResult<Arc<Volume>> {
         let volume = self.shared.volumes.get(fid.volume);
         volume.ok_or(Abort::VNOVOL.into())
     }
 
     /// Looks up the volume of a file, which must be writable.
-    fn volume_to_change(&self, fid: &AfsFid) -> Outcome<Arc<Volume>> {
+    fn volume_to_change(&self, fid: &AfsFid) -> CallResult<Arc<Volume>> {
         let volume = self.volume(fid)?;
         volume.check_writable()?;
         Ok(volume)
     }
 
     /// Determines the caller's rights on an inode; fails unless they include all of `wanted`.
-    fn check(&self, volume: &Volume, attr: &Attr, wanted: Rights) -> Outcome<Allowed> {
+    fn check(&self, volume: &Volume, attr: &Attr, wanted: Rights) -> CallResult<Allowed> {
         let allowed = volume.allowed(attr, &self.caller)?;
-        match allowed.caller.has(wanted) {
-            true => Ok(allowed),
-            false => Err(DENIED),
+        if allowed.caller.has(wanted) {
+            Ok(allowed)
+        } else {
+            Err(DENIED)
         }
     }
 
     /// Looks up volume and inode of a directory to change, and the rights of the caller, which must
     /// include `wanted`.
-    fn directory(&self, fid: &AfsFid, wanted: Rights) -> Outcome<(Arc<Volume>, Attr, Allowed)> {
+    fn directory(&self, fid: &AfsFid, wanted: Rights) -> CallResult<(Arc<Volume>, Attr, Allowed)> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
@@ -265,22 +270,22 @@ impl Visit<'_> {
 
     /// Makes a promise to the caller; must precede the read of the file. A read-only volume changes
     /// only as a whole and has one promise for all its files.
-    fn promise(&self, volume: &Volume, ino: Ino) -> Given {
+    fn promise(&self, volume: &Volume, ino: Ino) -> GrantedPromise {
         let file = match volume.kind {
             Kind::ReadWrite => (volume.id, ino),
             Kind::ReadOnly | Kind::Backup => (volume.id, 0),
         };
-        self.shared.promises.give(&self.host, file)
+        self.shared.promises.grant(&self.host, file)
     }
 
     /// Builds the callback to include in the reply for a promise.
-    fn told(&self, given: &Given) -> AfsCallBack {
-        self.shared.promises.told(given)
+    fn told(&self, given: &GrantedPromise) -> AfsCallBack {
+        self.shared.promises.reply_callback(given)
     }
 
     /// Notifies the other callback holders of changed files.
-    fn tell(&self, volume: &Volume, changed: &[Change]) {
-        let mut breaks = Breaks::default();
+    fn notify_holders(&self, volume: &Volume, changed: &[Change]) {
+        let mut breaks = CallbackBreaks::default();
         for change in changed {
             let file = (volume.id, change.ino);
             let knows = change.is_answered.then_some(&self.host);
@@ -289,8 +294,8 @@ impl Visit<'_> {
                 .take(file, change.fid, knows, &mut breaks);
         }
         let again = breaks.take_again();
-        let told = breaks.tell(&self.shared.hosts);
-        self.shared.again.add(again);
+        let told = breaks.notify_all(&self.shared.hosts);
+        self.shared.callback_retries.add(again);
         add(&self.shared.counters.breaks, told);
     }
 
@@ -298,17 +303,17 @@ impl Visit<'_> {
         self.shared.locks.count(Instant::now(), (volume.id, ino))
     }
 
-    fn give_up(&self, fids: &[AfsFid]) -> Outcome<Reply<'static>> {
+    fn give_up(&self, fids: &[AfsFid]) -> CallResult<Reply<'static>> {
         for fid in fids {
             if let Some(ino) = Fid::from(fid).ino() {
                 let file = (fid.volume, ino);
-                self.shared.promises.give_up(&self.host, file);
+                self.shared.promises.release(&self.host, file);
             }
         }
         Ok(Reply::GiveUpCallBacks {})
     }
 }
 
-fn fid_of(attr: &Attr) -> Outcome<Fid> {
+fn fid_of(attr: &Attr) -> CallResult<Fid> {
     Fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
 }

@@ -3,10 +3,10 @@
 //! The directory stays locked from before the change until its pages are updated, but not while
 //! clients are notified.
 
-use super::{ANONYMOUS, Change, SET_ID, Visit, fid_of};
-use crate::callback::Given;
+use super::{ANONYMOUS, Change, RequestContext, SET_ID, fid_of};
+use crate::callback::GrantedPromise;
 use crate::directories::Pages;
-use crate::error::{Fault, Outcome};
+use crate::error::{CallResult, Fault};
 use crate::fid::Fid;
 use crate::lanes;
 use crate::volume::Volume;
@@ -27,17 +27,17 @@ struct Made {
     volume: Arc<Volume>,
     fid: AfsFid,
     ino: Ino,
-    callback: Given,
+    callback: GrantedPromise,
     directory_status: AfsFetchStatus,
 }
 
-impl Visit<'_> {
+impl RequestContext<'_> {
     pub(super) fn create_file(
         &self,
         directory: &AfsFid,
         name: &[u8],
         wanted: &AfsStoreStatus,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let kind = (FileType::File, FILE_MODE);
         let made = self.make_inode(directory, name, wanted, kind)?;
         Ok(Reply::CreateFile {
@@ -54,7 +54,7 @@ impl Visit<'_> {
         directory: &AfsFid,
         name: &[u8],
         wanted: &AfsStoreStatus,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let kind = (FileType::Directory, DIRECTORY_MODE);
         let made = self.make_inode(directory, name, wanted, kind)?;
         Ok(Reply::MakeDir {
@@ -72,7 +72,7 @@ impl Visit<'_> {
         name: &[u8],
         contents: &[u8],
         wanted: &AfsStoreStatus,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let made = self.make(directory, name, wanted, |volume, dir| {
             let (uid, gid) = (ANONYMOUS, dir.inode.gid);
             let made = volume.files.symlink(dir.ino, name, contents, uid, gid)?;
@@ -98,7 +98,7 @@ impl Visit<'_> {
         name: &[u8],
         wanted: &AfsStoreStatus,
         (kind, mode): (FileType, u32),
-    ) -> Outcome<Made> {
+    ) -> CallResult<Made> {
         self.make(directory, name, wanted, |volume, dir| {
             let new = new(kind, dir, wanted, mode);
             Ok(volume.files.create(dir.ino, name, &new)?)
@@ -111,8 +111,8 @@ impl Visit<'_> {
         directory: &AfsFid,
         name: &[u8],
         wanted: &AfsStoreStatus,
-        make: impl FnOnce(&Arc<Volume>, &Attr) -> Outcome<Attr>,
-    ) -> Outcome<Made> {
+        make: impl FnOnce(&Arc<Volume>, &Attr) -> CallResult<Attr>,
+    ) -> CallResult<Made> {
         let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
@@ -133,13 +133,13 @@ impl Visit<'_> {
                 fid: fid.within(volume.id),
                 ino: attr.ino,
                 callback,
-                directory_status: self.settle(&volume, &mut pages)?,
+                directory_status: self.finish_change(&volume, &mut pages)?,
                 volume: Arc::clone(&volume),
             })
         });
         drop(pages);
         let changed = [Change::answered(dir.ino, directory.into())];
-        self.after(&volume, (dir.ino, before), &changed, made)
+        self.commit_and_notify(&volume, (dir.ino, before), &changed, made)
     }
 
     pub(super) fn link(
@@ -147,7 +147,7 @@ impl Visit<'_> {
         directory: &AfsFid,
         name: &[u8],
         existing: &AfsFid,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let (volume, dir, _) = self.directory(directory, Rights::INSERT)?;
         if existing.volume != directory.volume {
             return Err(Fault::Errno(libc::EXDEV));
@@ -163,13 +163,14 @@ impl Visit<'_> {
         let before = pages.prepare(&volume.files, Some(name))?;
         volume.files.link(ino, dir.ino, name)?;
         pages.insert(name, Fid::from(existing));
-        let linked = self.settle(&volume, &mut pages);
+        let linked = self.finish_change(&volume, &mut pages);
         drop(pages);
         let changed = [
             Change::answered(dir.ino, directory.into()),
             Change::answered(ino, existing.into()),
         ];
-        let directory_status = self.after(&volume, (dir.ino, before), &changed, linked)?;
+        let directory_status =
+            self.commit_and_notify(&volume, (dir.ino, before), &changed, linked)?;
         Ok(Reply::Link {
             status: self.status(&volume, ino)?,
             directory_status,
@@ -177,7 +178,11 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn remove_file(&self, directory: &AfsFid, name: &[u8]) -> Outcome<Reply<'static>> {
+    pub(super) fn remove_file(
+        &self,
+        directory: &AfsFid,
+        name: &[u8],
+    ) -> CallResult<Reply<'static>> {
         let (volume, directory_status) = self.remove(directory, name, false)?;
         Ok(Reply::RemoveFile {
             directory_status,
@@ -185,7 +190,7 @@ impl Visit<'_> {
         })
     }
 
-    pub(super) fn remove_dir(&self, directory: &AfsFid, name: &[u8]) -> Outcome<Reply<'static>> {
+    pub(super) fn remove_dir(&self, directory: &AfsFid, name: &[u8]) -> CallResult<Reply<'static>> {
         let (volume, directory_status) = self.remove(directory, name, true)?;
         Ok(Reply::RemoveDir {
             directory_status,
@@ -198,31 +203,33 @@ impl Visit<'_> {
         directory: &AfsFid,
         name: &[u8],
         is_dir: bool,
-    ) -> Outcome<(Arc<Volume>, AfsFetchStatus)> {
+    ) -> CallResult<(Arc<Volume>, AfsFetchStatus)> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
         let mut pages = locked.lock();
         // Check first, so that a missing name leaves no mark.
         let named = volume.files.lookup(dir.ino, name)?;
         let before = pages.prepare(&volume.files, None)?;
-        let removed = match is_dir {
-            true => volume.files.rmdir(dir.ino, name),
-            false => volume.files.unlink(dir.ino, name),
+        let removed = if is_dir {
+            volume.files.rmdir(dir.ino, name)
+        } else {
+            volume.files.unlink(dir.ino, name)
         };
         let mut changed = vec![Change::answered(dir.ino, directory.into())];
         changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
         let removed = removed.map_err(Fault::from).and_then(|gone| {
             pages.remove(name);
-            self.forget_if_gone(&volume, &gone);
-            self.settle(&volume, &mut pages)
+            self.drop_if_removed(&volume, &gone);
+            self.finish_change(&volume, &mut pages)
         });
         drop(pages);
-        let directory_status = self.after(&volume, (dir.ino, before), &changed, removed)?;
+        let directory_status =
+            self.commit_and_notify(&volume, (dir.ino, before), &changed, removed)?;
         Ok((volume, directory_status))
     }
 
     /// Drops the state of an inode that has lost a name, if it was the last one.
-    pub(super) fn forget_if_gone(&self, volume: &Volume, attr: &Attr) {
+    pub(super) fn drop_if_removed(&self, volume: &Volume, attr: &Attr) {
         if attr.inode.is_dir() {
             volume.directories.forget(attr.ino);
         } else if attr.inode.links == 0 {
@@ -231,21 +238,25 @@ impl Visit<'_> {
     }
 
     /// Completes a change of a locked directory and returns its status.
-    pub(super) fn settle(&self, volume: &Volume, pages: &mut Pages) -> Outcome<AfsFetchStatus> {
-        let (attr, length) = pages.settle(&volume.files)?;
+    pub(super) fn finish_change(
+        &self,
+        volume: &Volume,
+        pages: &mut Pages,
+    ) -> CallResult<AfsFetchStatus> {
+        let (attr, length) = pages.finish_change(&volume.files)?;
         self.status_of(volume, &attr, length)
     }
 
     /// Makes a change of directory `dir` durable and notifies clients. Does so even for a failed
     /// change that has taken effect: the version is no longer `before`. In that case the caller is
     /// notified too, because its reply carries no status.
-    pub(super) fn after<T>(
+    pub(super) fn commit_and_notify<T>(
         &self,
         volume: &Volume,
         (dir, before): (Ino, u64),
         changed: &[Change],
-        done: Outcome<T>,
-    ) -> Outcome<T> {
+        done: CallResult<T>,
+    ) -> CallResult<T> {
         let fault = match done {
             Ok(done) => return self.durable(volume, changed).map(|()| done),
             Err(fault) => fault,
@@ -263,9 +274,9 @@ impl Visit<'_> {
     }
 
     /// Makes a change durable and notifies clients.
-    pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> Outcome<()> {
+    pub(super) fn durable(&self, volume: &Volume, changed: &[Change]) -> CallResult<()> {
         let durable = volume.directories.sync(&volume.files);
-        self.tell(volume, changed);
+        self.notify_holders(volume, changed);
         Ok(durable?)
     }
 }
@@ -294,6 +305,6 @@ fn new(kind: FileType, dir: &Attr, wanted: &AfsStoreStatus, mode: u32) -> New {
     }
 }
 
-fn set_attr(volume: &Arc<Volume>, ino: Ino, set: &SetAttr) -> Outcome<Attr> {
+fn set_attr(volume: &Arc<Volume>, ino: Ino, set: &SetAttr) -> CallResult<Attr> {
     Ok(lanes::with(volume, |lane| lane.set_attr(ino, set))??)
 }

@@ -1,9 +1,9 @@
 //! Renaming within a directory and between directories.
 
 use super::names::lost_a_name;
-use super::{Change, Visit, fid_of};
+use super::{Change, RequestContext, fid_of};
 use crate::directories::{Directory, Pages};
-use crate::error::{Fault, Outcome};
+use crate::error::{CallResult, Fault};
 use crate::fid::Fid;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, Reply};
@@ -25,8 +25,8 @@ struct Renamed {
     replaced: Option<Attr>,
 }
 
-impl Visit<'_> {
-    pub(super) fn rename(&self, old: Name<'_>, new: Name<'_>) -> Outcome<Reply<'static>> {
+impl RequestContext<'_> {
+    pub(super) fn rename(&self, old: Name<'_>, new: Name<'_>) -> CallResult<Reply<'static>> {
         if old.0.volume != new.0.volume {
             return Err(Fault::Errno(libc::EXDEV));
         }
@@ -58,9 +58,9 @@ impl Visit<'_> {
                     all.map(|(ino, fid)| Change::answered(ino, fid)).collect()
                 }
             };
-            let done = self.after(&volume, (dirs.0, version), &changed, done)?;
+            let done = self.commit_and_notify(&volume, (dirs.0, version), &changed, done)?;
             if let Some(gone) = &done.replaced {
-                self.forget_if_gone(&volume, gone);
+                self.drop_if_removed(&volume, gone);
             }
             return Ok(Reply::Rename {
                 old_directory_status: done.old_status,
@@ -78,7 +78,7 @@ impl Visit<'_> {
         (old, new): (Name<'_>, Name<'_>),
         moved: &Attr,
         may_replace: bool,
-    ) -> Outcome<Renamed> {
+    ) -> CallResult<Renamed> {
         let files = &volume.files;
         let dirs = (volume.ino(old.0)?, volume.ino(new.0)?);
         let target = match files.lookup(dirs.1, new.1) {
@@ -124,11 +124,11 @@ impl Visit<'_> {
         }
         changed.extend(replaced.as_ref().and_then(lost_a_name));
         if let Some((_, pages)) = guards.iter_mut().find(|(ino, _)| *ino == moved.ino) {
-            pages.settle(files)?;
+            pages.finish_change(files)?;
         }
         Ok(Renamed {
-            old_status: self.settle(volume, at(guards, dirs.0)?)?,
-            new_status: self.settle(volume, at(guards, dirs.1)?)?,
+            old_status: self.finish_change(volume, at(guards, dirs.0)?)?,
+            new_status: self.finish_change(volume, at(guards, dirs.1)?)?,
             changed,
             replaced,
         })
@@ -138,7 +138,7 @@ impl Visit<'_> {
 fn at<'g, 'm>(
     guards: &'g mut [(Ino, MutexGuard<'m, Pages>)],
     ino: Ino,
-) -> Outcome<&'g mut MutexGuard<'m, Pages>> {
+) -> CallResult<&'g mut MutexGuard<'m, Pages>> {
     let found = guards.iter_mut().find(|(of, _)| *of == ino);
     found
         .map(|(_, pages)| pages)

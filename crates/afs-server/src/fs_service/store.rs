@@ -4,17 +4,17 @@
 //! slow one. Other clients see a store as a single change: the version advances by one when all
 //! data is written.
 
-use super::{ANONYMOUS, Change, SET_ID, Visit};
-use crate::error::{DENIED, Fault, Outcome};
+use super::{ANONYMOUS, Change, RequestContext, SET_ID};
+use crate::admission::RequestReader;
+use crate::error::{CallResult, DENIED, Fault};
 use crate::fid::Fid;
 use crate::lanes;
-use crate::patience::Sender;
 use crate::stats::add;
 use crate::stores::Store;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsStoreStatus, Reply};
 use afs_proto::{Abort, AfsFid, Rights};
-use fs::{At, Attr, FileType, Handle, Ino, Lane, SetAttr, SetTime, Time};
+use fs::{Attr, FileType, Handle, Ino, Lane, SetAttr, SetTime, Time, WritePosition};
 use rx::{Bytes, Call};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const CHUNK: u64 = 1 << 20;
 const MAY_WRITE: u32 = 0o200;
 
 /// Target range of a store, in bytes.
-pub(super) struct Place {
+pub(super) struct StoreRange {
     pub(super) position: u64,
     /// Length of the data.
     pub(super) length: u64,
@@ -33,15 +33,15 @@ pub(super) struct Place {
     pub(super) file_length: u64,
 }
 
-impl Visit<'_> {
+impl RequestContext<'_> {
     pub(super) fn store_data(
         &self,
         call: &mut Call,
         first: Bytes,
         fid: &AfsFid,
         wanted: &AfsStoreStatus,
-        place: &Place,
-    ) -> Outcome<()> {
+        place: &StoreRange,
+    ) -> CallResult<()> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
@@ -61,7 +61,7 @@ impl Visit<'_> {
         let handle = volume.files.open(ino)?;
         let mut data = Data {
             call,
-            sender: self.shared.hosts.patience.sender(),
+            sender: self.shared.hosts.admission.sender(),
             piece: first,
             left: place.length,
         };
@@ -90,7 +90,7 @@ impl Visit<'_> {
         drop((store, data));
         let stored = stored.map_err(Fault::from).flatten();
         // A failed store may have changed the file.
-        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
+        self.notify_holders(&volume, &[Change::answered(ino, Fid::from(fid))]);
         stored?;
         let counters = &self.shared.counters;
         add(&counters.stores, 1);
@@ -110,20 +110,19 @@ impl Visit<'_> {
         &self,
         fid: &AfsFid,
         wanted: &AfsStoreStatus,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let volume = self.volume_to_change(fid)?;
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
-        match gives_away(&attr, wanted) || sets_id(wanted) {
-            // As with the system calls, the file's access list does not suffice.
-            true => self
-                .check(&volume, &attr, Rights::ADMINISTER)
-                .map_err(|_| Fault::Errno(libc::EPERM))?,
-            false => self.check(&volume, &attr, rights_to_set(&attr))?,
+        if gives_away(&attr, wanted) || sets_id(wanted) {
+            self.check(&volume, &attr, Rights::ADMINISTER)
+                .map_err(|_| Fault::Errno(libc::EPERM))?
+        } else {
+            self.check(&volume, &attr, rights_to_set(&attr))?
         };
         self.set_attributes(&volume, ino, wanted)?;
         let durable = volume.files.sync_names();
-        self.tell(&volume, &[Change::answered(ino, Fid::from(fid))]);
+        self.notify_holders(&volume, &[Change::answered(ino, Fid::from(fid))]);
         durable?;
         add(&self.shared.counters.stores, 1);
         Ok(Reply::StoreStatus {
@@ -137,7 +136,7 @@ impl Visit<'_> {
         volume: &Arc<Volume>,
         ino: Ino,
         wanted: &AfsStoreStatus,
-    ) -> Outcome<()> {
+    ) -> CallResult<()> {
         let set = attributes(wanted, ALL);
         lanes::with(volume, |lane| lane.set_attr(ino, &set).map(drop))?.map_err(Fault::from)
     }
@@ -202,11 +201,11 @@ fn attributes(wanted: &AfsStoreStatus, which: Which) -> SetAttr {
 fn write_all(
     lane: &mut Lane,
     file: &Handle,
-    place: &Place,
+    place: &StoreRange,
     first: Vec<u8>,
     data: &mut Data<'_>,
     store: &mut Store<'_>,
-) -> Outcome<()> {
+) -> CallResult<()> {
     let size = file.attr()?.inode.size;
     let end = place.position + place.length;
     let cuts = place.file_length < size;
@@ -227,9 +226,11 @@ fn write_all(
     }
     let (mut at, mut part) = (place.position, first);
     while !part.is_empty() {
-        match store.raised {
-            false => lane.write(file, At::Offset(at), &part).map(drop)?,
-            true => lane.write_more(file, at, &part)?,
+        if !store.raised {
+            lane.write(file, WritePosition::Offset(at), &part)
+                .map(drop)?
+        } else {
+            lane.write_more(file, at, &part)?
         }
         store.raised = true;
         at += part.len() as u64;
@@ -241,7 +242,7 @@ fn write_all(
 /// Data of a call as it arrives.
 struct Data<'c> {
     call: &'c mut Call,
-    sender: Sender<'c>,
+    sender: RequestReader<'c>,
     /// Received bytes not consumed yet.
     piece: Bytes,
     /// Remaining bytes, including `piece`.
@@ -250,7 +251,7 @@ struct Data<'c> {
 
 impl Data<'_> {
     /// Receives the next part; empty at the end.
-    fn next(&mut self) -> Outcome<Vec<u8>> {
+    fn next(&mut self) -> CallResult<Vec<u8>> {
         let wanted = usize::try_from(self.left.min(CHUNK)).unwrap_or(0);
         let mut part = Vec::with_capacity(wanted);
         while part.len() < wanted {

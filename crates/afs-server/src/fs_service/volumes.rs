@@ -1,7 +1,7 @@
 //! Status of volumes and statistics of the server.
 
-use super::Visit;
-use crate::error::{Fault, Outcome};
+use super::RequestContext;
+use crate::error::{CallResult, Fault};
 use crate::server::Shared;
 use crate::volume::{Kind, Volume, VolumeId};
 use afs_proto::fs::{
@@ -20,8 +20,8 @@ const KIB: u64 = 1024;
 /// Name of the partition reported to clients.
 const PARTITION: &[u8] = b"/vicepa";
 
-impl Visit<'_> {
-    pub(super) fn volume_status(&self, call: &mut Call, id: VolumeId) -> Outcome<()> {
+impl RequestContext<'_> {
+    pub(super) fn volume_status(&self, call: &mut Call, id: VolumeId) -> CallResult<()> {
         let volume = self.volume_with(id, Rights::LOOKUP)?;
         let status = status(self.shared, &volume)?;
         super::write(
@@ -39,7 +39,7 @@ impl Visit<'_> {
         &self,
         id: VolumeId,
         wanted: &AfsStoreVolumeStatus,
-    ) -> Outcome<Reply<'static>> {
+    ) -> CallResult<Reply<'static>> {
         let volume = self.volume_with(id, Rights::ADMINISTER)?;
         volume.check_writable()?;
         if let Some(quota) = wanted.max_quota {
@@ -55,14 +55,14 @@ impl Visit<'_> {
     }
 
     /// Looks up a volume on whose root the caller has the rights `wanted`.
-    fn volume_with(&self, id: VolumeId, wanted: Rights) -> Outcome<Arc<Volume>> {
+    fn volume_with(&self, id: VolumeId, wanted: Rights) -> CallResult<Arc<Volume>> {
         let volume = self.shared.volumes.get(id).ok_or(Abort::VNOVOL)?;
         self.check(&volume, &volume.files.attr(ROOT)?, wanted)?;
         Ok(volume)
     }
 }
 
-fn status(shared: &Shared, volume: &Volume) -> Outcome<AfsFetchVolumeStatus> {
+fn status(shared: &Shared, volume: &Volume) -> CallResult<AfsFetchVolumeStatus> {
     let record = volume.files.fileset().record()?;
     let (free, all) = partition(shared);
     let used = record.used_blocks * fs::BLOCK_BYTES / KIB;
@@ -131,7 +131,7 @@ pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
 }
 
 /// Builds the reply with the 64-bit counters that the client's version knows.
-pub(super) fn statistics64(shared: &Shared, version: i32) -> Outcome<Reply<'static>> {
+pub(super) fn statistics64(shared: &Shared, version: i32) -> CallResult<Reply<'static>> {
     let known = usize::try_from(version).map_err(|_| WireError::Incomplete)?;
     let counts = shared.counters.read();
     let (clients, active) = shared.hosts.count(crate::server::ACTIVE_SECONDS);

@@ -5,7 +5,7 @@ pub mod calls;
 pub mod process;
 pub mod relay;
 
-use afs_client::{Error, Net};
+use afs_client::{Error, PortSet};
 use afs_proto::cb;
 use afs_proto::fs::{Reply, Request};
 use afs_proto::{Abort, AfsFid, Reader, to_bytes};
@@ -205,11 +205,11 @@ impl Client {
         let hears = Arc::clone(&ears);
         let options = afs_client::Options {
             timeouts,
-            ear: Some(Box::new(move |request| hears.hear(request))),
+            observer: Some(Box::new(move |request| hears.hear(request))),
             ..Default::default()
         };
         // Each client has its own port, because a deaf client blocks the threads of its port.
-        let own = Net::new().client(address, server, options);
+        let own = PortSet::new().client(address, server, options);
         Client {
             own: own.expect("a port"),
             ears,

@@ -138,7 +138,7 @@ impl State {
         }
     }
 
-    fn judge(&mut self, op: &Op) -> Option<ErrorKind> {
+    fn select_failure(&mut self, op: &Op) -> Option<ErrorKind> {
         let failure = self.failure.as_ref()?;
         if failure.op.is_some_and(|kind| kind != op.kind()) {
             return None;
@@ -211,7 +211,7 @@ impl Queue for ErrorQueue {
             return Err(request);
         }
         if self.info().check(&request.op).is_ok()
-            && let Some(kind) = lock(&self.state).judge(&request.op)
+            && let Some(kind) = lock(&self.state).select_failure(&request.op)
         {
             let Request { tag, op } = request;
             let error = Error::new(kind, &self.info().name, "injected error").in_op(&op);

@@ -174,7 +174,7 @@ fn may_have_flushed(kind: ErrorKind) -> bool {
 impl StickyQueue {
     /// Processes the lower completions from index `had` on, and returns those that need not be held
     /// any more.
-    fn settle(&mut self, had: usize, done: &mut Vec<Completion>) {
+    fn process_completions(&mut self, had: usize, done: &mut Vec<Completion>) {
         if self.held.is_empty() && !done[had..].iter().any(|c| vouches(&c.op)) {
             return;
         }
@@ -206,7 +206,7 @@ impl StickyQueue {
             .map(|(_, completion)| completion);
         let failed = self.shared.failed.get();
         let name = &self.lower.info().name;
-        done.extend(free.map(|completion| judge(completion, failed, name)));
+        done.extend(free.map(|completion| apply_failure(completion, failed, name)));
         self.wake_when_free(&mut flights);
     }
 
@@ -228,7 +228,7 @@ impl StickyQueue {
 }
 
 /// Turns a success after a failure into an error.
-fn judge(mut completion: Completion, failed: Option<&Error>, name: &str) -> Completion {
+fn apply_failure(mut completion: Completion, failed: Option<&Error>, name: &str) -> Completion {
     if let (Ok(()), Some(first)) = (&completion.result, failed) {
         let why = format!("another flush failed ({first}), so acknowledged data may be lost");
         completion.result = Err(Error::new(first.kind(), name, why).in_op(&completion.op));
@@ -295,7 +295,7 @@ impl Queue for StickyQueue {
             };
             let had = done.len();
             let reaped = self.lower.reap(below, done);
-            self.settle(had, done);
+            self.process_completions(had, done);
             let count = done.len() - before;
             if reaped? > 0 && count == 0 {
                 // All completions are held, and there may be more.
@@ -333,7 +333,7 @@ impl Drop for StickyQueue {
         while !self.below.is_empty() && self.lower.in_flight() > 0 {
             let left = until.saturating_duration_since(Instant::now());
             let reaped = self.lower.reap(Wait::AtMost(left), &mut done);
-            self.settle(0, &mut done);
+            self.process_completions(0, &mut done);
             done.clear();
             if reaped.is_err() || left.is_zero() {
                 break;

@@ -15,17 +15,17 @@
 //! Mapped pages do not count against the limit of the cache, as in HP-UX; they are counted
 //! separately. Pages that are no longer mapped return to the pool.
 
-mod home;
 mod reclaim;
+mod source;
 
-pub(crate) use reclaim::Sent;
+pub(crate) use reclaim::ReclaimResult;
 
-use crate::core::Below;
 use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
+use crate::page_state::PageLocation;
+use crate::shared::VolumeShared;
 use crate::vnode::Vnode;
 use crate::window::{Access, Mapping, Window};
-use crate::word::Home;
 use block::{Error, ErrorKind, Result};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -37,7 +37,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Mapping state of a vnode that was mapped at least once.
 pub(crate) struct Mapped {
-    below: Arc<Below>,
+    shared: Arc<VolumeShared>,
     window: Arc<Window>,
     /// The pages that lie in the window; changed under their latches.
     resident: Mutex<BTreeSet<u64>>,
@@ -63,14 +63,14 @@ impl OpenFile {
     /// otherwise the system's error when it has no address space, or no mapping, left.
     pub fn map(&self, bytes: Range<u64>, access: Access) -> Result<Mapping> {
         let vnode = self.vnode();
-        let info = &vnode.below().info;
+        let info = &vnode.shared().info;
         if access == Access::Store && info.read_only {
             let detail = "it cannot be mapped for stores";
             return Err(Error::new(ErrorKind::ReadOnly, &info.name, detail));
         }
         let mapped = Mapped::of(vnode)?;
         let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
-        let home = home::MappedFile::new(vnode, pages);
+        let home = source::MappedFile::new(vnode, pages);
         mapped.window.map(Arc::new(home), bytes, access)
     }
 }
@@ -81,11 +81,11 @@ impl Mapped {
         if let Some(mapped) = vnode.mapped() {
             return Ok(mapped);
         }
-        let below = vnode.below();
+        let below = vnode.shared();
         let window = Window::new(&below.windows()?)?;
         // Of two concurrent callers, one drops its new window, which has no page in it.
         Ok(vnode.become_mapped(Mapped {
-            below: Arc::clone(below),
+            shared: Arc::clone(below),
             window,
             resident: Mutex::default(),
             hand: AtomicU64::new(0),
@@ -104,7 +104,7 @@ impl Mapped {
         self.window.allocate(page..page + 1)?;
         let new = self.resident().insert(page);
         debug_assert!(new, "page {page} is in the window already");
-        self.below.core.window_pages.fetch_add(1, Relaxed);
+        self.shared.core.window_pages.fetch_add(1, Relaxed);
         Ok(self.at(page))
     }
 
@@ -120,11 +120,11 @@ impl Mapped {
     }
 
     /// Removes the page from the window, and from all mappings and leases.
-    pub(crate) fn vacate(&self, page: u64) {
+    pub(crate) fn remove_page(&self, page: u64) {
         self.window.discard(page..page + 1);
         let was = self.resident().remove(&page);
         debug_assert!(was, "page {page} is not in the window");
-        self.below.core.window_pages.fetch_sub(1, Relaxed);
+        self.shared.core.window_pages.fetch_sub(1, Relaxed);
     }
 
     pub(crate) fn is_leased(&self, page: u64) -> bool {
@@ -159,7 +159,7 @@ impl Mapped {
                 continue;
             }
             let latch = latch.map(|mut latch| {
-                if latch.home() == Home::Window {
+                if latch.home() == PageLocation::Window {
                     latch.zero(keep..PAGE_BYTES);
                 }
                 latch
@@ -169,14 +169,14 @@ impl Mapped {
             break;
         }
         drop(growing);
-        self.window.heal();
+        self.window.unpoison();
     }
 
     /// Un-poisons pages that now lie within the file, so that the next access faults again.
-    pub(crate) fn heal(&self) {
+    pub(crate) fn unpoison(&self) {
         // A thread that read the size before it was raised has finished poisoning by now.
         drop(self.growing());
-        self.window.heal();
+        self.window.unpoison();
     }
 
     fn growing(&self) -> MutexGuard<'_, ()> {

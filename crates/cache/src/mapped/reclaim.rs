@@ -3,8 +3,8 @@
 
 use super::Mapped;
 use crate::latch::Latch;
+use crate::page_state::PageLocation;
 use crate::vnode::Vnode;
-use crate::word::Home;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -13,7 +13,7 @@ const BATCH: usize = 64;
 
 /// Result of an attempt to return unmapped pages to the pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum ReclaimResult {
     /// No unmapped page is left.
     All,
     /// Some were removed, and there may be more.
@@ -25,12 +25,12 @@ pub(crate) enum Sent {
 impl Mapped {
     /// Releases unmapped pages to the pool, so that they count against its limit again; without a
     /// free frame, evicts clean ones.
-    pub(crate) fn send_back(&self, vnode: &Vnode) -> Sent {
+    pub(crate) fn reclaim(&self, vnode: &Vnode) -> ReclaimResult {
         let pages = self.unwanted();
         if pages.is_empty() {
-            return Sent::All;
+            return ReclaimResult::All;
         }
-        let core = &self.below.core;
+        let core = &self.shared.core;
         let mut frames = Vec::with_capacity(pages.len());
         core.take_frames_lightly(None, pages.len(), &mut frames);
         let mut sent = 0;
@@ -39,9 +39,10 @@ impl Mapped {
                 continue;
             };
             if let Some(frame) = frames.pop() {
-                match latch.move_to_pool(frame) {
-                    true => sent += 1,
-                    false => frames.push(frame),
+                if latch.move_to_pool(frame) {
+                    sent += 1
+                } else {
+                    frames.push(frame)
                 }
             } else if may_go(&latch) && self.revoke(page) {
                 latch.discard();
@@ -50,8 +51,8 @@ impl Mapped {
         }
         core.pool.put(frames);
         match sent {
-            0 => Sent::Stuck,
-            _ => Sent::Some,
+            0 => ReclaimResult::Stuck,
+            _ => ReclaimResult::Some,
         }
     }
 
@@ -73,7 +74,7 @@ impl Mapped {
                 }
             }
         }
-        self.below
+        self.shared
             .core
             .window_evicted
             .fetch_add(gone as u64, Relaxed);
@@ -94,7 +95,7 @@ impl Mapped {
     /// Latches a page if it lies in the window.
     fn latch<'a>(&self, vnode: &'a Vnode, page: u64) -> Option<Latch<'a>> {
         let latch = vnode.latch(page)?;
-        (latch.home() == Home::Window).then_some(latch)
+        (latch.home() == PageLocation::Window).then_some(latch)
     }
 
     /// Selects the next pages of the window after the last search, wrapping around at the end.

@@ -307,7 +307,7 @@ fn other_limits_count_at_once() {
 }
 
 #[test]
-fn behind_the_cursor_only_clean_pages_that_nobody_else_uses_are_stolen() {
+fn behind_the_cursor_only_clean_unshared_pages_are_stolen() {
     let limits = SeqLimits { system: 0, file: 0 };
     let mut policy = streamed(limits, Stealing::BehindCursor);
     let touched = |f| Touched {

@@ -127,7 +127,7 @@ impl RangeSend {
     ) -> Result<(), SendError> {
         self.finish_page(&socket)?;
         loop {
-            let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
+            let (cuts, size) = (open.vnode().truncations(), open.vnode().size());
             let end = self.left.end.min(size);
             if self.left.start >= end {
                 return Ok(());
@@ -175,7 +175,7 @@ impl RangeSend {
         let len = (chunk.end - chunk.start) as usize;
         let held = session.pages(open, chunk)?;
         // Pages loaded since a truncation may hold zeros instead of the earlier data.
-        if vnode.cuts() != cuts {
+        if vnode.truncations() != cuts {
             return Ok(());
         }
         let mut parts = Parts::new();

@@ -121,9 +121,10 @@ impl UdpSender {
         let socket = socket.as_fd();
         while !datagrams.is_empty() {
             let size = datagrams.datagrams[datagrams.next].bytes;
-            let mut count = match size < self.batched_below {
-                true => datagrams.batch(),
-                false => 1,
+            let mut count = if size < self.batched_below {
+                datagrams.batch()
+            } else {
+                1
             };
             let mut sent = send_batch(socket, to, datagrams.slices(count), size, count);
             if let (true, Err(error)) = (count > 1, &sent)

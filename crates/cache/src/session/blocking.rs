@@ -1,9 +1,9 @@
 //! Blocking calls, on top of the queue.
 
+use super::direct::DirectIo;
 use super::job::{Job, Pages, Target, Work};
 use super::load::drop_behind;
-use super::sync::Sync;
-use super::through::Through;
+use super::sync::SyncWork;
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
@@ -28,7 +28,7 @@ impl Session {
             return self.read_into_mapping(open, offset, out);
         }
         loop {
-            let (cuts, size) = (open.vnode().cuts(), open.vnode().size());
+            let (cuts, size) = (open.vnode().truncations(), open.vnode().size());
             let len = size.saturating_sub(offset).min(out.len() as u64) as usize;
             let part = &mut out[..len];
             let done = open.copy_hits(offset, part);
@@ -47,7 +47,7 @@ impl Session {
             }
             // If the file was truncated during the read, the copied bytes may be zeros of the
             // truncation.
-            if open.vnode().cuts() == cuts {
+            if open.vnode().truncations() == cuts {
                 return Ok(len);
             }
         }
@@ -97,7 +97,7 @@ impl Session {
     /// dirty.
     pub fn flush(&mut self, open: &mut OpenFile) -> Result<()> {
         let _here = within(Layer::Cache);
-        let work = Work::Sync(Sync::whole_file(open.vnode()));
+        let work = Work::Sync(SyncWork::whole_file(open.vnode()));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
     }
@@ -105,7 +105,7 @@ impl Session {
     /// Makes a range of bytes durable, for the open file of a mapping.
     pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
         let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));
-        let work = Work::Sync(Sync::range(&open.vnode, pages));
+        let work = Work::Sync(SyncWork::range(&open.vnode, pages));
         self.run(Job::new(open, Target::Nothing, work)).map(drop)
     }
 
@@ -116,7 +116,7 @@ impl Session {
     pub fn write_out(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
-        let work = Work::Sync(Sync::pages(open.vnode(), pages, false));
+        let work = Work::Sync(SyncWork::pages(open.vnode(), pages, false));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
     }
@@ -165,7 +165,7 @@ impl Session {
             open.vnode().extend(size);
             return Ok(());
         }
-        let work = Work::Cut(super::cut::Cut::to(size));
+        let work = Work::Truncate(super::truncate::Truncation::to(size));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
     }
@@ -207,7 +207,7 @@ impl Session {
     pub fn invalidate(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
-        let work = Work::Through(Through::change(pages));
+        let work = Work::Direct(DirectIo::change(pages));
         self.run(Job::new(&open.state, Target::Nothing, work))
             .map(drop)
     }
@@ -216,7 +216,7 @@ impl Session {
     pub fn prefetch(&self, open: &OpenFile, range: Range<u64>) {
         let end = range.end.min(open.vnode().size());
         let pages = pages_of(range.start, end.saturating_sub(range.start));
-        self.below.errands.prefetch(open.vnode(), pages);
+        self.shared.background.prefetch(open.vnode(), pages);
     }
 
     /// Holds a page in place, loading it if necessary. The page does not change while it is held:
@@ -248,7 +248,7 @@ impl Session {
         let pages = pages_of(range.start, len);
         let hit = pages.clone().all(|page| !open.is_absent(page * PAGE));
         open.accessed(range.start, len, hit);
-        self.bring(open, pages.clone())?;
+        self.load_pages(open, pages.clone())?;
         let mut held = Vec::with_capacity(pages.clone().count());
         for page in pages {
             match self.pin(open, page) {
@@ -270,14 +270,14 @@ impl Session {
             }
             if open.is_in_window(page) {
                 let detail = "a page that programs have mapped cannot be pinned";
-                return Err(Error::new(ErrorKind::Busy, &self.below.info.name, detail));
+                return Err(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
             }
-            self.bring(open, page..page + 1)?;
+            self.load_pages(open, page..page + 1)?;
         }
     }
 
     /// Loads absent pages.
-    pub(crate) fn bring(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
+    pub(crate) fn load_pages(&mut self, open: &OpenFile, pages: Range<u64>) -> Result<()> {
         if pages.is_empty() {
             return Ok(());
         }
@@ -299,7 +299,7 @@ impl Session {
             if let Some(outcome) = self.outcome.take() {
                 return outcome;
             }
-            let mut turned = self.turn(block::Wait::Poll);
+            let mut turned = self.poll(block::Wait::Poll);
             if turned.is_ok() && self.outcome.is_none() {
                 turned = self.sleep(None);
             }
@@ -313,13 +313,13 @@ impl Session {
 
     /// Waits at most `time` for I/O of the session or a wake-up, and processes it.
     pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
-        self.turn(block::Wait::Poll)?;
+        self.poll(block::Wait::Poll)?;
         let until = std::time::Instant::now().checked_add(time);
         if self.sleeps_deaf() {
             self.sleep(until)?;
         } else {
             self.poll_all(until)?;
         }
-        self.turn(block::Wait::Poll)
+        self.poll(block::Wait::Poll)
     }
 }

@@ -25,7 +25,7 @@ pub(super) enum Io {
     /// A flush of files written by background write-back.
     FlushBehind(Vec<Arc<Vnode>>),
     /// A job's own request, which bypasses the cache.
-    Through(usize),
+    Direct(usize),
 }
 
 /// A run of pages that the session loads.
@@ -95,7 +95,7 @@ impl Session {
         match io.expect("each tag below stands for one I/O") {
             Io::Load(load) => {
                 if cfg!(evfs_tsan) && result.is_ok() {
-                    fill_frames(&self.below.core.pool, &load.pages, &op);
+                    fill_frames(&self.shared.core.pool, &load.pages, &op);
                 }
                 // The buffers release the frames before any other thread may read them.
                 drop(op);
@@ -107,7 +107,7 @@ impl Session {
             }
             Io::Flush(id, vnode) => self.flushed(id, &vnode, result),
             Io::FlushBehind(vnodes) => self.flushed_behind(&vnodes, &result),
-            Io::Through(id) => {
+            Io::Direct(id) => {
                 let job = self.jobs.get_mut(id).expect("it waits for this");
                 job.in_flight -= 1;
                 job.target = Target::Op(op);
@@ -141,7 +141,7 @@ impl Session {
                 Some(Io::Load(load)) => self.load_lost(load, error),
                 Some(Io::Store(store)) => self.store_lost(store, error),
                 Some(Io::Flush(job, vnode)) => self.flushed(job, &vnode, Err(error.clone())),
-                Some(Io::Through(job)) => self.job_io_done(Some(job), Err(error.clone())),
+                Some(Io::Direct(job)) => self.job_io_done(Some(job), Err(error.clone())),
                 Some(Io::FlushBehind(vnodes)) => self.flushed_behind(&vnodes, &Err(error.clone())),
                 None => {}
             }

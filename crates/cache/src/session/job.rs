@@ -1,9 +1,9 @@
 //! A job: one request in progress in a session.
 
 use super::PAGE;
-use super::cut::Cut;
-use super::sync::Sync;
-use super::through::Through;
+use super::direct::DirectIo;
+use super::sync::SyncWork;
+use super::truncate::Truncation;
 use super::write::Write;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
@@ -43,9 +43,9 @@ pub(super) enum Work {
     Nothing,
     Read(Pages),
     Write(Write),
-    Sync(Sync),
-    Through(Through),
-    Cut(Cut),
+    Sync(SyncWork),
+    Direct(DirectIo),
+    Truncate(Truncation),
 }
 
 /// Source or destination of a job's data.
@@ -108,10 +108,10 @@ impl Job {
         let (offset, len) = op.range().unwrap_or((0, 0));
         let pages = pages_of(offset, len);
         let work = match &op {
-            Op::Flush => Work::Sync(Sync::whole_file(&open.vnode)),
-            Op::Read { .. } if direct => Work::Through(Through::read(pages)),
-            Op::Write { .. } if direct => Work::Through(Through::change(pages)),
-            Op::Discard { .. } | Op::WriteZeroes { .. } => Work::Through(Through::change(pages)),
+            Op::Flush => Work::Sync(SyncWork::whole_file(&open.vnode)),
+            Op::Read { .. } if direct => Work::Direct(DirectIo::read(pages)),
+            Op::Write { .. } if direct => Work::Direct(DirectIo::change(pages)),
+            Op::Discard { .. } | Op::WriteZeroes { .. } => Work::Direct(DirectIo::change(pages)),
             Op::Read { .. } => Work::Read(Pages::of(pages)),
             Op::Write { fua, .. } => Work::Write(Write::new(&open.vnode, pages, *fua)),
         };
@@ -177,7 +177,7 @@ impl Job {
 
     /// Copies the job's part of a page, which lies at `from`, to the caller's memory. The session
     /// is loading the page, so no other thread changes it.
-    pub(super) fn give(&mut self, page: u64, from: NonNull<u8>) {
+    pub(super) fn copy_out(&mut self, page: u64, from: NonNull<u8>) {
         let (within, len) = self.part_of(page);
         let at = (page * PAGE + within as u64 - self.offset) as usize;
         let mut from = from.as_ptr().wrapping_add(within);
@@ -214,12 +214,12 @@ impl Job {
     }
 
     /// Releases the job's range locks, because the session is dropped before the job is done.
-    pub(super) fn give_up(self) {
-        if let Work::Through(through) = &self.work {
-            through.give_up(&self.open.vnode);
+    pub(super) fn abort(self) {
+        if let Work::Direct(through) = &self.work {
+            through.abort(&self.open.vnode);
         }
-        if let Work::Cut(cut) = &self.work {
-            cut.give_up(&self.open.vnode);
+        if let Work::Truncate(cut) = &self.work {
+            cut.abort(&self.open.vnode);
         }
     }
 }

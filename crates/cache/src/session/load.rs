@@ -9,7 +9,7 @@ use crate::leaf::LEAF_PAGES;
 use crate::open::OpenState;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
-use crate::stats::{Reason, add};
+use crate::stats::{EvictReason, add};
 use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Op, Result};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const RUN_MAX: u64 = 512;
 
 /// Result of an attempt to start loading pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Begun {
+pub(super) enum LoadStart {
     /// The load of this number of pages has started, from the first one on.
     Pages(u64),
     /// No frame is available.
@@ -39,17 +39,17 @@ impl Session {
         end: u64,
         job: Option<usize>,
         entry: Entry,
-    ) -> Begun {
+    ) -> LoadStart {
         let vnode = &open.vnode;
-        let longest = u64::from(self.below.info.max_transfer) / PAGE;
+        let longest = u64::from(self.shared.info.max_transfer) / PAGE;
         let want = absent_from(vnode, first, end.min(first + longest.min(RUN_MAX)));
         if want == 0 {
-            return Begun::Raced;
+            return LoadStart::Raced;
         }
         let mut frames = std::mem::take(&mut self.spare);
         if frames.len() < want {
             let missing = want - frames.len();
-            let core = &self.below.core;
+            let core = &self.shared.core;
             let node = vnode.attributes().numa_node;
             match entry {
                 Entry::Prefetched => {
@@ -61,13 +61,13 @@ impl Session {
         }
         if frames.is_empty() {
             self.spare = frames;
-            return Begun::NoFrame;
+            return LoadStart::NoFrame;
         }
         let mut pages = Vec::with_capacity(want.min(frames.len()));
-        let mut begun = Begun::Raced;
+        let mut begun = LoadStart::Raced;
         for (page, frame) in (first..).zip(frames.iter().copied()).take(want) {
             begun = self.begin(vnode, page, frame, &mut pages);
-            if begun != Begun::Pages(1) {
+            if begun != LoadStart::Pages(1) {
                 break;
             }
         }
@@ -79,7 +79,7 @@ impl Session {
         let count = pages.len() as u64;
         // SAFETY: the words say that the session is loading the pages, so no other thread touches
         // their frames before it publishes them, which it does after the buffers have been dropped.
-        let bufs = unsafe { bufs_to_fill(&self.below.core.pool, &pages) };
+        let bufs = unsafe { bufs_to_fill(&self.shared.core.pool, &pages) };
         let load = Load {
             open: Arc::clone(open),
             first,
@@ -93,17 +93,17 @@ impl Session {
             bufs,
         };
         self.submit_below(vnode.file(), Io::Load(load), op);
-        Begun::Pages(count)
+        LoadStart::Pages(count)
     }
 
     /// Reads absent pages ahead, unless frames are short.
-    pub(crate) fn bring_ahead(
+    pub(crate) fn load_ahead(
         &mut self,
         open: &Arc<OpenState>,
         pages: std::ops::Range<u64>,
         near: Option<u32>,
     ) {
-        let core = &self.below.core;
+        let core = &self.shared.core;
         let many = pages.end.saturating_sub(pages.start);
         if core.pool.waiters.any() || !core.may_read_ahead(many, self.pages_under_way()) {
             return;
@@ -112,14 +112,14 @@ impl Session {
         let mut next = pages.start;
         while next < pages.end && !open.vnode.is_dead() {
             match self.load(open, next, pages.end, None, Entry::Prefetched) {
-                Begun::Pages(count) => next += count,
+                LoadStart::Pages(count) => next += count,
                 // Pages that are resident, being loaded or locked are skipped.
-                Begun::Raced | Begun::Locked => next += 1,
-                Begun::NoFrame => break,
+                LoadStart::Raced | LoadStart::Locked => next += 1,
+                LoadStart::NoFrame => break,
             }
         }
         if !self.spare.is_empty() {
-            self.below.core.pool.put(self.spare.drain(..));
+            self.shared.core.pool.put(self.spare.drain(..));
         }
     }
 
@@ -140,35 +140,35 @@ impl Session {
         page: u64,
         frame: FrameNo,
         pages: &mut Vec<(crate::leaf::LeafAt, FrameNo)>,
-    ) -> Begun {
+    ) -> LoadStart {
         let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
-        let at = vnode.index().keep(number);
+        let at = vnode.index().acquire(number);
         let word = vnode.index().leaf(at).word(index);
-        if !word.begin_load(word.look(), frame.0) {
-            vnode.index().let_go(number, at);
-            return Begun::Raced;
+        if !word.begin_load(word.load(), frame.0) {
+            vnode.index().release(number, at);
+            return LoadStart::Raced;
         }
         if !vnode.ranges.admits(page) {
             if word.abort_load() {
                 self.wake_loads(word);
             }
-            vnode.index().let_go(number, at);
-            return Begun::Locked;
+            vnode.index().release(number, at);
+            return LoadStart::Locked;
         }
-        self.below.core.pool.assign(frame, at, index);
+        self.shared.core.pool.assign(frame, at, index);
         pages.push((at, frame));
-        Begun::Pages(1)
+        LoadStart::Pages(1)
     }
 
     /// Marks an absent page as being created by this session, in one of its spare frames. On
-    /// [`Begun::Pages`] the caller fills the frame and calls [`Session::publish_written`].
-    pub(super) fn begin_alone(&mut self, vnode: &Vnode, page: u64) -> (Begun, Option<FrameNo>) {
-        if self.spare.is_empty() && self.below.core.take_frames(1, &mut self.spare) == 0 {
-            return (Begun::NoFrame, None);
+    /// [`LoadStart::Pages`] the caller fills the frame and calls [`Session::publish_written`].
+    pub(super) fn begin_alone(&mut self, vnode: &Vnode, page: u64) -> (LoadStart, Option<FrameNo>) {
+        if self.spare.is_empty() && self.shared.core.take_frames(1, &mut self.spare) == 0 {
+            return (LoadStart::NoFrame, None);
         }
         let frame = self.spare[0];
         let begun = self.begin(vnode, page, frame, &mut Vec::with_capacity(1));
-        if begun == Begun::Pages(1) {
+        if begun == LoadStart::Pages(1) {
             self.spare.swap_remove(0);
             return (begun, Some(frame));
         }
@@ -184,10 +184,10 @@ impl Session {
         entry: Entry,
         end: u64,
     ) {
-        let (at, index) = vnode.find_surely(page).expect("the page keeps its leaf");
+        let (at, index) = vnode.find_exact(page).expect("the page keeps its leaf");
         let leaf = vnode.index().leaf(at);
         let key = leaf.key(index);
-        self.below
+        self.shared
             .core
             .pool
             .inserted([(frame, key)], vnode.entry(entry));
@@ -210,7 +210,7 @@ impl Session {
         }
         let mut job = load.job.and_then(|id| self.jobs.take(id));
         let vnode = &load.open.vnode;
-        let pool = &self.below.core.pool;
+        let pool = &self.shared.core.pool;
         let mut dirty = false;
         for (page, (_, frame)) in (load.first..).zip(&load.pages) {
             let data = pool.at(*frame);
@@ -244,9 +244,10 @@ impl Session {
                 vnode.mark_dirty(*at, page);
             }
             let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
-            let awaited = match ahead {
-                true => word.publish_ahead(),
-                false => word.publish(),
+            let awaited = if ahead {
+                word.publish_ahead()
+            } else {
+                word.publish()
             };
             if awaited {
                 self.wake_loads(word);
@@ -273,11 +274,11 @@ impl Session {
             if word.abort_load() {
                 self.wake_loads(word);
             }
-            vnode.index().let_go(page / LEAF_PAGES, *at);
+            vnode.index().release(page / LEAF_PAGES, *at);
         }
         if frames_are_ours {
             let frames = load.pages.iter().map(|(_, frame)| *frame);
-            self.below.core.pool.put(frames);
+            self.shared.core.pool.put(frames);
         }
     }
 
@@ -286,30 +287,30 @@ impl Session {
         self.job_io_done(load.job, Err(error.clone()));
     }
 
-    pub(super) fn wake_loads(&self, word: &crate::word::Word) {
+    pub(super) fn wake_loads(&self, word: &crate::page_state::PageState) {
         let address = std::ptr::from_ref(word) as usize;
-        self.below.core.loads.of(address).wake_all();
+        self.shared.core.loads.of(address).wake_all();
     }
 
     /// Registers for the end of a page's load; returns whether the page is still being loaded.
     pub(super) fn await_load(&self, vnode: &Vnode, page: u64) -> bool {
-        let Some((at, index)) = vnode.find_surely(page) else {
+        let Some((at, index)) = vnode.find_exact(page) else {
             return false;
         };
         let word = vnode.index().leaf(at).word(index);
-        self.below
+        self.shared
             .core
             .loads
             .of(std::ptr::from_ref(word) as usize)
             .register(&self.waker);
-        word.await_load(word.look())
+        word.await_load(word.load())
     }
 
     /// Creates the error for accesses to a removed file.
-    pub(super) fn gone(&self) -> Error {
+    pub(super) fn removed_error(&self) -> Error {
         Error::new(
             ErrorKind::NotFound,
-            &self.below.info.name,
+            &self.shared.info.name,
             "the file was removed",
         )
     }
@@ -319,7 +320,7 @@ impl Session {
 fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
     match job.work {
         Work::Read(_) => {
-            job.give(page, data);
+            job.copy_out(page, data);
             false
         }
         Work::Write(_) => {
@@ -336,7 +337,7 @@ fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
         if let Some(latch) = vnode.latch(page)
             && !latch.is_in_writeback()
         {
-            latch.leave(vnode.death());
+            latch.drop_page(vnode.drop_reason());
         }
     }
 }
@@ -345,26 +346,27 @@ fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
 /// which the read ended stays, because the next one continues there.
 pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
     let end = offset + len;
-    let past = match end >= vnode.size() {
-        true => end.div_ceil(PAGE),
-        false => end / PAGE,
+    let past = if end >= vnode.size() {
+        end.div_ceil(PAGE)
+    } else {
+        end / PAGE
     };
     for page in offset / PAGE..past {
         if let Some(latch) = vnode.latch(page)
             && !latch.is_dirty()
             && !latch.is_in_writeback()
         {
-            latch.leave(Reason::Behind);
+            latch.drop_page(EvictReason::Behind);
         }
     }
 }
 
 /// Counts the consecutive absent pages from `first` on, up to `end`.
 fn absent_from(vnode: &Vnode, first: u64, end: u64) -> usize {
-    let absent = |page: &u64| match vnode.find_surely(*page) {
+    let absent = |page: &u64| match vnode.find_exact(*page) {
         Some((at, index)) => {
             let leaf = vnode.index().leaf(at);
-            !vnode.owns(leaf, *page) || leaf.word(index).look().is_empty()
+            !vnode.owns(leaf, *page) || leaf.word(index).load().is_empty()
         }
         None => true,
     };

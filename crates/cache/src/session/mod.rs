@@ -19,22 +19,22 @@
 
 mod blocking;
 mod bounce;
-mod cut;
+mod direct;
 mod io;
 mod job;
 mod load;
 mod read;
 mod sync;
-mod through;
+mod truncate;
 mod write;
 
-pub(crate) use through::drop_all_pages;
+pub(crate) use direct::drop_all_pages;
 
-use crate::core::Below;
 use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
 use crate::pager::{FileId, PagerQueue};
 use crate::policy::{Entry, FrameNo};
+use crate::shared::VolumeShared;
 use crate::wait::Waker;
 use block::{Bufs, Completion, Error, Op, Request, Result, Wait};
 use io::Io;
@@ -55,7 +55,7 @@ const STARVED: Duration = Duration::from_millis(5);
 
 /// One thread's access to a volume.
 pub struct Session {
-    below: Arc<Below>,
+    shared: Arc<VolumeShared>,
     queue: Box<dyn PagerQueue>,
     waker: Arc<Waker>,
     /// Readable when the pager's queue, the waker or the timer is.
@@ -86,12 +86,12 @@ pub struct Session {
 }
 
 impl Session {
-    pub(crate) fn open(below: Arc<Below>) -> Result<Session> {
+    pub(crate) fn open(below: Arc<VolumeShared>) -> Result<Session> {
         let waker = Waker::new()?;
         Session::with_waker(below, waker)
     }
 
-    pub(crate) fn with_waker(below: Arc<Below>, waker: Arc<Waker>) -> Result<Session> {
+    pub(crate) fn with_waker(below: Arc<VolumeShared>, waker: Arc<Waker>) -> Result<Session> {
         let queue = below.pager.queue()?;
         let failed = |e: rustix::io::Errno| Error::from_io(&below.info.name, e.into());
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
@@ -106,7 +106,7 @@ impl Session {
             }
         }
         Ok(Session {
-            below,
+            shared: below,
             queue,
             waker,
             all,
@@ -210,7 +210,7 @@ impl Session {
             Wait::Poll | Wait::Block => None,
         };
         loop {
-            self.turn(Wait::Poll)?;
+            self.poll(Wait::Poll)?;
             let count = self.ready.len();
             if count > 0 {
                 done.extend(self.ready.drain(..));
@@ -236,7 +236,7 @@ impl Session {
     }
 
     /// Processes completions and wake-ups, and steps the jobs that they concern.
-    pub(crate) fn turn(&mut self, wait: Wait) -> Result<()> {
+    pub(crate) fn poll(&mut self, wait: Wait) -> Result<()> {
         let mut wait = wait;
         loop {
             self.take_completions(wait)?;
@@ -275,14 +275,14 @@ impl Session {
     fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
         let alone = self.parked.is_empty() && self.held.is_empty();
         if self.sleeps_deaf() {
-            return self.turn(Wait::Block);
+            return self.poll(Wait::Block);
         }
         if alone && self.queue.in_flight() > 0 {
             let wait = match until {
                 Some(until) => Wait::AtMost(until.saturating_duration_since(Instant::now())),
                 None => Wait::Block,
             };
-            return self.turn(wait);
+            return self.poll(wait);
         }
         self.poll_all(until)
     }
@@ -302,7 +302,7 @@ impl Session {
             timeout.as_ref(),
         ) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(Error::from_io(&self.below.info.name, e.into())),
+            Err(e) => Err(Error::from_io(&self.shared.info.name, e.into())),
         }
     }
 
@@ -365,7 +365,7 @@ impl Session {
             }
         }
         if !self.spare.is_empty() {
-            self.below.core.pool.put(self.spare.drain(..));
+            self.shared.core.pool.put(self.spare.drain(..));
         }
     }
 
@@ -377,8 +377,8 @@ impl Session {
             Work::Read(pages) => self.step_read(id, job, pages),
             Work::Write(write) => self.step_write(id, job, write),
             Work::Sync(sync) => self.step_sync(id, job, sync),
-            Work::Through(through) => self.step_through(id, job, through),
-            Work::Cut(cut) => self.step_cut(id, job, cut),
+            Work::Direct(through) => self.step_through(id, job, through),
+            Work::Truncate(cut) => self.step_cut(id, job, cut),
         };
         job.work = work;
         done && job.in_flight == 0
@@ -394,15 +394,15 @@ impl Session {
     /// Parks a job that waits for a frame. `true`: it has waited too long and has failed.
     fn park_for_frame(&mut self, id: usize, job: &mut Job) -> bool {
         let since = *job.starved_since.get_or_insert_with(Instant::now);
-        if since.elapsed() > self.below.core.limits.patience {
-            let why = self.below.failing().unwrap_or_else(|| {
+        if since.elapsed() > self.shared.core.limits.frame_timeout {
+            let why = self.shared.failing().unwrap_or_else(|| {
                 let detail = "every page of the cache is in use or cannot be written back";
-                Error::new(block::ErrorKind::Busy, &self.below.info.name, detail)
+                Error::new(block::ErrorKind::Busy, &self.shared.info.name, detail)
             });
             job.fail(why);
             return true;
         }
-        self.below.core.pool.waiters.register(&self.waker);
+        self.shared.core.pool.waiters.register(&self.waker);
         self.starved = true;
         self.park(id);
         false
@@ -412,7 +412,7 @@ impl Session {
     fn job_done(&mut self, id: usize) {
         let job = self.jobs.get(id).expect("it was stepped just now");
         if let Some(pages) = job.pages_written() {
-            let pause = self.below.core.throttle(pages, &self.below);
+            let pause = self.shared.core.throttle(pages, &self.shared);
             if !pause.is_zero() {
                 let ms = pause.as_millis() as u64;
                 crate::stats::add(&job.open.counters.throttled_ms, ms);
@@ -462,16 +462,16 @@ impl Drop for Session {
         // Parked jobs are abandoned; I/O in flight is waited for.
         for id in std::mem::take(&mut self.parked) {
             if let Some(job) = self.jobs.remove(id) {
-                job.give_up();
+                job.abort();
             }
         }
         while self.queue.in_flight() > 0 || !self.outgoing.is_empty() {
-            if self.turn(Wait::Block).is_err() {
+            if self.poll(Wait::Block).is_err() {
                 return;
             }
             for id in std::mem::take(&mut self.parked) {
                 if let Some(job) = self.jobs.remove(id) {
-                    job.give_up();
+                    job.abort();
                 }
             }
         }

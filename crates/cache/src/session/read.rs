@@ -2,13 +2,13 @@
 
 use super::Session;
 use super::job::{Job, Pages, Target};
-use super::load::Begun;
-use crate::open::{Last, Look, copy_page};
+use super::load::LoadStart;
+use crate::open::{Last, Lookup, copy_page};
 use crate::stats::add;
 use block::Op;
 
 /// Result of trying one page.
-enum Tried {
+enum ReadProgress {
     /// This number of pages are done, or being loaded for this job.
     Pages(u64),
     /// The page has to wait for another session, which will wake this one.
@@ -27,18 +27,18 @@ impl Session {
         let mut last = Last::default();
         for page in std::mem::take(&mut pages.again) {
             match self.try_page(id, job, &mut last, page, page + 1) {
-                Tried::Pages(_) => {}
-                Tried::Later | Tried::NoFrame => pages.again.push(page),
+                ReadProgress::Pages(_) => {}
+                ReadProgress::Later | ReadProgress::NoFrame => pages.again.push(page),
             }
         }
         while pages.next < pages.end && job.error.is_none() {
             match self.try_page(id, job, &mut last, pages.next, pages.end) {
-                Tried::Pages(count) => pages.next += count,
-                Tried::Later => {
+                ReadProgress::Pages(count) => pages.next += count,
+                ReadProgress::Later => {
                     pages.again.push(pages.next);
                     pages.next += 1;
                 }
-                Tried::NoFrame => break,
+                ReadProgress::NoFrame => break,
             }
         }
         if job.error.is_some() {
@@ -54,47 +54,47 @@ impl Session {
         last: &mut Last,
         page: u64,
         end: u64,
-    ) -> Tried {
+    ) -> ReadProgress {
         let open = std::sync::Arc::clone(&job.open);
         let vnode = &*open.vnode;
         loop {
             match copy_for(job, last, page) {
-                Look::Hit => {
+                Lookup::Hit => {
                     add(&open.counters.hits, 1);
-                    return Tried::Pages(1);
+                    return ReadProgress::Pages(1);
                 }
-                Look::Loading => {
+                Lookup::Loading => {
                     if self.await_load(vnode, page) {
                         add(&open.counters.joins, 1);
                         self.park(id);
-                        return Tried::Later;
+                        return ReadProgress::Later;
                     }
                 }
-                Look::Absent => {
+                Lookup::Absent => {
                     if vnode.is_dead() {
-                        job.fail(self.gone());
-                        return Tried::Pages(0);
+                        job.fail(self.removed_error());
+                        return ReadProgress::Pages(0);
                     }
                     if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
                         job.fail(error);
-                        return Tried::Pages(0);
+                        return ReadProgress::Pages(0);
                     }
                     match self.load(&open, page, end, Some(id), job.entry) {
-                        Begun::Pages(count) => {
+                        LoadStart::Pages(count) => {
                             job.in_flight += 1;
                             job.starved_since = None;
-                            return Tried::Pages(count);
+                            return ReadProgress::Pages(count);
                         }
-                        Begun::NoFrame => {
+                        LoadStart::NoFrame => {
                             self.park_for_frame(id, job);
-                            return Tried::NoFrame;
+                            return ReadProgress::NoFrame;
                         }
-                        Begun::Locked => {
+                        LoadStart::Locked => {
                             if self.waits_for_range(id, vnode, page) {
-                                return Tried::Later;
+                                return ReadProgress::Later;
                             }
                         }
-                        Begun::Raced => {}
+                        LoadStart::Raced => {}
                     }
                 }
             }
@@ -103,7 +103,7 @@ impl Session {
 }
 
 /// Copies the job's part of a page, if the page is resident.
-fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
+fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Lookup {
     let (within, len) = job.part_of(page);
     let at = ((page * super::PAGE + within as u64) - job.offset) as usize;
     let open = &*job.open;
@@ -118,7 +118,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
                 let step = (buf.len() - skip).min(len - done);
                 let part = &mut buf[skip..skip + step];
                 match copy_page(open, last, page, within + done, part, false) {
-                    Look::Hit => done += step,
+                    Lookup::Hit => done += step,
                     other => return other,
                 }
                 if done == len {
@@ -126,7 +126,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Look {
                 }
                 skip = 0;
             }
-            Look::Hit
+            Lookup::Hit
         }
         Target::Memory(base) => {
             // SAFETY: the memory is that of a caller blocked on this job, which alone may use it.

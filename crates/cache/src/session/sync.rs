@@ -11,7 +11,7 @@ use crate::flushes::Turn;
 use crate::frames::ones;
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
-use crate::stats::Reason;
+use crate::stats::EvictReason;
 use crate::vnode::Vnode;
 use block::{Error, Op, Result, Wait};
 use std::ops::Range;
@@ -24,10 +24,10 @@ const COPIES: usize = 16;
 const STORES_MAX: usize = 32;
 
 /// A sync in progress.
-pub(super) struct Sync {
+pub(super) struct SyncWork {
     leaves: Vec<LeafWork>,
     /// Requested through the open file, which reports errors.
-    told: bool,
+    reports_errors: bool,
     /// Force unit access with each write.
     fua: bool,
     /// Remaining flush after all pages have been written.
@@ -55,23 +55,23 @@ struct LeafWork {
     wait: u64,
 }
 
-impl Sync {
+impl SyncWork {
     /// Creates a sync of the whole file, with a flush.
-    pub(super) fn whole_file(vnode: &Vnode) -> Sync {
-        Sync::range(vnode, 0..u64::MAX)
+    pub(super) fn whole_file(vnode: &Vnode) -> SyncWork {
+        SyncWork::range(vnode, 0..u64::MAX)
     }
 
     /// Creates a sync of a range of pages, with a flush, that reports the open file's errors.
-    pub(super) fn range(vnode: &Vnode, pages: Range<u64>) -> Sync {
-        Sync {
-            told: true,
+    pub(super) fn range(vnode: &Vnode, pages: Range<u64>) -> SyncWork {
+        SyncWork {
+            reports_errors: true,
             flush: Flush::Yes,
-            ..Sync::pages(vnode, pages, false)
+            ..SyncWork::pages(vnode, pages, false)
         }
     }
 
     /// Creates a sync of a range of pages; with `fua` they are on stable storage at the end.
-    pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Sync {
+    pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> SyncWork {
         let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
         let leaves = if pages.is_empty() {
             Vec::new()
@@ -89,9 +89,9 @@ impl Sync {
                 wait: leaf.writeback() & wanted & !send,
             }
         };
-        Sync {
+        SyncWork {
             leaves: leaves.into_iter().map(work).collect(),
-            told: false,
+            reports_errors: false,
             fua,
             flush: if fua { Flush::IfOthers } else { Flush::No },
         }
@@ -123,7 +123,7 @@ impl Run {
 }
 
 impl Session {
-    pub(super) fn step_sync(&mut self, id: usize, job: &mut Job, sync: &mut Sync) -> bool {
+    pub(super) fn step_sync(&mut self, id: usize, job: &mut Job, sync: &mut SyncWork) -> bool {
         let vnode = Arc::clone(&job.open.vnode);
         if !sync.leaves.is_empty() {
             self.send_dirty(id, job, sync, &vnode);
@@ -163,7 +163,7 @@ impl Session {
             },
             Flush::Yes | Flush::Sent => {
                 // Reports every error of the open file once; this job's errors are among them.
-                if sync.told {
+                if sync.reports_errors {
                     let told = vnode.errors.check(&job.open.cursor).err();
                     job.error = told.or(job.error.take());
                 }
@@ -175,13 +175,13 @@ impl Session {
 
     /// Determines the state of a flush of the file; parks the job while another flush runs.
     fn turn_to_flush(&mut self, id: usize, vnode: &Vnode, number: u64) -> Turn {
-        let turn = vnode.flushes.turn(number);
+        let turn = vnode.flushes.next_step(number);
         if !matches!(turn, Turn::Wait) {
             return turn;
         }
         vnode.written.register(&self.waker);
         self.park(id);
-        vnode.flushes.turn(number)
+        vnode.flushes.next_step(number)
     }
 
     /// Completes a job's flush.
@@ -197,12 +197,12 @@ impl Session {
         &mut self,
         id: usize,
         job: &mut Job,
-        sync: &mut Sync,
+        sync: &mut SyncWork,
         vnode: &Arc<Vnode>,
     ) -> bool {
         let mut run = Run::default();
         let mut starved = false;
-        let (fua, durable) = (sync.fua, sync.fua || sync.told);
+        let (fua, durable) = (sync.fua, sync.fua || sync.reports_errors);
         for work in &mut sync.leaves {
             let leaf = vnode.index().leaf(work.at);
             if !leaf.is(vnode.number(), work.number) {
@@ -225,10 +225,10 @@ impl Session {
                 }
                 let page = work.number * LEAF_PAGES + u64::from(index);
                 match self.begin_store(vnode, page, true) {
-                    Sent::Frame(frame) => {
+                    StoreStart::Frame(frame) => {
                         job.starved_since = None;
                         work.send &= !(1 << index);
-                        let full = run.pages.len() >= self.below.cluster_pages();
+                        let full = run.pages.len() >= self.shared.cluster_pages();
                         if !run.pages.is_empty() && (run.end() != page || full) {
                             let run = std::mem::take(&mut run);
                             self.store(Some(id), vnode, run, fua, durable);
@@ -239,13 +239,13 @@ impl Session {
                         }
                         run.pages.push((work.at, frame));
                     }
-                    Sent::Clean => work.send &= !(1 << index),
-                    Sent::ByOthers => {
+                    StoreStart::Clean => work.send &= !(1 << index),
+                    StoreStart::ByOthers => {
                         work.send &= !(1 << index);
                         work.wait |= 1 << index;
                     }
-                    Sent::NotYet => {}
-                    Sent::NoFrame => starved = true,
+                    StoreStart::NotYet => {}
+                    StoreStart::NoFrame => starved = true,
                 }
             }
         }
@@ -259,30 +259,30 @@ impl Session {
 
     /// Starts write-back of a dirty page. `asked`: a caller waits for it; otherwise a leased page,
     /// which may be dirty again right after, is written only when due.
-    fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> Sent {
+    fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> StoreStart {
         loop {
             let Some(mut latch) = vnode.latch(page) else {
-                return Sent::Clean;
+                return StoreStart::Clean;
             };
             match (latch.is_dirty(), latch.is_in_writeback()) {
-                (false, false) => return Sent::Clean,
-                (false, true) => return Sent::ByOthers,
-                (true, true) => return Sent::NotYet,
+                (false, false) => return StoreStart::Clean,
+                (false, true) => return StoreStart::ByOthers,
+                (true, true) => return StoreStart::NotYet,
                 (true, false) if !asked && latch.is_leased() && !latch.is_due() => {
-                    return Sent::NotYet;
+                    return StoreStart::NotYet;
                 }
                 (true, false) => {}
             }
             if let Some(frame) = latch.begin_writeback(&mut self.spare) {
-                return Sent::Frame(frame);
+                return StoreStart::Frame(frame);
             }
             drop(latch);
-            let core = &self.below.core;
+            let core = &self.shared.core;
             if core.take_frames_lightly(None, COPIES, &mut self.spare) == 0 {
                 if asked {
-                    core.ask_for_clean();
+                    core.request_clean();
                 }
-                return Sent::NoFrame;
+                return StoreStart::NoFrame;
             }
         }
     }
@@ -297,7 +297,7 @@ impl Session {
     ) {
         // SAFETY: the frames are held, so they are not written before `stored` releases them, and
         // the device only reads.
-        let bufs = unsafe { bufs_over(&self.below.core.pool, &run.pages) };
+        let bufs = unsafe { bufs_over(&self.shared.core.pool, &run.pages) };
         let op = Op::Write {
             offset: run.first * PAGE,
             bufs,
@@ -334,12 +334,15 @@ impl Session {
                 }
                 let page = number * LEAF_PAGES + u64::from(index);
                 let frame = match self.begin_store(vnode, page, false) {
-                    Sent::Frame(frame) => frame,
+                    StoreStart::Frame(frame) => frame,
                     // Other pages, in frames of their own, may still be written.
-                    Sent::Clean | Sent::ByOthers | Sent::NotYet | Sent::NoFrame => continue,
+                    StoreStart::Clean
+                    | StoreStart::ByOthers
+                    | StoreStart::NotYet
+                    | StoreStart::NoFrame => continue,
                 };
                 count += 1;
-                let full = run.pages.len() >= self.below.cluster_pages();
+                let full = run.pages.len() >= self.shared.cluster_pages();
                 if !run.pages.is_empty() && (run.end() != page || full) {
                     self.store(None, vnode, std::mem::take(&mut run), false, false);
                 }
@@ -353,7 +356,7 @@ impl Session {
             self.store(None, vnode, run, false, false);
         }
         if !self.spare.is_empty() {
-            self.below.core.pool.put(self.spare.drain(..));
+            self.shared.core.pool.put(self.spare.drain(..));
         }
         count
     }
@@ -364,10 +367,10 @@ impl Session {
     pub(crate) fn store_many(&mut self, vnodes: &[Arc<Vnode>]) -> Result<()> {
         for vnode in vnodes {
             while self.runs_in_flight().1 >= STORES_MAX {
-                self.turn(Wait::Block)?;
+                self.poll(Wait::Block)?;
             }
             let leaves = vnode.dirty_leaves(0..=u64::MAX);
-            self.store_leaves(vnode, &leaves, self.below.cluster_pages());
+            self.store_leaves(vnode, &leaves, self.shared.cluster_pages());
         }
         Ok(())
     }
@@ -377,9 +380,11 @@ impl Session {
     pub(crate) fn flush_behind(&mut self, vnodes: Vec<Arc<Vnode>>) {
         let Some(vnode) = vnodes.first() else { return };
         let file = vnode.file();
-        if vnodes.len() == 1 && !matches!(vnode.flushes.turn(vnode.flushes.next()), Turn::Begin) {
+        if vnodes.len() == 1
+            && !matches!(vnode.flushes.next_step(vnode.flushes.next()), Turn::Begin)
+        {
             // Another flush is running; retried at the next tick.
-            self.below.errands.unflushed(vnode.number());
+            self.shared.background.unflushed(vnode.number());
             return;
         }
         self.submit_below(file, Io::FlushBehind(vnodes), Op::Flush);
@@ -393,7 +398,7 @@ impl Session {
         if let Err(error) = result {
             for vnode in vnodes {
                 vnode.errors.record(error.clone());
-                self.below.errands.unflushed(vnode.number());
+                self.shared.background.unflushed(vnode.number());
             }
         }
     }
@@ -403,11 +408,11 @@ impl Session {
         let vnode = &store.vnode;
         let good = result.is_ok();
         if good {
-            self.below
-                .saw_speed(store.pages.len(), store.started.elapsed());
+            self.shared
+                .record_write_speed(store.pages.len(), store.started.elapsed());
         }
         if good && !store.durable {
-            self.below.errands.unflushed(vnode.number());
+            self.shared.background.unflushed(vnode.number());
         }
         self.arrived(&store, good);
         self.note_store(vnode, &result);
@@ -422,19 +427,19 @@ impl Session {
             let dead = vnode.is_dead();
             latch.end_writeback(good || dead);
             if dead {
-                latch.leave(vnode.death());
+                latch.drop_page(vnode.drop_reason());
             } else if vnode.drops_behind() && !latch.is_dirty() {
-                latch.leave(Reason::Behind);
+                latch.drop_page(EvictReason::Behind);
             } else {
                 drop(latch);
             }
-            self.below.core.pool.release(*frame, 1);
+            self.shared.core.pool.release(*frame, 1);
         }
     }
 
     fn note_store(&self, vnode: &Vnode, result: &Result<()>) {
         let news = vnode.note_write(result.is_ok());
-        let (volume, file) = (&self.below.info.name, vnode.file().0);
+        let (volume, file) = (&self.shared.info.name, vnode.file().0);
         match result {
             Ok(()) if news => tracing::info!(volume, file, "write-back has recovered"),
             Err(error) if news => {
@@ -448,9 +453,9 @@ impl Session {
         if let Err(error) = result {
             vnode.errors.record(error.clone());
         }
-        self.below.set_failing(result.as_ref().err().cloned());
+        self.shared.set_failing(result.as_ref().err().cloned());
         vnode.written.wake_all();
-        self.below.core.pool.waiters.wake_all();
+        self.shared.core.pool.waiters.wake_all();
     }
 
     pub(super) fn store_lost(&mut self, store: Store, error: &Error) {
@@ -463,7 +468,7 @@ impl Session {
 }
 
 /// Result of an attempt to start write-back of a page.
-enum Sent {
+enum StoreStart {
     /// Started, from this frame.
     Frame(FrameNo),
     /// The page is not dirty.

@@ -6,8 +6,8 @@
 //! concurrent truncation restarts, so that it counts as one that followed it.
 
 use super::job::{Job, Pages};
-use super::load::Begun;
-use super::sync::Sync;
+use super::load::LoadStart;
+use super::sync::SyncWork;
 use super::{PAGE, Session};
 use crate::attributes::FlushBehind;
 use crate::copy;
@@ -29,7 +29,7 @@ pub(super) struct Write {
     cuts: u64,
     fua: bool,
     /// Write-back of the written range with waiting, after all pages are done.
-    sync: Option<Sync>,
+    sync: Option<SyncWork>,
 }
 
 impl Write {
@@ -38,7 +38,7 @@ impl Write {
             pages: Pages::of(pages.clone()),
             all: pages,
             announced: false,
-            cuts: vnode.cuts(),
+            cuts: vnode.truncations(),
             fua,
             sync: None,
         }
@@ -51,7 +51,7 @@ impl Write {
 }
 
 /// Result of an attempt at one page.
-enum Tried {
+enum WriteProgress {
     Done,
     /// The page is being loaded for this job.
     OnItsWay,
@@ -67,7 +67,7 @@ impl Session {
             return self.step_sync(id, job, sync);
         }
         if job.offset.saturating_add(job.len) > FILE_BYTES_MAX {
-            let name = &self.below.info.name;
+            let name = &self.shared.info.name;
             job.fail(Error::new(
                 ErrorKind::OutOfRange,
                 name,
@@ -80,9 +80,9 @@ impl Session {
         while write.pages.next < write.pages.end && job.error.is_none() {
             let page = write.pages.next;
             match self.write_page(id, job, write, page) {
-                Tried::NoFrame => break,
-                Tried::Later => write.pages.again.push(page),
-                Tried::Done | Tried::OnItsWay | Tried::Failed => {}
+                WriteProgress::NoFrame => break,
+                WriteProgress::Later => write.pages.again.push(page),
+                WriteProgress::Done | WriteProgress::OnItsWay | WriteProgress::Failed => {}
             }
             write.pages.next += 1;
         }
@@ -98,7 +98,8 @@ impl Session {
 
     fn write_or_keep(&mut self, id: usize, job: &mut Job, write: &mut Write, page: u64) {
         if job.error.is_none()
-            && let Tried::Later | Tried::NoFrame = self.write_page(id, job, write, page)
+            && let WriteProgress::Later | WriteProgress::NoFrame =
+                self.write_page(id, job, write, page)
         {
             write.pages.again.push(page);
         }
@@ -107,7 +108,7 @@ impl Session {
     /// Continues when all data is in its pages.
     fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         let vnode = std::sync::Arc::clone(&job.open.vnode);
-        if vnode.cuts() != write.cuts {
+        if vnode.truncations() != write.cuts {
             let again = Write::new(&vnode, write.all.clone(), write.fua);
             *write = again;
             return self.step_write(id, job, write);
@@ -123,48 +124,54 @@ impl Session {
 
     /// Creates the write-back that a finished write waits for: its own range with FUA, or, by the
     /// file's attribute, the clusters that it has completed.
-    fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<Sync> {
+    fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<SyncWork> {
         if write.fua {
-            return Some(Sync::pages(vnode, write.all.clone(), true));
+            return Some(SyncWork::pages(vnode, write.all.clone(), true));
         }
         let policy = vnode.flush_behind();
         if policy == FlushBehind::None {
             return None;
         }
-        let cluster = self.below.cluster_pages() as u64;
+        let cluster = self.shared.cluster_pages() as u64;
         let end = (job.offset + job.len) / PAGE / cluster * cluster;
         if end <= write.all.start {
             return None;
         }
         let done = (write.all.start / cluster * cluster)..end;
         if policy == FlushBehind::Inline {
-            return Some(Sync::pages(vnode, done, false));
+            return Some(SyncWork::pages(vnode, done, false));
         }
-        self.below.errands.write_behind(vnode, done);
+        self.shared.background.write_behind(vnode, done);
         None
     }
 
-    fn write_page(&mut self, id: usize, job: &mut Job, write: &mut Write, page: u64) -> Tried {
+    fn write_page(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        write: &mut Write,
+        page: u64,
+    ) -> WriteProgress {
         let open = std::sync::Arc::clone(&job.open);
         let vnode = &*open.vnode;
         let whole = job.covers(page);
         let mut turn = 0;
         loop {
             if vnode.is_dead() {
-                job.fail(self.gone());
-                return Tried::Failed;
+                job.fail(self.removed_error());
+                return WriteProgress::Failed;
             }
             if vnode.size() < page * PAGE {
                 if let Err(error) = announce(vnode, write) {
                     job.fail(error);
-                    return Tried::Failed;
+                    return WriteProgress::Failed;
                 }
                 vnode.extend(page * PAGE);
             }
             if let Some(latch) = vnode.latch(page) {
                 match self.write_latched(job, write, latch, page, whole) {
                     Ok(Some(tried)) => {
-                        if let Tried::NoFrame = tried {
+                        if let WriteProgress::NoFrame = tried {
                             self.park_for_frame(id, job);
                         }
                         return tried;
@@ -172,18 +179,18 @@ impl Session {
                     Ok(None) => continue,
                     Err(error) => {
                         job.fail(error);
-                        return Tried::Failed;
+                        return WriteProgress::Failed;
                     }
                 }
             }
             if self.await_load(vnode, page) {
                 add(&open.counters.joins, 1);
                 self.park(id);
-                return Tried::Later;
+                return WriteProgress::Later;
             }
             if let Err(error) = announce(vnode, write) {
                 job.fail(error);
-                return Tried::Failed;
+                return WriteProgress::Failed;
             }
             let begun = if whole || page * PAGE >= vnode.size() {
                 let (begun, frame) = self.begin_alone(vnode, page);
@@ -192,32 +199,32 @@ impl Session {
                     let end = job.end_in(page);
                     self.publish_written(vnode, page, frame, job.entry, end);
                     job.starved_since = None;
-                    return Tried::Done;
+                    return WriteProgress::Done;
                 }
                 begun
             } else {
                 if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
                     job.fail(error);
-                    return Tried::Failed;
+                    return WriteProgress::Failed;
                 }
                 self.load(&open, page, page + 1, Some(id), job.entry)
             };
             match begun {
-                Begun::Pages(_) => {
+                LoadStart::Pages(_) => {
                     job.in_flight += 1;
                     job.starved_since = None;
-                    return Tried::OnItsWay;
+                    return WriteProgress::OnItsWay;
                 }
-                Begun::NoFrame => {
+                LoadStart::NoFrame => {
                     self.park_for_frame(id, job);
-                    return Tried::NoFrame;
+                    return WriteProgress::NoFrame;
                 }
-                Begun::Locked => {
+                LoadStart::Locked => {
                     if self.waits_for_range(id, vnode, page) {
-                        return Tried::Later;
+                        return WriteProgress::Later;
                     }
                 }
-                Begun::Raced => pause(&mut turn),
+                LoadStart::Raced => pause(&mut turn),
             }
         }
     }
@@ -230,7 +237,7 @@ impl Session {
         mut latch: Latch<'_>,
         page: u64,
         whole: bool,
-    ) -> Result<Option<Tried>> {
+    ) -> Result<Option<WriteProgress>> {
         let vnode = &*job.open.vnode;
         if !write.announced && !latch.is_dirty() {
             drop(latch);
@@ -244,8 +251,8 @@ impl Session {
         }
         let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
             drop(latch);
-            let taken = self.below.core.take_frames(1, &mut self.spare);
-            return Ok((taken == 0).then_some(Tried::NoFrame));
+            let taken = self.shared.core.take_frames(1, &mut self.spare);
+            return Ok((taken == 0).then_some(WriteProgress::NoFrame));
         };
         job.take(page, latch.data());
         let (within, len) = job.part_of(page);
@@ -253,16 +260,16 @@ impl Session {
         latch.note_use();
         drop(latch);
         if is_new {
-            vnode.heal();
+            vnode.unpoison();
         }
         add(&job.open.counters.copies_on_write, copied.into());
         job.starved_since = None;
-        Ok(Some(Tried::Done))
+        Ok(Some(WriteProgress::Done))
     }
 
     /// Fills the frame of a page that the session creates: the job's part, and zeros.
     fn fill(&self, job: &Job, page: u64, frame: crate::policy::FrameNo, whole: bool) {
-        let data = self.below.core.pool.at(frame);
+        let data = self.shared.core.pool.at(frame);
         if !whole {
             // SAFETY: the session creates the page, so it alone uses the frame.
             unsafe { copy::zero_page(data.as_ptr(), PAGE_BYTES) };
@@ -275,7 +282,7 @@ impl Session {
 fn announce(vnode: &Vnode, write: &mut Write) -> Result<()> {
     if !write.announced {
         let bytes = write.all.start * PAGE..write.all.end * PAGE;
-        vnode.below().pager.will_write(vnode.file(), bytes)?;
+        vnode.shared().pager.will_write(vnode.file(), bytes)?;
         write.announced = true;
     }
     Ok(())

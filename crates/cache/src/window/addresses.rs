@@ -23,7 +23,7 @@ pub(super) fn enter(addresses: Range<usize>) {
     mappings.insert(addresses.start, addresses.end);
 }
 
-pub(super) fn leave(addresses: &Range<usize>) {
+pub(super) fn remove(addresses: &Range<usize>) {
     let mut mappings = MAPPINGS.write().expect("no panic under this lock");
     mappings.remove(&addresses.start);
 }

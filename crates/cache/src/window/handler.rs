@@ -4,7 +4,7 @@
 //! of them and not all.
 
 use super::view::View;
-use super::{Access, Keep, Outcome, Shared};
+use super::{Access, FaultOutcome, Keep, Shared};
 use crate::window::uffd::{Fault, PAGE};
 use rustix::event::epoll;
 use std::io;
@@ -90,7 +90,7 @@ fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
     let result = view.home.fault(keep, page, access, &mut |pages, outcome| {
         let mine = pages.contains(&page);
         answered |= mine;
-        failed |= mine && outcome == Outcome::Failed;
+        failed |= mine && outcome == FaultOutcome::Failed;
         let Err(e) = view.answer(pages, outcome) else {
             return;
         };
@@ -99,7 +99,7 @@ fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
         tracing::error!("page {page} of a mapping cannot be mapped: {e}");
         if mine {
             failed = true;
-            let poisoned = view.answer(page..page + 1, Outcome::Failed);
+            let poisoned = view.answer(page..page + 1, FaultOutcome::Failed);
             poisoned.expect("a page that cannot be mapped can be poisoned");
         }
     });

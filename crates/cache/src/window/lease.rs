@@ -67,7 +67,7 @@ impl Lease {
             access,
             fd,
         };
-        view.bring(&mut Keep::default(), pages, access)?;
+        view.load(&mut Keep::default(), pages, access)?;
         Ok(lease)
     }
 

@@ -3,7 +3,7 @@
 use super::lease::Lease;
 use super::uffd::PAGE;
 use super::view::View;
-use super::{Access, Home, Keep, Outcome, PAGES_MAX, Window, covers};
+use super::{Access, FaultOutcome, Keep, PAGES_MAX, PageSource, Window, covers};
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Window {
     /// error when it has no address space, or no mapping, left.
     pub fn map(
         self: &Arc<Window>,
-        home: Arc<dyn Home>,
+        home: Arc<dyn PageSource>,
         bytes: Range<u64>,
         access: Access,
     ) -> Result<Mapping> {
@@ -77,7 +77,7 @@ impl Mapping {
     pub fn prefault(&self, range: Range<usize>, access: Access) -> Result<()> {
         self.may(access)?;
         let pages = self.pages(&range)?;
-        self.view.bring(&mut Keep::default(), pages, access)
+        self.view.load(&mut Keep::default(), pages, access)
     }
 
     /// Makes stores to `range` durable, like msync(2) with MS_SYNC.
@@ -132,7 +132,7 @@ impl Mapping {
             let start = (page - self.view.pages.start) as usize * PAGE;
             let (from, to) = (at.max(start), end.min(start + PAGE));
             let mut then = |pages: Range<u64>, outcome| {
-                if outcome != Outcome::Failed && pages.contains(&page) {
+                if outcome != FaultOutcome::Failed && pages.contains(&page) {
                     copy(&self.view.window, page, from - start, from - at..to - at);
                 }
             };
@@ -163,9 +163,10 @@ impl Mapping {
 
     /// Rejects memory of a mapping: a copy under a latch must not fault.
     fn not_mapped(at: *const u8, len: usize) -> Result<()> {
-        match covers(at, len) {
-            true => Err(invalid("the caller's buffer is itself a mapping".into())),
-            false => Ok(()),
+        if covers(at, len) {
+            Err(invalid("the caller's buffer is itself a mapping".into()))
+        } else {
+            Ok(())
         }
     }
 }

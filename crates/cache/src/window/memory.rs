@@ -69,7 +69,7 @@ impl Memory {
     }
 
     /// Extends the file to at least `pages` pages; never shrinks it. Calls must be serialized.
-    pub fn reach(&self, pages: u64) -> io::Result<()> {
+    pub fn grow_to(&self, pages: u64) -> io::Result<()> {
         let bytes = pages * PAGE as u64;
         if rustix::fs::fstat(&self.file)?.st_size as u64 >= bytes {
             return Ok(());
@@ -237,8 +237,8 @@ mod tests {
     #[test]
     fn memory_is_sealed_against_shrinking_and_punched_pages_are_zeros() {
         let memory = Memory::new().unwrap();
-        memory.reach(2000).unwrap();
-        memory.reach(10).unwrap();
+        memory.grow_to(2000).unwrap();
+        memory.grow_to(10).unwrap();
         assert_eq!(
             rustix::fs::fstat(memory.file()).unwrap().st_size,
             2000 * PAGE as i64

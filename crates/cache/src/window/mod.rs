@@ -13,8 +13,8 @@
 //! The first access through a mapping moves it into the window, where `read` and `write` then use
 //! the cache view of the same page, so all users see the same bytes.
 //!
-//! **Invariants.** Each of these operations happens under the latch of the page, which the [`Home`]
-//! holds.
+//! **Invariants.** Each of these operations happens under the latch of the page, which the
+//! [`PageSource`] holds.
 //! * A page is writable in a user view only while the home has it as dirty. The dirty mark is set
 //!   and the protection removed under one latch.
 //! * A page is write-protected or revoked in every user view before it is copied out to be cleaned
@@ -33,7 +33,7 @@
 //!
 //! **Errors.** A page that cannot be loaded is poisoned: accessing it raises SIGBUS, as with
 //! mmap(2), and does not retry the load. The poison is removed when the page is loaded after all,
-//! by [`Mapping::prefault`] or by a fault in another mapping, and by [`Window::heal`]. A page
+//! by [`Mapping::prefault`] or by a fault in another mapping, and by [`Window::unpoison`]. A page
 //! wholly behind the end of the file is poisoned on access, too. The signal's code is BUS_ADRERR,
 //! or BUS_MCEERR_AR on a kernel with CONFIG_MEMORY_FAILURE, which then logs a hardware error: it
 //! knows no other poison.
@@ -83,9 +83,9 @@ pub enum Access {
     Store,
 }
 
-/// Result of a fault for pages that a [`Home`] has latched.
+/// Result of a fault for pages that a [`PageSource`] has latched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum FaultOutcome {
     /// The bytes are in the window; the first store must fault.
     Clean,
     /// The bytes are in the window and the pages are marked dirty; stores need not fault.
@@ -98,18 +98,18 @@ pub enum Outcome {
 ///
 /// **Deadlock.** Under a latch, memory of a mapping must not be accessed: the access may need the
 /// same latch. A `write` whose source may be mapped copies it before latching; see [`covers`].
-pub trait Home: Send + Sync {
+pub trait PageSource: Send + Sync {
     /// Latches `page` exclusively, ensures that its bytes are in the window (by loading it, or
     /// moving it there from the pool), for [`Access::Store`] marks it dirty, then calls `then` with
     /// the outcome, and only after that unlatches.
     ///
     /// * `then` is called for `page` exactly once, and may also be called for neighbors that happen
     ///   to be latched and in the window; ranges are pages, and each range has one outcome.
-    /// * On an error, `then` is called with [`Outcome::Failed`] while the outcome cannot change:
-    ///   under the latch or, for a page behind the end of the file, while size changes are
+    /// * On an error, `then` is called with [`FaultOutcome::Failed`] while the outcome cannot
+    ///   change: under the latch or, for a page behind the end of the file, while size changes are
     ///   excluded.
-    /// * A page is [`Outcome::Dirty`] if it is marked so, whatever the access: its stores then need
-    ///   no second fault.
+    /// * A page is [`FaultOutcome::Dirty`] if it is marked so, whatever the access: its stores then
+    ///   need no second fault.
     ///
     /// `keep` is state of the calling thread from its earlier faults. Called from threads of
     /// [`Windows`] and from threads that prefault; may block on I/O. Must not panic: a faulting
@@ -119,7 +119,7 @@ pub trait Home: Send + Sync {
         keep: &mut Keep,
         page: u64,
         access: Access,
-        then: &mut dyn FnMut(Range<u64>, Outcome),
+        then: &mut dyn FnMut(Range<u64>, FaultOutcome),
     ) -> Result<()>;
 
     /// Makes the bytes of a range of the file durable, as `fsync` does for the whole file. A page
@@ -131,8 +131,8 @@ pub trait Home: Send + Sync {
     fn unmapped(&self, pages: Range<u64>);
 }
 
-/// State that a [`Home`] keeps for a thread between faults, such as a device queue that only this
-/// thread uses.
+/// State that a [`PageSource`] keeps for a thread between faults, such as a device queue that only
+/// this thread uses.
 #[derive(Default)]
 pub struct Keep(Option<Box<dyn Any>>);
 
@@ -281,8 +281,8 @@ impl Drop for Windows {
 
 /// The window of one file: its memory, and all mappings of it.
 ///
-/// Unless stated otherwise, the methods that take pages are for the [`Home`], which calls them
-/// under the latches of all these pages. Ranges are page numbers.
+/// Unless stated otherwise, the methods that take pages are for the [`PageSource`], which calls
+/// them under the latches of all these pages. Ranges are page numbers.
 pub struct Window {
     windows: Arc<Windows>,
     memory: Memory,
@@ -342,7 +342,7 @@ impl Window {
     }
 
     /// Copies bytes into an allocated page, starting at byte `at`. `data` must not be mapped memory
-    /// of a window (see [`Home`]).
+    /// of a window (see [`PageSource`]).
     pub fn write(&self, page: u64, at: usize, data: &[u8]) {
         assert!(at + data.len() <= PAGE, "a copy stays in its page");
         // SAFETY: as above, in the other direction.
@@ -399,9 +399,9 @@ impl Window {
         self.punch(pages);
     }
 
-    /// Removes all poison, so that accessing a page calls the [`Home`] again. Called without
+    /// Removes all poison, so that accessing a page calls the [`PageSource`] again. Called without
     /// latches: after the file has grown, and when a device works again.
-    pub fn heal(&self) {
+    pub fn unpoison(&self) {
         if !self.poisoned.load(Relaxed) {
             return;
         }

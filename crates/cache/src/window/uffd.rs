@@ -218,9 +218,10 @@ impl Uffd {
                 Some(libc::EAGAIN) => at += usize::try_from(resolve.bytes).unwrap_or(0),
                 Some(libc::EEXIST) => {
                     let page = at..at + PAGE;
-                    match writable {
-                        true => self.protect(page, false)?,
-                        false => self.wake(page)?,
+                    if writable {
+                        self.protect(page, false)?
+                    } else {
+                        self.wake(page)?
                     }
                     at += PAGE;
                 }

@@ -5,7 +5,7 @@
 
 use super::memory::map_file;
 use super::uffd::PAGE;
-use super::{Access, Home, Keep, Outcome, Window, addresses};
+use super::{Access, FaultOutcome, Keep, PageSource, Window, addresses};
 use block::{Error, Result};
 use std::io;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 pub(super) struct View {
     pub window: Arc<Window>,
-    pub home: Arc<dyn Home>,
+    pub home: Arc<dyn PageSource>,
     pub pages: Range<u64>,
     base: NonNull<u8>,
     /// Still mapped; accessed under the lock of the window's list of views.
@@ -32,13 +32,13 @@ impl View {
     /// Maps pages, and enters the view in both lists.
     pub fn map(
         window: &Arc<Window>,
-        home: Arc<dyn Home>,
+        home: Arc<dyn PageSource>,
         pages: Range<u64>,
         access: Access,
     ) -> io::Result<Arc<View>> {
         let shared = &window.windows.shared;
         let mut views = window.views.write().expect("no panic under this lock");
-        window.memory.reach(pages.end)?;
+        window.memory.grow_to(pages.end)?;
         let bytes = usize::try_from((pages.end - pages.start) * PAGE as u64)
             .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let protection = match access {
@@ -80,7 +80,7 @@ impl View {
         all.remove(&(self.base.as_ptr() as usize));
         drop(all);
         views.retain(|view| !Arc::ptr_eq(view, self));
-        addresses::leave(&self.addresses());
+        addresses::remove(&self.addresses());
         self.give_back();
     }
 
@@ -114,7 +114,7 @@ impl View {
     }
 
     /// Resolves faults in pages that their home has latched.
-    pub fn answer(&self, pages: Range<u64>, outcome: Outcome) -> io::Result<()> {
+    pub fn answer(&self, pages: Range<u64>, outcome: FaultOutcome) -> io::Result<()> {
         let window = &*self.window;
         let views = window.views.read().expect("no panic under this lock");
         let Some(part) = self.part(&pages) else {
@@ -124,7 +124,7 @@ impl View {
             return Ok(());
         }
         let uffd = &window.windows.shared.uffd;
-        if outcome == Outcome::Failed {
+        if outcome == FaultOutcome::Failed {
             window.poisoned.store(true, Relaxed);
             // Only an unmapped page can be poisoned; this one may be mapped for loads.
             zap(&part);
@@ -136,7 +136,7 @@ impl View {
                 view.unmap(&pages);
             }
         }
-        uffd.map(part, outcome == Outcome::Dirty)
+        uffd.map(part, outcome == FaultOutcome::Dirty)
     }
 
     /// Makes stores fault. The caller holds the latches and the window's list of views.
@@ -158,13 +158,13 @@ impl View {
     /// Makes the home load pages and resolves pending faults on them, without poison: the error is
     /// returned instead. Neighbors that the home loads together with a page are not requested
     /// again.
-    pub fn bring(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {
+    pub fn load(&self, keep: &mut Keep, pages: Range<u64>, access: Access) -> Result<()> {
         let mut next = pages.start;
         while next < pages.end {
             let page = next;
             let mut answered = Ok(());
             self.home.fault(keep, page, access, &mut |pages, outcome| {
-                if outcome == Outcome::Failed {
+                if outcome == FaultOutcome::Failed {
                     return;
                 }
                 let result = self.answer(pages.clone(), outcome);

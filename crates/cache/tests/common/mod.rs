@@ -64,9 +64,10 @@ impl Pager for Parts {
     }
 
     fn will_write(&self, _: FileId, _: Range<u64>) -> Result<()> {
-        match self.full.load(Relaxed) {
-            true => Err(Error::new(ErrorKind::NoSpace, &self.info.name, "")),
-            false => Ok(()),
+        if self.full.load(Relaxed) {
+            Err(Error::new(ErrorKind::NoSpace, &self.info.name, ""))
+        } else {
+            Ok(())
         }
     }
 }

@@ -4,7 +4,9 @@
 
 use super::{Actor, Ground, PAGE, PAGES};
 use block::{Mem, Random, Result};
-use cache::window::{Access, Config, Home, Keep, Mapping, Outcome, PAGE_BYTES, Window, Windows};
+use cache::window::{
+    Access, Config, FaultOutcome, Keep, Mapping, PAGE_BYTES, PageSource, Window, Windows,
+};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -71,7 +73,7 @@ impl Small {
 impl Ground for Small {
     fn map(&self, pages: Range<u64>) -> Mapping {
         let bytes = pages.start * PAGE..pages.end * PAGE;
-        let home = Arc::clone(&self.0) as Arc<dyn Home>;
+        let home = Arc::clone(&self.0) as Arc<dyn PageSource>;
         self.0.window.map(home, bytes, Access::Store).unwrap()
     }
 
@@ -131,7 +133,7 @@ impl Actor for &File {
     }
 
     fn flush(&mut self, from_page: u64) {
-        Home::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
+        PageSource::flush(*self, from_page * PAGE..PAGES * PAGE).unwrap();
     }
 }
 
@@ -202,9 +204,10 @@ impl File {
     /// Ensures that a latched page is in memory: in the pool, if that has a frame.
     fn bring(&self, page: u64, latch: &mut Page) {
         if let Place::Nowhere = latch.place {
-            match self.take_frame() {
-                true => latch.place = Place::Pool(self.load(page)),
-                false => self.bring_into_window(page, latch),
+            if self.take_frame() {
+                latch.place = Place::Pool(self.load(page))
+            } else {
+                self.bring_into_window(page, latch)
             }
         }
     }
@@ -235,20 +238,21 @@ impl File {
     }
 }
 
-impl Home for File {
+impl PageSource for File {
     fn fault(
         &self,
         _: &mut Keep,
         page: u64,
         access: Access,
-        then: &mut dyn FnMut(Range<u64>, Outcome),
+        then: &mut dyn FnMut(Range<u64>, FaultOutcome),
     ) -> Result<()> {
         let mut latch = self.latch(page);
         self.bring_into_window(page, &mut latch);
         latch.dirty |= access == Access::Store;
-        let outcome = match latch.dirty {
-            true => Outcome::Dirty,
-            false => Outcome::Clean,
+        let outcome = if latch.dirty {
+            FaultOutcome::Dirty
+        } else {
+            FaultOutcome::Clean
         };
         if self.flaw == Some(Flaw::UnlatchedStore) && access == Access::Store {
             drop(latch);

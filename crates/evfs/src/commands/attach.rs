@@ -219,7 +219,7 @@ pub fn announce(json: bool, all: &[Box<dyn Serving>], ready: Option<background::
             .join("\n")
     };
     match ready {
-        Some(ready) => ready.tell(&text),
+        Some(ready) => ready.report_ready(&text),
         None => output::line(&text),
     }
 }

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::output::{self, size};
 use serde_json::{Value, json};
-use stack::cache::{ADVICE, Ask, TUNABLES, parse_change};
+use stack::cache::{ADVICE, CacheRequest, TUNABLES, parse_change};
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -85,21 +85,21 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Show { files, watch } => return show(context, files, watch),
         Command::Set { changes } => {
-            let answers = each_process(context, &Ask::Set { changes })?;
+            let answers = each_process(context, &CacheRequest::Set { changes })?;
             let value = json!({ "caches": answers });
             output::done(context.json, &value, || {
                 answers.iter().map(settings).collect::<Vec<_>>().join("\n")
             });
         }
         Command::Flush { volume } => {
-            let answers = volumes(context, volume, &Ask::Flush)?;
+            let answers = volumes(context, volume, &CacheRequest::Flush)?;
             let value = json!({ "flushed": answers });
             output::done(context.json, &value, || {
                 words(&answers, |_| "all data is on stable storage".into())
             });
         }
         Command::Drop { volume } => {
-            let answers = volumes(context, volume, &Ask::Drop)?;
+            let answers = volumes(context, volume, &CacheRequest::Drop)?;
             let value = json!({ "dropped": answers });
             output::done(context.json, &value, || {
                 words(&answers, |a| {
@@ -113,8 +113,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             changes,
         } => {
             let dir = context.settings.run_dir();
-            let ask = control::Ask::Cache(Ask::Advise { path, changes });
-            let value = control::ask(&dir, &volume, &ask)?;
+            let ask = control::ControlRequest::Cache(CacheRequest::Advise { path, changes });
+            let value = control::send_request(&dir, &volume, &ask)?;
             output::show(context.json, &value, || attributes(&value));
         }
     }
@@ -123,7 +123,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 
 fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
     loop {
-        let caches = each_process(context, &Ask::Show { files })?;
+        let caches = each_process(context, &CacheRequest::Show { files })?;
         output::show(context.json, &json!({ "caches": caches }), || {
             caches.iter().map(describe).collect::<Vec<_>>().join("\n")
         });
@@ -160,7 +160,7 @@ fn none() -> Error {
 }
 
 /// Queries each process once, through one of its volumes; files are queried through all of them.
-fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
+fn each_process(context: &Context, ask: &CacheRequest) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
     let processes = processes(context)?;
     if processes.is_empty() {
@@ -168,12 +168,14 @@ fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
     }
     let mut answers = Vec::new();
     for (pid, names) in processes {
-        let put = |name: &str| control::ask(&dir, name, &control::Ask::Cache(ask.clone()));
+        let put = |name: &str| {
+            control::send_request(&dir, name, &control::ControlRequest::Cache(ask.clone()))
+        };
         let mut answer = put(&names[0])?;
-        if matches!(ask, Ask::Set { .. }) {
+        if matches!(ask, CacheRequest::Set { .. }) {
             answer = json!({ "pid": pid, "settings": answer });
         }
-        if matches!(ask, Ask::Show { files: true }) {
+        if matches!(ask, CacheRequest::Show { files: true }) {
             let mut files = Vec::new();
             for name in &names {
                 let mut own = put(name)?["files"].take();
@@ -191,7 +193,7 @@ fn each_process(context: &Context, ask: &Ask) -> Result<Vec<Value>> {
 }
 
 /// Queries one volume, or all cached volumes.
-fn volumes(context: &Context, volume: Option<String>, ask: &Ask) -> Result<Vec<Value>> {
+fn volumes(context: &Context, volume: Option<String>, ask: &CacheRequest) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
     let names = match volume {
         Some(name) => vec![name],
@@ -205,7 +207,8 @@ fn volumes(context: &Context, volume: Option<String>, ask: &Ask) -> Result<Vec<V
     }
     let mut answers = Vec::new();
     for name in names {
-        let mut answer = control::ask(&dir, &name, &control::Ask::Cache(ask.clone()))?;
+        let mut answer =
+            control::send_request(&dir, &name, &control::ControlRequest::Cache(ask.clone()))?;
         answer["volume"] = json!(name);
         answers.push(answer);
     }
@@ -308,9 +311,10 @@ fn evictions(evicted: &Value) -> String {
         .filter(|(_, n)| n.as_u64() != Some(0))
         .map(|(reason, n)| format!("{n} {}", reason.replace('_', " ")))
         .collect();
-    match pairs.is_empty() {
-        true => "none".into(),
-        false => pairs.join(", "),
+    if pairs.is_empty() {
+        "none".into()
+    } else {
+        pairs.join(", ")
     }
 }
 

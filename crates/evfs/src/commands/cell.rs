@@ -7,7 +7,7 @@ use super::files::{DeviceArgs, named};
 use super::unlock::UnlockArgs;
 use crate::output::{self, parse_size};
 use serde_json::{Value, json};
-use stack::cell::{self, Ask, Record};
+use stack::cell::{self, CellRequest, Record};
 use stack::{Error, ProcessCache, Result, control, exit};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -263,8 +263,8 @@ fn init(context: &Context, args: &InitArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn ask(context: &Context, on: &CellArgs, ask: &Ask) -> Result<Value> {
-    DeviceArgs::of_command(&on.cell, &on.unlock).with(context, |target| cell::ask(target, ask))
+fn ask(context: &Context, on: &CellArgs, ask: &CellRequest) -> Result<Value> {
+    DeviceArgs::of_command(&on.cell, &on.unlock).with(context, |target| cell::request(target, ask))
 }
 
 fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
@@ -281,7 +281,7 @@ fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
 }
 
 fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
-    let question = Ask::Status {
+    let question = CellRequest::Status {
         clients: args.clients,
     };
     if let Some(name) = &args.name {
@@ -292,26 +292,27 @@ fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
         return Ok(vec![ask(context, &on, &question)?]);
     }
     let dir = context.settings.run_dir();
-    let question = control::Ask::Cell(question);
+    let question = control::ControlRequest::Cell(question);
     let ask = |(name, status): (String, Result<Value>)| {
         let is_cell = status.ok()?["cell"].is_string();
-        is_cell.then(|| control::ask(&dir, &name, &question))
+        is_cell.then(|| control::send_request(&dir, &name, &question))
     };
     let all: Vec<Value> = control::statuses(&dir)?
         .into_iter()
         .filter_map(ask)
         .collect::<Result<_>>()?;
-    match all.is_empty() {
-        false => Ok(all),
-        true => Err(Error::NotFound(
+    if !all.is_empty() {
+        Ok(all)
+    } else {
+        Err(Error::NotFound(
             "no cell is served; serve one with `evfs serve DEVICE`".into(),
-        )),
+        ))
     }
 }
 
 fn acl(context: &Context, command: AclCommand) -> Result<u8> {
     let (on, question) = match command {
-        AclCommand::Get { on, volume, path } => (on, Ask::AclGet { volume, path }),
+        AclCommand::Get { on, volume, path } => (on, CellRequest::AclGet { volume, path }),
         AclCommand::Set {
             on,
             volume,
@@ -321,7 +322,7 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
             clear,
         } => {
             let changes = in_pairs(&pairs)?;
-            let set = Ask::AclSet {
+            let set = CellRequest::AclSet {
                 volume,
                 path,
                 changes,
@@ -332,7 +333,7 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
         }
     };
     let value = ask(context, &on, &question)?;
-    if matches!(question, Ask::AclSet { .. }) {
+    if matches!(question, CellRequest::AclSet { .. }) {
         output::changed();
     }
     output::show(context.json, &value, || describe_list(&value));
@@ -357,32 +358,32 @@ fn volume(context: &Context, command: VolumeCommand) -> Result<u8> {
             name,
             quota,
             mount,
-        } => (on, Ask::Create { name, quota, mount }),
-        VolumeCommand::List { on } => (on, Ask::List),
+        } => (on, CellRequest::Create { name, quota, mount }),
+        VolumeCommand::List { on } => (on, CellRequest::List),
         VolumeCommand::Mount { on, name, path, rw } => {
             let read_write = rw;
-            let mount = Ask::Mount {
+            let mount = CellRequest::Mount {
                 name,
                 path,
                 read_write,
             };
             (on, mount)
         }
-        VolumeCommand::Clone { on, name, backup } => (on, Ask::Clone { name, backup }),
+        VolumeCommand::Clone { on, name, backup } => (on, CellRequest::Clone { name, backup }),
         VolumeCommand::Quota { on, name, size } => {
             let bytes = size;
-            (on, Ask::Quota { name, bytes })
+            (on, CellRequest::Quota { name, bytes })
         }
-        VolumeCommand::Remove { on, name, force } => (on, Ask::Remove { name, force }),
+        VolumeCommand::Remove { on, name, force } => (on, CellRequest::Remove { name, force }),
     };
     let value = match &question {
-        Ask::Remove { name, force } => or_force(*force, name, |force| {
+        CellRequest::Remove { name, force } => or_force(*force, name, |force| {
             let name = name.clone();
-            ask(context, &on, &Ask::Remove { name, force })
+            ask(context, &on, &CellRequest::Remove { name, force })
         })?,
         other => ask(context, &on, other)?,
     };
-    if !matches!(question, Ask::List) {
+    if !matches!(question, CellRequest::List) {
         output::changed();
     }
     output::show(context.json, &value, || describe_volume(&value));

@@ -2,12 +2,12 @@
 
 use crate::output::size;
 use serde_json::{Value, json};
-use stack::cell::{self, Made, Record};
+use stack::cell::{self, CreatedCell, Record};
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 /// Formats a new cell with the configuration of its clients.
-pub fn describe_made(made: &Made, device: &str) -> String {
+pub fn describe_made(made: &CreatedCell, device: &str) -> String {
     let done = match (made.formatted, made.encrypted) {
         (true, true) => "formatted, encrypted",
         (true, false) => "formatted, not encrypted",

@@ -49,9 +49,10 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
     let mut typed = String::new();
     let read = std::io::stdin().read_line(&mut typed);
     read.map_err(|e| Error::io("cannot read the answer from", "/dev/stdin".as_ref(), e))?;
-    match typed.trim_end_matches(['\r', '\n']) == wanted {
-        true => Ok(()),
-        false => Err(Error::Failed("not confirmed; nothing was done".into())),
+    if typed.trim_end_matches(['\r', '\n']) == wanted {
+        Ok(())
+    } else {
+        Err(Error::Failed("not confirmed; nothing was done".into()))
     }
 }
 

@@ -34,6 +34,6 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 /// Detaches a volume or file system that answers. Takes as long as data remains to be written.
 pub fn detach(run_dir: &Path, name: &str, force: bool) -> Result<()> {
-    control::ask(run_dir, name, &control::Ask::Status)?;
-    control::ask(run_dir, name, &control::Ask::Detach { force }).map(drop)
+    control::send_request(run_dir, name, &control::ControlRequest::Status)?;
+    control::send_request(run_dir, name, &control::ControlRequest::Detach { force }).map(drop)
 }

@@ -7,11 +7,11 @@ use super::{Context, volume::volume_name};
 use crate::{background, output};
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
-use stack::filesystem::{self, Ask, BLOCK_BYTES, Checked, Finding, Target};
+use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, FsRequest, Target};
 use stack::volume::{OpenOptions, or_read_only};
 use stack::{
-    Atime, Error, KeySource, MountSpec, Mounted, Needs, ProcessCache, Result, confine, control,
-    exit,
+    Atime, Error, KeySource, MountService, MountSpec, Needs, ProcessCache, Result, confine,
+    control, exit,
 };
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -242,9 +242,10 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             "formatted {}: {}, {}, uuid {}{}",
             args.on.device.display(),
             output::size(made.size),
-            match made.encrypted {
-                true => "encrypted",
-                false => "not encrypted",
+            if made.encrypted {
+                "encrypted"
+            } else {
+                "not encrypted"
             },
             made.uuid,
             kept.unwrap_or_default()
@@ -289,7 +290,7 @@ pub fn mount_as(
     unlock: UnlockArgs,
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
-) -> Result<Mounted> {
+) -> Result<MountService> {
     spec.check()?;
     let on = DeviceArgs::of_table(&spec.device, unlock, &spec.name);
     mount_on(context, &on, spec, run_dir, cache)
@@ -301,7 +302,7 @@ fn mount_on(
     spec: &MountSpec,
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
-) -> Result<Mounted> {
+) -> Result<MountService> {
     let options = OpenOptions {
         read_only: spec.read_only,
         allow_discards: spec.allow_discards,
@@ -310,7 +311,7 @@ fn mount_on(
         let open = target
             .open(options)
             .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))?;
-        Mounted::start(spec, open, run_dir, &context.settings, cache)
+        MountService::start(spec, open, run_dir, &context.settings, cache)
     })
 }
 
@@ -346,9 +347,10 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     output::show(context.json, &value, || {
         describe_check(&checked, args.repair)
     });
-    Ok(match clean {
-        true => exit::OK,
-        false => exit::CHECK_FOUND_ERRORS,
+    Ok(if clean {
+        exit::OK
+    } else {
+        exit::CHECK_FOUND_ERRORS
     })
 }
 
@@ -411,9 +413,9 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
 }
 
 pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
-    let value = args
-        .on
-        .with(context, |target| filesystem::ask(target, &Ask::Usage))?;
+    let value = args.on.with(context, |target| {
+        filesystem::request(target, &FsRequest::Usage)
+    })?;
     output::show(context.json, &value, || {
         describe_usage(&args.on.device, &value)
     });

@@ -5,7 +5,7 @@ use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
 use crate::output::{self, parse_size, size};
 use serde_json::Value;
-use stack::filesystem::{Ask, Limits, ask};
+use stack::filesystem::{FsRequest, Limits, request};
 use stack::{Result, exit};
 use std::fmt::Write as _;
 
@@ -108,26 +108,26 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     let (on, question) = match command {
         Command::Create { on, name, limits } => {
             let quota = limits.limits();
-            (on, Ask::Create { name, quota })
+            (on, FsRequest::Create { name, quota })
         }
-        Command::List { on } => (on, Ask::List),
-        Command::Rename { on, name, to } => (on, Ask::Rename { from: name, to }),
+        Command::List { on } => (on, FsRequest::List),
+        Command::Rename { on, name, to } => (on, FsRequest::Rename { from: name, to }),
         Command::Quota { on, name, limits } => {
             let quota = limits.limits();
-            (on, Ask::Quota { name, quota })
+            (on, FsRequest::Quota { name, quota })
         }
-        Command::Snapshot { on, fileset, name } => (on, Ask::Snapshot { of: fileset, name }),
-        Command::Remove { on, name, force } => (on, Ask::Remove { name, force }),
+        Command::Snapshot { on, fileset, name } => (on, FsRequest::Snapshot { of: fileset, name }),
+        Command::Remove { on, name, force } => (on, FsRequest::Remove { name, force }),
     };
-    let answer = |question: &Ask| on.with(context, |target| ask(target, question));
+    let answer = |question: &FsRequest| on.with(context, |target| request(target, question));
     let value = match &question {
-        Ask::Remove { name, force } => or_force(*force, name, |force| {
+        FsRequest::Remove { name, force } => or_force(*force, name, |force| {
             let name = name.clone();
-            answer(&Ask::Remove { name, force })
+            answer(&FsRequest::Remove { name, force })
         })?,
         other => answer(other)?,
     };
-    if !matches!(question, Ask::List) {
+    if !matches!(question, FsRequest::List) {
         output::changed();
     }
     output::show(context.json, &value, || match &value["removed"] {

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use crypt::Role;
 use keyring::{KeyInfo, Private, name_to_import};
 use serde_json::{Value, json};
-use stack::volume::{Intent, hold, save_backup, write_new};
+use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -177,7 +177,7 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
         .collect();
     let mut seen = BTreeSet::new();
     let mut only = |device: &Path| {
-        let held = hold(device, Intent::Look, &context.settings).ok()?;
+        let held = open_locked(device, Intent::Inspect, &context.settings).ok()?;
         // Each volume once, even if it is found in several places.
         let is_new = seen.insert(held.volume.uuid().to_owned());
         let keys = held.volume.keys();
@@ -191,7 +191,9 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
     };
     let names = control::names(&run_dir).into_iter();
     let served = names
-        .filter_map(|name| control::ask(&run_dir, &name, &control::Ask::Status).ok())
+        .filter_map(|name| {
+            control::send_request(&run_dir, &name, &control::ControlRequest::Status).ok()
+        })
         .filter_map(|status| Some(status["device"].as_str()?.to_owned()));
     let known = context.settings.trust_store().load();
     let known = known.map_or_else(|_| vec![], |known| known.devices(&context.settings));

@@ -131,12 +131,13 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
             output::done(context.json, &json!({ "saved": value.0 }), || {
                 let of = scope.as_deref().unwrap_or(&lun);
-                match value.1.is_empty() {
-                    true => format!("{of}: {} is no longer saved", value.0),
-                    false => format!(
+                if value.1.is_empty() {
+                    format!("{of}: {} is no longer saved", value.0)
+                } else {
+                    format!(
                         "{of}: {}={} is saved and takes effect at the next open",
                         value.0, value.1
-                    ),
+                    )
                 }
             });
         }
@@ -204,9 +205,10 @@ fn scan(context: &Context, places: &[String]) -> Result<u8> {
         }
         text
     });
-    Ok(match found.iter().any(|f| f.lun.is_some()) {
-        true => exit::OK,
-        false => exit::NOT_FOUND,
+    Ok(if found.iter().any(|f| f.lun.is_some()) {
+        exit::OK
+    } else {
+        exit::NOT_FOUND
     })
 }
 

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lab::price::{Half, MIXES, Mix, Price, prices};
 use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
 use serde_json::json;
-use stack::arms::{ArmKind, Bench};
+use stack::bench::{BenchDevice, StackKind};
 use stack::{Error, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -19,10 +19,10 @@ use std::time::Duration;
 /// Bytes of the target of writes, in memory or in a scratch file.
 const SCRATCH_BYTES: u64 = 64 << 20;
 /// The stacks, in the order of the tables.
-const KINDS: [ArmKind; 3] = [
-    ArmKind::Clear,
-    ArmKind::Encrypted(128),
-    ArmKind::Encrypted(256),
+const KINDS: [StackKind; 3] = [
+    StackKind::Clear,
+    StackKind::Encrypted(128),
+    StackKind::Encrypted(256),
 ];
 
 #[derive(clap::Args)]
@@ -60,7 +60,7 @@ fn kind(text: &str) -> std::result::Result<Mix, String> {
 }
 
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
-    let disk = Rc::new(Bench::only_read(&args.device, &context.settings)?);
+    let disk = Rc::new(BenchDevice::only_read(&args.device, &context.settings)?);
     let info = disk.lower().info().clone();
     let holds = signature::find(&**disk.lower())?;
     let measuring = Measuring {
@@ -114,7 +114,7 @@ impl Measuring {
     fn both(
         &self,
         args: &Args,
-        disk: Rc<Bench>,
+        disk: Rc<BenchDevice>,
         settings: &Settings,
     ) -> Result<Option<(Study, Study)>> {
         let mix = &args.workload;
@@ -123,18 +123,24 @@ impl Measuring {
         };
         let scratch = match &args.scratch {
             Some(folder) => scratch_file(folder, settings)?,
-            None => Bench::in_memory(SCRATCH_BYTES),
+            None => BenchDevice::in_memory(SCRATCH_BYTES),
         };
         let writes = self.one("writes", Rc::new(scratch), &mix.job(false, SCRATCH_BYTES))?;
         Ok(writes.map(|writes| (reads, writes)))
     }
 
-    fn one(&self, what: &'static str, bench: Rc<Bench>, job: &lab::Job) -> Result<Option<Study>> {
+    fn one(
+        &self,
+        what: &'static str,
+        bench: Rc<BenchDevice>,
+        job: &lab::Job,
+    ) -> Result<Option<Study>> {
         let folder = tempfile::tempdir()
             .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))?;
-        let bar = match self.quiet {
-            true => ProgressBar::hidden(),
-            false => bar(&self.plan).with_prefix(what),
+        let bar = if self.quiet {
+            ProgressBar::hidden()
+        } else {
+            bar(&self.plan).with_prefix(what)
         };
         let progress = &mut |step: Step<'_>| {
             if let Step::Ran { side, .. } = step {
@@ -162,9 +168,9 @@ fn bar(plan: &StudyPlan) -> ProgressBar {
 }
 
 /// Creates a file in a directory that is removed when the bench is dropped.
-fn scratch_file(folder: &Path, settings: &Settings) -> Result<Bench> {
+fn scratch_file(folder: &Path, settings: &Settings) -> Result<BenchDevice> {
     let name = format!(".evfs-plan-{}", std::process::id());
-    Bench::open(Some(&folder.join(name)), SCRATCH_BYTES, false, settings)
+    BenchDevice::open(Some(&folder.join(name)), SCRATCH_BYTES, false, settings)
 }
 
 fn place(args: &Args) -> String {

@@ -6,7 +6,7 @@ use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
 use stack::volume::OpenOptions;
-use stack::{Needs, Prefix, ProcessCache, Result, ServeSpec, Served, confine, control};
+use stack::{CellService, Needs, Prefix, ProcessCache, Result, ServeSpec, confine, control};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
@@ -99,7 +99,7 @@ pub fn serve_as(
     unlock: UnlockArgs,
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
-) -> Result<Served> {
+) -> Result<CellService> {
     let on = DeviceArgs::of_table(&spec.device, unlock, &spec.name);
     serve_on(context, &on, spec, run_dir, cache)
 }
@@ -110,7 +110,7 @@ fn serve_on(
     spec: &ServeSpec,
     run_dir: &Path,
     cache: &Arc<ProcessCache>,
-) -> Result<Served> {
+) -> Result<CellService> {
     spec.check()?;
     let options = OpenOptions {
         read_only: false,
@@ -118,6 +118,6 @@ fn serve_on(
     };
     on.with(context, |target| {
         let open = target.open(options)?;
-        Served::start(spec, open, run_dir, &context.settings, cache)
+        CellService::start(spec, open, run_dir, &context.settings, cache)
     })
 }

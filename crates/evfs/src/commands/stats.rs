@@ -23,7 +23,7 @@ pub struct Args {
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     loop {
         let dir = context.settings.run_dir();
-        let value = control::ask(&dir, &args.name, &control::Ask::Stats)?;
+        let value = control::send_request(&dir, &args.name, &control::ControlRequest::Stats)?;
         output::show(context.json, &value, || table(&value));
         if !args.watch || output::is_gone() {
             return Ok(exit::OK);

@@ -7,10 +7,11 @@ use super::serve::serve_as;
 use super::unlock::UnlockArgs;
 use crate::{background, output};
 use serde_json::{Value, json};
-use stack::config::{Entry, What};
-use stack::control::Ask;
+use stack::config::{ServiceSpec, ServiceTable};
+use stack::control::ControlRequest;
 use stack::{
-    Error, Hub, Kept, Needs, ProcessCache, Reload, Result, Serving, config, confine, control, exit,
+    Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Serving, config, confine,
+    control, exit,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,7 +60,7 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
     let entries = config::read(&args.config, context.settings.threads())?;
-    let needs = entries.iter().map(|entry| Needs::table(&entry.what));
+    let needs = entries.iter().map(|entry| Needs::table(&entry.spec));
     let cache = ProcessCache::new(&context.settings)?;
     let kept = confine(
         &context.settings,
@@ -96,28 +97,28 @@ struct Up {
     run_dir: PathBuf,
     cache: Arc<ProcessCache>,
     /// Privileges kept for tables that are added later.
-    kept: Kept,
+    kept: RetainedPrivileges,
     /// The running tables, as of their start.
-    running: Mutex<Vec<Entry>>,
+    running: Mutex<Vec<ServiceTable>>,
 }
 
 impl Up {
-    fn start(&self, entry: &Entry) -> Result<Box<dyn Serving>> {
-        self.kept.allows(Needs::table(&entry.what))?;
+    fn start(&self, entry: &ServiceTable) -> Result<Box<dyn Serving>> {
+        self.kept.allows(Needs::table(&entry.spec))?;
         let unlock = UnlockArgs {
             key: entry.key.clone(),
             key_file: entry.key_file.clone(),
             passphrase_fd: None,
         };
         let (context, run_dir, cache) = (&self.context, &self.run_dir, &self.cache);
-        Ok(match &entry.what {
-            What::Attach(spec) => {
+        Ok(match &entry.spec {
+            ServiceSpec::Attach(spec) => {
                 let spec = spec.clone().complete(run_dir)?;
                 let source = unlock.source(&spec.name)?;
                 Box::new(start(context, &spec, &source, run_dir, cache)?)
             }
-            What::Mount(spec) => Box::new(mount_as(context, spec, unlock, run_dir, cache)?),
-            What::Serve(spec) => Box::new(serve_as(context, spec, unlock, run_dir, cache)?),
+            ServiceSpec::Mount(spec) => Box::new(mount_as(context, spec, unlock, run_dir, cache)?),
+            ServiceSpec::Serve(spec) => Box::new(serve_as(context, spec, unlock, run_dir, cache)?),
         })
     }
 
@@ -137,7 +138,7 @@ impl Up {
     }
 
     /// Stops and starts tables to match `wanted`; returns the failures.
-    fn become_like(&self, wanted: Vec<Entry>, hub: &Hub) -> Vec<String> {
+    fn become_like(&self, wanted: Vec<ServiceTable>, hub: &Hub) -> Vec<String> {
         let mut failed = Vec::new();
         let mut running = lock(&self.running);
         // Some tables may have been detached since.
@@ -164,11 +165,12 @@ impl Up {
         for entry in wanted {
             let name = entry.name();
             if let Some(before) = running.iter().find(|other| other.name() == name) {
-                let how = match alone {
-                    true => format!("`evfs detach {name}; evfs up {file}`"),
-                    false => format!(
+                let how = if alone {
+                    format!("`evfs detach {name}; evfs up {file}`")
+                } else {
+                    format!(
                         "`evfs detach {name}`, then send HUP (or run `evfs up {file}` once all is detached)"
-                    ),
+                    )
                 };
                 let note = (*before != entry).then(|| {
                     format!("its table in {file} has changed; to apply the change, run {how}")
@@ -221,11 +223,11 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
     };
     let mut all = control::statuses(&dir)?;
     all.retain(|(_, status)| is_of_up(status));
-    let each = |ask: &Ask| {
+    let each = |ask: &ControlRequest| {
         let mut done = Vec::new();
         let mut failed: Option<Error> = None;
         for (name, _) in &all {
-            match control::ask(&dir, name, ask) {
+            match control::send_request(&dir, name, ask) {
                 Ok(_) => done.push(name.clone()),
                 Err(error) => {
                     output::say(context.json, &format!("{name}: {}", error.chain()));
@@ -242,10 +244,10 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
         {
             return Err(Error::Busy(format!("nothing was detached: {silent}")));
         }
-        let ready = each(&Ask::MayDetach);
+        let ready = each(&ControlRequest::MayDetach);
         ready.map_err(|error| Error::Busy(format!("nothing was detached: {}", error.chain())))?;
     }
-    let detached = each(&Ask::Detach { force: args.force })?;
+    let detached = each(&ControlRequest::Detach { force: args.force })?;
     output::done(
         context.json,
         &json!({ "detached": detached }),

@@ -7,7 +7,7 @@ use crate::output;
 use clap::Subcommand;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
-use stack::volume::{Create, Intent, create, hold, open_disk, save_backup, write_new};
+use stack::volume::{Create, Intent, create, open_disk, open_locked, save_backup, write_new};
 use stack::{Error, Left, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -219,7 +219,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
 }
 
 fn info(context: &Context, device: &Path) -> Result<u8> {
-    let held = hold(device, Intent::Look, &context.settings)?;
+    let held = open_locked(device, Intent::Inspect, &context.settings)?;
     output::show(context.json, &volume_value(&held.volume), || {
         volume_text(&held.volume)
     });
@@ -227,7 +227,7 @@ fn info(context: &Context, device: &Path) -> Result<u8> {
 }
 
 fn check(context: &Context, device: &Path) -> Result<u8> {
-    let disk = open_disk(device, Intent::Look, &context.settings)?;
+    let disk = open_disk(device, Intent::Inspect, &context.settings)?;
     let _guard = disk.header_lock(false)?;
     let report = crypt::check(disk.device())?;
     let copy = |c: &CopyReport| match c {
@@ -277,7 +277,7 @@ fn repair(
         crypt::repair(disk.device())?
     };
     if reseal {
-        let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
+        let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
         let source = unlock.source(&volume_name(device))?;
         let ask = |volume: &crypt::Volume| {
             let keys = volume.keys();
@@ -311,7 +311,7 @@ fn set_owner(
     yes: Yes,
 ) -> Result<u8> {
     let recipient = context.keyring().recipient(name)?;
-    let mut held = hold(device, Intent::ChangeHeader, &context.settings)?;
+    let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
     let source = unlock.source(&volume_name(device))?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
@@ -346,7 +346,7 @@ fn set_owner(
 }
 
 fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
-    let held = hold(device, Intent::Look, &context.settings)?;
+    let held = open_locked(device, Intent::Inspect, &context.settings)?;
     let bytes = held.volume.backup()?;
     write_new(to, &bytes)?;
     let value = json!({ "backup": to.display().to_string(), "bytes": bytes.len() });
@@ -386,12 +386,11 @@ fn restore(
         });
     }
     let store = context.settings.trust_store();
-    let older = store.judge_restore(&device.display().to_string(), &plan, older)?;
-    let older = match older {
-        true => {
-            ", which are older than those that this machine remembers: keys removed since then open the volume again"
-        }
-        false => "",
+    let older = store.check_restore(&device.display().to_string(), &plan, older)?;
+    let older = if older {
+        ", which are older than those that this machine remembers: keys removed since then open the volume again"
+    } else {
+        ""
     };
     let what = format!(
         "This replaces the header and all keyslots of {} by those of {}{older}",
@@ -408,7 +407,7 @@ fn restore(
         "before-restore",
         &plan.overwritten,
     )?;
-    plan.carry_out()?;
+    plan.apply()?;
     let value =
         json!({ "restored": device.display().to_string(), "undo": undo.display().to_string() });
     output::done(context.json, &value, || {
@@ -427,7 +426,7 @@ fn erase(
     unlock: &OwnerArgs,
     yes: Yes,
 ) -> Result<u8> {
-    let mut held = hold(device, Intent::Replace, &context.settings)?;
+    let mut held = open_locked(device, Intent::Replace, &context.settings)?;
     if !force {
         let source = unlock.source(&volume_name(device))?;
         held.unlock(&context.opener(), &source, Action::Erase)?;
@@ -487,9 +486,10 @@ fn volume_text(volume: &crypt::Volume) -> String {
         },
         volume.key_bits(),
         volume.sector_size(),
-        match volume.is_cut_short() {
-            true => "incomplete (a header backup or a truncated device),".into(),
-            false => output::size(volume.data_size()),
+        if volume.is_cut_short() {
+            "incomplete (a header backup or a truncated device),".into()
+        } else {
+            output::size(volume.data_size())
         },
         volume.segment().offset,
         if volume.is_sealed() {

@@ -8,7 +8,7 @@ use crate::{output, secrets};
 use clap::Subcommand;
 use crypt::{Action, Identified, KeyEntry, Role, Volume};
 use serde_json::{Value, json};
-use stack::volume::{Intent, hold};
+use stack::volume::{Intent, open_locked};
 use stack::{Error, Result, exit};
 use std::path::PathBuf;
 
@@ -81,7 +81,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             unlock,
             yes,
         } => {
-            let mut held = hold(&device, Intent::ChangeHeader, &context.settings)?;
+            let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
             let keyslot = match (which, keyslot) {
                 (Some(which), _) => find(context, &held.volume, &which)?,
                 (None, number) => number.expect("clap requires one of the two"),
@@ -110,7 +110,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             Ok(exit::OK)
         }
         Command::List { device } => {
-            let keys = hold(&device, Intent::Look, &context.settings)?
+            let keys = open_locked(&device, Intent::Inspect, &context.settings)?
                 .volume
                 .keys();
             let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
@@ -169,7 +169,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         _ => unreachable!("clap requires one of the group"),
     };
     let source = args.unlock.source(&volume_name(&args.device))?;
-    let mut held = hold(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
     let (opener, what) = (context.opener(), Action::ChangeKeys);
     let keyslot = held.change(&opener, &source, what, |volume, unlocked| match new {
         New::Pair(role, who) => Ok(volume.add_pair(unlocked, role, &who)?),
@@ -200,9 +200,10 @@ pub fn value(key: &KeyEntry) -> Value {
 
 /// Formats the role of a key; a keyslot that does not hold the volume key has none.
 fn role(key: &KeyEntry) -> String {
-    match key.bound {
-        true => key.role.to_string(),
-        false => "unbound".into(),
+    if key.bound {
+        key.role.to_string()
+    } else {
+        "unbound".into()
     }
 }
 

@@ -3,8 +3,8 @@
 use super::Context;
 use crate::output;
 use serde_json::{Value, json};
-use stack::trust::{Entry, epoch_of, seal_of};
-use stack::volume::{Intent, hold};
+use stack::trust::{VolumeRecord, epoch_of, seal_of};
+use stack::volume::{Intent, open_locked};
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -32,17 +32,14 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 fn all(context: &Context) -> Result<u8> {
     let known = context.settings.trust_store().load()?;
     let volumes: Vec<Value> = known.volumes.iter().map(|(u, e)| value(u, e)).collect();
-    output::show(
-        context.json,
-        &json!({ "volumes": volumes }),
-        || match known.volumes.is_empty() {
-            true => "no volume has been opened on this machine".into(),
-            false => {
-                let texts = known.volumes.iter().map(|(u, e)| text(u, e));
-                texts.collect::<Vec<_>>().join("\n")
-            }
-        },
-    );
+    output::show(context.json, &json!({ "volumes": volumes }), || {
+        if known.volumes.is_empty() {
+            "no volume has been opened on this machine".into()
+        } else {
+            let texts = known.volumes.iter().map(|(u, e)| text(u, e));
+            texts.collect::<Vec<_>>().join("\n")
+        }
+    });
     Ok(exit::OK)
 }
 
@@ -51,7 +48,7 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
     let (uuid, states) = match known.named(device) {
         Some(uuid) => (uuid, None),
         None => {
-            let held = hold(device, Intent::Look, &context.settings)?;
+            let held = open_locked(device, Intent::Inspect, &context.settings)?;
             (held.volume.uuid().to_owned(), Some(seal_of(&held.volume)))
         }
     };
@@ -67,9 +64,10 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
     output::show(context.json, &shown, || {
         let mut text = text(&uuid, entry);
         if let Some(states) = &states {
-            let same = match *states == entry.seal {
-                true => "as remembered",
-                false => "not as remembered",
+            let same = if *states == entry.seal {
+                "as remembered"
+            } else {
+                "not as remembered"
             };
             let _ = writeln!(text, "header        {}, {same}", epoch_of(states.as_ref()));
         }
@@ -82,7 +80,7 @@ fn reset(context: &Context, device: &Path) -> Result<u8> {
     let store = context.settings.trust_store();
     let uuid = match store.load()?.named(device) {
         Some(uuid) => uuid,
-        None => hold(device, Intent::Look, &context.settings)?
+        None => open_locked(device, Intent::Inspect, &context.settings)?
             .volume
             .uuid()
             .to_owned(),
@@ -102,7 +100,7 @@ fn unknown(uuid: &str) -> Error {
     ))
 }
 
-fn value(uuid: &str, entry: &Entry) -> Value {
+fn value(uuid: &str, entry: &VolumeRecord) -> Value {
     json!({
         "uuid": uuid,
         "sealed": entry.seal.is_some(),
@@ -113,7 +111,7 @@ fn value(uuid: &str, entry: &Entry) -> Value {
     })
 }
 
-fn text(uuid: &str, entry: &Entry) -> String {
+fn text(uuid: &str, entry: &VolumeRecord) -> String {
     let mut text = format!(
         "UUID          {uuid}\nremembered    {}\n",
         epoch_of(entry.seal.as_ref())

@@ -74,9 +74,10 @@ pub(super) fn kind(kind: FileType) -> fuser::FileType {
 fn time(time: Time) -> SystemTime {
     let nanos = Duration::from_nanos(time.nanos.into());
     let seconds = Duration::from_secs(time.seconds.unsigned_abs());
-    let whole = match time.seconds >= 0 {
-        true => UNIX_EPOCH.checked_add(seconds),
-        false => UNIX_EPOCH.checked_sub(seconds),
+    let whole = if time.seconds >= 0 {
+        UNIX_EPOCH.checked_add(seconds)
+    } else {
+        UNIX_EPOCH.checked_sub(seconds)
     };
     whole
         .and_then(|whole| whole.checked_add(nanos))

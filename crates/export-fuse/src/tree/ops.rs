@@ -6,7 +6,8 @@ use super::{Tree, convert, errno, xattrs};
 use crate::mount::PIECE_BYTES;
 use block::layer::{Layer, home};
 use fs::{
-    Allocate, At, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
+    Allocate, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
+    WritePosition,
 };
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
@@ -83,18 +84,21 @@ impl Tree {
         // A write-back of the kernel's own pages does not carry the flags of an open file.
         let flags = if pages { 0 } else { flags };
         let at = match flags & libc::O_APPEND != 0 {
-            true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => At::EndOfMore,
-            true => At::End,
-            false => At::Offset(offset),
+            true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => {
+                WritePosition::EndOfMore
+            }
+            true => WritePosition::End,
+            false => WritePosition::Offset(offset),
         };
         let direct = flags & libc::O_DIRECT != 0;
         if !direct {
             open.note_pages();
         }
         self.with_lane(|lane, _| {
-            let written = match direct {
-                true => lane.write_direct(&open.handle, at, data),
-                false => lane.write(&open.handle, at, data),
+            let written = if direct {
+                lane.write_direct(&open.handle, at, data)
+            } else {
+                lane.write(&open.handle, at, data)
             }
             .map_err(errno)?;
             if written != offset {
@@ -195,7 +199,7 @@ impl Filesystem for Tree {
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
-        self.forgotten(ino.0);
+        self.release_forgotten(ino.0);
     }
 
     fn destroy(&mut self) {
@@ -401,9 +405,10 @@ impl Filesystem for Tree {
         let read = self.with_lane(|lane, buf| {
             let size = (size as usize).min(buf.len());
             let out = &mut buf[..size];
-            let len = match flags.0 & libc::O_DIRECT != 0 {
-                true => lane.read_direct(&open.handle, offset, out),
-                false => lane.read(&open.handle, offset, out),
+            let len = if flags.0 & libc::O_DIRECT != 0 {
+                lane.read_direct(&open.handle, offset, out)
+            } else {
+                lane.read(&open.handle, offset, out)
             }
             .map_err(errno)?;
             if let Some(reply) = reply.take() {
@@ -433,7 +438,7 @@ impl Filesystem for Tree {
         };
         match self.write_to(&open, offset, data, (flags.0, write_flags)) {
             Ok(None) => reply.written(data.len() as u32),
-            Ok(Some(stale)) => self.recall.answer_after(open.handle.ino(), stale, reply),
+            Ok(Some(stale)) => self.recall.reply_after(open.handle.ino(), stale, reply),
             Err(e) => reply.error(e),
         }
     }

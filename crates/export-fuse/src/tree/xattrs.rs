@@ -74,9 +74,10 @@ impl Tree {
     pub(super) fn list_xattrs(&self, req: &Request, ino: Ino) -> Result<Vec<u8>, Errno> {
         let (mut names, mut trusted) = (Vec::new(), Vec::new());
         let listed = self.files.xattrs(ino, |name| {
-            let list = match name.starts_with(TRUSTED) {
-                true => &mut trusted,
-                false => &mut names,
+            let list = if name.starts_with(TRUSTED) {
+                &mut trusted
+            } else {
+                &mut names
             };
             list.extend_from_slice(name);
             list.push(0);

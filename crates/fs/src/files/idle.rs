@@ -9,7 +9,7 @@
 //! changed.
 
 use super::Shared;
-use crate::fs::Inner;
+use crate::fs::FsShared;
 use block::layer::{Layer, home};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -25,15 +25,15 @@ const REST: Duration = Duration::from_millis(400);
 
 /// Threads that wait for a change.
 #[derive(Default)]
-pub(crate) struct Stir {
+pub(crate) struct ChangeSignal {
     waiting: AtomicBool,
     threads: Mutex<Vec<Thread>>,
 }
 
-impl Stir {
+impl ChangeSignal {
     /// Wakes the waiting threads after a change. The caller holds the state for writing, so a
     /// thread that reads the state either sees the change or has registered before.
-    pub fn happened(&self) {
+    pub fn notify(&self) {
         if self.waiting.load(Ordering::SeqCst) {
             let mut threads = self.threads.lock().expect("no panic under this lock");
             self.waiting.store(false, Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl Drop for Idle {
 
 struct Watch {
     files: Weak<Shared>,
-    fs: Arc<Inner>,
+    fs: Arc<FsShared>,
     over: Arc<AtomicBool>,
 }
 
@@ -126,7 +126,7 @@ impl Watch {
 
     fn wait_for_change(&self, seen: u64) -> bool {
         while !self.is_over() {
-            self.fs.stir.will_wait();
+            self.fs.changes.will_wait();
             if self.changes() != seen {
                 return true;
             }

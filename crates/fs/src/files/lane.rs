@@ -21,9 +21,8 @@ const DIRECT_BYTES: usize = 1 << 20;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 
-/// Position of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum At {
+pub enum WritePosition {
     /// At this byte.
     Offset(u64),
     /// At the end of the file, as of the moment the write is carried out.
@@ -54,7 +53,7 @@ pub struct Lane {
 
 /// Whether content passes through the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum CacheMode {
     Cached,
     Direct,
 }
@@ -165,8 +164,8 @@ impl Lane {
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`]: nothing was
     /// written. A partly written page could not be loaded: a part of the data may be written.
-    pub fn write(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        self.change_content(file, at, data, Way::Cached, Stamp::Change)
+    pub fn write(&mut self, file: &Handle, at: WritePosition, data: &[u8]) -> Result<u64> {
+        self.change_content(file, at, data, CacheMode::Cached, Stamp::Change)
     }
 
     /// Writes another part of a change that began with [`Lane::write`] or a new length, without
@@ -175,8 +174,14 @@ impl Lane {
     /// # Errors
     /// As [`Lane::write`].
     pub fn write_more(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
-        self.change_content(file, At::Offset(offset), data, Way::Cached, Stamp::More)
-            .map(drop)
+        self.change_content(
+            file,
+            WritePosition::Offset(offset),
+            data,
+            CacheMode::Cached,
+            Stamp::More,
+        )
+        .map(drop)
     }
 
     /// Writes data that a client held back in its own cache, and leaves the times unchanged: the
@@ -185,8 +190,14 @@ impl Lane {
     /// # Errors
     /// As [`Lane::write`].
     pub fn write_late(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
-        self.change_content(file, At::Offset(offset), data, Way::Cached, Stamp::Late)
-            .map(drop)
+        self.change_content(
+            file,
+            WritePosition::Offset(offset),
+            data,
+            CacheMode::Cached,
+            Stamp::Late,
+        )
+        .map(drop)
     }
 
     /// Writes bypassing the cache, which drops its pages of the range. A range that is not made of
@@ -196,24 +207,24 @@ impl Lane {
     /// # Errors
     /// As [`Lane::write`]; those of the device. Data that the device has refused stays in the
     /// cache, to be written later.
-    pub fn write_direct(&mut self, file: &Handle, at: At, data: &[u8]) -> Result<u64> {
-        self.change_content(file, at, data, Way::Direct, Stamp::Change)
+    pub fn write_direct(&mut self, file: &Handle, at: WritePosition, data: &[u8]) -> Result<u64> {
+        self.change_content(file, at, data, CacheMode::Direct, Stamp::Change)
     }
 
     fn change_content(
         &mut self,
         file: &Handle,
-        at: At,
+        at: WritePosition,
         data: &[u8],
-        way: Way,
+        way: CacheMode,
         stamp: Stamp,
     ) -> Result<u64> {
         let _here = within(Layer::Fs);
         let node = &file.node;
         let mut alone = alone(node);
         let offset = match at {
-            At::Offset(offset) => offset,
-            At::End | At::EndOfMore => {
+            WritePosition::Offset(offset) => offset,
+            WritePosition::End | WritePosition::EndOfMore => {
                 alone = others_finished(node, alone, self.files.client);
                 self.files.attr(node.ino)?.inode.size
             }
@@ -228,21 +239,23 @@ impl Lane {
         let fileset = &self.files.shared.fileset;
         fileset.prepare_write(node.ino, offset..end, stamp)?;
         let open = self.recent.open(&self.files, &file.node);
-        let written = match way == Way::Direct && are_blocks(offset, data.len()) {
-            true => write_past(&mut self.session, open, offset, data),
-            false => self.session.write(open, offset, data),
+        let written = if way == CacheMode::Direct && are_blocks(offset, data.len()) {
+            write_past(&mut self.session, open, offset, data)
+        } else {
+            self.session.write(open, offset, data)
         };
         if written.is_err() {
             // The metadata has the new size already, and some of the pages may have been written.
             node.vnode.extend(end);
-        } else if at == At::EndOfMore {
+        } else if at == WritePosition::EndOfMore {
             *alone = Some(Unfinished {
                 client: self.files.client,
                 until: Instant::now() + REST,
             });
         }
         drop(alone);
-        self.files.tell(&[Change::Content(node.ino, offset..end)]);
+        self.files
+            .notify_others(&[Change::Content(node.ino, offset..end)]);
         written?;
         Ok(offset)
     }
@@ -266,7 +279,7 @@ impl Lane {
                 (attr, Change::Attributes(ino))
             }
         };
-        self.files.tell(&[change]);
+        self.files.notify_others(&[change]);
         Ok(attr)
     }
 
@@ -326,7 +339,7 @@ impl Lane {
         let attr = fileset.allocate(node.ino, bytes.clone(), then)?;
         node.vnode.extend(attr.inode.size);
         drop(alone);
-        self.files.tell(&[match how {
+        self.files.notify_others(&[match how {
             Allocate::Grow | Allocate::KeepSize => Change::Attributes(node.ino),
             _ => Change::Content(node.ino, bytes),
         }]);
@@ -339,7 +352,7 @@ impl Lane {
     /// Pages that could not be written, now or by write-behind since the file was opened.
     pub fn sync(&mut self, file: &Handle) -> Result<()> {
         let _here = within(Layer::Fs);
-        let mut told = file.told.lock().map_err(|_| Error::from(Kind::Io))?;
+        let mut told = file.reported.lock().map_err(|_| Error::from(Kind::Io))?;
         Ok(self.session.flush(&mut told)?)
     }
 }

@@ -58,7 +58,7 @@ impl Watchers {
         self.count.store(list.len(), Ordering::SeqCst);
     }
 
-    fn tell(&self, client: u64, changes: &[Change<'_>]) {
+    fn notify(&self, client: u64, changes: &[Change<'_>]) {
         let list = self.list.read().expect("a watcher does not panic");
         for (_, watcher) in list.iter().filter(|(of, _)| *of != client) {
             changes.iter().for_each(|change| watcher.changed(change));
@@ -98,9 +98,9 @@ impl Files {
     }
 
     /// Notifies the watchers of other clients. The caller must not hold a lock.
-    pub(super) fn tell(&self, changes: &[Change<'_>]) {
+    pub(super) fn notify_others(&self, changes: &[Change<'_>]) {
         if self.is_watched() {
-            self.shared.watchers.tell(self.client, changes);
+            self.shared.watchers.notify(self.client, changes);
         }
     }
 }

@@ -69,7 +69,7 @@ impl Gather {
     }
 
     /// Takes back the buffers of a piece returned by [`Gather::lend`].
-    pub fn give_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
+    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
         match carried {
             Carried::Slots(first) => {
                 for (slot, buf) in self.slots[first..].iter_mut().zip(bufs.into_vec()) {
@@ -146,7 +146,7 @@ mod tests {
                         disk[at..at + buf.len()].copy_from_slice(buf);
                         at += buf.len();
                     }
-                    gather.give_back(carried, bufs, false);
+                    gather.put_back(carried, bufs, false);
                 }
             }
             let bufs = gather.finish();
@@ -161,7 +161,7 @@ mod tests {
                         buf.copy_from_slice(&disk[at..at + len]);
                         at += len;
                     }
-                    gather.give_back(carried, bufs, true);
+                    gather.put_back(carried, bufs, true);
                 }
             }
             gather.zero(5..4000);

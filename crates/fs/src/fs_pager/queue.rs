@@ -111,9 +111,10 @@ impl FsQueue {
                 space.leave(entered, false);
                 // The data of a removed file is not needed: the write counts as done.
                 let unwanted = error.kind() == Kind::Stale && matches!(op, Op::Write { .. });
-                let result = match unwanted {
-                    true => Ok(()),
-                    false => Err(below(&self.name, ino, error).in_op(&op)),
+                let result = if unwanted {
+                    Ok(())
+                } else {
+                    Err(below(&self.name, ino, error).in_op(&op))
                 };
                 self.ready.push_back(Completion { tag, op, result });
                 return;
@@ -199,9 +200,10 @@ impl FsQueue {
         for part in parts {
             for (offset, carried, bufs) in bufs.lend(part, write) {
                 let fua = false;
-                let op = match write {
-                    true => Op::Write { offset, bufs, fua },
-                    false => Op::Read { offset, bufs },
+                let op = if write {
+                    Op::Write { offset, bufs, fua }
+                } else {
+                    Op::Read { offset, bufs }
                 };
                 let number = self.free.pop().unwrap_or(self.children.len());
                 if number == self.children.len() {
@@ -238,10 +240,10 @@ impl FsQueue {
         };
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
-                bufs.give_back(carried, back, true);
+                bufs.put_back(carried, back, true);
             }
             (What::Write { bufs, .. }, Op::Write { bufs: back, .. }) => {
-                bufs.give_back(carried, back, false);
+                bufs.put_back(carried, back, false);
             }
             _ => {}
         }

@@ -6,9 +6,9 @@ use super::meter::Meter;
 use crate::db::Db;
 use crate::error::{Error, Result};
 use crate::key::{Item, Key, Section};
-use crate::record::{Extent, Shared};
+use crate::record::{Extent, SharedRun};
 use crate::space::{Run, Space};
-use crate::state::{State, kept};
+use crate::state::{State, decode_preserved};
 use crate::superblock::Superblock;
 use std::collections::BTreeMap;
 
@@ -84,7 +84,7 @@ pub(super) fn counted(
         let tree = state.trees.get(&key.layer);
         let is_snapshot = tree.is_some_and(|tree| tree.record.origin != 0);
         let value = if is_snapshot {
-            kept(bytes)
+            decode_preserved(bytes)
         } else {
             Ok(Some(bytes))
         };
@@ -129,7 +129,7 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     let mut runs = Vec::new();
     let (from, to) = Key::section(Section::Shared);
     state.store.scan(from, to, |key, bytes| {
-        match Shared::decode(bytes) {
+        match SharedRun::decode(bytes) {
             Ok(shared) => {
                 let run = Run {
                     start: key.item,
@@ -150,15 +150,17 @@ fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
     let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
     unused.into_iter().for_each(|run| space.add(run));
     for change in state.store.space_changes() {
-        match change.used {
-            true => space.remove(change.run)?,
-            false => space.add(change.run),
+        if change.used {
+            space.remove(change.run)?
+        } else {
+            space.add(change.run)
         }
     }
     let used = inverse(&space.unused(), 0, device_blocks);
-    match used.iter().map(|run| run.blocks).sum::<u64>() <= device_blocks {
-        true => Ok(used),
-        false => Err(Error::corrupt("the bitmap is longer than the device")),
+    if used.iter().map(|run| run.blocks).sum::<u64>() <= device_blocks {
+        Ok(used)
+    } else {
+        Err(Error::corrupt("the bitmap is longer than the device"))
     }
 }
 
@@ -178,13 +180,13 @@ fn joined(runs: Vec<(Run, u64)>) -> Vec<(Run, u64)> {
 
 /// Checks whether two lists of shared runs are equal, regardless of how they are split into
 /// records.
-pub(super) fn same_counts(one: &[(u64, Shared)], two: &[(u64, Option<Shared>)]) -> bool {
-    let run = |(start, shared): &(u64, Shared)| {
+pub(super) fn same_counts(one: &[(u64, SharedRun)], two: &[(u64, Option<SharedRun>)]) -> bool {
+    let run = |(start, shared): &(u64, SharedRun)| {
         let blocks = shared.blocks.into();
         let start = *start;
         (Run { start, blocks }, u64::from(shared.count))
     };
-    let two: Option<Vec<(u64, Shared)>> = two.iter().map(|(at, s)| Some((*at, (*s)?))).collect();
+    let two: Option<Vec<(u64, SharedRun)>> = two.iter().map(|(at, s)| Some((*at, (*s)?))).collect();
     two.is_some_and(|two| {
         joined(one.iter().map(run).collect()) == joined(two.iter().map(run).collect())
     })

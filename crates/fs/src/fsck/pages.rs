@@ -60,11 +60,12 @@ pub(super) fn verify(
 fn read_all(file: Counted, epoch: u64) -> Result<()> {
     let mut db = Db::open(file, CACHE_BYTES, false)?;
     db.verify()?;
-    match db.epoch()? == epoch {
-        true => Ok(()),
-        false => Err(Error::corrupt(
+    if db.epoch()? == epoch {
+        Ok(())
+    } else {
+        Err(Error::corrupt(
             "the last commit is incomplete on the device",
-        )),
+        ))
     }
 }
 

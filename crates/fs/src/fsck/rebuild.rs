@@ -12,16 +12,16 @@ use super::finding::FindingKind;
 use super::meter::Meter;
 use super::pages;
 use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
-use crate::core::Blocks;
 use crate::db::{Base, Db, SpaceChange};
 use crate::error::{Error, Kind, Result};
-use crate::fs::Inner;
+use crate::fs::FsShared;
+use crate::inode_state::Blocks;
 use crate::key::{Item, Key, Section, TreeId};
 use crate::metafile::{MetaFile, SuperblockFile};
 use crate::overlay::{Change, Overlay};
 use crate::record::{Extent, Out};
 use crate::space::Run;
-use crate::state::{State, kept};
+use crate::state::{State, decode_preserved};
 use crate::superblock::Superblock;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const PROBES_MAX: u64 = 1 << 14;
 /// end, and allocating that memory takes time.
 const PROBE_BYTES: u64 = 1 << 20;
 
-impl Inner {
+impl FsShared {
     /// Rebuilds the tree if a page of it is damaged.
     pub(super) fn rebuild_if_damaged(
         &self,
@@ -59,7 +59,7 @@ impl Inner {
         let mut state = self.write();
         state.refuse_use()?;
         let base = db.base()?;
-        let new = Arc::new(SuperblockFile::held(
+        let new = Arc::new(SuperblockFile::in_memory(
             Arc::clone(&self.io),
             Superblock {
                 segments: Vec::new(),
@@ -148,9 +148,10 @@ impl Inner {
         let mut batch = Overlay::default();
         let lost = salvage(base, &self.superblock, &mut |key, value| {
             batch.put(key, value.into(), true);
-            match batch.len() < BATCH_ITEMS {
-                true => Ok(()),
-                false => db.commit(&std::mem::take(&mut batch), &[], epoch),
+            if batch.len() < BATCH_ITEMS {
+                Ok(())
+            } else {
+                db.commit(&std::mem::take(&mut batch), &[], epoch)
             }
         })?;
         for (key, change) in state.store.active.iter() {
@@ -208,7 +209,7 @@ fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
         return;
     }
     let in_fileset = Extent::decode(value).ok();
-    let in_snapshot = || Extent::decode(kept(value).ok()??).ok();
+    let in_snapshot = || Extent::decode(decode_preserved(value).ok()??).ok();
     // If the record of the tree is lost, the format is unknown until the repair has found it.
     let extent = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
         Some(0) => in_fileset,

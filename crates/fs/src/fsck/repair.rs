@@ -18,17 +18,17 @@ mod tree;
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
 use super::{Report, belongs, blocks};
-use crate::core::Blocks;
 use crate::db::{Db, SpaceChange};
-use crate::error::{Error, Kind, Result};
-use crate::fs::{FIRST_FILESET, Fs, Inner};
+use crate::error::{Kind, Result};
+use crate::fs::{FIRST_FILESET, Fs, FsShared};
+use crate::inode_state::Blocks;
 use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::namespace::ROOT;
 use crate::op::Op;
 use crate::record::{BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out};
-use crate::record::{Shared, TARGET_MAX, TreeRecord, Xattr};
+use crate::record::{SharedRun, TARGET_MAX, TreeRecord, Xattr};
 use crate::space::Run;
-use crate::state::{State, Tree, kept};
+use crate::state::{State, Tree, decode_preserved};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -92,7 +92,7 @@ impl Fs {
     }
 }
 
-impl Inner {
+impl FsShared {
     fn repair(&self, repair: &mut Repair, progress: &mut dyn FnMut(u64, u64)) -> Result<()> {
         // In the same order as a commit.
         let db = self.db.lock().expect("no panic under this lock");
@@ -123,7 +123,7 @@ impl Inner {
 }
 
 /// Collects the blocks of the metadata.
-fn metadata(fs: &Inner) -> Blocks {
+fn metadata(fs: &FsShared) -> Blocks {
     let mut blocks = Blocks::default();
     for segment in &fs.superblock.lock().segments {
         blocks.insert(segment.start..segment.start + u64::from(segment.blocks));
@@ -269,7 +269,7 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
     }
     let value = match tree.record.origin {
         0 => Ok(Some(bytes)),
-        _ => kept(bytes),
+        _ => decode_preserved(bytes),
     };
     let Ok(value) = value else { return false };
     let Some(value) = value else { return true };
@@ -308,20 +308,20 @@ fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<
     meter.begin(meter.items());
     let mut ignored = Report::default();
     let counted = blocks::counted(op, &mut ignored, &mut |bytes| meter.item(bytes))?;
-    let mut shared: Vec<(u64, Shared)> = Vec::new();
+    let mut shared: Vec<(u64, SharedRun)> = Vec::new();
     for (run, count) in counted.into_iter().filter(|(_, count)| *count > 1) {
         let mut at = run.start;
         while at < run.end() {
             let blocks = (run.end() - at).min(EXTENT_BLOCKS_MAX.into()) as u32;
             let count = u32::try_from(count).map_err(|_| Kind::TooManyLinks)?;
-            shared.push((at, Shared { blocks, count }));
+            shared.push((at, SharedRun { blocks, count }));
             at += u64::from(blocks);
         }
     }
-    let mut there: Vec<(u64, Option<Shared>)> = Vec::new();
+    let mut there: Vec<(u64, Option<SharedRun>)> = Vec::new();
     let (from, to) = Key::section(Section::Shared);
     op.store.scan(from, to, |key, bytes| {
-        there.push((key.item, Shared::decode(bytes).ok()));
+        there.push((key.item, SharedRun::decode(bytes).ok()));
         Ok(true)
     })?;
     let same = blocks::same_counts(&shared, &there);
@@ -361,9 +361,10 @@ fn repair_space(
     }
     for change in op.store.space_changes() {
         let range = change.run.start..change.run.end();
-        match change.used {
-            true => bitmap.insert(range),
-            false => bitmap.remove(range),
+        if change.used {
+            bitmap.insert(range)
+        } else {
+            bitmap.remove(range)
         };
     }
     let mut changes = Vec::new();

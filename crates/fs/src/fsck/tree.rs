@@ -422,9 +422,10 @@ impl<'a> Walk<'a> {
                 way.push(at);
                 at = self.named.get(&at).map_or(0, |named| named.dir);
             }
-            match below.contains(&at) {
-                true => below.extend(way),
-                false => lost.push(*ino),
+            if below.contains(&at) {
+                below.extend(way)
+            } else {
+                lost.push(*ino)
             }
         }
         lost.sort_unstable();

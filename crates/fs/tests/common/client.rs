@@ -96,9 +96,10 @@ impl Client {
             let is_dirty = self.dirty.get(&ino).is_some_and(|d| d.contains_key(&page));
             if !is_dirty {
                 let whole = to - from == PAGE || page * PAGE >= old_end;
-                let content = match whole {
-                    true => vec![0; PAGE as usize],
-                    false => self.load(ino, page, 1).map_err(|e| e.errno())?,
+                let content = if whole {
+                    vec![0; PAGE as usize]
+                } else {
+                    self.load(ino, page, 1).map_err(|e| e.errno())?
                 };
                 self.dirty.entry(ino).or_default().insert(page, content);
             }
@@ -238,9 +239,10 @@ impl Client {
             // The edges are written through the cache; whole pages are dropped once the operation
             // has succeeded.
             let size = self.fileset.attr(ino).map_err(|e| e.errno())?.inode.size;
-            let edges = match inner.is_empty() {
-                true => [from..to, to..to],
-                false => [from..inner.start, inner.end..to],
+            let edges = if inner.is_empty() {
+                [from..to, to..to]
+            } else {
+                [from..inner.start, inner.end..to]
             };
             for edge in edges {
                 let end = edge.end.min(size);

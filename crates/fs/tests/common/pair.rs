@@ -225,9 +225,10 @@ impl Pair {
             Ok(id) if self.random.below(10) > 0 => self.model.is_dir(id),
             _ => self.random.below(2) == 0,
         };
-        let ours = match rmdir {
-            true => self.fileset().rmdir(self.ino(dir), &name),
-            false => self.fileset().unlink(self.ino(dir), &name),
+        let ours = if rmdir {
+            self.fileset().rmdir(self.ino(dir), &name)
+        } else {
+            self.fileset().unlink(self.ino(dir), &name)
         };
         let theirs = self.model.remove(dir, &name, rmdir);
         self.same("remove", ours.map_err(|e| e.errno()), &theirs);

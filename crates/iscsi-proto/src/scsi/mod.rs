@@ -16,7 +16,7 @@ pub use inquiry::{
     parse_provisioning, parse_serial, target_port_group, wwid,
 };
 pub use reserve::{Keys, Reservation, parse_keys, parse_reservation, reserve_out};
-pub use sense::{Action, Fault, PortState, Sense, judge};
+pub use sense::{Action, Fault, PortState, Sense, classify};
 
 /// Encodes a logical unit number as an eight-byte field: peripheral device addressing below 256,
 /// flat space addressing below 16,384 (SAM-5, section 4.7). `None` for larger numbers.

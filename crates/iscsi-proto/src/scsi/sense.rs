@@ -101,7 +101,7 @@ pub enum Action {
 const DELAY_MS_MAX: u32 = 60_000;
 
 /// Determines the action for a response. `qualifier` is its status qualifier, or 0 without one.
-pub fn judge(status: u8, qualifier: u16, sense: &[u8]) -> Action {
+pub fn classify(status: u8, qualifier: u16, sense: &[u8]) -> Action {
     let later = |queue_full| Action::Later {
         delay_ms: delay(qualifier),
         queue_full,
@@ -210,15 +210,15 @@ mod tests {
             delay_ms,
             queue_full,
         };
-        assert_eq!(judge(0, 0, &[]), Done);
-        assert_eq!(judge(8, 0, &[]), later(None, false));
-        assert_eq!(judge(8, 5, &[]), later(Some(500), false));
-        assert_eq!(judge(0x28, 0x4003, &[]), later(Some(300), true));
-        assert_eq!(judge(0x28, 0x3fef, &[]), later(Some(DELAY_MS_MAX), true));
-        assert_eq!(judge(8, 0x3fff, &[]), later(None, false));
-        assert_eq!(judge(0x18, 0, &[]), Fail(Fault::ReservationConflict));
-        assert_eq!(judge(0x40, 0, &[]), Again);
-        assert_eq!(judge(2, 0, &[]), Fail(Fault::Other));
+        assert_eq!(classify(0, 0, &[]), Done);
+        assert_eq!(classify(8, 0, &[]), later(None, false));
+        assert_eq!(classify(8, 5, &[]), later(Some(500), false));
+        assert_eq!(classify(0x28, 0x4003, &[]), later(Some(300), true));
+        assert_eq!(classify(0x28, 0x3fef, &[]), later(Some(DELAY_MS_MAX), true));
+        assert_eq!(classify(8, 0x3fff, &[]), later(None, false));
+        assert_eq!(classify(0x18, 0, &[]), Fail(Fault::ReservationConflict));
+        assert_eq!(classify(0x40, 0, &[]), Again);
+        assert_eq!(classify(2, 0, &[]), Fail(Fault::Other));
         for ((key, asc, ascq), action) in [
             ((1, 0x17, 0), Done),
             ((2, 0x04, 0x01), later(None, false)),
@@ -237,7 +237,7 @@ mod tests {
             ((0xb, 0, 0), Again),
         ] {
             assert_eq!(
-                judge(2, 0, &fixed(key, asc, ascq)),
+                classify(2, 0, &fixed(key, asc, ascq)),
                 action,
                 "{key:x}/{asc:x}"
             );

@@ -4,7 +4,7 @@
 //! modules and enables the loopback interface. When the host closes the port, it powers the machine
 //! off.
 
-use super::message::{Answer, Ask, lost, receive, send};
+use super::message::{AgentReply, AgentRequest, lost, receive, send};
 use super::{FOLDER, MODULES, PORT, TAG};
 use crate::study::drop_caches;
 use crate::{Error, Facts, Result, Target};
@@ -110,41 +110,41 @@ fn answer_all(port: &Path, open: &mut dyn FnMut(&Value) -> Result<(Target, Facts
         .release()
         .to_string_lossy()
         .into_owned();
-    send(&mut to, &Answer::Here(release))?;
+    send(&mut to, &AgentReply::Here(release))?;
     let mut target = None;
     while let Some(ask) = receive(&mut from)? {
-        let answer = answer(ask, &mut target, open).unwrap_or_else(|error| Answer::of(&error));
+        let answer = answer(ask, &mut target, open).unwrap_or_else(|error| AgentReply::of(&error));
         send(&mut to, &answer)?;
     }
     Ok(())
 }
 
 fn answer(
-    ask: Ask,
+    ask: AgentRequest,
     target: &mut Option<Target>,
     open: &mut dyn FnMut(&Value) -> Result<(Target, Facts)>,
-) -> Result<Answer> {
+) -> Result<AgentReply> {
     let opened = || lost("no target is open");
     match ask {
-        Ask::Open(what) => {
+        AgentRequest::Open(what) => {
             let (new, facts) = open(&what)?;
             *target = Some(new);
-            Ok(Answer::Opened(facts))
+            Ok(AgentReply::Opened(facts))
         }
-        Ask::Prepare(job) => {
+        AgentRequest::Prepare(job) => {
             let target = target.as_ref().ok_or_else(opened)?;
-            job.prepare(target).map(|()| Answer::Done)
+            job.prepare(target).map(|()| AgentReply::Done)
         }
-        Ask::Run(job, times) => {
+        AgentRequest::Run(job, times) => {
             let target = target.as_ref().ok_or_else(opened)?;
             let record = job.run(target, times)?;
-            target.settle()?;
-            Ok(Answer::Record(Box::new(record)))
+            target.sync()?;
+            Ok(AgentReply::Record(Box::new(record)))
         }
-        Ask::DropCaches => drop_caches().map(|()| Answer::Done),
-        Ask::CountLayers => {
+        AgentRequest::DropCaches => drop_caches().map(|()| AgentReply::Done),
+        AgentRequest::CountLayers => {
             block::layer::count();
-            Ok(Answer::Done)
+            Ok(AgentReply::Done)
         }
     }
 }

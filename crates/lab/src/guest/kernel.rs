@@ -179,9 +179,10 @@ fn unpacked(path: &Path) -> Result<Vec<u8>> {
         .stdin(Stdio::null())
         .output();
     let ran = ran.map_err(|e| failed(e.to_string()))?;
-    match ran.status.success() {
-        true => Ok(ran.stdout),
-        false => Err(failed(String::from_utf8_lossy(&ran.stderr).into_owned())),
+    if ran.status.success() {
+        Ok(ran.stdout)
+    } else {
+        Err(failed(String::from_utf8_lossy(&ran.stderr).into_owned()))
     }
 }
 

@@ -4,7 +4,7 @@
 //! with the thread that started it, and the agent in the guest powers off when its port closes.
 
 use super::initramfs::{Archive, programs};
-use super::message::{Answer, Ask, lost, receive, send};
+use super::message::{AgentReply, AgentRequest, lost, receive, send};
 use super::spawn::spawn;
 use super::{AGENT, Accelerator, Disk, FOLDER, MODULES, PORT, Plan, TAG};
 use crate::{Error, Result};
@@ -28,7 +28,7 @@ const LAST_WORDS: usize = 12;
 pub(super) struct Machine {
     child: Child,
     to: ChildStdin,
-    from: Receiver<Result<Option<Answer>>>,
+    from: Receiver<Result<Option<AgentReply>>>,
     folder: tempfile::TempDir,
     /// Release of the guest's kernel.
     pub(super) kernel: String,
@@ -106,7 +106,7 @@ impl Machine {
             kernel: String::new(),
         };
         match machine.answer(Some(within))? {
-            Answer::Here(kernel) => machine.kernel = kernel,
+            AgentReply::Here(kernel) => machine.kernel = kernel,
             _ => return Err(lost("its first message is not that of the benchmark agent")),
         }
         // The guest has loaded it; a lab that is killed leaves no large file behind.
@@ -115,12 +115,12 @@ impl Machine {
     }
 
     /// Sends a request and waits for the answer for as long as the guest lives.
-    pub(super) fn ask(&mut self, ask: &Ask) -> Result<Answer> {
+    pub(super) fn request(&mut self, ask: &AgentRequest) -> Result<AgentReply> {
         let gone = send(&mut self.to, ask).err();
         match (self.answer(None)?, gone) {
             (_, Some(gone)) => Err(gone),
-            (Answer::Refused(text), None) => Err(Error::Spec(format!("in the guest: {text}"))),
-            (Answer::Failed(text), None) => Err(lost(&text)),
+            (AgentReply::Refused(text), None) => Err(Error::Spec(format!("in the guest: {text}"))),
+            (AgentReply::Failed(text), None) => Err(lost(&text)),
             (answer, None) => Ok(answer),
         }
     }
@@ -129,7 +129,7 @@ impl Machine {
         self.child.id()
     }
 
-    fn answer(&mut self, within: Option<Duration>) -> Result<Answer> {
+    fn answer(&mut self, within: Option<Duration>) -> Result<AgentReply> {
         let received = match within {
             Some(within) => self.from.recv_timeout(within),
             None => self.from.recv().map_err(|_| RecvTimeoutError::Disconnected),

@@ -10,10 +10,9 @@ use std::io::{BufRead, Read, Write};
 /// Maximum bytes per line; a record of thousands of phases is far smaller.
 const LINE_MAX: u64 = 64 << 20;
 
-/// A request.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Ask {
+pub(super) enum AgentRequest {
     /// Creates the target of all further jobs from a value that only the builder of targets
     /// interprets.
     Open(Value),
@@ -30,7 +29,7 @@ pub(super) enum Ask {
 /// An answer to a request.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Answer {
+pub(super) enum AgentReply {
     /// The agent is ready, on a kernel of this release. Sent unprompted at the start.
     Here(String),
     /// Facts about the target.
@@ -45,12 +44,12 @@ pub(super) enum Answer {
     Failed(String),
 }
 
-impl Answer {
+impl AgentReply {
     /// Creates the answer that reports `error`.
-    pub(super) fn of(error: &Error) -> Answer {
+    pub(super) fn of(error: &Error) -> AgentReply {
         match error {
-            Error::Spec(text) => Answer::Refused(text.clone()),
-            other => Answer::Failed(other.in_words()),
+            Error::Spec(text) => AgentReply::Refused(text.clone()),
+            other => AgentReply::Failed(other.in_words()),
         }
     }
 }
@@ -88,11 +87,15 @@ mod tests {
     #[test]
     fn a_line_that_is_cut_off_is_the_end_and_rubbish_an_error() {
         let mut sent = Vec::new();
-        send(&mut sent, &Ask::DropCaches).unwrap();
-        let whole = receive::<Ask>(&mut sent.as_slice()).unwrap();
-        assert!(matches!(whole, Some(Ask::DropCaches)));
+        send(&mut sent, &AgentRequest::DropCaches).unwrap();
+        let whole = receive::<AgentRequest>(&mut sent.as_slice()).unwrap();
+        assert!(matches!(whole, Some(AgentRequest::DropCaches)));
         sent.pop();
-        assert!(receive::<Ask>(&mut sent.as_slice()).unwrap().is_none());
-        assert!(receive::<Ask>(&mut &b"{}\n"[..]).is_err());
+        assert!(
+            receive::<AgentRequest>(&mut sent.as_slice())
+                .unwrap()
+                .is_none()
+        );
+        assert!(receive::<AgentRequest>(&mut &b"{}\n"[..]).is_err());
     }
 }

@@ -30,7 +30,7 @@ use crate::meter::Edge;
 use crate::record::Outside;
 use crate::{Error, Facts, Job, Record, Result};
 use machine::Machine;
-use message::{Answer, Ask, lost};
+use message::{AgentReply, AgentRequest, lost};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::fmt;
@@ -96,7 +96,6 @@ pub struct Plan {
     pub accelerator: Option<Accelerator>,
     /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Memory in MiB.
     pub memory_mib: u32,
     /// Virtual disk.
     pub disk: Option<Disk>,
@@ -113,7 +112,6 @@ pub struct GuestFacts {
     pub kernel: String,
     /// Number of virtual CPUs.
     pub cpus: u32,
-    /// Memory in MiB.
     pub memory_mib: u32,
 }
 
@@ -145,7 +143,8 @@ impl Guest {
     /// [`Error::Program`] with the last console output if the guest does not start.
     pub fn boot(plan: &Plan, target: &Value) -> Result<Guest> {
         let (mut machine, accelerator) = Machine::boot(plan)?;
-        let Answer::Opened(facts) = machine.ask(&Ask::Open(target.clone()))? else {
+        let AgentReply::Opened(facts) = machine.request(&AgentRequest::Open(target.clone()))?
+        else {
             return Err(unexpected());
         };
         let guest = Some(GuestFacts {
@@ -178,24 +177,26 @@ impl Guest {
     }
 
     pub(crate) fn prepare(&self, job: &Job) -> Result<()> {
-        self.done(&Ask::Prepare(job.clone()))
+        self.done(&AgentRequest::Prepare(job.clone()))
     }
 
     /// Drops the caches of the guest's kernel; the host's caches are the caller's task.
     pub(crate) fn drop_caches(&self) -> Result<()> {
-        self.done(&Ask::DropCaches)
+        self.done(&AgentRequest::DropCaches)
     }
 
     /// Runs a job in the guest.
     pub(crate) fn run(&self, job: &Job, times: u32, competitors: &[u32]) -> Result<Record> {
         if block::layer::spent().is_some() {
-            self.done(&Ask::CountLayers)?;
+            self.done(&AgentRequest::CountLayers)?;
         }
         let start = Edge::now(&[self.pid], competitors);
-        let answer = self.machine().ask(&Ask::Run(job.clone(), times))?;
+        let answer = self
+            .machine()
+            .request(&AgentRequest::Run(job.clone(), times))?;
         let end = Edge::now(&[self.pid], competitors);
         let used = end.since(&start, None);
-        let Answer::Record(mut record) = answer else {
+        let AgentReply::Record(mut record) = answer else {
             return Err(unexpected());
         };
         record.outside = Some(Outside {
@@ -206,9 +207,9 @@ impl Guest {
         Ok(*record)
     }
 
-    fn done(&self, ask: &Ask) -> Result<()> {
-        match self.machine().ask(ask)? {
-            Answer::Done => Ok(()),
+    fn done(&self, ask: &AgentRequest) -> Result<()> {
+        match self.machine().request(ask)? {
+            AgentReply::Done => Ok(()),
             _ => Err(unexpected()),
         }
     }

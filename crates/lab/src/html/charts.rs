@@ -3,7 +3,7 @@
 use super::layers::by_layer;
 use super::svg::{Drawing, side, steps};
 use crate::figures::number;
-use crate::record::{Better, Cell, Phase, Record};
+use crate::record::{Better, Phase, PhaseFigure, Record};
 use crate::result::Run;
 use crate::study::{Finding, Judgement, Kind, Study, findings, title};
 
@@ -26,13 +26,12 @@ pub fn figures(studies: &[Study]) -> Vec<(String, String)> {
             add("ratios", svg);
         }
         for series in series(study).into_iter().take(SERIES_MAX) {
-            match table_of(study, &series) {
-                true => {
-                    if let Some(svg) = colours(study, &found, &series) {
-                        add(&series, svg);
-                    }
+            if table_of(study, &series) {
+                if let Some(svg) = colours(study, &found, &series) {
+                    add(&series, svg);
                 }
-                false => add(&series, lines(study, &series)),
+            } else {
+                add(&series, lines(study, &series))
             }
         }
         if let Some(svg) = by_layer(study) {
@@ -448,7 +447,14 @@ fn gain_colour(gain: f64) -> String {
 /// Draws the headline of every run in order of execution, which shows changes of the machine over
 /// time.
 fn order(study: &Study) -> Option<String> {
-    let value = |r: &Run<Record>| r.sample.phases.first()?.cells.first().map(Cell::value);
+    let value = |r: &Run<Record>| {
+        r.sample
+            .phases
+            .first()?
+            .cells
+            .first()
+            .map(PhaseFigure::value)
+    };
     let mut all: Vec<(usize, &Run<Record>, f64)> = Vec::new();
     for (arm, runs) in study.runs.iter().enumerate() {
         all.extend(runs.iter().filter_map(|r| Some((arm, r, value(r)?))));

@@ -155,9 +155,10 @@ fn accounts(out: &mut String, study: &Study) {
 fn table(out: &mut String, study: &Study, found: &[Finding]) {
     let one = study.sides.len() == 1;
     let base = study.sides.first().map_or("", |s| s.name.as_str());
-    let heads: Vec<&str> = match one {
-        true => vec!["phase", "figure", "median", "unit"],
-        false => vec![
+    let heads: Vec<&str> = if one {
+        vec!["phase", "figure", "median", "unit"]
+    } else {
+        vec![
             "phase",
             "figure",
             "side",
@@ -170,7 +171,7 @@ fn table(out: &mut String, study: &Study, found: &[Finding]) {
             "pairs",
             "control",
             "judgement",
-        ],
+        ]
     };
     out.push_str("<table><tr>");
     for head in heads {

@@ -4,9 +4,9 @@
 //! same work. Parameters have the names of the fields of the workloads' configurations and are set
 //! by these names.
 
-mod carry_out;
 mod catalogue;
-mod own_folder;
+mod runner;
+mod scratch_directory;
 
 pub use catalogue::{CATALOGUE, Entry, Needs};
 
@@ -136,11 +136,12 @@ impl Sweep {
             .filter(|(file, record)| record <= file)
             .filter(|(file, record)| self.all || *file <= 16 * MIB || *record >= 64 << 10)
             .collect();
-        match cells.is_empty() {
-            true => Err(Error::Spec(
+        if cells.is_empty() {
+            Err(Error::Spec(
                 "the file and record sizes of the sweep leave no pair to measure".into(),
-            )),
-            false => Ok(cells),
+            ))
+        } else {
+            Ok(cells)
         }
     }
 }

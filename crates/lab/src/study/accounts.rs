@@ -112,9 +112,10 @@ fn busiest(study: &Study, side: usize) -> String {
     let total = all.kernel_total_ns().max(1) as f64;
     let part = |(name, ns): (&str, u64)| format!("{name} {:.0} %", ns as f64 / total * 100.0);
     let parts: Vec<String> = all.busiest(NAMED).into_iter().map(part).collect();
-    match parts.is_empty() {
-        true => "-".into(),
-        false => parts.join(", "),
+    if parts.is_empty() {
+        "-".into()
+    } else {
+        parts.join(", ")
     }
 }
 

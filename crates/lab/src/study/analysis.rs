@@ -5,7 +5,7 @@
 //! are marked.
 
 use super::Study;
-use crate::record::{Better, Cell, Phase, Point, Record};
+use crate::record::{Better, Phase, PhaseFigure, Point, Record};
 use crate::result::{Run, pairs};
 use crate::stats::{Ratio, Verdict, median, paired, verdict};
 use serde::{Deserialize, Serialize};
@@ -209,12 +209,12 @@ fn keys(runs: &[Run<Record>]) -> Vec<Key> {
     phases.flat_map(of_phase).collect()
 }
 
-fn cell<'a>(record: &'a Record, key: &Key) -> Option<&'a Cell> {
+fn cell<'a>(record: &'a Record, key: &Key) -> Option<&'a PhaseFigure> {
     record.phases.get(key.phase)?.cells.get(key.cell)
 }
 
 fn value(record: &Record, key: &Key) -> f64 {
-    cell(record, key).map_or(f64::NAN, Cell::value)
+    cell(record, key).map_or(f64::NAN, PhaseFigure::value)
 }
 
 fn values(a: &[Run<Record>], b: &[Run<Record>], key: &Key) -> Vec<(f64, f64)> {
@@ -263,7 +263,7 @@ fn finding(
         base: middle(first, key),
         value: middle(other.unwrap_or(first), key),
         judgement: ratios.map_or(Judgement::NoInterval, |ratios| {
-            judge(&ratios, shown.better, study.plan.theta)
+            verdict_of(&ratios, shown.better, study.plan.theta)
         }),
         ratio,
         control,
@@ -272,7 +272,7 @@ fn finding(
 }
 
 /// Derives the judgement about a ratio.
-pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
+pub(super) fn verdict_of(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
     let good = better == Better::Higher;
     let judged = match verdict(&ratios.ratio, theta) {
         Verdict::Higher if good => Judgement::Better,
@@ -284,9 +284,10 @@ pub(super) fn judge(ratios: &Ratios, better: Better, theta: f64) -> Judgement {
         Verdict::NoInterval => Judgement::NoInterval,
     };
     let claims = matches!(judged, Judgement::Better | Judgement::Worse);
-    match claims && ratios.are_noise() {
-        true => Judgement::Noise,
-        false => judged,
+    if claims && ratios.are_noise() {
+        Judgement::Noise
+    } else {
+        judged
     }
 }
 
@@ -355,7 +356,7 @@ fn aggregate(
         cells: own.len(),
         gain,
         judgement: ratios.map_or(Judgement::NoInterval, |ratios| {
-            judge(&ratios, Better::Higher, theta)
+            verdict_of(&ratios, Better::Higher, theta)
         }),
         counts,
     }
@@ -397,13 +398,15 @@ pub(super) fn narrow(runs: &[Vec<Run<Record>>], sides: usize, width: f64) -> boo
         .filter(|key| key.kind != Kind::Further)
         .collect();
     let headlines = keys.iter().filter(|key| key.kind == Kind::Headline).count();
-    others.iter().all(|other| match headlines > HEADLINES_EACH {
-        true => [Kind::Headline, Kind::Cpu]
-            .into_iter()
-            .all(|kind| enough(&gains(first, other, kind), width)),
-        false => keys
-            .iter()
-            .all(|key| enough(&values(first, other, key), width)),
+    others.iter().all(|other| {
+        if headlines > HEADLINES_EACH {
+            [Kind::Headline, Kind::Cpu]
+                .into_iter()
+                .all(|kind| enough(&gains(first, other, kind), width))
+        } else {
+            keys.iter()
+                .all(|key| enough(&values(first, other, key), width))
+        }
     })
 }
 

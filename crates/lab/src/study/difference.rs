@@ -5,7 +5,7 @@
 //! Either way the two sets are not paired with one another, and the report says so.
 
 use super::Study;
-use super::analysis::{Judgement, Ratios, judge};
+use super::analysis::{Judgement, Ratios, verdict_of};
 use crate::record::{Better, Record};
 use crate::result::{Run, pairs};
 use crate::stats::Ratio;
@@ -71,9 +71,10 @@ pub fn changes(old: &Study, new: &Study, theta: f64) -> Result<Vec<Change>> {
             _ => {}
         }
     }
-    match all.is_empty() {
-        true => refuse("the two results have no side in common".into()),
-        false => Ok(all),
+    if all.is_empty() {
+        refuse("the two results have no side in common".into())
+    } else {
+        Ok(all)
     }
 }
 
@@ -117,7 +118,7 @@ fn of_side(
                         control: None,
                         beside: None,
                     };
-                    judge(&alone, cell.better, theta)
+                    verdict_of(&alone, cell.better, theta)
                 }),
                 ratio,
             })

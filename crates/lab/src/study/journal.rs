@@ -72,11 +72,12 @@ impl Logged {
 
     /// Returns the record, which must be of the given arm.
     pub(crate) fn expect_arm(self, arm: usize) -> Result<Record> {
-        match self.arm == arm {
-            true => Ok(self.run.sample),
-            false => Err(Error::Format(
+        if self.arm == arm {
+            Ok(self.run.sample)
+        } else {
+            Err(Error::Format(
                 "its runs are not in the order of the plan".into(),
-            )),
+            ))
         }
     }
 }
@@ -169,7 +170,7 @@ impl Journal {
         Some(self.study().times).filter(|times| *times > 0)
     }
 
-    pub(crate) fn settle(&mut self, times: u32) -> Result<()> {
+    pub(crate) fn record_times(&mut self, times: u32) -> Result<()> {
         match self.times() {
             Some(_) => Ok(()),
             None => self.append(&Line::Times(times)),

@@ -16,29 +16,29 @@
 mod accounts;
 mod analysis;
 mod difference;
-mod folder;
 mod journal;
 mod layers;
 mod paths;
+mod results;
 mod table;
 
 pub(crate) use accounts::shown as account_tables;
 pub use analysis::{Aggregate, Finding, Judgement, Kind, findings};
 pub use difference::{Change, change_table, changes, gate};
-pub use folder::{Found, RESULT_SCHEMA, Results, journal_path};
 pub use journal::{Journal, STUDY_SCHEMA, load};
 pub use layers::{LayerRow, layer_rows};
 pub(crate) use layers::{cells as layer_cells, heads as layer_heads};
 pub use paths::{PathRow, path_rows};
+pub use results::{RESULT_SCHEMA, Results, StudyAnalysis, journal_path};
 pub(crate) use table::align;
 pub use table::{csv, device_per_asked, differences, notes, tables, title, verdicts};
 
 use crate::account::Opened;
 use crate::environment::Environment;
 use crate::result::{End, Run};
+use crate::run_environment::RunEnvironment;
 use crate::series::{Ran, Rules, Series};
-use crate::surroundings::Surroundings;
-use crate::target::Place;
+use crate::target::TargetKind;
 use crate::workload::shell;
 use crate::{Error, Facts, Job, Record, Result, Target};
 use journal::{Line, Logged};
@@ -165,7 +165,7 @@ pub struct Side {
     /// Shell command after each run, untimed.
     pub after: Option<String>,
     /// Background load and CPU assignment.
-    pub surroundings: Surroundings,
+    pub surroundings: RunEnvironment,
 }
 
 /// Stored description of a side.
@@ -185,7 +185,7 @@ pub struct SideFacts {
     pub after: Option<String>,
     /// Background load and CPU assignment.
     #[serde(default)]
-    pub surroundings: Surroundings,
+    pub surroundings: RunEnvironment,
 }
 
 impl Side {
@@ -205,10 +205,10 @@ impl Side {
         if let Some(command) = &self.before {
             shell(Path::new("/"), command, &[("EVFS_LAB_SIDE", &self.name)])?;
         }
-        let made_ready = self.mount_anew().and_then(|()| match caches {
+        let made_ready = self.mount_again().and_then(|()| match caches {
             Caches::AsTheyAre => Ok(()),
             Caches::Dropped => drop_caches().and_then(|()| match &self.target.place {
-                Place::Guest(guest) => guest.drop_caches(),
+                TargetKind::Guest(guest) => guest.drop_caches(),
                 _ => Ok(()),
             }),
         });
@@ -222,7 +222,7 @@ impl Side {
     /// Remounts a file system of this process before each run. Its threads, their memory and their
     /// CPUs differ from mount to mount; this changes results by up to a quarter and would otherwise
     /// favor one side in all its runs.
-    fn mount_anew(&self) -> Result<()> {
+    fn mount_again(&self) -> Result<()> {
         let Some(mount) = &self.target.remount else {
             return Ok(());
         };
@@ -244,7 +244,7 @@ impl Side {
         let opened = Opened::now();
         let mut record = self.job.run(&target, times)?;
         record.account = Some(opened.close(&self.target.daemons));
-        self.target.settle()?;
+        self.target.sync()?;
         beside.end()?;
         // The CPU time of a daemon that ended during the run is lost.
         self.daemons_are_there()?;
@@ -314,11 +314,12 @@ impl Study {
 
 /// Builds the name that distinguishes the studies of one result and names their files: the
 /// workload, and the environment if all sides share one other than `idle`.
-pub fn key(workload: &str, mut surroundings: impl Iterator<Item = Surroundings>) -> String {
+pub fn key(workload: &str, mut surroundings: impl Iterator<Item = RunEnvironment>) -> String {
     let first = surroundings.next().unwrap_or_default();
-    match first == Surroundings::default() || surroundings.any(|other| other != first) {
-        true => workload.to_owned(),
-        false => format!("{workload}.{first}"),
+    if first == RunEnvironment::default() || surroundings.any(|other| other != first) {
+        workload.to_owned()
+    } else {
+        format!("{workload}.{first}")
     }
 }
 
@@ -406,7 +407,7 @@ fn carry_out(
         Some(times) => times,
         None => calibrate(each(), plan)?,
     };
-    journal.settle(times)?;
+    journal.record_times(times)?;
     if progress(Step::Calibrated(times)).is_break() {
         return Err(Error::Stopped);
     }

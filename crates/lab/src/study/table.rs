@@ -221,9 +221,10 @@ pub fn notes(study: &Study, found: &[Finding]) -> Vec<String> {
         );
     }
     let open = |side: &super::SideFacts| matches!(&side.job, Job::Devmix(c) if c.rate > 0);
-    let times = match study.sides.iter().any(open) {
-        true => "times from due count from when a request was due, even if it was delayed",
-        false => "times are service times in a closed loop",
+    let times = if study.sides.iter().any(open) {
+        "times from due count from when a request was due, even if it was delayed"
+    } else {
+        "times are service times in a closed loop"
     };
     notes.push(format!(
         "CPU includes this process, its children and the listed daemons; {times}"
@@ -308,17 +309,18 @@ pub fn differences(study: &Study) -> Vec<String> {
         for (a, b) in first.job.parameters().iter().zip(other.job.parameters()) {
             add(&a.0, a.1.to_string(), b.1.to_string());
         }
-        match differ.is_empty() {
-            true => format!(
+        if differ.is_empty() {
+            format!(
                 "{} and {} have the same configuration",
                 first.name, other.name
-            ),
-            false => format!(
+            )
+        } else {
+            format!(
                 "{} and {} differ in: {}",
                 first.name,
                 other.name,
                 differ.join("; ")
-            ),
+            )
         }
     };
     others.iter().map(compare).collect()

@@ -1,7 +1,7 @@
 //! Studies of simulated and real runs: order, resuming, and the frequency of false claims.
 
 use super::*;
-use crate::record::{Better, Cell, Phase};
+use crate::record::{Better, Phase, PhaseFigure};
 use crate::rng::Rng;
 use crate::stats::{order_statistic_ranks, paired};
 use std::io::Write;
@@ -20,7 +20,7 @@ fn sides(names: &[&str]) -> Vec<Side> {
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
     };
     names.iter().map(side).collect()
 }
@@ -41,9 +41,10 @@ fn until(path: &Path, sides: &[Side], plan: &StudyPlan, new_runs: u32) -> Result
         if let Step::Ran { replayed, .. } = step {
             made += u32::from(!replayed);
         }
-        match made >= new_runs {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
+        if made >= new_runs {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
         }
     })
 }
@@ -245,8 +246,8 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
         phases: vec![Phase {
             name: "p".into(),
             cells: vec![
-                Cell::rate("rate", "MiB/s", rate, 1.0),
-                Cell::cost("CPU", "s/GiB", 1.0, 1.0),
+                PhaseFigure::rate("rate", "MiB/s", rate, 1.0),
+                PhaseFigure::cost("CPU", "s/GiB", 1.0, 1.0),
             ],
             ..Phase::default()
         }],
@@ -356,7 +357,7 @@ fn a_claim_no_larger_than_the_noise_is_withheld() {
             control,
             beside,
         };
-        analysis::judge(&ratios, better, 0.05)
+        analysis::verdict_of(&ratios, better, 0.05)
     };
     let higher = |control, beside| judge(control, beside, Better::Higher);
     assert_eq!(higher(None, None), Judgement::Worse);

@@ -20,7 +20,7 @@ pub(crate) use table::{HEAD, cells};
 pub use table::{Line, Measured, Shown, shown, text};
 
 use crate::record::Better;
-use crate::surroundings::Surroundings;
+use crate::run_environment::RunEnvironment;
 use crate::{Error, Extent, Job, Result};
 
 /// A published report.
@@ -136,9 +136,10 @@ impl Suite {
             .split(|c: char| !c.is_ascii_alphanumeric())
             .filter(|word| !word.is_empty())
             .collect();
-        match plain.is_empty() {
-            true => format!("{}.{}", self.name, part.name),
-            false => format!("{}.{}.{}", self.name, part.name, plain.join("-")),
+        if plain.is_empty() {
+            format!("{}.{}", self.name, part.name)
+        } else {
+            format!("{}.{}.{}", self.name, part.name, plain.join("-"))
         }
     }
 }
@@ -167,9 +168,9 @@ impl Columns {
     ///
     /// # Errors
     /// [`Error::Spec`] for an unknown name.
-    pub fn surroundings(&self) -> Result<Vec<Surroundings>> {
-        let parse = |name: &&str| name.parse::<Surroundings>();
-        let all: Result<Vec<Surroundings>> = self.environments.iter().map(parse).collect();
+    pub fn surroundings(&self) -> Result<Vec<RunEnvironment>> {
+        let parse = |name: &&str| name.parse::<RunEnvironment>();
+        let all: Result<Vec<RunEnvironment>> = self.environments.iter().map(parse).collect();
         match all {
             Ok(all) if all.len() == 2 || all.is_empty() => Ok(all),
             Ok(_) => Err(Error::Spec(

@@ -2,7 +2,7 @@
 
 use super::table::shown;
 use super::*;
-use crate::record::{Cell, Phase, Record};
+use crate::record::{Phase, PhaseFigure, Record};
 use crate::result::Run;
 use crate::study::{STUDY_SCHEMA, SideFacts, Study, StudyPlan};
 use crate::{End, Facts};
@@ -72,7 +72,7 @@ fn published_changes_are_those_the_report_prints() {
 }
 
 /// Creates a study of two sides with constant figures, each a name and a rate or a cost.
-fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
+fn study(part: &str, phases: &[(&str, [(PhaseFigure, PhaseFigure); 1])]) -> Study {
     let record = |second: bool| Record {
         phases: phases
             .iter()
@@ -81,7 +81,7 @@ fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
                 cells: cells
                     .iter()
                     .map(|(a, b)| if second { b } else { a })
-                    .chain([&Cell::cost("CPU", "s", 1.0, 1.0)])
+                    .chain([&PhaseFigure::cost("CPU", "s", 1.0, 1.0)])
                     .cloned()
                     .collect(),
                 ..Phase::default()
@@ -106,7 +106,7 @@ fn study(part: &str, phases: &[(&str, [(Cell, Cell); 1])]) -> Study {
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
     };
     Study {
         schema: STUDY_SCHEMA.to_owned(),
@@ -135,7 +135,7 @@ fn find<'a>(shown: &'a [Shown], label: &str, columns: &str) -> &'a Line {
 
 #[test]
 fn a_rate_here_is_turned_where_the_report_has_a_time() {
-    let rate = |value| Cell::rate("5a: write 1048576 byte file", "MiB/s", value, 1.0);
+    let rate = |value| PhaseFigure::rate("5a: write 1048576 byte file", "MiB/s", value, 1.0);
     let studies = [study(
         "ifs-1990.table-6.shared",
         &[("nfsbasic", [(rate(100.0), rate(50.0))])],
@@ -157,7 +157,7 @@ fn a_rate_here_is_turned_where_the_report_has_a_time() {
 
 #[test]
 fn a_line_for_each_number_of_threads_and_one_for_a_mean() {
-    let rate = |value| Cell::rate("parent", "MiB/s", value, 1.0);
+    let rate = |value| PhaseFigure::rate("parent", "MiB/s", value, 1.0);
     let one = ("random-write, 1 thread", [(rate(100.0), rate(90.0))]);
     let ten = ("random-write, 10 threads", [(rate(100.0), rate(70.0))]);
     let parts = ["evfs-2006.figures-8-10", "ufc-2007.iozone-scale"];

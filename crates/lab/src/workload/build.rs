@@ -125,12 +125,13 @@ impl Tree {
                 make(at, &[&jobs])?;
                 let printed = output(&mut Command::new(at.join("program")), "the built program")?;
                 let wanted = format!("{}\n", self.answer);
-                match printed == wanted.as_bytes() {
-                    true => Ok(()),
-                    false => Err(failed(
+                if printed == wanted.as_bytes() {
+                    Ok(())
+                } else {
+                    Err(failed(
                         at,
                         "the built program printed a wrong result".into(),
-                    )),
+                    ))
                 }
             }
             Part::Again => make(at, &[&jobs]),

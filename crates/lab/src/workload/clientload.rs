@@ -48,7 +48,7 @@ impl Default for Config {
 
 /// Measurements of all clients.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ClientLoadResult {
     /// Seconds of each client, from the release to its last byte.
     pub secs: Vec<f64>,
     /// Bytes read by all clients together.
@@ -57,7 +57,7 @@ pub struct Outcome {
     pub flushed: bool,
 }
 
-impl Outcome {
+impl ClientLoadResult {
     /// Returns the seconds until the last client finished.
     pub fn last(&self) -> f64 {
         self.secs.iter().copied().fold(0.0, f64::max)
@@ -82,7 +82,7 @@ pub(crate) struct Prepared<'a> {
 /// # Errors
 /// [`Error::Spec`] for invalid values, [`Error::Files`] for errors of the target, [`Error::Verify`]
 /// if a client reads other data than was written.
-pub fn run(clients: &[&dyn Files], config: &Config) -> Result<Outcome> {
+pub fn run(clients: &[&dyn Files], config: &Config) -> Result<ClientLoadResult> {
     let prepared = Prepared::new(clients, config)?;
     let outcome = prepared.read();
     prepared.remove()?;
@@ -116,7 +116,7 @@ impl<'a> Prepared<'a> {
     }
 
     /// Lets all clients read the file.
-    pub(crate) fn read(&self) -> Result<Outcome> {
+    pub(crate) fn read(&self) -> Result<ClientLoadResult> {
         let config = self.config;
         let gate = Barrier::new(config.clients);
         let done: Vec<Result<(f64, bool)>> = std::thread::scope(|scope| {
@@ -132,7 +132,7 @@ impl<'a> Prepared<'a> {
             threads.into_iter().map(join).collect()
         });
         let done = done.into_iter().collect::<Result<Vec<_>>>()?;
-        Ok(Outcome {
+        Ok(ClientLoadResult {
             secs: done.iter().map(|(secs, _)| *secs).collect(),
             bytes: config.file * config.clients as u64,
             flushed: done.iter().all(|(_, flushed)| *flushed),
@@ -152,7 +152,7 @@ fn client(
     gate: &Barrier,
 ) -> Result<(f64, bool)> {
     let opened = files.open(NAME, Open::READ).and_then(|file| {
-        let flushed = match file.forget() {
+        let flushed = match file.drop_cache() {
             Ok(()) => true,
             Err(e) if e.kind() == ErrorKind::Unsupported => false,
             Err(e) => return Err(e),
@@ -187,14 +187,14 @@ fn failed(files: &dyn Files, call: &'static str, source: std::io::Error) -> Erro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Folder;
+    use crate::files::HostDirectory;
 
     #[test]
     fn every_client_reads_the_whole_file() {
         let dir = tempfile::tempdir().unwrap();
         let (one, two) = (
-            Folder::open(dir.path()).unwrap(),
-            Folder::open(dir.path()).unwrap(),
+            HostDirectory::open(dir.path()).unwrap(),
+            HostDirectory::open(dir.path()).unwrap(),
         );
         let config = Config {
             clients: 5,

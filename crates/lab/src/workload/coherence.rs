@@ -39,7 +39,7 @@ impl Default for Config {
 
 /// Result of one direction.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct CoherenceResult {
     /// `write, then load` or `store, then read`.
     pub what: String,
     /// Number of steps of two accesses each.
@@ -53,7 +53,7 @@ pub struct Outcome {
 /// # Errors
 /// [`Error::Spec`] for invalid values; [`Error::Files`], also for a target without mappings;
 /// [`Error::Verify`] if one access does not see the data of the other.
-pub fn run(files: &dyn Files, config: &Config) -> Result<[Outcome; 2]> {
+pub fn run(files: &dyn Files, config: &Config) -> Result<[CoherenceResult; 2]> {
     let fits = (64..=1 << 20).contains(&config.page) && (1..=1 << 20).contains(&config.pages);
     if !fits || config.passes == 0 {
         return Err(Error::Spec(
@@ -119,7 +119,7 @@ impl<'a> Pair<'a> {
         &self,
         what: &str,
         step: impl Fn(u64, &[u8], &mut [u8]) -> Result<()>,
-    ) -> Result<Outcome> {
+    ) -> Result<CoherenceResult> {
         let (mut data, mut out) = (vec![0; self.config.page], vec![0; self.config.page]);
         let began = Instant::now();
         for pass in 0..self.config.passes {
@@ -135,7 +135,7 @@ impl<'a> Pair<'a> {
                 }
             }
         }
-        Ok(Outcome {
+        Ok(CoherenceResult {
             what: what.to_owned(),
             steps: self.config.passes * self.config.pages,
             secs: began.elapsed().as_secs_f64(),
@@ -150,12 +150,12 @@ impl<'a> Pair<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Folder;
+    use crate::files::HostDirectory;
 
     #[test]
     fn both_directions_are_done_with_and_without_sync() {
         let dir = tempfile::tempdir().unwrap();
-        let folder = Folder::open(dir.path()).unwrap();
+        let folder = HostDirectory::open(dir.path()).unwrap();
         for sync in [false, true] {
             let config = Config {
                 pages: 8,

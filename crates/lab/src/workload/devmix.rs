@@ -106,10 +106,7 @@ impl Config {
             )));
         }
         let largest: Vec<u32> = self.blocks.iter().copied().max().into_iter().collect();
-        let blocks = match self.mixed {
-            true => &largest,
-            false => &self.blocks,
-        };
+        let blocks = if self.mixed { &largest } else { &self.blocks };
         let mut points = Vec::with_capacity(count);
         for &workload in &self.patterns {
             for &block in blocks {
@@ -128,9 +125,10 @@ impl Config {
         Spec {
             workload,
             block,
-            sizes: match self.mixed {
-                true => self.blocks.clone(),
-                false => Vec::new(),
+            sizes: if self.mixed {
+                self.blocks.clone()
+            } else {
+                Vec::new()
             },
             threads,
             depth,

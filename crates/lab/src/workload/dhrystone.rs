@@ -38,14 +38,14 @@ impl Default for Config {
 
 /// Result of the measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct DhrystoneResult {
     /// Iterations of the loop.
     pub runs: u64,
     /// Duration in seconds.
     pub secs: f64,
 }
 
-impl Outcome {
+impl DhrystoneResult {
     /// Returns iterations per second.
     pub fn per_sec(&self) -> f64 {
         self.runs as f64 / self.secs
@@ -62,14 +62,14 @@ impl Outcome {
 /// # Errors
 /// [`Error::Program`] if a final value is wrong, which means that the compiler or the CPU is
 /// broken.
-pub fn run(config: &Config) -> Result<Outcome> {
+pub fn run(config: &Config) -> Result<DhrystoneResult> {
     let enough = Duration::from_millis(config.millis);
     let mut runs = 50_000_i32;
     loop {
         let (state, last, took) = turn(runs);
         check(&state, &last, runs)?;
         if took >= enough || runs == i32::MAX {
-            return Ok(Outcome {
+            return Ok(DhrystoneResult {
                 runs: runs as u64,
                 secs: took.as_secs_f64(),
             });

@@ -68,7 +68,7 @@ pub struct Side {
 
 /// Results reported by fio.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct FioResult {
     /// Version of fio.
     pub version: String,
     /// Reads, if any.
@@ -81,7 +81,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// [`Error::Program`] if fio is not installed, fails, or prints unexpected output.
-pub fn run(folder: &Path, config: &Config) -> Result<Outcome> {
+pub fn run(folder: &Path, config: &Config) -> Result<FioResult> {
     check(config)?;
     let mut fio = Command::new("fio");
     fio.args(arguments(config))
@@ -131,7 +131,7 @@ fn arguments(c: &Config) -> Vec<String> {
 }
 
 /// Parses the JSON. Lines before it are warnings of fio.
-fn parse(printed: &[u8]) -> Result<Outcome> {
+fn parse(printed: &[u8]) -> Result<FioResult> {
     let wrong = |what: &str| Error::Program {
         what: "fio".into(),
         detail: format!("its JSON output has no {what}"),
@@ -169,7 +169,7 @@ fn parse(printed: &[u8]) -> Result<Outcome> {
             },
         }))
     };
-    Ok(Outcome {
+    Ok(FioResult {
         version: value["fio version"]
             .as_str()
             .unwrap_or("unknown")

@@ -147,13 +147,15 @@ impl Config {
     /// # Errors
     /// [`Error::Spec`] with the value and its bounds.
     pub fn check(&self) -> Result<()> {
-        let within =
-            |what: &str, value: u64, low: u64, high: u64| match (low..=high).contains(&value) {
-                true => Ok(()),
-                false => Err(Error::Spec(format!(
+        let within = |what: &str, value: u64, low: u64, high: u64| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::Spec(format!(
                     "{what} is {value}, but must be {low} to {high}"
-                ))),
-            };
+                )))
+            }
+        };
         within("number", self.number, 1, FILES_MAX)?;
         within("transactions", self.transactions, 0, FILES_MAX * 10)?;
         within("subdirectories", self.subdirectories, 0, FILES_MAX)?;
@@ -265,17 +267,23 @@ impl Script {
     /// Draws the two steps of a transaction.
     pub fn transaction(&mut self) -> [Step; 2] {
         let first = match self.config.bias_read {
-            Some(tenths) if self.used > 0 => match self.numbers.below(10) < tenths {
-                true => self.read(),
-                false => self.append(),
-            },
+            Some(tenths) if self.used > 0 => {
+                if self.numbers.below(10) < tenths {
+                    self.read()
+                } else {
+                    self.append()
+                }
+            }
             _ => Step::Nothing,
         };
         let second = match self.config.bias_create {
-            Some(tenths) => match self.numbers.below(10) < tenths {
-                true => self.create(),
-                false => self.delete(),
-            },
+            Some(tenths) => {
+                if self.numbers.below(10) < tenths {
+                    self.create()
+                } else {
+                    self.delete()
+                }
+            }
             None => Step::Nothing,
         };
         [first, second]
@@ -348,9 +356,7 @@ pub struct Report {
     pub deleted_alone: u64,
     /// Files deleted by transactions.
     pub deleted_mixed: u64,
-    /// Bytes read.
     pub bytes_read: u64,
-    /// Bytes written.
     pub bytes_written: u64,
     /// Number of transactions.
     pub transactions: u64,
@@ -400,7 +406,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
         let step = script.create();
         doing.step(&step)?;
     }
-    doing.settle()?;
+    doing.sync()?;
     doing.report.create_secs = began.elapsed().as_secs_f64();
     doing.report.created_alone = std::mem::take(&mut doing.report.created_mixed);
     let mixed = Instant::now();
@@ -409,7 +415,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
             doing.step(&step)?;
         }
     }
-    doing.settle()?;
+    doing.sync()?;
     doing.report.transactions = config.transactions;
     doing.report.transaction_secs = mixed.elapsed().as_secs_f64();
     let deleted_mixed = std::mem::take(&mut doing.report.deleted_mixed);
@@ -417,7 +423,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Report> {
     for step in script.rest() {
         doing.step(&step)?;
     }
-    doing.settle()?;
+    doing.sync()?;
     doing.report.delete_secs = rest.elapsed().as_secs_f64();
     doing.report.total_secs = began.elapsed().as_secs_f64();
     doing.report.deleted_alone = std::mem::replace(&mut doing.report.deleted_mixed, deleted_mixed);
@@ -524,10 +530,11 @@ impl<'a> Doing<'a> {
         Ok(())
     }
 
-    fn settle(&self) -> Result<()> {
-        match self.config.sync {
-            true => self.files.sync().map_err(|e| self.failed("sync", "", e)),
-            false => Ok(()),
+    fn sync(&self) -> Result<()> {
+        if self.config.sync {
+            self.files.sync().map_err(|e| self.failed("sync", "", e))
+        } else {
+            Ok(())
         }
     }
 

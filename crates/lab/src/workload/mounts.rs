@@ -12,7 +12,7 @@
 //! is complete when its command has ended and the mount point is the original directory again.
 
 use super::programs::shell;
-use crate::files::{Files, Folder, Open};
+use crate::files::{Files, HostDirectory, Open};
 use crate::{Error, Remount, Result};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -53,7 +53,7 @@ impl Default for Config {
 
 /// Seconds per cycle.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct MountTimes {
     /// Durations of mounts.
     pub mount_secs: Vec<f64>,
     /// Durations of unmounts.
@@ -65,7 +65,7 @@ pub struct Outcome {
 /// # Errors
 /// [`Error::Spec`] for missing commands; [`Error::Program`] for a command that fails or has no
 /// effect; [`Error::Files`] for errors of the mounted file system.
-pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<Outcome> {
+pub fn run(point: &Path, config: &Config, own: Option<&dyn Remount>) -> Result<MountTimes> {
     match own.filter(|_| config.mount.is_empty()) {
         Some(own) => {
             let by = |what: &'static str, done: std::result::Result<(), String>| {
@@ -109,12 +109,12 @@ fn turns(
     config: &Config,
     mount: &dyn Fn() -> Result<()>,
     unmount: &dyn Fn() -> Result<()>,
-) -> Result<Outcome> {
+) -> Result<MountTimes> {
     if config.times == 0 {
         return Err(Error::Spec("times must be at least 1".into()));
     }
     let bare = identity(point)?;
-    let mut outcome = Outcome::default();
+    let mut outcome = MountTimes::default();
     for turn in 0..config.times {
         let took = timed(point, mount, &|now| now != bare)?;
         outcome.mount_secs.push(took);
@@ -137,7 +137,8 @@ fn timed(
     work()?;
     loop {
         // A mount that is not ready yet may return errors.
-        if identity(point).is_ok_and(there) && Folder::open(point).is_ok_and(|f| f.statfs().is_ok())
+        if identity(point).is_ok_and(there)
+            && HostDirectory::open(point).is_ok_and(|f| f.statfs().is_ok())
         {
             return Ok(began.elapsed().as_secs_f64());
         }
@@ -159,7 +160,7 @@ fn identity(point: &Path) -> Result<(u64, u64)> {
 
 /// Performs metadata operations: creates, lists, stats and removes files.
 fn load(point: &Path, files: u64, turn: u32) -> Result<()> {
-    let folder = Folder::open(point).map_err(|e| failed(point, "open", "", e))?;
+    let folder = HostDirectory::open(point).map_err(|e| failed(point, "open", "", e))?;
     let name = |n: u64| format!("mounts.{turn}.{n}");
     for n in 0..files {
         let file = folder
@@ -262,7 +263,7 @@ mod tests {
             Ok(())
         }
 
-        fn forget(&self) -> std::result::Result<(), String> {
+        fn drop_caches(&self) -> std::result::Result<(), String> {
             Ok(())
         }
     }

@@ -73,7 +73,7 @@ impl Config {
 
 /// Result of one test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct TestResult {
     /// Number of the test, `1` to `9`; `5a` writes and `5b` reads.
     pub test: String,
     /// Description in the words of the original.
@@ -90,7 +90,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// [`Error::Files`] for errors of the target and for wrong results.
-pub fn run(files: &dyn Files, config: &Config) -> Result<Vec<Outcome>> {
+pub fn run(files: &dyn Files, config: &Config) -> Result<Vec<TestResult>> {
     let tests = Tests { files };
     let mut outcomes = Vec::new();
     outcomes.extend(tests.trees(config.tree)?);
@@ -110,7 +110,7 @@ struct Tests<'a> {
 
 impl Tests<'_> {
     /// Tests 1 and 2: creates a tree and removes it.
-    fn trees(&self, (levels, files, folders): (u32, u32, u32)) -> Result<[Outcome; 2]> {
+    fn trees(&self, (levels, files, folders): (u32, u32, u32)) -> Result<[TestResult; 2]> {
         self.files
             .mkdir("tree")
             .map_err(|e| self.failed("mkdir", "tree", e))?;
@@ -124,7 +124,7 @@ impl Tests<'_> {
         self.files
             .rmdir("tree")
             .map_err(|e| self.failed("rmdir", "tree", e))?;
-        let outcome = |test: &str, verb: &str, secs| Outcome {
+        let outcome = |test: &str, verb: &str, secs| TestResult {
             test: test.into(),
             what: format!(
                 "{verb} {} files {} directories {levels} levels deep",
@@ -184,7 +184,7 @@ impl Tests<'_> {
     }
 
     /// Test 3: looks up the target's own directory from the root and stats it.
-    fn getcwd(&self, times: u64) -> Result<Outcome> {
+    fn getcwd(&self, times: u64) -> Result<TestResult> {
         self.timed(
             "3",
             times * 2,
@@ -205,7 +205,7 @@ impl Tests<'_> {
     }
 
     /// Test 4: sets permission bits and reads them back.
-    fn chmod(&self, (count, times): (u64, u64)) -> Result<Outcome> {
+    fn chmod(&self, (count, times): (u64, u64)) -> Result<TestResult> {
         let names = names("chmod", count);
         names.iter().try_for_each(|name| self.create(name))?;
         // Two calls are counted per iteration, as in the original.
@@ -236,7 +236,7 @@ impl Tests<'_> {
     }
 
     /// Tests 5a and 5b: writes a file repeatedly, then reads and compares it.
-    fn rewrite(&self, times: u64) -> Result<[Outcome; 2]> {
+    fn rewrite(&self, times: u64) -> Result<[TestResult; 2]> {
         let name = "bigfile";
         let mut text = vec![0; BLOCK];
         crate::rng::Rng::new(5).fill(&mut text);
@@ -297,7 +297,7 @@ impl Tests<'_> {
     }
 
     /// Test 6: reads a directory repeatedly while its files are removed one by one.
-    fn readdir(&self, (count, passes): (u64, u64)) -> Result<Outcome> {
+    fn readdir(&self, (count, passes): (u64, u64)) -> Result<TestResult> {
         let folder = "entries";
         self.files
             .mkdir(folder)
@@ -335,7 +335,7 @@ impl Tests<'_> {
         self.files
             .rmdir(folder)
             .map_err(|e| self.failed("rmdir", folder, e))?;
-        Ok(Outcome {
+        Ok(TestResult {
             test: "6".into(),
             what: format!("{entries} entries read, {count} files"),
             operations: Some(entries),
@@ -345,7 +345,7 @@ impl Tests<'_> {
     }
 
     /// Test 7: renames files and creates hard links.
-    fn rename(&self, (count, times): (u64, u64)) -> Result<Outcome> {
+    fn rename(&self, (count, times): (u64, u64)) -> Result<TestResult> {
         let names = names("rename", count);
         names.iter().try_for_each(|name| self.create(name))?;
         let links = |name: &str, count: u64| {
@@ -384,7 +384,7 @@ impl Tests<'_> {
     }
 
     /// Test 8: symbolic links; skipped if the target does not support them.
-    fn symlink(&self, (count, times): (u64, u64)) -> Result<Outcome> {
+    fn symlink(&self, (count, times): (u64, u64)) -> Result<TestResult> {
         let names = names("symlink", count);
         let what = format!(
             "{} symlinks and readlinks on {count} files",
@@ -417,7 +417,7 @@ impl Tests<'_> {
         });
         match done {
             Err(Error::Files { source, .. }) if source.kind() == io::ErrorKind::Unsupported => {
-                Ok(Outcome {
+                Ok(TestResult {
                     test: "8".into(),
                     what,
                     operations: None,
@@ -430,7 +430,7 @@ impl Tests<'_> {
     }
 
     /// Test 9: queries the free space.
-    fn statfs(&self, times: u64) -> Result<Outcome> {
+    fn statfs(&self, times: u64) -> Result<TestResult> {
         self.timed("9", times, 0, format!("{times} statfs calls"), || {
             for _ in 0..times {
                 self.files
@@ -448,10 +448,10 @@ impl Tests<'_> {
         bytes: u64,
         what: String,
         work: impl FnOnce() -> Result<()>,
-    ) -> Result<Outcome> {
+    ) -> Result<TestResult> {
         let began = Instant::now();
         work()?;
-        Ok(Outcome {
+        Ok(TestResult {
             test: test.into(),
             what,
             operations: Some(operations),
@@ -472,9 +472,10 @@ impl Tests<'_> {
     }
 
     fn expect(&self, call: &'static str, path: &str, holds: bool, otherwise: &str) -> Result<()> {
-        match holds {
-            true => Ok(()),
-            false => Err(self.failed(call, path, io::Error::other(format!("{path} {otherwise}")))),
+        if holds {
+            Ok(())
+        } else {
+            Err(self.failed(call, path, io::Error::other(format!("{path} {otherwise}"))))
         }
     }
 

@@ -92,7 +92,7 @@ impl Default for Config {
 
 /// A point of the curve.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct ScalingPoint {
     /// Number of users.
     pub users: usize,
     /// Scripts of all users together.
@@ -101,7 +101,7 @@ pub struct Outcome {
     pub secs: f64,
 }
 
-impl Outcome {
+impl ScalingPoint {
     /// Returns scripts per hour.
     pub fn per_hour(&self) -> f64 {
         self.scripts as f64 / self.secs * 3600.0
@@ -127,7 +127,7 @@ pub fn check(config: &Config) -> Result<()> {
 /// # Errors
 /// [`Error::Spec`] for an invalid configuration; [`Error::Program`] for a step that fails, with its
 /// error output.
-pub fn point(folder: &Path, config: &Config, users: usize) -> Result<Outcome> {
+pub fn point(folder: &Path, config: &Config, users: usize) -> Result<ScalingPoint> {
     check(config)?;
     let homes: Vec<_> = (0..users)
         .map(|user| folder.join(format!("scriptmix.{user}")))
@@ -142,7 +142,7 @@ pub fn point(folder: &Path, config: &Config, users: usize) -> Result<Outcome> {
         fs::remove_dir_all(home).map_err(|e| failed(home, &e))?;
     }
     let secs = timed?;
-    Ok(Outcome {
+    Ok(ScalingPoint {
         users,
         scripts: users as u64 * config.scripts,
         secs,

@@ -4,7 +4,7 @@
 //! The receiver is a thread on the loopback that counts and discards the bytes; its CPU time is
 //! part of all rows alike. The time ends when it has received all bytes.
 
-use crate::files::{Files, Folder, Open};
+use crate::files::{Files, HostDirectory, Open};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -42,25 +42,24 @@ impl Default for Config {
 
 /// Method of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum SendMethod {
     /// `read`, then `send`.
     Read,
     /// Copy from a mapping, then `send`.
     Mapped,
-    /// `sendfile`.
     Sendfile,
 }
 
-impl Way {
+impl SendMethod {
     /// All methods in order.
-    pub const ALL: [Way; 3] = [Way::Read, Way::Mapped, Way::Sendfile];
+    pub const ALL: [SendMethod; 3] = [SendMethod::Read, SendMethod::Mapped, SendMethod::Sendfile];
 
     /// Returns the name for tables.
     pub fn name(self) -> &'static str {
         match self {
-            Way::Read => "read and send",
-            Way::Mapped => "mmap and send",
-            Way::Sendfile => "sendfile",
+            SendMethod::Read => "read and send",
+            SendMethod::Mapped => "mmap and send",
+            SendMethod::Sendfile => "sendfile",
         }
     }
 }
@@ -68,7 +67,7 @@ impl Way {
 /// The existing file; removed on drop.
 pub struct Prepared<'a> {
     folder: &'a Path,
-    files: Folder,
+    files: HostDirectory,
     config: &'a Config,
 }
 
@@ -86,7 +85,7 @@ impl<'a> Prepared<'a> {
                     .into(),
             ));
         }
-        let files = Folder::open(folder).map_err(|e| failed(folder, "open", e))?;
+        let files = HostDirectory::open(folder).map_err(|e| failed(folder, "open", e))?;
         let prepared = Prepared {
             folder,
             files,
@@ -113,7 +112,7 @@ impl<'a> Prepared<'a> {
     ///
     /// # Errors
     /// [`Error::Files`] for an I/O error, [`Error::Program`] if bytes did not arrive.
-    pub fn send(&self, way: Way) -> Result<f64> {
+    pub fn send(&self, way: SendMethod) -> Result<f64> {
         let wrong = |e: io::Error| failed(self.folder, "send", e);
         let listener = TcpListener::bind("127.0.0.1:0").map_err(wrong)?;
         let address = listener.local_addr().map_err(wrong)?;
@@ -140,24 +139,25 @@ impl<'a> Prepared<'a> {
             let received = receiver.join().expect("the receiver does not panic");
             let began = sent.map_err(wrong)?;
             let (got, ended) = received.map_err(wrong)?;
-            match got == total {
-                true => Ok(ended.duration_since(began).as_secs_f64()),
-                false => Err(Error::Program {
+            if got == total {
+                Ok(ended.duration_since(began).as_secs_f64())
+            } else {
+                Err(Error::Program {
                     what: "sendfile".into(),
                     detail: format!("{got} of {total} bytes arrived"),
-                }),
+                })
             }
         })
     }
 
-    fn pass(&self, way: Way, mut stream: &TcpStream) -> io::Result<()> {
+    fn pass(&self, way: SendMethod, mut stream: &TcpStream) -> io::Result<()> {
         let size = self.config.file;
         if self.config.cold {
-            self.files.open(NAME, Open::READ)?.forget()?;
+            self.files.open(NAME, Open::READ)?.drop_cache()?;
         }
         let mut buffer = vec![0; self.config.record];
         match way {
-            Way::Read => {
+            SendMethod::Read => {
                 let mut file = File::open(self.folder.join(NAME))?;
                 loop {
                     match file.read(&mut buffer)? {
@@ -166,7 +166,7 @@ impl<'a> Prepared<'a> {
                     }
                 }
             }
-            Way::Mapped => {
+            SendMethod::Mapped => {
                 let map = self.files.open(NAME, Open::READ)?.map(size, false)?;
                 let mut at = 0;
                 while at < size {
@@ -177,7 +177,7 @@ impl<'a> Prepared<'a> {
                 }
                 Ok(())
             }
-            Way::Sendfile => {
+            SendMethod::Sendfile => {
                 let file = File::open(self.folder.join(NAME))?;
                 let mut at = 0;
                 while at < size {
@@ -218,7 +218,7 @@ mod tests {
             ..Config::default()
         };
         let prepared = Prepared::new(dir.path(), &config).unwrap();
-        for way in Way::ALL {
+        for way in SendMethod::ALL {
             assert!(prepared.send(way).unwrap() > 0.0, "{way:?}");
         }
         drop(prepared);

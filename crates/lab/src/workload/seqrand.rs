@@ -243,8 +243,7 @@ impl Config {
 
 /// Result of one phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
-    /// The phase.
+pub struct PhaseResult {
     pub phase: Phase,
     /// Bytes that each thread had moved when its clock stopped.
     pub bytes: Vec<u64>,
@@ -254,7 +253,7 @@ pub struct Outcome {
     pub parent_secs: f64,
 }
 
-impl Outcome {
+impl PhaseResult {
     /// Sums the threads' rates by their own clocks, in bytes per second.
     pub fn children(&self) -> f64 {
         let rate = |(bytes, secs): (&u64, &f64)| *bytes as f64 / secs;
@@ -273,7 +272,7 @@ impl Outcome {
 /// # Errors
 /// [`Error::Spec`] for invalid parameters, [`Error::Files`] for errors of the target,
 /// [`Error::Verify`] for wrong data. Files of a failed phase are left behind.
-pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<Outcome>> {
+pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<PhaseResult>> {
     config.check()?;
     if config.access == Access::Buffered
         && let Some(phase) = phases.iter().find(|p| !p.in_order())
@@ -293,9 +292,11 @@ pub fn run(files: &dyn Files, config: &Config, phases: &[Phase]) -> Result<Vec<O
 ///
 /// # Errors
 /// [`Error::Files`] for any error but `Unsupported`.
-pub fn forget(files: &dyn Files, config: &Config) -> Result<()> {
+pub fn drop_caches(files: &dyn Files, config: &Config) -> Result<()> {
     all_names(config).try_for_each(|name| {
-        let forgotten = files.open(&name, Open::READ).and_then(|file| file.forget());
+        let forgotten = files
+            .open(&name, Open::READ)
+            .and_then(|file| file.drop_cache());
         match forgotten {
             Err(e) if e.kind() != std::io::ErrorKind::Unsupported => {
                 Err(failed(files, "drop the cache of", &name, e))
@@ -323,9 +324,10 @@ fn all_names(config: &Config) -> impl Iterator<Item = String> {
 }
 
 fn name(config: &Config, thread: usize) -> String {
-    match config.shared {
-        true => "seqrand.shared".to_owned(),
-        false => format!("seqrand.{thread}"),
+    if config.shared {
+        "seqrand.shared".to_owned()
+    } else {
+        format!("seqrand.{thread}")
     }
 }
 
@@ -346,7 +348,7 @@ struct Shared<'a> {
     zero: Instant,
 }
 
-fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome> {
+fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<PhaseResult> {
     if config.shared && phase == Phase::Write {
         // A shared file is created once, so that no thread truncates another's data.
         let name = name(config, 0);
@@ -384,7 +386,7 @@ fn run_phase(files: &dyn Files, config: &Config, phase: Phase) -> Result<Outcome
     });
     let done = done.into_iter().collect::<Result<Vec<_>>>()?;
     let last = done.iter().map(|c| c.end_ns).max().unwrap_or(0);
-    Ok(Outcome {
+    Ok(PhaseResult {
         phase,
         bytes: done.iter().map(|c| c.bytes).collect(),
         secs: done.iter().map(|c| c.secs).collect(),
@@ -463,13 +465,12 @@ impl Shared<'_> {
                 }
             }
             let at = record * config.record;
-            match writes {
-                true => {
-                    let data = buffers.data(*record);
-                    way.write(at, data)
-                        .map_err(|e| failed(self.files, "write", &name, e))?;
-                }
-                false => self.read(&mut way, &name, *record, &mut buffers)?,
+            if writes {
+                let data = buffers.data(*record);
+                way.write(at, data)
+                    .map_err(|e| failed(self.files, "write", &name, e))?;
+            } else {
+                self.read(&mut way, &name, *record, &mut buffers)?
             }
             bytes += config.record;
         }
@@ -588,7 +589,7 @@ mod tests {
 
     #[test]
     fn the_two_sums_of_a_phase() {
-        let outcome = Outcome {
+        let outcome = PhaseResult {
             phase: Phase::Write,
             bytes: vec![100, 60],
             secs: vec![2.0, 2.0],

@@ -53,12 +53,13 @@ impl Config {
     fn check(&self) -> Result<()> {
         let (order, tile) = (self.order, self.tile);
         let fits = (8..=TILE_MAX).contains(&tile) && (tile..=ORDER_MAX).contains(&order);
-        match fits && order.is_multiple_of(tile) {
-            true => Ok(()),
-            false => Err(Error::Spec(format!(
+        if fits && order.is_multiple_of(tile) {
+            Ok(())
+        } else {
+            Err(Error::Spec(format!(
                 "order {order} and tile {tile} are out of range: tile must be 8 to {TILE_MAX}, \
                  and order a multiple of it up to {ORDER_MAX}"
-            ))),
+            )))
         }
     }
 
@@ -76,7 +77,7 @@ impl Config {
 
 /// Measurements of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SolverResult {
     /// Seconds to write the matrix to the file.
     pub assemble_secs: f64,
     /// Seconds to replace it by its factor.
@@ -94,7 +95,7 @@ pub struct Outcome {
 /// # Errors
 /// [`Error::Spec`] for an invalid size, [`Error::Files`] for errors of the target,
 /// [`Error::Verify`] for a wrong solution.
-pub fn run(files: &dyn Files, config: &Config) -> Result<Outcome> {
+pub fn run(files: &dyn Files, config: &Config) -> Result<SolverResult> {
     config.check()?;
     let how = Open {
         write: true,
@@ -114,9 +115,9 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<Outcome> {
     removed.map(|()| outcome)
 }
 
-fn solve(scratch: &Scratch<'_>) -> Result<Outcome> {
+fn solve(scratch: &Scratch<'_>) -> Result<SolverResult> {
     let config = scratch.config;
-    let mut outcome = Outcome::default();
+    let mut outcome = SolverResult::default();
     let clock = |began: Instant| began.elapsed().as_secs_f64();
     let began = Instant::now();
     let mut right = assemble(scratch, &mut outcome)?;
@@ -148,7 +149,7 @@ struct Scratch<'a> {
 
 impl Scratch<'_> {
     /// Reads the tiles of a column, from `row` to the last.
-    fn read(&self, row: usize, column: usize, outcome: &mut Outcome) -> Result<Vec<f64>> {
+    fn read(&self, row: usize, column: usize, outcome: &mut SolverResult) -> Result<Vec<f64>> {
         let tiles = self.config.columns() - row;
         let mut bytes = vec![0; tiles * self.config.tile * self.config.tile * NUMBER];
         let at = self.config.offset(row, column);
@@ -165,7 +166,7 @@ impl Scratch<'_> {
         Ok(numbers.iter().map(|n| f64::from_le_bytes(*n)).collect())
     }
 
-    fn write(&self, column: usize, numbers: &[f64], outcome: &mut Outcome) -> Result<()> {
+    fn write(&self, column: usize, numbers: &[f64], outcome: &mut SolverResult) -> Result<()> {
         let bytes: Vec<u8> = numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
         outcome.bytes += bytes.len() as u64;
         self.file
@@ -179,7 +180,7 @@ impl Scratch<'_> {
 }
 
 /// Writes the matrix, column by column of tiles, and returns its product with a vector of ones.
-fn assemble(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<Vec<f64>> {
+fn assemble(scratch: &Scratch<'_>, outcome: &mut SolverResult) -> Result<Vec<f64>> {
     let config = scratch.config;
     let tile = config.tile;
     let mut right = vec![0.0; config.order];
@@ -193,9 +194,10 @@ fn assemble(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<Vec<f64>> {
             }
             // Diagonal elements exceed the sum of all others in the row, so the matrix is positive
             // definite.
-            *number = match row == col {
-                true => config.order as f64,
-                false => (rng.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0,
+            *number = if row == col {
+                config.order as f64
+            } else {
+                (rng.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
             };
             right[row] += *number;
             if row != col {
@@ -217,7 +219,7 @@ fn place(n: usize, tile: usize, column: usize) -> (usize, usize) {
 
 /// Left-looking Cholesky factorization: subtracts the contributions of all previous columns of
 /// tiles, then factors the column.
-fn factor(scratch: &Scratch<'_>, outcome: &mut Outcome) -> Result<()> {
+fn factor(scratch: &Scratch<'_>, outcome: &mut SolverResult) -> Result<()> {
     let tile = scratch.config.tile;
     let area = tile * tile;
     for column in 0..scratch.config.columns() {
@@ -286,7 +288,7 @@ fn divide_tile(tile: &mut [f64], diagonal: &[f64], n: usize) {
 }
 
 /// Solves in place by forward and backward substitution.
-fn substitute(scratch: &Scratch<'_>, x: &mut [f64], outcome: &mut Outcome) -> Result<()> {
+fn substitute(scratch: &Scratch<'_>, x: &mut [f64], outcome: &mut SolverResult) -> Result<()> {
     let tile = scratch.config.tile;
     let forth = 0..scratch.config.columns();
     for column in forth.clone() {
@@ -322,11 +324,11 @@ fn element(numbers: &[f64], row: usize, col: usize, tile: usize) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::Folder;
+    use crate::files::HostDirectory;
 
-    fn solved(order: usize, tile: usize) -> Result<Outcome> {
+    fn solved(order: usize, tile: usize) -> Result<SolverResult> {
         let dir = tempfile::tempdir().unwrap();
-        let files = Folder::open(dir.path()).unwrap();
+        let files = HostDirectory::open(dir.path()).unwrap();
         let config = Config {
             order,
             tile,
@@ -355,7 +357,7 @@ mod tests {
     #[test]
     fn a_number_that_changes_in_the_file_is_found() {
         let dir = tempfile::tempdir().unwrap();
-        let files = Folder::open(dir.path()).unwrap();
+        let files = HostDirectory::open(dir.path()).unwrap();
         let config = Config {
             order: 64,
             tile: 16,
@@ -367,7 +369,7 @@ mod tests {
             file,
             config: &config,
         };
-        let mut outcome = Outcome::default();
+        let mut outcome = SolverResult::default();
         let mut right = assemble(&scratch, &mut outcome).unwrap();
         let mut numbers = scratch.read(1, 1, &mut outcome).unwrap();
         numbers[300] += 0.5;

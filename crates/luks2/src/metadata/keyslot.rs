@@ -50,7 +50,6 @@ pub enum Priority {
     Prefer,
 }
 
-/// A keyslot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Keyslot {
     key_size: u32,

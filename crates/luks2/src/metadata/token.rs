@@ -5,7 +5,6 @@ use super::Fields;
 use crate::error::{Error, ErrorKind, Result};
 use crate::json::{self, Json, Object};
 
-/// A token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Token {
     kind: String,

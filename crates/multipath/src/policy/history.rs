@@ -5,7 +5,7 @@
 //! steps of 2^24 ns. A path without a completion for (paths x service time) is stale: if idle, it
 //! gets one I/O as a probe; if busy, it gets no more I/Os than its rival has.
 
-use super::{Nanos, PathView, Turn};
+use super::{Nanos, PathView, Rotation};
 
 /// Fraction of the old average that remains after an I/O of up to one bucket.
 const KEEP: f64 = 0.95;
@@ -49,7 +49,7 @@ impl History {
 
     pub(super) fn select(
         &self,
-        turn: &Turn<'_>,
+        turn: &Rotation<'_>,
         open: impl Fn(&PathView) -> bool,
         in_flight: &[u32],
         now: Nanos,

@@ -27,7 +27,7 @@
 //! bound of the link's rate. A path that has been silent gets one I/O from time to time; the cost
 //! of an overdue path is increased by the time it is overdue.
 
-use super::{Io, Nanos, PathView, Turn};
+use super::{Io, Nanos, PathView, Rotation};
 
 /// Upper limit of the price of waiting: a path is not worth using if it takes longer than this many
 /// times the wait for another path.
@@ -235,7 +235,7 @@ impl Predictor {
 
     pub(super) fn select(
         &mut self,
-        turn: &Turn<'_>,
+        turn: &Rotation<'_>,
         open: impl Fn(&PathView) -> bool,
         io: Io,
         now: Nanos,

@@ -69,9 +69,10 @@ impl LunQueue {
             // A silent path gets only the flushes that no other path can cover.
             let own = !self.attributes.shared_cache;
             if let Some(to) = bound.filter(|b| own && self.links[*b].queue.is_none()) {
-                match now - self.job(slot).first > self.grace() {
-                    true => self.fail_flush(slot, to, now),
-                    false => later.push_back(slot),
+                if now - self.job(slot).first > self.grace() {
+                    self.fail_flush(slot, to, now)
+                } else {
+                    later.push_back(slot)
                 }
                 continue;
             }

@@ -1,10 +1,10 @@
 //! Handling of a connection that is lost or closed, and of its unanswered requests.
 
 use super::{LunQueue, Owner, TICK, nanos};
-use crate::ghosts::{Ghost, OPEN};
 use crate::link::LinkState;
 use crate::monitor::pause;
 use crate::policy::Nanos;
+use crate::unanswered::{OPEN, UnansweredWrite};
 use block::{Op, Wait};
 use rustix::event::epoll;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -17,11 +17,11 @@ const STEADY: Nanos = 10_000_000_000;
 
 impl LunQueue {
     /// Closes a connection. Its jobs in flight are resubmitted on other paths.
-    pub(super) fn let_go(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+    pub(super) fn close_link(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
             return;
         }
-        self.take_back(path, why, event, now);
+        self.withdraw_all(path, why, event, now);
         self.await_kept(path);
         let link = &mut self.links[path];
         link.broken = None;
@@ -32,7 +32,7 @@ impl LunQueue {
             let _ = epoll::delete(&self.epoll, fd);
         }
         link.state = LinkState::Down;
-        link.show_suspicion(false);
+        link.count_suspect(false);
         link.probing = false;
         link.back = None;
         link.fence_key = None;
@@ -49,9 +49,10 @@ impl LunQueue {
         }
         if shared.eligible() {
             shared.flapped(since, self.attributes.flap_penalty_secs, now);
-            match useful {
-                true => self.shared.tries[path].store(0, Relaxed),
-                false => pause(&self.lun, &self.shared, path),
+            if useful {
+                self.shared.tries[path].store(0, Relaxed)
+            } else {
+                pause(&self.lun, &self.shared, path)
             }
         }
         drop(queue);
@@ -78,18 +79,18 @@ impl LunQueue {
     }
 
     /// Takes back all jobs of a link, and records writes that may still be executed.
-    pub(super) fn take_back(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+    pub(super) fn withdraw_all(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
         let jobs = std::mem::take(&mut self.links[path].jobs);
         let mut kept = Vec::new();
         let mut moved = Vec::new();
         for slot in jobs {
             let tag = self.child_tag(slot);
             let link = &mut self.links[path];
-            let back = link.queue.as_mut().and_then(|queue| queue.take_back(tag));
+            let back = link.queue.as_mut().and_then(|queue| queue.withdraw(tag));
             match back {
                 Some(request) => {
                     self.unload(path, slot);
-                    self.haunt(path, tag, &request.op, now, OPEN);
+                    self.record_unanswered(path, tag, &request.op, now, OPEN);
                     moved.push((slot, request.op));
                 }
                 // The device still uses its memory: the completion arrives normally.
@@ -120,15 +121,24 @@ impl LunQueue {
     fn closed(&self, path: usize, now: Nanos) {
         let fence = u64::from(self.attributes.transient_secs) * 1_000_000_000;
         let until = self.quiesced(now);
-        self.lun.ghosts.closed(self.shared.id, path, until, fence);
+        self.lun
+            .unanswered
+            .closed(self.shared.id, path, until, fence);
     }
 
     /// Records a write without a response as a lost write.
-    pub(super) fn haunt(&self, path: usize, tag: u64, op: &Op, now: Nanos, until: Nanos) {
+    pub(super) fn record_unanswered(
+        &self,
+        path: usize,
+        tag: u64,
+        op: &Op,
+        now: Nanos,
+        until: Nanos,
+    ) {
         let Some((offset, len)) = op.range().filter(|_| op.changes_data()) else {
             return;
         };
-        self.lun.ghosts.add(Ghost {
+        self.lun.unanswered.add(UnansweredWrite {
             queue: self.shared.id,
             tag,
             path,
@@ -158,13 +168,13 @@ impl Drop for LunQueue {
             for slot in self.links[path].jobs.clone() {
                 let tag = self.child_tag(slot);
                 let queue = self.links[path].queue.as_mut();
-                if let Some(request) = queue.and_then(|queue| queue.take_back(tag)) {
-                    self.haunt(path, tag, &request.op, now, OPEN);
+                if let Some(request) = queue.and_then(|queue| queue.withdraw(tag)) {
+                    self.record_unanswered(path, tag, &request.op, now, OPEN);
                 }
             }
             self.closed(path, now);
             let link = &mut self.links[path];
-            link.show_suspicion(false);
+            link.count_suspect(false);
             if link.queue.is_some() {
                 link.path.links_up.fetch_sub(1, Relaxed);
             }

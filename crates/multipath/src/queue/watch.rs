@@ -66,9 +66,9 @@ impl LunQueue {
     ) {
         let link = &self.links[path];
         let since = now.saturating_sub(deadline);
-        if link.queue.is_some() && self.lun.ghosts.overdue(self.shared.id, path, since) {
+        if link.queue.is_some() && self.lun.unanswered.overdue(self.shared.id, path, since) {
             let why = format!("a write had no answer for {} s", deadline / 1_000_000_000);
-            return self.let_go(path, &why, None, now);
+            return self.close_link(path, &why, None, now);
         }
         let silent = now.saturating_sub(link.heard);
         let suspect = matches!(link.state, LinkState::Suspect(_));
@@ -88,9 +88,9 @@ impl LunQueue {
                 "silent for {} s: closing the connection",
                 silent / 1_000_000_000
             );
-            return self.let_go(path, &why, None, now);
+            return self.close_link(path, &why, None, now);
         }
-        let patience = link.patience(silence);
+        let patience = link.suspect_after(silence);
         if suspect {
             if silent > patience {
                 self.links[path].back = None;
@@ -112,7 +112,7 @@ impl LunQueue {
                 .timeouts
                 .fetch_add(1, Relaxed);
             let why = format!("an I/O took more than {} s", deadline / 1_000_000_000);
-            self.let_go(path, &why, None, now);
+            self.close_link(path, &why, None, now);
         }
     }
 
@@ -135,13 +135,13 @@ impl LunQueue {
         if link.path.links_suspect.load(Relaxed) == 0 {
             link.path.flapped(link.heard, longest, now);
         }
-        link.show_suspicion(true);
+        link.count_suspect(true);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
         let why = format!(
             "suspect: silent for {} ms with I/O outstanding",
             silent / 1_000_000
         );
-        self.take_back(path, &why, None, now);
+        self.withdraw_all(path, &why, None, now);
         self.probe(path, now);
     }
 
@@ -186,9 +186,10 @@ impl LunQueue {
             }
             let job = self.jobs[slot as usize].1.as_ref();
             let op = job.and_then(|j| j.op.as_ref());
-            match op.is_some_and(|op| self.lun.ghosts.hold(op, now)) {
-                true => self.held.push(slot),
-                false => self.waiting.push_back(slot),
+            if op.is_some_and(|op| self.lun.unanswered.must_wait(op, now)) {
+                self.held.push(slot)
+            } else {
+                self.waiting.push_back(slot)
             }
         }
         self.shared.held.store(self.held.len() as u32, Relaxed);
@@ -196,14 +197,15 @@ impl LunQueue {
 
     /// Returns how long I/O waits for a path.
     pub(super) fn grace(&self) -> Nanos {
-        match self.attributes.infinite_retries_enable {
-            true => Nanos::MAX,
-            false => u64::from(self.attributes.transient_secs) * 1_000_000_000,
+        if self.attributes.infinite_retries_enable {
+            Nanos::MAX
+        } else {
+            u64::from(self.attributes.transient_secs) * 1_000_000_000
         }
     }
 
     /// Records since when no link carries I/O, or writes.
-    pub(super) fn note_stranded(&mut self, now: Nanos) {
+    pub(super) fn note_no_path(&mut self, now: Nanos) {
         let heeded = self.attributes.alua_enabled;
         let carries = |l: &&Link| l.queue.is_some() && (!heeded || l.path.access.carries());
         let (mut any, mut writable) = (false, false);
@@ -211,32 +213,36 @@ impl LunQueue {
             any = true;
             writable |= !link.path.read_only.load(Relaxed);
         }
-        let note = |there: bool, since: &mut Option<Nanos>| match there {
-            true => *since = None,
-            false => _ = since.get_or_insert(now),
+        let note = |there: bool, since: &mut Option<Nanos>| {
+            if there {
+                *since = None
+            } else {
+                _ = since.get_or_insert(now)
+            }
         };
-        note(any, &mut self.stranded);
+        note(any, &mut self.no_path_since);
         note(writable, &mut self.unwritable);
     }
 
     /// Fails jobs that have waited too long for a path. Writes wait for a writable path.
     fn give_up_waiting(&mut self, now: Nanos) {
-        self.note_stranded(now);
+        self.note_no_path(now);
         let attributes = Arc::clone(&self.attributes);
         let grace = self.grace();
         let over = |since: Option<Nanos>| since.is_some_and(|s| now.saturating_sub(s) >= grace);
-        let (reads, writes) = (over(self.stranded), over(self.unwritable));
+        let (reads, writes) = (over(self.no_path_since), over(self.unwritable));
         if !(reads || writes) {
             return;
         }
         let what = if reads { "" } else { " that accepts writes" };
-        let why = match self.lun.abandoned.load(Relaxed) {
-            true => "no path to the LUN, and it is being closed by force".to_owned(),
-            false => format!(
+        let why = if self.lun.abandoned.load(Relaxed) {
+            "no path to the LUN, and it is being closed by force".to_owned()
+        } else {
+            format!(
                 "no path to the LUN{what} for {} s (transient_secs); `evfs lun show` says why \
                  each is down",
                 attributes.transient_secs
-            ),
+            )
         };
         for slot in std::mem::take(&mut self.waiting) {
             let job = self.job(slot);
@@ -254,7 +260,7 @@ impl LunQueue {
     fn show_waiting(&self, now: Nanos) {
         let mut shown = lock(&self.shared.shown);
         shown.clear();
-        let no_path = match self.stranded {
+        let no_path = match self.no_path_since {
             Some(_) => "no path carries I/O",
             None => "every path is at its limit or cannot carry this I/O",
         };

@@ -127,9 +127,12 @@ fn a_transition_without_end_fails_what_waits_when_its_time_is_over() {
 /// Returns a script that replies with a status while the switch is on.
 fn while_on(on: &Arc<AtomicBool>, status: u8, qualifier: u16) -> Script {
     let on = Arc::clone(on);
-    Box::new(move |_| match on.load(SeqCst) {
-        true => Reply::Status(status, qualifier, &[]),
-        false => Reply::Good,
+    Box::new(move |_| {
+        if on.load(SeqCst) {
+            Reply::Status(status, qualifier, &[])
+        } else {
+            Reply::Good
+        }
     })
 }
 

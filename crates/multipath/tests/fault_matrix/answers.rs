@@ -38,9 +38,10 @@ impl Failing {
 
     fn set(&self, port: usize, fails: bool) {
         let file = self.dir.path().join(format!("on{port}"));
-        match fails {
-            true => std::fs::write(file, "").unwrap(),
-            false => std::fs::remove_file(file).unwrap(),
+        if fails {
+            std::fs::write(file, "").unwrap()
+        } else {
+            std::fs::remove_file(file).unwrap()
         }
     }
 
@@ -156,7 +157,7 @@ fn a_path_that_takes_connections_and_no_writes_is_left_alone_longer_each_time() 
 }
 
 #[test]
-fn a_unit_attention_reaches_nobody() {
+fn a_unit_attention_reaches_no_caller() {
     let tgtd = Tgtd::start();
     let paths = [0, 1].map(|portal| Arc::new(tgtd.path(portal, Options::default())) as _);
     let lun = Arc::new(open(paths.into(), |_| ()));

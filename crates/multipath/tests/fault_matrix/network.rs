@@ -59,7 +59,7 @@ fn a_reset_and_a_killed_server_cost_no_error() {
 }
 
 #[test]
-fn a_refused_and_a_slow_connect_hold_nobody_up() {
+fn a_refused_and_a_slow_connect_delay_no_other() {
     let pair = Pair::new();
     let lun = pair.lun(patient);
     let load = Load::start(Arc::clone(&lun) as _, 256, 3);
@@ -226,7 +226,7 @@ fn all_paths_silent_for_a_while_cost_time_only() {
 }
 
 #[test]
-fn all_paths_silent_for_ever_end_in_an_error_and_everything_can_be_closed() {
+fn all_paths_silent_indefinitely_end_in_an_error_and_everything_can_be_closed() {
     let pair = Pair::new();
     let lun = pair.lun(|a| {
         a.path_fail_secs = 1;
@@ -349,7 +349,7 @@ fn a_corrupt_header_without_a_digest_is_a_lost_path() {
 }
 
 #[test]
-fn a_thread_that_was_not_running_suspects_nobody() {
+fn a_thread_that_was_not_running_suspects_no_path() {
     let pair = Pair::new();
     // Enough for a machine that stalls by itself.
     let lun = pair.lun(|a| a.silence_ms = 800);

@@ -202,9 +202,10 @@ impl Session {
         let auth = b"AuthMethod=None\0";
         self.shared.send(0x23, 0x81, [0; 4], &[], auth)?;
         self.receive()?;
-        let digest = match self.shared.manner.data_digest {
-            true => "CRC32C",
-            false => "None",
+        let digest = if self.shared.manner.data_digest {
+            "CRC32C"
+        } else {
+            "None"
         };
         let text = format!(
             "HeaderDigest=None\0DataDigest={digest}\0MaxRecvDataSegmentLength=262144\0\
@@ -431,9 +432,10 @@ fn receive(input: &mut TcpStream, data_digest: bool) -> Result<(Vec<u8>, Vec<u8>
     let mut header = vec![0; 48];
     input.read_exact(&mut header)?;
     let len = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize;
-    let digest = match data_digest && len > 0 && header[0] & 0x3f != 3 {
-        true => 4,
-        false => 0,
+    let digest = if data_digest && len > 0 && header[0] & 0x3f != 3 {
+        4
+    } else {
+        0
     };
     let mut data = vec![0; len.next_multiple_of(4) + digest];
     input.read_exact(&mut data)?;

@@ -101,7 +101,7 @@ impl Acks {
     }
 
     /// Records that an acknowledgement was sent while a packet is missing.
-    pub(crate) fn told_of_gap(&mut self, now: Timestamp, config: &Config) {
+    pub(crate) fn gap_reported(&mut self, now: Timestamp, config: &Config) {
         if self.gap_repeats < GAP_REPEATS {
             self.delay_at = self.delay_at.min(now + config.ack_delay);
         }
@@ -131,7 +131,7 @@ impl Acks {
         let ping = self.ping.map(|serial| (Reason::PingResponse, serial));
         let due = ping.or(self.due)?;
         self.ping = None;
-        self.spoken();
+        self.data_sent();
         Some(due)
     }
 
@@ -143,7 +143,7 @@ impl Acks {
 
     /// Records that data of the other direction is about to be sent, which implies that everything
     /// was received.
-    pub(crate) const fn spoken(&mut self) {
+    pub(crate) const fn data_sent(&mut self) {
         self.due = None;
         self.unspoken = 0;
         self.unspoken_read = 0;

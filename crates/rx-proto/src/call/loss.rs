@@ -30,14 +30,14 @@ const GRANULARITY: u64 = 1_000_000;
 
 /// A transmission; later ones compare as greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Sent {
+pub(crate) struct Transmission {
     pub(crate) at: Timestamp,
     pub(crate) serial: Serial,
 }
 
-impl Sent {
+impl Transmission {
     /// Checks whether this transmission left after `other` (section 6.2, `RACK_sent_after`).
-    pub(crate) fn is_after(self, other: Sent) -> bool {
+    pub(crate) fn is_after(self, other: Transmission) -> bool {
         self.at > other.at || self.at == other.at && self.serial.is_after(other.serial)
     }
 }
@@ -59,7 +59,7 @@ pub(crate) enum Expired {
 #[derive(Debug, Clone)]
 pub(crate) struct Loss {
     /// Latest transmission among those that arrived, and its round trip.
-    newest: Option<Sent>,
+    newest: Option<Transmission>,
     newest_rtt: u64,
     reordering: bool,
     /// Reordering window in quarters of the shortest round trip.
@@ -109,7 +109,7 @@ impl Loss {
     pub(crate) fn arrived(
         &mut self,
         now: Timestamp,
-        sent: Sent,
+        sent: Transmission,
         again: bool,
         named: Option<Serial>,
         rtt: &Rtt,
@@ -162,7 +162,7 @@ impl Loss {
     }
 
     /// Resets the backoff after an acknowledgement without news, because the peer is alive.
-    pub(crate) const fn heard(&mut self) {
+    pub(crate) const fn reset_backoff(&mut self) {
         self.backoff = 0;
     }
 
@@ -186,7 +186,7 @@ impl Loss {
     }
 
     /// Checks whether a packet in flight is lost (section 6.2, step 5). Schedules the next check.
-    pub(crate) fn is_lost(&mut self, now: Timestamp, sent: Sent, window: u64) -> bool {
+    pub(crate) fn is_lost(&mut self, now: Timestamp, sent: Transmission, window: u64) -> bool {
         let Some(newest) = self.newest else {
             return false;
         };
@@ -207,7 +207,7 @@ impl Loss {
     }
 
     /// Starts a new check of all packets.
-    pub(crate) const fn look(&mut self) {
+    pub(crate) const fn begin_scan(&mut self) {
         self.reorder_at = Timestamp::NEVER;
     }
 
@@ -270,9 +270,9 @@ mod tests {
         Timestamp::from_nanos(ms * MS)
     }
 
-    fn sent(ms: u64, serial: u32) -> Sent {
+    fn sent(ms: u64, serial: u32) -> Transmission {
         let serial = Serial(serial);
-        Sent { at: at(ms), serial }
+        Transmission { at: at(ms), serial }
     }
 
     fn rtt(ms: u64) -> Rtt {
@@ -287,7 +287,7 @@ mod tests {
         loss.arrived(at(141), sent(101, 7), false, None, &rtt);
         let window = loss.window(false, 1, &rtt);
         assert_eq!(window, 10 * MS);
-        loss.look();
+        loss.begin_scan();
         assert!(!loss.is_lost(at(141), sent(100, 6), window));
         assert!(!loss.is_lost(at(141), sent(102, 8), window));
         assert_eq!(loss.deadline(2, false, &rtt), at(150));

@@ -15,9 +15,9 @@ use crate::number::CallNumber;
 use crate::payload::Payload;
 use crate::slab::Key;
 use crate::time::{Timestamp, nanos};
-use crate::timers::Note;
+use crate::timers::TimerEntry;
 use acks::Acks;
-use loss::Sent;
+use loss::Transmission;
 use recv::Receiver;
 use send::Sender;
 
@@ -34,7 +34,7 @@ pub(crate) enum Role {
 
 /// Pending notifications of a call for the application.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct News {
+pub(crate) struct CallEvents {
     pub(crate) call: bool,
     pub(crate) readable: bool,
     pub(crate) writable: bool,
@@ -74,7 +74,7 @@ pub(crate) struct Call<P, D> {
     /// Whether a read found nothing, and whether a write was blocked.
     pub(crate) reader_waits: bool,
     pub(crate) writer_waits: bool,
-    pub(crate) news: News,
+    pub(crate) events: CallEvents,
     pub(crate) user_status: u8,
 
     /// Whether the call is in the queue of calls with data to send, and whether it waits for its
@@ -83,7 +83,7 @@ pub(crate) struct Call<P, D> {
     pub(crate) waiting: bool,
     /// Whether a ping has to be sent; the last ping sent and its time.
     pub(crate) ping_due: bool,
-    pub(crate) pinged: Option<Sent>,
+    pub(crate) pinged: Option<Transmission>,
 
     pub(crate) started: Timestamp,
     /// Times at which the peer was last heard, at which we last sent something, and of the last
@@ -95,7 +95,7 @@ pub(crate) struct Call<P, D> {
     pub(crate) refused: Option<Timestamp>,
     /// Time at which a slow timer may expire; never later than the earliest of them.
     pub(crate) slow_at: Timestamp,
-    pub(crate) note: Note,
+    pub(crate) timer_entry: TimerEntry,
 }
 
 /// Position of a call: its connection, path, host share, channel and number.
@@ -132,7 +132,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
             ended: None,
             reader_waits: false,
             writer_waits: false,
-            news: News::default(),
+            events: CallEvents::default(),
             user_status: 0,
             ready: false,
             waiting: false,
@@ -144,7 +144,7 @@ impl<P: Payload, D: Payload> Call<P, D> {
             moved: now,
             refused: None,
             slow_at: now,
-            note: Note::new(),
+            timer_entry: TimerEntry::new(),
         };
         call.slow_clocks(now, timeouts);
         if role == Role::Server {
@@ -197,14 +197,16 @@ impl<P: Payload, D: Payload> Call<P, D> {
             }
         }
         let hard_at = after(timeouts.hard, self.started);
-        let idle_at = match self.waits_for_peer() {
-            true => after(timeouts.idle, self.moved),
-            false => Timestamp::NEVER,
+        let idle_at = if self.waits_for_peer() {
+            after(timeouts.idle, self.moved)
+        } else {
+            Timestamp::NEVER
         };
         // Data that is being retransmitted needs no ping in addition.
-        let ping_at = match self.held {
-            true => self.spoke.plus(ping),
-            false => Timestamp::NEVER,
+        let ping_at = if self.held {
+            self.spoke.plus(ping)
+        } else {
+            Timestamp::NEVER
         };
         let end_at = dead_at.min(hard_at).min(idle_at);
         let next_ping = if ping_at <= now {

@@ -108,7 +108,7 @@ impl<D: Payload> Receiver<D> {
     }
 
     /// Classifies a packet for a window of `window` packets.
-    pub(crate) fn judge(&self, seq: Seq, last: bool, window: u32) -> Placed {
+    pub(crate) fn classify(&self, seq: Seq, last: bool, window: u32) -> Placed {
         let contradicts = match self.last {
             Some(end) => seq.is_after(end) || last && seq != end,
             None => last && self.highest.is_after(seq),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     fn take(receiver: &mut Receiver<Shared>, seq: u32, last: bool) -> Placed {
-        let placed = receiver.judge(Seq(seq), last, 8);
+        let placed = receiver.classify(Seq(seq), last, 8);
         if matches!(placed, Placed::InOrder | Placed::FillsHole | Placed::Early) {
             let byte = [u8::try_from(seq).unwrap()];
             receiver.insert(&packet(seq, last), Shared::from(&byte[..]));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_reads_is_let_go() {
+    fn unread_data_is_released() {
         let mut receiver = Receiver::new();
         take(&mut receiver, 1, false);
         receiver.discard();

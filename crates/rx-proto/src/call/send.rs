@@ -9,7 +9,7 @@
 //! hard-acknowledges it; until then the peer may revoke a soft acknowledgement. In between it is
 //! sent, declared lost (`loss.rs`), and retransmitted under a new serial number.
 
-use super::loss::{Expired, Loss, Sent};
+use super::loss::{Expired, Loss, Transmission};
 use super::stream::Stream;
 use crate::ack::{Ack, Reason};
 use crate::number::{Seq, Serial};
@@ -57,7 +57,7 @@ struct Packet<P> {
     again: bool,
     /// Whether the packet was sent in the same datagram as the one before.
     joined: bool,
-    sent: Sent,
+    sent: Transmission,
     sealed: Option<Box<Sealed<P>>>,
 }
 
@@ -266,7 +266,7 @@ impl<P: Payload> Sender<P> {
                 last,
                 again: false,
                 joined: false,
-                sent: Sent {
+                sent: Transmission {
                     at: Timestamp::NEVER,
                     serial: Serial(0),
                 },
@@ -367,7 +367,7 @@ impl<P: Payload> Sender<P> {
             packet.again = !new;
             packet.joined = inner > 0;
             packet.state = State::InFlight;
-            packet.sent = Sent {
+            packet.sent = Transmission {
                 at: now,
                 serial: header.serial,
             };
@@ -470,7 +470,7 @@ impl<P: Payload> Sender<P> {
         let start = self.window.front().map_or(self.cut, |p| p.start);
         self.stream.release(start);
         self.take_soft(now, ack.packets, named, rtt, &mut effect);
-        self.loss.heard();
+        self.loss.reset_backoff();
         if let (Some(Reason::Duplicate), Some(serial)) = (ack.reason, named) {
             self.loss.was_not_lost(serial, rtt);
         }
@@ -587,7 +587,7 @@ impl<P: Payload> Sender<P> {
 
     /// Declares packets lost that are overdue by now.
     fn detect(&mut self, now: Timestamp, rtt: &Rtt, effect: &mut Effect) {
-        self.loss.look();
+        self.loss.begin_scan();
         let beyond_first = self.highest.next().distance(self.first);
         let gap = self.arrived > 0 && self.arrived != beyond_first;
         if self.in_flight == 0 || !(gap || self.again > 0) {

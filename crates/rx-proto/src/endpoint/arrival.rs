@@ -91,7 +91,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             path.congestion.acknowledged(now, in_flight, &path.rtt);
         }
         self.wake_path(now, path);
-        self.settle(now, call);
+        self.remove_if_done(now, call);
     }
 
     /// Stores one packet of data.
@@ -109,7 +109,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.config.unproven_packets
         };
         let last = packet.flags & flag::LAST_PACKET != 0;
-        let placed = c.receiver.judge(packet.seq, last, window);
+        let placed = c.receiver.classify(packet.seq, last, window);
         let reason = match placed {
             Placed::Violation => {
                 self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR));
@@ -198,7 +198,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.announce(call);
         } else if c.reader_waits && (c.receiver.is_readable() || c.receiver.at_end()) {
             c.reader_waits = false;
-            self.tell(call, |news| news.readable = true);
+            self.queue_event(call, |news| news.readable = true);
         }
         let Some(c) = self.calls.get(call) else {
             return;
@@ -234,7 +234,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         if let Some(trailer) = &ack.trailer {
-            path.peer_takes(trailer);
+            path.set_peer_limits(trailer);
             if let Some(window) = trailer.window {
                 c.sender.set_peer_window(window, self.config.send_window);
                 if let Some(connection) = self.connections.get_mut(connection) {
@@ -301,7 +301,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             stream.held() <= limit / 2 && stream.pieces() <= self.config.send_buffer_pieces / 2;
         if c.writer_waits && room_to_write {
             c.writer_waits = false;
-            self.tell(call, |news| news.writable = true);
+            self.queue_event(call, |news| news.writable = true);
         }
         let Some(c) = self.calls.get(call) else {
             return;
@@ -311,7 +311,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.mark_ready(call);
         }
         self.wake_path(now, path);
-        self.settle(now, call);
+        self.remove_if_done(now, call);
     }
 }
 

@@ -1,8 +1,8 @@
 //! Start and end of calls, and their notifications for the application.
 
-use super::{Endpoint, Notice};
-use crate::call::{Call, News, Place, Role};
-use crate::connection::After;
+use super::{Endpoint, PendingEvent};
+use crate::call::{Call, CallEvents, Place, Role};
+use crate::connection::LastCallEnd;
 use crate::event::{CallId, ConnectionId, End, Event, Incoming};
 use crate::number::CallNumber;
 use crate::payload::{Datagram, Payload};
@@ -35,7 +35,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .insert(Call::new(now, role, place, c.peer_window, &c.timeouts));
         slot.call = Some(call);
         slot.number = number;
-        slot.after = After::Nothing;
+        slot.last_end = LastCallEnd::Nothing;
         c.active = now;
         self.hosts.join(host);
         match role {
@@ -85,7 +85,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             None => Timestamp::NEVER,
         };
         let deadline = loss.min(c.acks.delay_at).min(c.slow_at).max(earliest);
-        self.timers.set(Timer::Call(call), &mut c.note, deadline);
+        self.timers
+            .set(Timer::Call(call), &mut c.timer_entry, deadline);
     }
 
     /// Shows a server's call to the application, if its first packet was received and its peer is
@@ -101,27 +102,27 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if !c.announced && proven && c.receiver.is_readable() {
             c.announced = true;
             c.held = true;
-            self.tell(call, |news| news.call = true);
+            self.queue_event(call, |news| news.call = true);
         }
     }
 
     /// Queues a notification of a call for the application.
-    pub(super) fn tell(&mut self, call: Key, what: impl FnOnce(&mut News)) {
+    pub(super) fn queue_event(&mut self, call: Key, what: impl FnOnce(&mut CallEvents)) {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        what(&mut c.news);
-        if !c.news.queued {
-            c.news.queued = true;
-            self.notices.push_back(Notice::Call(call));
+        what(&mut c.events);
+        if !c.events.queued {
+            c.events.queued = true;
+            self.notices.push_back(PendingEvent::Call(call));
         }
     }
 
     /// Takes the next notification of a call; the call stays in the queue while there are more.
-    pub(super) fn next_news(&mut self, call: Key) -> Option<Event> {
+    pub(super) fn next_event(&mut self, call: Key) -> Option<Event> {
         let c = self.calls.get_mut(call)?;
         let id = CallId(call);
-        let news = &mut c.news;
+        let news = &mut c.events;
         let event = if std::mem::take(&mut news.call) {
             let connection = self.connections.get(c.connection)?;
             Event::Call(Incoming {
@@ -142,7 +143,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             news.queued = false;
             return None;
         };
-        self.notices.push_front(Notice::Call(call));
+        self.notices.push_front(PendingEvent::Call(call));
         Some(event)
     }
 
@@ -156,20 +157,20 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         // The application need not know of a call that was not shown to it.
-        let held = c.held && !c.news.call;
+        let held = c.held && !c.events.call;
         let (connection, channel) = (c.connection, c.channel);
         c.ended = Some(reason);
         self.let_go(now, call);
         if let Some(code) = abort {
             self.queue_abort(connection, channel, code);
-            self.set_after(connection, channel, After::Aborted(code));
+            self.set_after(connection, channel, LastCallEnd::Aborted(code));
         }
         if held {
-            self.tell(call, |news| {
-                *news = News {
+            self.queue_event(call, |news| {
+                *news = CallEvents {
                     ended: true,
                     queued: news.queued,
-                    ..News::default()
+                    ..CallEvents::default()
                 }
             });
         } else {
@@ -184,7 +185,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         self.held_bytes -= c.receiver.held();
         c.receiver.forget();
-        c.acks.spoken();
+        c.acks.data_sent();
         let path = c.path;
         self.hosts.released(c.host, c.sender.stream.held());
         let in_flight = c.sender.clear();
@@ -194,11 +195,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.wake_path(now, path);
     }
 
-    pub(super) fn set_after(&mut self, connection: Key, channel: usize, after: After) {
+    pub(super) fn set_after(&mut self, connection: Key, channel: usize, after: LastCallEnd) {
         if let Some(c) = self.connections.get_mut(connection)
             && let Some(slot) = c.channels.get_mut(channel)
         {
-            slot.after = after;
+            slot.last_end = after;
         }
     }
 
@@ -231,14 +232,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         if std::mem::take(&mut connection.channel_wanted) {
             let free = Event::ChannelFree(ConnectionId(c.connection));
-            self.notices.push_back(Notice::Event(free));
+            self.notices.push_back(PendingEvent::Event(free));
         }
         let until = now + self.config.connection_idle;
         self.set_connection_timer(c.connection, until);
     }
 
     /// Removes a server's call if the peer has the whole reply and the application has finished.
-    pub(super) fn settle(&mut self, now: Timestamp, call: Key) {
+    pub(super) fn remove_if_done(&mut self, now: Timestamp, call: Key) {
         let done = self.calls.get(call).is_some_and(|c| {
             c.role == Role::Server && !c.held && c.announced && c.sender.complete()
         });

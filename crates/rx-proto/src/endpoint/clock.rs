@@ -4,7 +4,7 @@ use super::Endpoint;
 use crate::ack::Reason;
 use crate::call::loss::Expired;
 use crate::call::{Due, HEAD_NANOS, Role};
-use crate::connection::{After, Reach};
+use crate::connection::{AddressValidation, LastCallEnd};
 use crate::event::{End, code};
 use crate::number::{Seq, Serial};
 use crate::payload::{Datagram, Payload};
@@ -18,7 +18,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         while let Some((at, timer)) = self.timers.pop(now) {
             match timer {
                 Timer::Call(call) => {
-                    let first = |c: &mut crate::call::Call<P, D>| c.note.came_up(at);
+                    let first = |c: &mut crate::call::Call<P, D>| c.timer_entry.expire(at);
                     if self.calls.get_mut(call).is_some_and(first) {
                         self.call_timer(now, call);
                         self.set_call_timer_after(call, now.plus(1));
@@ -26,12 +26,16 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 }
                 Timer::Connection(connection) => {
                     let c = self.connections.get_mut(connection);
-                    if c.is_some_and(|c| c.note.came_up(at)) {
+                    if c.is_some_and(|c| c.timer_entry.expire(at)) {
                         self.connection_timer(now, connection);
                     }
                 }
                 Timer::Path(path) => {
-                    if self.paths.get_mut(path).is_some_and(|p| p.note.came_up(at)) {
+                    if self
+                        .paths
+                        .get_mut(path)
+                        .is_some_and(|p| p.timer_entry.expire(at))
+                    {
                         self.wake_path(now, path);
                     }
                 }
@@ -120,7 +124,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         let reach = c.created + self.config.reach_time;
-        if c.reach != Reach::Proven && reach <= now {
+        if c.validation != AddressValidation::Proven && reach <= now {
             return self.remove_connection(now, connection);
         }
         let mut next = if c.is_proven() {
@@ -137,7 +141,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let mut due = Vec::new();
         for (channel, slot) in c.channels.iter_mut().enumerate() {
-            if let After::Received { last, tell_at } = &mut slot.after {
+            if let LastCallEnd::Received { last, tell_at } = &mut slot.last_end {
                 if *tell_at <= now {
                     *tell_at = Timestamp::NEVER;
                     due.push((channel, *last));
@@ -168,7 +172,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if let Some(prompt) = asked {
             self.queue_received(connection, channel, last, prompt);
         }
-        self.set_after(connection, channel, After::Received { last, tell_at });
+        self.set_after(connection, channel, LastCallEnd::Received { last, tell_at });
         self.set_connection_timer(connection, tell_at);
         self.remove_call(now, call);
     }

@@ -1,11 +1,11 @@
 //! Creation and removal of connections and paths, within limits.
 
 use super::hosts::Host;
-use super::{Endpoint, Notice};
+use super::{Endpoint, PendingEvent};
 use crate::ack::Reason;
 use crate::call::Role;
 use crate::config::Timeouts;
-use crate::connection::{Connection, ConnectionKey, Reach};
+use crate::connection::{AddressValidation, Connection, ConnectionKey};
 use crate::event::{ConnectionId, End, Event, code};
 use crate::number::{CallNumber, Serial};
 use crate::packet::{CHANNEL_MASK, Header, PacketType};
@@ -58,7 +58,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let answer = match header.kind {
             PacketType::Data => None,
-            _ => Some(self.answers_from_before(now, &key, route, header, datagram)?),
+            _ => Some(self.handle_unknown_ack(now, &key, route, header, datagram)?),
         };
         let service = self.services.iter().find(|s| s.id == header.service);
         let class = header.security_index;
@@ -86,7 +86,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if let Some(path) = self.paths.get(connection.path) {
             self.hosts.connected(path.host);
         }
-        let connection = self.keep(connection);
+        let connection = self.insert_connection(connection);
         self.unproven.push_back(connection);
         self.unproven_count += 1;
         self.connections_in += 1;
@@ -94,7 +94,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         match answer {
             None => Some(connection),
             Some(serial) => {
-                self.ask_again(connection, header, serial);
+                self.challenge_again(connection, header, serial);
                 None
             }
         }
@@ -167,7 +167,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     }
 
     /// Inserts a connection into the tables.
-    pub(super) fn keep(&mut self, connection: Connection<P, D>) -> Key {
+    pub(super) fn insert_connection(&mut self, connection: Connection<P, D>) -> Key {
         let key = connection.key;
         let connection = self.connections.insert(connection);
         self.by_key.insert(key, connection);
@@ -191,7 +191,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.channel_wanted {
             // A caller that waits for a channel must learn that none will become free.
             let free = Event::ChannelFree(ConnectionId(connection));
-            self.notices.push_back(Notice::Event(free));
+            self.notices.push_back(PendingEvent::Event(free));
         }
         if c.is_server() {
             self.connections_in -= 1;
@@ -202,7 +202,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             if c.is_proven() {
                 self.forgets(now, c.created);
                 let closed = Event::Closed(ConnectionId(connection));
-                self.notices.push_back(Notice::Event(closed));
+                self.notices.push_back(PendingEvent::Event(closed));
             }
         }
         let unused = self.paths.get_mut(c.path).is_some_and(|path| {
@@ -216,7 +216,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     }
 
     /// Marks the address of the peer as proven and shows its calls to the application.
-    pub(super) fn proven(&mut self, now: Timestamp, connection: Key) {
+    pub(super) fn mark_validated(&mut self, now: Timestamp, connection: Key) {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
         };
@@ -224,7 +224,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         self.unproven_count -= usize::from(c.is_asked());
-        c.reach = Reach::Proven;
+        c.validation = AddressValidation::Proven;
         c.active = now;
         let (path, calls) = (c.path, c.calls().collect::<Vec<Key>>());
         for call in calls {
@@ -270,11 +270,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
         };
-        let Some(security) = c.security.as_mut().filter(|_| c.reach != Reach::Proven) else {
+        let Some(security) = c
+            .security
+            .as_mut()
+            .filter(|_| c.validation != AddressValidation::Proven)
+        else {
             return;
         };
         match security.check_response(response) {
-            Ok(()) => self.proven(now, connection),
+            Ok(()) => self.mark_validated(now, connection),
             Err(SecurityError::Discard) => self.stats.not_genuine += 1,
             Err(SecurityError::Abort(code)) => self.abort_connection(now, connection, code),
         }
@@ -334,7 +338,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub(super) fn set_connection_timer(&mut self, connection: Key, deadline: Timestamp) {
         if let Some(c) = self.connections.get_mut(connection) {
             self.timers
-                .set(Timer::Connection(connection), &mut c.note, deadline);
+                .set(Timer::Connection(connection), &mut c.timer_entry, deadline);
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::Endpoint;
 use crate::ack::{AckOut, Reason};
-use crate::config::Answers;
+use crate::config::DebugAccess;
 use crate::number::{Seq, Serial};
 use crate::packet::{HEADER_BYTES, Header, PacketType, flag};
 use crate::payload::{Datagram, Payload};
@@ -79,7 +79,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         body: &[u8],
     ) {
         let answers = self.config.questions.of(route.peer.ip());
-        if answers == Answers::None || !self.strays.take(now) {
+        if answers == DebugAccess::None || !self.strays.take(now) {
             self.stats.strays_unanswered += 1;
             return;
         }

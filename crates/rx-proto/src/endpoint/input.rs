@@ -3,7 +3,7 @@
 use super::Endpoint;
 use crate::ack::{Ack, Reason};
 use crate::call::Role;
-use crate::connection::{After, ConnectionKey};
+use crate::connection::{ConnectionKey, LastCallEnd};
 use crate::event::{End, code};
 use crate::number::CallNumber;
 use crate::packet::{CHANNEL_MASK, HEADER_BYTES, Header, PacketType, abort_code, flag};
@@ -83,7 +83,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return self.about_connection(now, connection, header, datagram);
         }
         if header.kind == PacketType::Ack && !c.is_proven() {
-            self.stranger_answers(now, connection, header, datagram.as_ref());
+            self.handle_unvalidated_ack(now, connection, header, datagram.as_ref());
         }
         let Some(c) = self.connections.get(connection) else {
             return;
@@ -102,9 +102,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return self.stats.stray += 1;
         }
         if channel.number == header.call_number {
-            match (channel.call, channel.after) {
+            match (channel.call, channel.last_end) {
                 (Some(call), _) => self.deliver(now, call, header, datagram),
-                (None, After::Aborted(code)) if header.kind != PacketType::Abort => {
+                (None, LastCallEnd::Aborted(code)) if header.kind != PacketType::Abort => {
                     self.queue_abort(connection, header.channel(), code);
                 }
                 (None, _) => self.stats.stray += 1,
@@ -197,19 +197,19 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         match channel.call {
             Some(call) => self.deliver(now, call, header, datagram),
-            None => self.late(connection, header, datagram.as_ref()),
+            None => self.answer_late(connection, header, datagram.as_ref()),
         }
     }
 
     /// Answers a packet of a reply that was received completely, because its server does not know
     /// that yet. A ping is answered in the same way and not with a ping response, which would allow
     /// a server that forgot the call to run it again.
-    fn late(&mut self, connection: Key, header: &Header, datagram: &[u8]) {
+    fn answer_late(&mut self, connection: Key, header: &Header, datagram: &[u8]) {
         let Some(c) = self.connections.get(connection) else {
             return;
         };
-        let after = c.channels.get(header.channel()).map(|c| c.after);
-        let Some(After::Received { last, .. }) = after else {
+        let after = c.channels.get(header.channel()).map(|c| c.last_end);
+        let Some(LastCallEnd::Received { last, .. }) = after else {
             return self.stats.stray += 1;
         };
         let is_ping = || {

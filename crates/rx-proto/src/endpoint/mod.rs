@@ -19,23 +19,23 @@
 //! | `calls.rs` | start and end of calls; notifications for the application |
 //! | `questions.rs` | DEBUG and VERSION packets |
 
+mod address_validation;
+mod api;
 mod arrival;
 mod calls;
 mod clock;
 mod connections;
 mod control;
+mod debug_requests;
 mod hosts;
 mod input;
 mod output;
-mod questions;
-mod reach;
-mod verbs;
 #[cfg(test)]
 mod wrap_tests;
 
+pub use api::{CallError, Connect, Read, StartError, WriteError};
 pub use connections::Service;
 pub use hosts::Host;
-pub use verbs::{CallError, Connect, Read, StartError, WriteError};
 
 use crate::call::Call;
 use crate::config::Config;
@@ -106,13 +106,13 @@ pub struct Endpoint<P, D> {
     ready: VecDeque<Key>,
     control: VecDeque<Control>,
     strays: Strays,
-    notices: VecDeque<Notice>,
+    notices: VecDeque<PendingEvent>,
     stats: Stats,
 }
 
 /// Pending notification for the application.
 #[derive(Debug, Clone, Copy)]
-enum Notice {
+enum PendingEvent {
     /// The call has notifications.
     Call(Key),
     Event(Event),
@@ -159,9 +159,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub fn poll_event(&mut self) -> Option<Event> {
         while let Some(notice) = self.notices.pop_front() {
             match notice {
-                Notice::Event(event) => return Some(event),
-                Notice::Call(call) => {
-                    if let Some(event) = self.next_news(call) {
+                PendingEvent::Event(event) => return Some(event),
+                PendingEvent::Call(call) => {
+                    if let Some(event) = self.next_event(call) {
                         return Some(event);
                     }
                 }

@@ -1,10 +1,10 @@
 //! Selects the next packets to send: control packets first, then calls in turn, a batch each.
 
 use super::Endpoint;
-use super::reach::ping_serial;
+use super::address_validation::ping_serial;
 use crate::ack::{AckOut, Reason};
 use crate::call::Role;
-use crate::call::loss::Sent;
+use crate::call::loss::Transmission;
 use crate::event::End;
 use crate::number::{CallNumber, Seq, Serial};
 use crate::packet::{HEADER_BYTES, PacketType, flag};
@@ -124,7 +124,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let put = due.is_some_and(|prompt| self.put_ack(now, call, prompt, None, out));
         if put {
             if let Some(c) = self.calls.get_mut(call).filter(|c| c.receiver.has_gap()) {
-                c.acks.told_of_gap(now, &self.config);
+                c.acks.gap_reported(now, &self.config);
                 self.set_call_timer(call);
             }
             self.stay_ready(call);
@@ -242,7 +242,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 PacketType::Data as u8,
                 packets.into(),
             );
-            c.acks.spoken();
+            c.acks.data_sent();
             c.spoke = now;
             connection.active = now;
         }
@@ -265,7 +265,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             path.congestion.held_back();
         } else {
             let at = path.pace_at();
-            self.timers.set(Timer::Path(c.path), &mut path.note, at);
+            self.timers
+                .set(Timer::Path(c.path), &mut path.timer_entry, at);
         }
     }
 
@@ -280,7 +281,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let (allowed, by_window) = path.allowance(now);
         if allowed == 0 && !by_window {
             let at = path.pace_at();
-            self.timers.set(Timer::Path(path_key), &mut path.note, at);
+            self.timers
+                .set(Timer::Path(path_key), &mut path.timer_entry, at);
         }
         for _ in 0..allowed {
             let path = self.paths.get_mut(path_key);
@@ -348,7 +350,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if reason == Reason::Ping {
             header.serial = ping_serial(now, &self.proofs, connection, &header);
             header.flags |= flag::REQUEST_ACK;
-            c.pinged = Some(Sent {
+            c.pinged = Some(Transmission {
                 at: now,
                 serial: header.serial,
             });

@@ -95,7 +95,7 @@ impl Echo {
                 .get(call.0)
                 .is_some_and(|c| !c.receiver.complete())
             {
-                self.server.tell(call.0, |news| news.readable = true);
+                self.server.queue_event(call.0, |news| news.readable = true);
                 break;
             }
             while let Ok(Read::Data(data)) = self.server.read(self.now, call) {

@@ -70,7 +70,7 @@ pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
 /// Makes a call whose reply must equal its request.
 pub fn check_echo(connection: &Connection, tag: u64, len: usize) -> Result<(), Error> {
     let request = bytes(tag, len);
-    let reply = connection.ask(request.clone(), len)?;
+    let reply = connection.request(request.clone(), len)?;
     assert!(
         reply == request,
         "call {tag} of {len} bytes came back changed"

@@ -65,9 +65,10 @@ impl Record {
                 _ => return Err("a line is invalid".into()),
             }
         }
-        match record.name.is_empty() || record.listen.is_empty() {
-            false => Ok(record),
-            true => Err("its name or address is missing".into()),
+        if !(record.name.is_empty() || record.listen.is_empty()) {
+            Ok(record)
+        } else {
+            Err("its name or address is missing".into())
         }
     }
 
@@ -121,12 +122,13 @@ pub fn check_name(name: &str) -> Result<()> {
             && !l.ends_with('-')
     };
     let is_address = name.parse::<Ipv4Addr>().is_ok();
-    match name.len() <= NAME_BYTES_MAX && name.split('.').all(label) && !is_address {
-        true => Ok(()),
-        false => Err(Error::Usage(format!(
+    if name.len() <= NAME_BYTES_MAX && name.split('.').all(label) && !is_address {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
             "invalid cell name `{name}`: use a domain name such as example.org, with lowercase \
              letters, digits and `-`, at most {NAME_BYTES_MAX} characters"
-        ))),
+        )))
     }
 }
 

@@ -156,13 +156,13 @@ impl Replay {
             if matches!(self.events[at], Event::Change(_)) {
                 self.volatile.push(at);
             } else {
-                self.settle(at);
+                self.apply_durable(at);
             }
         }
     }
 
     /// Applies the changes that the event at this index makes durable.
-    fn settle(&mut self, at: usize) {
+    fn apply_durable(&mut self, at: usize) {
         let Event::Durable(list) = &self.events[at] else {
             return;
         };
@@ -233,7 +233,7 @@ struct Plan {
     random: Random,
     style: Style,
     /// The write of the latest queries, and its fate.
-    current: Option<(usize, Way)>,
+    current: Option<(usize, WriteFate)>,
 }
 
 /// Relation of the writes to one another.
@@ -250,7 +250,7 @@ enum Style {
 
 /// Fate of one write.
 #[derive(Clone, Copy)]
-enum Way {
+enum WriteFate {
     Gone,
     Whole,
     /// This number of sectors from its start.
@@ -283,27 +283,27 @@ impl Plan {
         };
         self.current = Some((write.event, way));
         match way {
-            Way::Gone => false,
-            Way::Whole => true,
-            Way::Prefix(sectors) => sector < sectors,
-            Way::AnySectors => self.random.below(2) == 1,
+            WriteFate::Gone => false,
+            WriteFate::Whole => true,
+            WriteFate::Prefix(sectors) => sector < sectors,
+            WriteFate::AnySectors => self.random.below(2) == 1,
         }
     }
 
-    fn choose(&mut self, write: &Volatile) -> Way {
+    fn choose(&mut self, write: &Volatile) -> WriteFate {
         let sectors = write.len.div_ceil(SECTOR_BYTES);
         match self.style {
-            Style::Sectors => Way::AnySectors,
-            Style::InOrder(last) if write.event < last => Way::Whole,
-            Style::InOrder(last) if write.event > last => Way::Gone,
-            Style::InOrder(_) => Way::Prefix(self.random.below(sectors + 1)),
-            Style::Reordered if self.random.below(2) == 0 => Way::Gone,
-            Style::Reordered => Way::Whole,
+            Style::Sectors => WriteFate::AnySectors,
+            Style::InOrder(last) if write.event < last => WriteFate::Whole,
+            Style::InOrder(last) if write.event > last => WriteFate::Gone,
+            Style::InOrder(_) => WriteFate::Prefix(self.random.below(sectors + 1)),
+            Style::Reordered if self.random.below(2) == 0 => WriteFate::Gone,
+            Style::Reordered => WriteFate::Whole,
             Style::Mixed => match self.random.below(4) {
-                0 => Way::Gone,
-                1 => Way::Whole,
-                2 => Way::Prefix(self.random.below(sectors + 1)),
-                _ => Way::AnySectors,
+                0 => WriteFate::Gone,
+                1 => WriteFate::Whole,
+                2 => WriteFate::Prefix(self.random.below(sectors + 1)),
+                _ => WriteFate::AnySectors,
             },
         }
     }

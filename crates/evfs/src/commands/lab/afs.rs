@@ -14,13 +14,13 @@
 //! Deliberately absent: mappings, which require a kernel; following symbolic links; links across
 //! directories, which AFS does not have.
 
-use afs_client::{ANY, Client, Net, Options};
+use afs_client::{ANY, Client, Options, PortSet};
 use afs_proto::dir::Directory;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, FileType};
 use afs_proto::{Abort, AfsFid};
 use lab::Server;
 use lab::files::{Files, Open, OpenFile, Stat};
-use stack::arms::OwnCell;
+use stack::bench::OwnCell;
 use std::io::{Error, ErrorKind, Result};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,20 +35,20 @@ const CACHE_BYTES: usize = 64 << 20;
 const PORTS: usize = 32;
 
 /// A cell and its clients.
-pub struct Cell {
+pub struct AfsCell {
     name: String,
     // Dropped before the server, which would otherwise wait for the clients.
     clients: Mutex<Vec<Arc<AfsFiles>>>,
-    nets: Vec<Arc<Net>>,
+    nets: Vec<Arc<PortSet>>,
     own: Arc<OwnCell>,
 }
 
-impl Cell {
-    pub fn new(name: &str, own: OwnCell) -> Cell {
-        Cell {
+impl AfsCell {
+    pub fn new(name: &str, own: OwnCell) -> AfsCell {
+        AfsCell {
             name: name.to_owned(),
             clients: Mutex::default(),
-            nets: (0..PORTS).map(|_| Net::new()).collect(),
+            nets: (0..PORTS).map(|_| PortSet::new()).collect(),
             own: Arc::new(own),
         }
     }
@@ -78,7 +78,7 @@ impl Cell {
                     unique: 1,
                 },
                 own: Arc::clone(&self.own),
-                at: Arc::new(At {
+                at: Arc::new(ClientShared {
                     client,
                     failed: Mutex::default(),
                 }),
@@ -88,7 +88,7 @@ impl Cell {
     }
 }
 
-impl Server for Cell {
+impl Server for AfsCell {
     fn threads(&self) -> &'static [&'static str] {
         OwnCell::threads()
     }
@@ -104,7 +104,7 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// State shared by a client and its files.
-struct At {
+struct ClientShared {
     client: Client,
     /// Error of a close.
     failed: Mutex<Option<Error>>,
@@ -115,7 +115,7 @@ pub struct AfsFiles {
     name: String,
     root: AfsFid,
     own: Arc<OwnCell>,
-    at: Arc<At>,
+    at: Arc<ClientShared>,
 }
 
 impl AfsFiles {
@@ -165,7 +165,7 @@ struct Waiting {
 }
 
 struct AfsFile {
-    at: Arc<At>,
+    at: Arc<ClientShared>,
     fid: AfsFid,
     how: Open,
     waiting: Mutex<Waiting>,
@@ -190,9 +190,10 @@ impl AfsFile {
             waiting.position = position;
         }
         waiting.data.extend_from_slice(data);
-        match self.how.sync || self.how.data_sync || self.how.direct {
-            true => self.flush(waiting),
-            false => Ok(()),
+        if self.how.sync || self.how.data_sync || self.how.direct {
+            self.flush(waiting)
+        } else {
+            Ok(())
         }
     }
 
@@ -205,7 +206,7 @@ impl OpenFile for AfsFile {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<usize> {
         self.flush(&mut lock(&self.waiting))?;
         if self.how.direct {
-            self.forget()?;
+            self.drop_cache()?;
         }
         let read = self.at.client.read(self.fid, offset, out.len() as u64);
         let data = read.map_err(system)?;
@@ -237,7 +238,7 @@ impl OpenFile for AfsFile {
         self.flush(&mut lock(&self.waiting))
     }
 
-    fn forget(&self) -> Result<()> {
+    fn drop_cache(&self) -> Result<()> {
         self.sync()?;
         self.at.client.forget(self.fid);
         Ok(())

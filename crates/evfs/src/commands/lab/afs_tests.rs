@@ -3,20 +3,20 @@
 use super::*;
 use lab::workload::{clientload, nfsbasic};
 use lab::{Job, Target};
-use stack::arms::{ArmKind, Bench};
+use stack::bench::{BenchDevice, StackKind};
 use stack::{ProcessCache, Settings};
 
-fn cell() -> Cell {
+fn cell() -> AfsCell {
     let settings = Settings::load().unwrap();
-    let bench = Bench::in_memory(256 << 20);
-    let built = bench.build(ArmKind::Encrypted(256)).unwrap();
+    let bench = BenchDevice::in_memory(256 << 20);
+    let built = bench.build(StackKind::Encrypted(256)).unwrap();
     let cache = ProcessCache::with(&settings, "").unwrap();
     let own = OwnCell::new(&built.device, "afs-test", &settings, &cache).unwrap();
-    Cell::new("afs-test", own)
+    AfsCell::new("afs-test", own)
 }
 
 /// Returns the number of calls of a procedure.
-fn called(cell: &Cell, procedure: &str) -> u64 {
+fn called(cell: &AfsCell, procedure: &str) -> u64 {
     let called = cell.own.stats().called;
     let found = called.iter().find(|called| called.procedure == procedure);
     found.map_or(0, |found| found.calls)

@@ -9,7 +9,7 @@ use lab::guest::{Accelerator, Disk, Guest, Kernel, Plan, serve};
 use lab::study::Side;
 use lab::{Facts, Processors, Target};
 use serde::{Deserialize, Serialize};
-use stack::arms::Bench;
+use stack::bench::BenchDevice;
 use stack::{Error, Result, exit};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ struct Running {
     side: String,
     guest: Arc<Guest>,
     /// Its disk, which is locked while the guest runs.
-    _bench: Option<Rc<Bench>>,
+    _bench: Option<Rc<BenchDevice>>,
 }
 
 impl<'a> Guests<'a> {
@@ -144,7 +144,7 @@ impl<'a> Guests<'a> {
     }
 
     /// Returns the bench below a stack: for blocks the shared device, for files one of its own.
-    fn bench(&self, built: &Built) -> Result<Option<Rc<Bench>>> {
+    fn bench(&self, built: &Built) -> Result<Option<Rc<BenchDevice>>> {
         let Recipe::Stack(name, _) = &built.recipe else {
             return Ok(None);
         };
@@ -161,7 +161,7 @@ fn has_files(stack: &str) -> bool {
         .any(|kind| stack.starts_with(kind))
 }
 
-fn disk(bench: &Bench) -> Result<Disk> {
+fn disk(bench: &BenchDevice) -> Result<Disk> {
     let path = bench.path().expect("shared benches have a file or a disk");
     let path = std::path::absolute(path).map_err(|e| Error::io("cannot resolve", path, e))?;
     Ok(Disk {
@@ -179,7 +179,9 @@ pub fn agent(context: &Context) -> Result<u8> {
     let mut kept = None;
     let done = serve(&mut |open| {
         let open: Open = serde_json::from_value(open.clone()).map_err(|e| {
-            lab::Error::Spec(format!("incompatible version of the benchmark program: {e}"))
+            lab::Error::Spec(format!(
+                "incompatible version of the benchmark program: {e}"
+            ))
         })?;
         let built =
             again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;

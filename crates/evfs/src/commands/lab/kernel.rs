@@ -7,7 +7,7 @@
 //! Deliberately absent: options of the file systems. Users who need some mount the file system
 //! themselves and pass the directory.
 
-use super::left;
+use super::orphans;
 use lab::Remount;
 use stack::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ impl Mounted {
         let temporary = std::env::temp_dir();
         let dir = dir.unwrap_or(&temporary);
         clear_the_dead(&[&temporary, dir]);
-        let prefix = left::own(PREFIX);
+        let prefix = orphans::own(PREFIX);
         let image = tempfile::Builder::new()
             .prefix(&prefix)
             .tempfile_in(dir)
@@ -102,11 +102,10 @@ impl Remount for Mounted {
     }
 
     fn unmount(&self) -> std::result::Result<(), String> {
-        match is_mounted(&self.folder) {
-            true => {
-                command("umount", [&*self.folder].into_iter()).map_err(|e| crate::output::chain(&e))
-            }
-            false => Ok(()),
+        if is_mounted(&self.folder) {
+            command("umount", [&*self.folder].into_iter()).map_err(|e| crate::output::chain(&e))
+        } else {
+            Ok(())
         }
     }
 
@@ -115,7 +114,7 @@ impl Remount for Mounted {
         rustix::fs::syncfs(root).map_err(|e| e.to_string())
     }
 
-    fn forget(&self) -> std::result::Result<(), String> {
+    fn drop_caches(&self) -> std::result::Result<(), String> {
         // The kernel holds all cached data, file by file.
         Ok(())
     }
@@ -139,7 +138,7 @@ fn take_away(folder: &Path) {
 
 /// Removes mounts that killed processes have left, and the files under them.
 fn clear_the_dead(folders: &[&Path]) {
-    for path in left::by_the_dead(PREFIX, folders) {
+    for path in orphans::find_stale(PREFIX, folders) {
         take_away(&path);
         let _ = std::fs::remove_file(&path);
     }
@@ -173,11 +172,12 @@ fn said(program: &str, command: &mut Command) -> Result<String> {
         )),
         _ => Error::Failed(format!("cannot run {program}: {e}")),
     })?;
-    match done.status.success() {
-        true => Ok(String::from_utf8_lossy(&done.stdout).into_owned()),
-        false => Err(Error::Failed(format!(
+    if done.status.success() {
+        Ok(String::from_utf8_lossy(&done.stdout).into_owned())
+    } else {
+        Err(Error::Failed(format!(
             "{program}: {}; a side with a kernel file system requires root and a loop device; otherwise mount one and name its directory",
             String::from_utf8_lossy(&done.stderr).trim()
-        ))),
+        )))
     }
 }

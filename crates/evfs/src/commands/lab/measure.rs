@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
 use lab::suite::{Axis, Columns, Part, SUITES, Suite};
 use lab::workload::{devmix, mailmix};
-use lab::{Extent, Job, Needs, Processors, Surroundings, Workload};
+use lab::{Extent, Job, Needs, Processors, RunEnvironment, Workload};
 use stack::StopSignals;
 use stack::{Error, Result, exit};
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ pub struct MeasureArgs {
     /// shared- or partitioned-, or guest- to run the work in a guest; or guest, without load. If
     /// repeated, `run` compares with the first, and `compare` compares in each
     #[arg(long, value_name = "ENV")]
-    env: Vec<Surroundings>,
+    env: Vec<RunEnvironment>,
     /// Measure the CPU time of each layer of the stacks in this process; this costs CPU time itself
     #[arg(long)]
     layers: bool,
@@ -213,7 +213,7 @@ fn beside(
     target: &Built,
     job: Job,
     how: &MeasureArgs,
-    environments: &[Surroundings],
+    environments: &[RunEnvironment],
     guests: &Guests<'_>,
 ) -> Result<Planned> {
     let none = machine();
@@ -221,7 +221,7 @@ fn beside(
         Needs::Machine => &none,
         _ => target,
     };
-    let one = |surroundings: &Surroundings| {
+    let one = |surroundings: &RunEnvironment| {
         let mut side = side(on, &job, how, &[])?;
         side.surroundings = *surroundings;
         if environments.len() > 1 {
@@ -366,15 +366,19 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
 
 /// Selects the requested workloads, or those that fit the sides.
 fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
-    let fitting = || match sides[0].is_device() {
-        true => Workload::ALL.map(|w| w.name().to_owned()).to_vec(),
-        false => ["seqrand", "mailmix", "nfsbasic"]
-            .map(str::to_owned)
-            .to_vec(),
+    let fitting = || {
+        if sides[0].is_device() {
+            Workload::ALL.map(|w| w.name().to_owned()).to_vec()
+        } else {
+            ["seqrand", "mailmix", "nfsbasic"]
+                .map(str::to_owned)
+                .to_vec()
+        }
     };
-    match args.workload.is_empty() && args.suite.is_empty() {
-        true => fitting(),
-        false => args.workload.clone(),
+    if args.workload.is_empty() && args.suite.is_empty() {
+        fitting()
+    } else {
+        args.workload.clone()
     }
 }
 
@@ -456,10 +460,11 @@ impl MeasureArgs {
     }
 
     /// Selects the requested environments, or the target's own.
-    fn environments(&self, own: Surroundings) -> Vec<Surroundings> {
-        match self.env.is_empty() {
-            true => vec![own],
-            false => self.env.clone(),
+    fn environments(&self, own: RunEnvironment) -> Vec<RunEnvironment> {
+        if self.env.is_empty() {
+            vec![own]
+        } else {
+            self.env.clone()
         }
     }
 
@@ -578,9 +583,10 @@ impl MeasureArgs {
             extra,
             discard_first: !self.quick || control && planned.part.is_none(),
             control,
-            caches: match self.drop_caches {
-                true => Caches::Dropped,
-                false => Caches::AsTheyAre,
+            caches: if self.drop_caches {
+                Caches::Dropped
+            } else {
+                Caches::AsTheyAre
             },
             seed: self.seed,
             layers: self.layers,
@@ -644,17 +650,12 @@ impl<'a> Session<'a> {
             let began = Instant::now();
             let whole = planned.part.is_none();
             let parts = studies[n..].iter().filter(|other| other.part.is_some());
-            let budget = match whole {
-                // Time left by one part is available to the others; a long one may exceed its share
-                // for its planned pairs.
-                false => {
-                    let share = left / parts.count() as u32;
-                    ((share * LONG_PART).min(left), share)
-                }
-                true => {
-                    let own = self.how.budget();
-                    (own, own)
-                }
+            let budget = if !whole {
+                let share = left / parts.count() as u32;
+                ((share * LONG_PART).min(left), share)
+            } else {
+                let own = self.how.budget();
+                (own, own)
             };
             let done_one = self.one(planned, &mut builder, budget);
             if !whole {
@@ -750,7 +751,7 @@ impl<'a> Session<'a> {
         let arms = sides.len() + usize::from(self.control && sides.len() > 1);
         let bar = self.bar(job, &plan, arms);
         let done = study::study(sides, &plan, &mut journal, &mut |step| {
-            tell(&bar, &step);
+            show_progress(&bar, &step);
             match self.signals.stop_asked() {
                 Some(_) => ControlFlow::Break(()),
                 None => ControlFlow::Continue(()),
@@ -775,7 +776,7 @@ impl<'a> Session<'a> {
     }
 }
 
-fn tell(bar: &ProgressBar, step: &Step<'_>) {
+fn show_progress(bar: &ProgressBar, step: &Step<'_>) {
     match step {
         Step::Preparing(side) => bar.set_message(format!("preparing {side}")),
         Step::Calibrated(times) => bar.set_message(format!("{times} iterations per run")),

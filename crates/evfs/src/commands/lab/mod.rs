@@ -2,12 +2,12 @@
 //! confidence intervals.
 
 mod afs;
-mod cells;
 mod guest;
-mod inside;
+mod in_process;
 mod kernel;
-mod left;
 mod measure;
+mod numa;
+mod orphans;
 mod paths;
 mod sides;
 mod stacks;
@@ -173,7 +173,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Diff(args) => diff(context, &args),
         Command::Echo { listen } => echo(context, listen),
         Command::Agent => guest::agent(context),
-        Command::Guard { pid } => left::guard(pid),
+        Command::Guard { pid } => orphans::guard(pid),
     }
 }
 
@@ -316,9 +316,10 @@ fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
         }
         text
     });
-    Ok(match closed.is_empty() {
-        true => exit::OK,
-        false => exit::CHECK_FOUND_ERRORS,
+    Ok(if closed.is_empty() {
+        exit::OK
+    } else {
+        exit::CHECK_FOUND_ERRORS
     })
 }
 

@@ -14,7 +14,7 @@
 //! connect: sockets are unlinked as soon as they listen, and reached through descriptors of this
 //! process.
 
-use super::cells;
+use super::numa;
 use block::{BlockDevice, Lunpath};
 use export_nbd::{Config as ServerConfig, Export, Listen, Server};
 use lab::{Carried, Paths};
@@ -45,7 +45,7 @@ const TRANSIENT_SECS: u32 = 5;
 
 /// Configuration of paths.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ways {
+pub struct PathConfig {
     /// Number of paths of a LUN; `None`: one path without a LUN over it.
     pub lun: Option<usize>,
     /// Policy of path selection.
@@ -59,11 +59,11 @@ pub struct Ways {
     pub cells: u32,
 }
 
-impl Ways {
+impl PathConfig {
     /// Parses `path`, `paths-2`, `paths-2-round-robin`, with the names of the attribute
     /// `load_bal_policy`.
-    pub fn parse(text: &str) -> Option<Result<Ways>> {
-        let mut ways = Ways {
+    pub fn parse(text: &str) -> Option<Result<PathConfig>> {
+        let mut ways = PathConfig {
             lun: None,
             policy: Attributes::default().load_bal_policy,
             rates: vec![RATE],
@@ -86,7 +86,7 @@ impl Ways {
     }
 
     /// Checks the number of paths.
-    fn fits(self) -> Result<Ways> {
+    fn fits(self) -> Result<PathConfig> {
         match self.lun {
             Some(count) if count > PATHS_MAX => Err(Error::Usage(format!(
                 "too many paths: {count}; a LUN has at most {PATHS_MAX}"
@@ -162,7 +162,7 @@ impl Ways {
             "{count} paths, {}, NBD within this process, each {limits}; max_q_depth={DEPTH}, silence_ms={SILENCE_MS}",
             self.policy
         );
-        let real = topology.cells().count();
+        let real = topology.nodes().count();
         match (self.cells, self.policy) {
             (0, Policy::ClRoundRobin | Policy::ClosestPath) if real < 2 => note.push_str(
                 "; this machine has one cell, so all paths are local and locality makes no difference",
@@ -204,7 +204,7 @@ impl PathBench {
     /// Serves `lower`, and connects to it.
     pub fn start(
         lower: &Arc<dyn BlockDevice>,
-        ways: &Ways,
+        ways: &PathConfig,
         topology: &block::topology::Topology,
     ) -> Result<PathBench> {
         let failed = |what: &str, e: std::io::Error| Error::Failed(format!("{what}: {e}"));
@@ -273,9 +273,9 @@ fn carried(lun: &Lun) -> Vec<Carried> {
 }
 
 /// The paths of an existing LUN.
-pub struct Theirs(pub Arc<OpenLun>);
+pub struct LunPaths(pub Arc<OpenLun>);
 
-impl Theirs {
+impl LunPaths {
     /// Describes the paths for the report.
     pub fn note(&self) -> String {
         let status = self.0.lun().status();
@@ -284,7 +284,7 @@ impl Theirs {
     }
 }
 
-impl Paths for Theirs {
+impl Paths for LunPaths {
     fn carried(&self) -> Vec<Carried> {
         carried(self.0.lun())
     }
@@ -350,15 +350,19 @@ fn nbd(socket: &Path) -> Result<NbdPath> {
     Ok(NbdPath::new(NbdUri::parse(&uri)?, options))
 }
 
-fn open(paths: Vec<NbdPath>, ways: &Ways, topology: &block::topology::Topology) -> Result<Lun> {
+fn open(
+    paths: Vec<NbdPath>,
+    ways: &PathConfig,
+    topology: &block::topology::Topology,
+) -> Result<Lun> {
     let topology = match ways.cells {
         0 => topology.clone(),
-        cells => cells::dealt(cells)?,
+        cells => numa::dealt(cells)?,
     };
     let spec = |(n, path): (usize, NbdPath)| PathSpec {
         path: match ways.cells {
             0 => Arc::new(path) as Arc<dyn Lunpath>,
-            cells => Arc::new(cells::InCell::new(path, n as u32 % cells)),
+            cells => Arc::new(numa::NumaPath::new(path, n as u32 % cells)),
         },
         legacy: format!("c{n}t0d0"),
         enabled: true,
@@ -410,7 +414,7 @@ mod tests {
     /// carried I/O.
     fn cut_in_the_middle(count: usize) -> lab::Result<lab::Record> {
         let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
-        let ways = Ways::parse("paths-2-round-robin").unwrap().unwrap();
+        let ways = PathConfig::parse("paths-2-round-robin").unwrap().unwrap();
         let paths = Arc::new(PathBench::start(&lower, &ways, &Topology::default()).unwrap());
         let mut target = Target::device("two", paths.device());
         target.paths = Some(Arc::clone(&paths) as Arc<dyn Paths>);
@@ -458,7 +462,7 @@ mod tests {
 
     #[test]
     fn what_is_said_of_paths_is_understood_or_refused() {
-        let parse = |text: &str| Ways::parse(text).unwrap();
+        let parse = |text: &str| PathConfig::parse(text).unwrap();
         assert_eq!(parse("path").unwrap().lun, None);
         assert_eq!(parse("paths-4").unwrap().lun, Some(4));
         for (name, policy) in [
@@ -470,7 +474,7 @@ mod tests {
             assert_eq!(parse(name).unwrap().policy, policy);
         }
         assert!(parse("paths-2-fastest").is_err() && parse("paths-100000").is_err());
-        assert!(Ways::parse("paths-0").is_none() && Ways::parse("paths").is_none());
+        assert!(PathConfig::parse("paths-0").is_none() && PathConfig::parse("paths").is_none());
         let mut ways = parse("paths-2").unwrap();
         ways.set("path_rate", "5M:10M").unwrap();
         ways.set("path_delay", "0,5ms").unwrap();
@@ -482,7 +486,7 @@ mod tests {
     #[test]
     fn sockets_have_no_names() {
         let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
-        let ways = Ways::parse("paths-2").unwrap().unwrap();
+        let ways = PathConfig::parse("paths-2").unwrap().unwrap();
         let paths = PathBench::start(&lower, &ways, &Topology::default()).unwrap();
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         let named = |line: &&str| line.contains("evfs-lab-paths-");

@@ -1,13 +1,13 @@
 //! Sides: parses them from a command line or file, and builds their targets with a name and facts.
 
-use super::afs::Cell;
-use super::inside::Inside;
-use super::paths::{PathBench, Theirs, Ways};
-use super::{kernel, left, wrong};
+use super::afs::AfsCell;
+use super::in_process::InProcessFs;
+use super::paths::{LunPaths, PathBench, PathConfig};
+use super::{kernel, orphans, wrong};
 use block::topology::Topology;
-use lab::{Facts, Paths, Place, Remount, Surroundings, Target};
+use lab::{Facts, Paths, Remount, RunEnvironment, Target, TargetKind};
 use serde::{Deserialize, Serialize};
-use stack::arms::{ArmKind, Bench, OwnCell, OwnFs, OwnMount};
+use stack::bench::{BenchDevice, OwnCell, OwnFs, OwnMount, StackKind};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,20 +21,19 @@ pub struct Built {
     pub facts: Facts,
     pub before: Option<String>,
     pub after: Option<String>,
-    pub surroundings: Surroundings,
+    pub surroundings: RunEnvironment,
     /// Parameters that this side sets.
     pub set: Vec<(String, String)>,
     /// Recipe from which a guest builds the side again.
     pub recipe: Recipe,
     /// The device under a stack, kept as long as the side.
-    pub bench: Option<Rc<Bench>>,
+    pub bench: Option<Rc<BenchDevice>>,
 }
 
 /// Recipe of a side.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Recipe {
-    /// This machine.
     Machine,
     /// A directory.
     Folder(PathBuf),
@@ -44,10 +43,10 @@ pub enum Recipe {
 
 impl Built {
     pub fn is_device(&self) -> bool {
-        matches!(self.target.place, Place::Device(_))
+        matches!(self.target.place, TargetKind::Device(_))
     }
 
-    fn beneath(&mut self, paths: Beneath) {
+    fn beneath(&mut self, paths: LowerPaths) {
         if let Some((paths, note)) = paths {
             self.target.paths = Some(paths);
             self.facts.note = Some(match self.facts.note.take() {
@@ -83,7 +82,7 @@ struct File {
     /// Key bits of a cipher over paths.
     encrypt: Option<u32>,
     #[serde(default)]
-    environment: Surroundings,
+    environment: RunEnvironment,
     #[serde(default)]
     set: BTreeMap<String, toml::Value>,
 }
@@ -95,7 +94,7 @@ pub struct Builder<'a> {
     pub size: u64,
     pub files_size: u64,
     pub force: bool,
-    pub bench: Option<Rc<Bench>>,
+    pub bench: Option<Rc<BenchDevice>>,
     /// All sides run in guests: no file system is created and mounted on this machine.
     pub for_guests: bool,
 }
@@ -185,17 +184,21 @@ impl Builder<'_> {
         Ok(of_stack(bench, built, paths))
     }
 
-    fn bench_of(&self, device: Option<&Path>, size: u64) -> Result<Rc<Bench>> {
-        Bench::open(device, size, self.force, self.settings).map(Rc::new)
+    fn bench_of(&self, device: Option<&Path>, size: u64) -> Result<Rc<BenchDevice>> {
+        BenchDevice::open(device, size, self.force, self.settings).map(Rc::new)
     }
 
     /// Opens a bench for a file system; each has its own.
-    pub fn files_bench(&self) -> Result<Rc<Bench>> {
+    pub fn files_bench(&self) -> Result<Rc<BenchDevice>> {
         self.bench_of(self.device, self.files_size)
     }
 
     /// Builds a stack, with the paths beneath it and their description.
-    fn build_over(&self, bench: &Bench, wanted: &Wanted) -> Result<(stack::arms::Built, Beneath)> {
+    fn build_over(
+        &self,
+        bench: &BenchDevice,
+        wanted: &Wanted,
+    ) -> Result<(stack::bench::BenchStack, LowerPaths)> {
         let Some(ways) = &wanted.paths else {
             return Ok((bench.build(wanted.kind)?, of_the_lun(bench)));
         };
@@ -203,8 +206,8 @@ impl Builder<'_> {
         let paths = PathBench::start(bench.lower(), ways, &topology)?;
         let mut built = bench.above(paths.device()).build(wanted.kind)?;
         built.name = match wanted.kind {
-            ArmKind::Clear => wanted.name.clone(),
-            ArmKind::Encrypted(bits) => format!("{}, encrypted-{bits}", wanted.name),
+            StackKind::Clear => wanted.name.clone(),
+            StackKind::Encrypted(bits) => format!("{}, encrypted-{bits}", wanted.name),
         };
         Ok((built, Some((Arc::new(paths), ways.note(&topology)))))
     }
@@ -215,7 +218,7 @@ impl Builder<'_> {
         let (stack, paths) = self.build_over(&bench, wanted)?;
         let name = format!("{FILES}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
-        let folder = left::guarded_folder()?;
+        let folder = orphans::guarded_folder()?;
         let own = OwnMount::new(
             Arc::clone(&stack.device),
             &name,
@@ -243,7 +246,7 @@ impl Builder<'_> {
         let cached = ProcessCache::with(self.settings, cache)?;
         OwnFs::format(&stack.device, &name, self.settings)?;
         let own = OwnFs::open(&stack.device, &name, self.settings, &cached)?;
-        let target = Target::files(&name, Arc::new(Inside::new(&name, own)));
+        let target = Target::files(&name, Arc::new(InProcessFs::new(&name, own)));
         let mut built = bare(target, Recipe::Stack(name, cache.to_owned()));
         built.facts = with_files(&stack, "called without a mount", cache);
         built.beneath(paths);
@@ -273,7 +276,7 @@ impl Builder<'_> {
         let name = format!("{SERVED}{}", stack.name);
         let cached = ProcessCache::with(self.settings, cache)?;
         let own = OwnCell::new(&stack.device, &name, self.settings, &cached)?;
-        let cell = Arc::new(Cell::new(&name, own));
+        let cell = Arc::new(AfsCell::new(&name, own));
         let first = cell.client(0);
         let first =
             first.map_err(|e| Error::Failed(format!("{name}: cannot start a client: {e}")))?;
@@ -295,7 +298,7 @@ impl Builder<'_> {
             return Err(Error::NotFound(format!("device {name} does not exist")));
         }
         let bench = self.bench_of(Some(path), self.size)?;
-        let mut built = over(bench, ArmKind::Clear)?;
+        let mut built = over(bench, StackKind::Clear)?;
         built.name = path.display().to_string();
         built.target.name.clone_from(&built.name);
         Ok(built)
@@ -387,7 +390,7 @@ pub const CALLED: &str = "files-";
 pub const SERVED: &str = "afs-";
 
 /// Builds the facts of a stack with files.
-fn with_files(stack: &stack::arms::Built, how: &str, cache: &str) -> Facts {
+fn with_files(stack: &stack::bench::BenchStack, how: &str, cache: &str) -> Facts {
     Facts {
         direct: Some(stack.direct),
         cipher: Some(stack.cipher.clone()),
@@ -416,8 +419,8 @@ impl Remount for Own {
         self.0.sync().map_err(|e| crate::output::chain(&e))
     }
 
-    fn forget(&self) -> std::result::Result<(), String> {
-        self.0.forget().map_err(|e| crate::output::chain(&e))
+    fn drop_caches(&self) -> std::result::Result<(), String> {
+        self.0.drop_caches().map_err(|e| crate::output::chain(&e))
     }
 }
 
@@ -469,16 +472,16 @@ impl Form {
 struct Wanted {
     /// Name as written by the user.
     name: String,
-    kind: ArmKind,
-    paths: Option<Ways>,
+    kind: StackKind,
+    paths: Option<PathConfig>,
 }
 
 /// Paths beneath a stack, and their description.
-type Beneath = Option<(Arc<dyn Paths>, String)>;
+type LowerPaths = Option<(Arc<dyn Paths>, String)>;
 
 /// Returns the paths of the LUN under a stack.
-fn of_the_lun(bench: &Bench) -> Beneath {
-    let theirs = Theirs(Arc::clone(bench.lun()?));
+fn of_the_lun(bench: &BenchDevice) -> LowerPaths {
+    let theirs = LunPaths(Arc::clone(bench.lun()?));
     let note = theirs.note();
     Some((Arc::new(theirs), note))
 }
@@ -495,22 +498,22 @@ fn stacks(text: &str) -> Result<Option<(Form, Vec<Wanted>)>> {
 }
 
 fn bare_stacks(text: &str) -> Result<Option<Vec<Wanted>>> {
-    let kinds: &[ArmKind] = match text {
-        "clear" => &[ArmKind::Clear],
-        "encrypted" => &[ArmKind::Encrypted(128), ArmKind::Encrypted(256)],
-        "encrypted-128" => &[ArmKind::Encrypted(128)],
-        "encrypted-256" => &[ArmKind::Encrypted(256)],
+    let kinds: &[StackKind] = match text {
+        "clear" => &[StackKind::Clear],
+        "encrypted" => &[StackKind::Encrypted(128), StackKind::Encrypted(256)],
+        "encrypted-128" => &[StackKind::Encrypted(128)],
+        "encrypted-256" => &[StackKind::Encrypted(256)],
         _ => {
-            let ways = Ways::parse(text).transpose()?;
+            let ways = PathConfig::parse(text).transpose()?;
             let wanted = |ways| Wanted {
                 name: text.to_owned(),
-                kind: ArmKind::Clear,
+                kind: StackKind::Clear,
                 paths: Some(ways),
             };
             return Ok(ways.map(|ways| vec![wanted(ways)]));
         }
     };
-    let one = |kind: &ArmKind| Wanted {
+    let one = |kind: &StackKind| Wanted {
         name: text.to_owned(),
         kind: *kind,
         paths: None,
@@ -536,7 +539,7 @@ impl File {
         }
         wanted.kind = match (self.encrypt, &wanted.paths) {
             (None, _) => wanted.kind,
-            (Some(bits @ (128 | 256)), Some(_)) => ArmKind::Encrypted(bits),
+            (Some(bits @ (128 | 256)), Some(_)) => StackKind::Encrypted(bits),
             _ => {
                 let why = "encrypt must be 128 or 256, on a side with paths";
                 return Err(Error::Usage(why.into()));
@@ -547,13 +550,13 @@ impl File {
 }
 
 /// Builds a stack over a device that sides share.
-pub fn over(bench: Rc<Bench>, kind: ArmKind) -> Result<Built> {
+pub fn over(bench: Rc<BenchDevice>, kind: StackKind) -> Result<Built> {
     let built = bench.build(kind)?;
     let paths = of_the_lun(&bench);
     Ok(of_stack(bench, built, paths))
 }
 
-fn of_stack(bench: Rc<Bench>, built: stack::arms::Built, paths: Beneath) -> Built {
+fn of_stack(bench: Rc<BenchDevice>, built: stack::bench::BenchStack, paths: LowerPaths) -> Built {
     let facts = Facts {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
@@ -591,7 +594,7 @@ pub fn machine() -> Built {
 }
 
 /// Builds a stack with files on which no job of this machine runs.
-fn elsewhere(prefix: &str, kind: ArmKind, cache: &str) -> Built {
+fn elsewhere(prefix: &str, kind: StackKind, cache: &str) -> Built {
     let name = format!("{prefix}{kind}");
     let mut built = bare(
         Target::machine(),
@@ -609,7 +612,7 @@ pub fn bare(target: Target, recipe: Recipe) -> Built {
         facts: Facts::default(),
         before: None,
         after: None,
-        surroundings: Surroundings::default(),
+        surroundings: RunEnvironment::default(),
         set: Vec::new(),
         recipe,
         bench: None,

@@ -6,24 +6,24 @@ use lab::study::{
     Finding, Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study,
 };
 use lab::workload::devmix;
-use lab::{Job, Surroundings};
+use lab::{Job, RunEnvironment};
 use serde_json::{Value, json};
 use stack::Result;
-use stack::arms::{ArmKind, Bench};
+use stack::bench::{BenchDevice, StackKind};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
 
 /// Runs a job alternately on the stacks over a bench. The journal stays in `folder`.
 pub fn by_turns(
-    bench: Rc<Bench>,
-    kinds: &[ArmKind],
+    bench: Rc<BenchDevice>,
+    kinds: &[StackKind],
     job: &Job,
     plan: &StudyPlan,
     folder: &Path,
     progress: &mut dyn FnMut(Step<'_>) -> ControlFlow<()>,
 ) -> Result<Study> {
-    let side = |kind: &ArmKind| -> Result<Side> {
+    let side = |kind: &StackKind| -> Result<Side> {
         let built = over(Rc::clone(&bench), *kind)?;
         Ok(Side {
             name: built.name,
@@ -33,7 +33,7 @@ pub fn by_turns(
             facts: built.facts,
             before: None,
             after: None,
-            surroundings: Surroundings::default(),
+            surroundings: RunEnvironment::default(),
         })
     };
     let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;
@@ -45,8 +45,8 @@ pub fn by_turns(
 /// Measures the rate of each further stack relative to the first one, and its CPU time for the same
 /// work; returns an object for each stack and point of `config`. The journal stays in `folder`.
 pub fn costs(
-    bench: Bench,
-    kinds: &[ArmKind],
+    bench: BenchDevice,
+    kinds: &[StackKind],
     config: devmix::Config,
     plan: &StudyPlan,
     folder: &Path,

@@ -12,7 +12,7 @@ use ::lab::Workload;
 use ::lab::study::StudyPlan;
 use ::lab::workload::devmix;
 use serde_json::{Value, json};
-use stack::arms::{ArmKind, Bench};
+use stack::bench::{BenchDevice, StackKind};
 use stack::{Error, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -218,11 +218,11 @@ impl Tour {
     /// Runs a short comparison; `evfs lab compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
         let file = self.dir.join("compare.img");
-        let bench = Bench::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
+        let bench = BenchDevice::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
         let kinds = [
-            ArmKind::Clear,
-            ArmKind::Encrypted(128),
-            ArmKind::Encrypted(256),
+            StackKind::Clear,
+            StackKind::Encrypted(128),
+            StackKind::Encrypted(256),
         ];
         let config = devmix::Config {
             patterns: vec![Workload::SeqRead, Workload::RandWrite],

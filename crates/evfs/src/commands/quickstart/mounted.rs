@@ -50,9 +50,10 @@ fn empty(folder: &Path) -> Result<()> {
     let failed = |e| Error::io("cannot empty", folder, e);
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
-        let removed = match entry.file_type().map_err(failed)?.is_dir() {
-            true => std::fs::remove_dir_all(entry.path()),
-            false => std::fs::remove_file(entry.path()),
+        let removed = if entry.file_type().map_err(failed)?.is_dir() {
+            std::fs::remove_dir_all(entry.path())
+        } else {
+            std::fs::remove_file(entry.path())
         };
         removed.map_err(failed)?;
     }
@@ -60,11 +61,12 @@ fn empty(folder: &Path) -> Result<()> {
 }
 
 fn same(copied: &Amount, kept: &Amount) -> Result<()> {
-    match copied == kept {
-        true => Ok(()),
-        false => Err(Error::Failed(format!(
+    if copied == kept {
+        Ok(())
+    } else {
+        Err(Error::Failed(format!(
             "the snapshot has {} files of {} bytes, but {} of {} were written",
             kept.files, kept.bytes, copied.files, copied.bytes
-        ))),
+        )))
     }
 }

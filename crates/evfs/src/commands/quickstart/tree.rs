@@ -137,9 +137,10 @@ impl Copied {
 impl CopiedFile {
     /// Checks that these are the copied bytes.
     pub fn check(&self, bytes: &[u8]) -> Result<()> {
-        match Sha256::digest(bytes)[..] == self.digest {
-            true => Ok(()),
-            false => Err(changed(&self.path)),
+        if Sha256::digest(bytes)[..] == self.digest {
+            Ok(())
+        } else {
+            Err(changed(&self.path))
         }
     }
 }
@@ -205,7 +206,7 @@ mod tests {
     /// Goal: other programs may change or remove the copied files without any effect on the
     /// comparison.
     #[test]
-    fn a_tree_that_changes_meanwhile_disturbs_nothing() {
+    fn a_tree_that_changes_during_the_copy_disturbs_nothing() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let names = ["changed", "gone", "gone before", "kept"];
         for name in names {

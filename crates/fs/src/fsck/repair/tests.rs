@@ -8,7 +8,7 @@ use crate::fsck::FindingKind;
 use crate::key::{Item, Key, Section};
 use crate::namespace::{New, ROOT};
 use crate::op::Op;
-use crate::record::{FileType, Shared};
+use crate::record::{FileType, SharedRun};
 use crate::space::Run;
 use crate::superblock::Segment;
 use block::{BlockDevice, Mem, Random};
@@ -104,7 +104,7 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
             op.put_key(Key::item(layer, other.object, item, place), value, false);
         }
         6 => {
-            let shared = Shared {
+            let shared = SharedRun {
                 blocks: 1 + random.below(20) as u32,
                 count: 2 + random.below(3) as u32,
             };
@@ -302,9 +302,10 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         let mut op = Op::locked(fs.inner(), id).unwrap();
         for id in [id, other] {
             let key = Key::global(Section::Trees, id.into());
-            match damaged {
-                true => op.put_key(key, vec![7; 9], false),
-                false => op.delete_key(key),
+            if damaged {
+                op.put_key(key, vec![7; 9], false)
+            } else {
+                op.delete_key(key)
             }
         }
         op.delete_key(Key::global(Section::NextTree, 0));

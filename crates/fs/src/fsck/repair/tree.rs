@@ -349,9 +349,10 @@ impl Tree<'_, '_> {
                 };
                 let names = std::mem::take(&mut self.names);
                 for name in names {
-                    match name.ino == ino {
-                        true => self.delete(name.dir, Item::Entry, name.place)?,
-                        false => self.names.push(name),
+                    if name.ino == ino {
+                        self.delete(name.dir, Item::Entry, name.place)?
+                    } else {
+                        self.names.push(name)
                     }
                 }
                 top.push(ino);

@@ -87,13 +87,14 @@ fn ip(args: &[&str]) -> Result<()> {
         .stdin(Stdio::null())
         .output()
         .map_err(|e| Error::new(e.kind(), format!("cannot run ip (package iproute2): {e}")))?;
-    match run.status.success() {
-        true => Ok(()),
-        false => Err(Error::other(format!(
+    if run.status.success() {
+        Ok(())
+    } else {
+        Err(Error::other(format!(
             "ip {}: {}",
             args.join(" "),
             String::from_utf8_lossy(&run.stderr).trim()
-        ))),
+        )))
     }
 }
 

@@ -87,7 +87,7 @@ impl Default for Config {
 /// Route of the packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Way {
+pub enum PacketRoute {
     /// Over a veth pair.
     Veth,
     /// Over the loopback.
@@ -98,13 +98,13 @@ pub enum Way {
 
 /// Result for one size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct PacketResult {
     /// Bytes of a request and of its echo.
     pub size: usize,
     /// Whether the exchanges were Rx calls.
     pub rx: bool,
     /// Route of the packets.
-    pub way: Way,
+    pub way: PacketRoute,
     /// Number of exchanges.
     pub exchanges: u64,
     /// Retransmitted requests; for Rx, retransmitted packets.
@@ -118,14 +118,14 @@ pub struct Outcome {
     pub packets: Option<u64>,
 }
 
-impl Outcome {
+impl PacketResult {
     /// Returns the name for reports: `1526 bytes over veth, in fragments`.
     pub fn name(&self) -> String {
         let what = if self.rx { "Rx " } else { "" };
         let way = match self.way {
-            Way::Veth => " over veth",
-            Way::Loopback => " over loopback",
-            Way::Peer => "",
+            PacketRoute::Veth => " over veth",
+            PacketRoute::Loopback => " over loopback",
+            PacketRoute::Peer => "",
         };
         let whole = match self.fragments {
             Some(true) => ", in fragments",
@@ -141,7 +141,7 @@ impl Outcome {
 /// # Errors
 /// [`Error::Spec`] for an invalid configuration; [`Error::Program`] for a peer that does not
 /// answer.
-pub fn run(config: &Config) -> Result<Vec<Outcome>> {
+pub fn run(config: &Config) -> Result<Vec<PacketResult>> {
     check(config)?;
     with_ends(config, |near| {
         near.works(config)
@@ -203,9 +203,9 @@ impl Far {
 /// The client side.
 pub(crate) struct Near {
     socket: UdpSocket,
-    way: Way,
+    way: PacketRoute,
     caller: rx::Caller,
-    rx_way: Way,
+    rx_way: PacketRoute,
 }
 
 /// Exchanges of one size.
@@ -229,13 +229,13 @@ pub(crate) fn with_ends<T: Send>(
     match &pair {
         Some(pair) => {
             let far = pair.far.within(|| Far::at(FAR)).map_err(no_link)??;
-            let run = || between(config, &far, (NEAR.into(), Way::Veth), work);
+            let run = || between(config, &far, (NEAR.into(), PacketRoute::Veth), work);
             pair.near.within(run).map_err(no_link)?
         }
         None => {
             let far = Far::at(Ipv4Addr::LOCALHOST)?;
             let any = Ipv4Addr::UNSPECIFIED.into();
-            between(config, &far, (any, Way::Loopback), work)
+            between(config, &far, (any, PacketRoute::Loopback), work)
         }
     }
 }
@@ -243,10 +243,10 @@ pub(crate) fn with_ends<T: Send>(
 fn between<T>(
     config: &Config,
     far: &Far,
-    (own, here): (IpAddr, Way),
+    (own, here): (IpAddr, PacketRoute),
     work: impl FnOnce(&Near) -> Result<T>,
 ) -> Result<T> {
-    let way = |given: Option<SocketAddr>| given.map_or(here, |_| Way::Peer);
+    let way = |given: Option<SocketAddr>| given.map_or(here, |_| PacketRoute::Peer);
     let peer = match config.peer {
         Some(peer) => peer,
         None => far.echo.local_addr().map_err(failed)?,
@@ -316,14 +316,15 @@ impl Near {
     }
 
     /// Performs one measurement.
-    pub(crate) fn exchange(&self, work: Work) -> Result<Outcome> {
-        match work.rx {
-            true => self.calls(work),
-            false => self.echoes(work),
+    pub(crate) fn exchange(&self, work: Work) -> Result<PacketResult> {
+        if work.rx {
+            self.calls(work)
+        } else {
+            self.echoes(work)
         }
     }
 
-    fn calls(&self, work: Work) -> Result<Outcome> {
+    fn calls(&self, work: Work) -> Result<PacketResult> {
         let before = self.caller.sent();
         let began = Instant::now();
         for _ in 0..work.count {
@@ -331,7 +332,7 @@ impl Near {
         }
         let secs = began.elapsed().as_secs_f64();
         let (sent, again) = self.caller.sent();
-        Ok(Outcome {
+        Ok(PacketResult {
             size: work.size,
             rx: true,
             way: self.rx_way,
@@ -343,8 +344,8 @@ impl Near {
         })
     }
 
-    fn echoes(&self, Work { size, count, .. }: Work) -> Result<Outcome> {
-        let counted = || (self.way == Way::Veth).then(Sent::now).flatten();
+    fn echoes(&self, Work { size, count, .. }: Work) -> Result<PacketResult> {
+        let counted = || (self.way == PacketRoute::Veth).then(Sent::now).flatten();
         let before = counted();
         let (secs, again) = exchange(&self.socket, size, count)?;
         let packets = counted()
@@ -352,11 +353,11 @@ impl Near {
             .map(|(end, start)| end.packets_since(start));
         let by_length = || Some(size + HEADERS > loopback_mtu()?);
         let fragments = match self.way {
-            Way::Veth => packets.map(|packets| packets > count + again),
-            Way::Loopback => by_length(),
-            Way::Peer => None,
+            PacketRoute::Veth => packets.map(|packets| packets > count + again),
+            PacketRoute::Loopback => by_length(),
+            PacketRoute::Peer => None,
         };
-        Ok(Outcome {
+        Ok(PacketResult {
             size,
             rx: false,
             way: self.way,

@@ -129,9 +129,10 @@ impl Caller {
         call.write(request)?;
         call.finish()?;
         take(&mut call, size)?;
-        match word(&mut call)? == COOKIE && call.read()?.is_none() {
-            true => Ok(()),
-            false => Err(rx::Error::Short),
+        if word(&mut call)? == COOKIE && call.read()?.is_none() {
+            Ok(())
+        } else {
+            Err(rx::Error::Short)
         }
     }
 

@@ -22,7 +22,7 @@ fn every_size_is_answered() {
     assert!(
         outcomes
             .iter()
-            .all(|o| o.secs > 0.0 && o.way == Way::Loopback)
+            .all(|o| o.secs > 0.0 && o.way == PacketRoute::Loopback)
     );
     let counts: Vec<u64> = outcomes.iter().map(|o| o.exchanges).collect();
     assert_eq!(counts, [200, 200, 200, 100]);
@@ -84,7 +84,7 @@ fn calls_go_to_the_port_after_the_peers() {
     assert!(
         outcomes
             .iter()
-            .all(|o| o.way == Way::Peer && o.fragments.is_none())
+            .all(|o| o.way == PacketRoute::Peer && o.fragments.is_none())
     );
     let calls: u64 = server.stats().sockets.iter().map(|s| s.calls_in).sum();
     assert_eq!(calls, 100);

@@ -1,0 +1,243 @@
+//! Requests that bypass the cache: direct reads and writes, holes.
+//!
+//! A read first writes back the dirty pages in its range. A change also locks the range against
+//! loads and drops its pages, so that no reader finds old data in the cache, and no old page is
+//! written over the change later.
+
+use super::Session;
+use super::io::Io;
+use super::job::{Job, Target};
+use super::sync::{SyncWork, mask_of};
+use crate::frames::ones;
+use crate::latch::{Latch, pause};
+use crate::leaf::LEAF_PAGES;
+use crate::stats::{EvictReason, add};
+use crate::vnode::Vnode;
+use block::{Error, ErrorKind, Op};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A bypassing request in progress.
+pub(super) struct DirectIo {
+    pages: Range<u64>,
+    changes: bool,
+    locked: bool,
+    phase: Phase,
+}
+
+enum Phase {
+    Begin,
+    Sync(SyncWork),
+    Drop,
+    Sent,
+    Done,
+}
+
+impl DirectIo {
+    pub(super) fn read(pages: Range<u64>) -> DirectIo {
+        DirectIo {
+            pages,
+            changes: false,
+            locked: false,
+            phase: Phase::Begin,
+        }
+    }
+
+    pub(super) fn change(pages: Range<u64>) -> DirectIo {
+        DirectIo {
+            changes: true,
+            ..DirectIo::read(pages)
+        }
+    }
+
+    fn unlock(&mut self, vnode: &Vnode) {
+        if std::mem::take(&mut self.locked) {
+            vnode.ranges.unlock(&self.pages);
+        }
+    }
+
+    pub(super) fn abort(&self, vnode: &Vnode) {
+        if self.locked {
+            vnode.ranges.unlock(&self.pages);
+        }
+    }
+}
+
+impl Session {
+    pub(super) fn step_through(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        through: &mut DirectIo,
+    ) -> bool {
+        let vnode = Arc::clone(&job.open.vnode);
+        loop {
+            if job.error.is_some() && job.in_flight == 0 {
+                through.phase = Phase::Done;
+            }
+            match &mut through.phase {
+                Phase::Begin => {
+                    if through.changes && !through.pages.is_empty() {
+                        vnode.ranges.lock(through.pages.clone());
+                        through.locked = true;
+                    }
+                    through.phase =
+                        Phase::Sync(SyncWork::pages(&vnode, through.pages.clone(), false));
+                }
+                Phase::Sync(sync) => {
+                    if !self.step_sync(id, job, sync) {
+                        return false;
+                    }
+                    through.phase = match (job.error.is_some(), through.changes) {
+                        (true, _) => Phase::Done,
+                        (false, true) => Phase::Drop,
+                        (false, false) => self.send_through(id, job),
+                    };
+                }
+                Phase::Drop => match self.drop_range(id, &vnode, &through.pages, false) {
+                    Dropped::All => through.phase = self.send_through(id, job),
+                    Dropped::Later => return false,
+                    Dropped::Dirty => {
+                        let sync = SyncWork::pages(&vnode, through.pages.clone(), false);
+                        through.phase = Phase::Sync(sync);
+                    }
+                    Dropped::Leased => {
+                        let detail = "the range has leased pages, which cannot be replaced";
+                        job.fail(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
+                        through.phase = Phase::Done;
+                    }
+                },
+                Phase::Sent => {
+                    if job.in_flight > 0 {
+                        return false;
+                    }
+                    through.phase = Phase::Done;
+                }
+                Phase::Done => {
+                    through.unlock(&vnode);
+                    return true;
+                }
+            }
+        }
+    }
+
+    /// Submits the request itself.
+    fn send_through(&mut self, id: usize, job: &mut Job) -> Phase {
+        let Target::Op(op) = std::mem::replace(&mut job.target, Target::Nothing) else {
+            return Phase::Done;
+        };
+        match &op {
+            Op::Read { .. } => add(&job.open.counters.direct_bytes_read, job.len),
+            Op::Write { .. } => add(&job.open.counters.direct_bytes_written, job.len),
+            _ => {}
+        }
+        job.in_flight += 1;
+        self.submit_below(job.open.vnode.file(), Io::Direct(id), op);
+        Phase::Sent
+    }
+
+    /// Drops the pages of a locked range. `gone`: they are no longer part of the file, so dirty and
+    /// leased ones are dropped too.
+    pub(super) fn drop_range(
+        &mut self,
+        id: usize,
+        vnode: &Arc<Vnode>,
+        pages: &Range<u64>,
+        gone: bool,
+    ) -> Dropped {
+        if pages.is_empty() {
+            return Dropped::All;
+        }
+        let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
+        let mut dropped = Dropped::All;
+        for (number, _) in vnode.index().range(numbers) {
+            for index in ones(mask_of(number, pages)) {
+                let page = number * LEAF_PAGES + u64::from(index);
+                match self.drop_page(vnode, page, gone) {
+                    Dropped::All => {}
+                    Dropped::Leased => return Dropped::Leased,
+                    Dropped::Later => {
+                        self.park(id);
+                        dropped = Dropped::Later;
+                    }
+                    Dropped::Dirty if dropped == Dropped::All => dropped = Dropped::Dirty,
+                    Dropped::Dirty => {}
+                }
+            }
+        }
+        dropped
+    }
+
+    fn drop_page(&mut self, vnode: &Vnode, page: u64, gone: bool) -> Dropped {
+        let mut turn = 0;
+        loop {
+            let Some((at, index)) = vnode.find_exact(page) else {
+                return Dropped::All;
+            };
+            let leaf = vnode.index().leaf(at);
+            let snap = leaf.word(index).load();
+            if !vnode.owns(leaf, page) || snap.is_empty() {
+                return Dropped::All;
+            }
+            if snap.is_loading() {
+                if self.await_load(vnode, page) {
+                    return Dropped::Later;
+                }
+                continue;
+            }
+            let Some(latch) = vnode.latch(page) else {
+                pause(&mut turn);
+                continue;
+            };
+            if latch.is_in_writeback() {
+                drop(latch);
+                vnode.written.register(&self.waker);
+                if leaf.writeback() & 1 << index != 0 {
+                    return Dropped::Later;
+                }
+                continue;
+            }
+            if latch.is_leased() && !gone {
+                return Dropped::Leased;
+            }
+            if latch.is_dirty() && !gone {
+                return Dropped::Dirty;
+            }
+            // Only a truncation drops dirty pages.
+            latch.drop_page(if gone {
+                EvictReason::Cut
+            } else {
+                EvictReason::Dropped
+            });
+            return Dropped::All;
+        }
+    }
+}
+
+/// Drops all pages of a removed file, dirty or not; those under write-back are dropped when it
+/// ends.
+pub(crate) fn drop_all_pages(vnode: &Vnode) {
+    for (number, at) in vnode.index().range(0..=u64::MAX) {
+        for index in 0..LEAF_PAGES as u32 {
+            let page = number * LEAF_PAGES + u64::from(index);
+            if let Some(latch) = Latch::take(vnode, at, index, page)
+                && !latch.is_in_writeback()
+            {
+                latch.drop_page(vnode.drop_reason());
+            }
+        }
+    }
+}
+
+/// Result of an attempt to drop pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Dropped {
+    /// All pages were dropped.
+    All,
+    /// Some are being loaded or written back, and the session will be woken.
+    Later,
+    /// Some are dirty.
+    Dirty,
+    /// Some are leased.
+    Leased,
+}

@@ -1,0 +1,390 @@
+//! State shared by all volumes of a cache, and state shared by the vnodes of one volume.
+
+use crate::background::BackgroundQueue;
+use crate::config::Config;
+use crate::frames::{EvictionBatch, PAGE_BYTES, Pool};
+use crate::leaf::{Slab, VNODES_MAX};
+use crate::pager::{Pager, PagerInfo};
+use crate::policy::FrameNo;
+use crate::runtime_settings::RuntimeSettings;
+use crate::stats::{Counters, Counts};
+use crate::vnode::Vnode;
+use crate::wait::WaitTable;
+use crate::window::{self, Windows};
+use block::topology::Topology;
+use block::{Error, Result};
+use std::collections::HashMap;
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{AcqRel, Relaxed},
+};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::time::{Duration, Instant};
+
+/// State of one cache.
+pub(crate) struct CacheShared {
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) slab: Arc<Slab>,
+    /// NUMA nodes that memory is allocated from.
+    topology: Topology,
+    /// Sessions that wait for another session's load, by the address of the page's word.
+    pub(crate) loads: WaitTable,
+    pub(crate) limits: Limits,
+    pub(crate) settings: RuntimeSettings,
+    /// Pages that are dirty or under write-back.
+    dirty_pages: AtomicUsize,
+    /// All vnodes by number, to find the one whose leaf became empty.
+    vnodes: RwLock<HashMap<u64, Weak<Vnode>>>,
+    volumes: Mutex<Vec<Weak<VolumeShared>>>,
+    next_vnode: AtomicU64,
+    started: Instant,
+    /// Counters accumulated from vnodes that have been dropped.
+    pub(crate) gone: Counters,
+    /// Upper bound of the number of unused read-ahead pages.
+    ahead: AtomicU64,
+    /// Pages that reside in windows.
+    pub(crate) window_pages: AtomicUsize,
+    pub(crate) window_evicted: AtomicU64,
+}
+
+/// Settings that are fixed when the cache is created.
+pub(crate) struct Limits {
+    pub(crate) tick: Duration,
+    pub(crate) retry: Duration,
+    pub(crate) frame_timeout: Duration,
+    pub(crate) windows: window::Config,
+}
+
+impl CacheShared {
+    pub(crate) fn new(config: Config) -> Result<CacheShared> {
+        config.check()?;
+        let slab = Arc::new(Slab::default());
+        let limit = config.max_bytes as usize / PAGE_BYTES;
+        let reserve = config.reserve_bytes as usize;
+        let live = RuntimeSettings::new(&config);
+        let limits = Limits {
+            tick: config.tick,
+            retry: config.retry,
+            frame_timeout: config.frame_timeout,
+            windows: config.windows,
+        };
+        let nodes = config.topology.nodes().collect();
+        let pool = Pool::new(reserve, limit, config.policy, Arc::clone(&slab), nodes)?;
+        live.begin(&pool);
+        Ok(CacheShared {
+            settings: live,
+            pool,
+            topology: config.topology,
+            slab,
+            loads: WaitTable::default(),
+            limits,
+            dirty_pages: AtomicUsize::new(0),
+            vnodes: RwLock::default(),
+            volumes: Mutex::default(),
+            next_vnode: AtomicU64::new(1),
+            started: Instant::now(),
+            gone: Counters::default(),
+            ahead: AtomicU64::new(0),
+            window_pages: AtomicUsize::new(0),
+            window_evicted: AtomicU64::new(0),
+        })
+    }
+
+    /// Reads the time since the cache was created, in milliseconds.
+    pub(crate) fn now_ms(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// Checks whether `pages` more pages may be read ahead; `under_way` pages are requested but
+    /// not loaded yet. Unused read-ahead is limited to an eighth of the cache, so that streams do
+    /// not displace everything else.
+    pub(crate) fn may_read_ahead(&self, pages: u64, under_way: u64) -> bool {
+        let room = self.pool.limit() as u64 / AHEAD_SHARE;
+        let mut unused = self.ahead.load(Relaxed);
+        if unused + pages > room {
+            // The bound only rises, so that a hit need not lower it; the exact number, without
+            // pages used or evicted since, is summed over all open files.
+            unused = self.counts().read_ahead_unused() + under_way;
+        }
+        let may = unused + pages <= room;
+        self.ahead
+            .store(unused + if may { pages } else { 0 }, Relaxed);
+        may
+    }
+
+    /// Finds when the oldest dirty page of the cache became dirty, in milliseconds of the cache's
+    /// clock.
+    pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let dirty = live.iter().filter(|vnode| vnode.dirty_pages() > 0);
+        dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
+    }
+
+    /// Takes up to `want` frames and returns their number. If none is available, asks the
+    /// background threads to clean pages.
+    pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
+        self.take_frames_near(None, want, out)
+    }
+
+    /// Takes frames like [`CacheShared::take_frames`], from the memory of `node`, or of this
+    /// thread's node if `None`.
+    pub(crate) fn take_frames_near(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let taken = self.take_frames_lightly(node, want, out);
+        if taken == 0 {
+            self.request_clean();
+        }
+        taken
+    }
+
+    /// Takes frames like [`CacheShared::take_frames_near`], but never asks for page cleaning: for
+    /// speculative loads.
+    pub(crate) fn take_frames_lightly(
+        &self,
+        node: Option<u32>,
+        want: usize,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let mut emptied = EvictionBatch::new();
+        let node = node.or_else(|| self.here());
+        let taken = self.pool.take(want, node, out, &mut emptied);
+        self.give_up_leaves(emptied);
+        taken
+    }
+
+    /// Returns the NUMA node that this thread runs on, or `None` if there is only one node.
+    pub(crate) fn here(&self) -> Option<u32> {
+        // With one node the answer is not used.
+        let several = self.topology.nodes().nth(1).is_some();
+        several.then(|| self.topology.current_node()).flatten()
+    }
+
+    /// Asks the background thread of every volume to clean pages.
+    pub(crate) fn request_clean(&self) {
+        self.for_volumes(|below| below.background.clean());
+    }
+
+    /// Evicts up to `want` clean pages from windows and returns how many were evicted.
+    pub(crate) fn evict_mapped(&self, want: usize) -> usize {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut gone = 0;
+        for vnode in live {
+            if let Some(mapped) = vnode.mapped()
+                && gone < want
+            {
+                gone += mapped.evict(&vnode, want - gone);
+            }
+        }
+        gone
+    }
+
+    /// Releases leaves that became empty and adds the evicted pages to the counters.
+    pub(crate) fn give_up_leaves(&self, emptied: EvictionBatch) {
+        for (vnode, number) in emptied.leaves {
+            if let Some(vnode) = self.vnode(vnode) {
+                vnode.index().release_if_idle(number);
+            }
+        }
+        for left in emptied.pages {
+            let vnode = self.vnode(left.vnode);
+            let counters = vnode.as_ref().map_or(&self.gone, |vnode| &vnode.gone);
+            counters.left(left.reason, left.count, left.wasted);
+        }
+    }
+
+    /// Looks up the vnode of this number, if it is alive.
+    pub(crate) fn vnode(&self, number: u64) -> Option<Arc<Vnode>> {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        vnodes.get(&number).and_then(Weak::upgrade)
+    }
+
+    /// Creates a vnode with an unused number and registers it.
+    pub(crate) fn register(&self, make: impl FnOnce(u64) -> Vnode) -> Arc<Vnode> {
+        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
+        // Numbers wrap around at 2^28; those in use are skipped.
+        let number = loop {
+            let number = self.next_vnode.fetch_add(1, Relaxed) % VNODES_MAX;
+            if number != 0 && !vnodes.contains_key(&number) {
+                break number;
+            }
+        };
+        let vnode = Arc::new(make(number));
+        vnodes.insert(number, Arc::downgrade(&vnode));
+        vnode
+    }
+
+    pub(crate) fn unregister(&self, number: u64) {
+        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
+        vnodes.remove(&number);
+    }
+
+    /// Sums the counters of all open files, live and closed.
+    pub(crate) fn counts(&self) -> Counts {
+        let vnodes = self.vnodes.read().expect("no panic under this lock");
+        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
+        drop(vnodes);
+        let mut counts = self.gone.get();
+        live.iter().for_each(|vnode| counts += vnode.counts());
+        counts
+    }
+
+    pub(crate) fn add_volume(&self, below: &Arc<VolumeShared>) {
+        let mut volumes = self.volumes.lock().expect("no panic under this lock");
+        volumes.retain(|v| v.strong_count() > 0);
+        volumes.push(Arc::downgrade(below));
+    }
+
+    fn for_volumes(&self, act: impl Fn(&VolumeShared)) {
+        let volumes = self.volumes.lock().expect("no panic under this lock");
+        let live: Vec<Arc<VolumeShared>> = volumes.iter().filter_map(Weak::upgrade).collect();
+        drop(volumes);
+        live.iter().for_each(|below| act(below));
+    }
+
+    /// Returns the number of pages that are dirty or under write-back.
+    pub(crate) fn dirty_pages(&self) -> usize {
+        self.dirty_pages.load(Relaxed)
+    }
+
+    /// Counts a page that became dirty; above the threshold, notifies the background thread.
+    pub(crate) fn add_dirty(&self, below: &VolumeShared) {
+        let now = self.dirty_pages.fetch_add(1, AcqRel) + 1;
+        // An occasional notice is enough: the background thread checks the number itself.
+        if now.is_multiple_of(64) && now > self.background_pages() {
+            below.background.write_out();
+        }
+    }
+
+    pub(crate) fn sub_dirty(&self) {
+        self.dirty_pages.fetch_sub(1, AcqRel);
+    }
+
+    /// Returns the number of dirty pages above which the background thread writes back.
+    pub(crate) fn background_pages(&self) -> usize {
+        self.settings.background_pages.load(Relaxed)
+    }
+
+    /// Computes how long the writer of `pages` pages is throttled: the time the device needs for
+    /// them, times a factor that is 0 at the threshold and rises without bound as dirty pages
+    /// approach four fifths of the cache. Writers together thus slow down to the device's speed,
+    /// whatever their number.
+    pub(crate) fn throttle(&self, pages: usize, below: &VolumeShared) -> Duration {
+        let limit = self.pool.limit();
+        let (dirty, from) = (
+            self.dirty_pages(),
+            self.settings.throttle_pages.load(Relaxed),
+        );
+        if dirty <= from {
+            return Duration::ZERO;
+        }
+        let to = (limit * 4 / 5).max(from + 1);
+        let factor = (dirty - from) as f64 / to.saturating_sub(dirty).max(1) as f64;
+        let seconds = pages as f64 / below.pages_per_second() * factor;
+        Duration::from_secs_f64(seconds.min(THROTTLE_SECONDS_MAX))
+    }
+}
+
+/// Longest time that a writer is throttled at once.
+const THROTTLE_SECONDS_MAX: f64 = 0.2;
+
+/// Unused read-ahead may take up to 1/`AHEAD_SHARE` of the cache.
+const AHEAD_SHARE: u64 = 8;
+
+/// The pager of one volume, with the state that its vnodes share.
+pub(crate) struct VolumeShared {
+    pub(crate) core: Arc<CacheShared>,
+    pub(crate) pager: Arc<dyn Pager>,
+    pub(crate) info: PagerInfo,
+    /// Jobs for the background thread.
+    pub(crate) background: BackgroundQueue,
+    /// The error of the last write-behind, while none has succeeded since.
+    failing: Mutex<Option<Error>>,
+    /// The error of the last write-behind that failed, and its time in milliseconds of the cache's
+    /// clock.
+    failed: Mutex<Option<(Error, u64)>>,
+    /// Measured write speed of the device, in pages per second.
+    speed: AtomicU64,
+    /// Fault handlers of mappings, while a vnode has a window.
+    windows: Mutex<Weak<Windows>>,
+}
+
+impl VolumeShared {
+    pub(crate) fn new(
+        core: Arc<CacheShared>,
+        pager: Arc<dyn Pager>,
+        errands: BackgroundQueue,
+    ) -> VolumeShared {
+        VolumeShared {
+            core,
+            info: pager.info().clone(),
+            pager,
+            background: errands,
+            failing: Mutex::default(),
+            failed: Mutex::default(),
+            speed: AtomicU64::new(SPEED_AT_FIRST),
+            windows: Mutex::default(),
+        }
+    }
+
+    /// Returns the fault handlers for mappings of this volume, starting them if necessary. Their
+    /// threads have sessions of the volume, so the vnodes with windows own them, not the volume.
+    pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
+        let mut windows = self.windows.lock().expect("no panic under this lock");
+        if let Some(windows) = windows.upgrade() {
+            return Ok(windows);
+        }
+        let started = Windows::start(&self.core.limits.windows)?;
+        *windows = Arc::downgrade(&started);
+        Ok(started)
+    }
+
+    /// Computes the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
+    /// size, limited by the longest transfer.
+    pub(crate) fn cluster_pages(&self) -> usize {
+        const CLUSTER_MAX: usize = 1 << 20;
+        let best = (self.info.optimal_io_size as usize).max(CLUSTER_MAX);
+        (best.min(self.info.max_transfer as usize) / PAGE_BYTES).max(1)
+    }
+
+    /// Returns the error of the last write-behind, if none has succeeded since.
+    pub(crate) fn failing(&self) -> Option<Error> {
+        let failing = self.failing.lock().expect("no panic under this lock");
+        failing.clone()
+    }
+
+    /// Returns the last write-behind error and its time in milliseconds of the cache's clock.
+    pub(crate) fn failed(&self) -> Option<(Error, u64)> {
+        let failed = self.failed.lock().expect("no panic under this lock");
+        failed.clone()
+    }
+
+    pub(crate) fn set_failing(&self, error: Option<Error>) {
+        if let Some(error) = &error {
+            let failed = Some((error.clone(), self.core.now_ms()));
+            *self.failed.lock().expect("no panic under this lock") = failed;
+        }
+        *self.failing.lock().expect("no panic under this lock") = error;
+    }
+
+    fn pages_per_second(&self) -> f64 {
+        self.speed.load(Relaxed) as f64
+    }
+
+    /// Records that the device wrote `pages` pages in `time`; keeps a moving average.
+    pub(crate) fn record_write_speed(&self, pages: usize, time: Duration) {
+        let now = pages as f64 / time.as_secs_f64().max(1e-6);
+        let mixed = self.pages_per_second() * 0.9 + now * 0.1;
+        self.speed.store(mixed.max(1.0) as u64, Relaxed);
+    }
+}
+
+/// Assumed write speed in pages per second before any measurement: 100 MiB/s.
+const SPEED_AT_FIRST: u64 = 25_600;

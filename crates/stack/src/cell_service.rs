@@ -1,0 +1,524 @@
+//! A served cell: the graph from a DEVICE to the ports of a file server, and its orderly shutdown.
+//!
+//! ```text
+//!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
+//! ```
+
+use crate::cache::ProcessCache;
+use crate::cell::{self, Record};
+use crate::control::{self, ControlRequest, Listener, check_name};
+use crate::device::OpenLun;
+use crate::filesystem::{self, execute, open_counted, resolve, uuid_text};
+use crate::serve::Serving;
+use crate::status::{ExportAt, Status};
+use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
+use ::fs::Fs;
+use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
+use block::StatsHandle;
+use cache::{FileId, Vnode};
+use serde_json::{Value, json};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Most sockets per port, each with a thread: one per CPU, but no more than clients can keep busy.
+const SOCKETS_MAX: usize = 8;
+
+/// Number of clients listed, the most recently active first; that many fit into an answer.
+const CLIENTS_SHOWN: usize = 4000;
+
+/// The cell to serve, and its options.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServeSpec {
+    pub device: PathBuf,
+    /// Name of the service; part of file names.
+    pub name: String,
+    /// Addresses to listen at; if empty, those stored with the cell.
+    pub listen: Vec<Ipv4Addr>,
+    /// Addresses announced to clients; if empty, those listened at.
+    pub announce: Vec<Ipv4Addr>,
+    /// Source addresses that may call; if empty, all.
+    pub allow: Vec<Prefix>,
+    /// Answer `rxdebug` in full to all of `allow`, not only over the loopback interface.
+    pub rxdebug: bool,
+    /// Let unauthenticated clients make the changes that access lists allow them.
+    pub anonymous_write: bool,
+    /// Calls served concurrently; `None` for the server's default.
+    pub threads: Option<usize>,
+    /// Pass discards to the device.
+    pub allow_discards: bool,
+    /// Configuration file that defines the service.
+    pub config: Option<PathBuf>,
+}
+
+impl ServeSpec {
+    /// Creates a spec with defaults, named after the device's file name without extension.
+    pub fn new(device: &Path) -> ServeSpec {
+        ServeSpec {
+            device: device.to_owned(),
+            name: crate::device::default_name(device),
+            listen: Vec::new(),
+            announce: Vec::new(),
+            allow: Vec::new(),
+            rxdebug: false,
+            anonymous_write: false,
+            threads: None,
+            allow_discards: false,
+            config: None,
+        }
+    }
+
+    /// Validates the fields before a device is opened.
+    ///
+    /// # Errors
+    /// [`Error::Usage`].
+    pub fn check(&self) -> Result<()> {
+        check_name(&self.name, "a served cell")?;
+        cell::check_addresses(&self.listen, &self.announce)
+    }
+}
+
+/// A served cell. Dropping it without [`Serving::stop`] also closes its ports.
+pub struct CellService {
+    status: Status,
+    listener: Arc<Listener>,
+    record: Record,
+    listen: Vec<Ipv4Addr>,
+    announced: Vec<Ipv4Addr>,
+    allow: Vec<Prefix>,
+    anonymous_write: bool,
+    // Fields drop in this order: the ports before the files, the files before the file system.
+    server: Option<Server>,
+    /// Volumes whose files are still to be closed after the server has stopped.
+    volumes: Vec<Arc<Volume>>,
+    fs: Option<Arc<Fs>>,
+    cache: Arc<ProcessCache>,
+    stats: StatsHandle,
+    lun: Option<Arc<OpenLun>>,
+    settings: Settings,
+}
+
+impl CellService {
+    /// Opens the file system on an open DEVICE and serves its filesets.
+    ///
+    /// # Errors
+    /// The device holds no cell, or a port is taken.
+    pub fn start(
+        spec: &ServeSpec,
+        open: OpenedDevice,
+        run_dir: &Path,
+        settings: &Settings,
+        cache: &Arc<ProcessCache>,
+    ) -> Result<CellService> {
+        signals::stop_in_order();
+        let listener = Listener::bind(run_dir, &spec.name)?;
+        let name = spec.device.display().to_string();
+        let (fs, device, stats) = open_counted(&open, &name, settings, false)?;
+        let record = Record::of(&fs, &name)?;
+        let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
+            [] => or.to_vec(),
+            given => given.to_vec(),
+        };
+        let listen = first_of(&spec.listen, &record.listen);
+        let announced = first_of(&spec.announce, &listen);
+        cell::check_addresses(&listen, &announced)?;
+        let config = config(spec, &listen, &announced, settings);
+        let threads = config.workers;
+        let fs = Arc::new(fs);
+        let started = Server::start(config, Arc::clone(&fs), cache.cache()?);
+        let server = started.map_err(|error| not_started(spec, error, run_dir))?;
+        let superblock = fs.superblock();
+        let mut status = Status::of(&spec.name, &spec.device, threads, &open, device.info());
+        status.uuid = uuid_text(&superblock.uuid);
+        status.label = superblock.label;
+        status.cell = Some(record.name.clone());
+        status.config.clone_from(&spec.config);
+        let at = |address: &Ipv4Addr| ExportAt {
+            kind: "afs",
+            at: address.to_string(),
+        };
+        status.exports = listen.iter().map(at).collect();
+        if let Some(warning) = warning(spec, &listen) {
+            status.warn(warning);
+        }
+        Ok(CellService {
+            status,
+            listener: Arc::new(listener),
+            record,
+            listen,
+            announced,
+            allow: spec.allow.clone(),
+            anonymous_write: spec.anonymous_write,
+            server: Some(server),
+            volumes: Vec::new(),
+            fs: Some(fs),
+            cache: Arc::clone(cache),
+            stats,
+            lun: open.disk.lun().cloned(),
+            settings: settings.clone(),
+        })
+    }
+
+    fn server(&self) -> Result<&Server> {
+        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
+        self.server.as_ref().ok_or_else(ending)
+    }
+
+    fn fs(&self) -> Result<&Fs> {
+        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
+        self.fs.as_deref().ok_or_else(ending)
+    }
+
+    /// Updates a copy of the status with the current state of the file system.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
+            status.read_only = true;
+            status.warn(format!("{why}; detach, check the device, and serve again"));
+        }
+        if let Some(server) = &self.server {
+            let all = server.volumes().all();
+            let volumes: Vec<&cache::Volume> =
+                all.iter().map(|volume| &**volume.files.volume()).collect();
+            status.note_write_back(&volumes);
+        }
+        status
+    }
+
+    /// Answers a request about the cell.
+    fn cell(&self, ask: &cell::CellRequest) -> Result<Value> {
+        let server = self.server()?;
+        let mut answer = cell::execute(&self.record, &server.administration(), ask)?;
+        if let cell::CellRequest::Status { clients } = ask {
+            self.add_status(server, *clients, &mut answer);
+        }
+        Ok(answer)
+    }
+
+    /// Adds the values that exist only while the cell is served.
+    fn add_status(&self, server: &Server, clients: bool, answer: &mut Value) {
+        let status = self.status_now();
+        answer["served"] = true.into();
+        answer["name"] = json!(status.name);
+        answer["device"] = json!(status.device);
+        answer["pid"] = json!(status.pid);
+        answer["since"] = json!(status.since);
+        answer["threads"] = json!(status.threads);
+        answer["read_only"] = json!(status.read_only);
+        answer["warning"] = json!(status.warning);
+        answer["listen"] = json!(self.listen);
+        answer["announced"] = json!(self.announced);
+        answer["allowed"] = self.allow.iter().map(Prefix::to_string).collect();
+        answer["anonymous_write"] = json!(self.anonymous_write);
+        answer["cellservdb"] = json!(cell::cell_serv_db(&self.record.name, &self.announced));
+        answer["stats"] = of_server(server);
+        if clients {
+            let all = server.clients();
+            answer["clients"] = all.iter().take(CLIENTS_SHOWN).map(of_client).collect();
+        }
+    }
+
+    /// Answers a request about filesets and updates the volumes that clients see.
+    fn files(&self, ask: &filesystem::FsRequest) -> Result<Value> {
+        let server = self.server()?;
+        let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
+        match ask {
+            filesystem::FsRequest::Remove { name, .. }
+            | filesystem::FsRequest::Rename { from: name, .. }
+                if is_volume(name) =>
+            {
+                return Err(Error::Busy(format!(
+                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and \
+                     only filesets that are not served can be renamed"
+                )));
+            }
+            _ => {}
+        }
+        let sync = || {
+            let failed = || Error::files(format!("cannot write back {}", self.status.name));
+            let all = server.volumes().all();
+            all.iter()
+                .try_for_each(|volume| volume.files.sync().map_err(failed()))
+        };
+        let answer = execute(self.fs()?, ask, &sync, None)?;
+        server.administration().refresh()?;
+        Ok(answer)
+    }
+
+    /// Looks up the vnode of a file, whose path begins with its volume.
+    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
+        let usage = || {
+            Error::Usage(format!(
+                "{} is a cell: select a file in it with --file VOLUME/PATH",
+                self.status.name
+            ))
+        };
+        let (volume, path) = path
+            .and_then(|path| path.split_once('/'))
+            .ok_or_else(usage)?;
+        let volume = self.server()?.administration().volume(volume)?;
+        let attr = resolve(volume.files.fileset(), path)?;
+        if attr.inode.kind != ::fs::FileType::File {
+            return Err(Error::Usage(format!("{path} is not a regular file")));
+        }
+        let pages = volume.files.volume();
+        Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    /// Closes the ports after the calls in progress have ended.
+    fn end_calls(&mut self) {
+        if let Some(server) = self.server.take() {
+            self.volumes = server.volumes().all();
+        }
+    }
+
+    /// Builds the error for failed write-back, given its source.
+    fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
+        Error::files(format!(
+            "cannot write back {} (--force discards unwritten data)",
+            self.status.name
+        ))
+    }
+
+    /// Writes everything out and closes the device.
+    fn close(&mut self) -> Result<()> {
+        while let Some(volume) = self.volumes.last() {
+            volume.files.close().map_err(self.not_written())?;
+            self.volumes.pop();
+        }
+        if let Some(fs) = &self.fs {
+            fs.finish().map_err(self.not_written())?;
+            if Arc::strong_count(fs) > 1 {
+                tracing::error!(
+                    name = self.status.name,
+                    "the device stays in use: the server still holds the file system"
+                );
+            }
+        }
+        self.fs = None;
+        Ok(())
+    }
+}
+
+impl Serving for CellService {
+    fn status(&self) -> &Status {
+        &self.status
+    }
+
+    fn listener(&self) -> &Arc<Listener> {
+        &self.listener
+    }
+
+    fn lun(&self) -> Option<&Arc<OpenLun>> {
+        self.lun.as_ref()
+    }
+
+    fn answer(&self, ask: &ControlRequest) -> Result<Value> {
+        match ask {
+            ControlRequest::Stats => {
+                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
+            }
+            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
+                Ok(self.status_now().to_value())
+            }
+            ControlRequest::Lun(ask) => {
+                crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
+            }
+            ControlRequest::Cache(ask) => {
+                let vnode = |path: Option<&str>| self.vnode(path);
+                let all = self.server()?.volumes().all();
+                let volumes: Vec<&cache::Volume> =
+                    all.iter().map(|volume| &**volume.files.volume()).collect();
+                self.cache.answer(&volumes, &vnode, ask)
+            }
+            ControlRequest::Files(ask) => self.files(ask),
+            ControlRequest::Cell(ask) => self.cell(ask),
+        }
+    }
+
+    fn in_use(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let failed = || self.not_written();
+        if let Some(server) = &self.server {
+            let all = server.volumes().all();
+            all.iter()
+                .try_for_each(|volume| volume.files.sync().map_err(failed()))?;
+        }
+        match &self.fs {
+            Some(fs) => fs.commit().map_err(failed()),
+            None => Ok(()),
+        }
+    }
+
+    fn stop(&mut self, force: bool) -> Result<()> {
+        if !force {
+            self.flush()?;
+        }
+        self.end_calls();
+        self.close().map_err(|error| {
+            if force {
+                let volumes: Vec<&cache::Volume> =
+                    self.volumes.iter().map(|v| &**v.files.volume()).collect();
+                let lost = crate::cache::dirty_bytes(&volumes);
+                Error::data_lost(&self.status.name, Some(lost), &error)
+            } else {
+                error
+            }
+        })
+    }
+}
+
+fn config(
+    spec: &ServeSpec,
+    listen: &[Ipv4Addr],
+    announced: &[Ipv4Addr],
+    settings: &Settings,
+) -> Config {
+    let at = |port: u16| -> Vec<SocketAddr> { listen.iter().map(|a| (*a, port).into()).collect() };
+    let defaults = Config::default();
+    Config {
+        file_service: at(afs_proto::fs::PORT),
+        location_service: at(afs_proto::vl::PORT),
+        announced: announced.to_vec(),
+        allowed: spec.allow.clone(),
+        rxdebug: spec.rxdebug,
+        anonymous_write: spec.anonymous_write,
+        sockets: settings.threads().min(SOCKETS_MAX),
+        workers: spec.threads.unwrap_or(defaults.workers),
+        ..defaults
+    }
+}
+
+/// Warns if clients that prove no identity have access from other machines.
+fn warning(spec: &ServeSpec, listen: &[Ipv4Addr]) -> Option<String> {
+    let beyond = listen.iter().any(|address| !address.is_loopback());
+    if !beyond || !spec.allow.is_empty() && !spec.anonymous_write {
+        return None;
+    }
+    let may = if spec.anonymous_write {
+        "read and change"
+    } else {
+        "read"
+    };
+    let whose = if spec.allow.is_empty() {
+        "any host that can reach this machine (--allow PREFIX limits the addresses)"
+    } else {
+        "any host that sends packets with an address of --allow, which can be forged,"
+    };
+    Some(format!(
+        "clients are not authenticated, and traffic is not encrypted: {whose} can {may} the data \
+         that access lists open to addresses or to system:anyuser; a tunnel such as WireGuard \
+         authenticates and encrypts"
+    ))
+}
+
+fn not_started(spec: &ServeSpec, error: StartError, run_dir: &Path) -> Error {
+    let (address, source) = match error {
+        StartError::Files(error) => {
+            let device = spec.device.display();
+            return Error::files(format!("cannot open the volumes of {device}"))(error);
+        }
+        StartError::Port { address, source } => (address, source),
+        StartError::Thread(source) => {
+            return Error::Failed(format!("cannot start a thread of the server: {source}"));
+        }
+    };
+    match source.kind() {
+        std::io::ErrorKind::AddrInUse => Error::Busy(match taken_by(address, spec, run_dir) {
+            Some(name) => format!(
+                "{address} is in use: `{name}` is served there; stop it with `evfs detach {name}`, \
+                 or choose another address with --listen ADDRESS"
+            ),
+            None => format!(
+                "port {} at {} is in use by another program (`ss -ulpn` shows which); stop it, or \
+                 choose another address of this machine with --listen",
+                address.port(),
+                address.ip()
+            ),
+        }),
+        std::io::ErrorKind::AddrNotAvailable => Error::NotFound(format!(
+            "{} is not an address of this machine; `ip address` lists its addresses; behind NAT, \
+             pass the inner address with --listen and the outer one with --announce",
+            address.ip()
+        )),
+        _ => Error::Failed(format!("cannot listen on {address}: {source}")),
+    }
+}
+
+/// Finds the service of this user, other than this one, that serves a cell at `address`.
+fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<String> {
+    let unspecified = Ipv4Addr::UNSPECIFIED.to_string();
+    let wanted = address.ip().to_string();
+    let is_there = |status: &Value| {
+        let mut exports = status["exports"].as_array().into_iter().flatten();
+        exports.any(|export| {
+            let at = export["at"].as_str().unwrap_or_default();
+            let same = at == wanted || at == unspecified || wanted == unspecified;
+            export["kind"] == "afs" && same
+        })
+    };
+    // Our own control socket does not answer requests yet.
+    control::find_other(run_dir, &spec.name, is_there)
+}
+
+fn of_client(client: &Client) -> Value {
+    json!({
+        "address": client.address.ip(),
+        "port": client.address.port(),
+        "uuid": client.uuid.map(|uuid| uuid_text(&uuid.0)),
+        "state": match client.state {
+            ClientState::Up => "up",
+            ClientState::New => "new",
+            ClientState::Silent => "dead",
+        },
+        "promises": client.promises,
+        "heard_seconds_ago": client.silent_seconds,
+    })
+}
+
+fn of_server(server: &Server) -> Value {
+    let stats = server.stats();
+    let counts = &stats.counts;
+    let procedures = stats.called.iter().map(|called| {
+        let row = json!({ "calls": called.calls, "errors": called.aborts });
+        (called.procedure.to_owned(), row)
+    });
+    let port = |port: &rx::PortStats| {
+        let sum = |of: &dyn Fn(&rx::Stats) -> u64| -> u64 { port.sockets.iter().map(of).sum() };
+        json!({
+            "connections": port.connections,
+            "calls_now": port.calls,
+            "datagrams_in": sum(&|s| s.datagrams_in),
+            "datagrams_out": sum(&|s| s.datagrams_out),
+            "bytes_in": sum(&|s| s.bytes_in),
+            "bytes_out": sum(&|s| s.bytes_out),
+            "dropped_datagrams": port.dropped,
+            "malformed": sum(&|s| s.malformed),
+            "stray": sum(&|s| s.stray),
+            "jumbograms_in": sum(&|s| s.jumbograms_in),
+            "jumbograms_out": sum(&|s| s.jumbograms_out),
+            "resent_packets": sum(&|s| s.resent),
+            "lost_packets": sum(&|s| s.lost),
+            "duplicate_packets": sum(&|s| s.duplicates),
+            "refused_connections": sum(&|s| s.connections_refused),
+            "busy": sum(&|s| s.busy),
+            "send_errors": port.send_errors,
+        })
+    };
+    json!({
+        "clients": stats.clients,
+        "active_clients": stats.active_clients,
+        "promises": stats.promises,
+        "calls": counts.calls,
+        "errors": counts.aborts,
+        "callbacks_broken": counts.breaks,
+        "fetched_bytes": counts.fetched_bytes,
+        "stored_bytes": counts.stored_bytes,
+        "procedures": procedures.collect::<serde_json::Map<_, _>>(),
+        "files": port(&stats.files),
+        "location": port(&stats.location),
+    })
+}
