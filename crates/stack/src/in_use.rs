@@ -6,10 +6,15 @@
 //! it increments every few seconds, like the multi-mount protection of ext4.
 //! `docs/format/in-use.md` describes the layout.
 //!
-//! **Invariant:** a record that changes is never taken over. A process that finds the record of
-//! another owner in place of its own does no more I/O. One that has not verified its own record for
+//! **Invariant:** a record that changes is never taken over. A process that finds the record of a
+//! later owner in place of its own does no more I/O. One that has not verified its own record for
 //! [`FRESH`] intervals writes nothing before it has verified it again. A process that takes over a
 //! stale record first watches it for [`DEAD`] intervals, which is longer.
+//!
+//! Reading and renewing the record are two operations, so a process that is stopped between them
+//! may replace the record of the owner that took over. That owner has a higher generation and
+//! restores its record within an interval; the stopped process waits [`DEAD`] intervals after such a
+//! late renewal and reads again before it writes anything else.
 
 use crate::{Error, Result};
 use block::{
@@ -28,7 +33,8 @@ use std::time::Duration;
 /// Size of a record, and of the block reserved for it, in bytes.
 pub(crate) const BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"EVFSUSE\x1a";
-const VERSION: u16 = 1;
+/// Version 1 had no generation.
+const VERSION: u16 = 2;
 const HOST_BYTES: usize = 64;
 /// Intervals for which a verification of this process's record stays valid.
 const FRESH: u32 = 2;
@@ -53,6 +59,8 @@ struct Record {
     boot: [u8; 16],
     namespace: u64,
     pid: u32,
+    /// One more than that of the record that this one replaced; 0 in version 1.
+    generation: u64,
     host: String,
 }
 
@@ -74,6 +82,7 @@ impl Record {
             boot: of_hex(&boot),
             namespace,
             pid: std::process::id(),
+            generation: 0,
             host: printable(host.bytes()),
         })
     }
@@ -89,7 +98,8 @@ impl Record {
         out.extend(self.boot);
         out.extend(self.namespace.to_le_bytes());
         out.extend(self.pid.to_le_bytes());
-        out.extend([0; 12]);
+        out.extend(self.generation.to_le_bytes());
+        out.extend([0; 4]);
         let host = self.host.as_bytes();
         out.extend(&host[..host.len().min(HOST_BYTES)]);
         out.resize(BYTES - 4, 0);
@@ -108,26 +118,35 @@ impl Record {
             return None;
         }
         let (content, checksum) = bytes.split_at(BYTES - 4);
-        let whole = crc32c::crc32c(content).to_le_bytes() == checksum
-            && u16::from_le_bytes(take(bytes, 8)) == VERSION;
+        let version = u16::from_le_bytes(take(bytes, 8));
+        let whole =
+            crc32c::crc32c(content).to_le_bytes() == checksum && (1..=VERSION).contains(&version);
         let interval_ms = u32::from_le_bytes(take(bytes, 12));
         let host = bytes[80..80 + HOST_BYTES].iter();
         Some(Record {
             in_use: !whole || u16::from_le_bytes(take(bytes, 10)) != 0,
-            interval_ms: match whole {
-                true => interval_ms.clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end()),
-                false => 5000,
+            interval_ms: if whole {
+                interval_ms.clamp(*INTERVAL_MS.start(), *INTERVAL_MS.end())
+            } else {
+                5000
             },
             owner: take(bytes, 16),
             count: u64::from_le_bytes(take(bytes, 32)),
-            boot: match whole {
-                true => take(bytes, 40),
-                false => [0; 16],
-            },
+            boot: if whole { take(bytes, 40) } else { [0; 16] },
             namespace: u64::from_le_bytes(take(bytes, 56)),
             pid: u32::from_le_bytes(take(bytes, 64)),
+            generation: if whole && version > 1 {
+                u64::from_le_bytes(take(bytes, 68))
+            } else {
+                0
+            },
             host: printable(host.copied().take_while(|b| *b != 0)),
         })
+    }
+
+    /// Reports whether this is a late renewal by an earlier owner than that of `own`.
+    fn is_before(&self, own: &Record) -> bool {
+        (1..own.generation).contains(&self.generation)
     }
 
     /// Reports whether claims of the writer are visible to this process.
@@ -142,9 +161,10 @@ fn printable(bytes: impl Iterator<Item = u8>) -> String {
         .take(HOST_BYTES)
         .map(char::from)
         .collect();
-    match host.is_empty() {
-        true => "unknown".into(),
-        false => host,
+    if host.is_empty() {
+        "unknown".into()
+    } else {
+        host
     }
 }
 
@@ -293,7 +313,9 @@ impl InUse {
         interval: Duration,
     ) -> Result<InUse> {
         check(&*device, at, name)?;
-        let record = Record::of_this_process(interval)?;
+        let mut record = Record::of_this_process(interval)?;
+        let before = Record::decode(&read(&*device, at)?);
+        record.generation = before.map_or(1, |r| r.generation.saturating_add(1));
         let seen = now_ms();
         write(&*device, at, &record)?;
         std::thread::sleep(SETTLE);
@@ -327,7 +349,7 @@ impl InUse {
         })
     }
 
-    pub(crate) fn kept(&self) -> InUseRecord {
+    pub(crate) fn record_state(&self) -> InUseRecord {
         let lost = Arc::clone(&self.shared.lost);
         InUseRecord::Record { lost }
     }
@@ -355,7 +377,7 @@ impl Shared {
     fn beat(&self, interval: Duration, stops: &Receiver<()>) {
         while let Err(RecvTimeoutError::Timeout) = stops.recv_timeout(interval) {
             let mut record = self.lock();
-            if let Err(error) = self.look(&mut record) {
+            if let Err(error) = self.verify(&mut record) {
                 let name = &self.device.info().name;
                 tracing::warn!("{name}: cannot renew its in-use record: {error}");
             }
@@ -365,31 +387,50 @@ impl Shared {
         }
         let mut record = self.lock();
         record.in_use = false;
-        let _ = self.look(&mut record);
+        let _ = self.verify(&mut record);
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.record.lock().expect("no panic under this lock")
     }
 
-    /// Verifies that the record is still that of this process, and renews it.
-    fn look(&self, record: &mut Record) -> block::Result<()> {
-        let began = now_ms();
-        let found = Record::decode(&read(&*self.device, self.at)?);
-        if found.as_ref().is_none_or(|r| r.owner != record.owner) {
-            let by = found.map_or("another machine".into(), |r| format!("machine {}", r.host));
-            self.lost.store(true, Ordering::SeqCst);
-            let name = &self.device.info().name;
-            tracing::error!(
-                "{name} was taken over by {by} while this process did not respond; further I/O is \
-                 refused; detach it with --force"
-            );
-            return Ok(());
+    /// Verifies that the record is still that of this process, and renews it. Waits after a renewal
+    /// that may have replaced the record of another machine.
+    fn verify(&self, record: &mut Record) -> block::Result<()> {
+        let name = &self.device.info().name;
+        loop {
+            let began = now_ms();
+            let is_late = || now_ms().saturating_sub(began) > self.interval_ms * u64::from(FRESH);
+            let found = Record::decode(&read(&*self.device, self.at)?);
+            match &found {
+                Some(found) if found.owner == record.owner => {}
+                Some(found) if found.is_before(record) => tracing::warn!(
+                    "{name}: machine {} renewed its in-use record after this machine had taken the \
+                     device over; restoring the record of this machine",
+                    found.host
+                ),
+                _ => {
+                    let by =
+                        found.map_or("another machine".into(), |r| format!("machine {}", r.host));
+                    self.lost.store(true, Ordering::SeqCst);
+                    tracing::error!(
+                        "{name} was taken over by {by} while this process did not respond; further \
+                         I/O is refused; detach it with --force"
+                    );
+                    return Ok(());
+                }
+            }
+            if is_late() && record.in_use {
+                continue;
+            }
+            record.count += 1;
+            write(&*self.device, self.at, record)?;
+            if !is_late() || !record.in_use {
+                self.seen.store(began, Ordering::SeqCst);
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(self.interval_ms) * DEAD);
         }
-        record.count += 1;
-        write(&*self.device, self.at, record)?;
-        self.seen.store(began, Ordering::SeqCst);
-        Ok(())
     }
 
     /// Decides whether to refuse an operation, and returns the reason.
@@ -403,7 +444,7 @@ impl Shared {
         if op.changes_data() && !fresh() {
             let mut record = self.lock();
             // Another thread may have verified it in the meantime.
-            if !fresh() && self.look(&mut record).is_err() {
+            if !fresh() && self.verify(&mut record).is_err() {
                 return Some(SILENT);
             }
         }
@@ -478,7 +519,7 @@ impl Queue for Guarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Mem, Random};
+    use block::{Delay, Mem, Random};
 
     const TICK: Duration = Duration::from_millis(100);
 
@@ -549,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_lost_the_record_does_nothing_more() {
+    fn a_holder_that_lost_the_record_does_nothing_more() {
         let device = device();
         let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
         let mut blocking = Blocking::over(own.queue(device.queue().unwrap()));
@@ -557,7 +598,8 @@ mod tests {
         // After a late heartbeat, a write verifies the record first; this process still owns it.
         own.shared.seen.store(0, Ordering::SeqCst);
         blocking.write_at(8192, &[2; 512]).unwrap();
-        let theirs = sample();
+        let mut theirs = sample();
+        theirs.generation = 2;
         write(&*device, 0, &theirs).unwrap();
         until(|| own.shared.lost.load(Ordering::SeqCst) || write(&*device, 0, &theirs).is_err());
         assert!(blocking.write_at(8192, &[3; 512]).is_err());
@@ -571,5 +613,55 @@ mod tests {
             .read_at(8192, &mut data)
             .unwrap();
         assert_eq!(data, [2; 512]);
+    }
+
+    #[test]
+    fn a_late_renewal_by_an_earlier_owner_is_undone_by_the_later_one() {
+        let device = device();
+        let mut earlier = sample();
+        earlier.generation = 1;
+        earlier.in_use = false;
+        write(&*device, 0, &earlier).unwrap();
+        let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
+        earlier.in_use = true;
+        write(&*device, 0, &earlier).unwrap();
+        let found = || Record::decode(&read(&*device, 0).unwrap()).unwrap();
+        let owner = own.shared.lock().owner;
+        until(|| found().owner == owner);
+        assert!(!own.shared.lost.load(Ordering::SeqCst));
+        assert_eq!(found().generation, 2);
+        // A record without a generation may be that of a later owner.
+        earlier.generation = 0;
+        write(&*device, 0, &earlier).unwrap();
+        until(|| own.shared.lost.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_write_after_a_late_renewal_waits_until_a_later_owner_is_back() {
+        let mem = device();
+        let zero = Duration::ZERO;
+        let slow = Arc::new(Delay::new(mem.clone(), zero, TICK * (FRESH + 1)));
+        let own = InUse::begin(slow.clone(), 0, "d", TICK).unwrap();
+        let count = || {
+            let mut bytes = vec![0; BYTES];
+            mem.peek(0, &mut bytes);
+            Record::decode(&bytes).unwrap().count
+        };
+        own.shared.seen.store(0, Ordering::SeqCst);
+        let renewed = count();
+        std::thread::scope(|scope| {
+            let write =
+                || Blocking::over(own.queue(slow.queue().unwrap())).write_at(8192, &[1; 512]);
+            let written = scope.spawn(write);
+            // Each renewal is late, as if the process had been stopped before it.
+            until(|| count() > renewed);
+            let mut theirs = sample();
+            theirs.generation = 2;
+            mem.poke(0, &theirs.encode());
+            assert!(written.join().unwrap().is_err());
+        });
+        let mut data = [0; 512];
+        mem.peek(8192, &mut data);
+        assert_eq!(data, [0; 512]);
     }
 }
