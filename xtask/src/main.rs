@@ -83,7 +83,12 @@ fn dependencies(root: &Path) -> Outcome {
 /// Builds the documentation of all items; a broken link fails.
 fn documentation(root: &Path) -> Outcome {
     run(Command::new(env!("CARGO"))
-        .args(["doc", "--workspace", "--no-deps", "--document-private-items"])
+        .args([
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--document-private-items",
+        ])
         .arg("--quiet")
         .env("RUSTDOCFLAGS", "-D warnings")
         .current_dir(root))
