@@ -447,13 +447,13 @@ pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Ar
 
 /// Refuses an unknown URI scheme.
 fn known_scheme(address: &str) -> Result<()> {
-    if !(address.contains("://") && !Path::new(address).exists()) {
-        Ok(())
-    } else {
+    if address.contains("://") && !Path::new(address).exists() {
         Err(Error::Usage(format!(
             "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix:// or \
              iscsi://"
         )))
+    } else {
+        Ok(())
     }
 }
 
@@ -525,13 +525,13 @@ fn open_unclaimed(
 /// Refuses a file name that is also the name of a LUN: one could be overwritten for the other.
 fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     let is_lun = || Registry::load(&settings.lun_registry()).is_ok_and(|r| r.find(name).is_some());
-    if !(is_lun_name(name) && is_lun()) {
-        Ok(())
-    } else {
+    if is_lun_name(name) && is_lun() {
         Err(Error::Usage(format!(
             "{name} is ambiguous: it is a LUN, and a file in this directory; use ./{name} for the \
              file, or another directory for the LUN"
         )))
+    } else {
+        Ok(())
     }
 }
 

@@ -113,14 +113,14 @@ impl Target<'_> {
 
     /// Refuses a key for a plaintext device: the user is mistaken about the device.
     fn needed_key(&self, open: OpenedDevice) -> Result<OpenedDevice> {
-        if !(open.cipher.is_none() && self.key_given) {
-            Ok(open)
-        } else {
+        if open.cipher.is_none() && self.key_given {
             Err(Error::Usage(format!(
                 "{} is not encrypted and takes no key; `evfs volume create` creates an encrypted \
                  volume",
                 self.name()
             )))
+        } else {
+            Ok(open)
         }
     }
 

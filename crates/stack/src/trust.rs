@@ -156,9 +156,7 @@ impl TrustStore {
             return Ok(false);
         };
         let older = entry.is_newer_than(backup.as_ref());
-        if !(older && !wanted) {
-            Ok(older)
-        } else {
+        if older && !wanted {
             Err(Error::Untrusted(format!(
                 "{device}: the backup is older than the header that this machine knows ({}; known: \
                  {}): keys that were removed since would open the volume again; to restore it \
@@ -167,6 +165,8 @@ impl TrustStore {
                 epoch_of(entry.seal.as_ref()),
                 plan.uuid,
             )))
+        } else {
+            Ok(older)
         }
     }
 

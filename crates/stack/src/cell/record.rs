@@ -65,10 +65,10 @@ impl Record {
                 _ => return Err("a line is invalid".into()),
             }
         }
-        if !(record.name.is_empty() || record.listen.is_empty()) {
-            Ok(record)
-        } else {
+        if record.name.is_empty() || record.listen.is_empty() {
             Err("its name or address is missing".into())
+        } else {
+            Ok(record)
         }
     }
 
