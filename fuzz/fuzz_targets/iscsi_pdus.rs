@@ -28,7 +28,7 @@ fn response(flags: u8, text: &[u8]) -> Vec<u8> {
     out
 }
 
-fn config(offered: &OfferedParams, chap: bool) -> LoginConfig<'_> {
+fn config(wanted: &OfferedParams, chap: bool) -> LoginConfig<'_> {
     let mutual = Mutual {
         secret: b"theirs",
         id: 7,
