@@ -6,15 +6,22 @@
 //! it increments every few seconds, like the multi-mount protection of ext4.
 //! `docs/format/in-use.md` describes the layout.
 //!
-//! **Invariant:** a record that changes is never taken over. A process that finds the record of a
-//! later owner in place of its own does no more I/O. One that has not verified its own record for
+//! **Invariant:** a record that changes is never taken over. A process that finds the record of
+//! another owner in place of its own does no more I/O. One that has not verified its own record for
 //! [`FRESH`] intervals writes nothing before it has verified it again. A process that takes over a
 //! stale record first watches it for [`DEAD`] intervals, which is longer.
 //!
-//! Reading and renewing the record are two operations, so a process that is stopped between them
-//! may replace the record of the owner that took over. That owner has a higher generation and
-//! restores its record within an interval; the stopped process waits [`DEAD`] intervals after such a
-//! late renewal and reads again before it writes anything else.
+//! Reading and renewing the record are two operations, and a process may be stopped between them
+//! while another machine takes the device over. Its renewal then replaces the record of the new
+//! owner:
+//!
+//! ```text
+//!   old owner    read own ──stopped────────────────────────── renew
+//!   new owner                watch DEAD ──── write ── settle FRESH ──── in use
+//! ```
+//!
+//! A renewal within the settle time ends the takeover. A later one is [`Shared::too_late`] for the
+//! old owner, which does no more I/O; the new owner restores its record.
 
 use crate::{Error, Result};
 use block::{
@@ -27,14 +34,13 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 /// Size of a record, and of the block reserved for it, in bytes.
 pub(crate) const BYTES: usize = 4096;
 const MAGIC: [u8; 8] = *b"EVFSUSE\x1a";
-/// Version 1 had no generation.
-const VERSION: u16 = 2;
+const VERSION: u16 = 1;
 const HOST_BYTES: usize = 64;
 /// Intervals for which a verification of this process's record stays valid.
 const FRESH: u32 = 2;
@@ -59,8 +65,6 @@ struct Record {
     boot: [u8; 16],
     namespace: u64,
     pid: u32,
-    /// One more than that of the record that this one replaced; 0 in version 1.
-    generation: u64,
     host: String,
 }
 
@@ -82,7 +86,6 @@ impl Record {
             boot: of_hex(&boot),
             namespace,
             pid: std::process::id(),
-            generation: 0,
             host: printable(host.bytes()),
         })
     }
@@ -98,8 +101,7 @@ impl Record {
         out.extend(self.boot);
         out.extend(self.namespace.to_le_bytes());
         out.extend(self.pid.to_le_bytes());
-        out.extend(self.generation.to_le_bytes());
-        out.extend([0; 4]);
+        out.extend([0; 12]);
         let host = self.host.as_bytes();
         out.extend(&host[..host.len().min(HOST_BYTES)]);
         out.resize(BYTES - 4, 0);
@@ -118,9 +120,8 @@ impl Record {
             return None;
         }
         let (content, checksum) = bytes.split_at(BYTES - 4);
-        let version = u16::from_le_bytes(take(bytes, 8));
-        let whole =
-            crc32c::crc32c(content).to_le_bytes() == checksum && (1..=VERSION).contains(&version);
+        let whole = crc32c::crc32c(content).to_le_bytes() == checksum
+            && u16::from_le_bytes(take(bytes, 8)) == VERSION;
         let interval_ms = u32::from_le_bytes(take(bytes, 12));
         let host = bytes[80..80 + HOST_BYTES].iter();
         Some(Record {
@@ -135,18 +136,13 @@ impl Record {
             boot: if whole { take(bytes, 40) } else { [0; 16] },
             namespace: u64::from_le_bytes(take(bytes, 56)),
             pid: u32::from_le_bytes(take(bytes, 64)),
-            generation: if whole && version > 1 {
-                u64::from_le_bytes(take(bytes, 68))
-            } else {
-                0
-            },
             host: printable(host.copied().take_while(|b| *b != 0)),
         })
     }
 
-    /// Reports whether this is a late renewal by an earlier owner than that of `own`.
-    fn is_before(&self, own: &Record) -> bool {
-        (1..own.generation).contains(&self.generation)
+    /// Returns the time between two renewals.
+    fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval_ms.into())
     }
 
     /// Reports whether claims of the writer are visible to this process.
@@ -216,12 +212,21 @@ pub(crate) fn is_there(device: &dyn BlockDevice, at: u64) -> bool {
 /// # Errors
 /// [`Error::Busy`] if another machine writes to it.
 pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()> {
+    if let Some(stale) = watch(device, at, name)? {
+        let host = stale.host;
+        tracing::warn!("{name} is no longer in use on machine {host}");
+    }
+    Ok(())
+}
+
+/// Does the same as [`check`], and returns the stale record of another machine, if there is one.
+fn watch(device: &dyn BlockDevice, at: u64, name: &str) -> Result<Option<Record>> {
     let own = Record::of_this_process(Duration::ZERO)?;
     let first = read(device, at)?;
     let Some(found) = Record::decode(&first).filter(|r| r.in_use && !r.is_near(&own)) else {
-        return Ok(());
+        return Ok(None);
     };
-    let interval = Duration::from_millis(found.interval_ms.into());
+    let interval = found.interval();
     tracing::warn!(
         "{name} was not closed by process {} on machine {}; waiting {:.0?} to check whether it is \
          still in use there",
@@ -238,17 +243,14 @@ pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()>
         }
         return match Record::decode(&bytes) {
             Some(now) if now.in_use => Err(Error::Busy(format!(
-                "cannot open {name}: it is open for writing on machine {} (process {}); detach it there first",
+                "cannot open {name}: it is open for writing on machine {} (process {}); detach it \
+                 there first",
                 now.host, now.pid
             ))),
-            _ => Ok(()),
+            _ => Ok(None),
         };
     }
-    tracing::warn!(
-        "{name} is no longer in use on machine {}; taking it over",
-        found.host
-    );
-    Ok(())
+    Ok(Some(found))
 }
 
 /// Protection of a device against writers on other machines, as `evfs status` shows it.
@@ -299,6 +301,8 @@ struct Shared {
     /// Time of the last successful verification, in milliseconds.
     seen: AtomicU64,
     lost: Arc<AtomicBool>,
+    /// Owner whose stale record this one replaced.
+    replaced: OnceLock<[u8; 16]>,
 }
 
 impl InUse {
@@ -312,18 +316,19 @@ impl InUse {
         name: &str,
         interval: Duration,
     ) -> Result<InUse> {
-        check(&*device, at, name)?;
-        let mut record = Record::of_this_process(interval)?;
-        let before = Record::decode(&read(&*device, at)?);
-        record.generation = before.map_or(1, |r| r.generation.saturating_add(1));
+        let stale = watch(&*device, at, name)?;
+        let settle = stale.as_ref().map_or(SETTLE, |stale| {
+            let settle = SETTLE.max(stale.interval() * FRESH);
+            tracing::warn!(
+                "{name} is no longer in use on machine {}; taking it over in {settle:.0?}",
+                stale.host
+            );
+            settle
+        });
+        let record = Record::of_this_process(interval)?;
+        let owner = record.owner;
         let seen = now_ms();
         write(&*device, at, &record)?;
-        std::thread::sleep(SETTLE);
-        if read(&*device, at)? != record.encode() {
-            return Err(Error::Busy(format!(
-                "cannot open {name}: another machine is opening it; try again"
-            )));
-        }
         let shared = Arc::new(Shared {
             device,
             at,
@@ -331,6 +336,7 @@ impl InUse {
             record: Mutex::new(record),
             seen: AtomicU64::new(seen),
             lost: Arc::default(),
+            replaced: OnceLock::new(),
         });
         let (stop, stops) = channel();
         let (ends, stopped) = channel();
@@ -342,11 +348,22 @@ impl InUse {
                 drop(ends);
             })
             .map_err(|e| Error::Failed(format!("cannot start a thread: {e}")))?;
-        Ok(InUse {
-            shared,
+        let in_use = InUse {
+            shared: Arc::clone(&shared),
             stop: Some(stop),
             stopped: Mutex::new(stopped),
-        })
+        };
+        std::thread::sleep(settle);
+        let found = Record::decode(&read(&*shared.device, at)?);
+        if shared.lost.load(Ordering::SeqCst) || found.is_none_or(|found| found.owner != owner) {
+            return Err(Error::Busy(format!(
+                "cannot open {name}: another machine is opening it or has it open; try again"
+            )));
+        }
+        if let Some(stale) = stale {
+            shared.replaced.get_or_init(|| stale.owner);
+        }
+        Ok(in_use)
     }
 
     pub(crate) fn record_state(&self) -> InUseRecord {
@@ -394,53 +411,66 @@ impl Shared {
         self.record.lock().expect("no panic under this lock")
     }
 
-    /// Verifies that the record is still that of this process, and renews it. Waits after a renewal
-    /// that may have replaced the record of another machine.
+    /// Verifies that the record is still that of this process, and renews it.
     fn verify(&self, record: &mut Record) -> block::Result<()> {
-        let name = &self.device.info().name;
-        loop {
-            let began = now_ms();
-            let is_late = || now_ms().saturating_sub(began) > self.interval_ms * u64::from(FRESH);
-            let found = Record::decode(&read(&*self.device, self.at)?);
-            match &found {
-                Some(found) if found.owner == record.owner => {}
-                Some(found) if found.is_before(record) => tracing::warn!(
-                    "{name}: machine {} renewed its in-use record after this machine had taken the \
-                     device over; restoring the record of this machine",
-                    found.host
-                ),
-                _ => {
-                    let by =
-                        found.map_or("another machine".into(), |r| format!("machine {}", r.host));
-                    self.lost.store(true, Ordering::SeqCst);
-                    tracing::error!(
-                        "{name} was taken over by {by} while this process did not respond; further \
-                         I/O is refused; detach it with --force"
-                    );
-                    return Ok(());
-                }
-            }
-            if is_late() && record.in_use {
-                continue;
-            }
-            record.count += 1;
-            write(&*self.device, self.at, record)?;
-            if !is_late() || !record.in_use {
-                self.seen.store(began, Ordering::SeqCst);
-                return Ok(());
-            }
-            std::thread::sleep(Duration::from_millis(self.interval_ms) * DEAD);
+        let mut began = now_ms();
+        let mut found = Record::decode(&read(&*self.device, self.at)?);
+        // After a long outage, what was read may be old.
+        if self.is_over(FRESH, began) {
+            began = now_ms();
+            found = Record::decode(&read(&*self.device, self.at)?);
         }
+        let is_own = found.as_ref().is_some_and(|r| r.owner == record.owner);
+        if !is_own && !self.restores(found.as_ref()) {
+            let by = found.map_or("another machine".into(), |r| format!("machine {}", r.host));
+            self.lose(&format!(
+                "was taken over by {by} while this process did not respond"
+            ));
+            return Ok(());
+        }
+        record.count += 1;
+        let written = write(&*self.device, self.at, record);
+        if self.too_late(began) {
+            self.lose(
+                "may have been taken over by another machine, because its in-use record \
+                       could not be renewed in time",
+            );
+        }
+        written?;
+        self.seen.store(began, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Reports whether the record found is a late renewal of the owner that this process replaced.
+    fn restores(&self, found: Option<&Record>) -> bool {
+        let is_late = found.is_some_and(|found| self.replaced.get() == Some(&found.owner));
+        // After that time another machine may have taken the device over from this one.
+        is_late && !self.is_over(DEAD, self.seen.load(Ordering::SeqCst))
+    }
+
+    /// Reports whether a renewal that ends now, of a record that was read at `began`, may have
+    /// replaced the record of another machine.
+    fn too_late(&self, began: u64) -> bool {
+        self.is_over(FRESH, began) && self.is_over(DEAD, self.seen.load(Ordering::SeqCst))
+    }
+
+    /// Reports whether more than `intervals` have passed since `time`.
+    fn is_over(&self, intervals: u32, time: u64) -> bool {
+        now_ms().saturating_sub(time) > self.interval_ms * u64::from(intervals)
+    }
+
+    /// Refuses all further I/O.
+    fn lose(&self, why: &str) {
+        self.lost.store(true, Ordering::SeqCst);
+        let name = &self.device.info().name;
+        tracing::error!("{name} {why}; further I/O is refused; detach it with --force");
     }
 
     /// Decides whether to refuse an operation, and returns the reason.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
         const LOST: &str = "another machine has taken over the device";
         const SILENT: &str = "cannot renew the in-use record of the device";
-        let fresh = || {
-            let age = now_ms().saturating_sub(self.seen.load(Ordering::SeqCst));
-            age <= self.interval_ms * u64::from(FRESH)
-        };
+        let fresh = || !self.is_over(FRESH, self.seen.load(Ordering::SeqCst));
         if op.changes_data() && !fresh() {
             let mut record = self.lock();
             // Another thread may have verified it in the meantime.
@@ -598,8 +628,7 @@ mod tests {
         // After a late heartbeat, a write verifies the record first; this process still owns it.
         own.shared.seen.store(0, Ordering::SeqCst);
         blocking.write_at(8192, &[2; 512]).unwrap();
-        let mut theirs = sample();
-        theirs.generation = 2;
+        let theirs = sample();
         write(&*device, 0, &theirs).unwrap();
         until(|| own.shared.lost.load(Ordering::SeqCst) || write(&*device, 0, &theirs).is_err());
         assert!(blocking.write_at(8192, &[3; 512]).is_err());
@@ -616,50 +645,78 @@ mod tests {
     }
 
     #[test]
-    fn a_late_renewal_by_an_earlier_owner_is_undone_by_the_later_one() {
+    fn the_late_renewal_of_a_replaced_owner_is_undone_and_any_other_record_is_not() {
         let device = device();
         let mut earlier = sample();
-        earlier.generation = 1;
+        write(&*device, 0, &earlier).unwrap();
+        let own = InUse::begin(device.clone(), 0, "d", TICK * 20).unwrap();
+        let found = || Record::decode(&read(&*device, 0).unwrap()).unwrap();
+        let owner = own.shared.lock().owner;
+        write(&*device, 0, &earlier).unwrap();
+        until(|| found().owner == owner);
+        assert!(!own.shared.lost.load(Ordering::SeqCst));
+        until(|| {
+            // A third machine may have taken it over from one that is this late.
+            own.shared.seen.store(0, Ordering::SeqCst);
+            write(&*device, 0, &earlier).unwrap();
+            own.shared.lost.load(Ordering::SeqCst)
+        });
+        drop(own);
         earlier.in_use = false;
         write(&*device, 0, &earlier).unwrap();
         let own = InUse::begin(device.clone(), 0, "d", TICK).unwrap();
-        earlier.in_use = true;
-        write(&*device, 0, &earlier).unwrap();
-        let found = || Record::decode(&read(&*device, 0).unwrap()).unwrap();
-        let owner = own.shared.lock().owner;
-        until(|| found().owner == owner);
-        assert!(!own.shared.lost.load(Ordering::SeqCst));
-        assert_eq!(found().generation, 2);
-        // A record without a generation may be that of a later owner.
-        earlier.generation = 0;
-        write(&*device, 0, &earlier).unwrap();
-        until(|| own.shared.lost.load(Ordering::SeqCst));
+        until(|| {
+            write(&*device, 0, &earlier).unwrap();
+            own.shared.lost.load(Ordering::SeqCst)
+        });
     }
 
     #[test]
-    fn a_write_after_a_late_renewal_waits_until_a_later_owner_is_back() {
-        let mem = device();
-        let zero = Duration::ZERO;
-        let slow = Arc::new(Delay::new(mem.clone(), zero, TICK * (FRESH + 1)));
-        let own = InUse::begin(slow.clone(), 0, "d", TICK).unwrap();
-        let count = || {
-            let mut bytes = vec![0; BYTES];
-            mem.peek(0, &mut bytes);
-            Record::decode(&bytes).unwrap().count
-        };
-        own.shared.seen.store(0, Ordering::SeqCst);
-        let renewed = count();
-        std::thread::scope(|scope| {
-            let write =
-                || Blocking::over(own.queue(slow.queue().unwrap())).write_at(8192, &[1; 512]);
-            let written = scope.spawn(write);
-            // Each renewal is late, as if the process had been stopped before it.
-            until(|| count() > renewed);
-            let mut theirs = sample();
-            theirs.generation = 2;
-            mem.poke(0, &theirs.encode());
-            assert!(written.join().unwrap().is_err());
+    fn a_takeover_ends_when_the_old_owner_renews_its_record() {
+        let device = device();
+        let mut theirs = sample();
+        theirs.interval_ms = 2000;
+        write(&*device, 0, &theirs).unwrap();
+        let (stop, stops) = channel::<()>();
+        let at = device.clone();
+        let renewal = std::thread::spawn(move || {
+            let owner_now = || Record::decode(&read(&*at, 0).unwrap()).unwrap().owner;
+            until(|| owner_now() != theirs.owner);
+            while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                write(&*at, 0, &theirs).unwrap();
+            }
         });
+        let refused = InUse::begin(device, 0, "d", TICK).err().unwrap();
+        assert!(matches!(refused, Error::Busy(_)), "{refused}");
+        drop(stop);
+        renewal.join().unwrap();
+    }
+
+    #[test]
+    fn an_owner_whose_renewal_takes_too_long_does_nothing_more() {
+        let mem = device();
+        let slow = Arc::new(Delay::new(mem.clone(), Duration::ZERO, TICK * (FRESH + 1)));
+        // No heartbeat but those of this test.
+        let own = InUse::begin(slow.clone(), 0, "d", Duration::from_secs(60)).unwrap();
+        let shared = Shared {
+            device: slow.clone(),
+            at: 0,
+            interval_ms: TICK.as_millis() as u64,
+            record: Mutex::new(own.shared.lock().clone()),
+            seen: AtomicU64::new(now_ms() + 60_000),
+            lost: Arc::default(),
+            replaced: OnceLock::new(),
+        };
+        // Late, but no other machine can have taken it over yet.
+        shared.verify(&mut shared.lock()).unwrap();
+        assert!(!shared.lost.load(Ordering::SeqCst));
+        shared.seen.store(0, Ordering::SeqCst);
+        let mut queue = Blocking::over(Box::new(Guarded {
+            lower: slow.queue().unwrap(),
+            shared: Arc::new(shared),
+            refused: VecDeque::new(),
+        }));
+        assert!(queue.write_at(8192, &[1; 512]).is_err());
         let mut data = [0; 512];
         mem.peek(8192, &mut data);
         assert_eq!(data, [0; 512]);
