@@ -254,8 +254,11 @@ fn what_listens_beyond_this_machine_is_warned_of() {
         .code(2);
     assert!(both.stderr.contains("alone"), "{}", both.stderr);
     for (more, word) in [
-        (vec![], Some("read;")),
-        (vec!["--anonymous-write"], Some("read and change;")),
+        (vec![], Some("can read the data")),
+        (
+            vec!["--anonymous-write"],
+            Some("can read and change the data"),
+        ),
         (
             vec!["--anonymous-write", "--allow", "10.0.0.0/8"],
             Some("forged"),
