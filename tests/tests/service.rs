@@ -340,7 +340,7 @@ fn up_says_what_it_gave_up() {
     signal(&up.0, libc::SIGHUP);
     wait_until("it says why not", || {
         let said = fs::read_to_string(s.path("log")).unwrap();
-        said.contains("began without FUSE mounts")
+        said.contains("started without FUSE mounts")
     });
     assert_eq!(names(&s), ["a"]);
     with("[volume.b]\ndevice = \"b.img\"\n");

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   a client reads a file:  promise ──► the file is read, so that a later change finds the promise
-//!                                   ──► told() just before the reply: does the promise still hold?
-//!   a file changes:         the change ──► take() ──► tell() all clients ──► reply to the change
+//!                                   ──► reply_callback() just before the reply: does the promise still hold?
+//!   a file changes:         the change ──► take() ──► notify_all() all clients ──► reply to the change
 //! ```
 //!
 //! **Invariant:** no client is notified while a directory or file is locked. A client that does not

@@ -303,6 +303,7 @@ impl Pages {
         if raised.inode.data_version == next {
             Ok(raised)
         } else {
+            // A concurrent change came between: the names that were read are older.
             Ok(attr)
         }
     }

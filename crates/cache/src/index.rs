@@ -84,14 +84,14 @@ impl Index {
     /// Finds the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
     pub fn guess(&self, number: u64) -> Option<LeafAt> {
-        // SAFETY: tables live in `truth.tables` until the index is dropped.
+        // SAFETY: tables live in `map.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
         LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
     }
 
     /// Looks up the leaf of this number, if the table has it. Takes no lock.
     pub fn find(&self, number: u64) -> Option<LeafAt> {
-        // SAFETY: tables live in `truth.tables` until the index is dropped.
+        // SAFETY: tables live in `map.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
         for place in table.probe(number) {
             if let Some(at) = LeafAt::of_raw(place.load(Acquire))

@@ -2,10 +2,10 @@
 //! mappings, block exports and sends share one copy of each page.
 //!
 //! ```text
-//!   Session (one thread)    CachedDevice    Mapping (faults)    keeper (background)
+//!   Session (one thread)    CachedDevice    Mapping (faults)    background thread
 //!          \____________________|_______________|___________________/
 //!                                      |
-//!   Vnode ── Index ── Leaf ── Word {state, version, frame}      page location and access state
+//!   Vnode ── Index ── Leaf ── PageState {state, version, frame} page location and access state
 //!                                      |
 //!                Pool of frames, Policy;  Window                residency and eviction
 //!                                      |

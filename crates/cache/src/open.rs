@@ -422,7 +422,7 @@ fn try_copy(
         }
         let from = vnode.base().at(FrameNo(snap.frame())).as_ptr();
         // SAFETY: the frame lies in the pool, which is mapped while the vnode lives; `out` is ours.
-        // A change of the page during the copy is detected by `still` below.
+        // A change of the page during the copy is detected by `is_unchanged` below.
         unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
         if word.is_unchanged(snap) {
             if !again && word.touch(snap) {

@@ -272,7 +272,7 @@ impl<A: Atom<Int = u64>> PageState<A> {
         PageState(A::new(0))
     }
 
-    /// Reads the current value, to be checked with [`Word::still`] after a copy.
+    /// Reads the current value, to be checked with [`PageState::is_unchanged`] after a copy.
     #[inline]
     pub fn load(&self) -> StateSnapshot {
         StateSnapshot(self.0.load(Ordering::Acquire))
@@ -340,7 +340,7 @@ impl<A: Atom<Int = u64>> PageState<A> {
         Some(snap.frame())
     }
 
-    /// Releases a hold on `frame`. `false`: its pin has become a count in the frame's [`Holds`],
+    /// Releases a hold on `frame`. `false`: its pin has become a count in the frame's [`FrameRefs`],
     /// and the caller releases one there.
     ///
     /// Pins and counts of one frame are interchangeable, so it does not matter whose pin is
@@ -357,14 +357,14 @@ impl<A: Atom<Int = u64>> PageState<A> {
         false
     }
 
-    /// Begins to read a page that lies in a window, which stays there until [`Word::end_read`].
+    /// Begins to read a page that lies in a window, which stays there until [`PageState::end_read`].
     /// `false`: the word has changed, or a thread is waiting for the latch.
     pub fn begin_read(&self, snap: StateSnapshot) -> bool {
         let reading = snap.0.wrapping_add(STATE_ONE);
         snap.admits_reader() && self.0.cas(snap.0, reading, Ordering::Acquire).is_ok()
     }
 
-    /// Ends a read begun by [`Word::begin_read`].
+    /// Ends a read begun by [`PageState::begin_read`].
     pub fn end_read(&self) {
         let mut now = self.0.load(Ordering::Relaxed);
         loop {
@@ -415,7 +415,7 @@ impl<A: Atom<Int = u64>> PageState<A> {
         self.end_load(|now| now.next_version().with_state(RESIDENT))
     }
 
-    /// Ends a load like [`Word::publish`], for a page that was read ahead.
+    /// Ends a load like [`PageState::publish`], for a page that was read ahead.
     pub fn publish_ahead(&self) -> bool {
         self.end_load(|now| now.next_version().with_state(RESIDENT) | AHEAD)
     }

@@ -7,7 +7,7 @@
 //! The kernel checks permissions (`default_permissions`, with access lists), caches names,
 //! attributes and pages, and fetches them again when its own requests have changed them.
 //! **Invariant:** changes by another client of the files, such as another mount or a server, are
-//! invalidated in the kernel (see `recall`); and no request waits while it holds a lock that
+//! invalidated in the kernel (see `invalidation`); and no request waits while it holds a lock that
 //! another one needs, except that of its file.
 //!
 //! I/O of files opened with O_DIRECT bypasses the kernel's page cache and the EVFS cache; both

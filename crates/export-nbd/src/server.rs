@@ -231,10 +231,10 @@ impl Server {
         for socket in self.sockets.drain(..) {
             let _ = std::fs::remove_file(socket);
         }
-        if !failed {
-            Ok(())
-        } else {
+        if failed {
             Err(Error::io("a worker panicked", io::ErrorKind::Other.into()))
+        } else {
+            Ok(())
         }
     }
 }

@@ -160,10 +160,10 @@ impl Sessions {
     pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
         let state = self.lock();
         let live = |known: &Known| known.ended.is_none();
-        if !state.known.get(&fence.key).is_some_and(live) {
-            Some(fence.known)
-        } else {
+        if state.known.get(&fence.key).is_some_and(live) {
             (Instant::now() >= fence.until).then_some(false)
+        } else {
+            Some(fence.known)
         }
     }
 }

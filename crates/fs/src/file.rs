@@ -369,10 +369,10 @@ impl Fileset {
         }
         if let Some((first, extent)) = state.extents(self.id, ino, block..block + 1)?.pop() {
             let until = end_of(&(first, extent));
-            return if !extent.unwritten {
-                Ok((true, until))
-            } else {
+            return if extent.unwritten {
                 Ok((false, end.min(until)))
+            } else {
+                Ok((true, until))
             };
         }
         let next = state.extent_after(self.id, ino, block)?;

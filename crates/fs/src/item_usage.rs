@@ -89,9 +89,7 @@ impl State {
 
     /// Recounts the usage of a fileset if it has limits.
     pub(crate) fn recount_held(&mut self, id: TreeId) -> Result<()> {
-        let held = if !self.trees.get(&id).is_some_and(Tree::is_limited) {
-            None
-        } else {
+        let held = if self.trees.get(&id).is_some_and(Tree::is_limited) {
             let mut held = ItemUsage::default();
             self.scan_tree(id, |key, bytes| {
                 if ItemUsage::is_counted(&key) {
@@ -100,6 +98,8 @@ impl State {
                 Ok(true)
             })?;
             Some(held)
+        } else {
+            None
         };
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.item_usage = held;
@@ -145,10 +145,10 @@ impl Op<'_> {
         let beyond = |quota: u64, used: u64| quota != 0 && used > quota;
         let full = now.bytes > before.bytes && beyond(blocks, tree.charged_blocks())
             || now.names > before.names && beyond(inodes, tree.charged_inodes());
-        if !full {
-            Ok(())
-        } else {
+        if full {
             Err(Error::new(Kind::Quota, "fileset quota exceeded"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -208,8 +208,11 @@ impl std::fmt::Display for Key {
         if layer == 0 {
             return write!(f, "section {object}, record {item}");
         }
-        write!(f, "fileset {layer}, inode {object}, ")?;
         let place = self.place();
+        if self.kind() == Some(Item::Orphan) {
+            return write!(f, "fileset {layer}, entry {place} of the orphan list");
+        }
+        write!(f, "fileset {layer}, inode {object}, ")?;
         match self.kind() {
             Some(Item::Inode) if place == 0 => f.write_str("record"),
             Some(Item::Target) if place == 0 => f.write_str("symbolic link"),
@@ -218,8 +221,7 @@ impl std::fmt::Display for Key {
             Some(Item::Xattr) => write!(f, "attribute at {place:#x}"),
             Some(Item::Entry) => write!(f, "directory entry at {place:#x}"),
             Some(Item::Extent) => write!(f, "extent at block {place}"),
-            Some(Item::Orphan) => write!(f, "entry {place} of the orphan list"),
-            None => write!(f, "item {item:#x} of unknown kind"),
+            Some(Item::Orphan) | None => write!(f, "item {item:#x} of unknown kind"),
         }
     }
 }

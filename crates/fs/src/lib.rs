@@ -6,7 +6,7 @@
 //!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, defrag, grow)
 //!        \________________ op ________________/                       |
 //!                           |                                         |
-//!   state  = overlay over overlay over redb;  core: in-memory state of an inode
+//!   state  = overlay over overlay over redb;  inode_state: an inode in memory
 //!     |                                |                   |
 //!   commit: journal for fsync,       names, mapping      space: free and reserved blocks
 //!           tree every few seconds

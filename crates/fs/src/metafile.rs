@@ -88,7 +88,7 @@ impl SuperblockFile {
             let mut bytes = vec![0; BLOCK];
             let read = self.io.read(offset, &mut bytes).map_err(Error::from);
             if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
-                wrong.push(format!("superblock copy at byte {offset}: {error}"));
+                wrong.push(format!("copy at byte {offset}: {error}"));
             }
         }
         wrong

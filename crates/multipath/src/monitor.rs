@@ -116,7 +116,10 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 Err(error) => {
                     pause(&shared, &queue, path.id);
                     queue.links[path.id].store(LINK_DOWN, Release);
-                    tracing::debug!(path = path.path.name(), "cannot connect: {error}");
+                    tracing::debug!(
+                        path = path.path.name(),
+                        "connection attempt failed: {error}"
+                    );
                 }
             }
         };

@@ -501,10 +501,10 @@ fn open_unclaimed(
         return Ok(Disk::Lun(Arc::new(open)));
     }
     if let Some(text) = device.to_str() {
-        if !device.exists() {
-            known_scheme(text)?
-        } else {
+        if device.exists() {
             no_lun_of_that_name(text, settings)?
+        } else {
+            known_scheme(text)?
         }
     }
     let options = path_file::Options {

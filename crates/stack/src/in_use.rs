@@ -402,9 +402,12 @@ impl Shared {
                 return;
             }
         }
-        let mut record = self.lock();
-        record.in_use = false;
-        let _ = self.verify(&mut record);
+        // After that time the record may be taken over at any moment: it is left to become stale.
+        if !self.is_over(DEAD, self.seen.load(Ordering::SeqCst)) {
+            let mut record = self.lock();
+            record.in_use = false;
+            let _ = self.verify(&mut record);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Record> {
@@ -469,6 +472,9 @@ impl Shared {
     /// Decides whether to refuse an operation, and returns the reason.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
         const LOST: &str = "another machine has taken over the device";
+        if self.lost.load(Ordering::SeqCst) {
+            return Some(LOST);
+        }
         const SILENT: &str = "cannot renew the in-use record of the device";
         let fresh = || !self.is_over(FRESH, self.seen.load(Ordering::SeqCst));
         if op.changes_data() && !fresh() {

@@ -360,7 +360,8 @@ fn long(bytes: usize) -> String {
 fn look(path: &Path) -> Shown {
     let found = fs::symlink_metadata(path)?;
     let size = if found.is_dir() {
-        String::from("a folder")
+        // The size of a directory is specific to the server.
+        String::from("a directory")
     } else {
         format!("{} bytes", found.size())
     };

@@ -115,6 +115,7 @@ impl RequestContext<'_> {
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
         if gives_away(&attr, wanted) || sets_id(wanted) {
+            // As with the system calls, the file's access list does not suffice.
             self.check(&volume, &attr, Rights::ADMINISTER)
                 .map_err(|_| Fault::Errno(libc::EPERM))?
         } else {
@@ -226,11 +227,11 @@ fn write_all(
     }
     let (mut at, mut part) = (place.position, first);
     while !part.is_empty() {
-        if !store.raised {
+        if store.raised {
+            lane.write_more(file, at, &part)?
+        } else {
             lane.write(file, WritePosition::Offset(at), &part)
                 .map(drop)?
-        } else {
-            lane.write_more(file, at, &part)?
         }
         store.raised = true;
         at += part.len() as u64;

@@ -2,7 +2,7 @@
 //! mappings on its size.
 //!
 //! ```text
-//!   fault: pool or absent ──► window           home.rs
+//!   fault: pool or absent ──► window           source.rs
 //!   unmapped: window ──► pool                  reclaim.rs, by the background thread
 //!   memory is short: window ──► evicted        reclaim.rs, clean pages not used recently
 //! ```

@@ -301,12 +301,12 @@ fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
         .into_iter()
         .filter_map(ask)
         .collect::<Result<_>>()?;
-    if !all.is_empty() {
-        Ok(all)
-    } else {
+    if all.is_empty() {
         Err(Error::NotFound(
             "no cell is served; serve one with `evfs serve DEVICE`".into(),
         ))
+    } else {
+        Ok(all)
     }
 }
 

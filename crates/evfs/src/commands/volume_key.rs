@@ -142,7 +142,7 @@ fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
         None => "has no keyslot there".into(),
     };
     Err(Error::Usage(format!(
-        "{}: `{which}` is ambiguous: use --keyslot {keyslot} for {}; the key pair of this user with that name {pair}",
+        "{}: `{which}` is ambiguous: --keyslot {keyslot} selects {}; the key pair of this user with that name {pair}",
         volume.name(),
         numbered.map_or_else(|| format!("keyslot {keyslot}"), short),
     )))

@@ -8,16 +8,16 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `verbs.rs` | operations for the application |
+//! | `api.rs` | operations for the application |
 //! | `input.rs` | dispatch of a datagram to its connection and call |
 //! | `arrival.rs` | effect of a packet on its call |
 //! | `output.rs` | selection of the next packets to send |
 //! | `clock.rs` | timer expiry |
 //! | `connections.rs` | creation and removal of connections and paths |
-//! | `reach.rs` | proof of peer addresses |
+//! | `address_validation.rs` | proof of peer addresses |
 //! | `hosts.rs` | limits per host |
 //! | `calls.rs` | start and end of calls; notifications for the application |
-//! | `questions.rs` | DEBUG and VERSION packets |
+//! | `debug_requests.rs` | DEBUG and VERSION packets |
 
 mod address_validation;
 mod api;

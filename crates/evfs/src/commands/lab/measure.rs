@@ -650,12 +650,13 @@ impl<'a> Session<'a> {
             let began = Instant::now();
             let whole = planned.part.is_none();
             let parts = studies[n..].iter().filter(|other| other.part.is_some());
-            let budget = if !whole {
-                let share = left / parts.count() as u32;
-                ((share * LONG_PART).min(left), share)
-            } else {
+            let budget = if whole {
                 let own = self.how.budget();
                 (own, own)
+            } else {
+                // Time left by one part is for the others; a long one may exceed its share.
+                let share = left / parts.count() as u32;
+                ((share * LONG_PART).min(left), share)
             };
             let done_one = self.one(planned, &mut builder, budget);
             if !whole {
