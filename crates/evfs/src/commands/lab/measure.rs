@@ -649,12 +649,11 @@ impl<'a> Session<'a> {
         for (n, planned) in studies.iter().enumerate() {
             let began = Instant::now();
             let whole = planned.part.is_none();
-            let parts = studies[n..].iter().filter(|other| other.part.is_some());
             let budget = if whole {
-                let own = self.how.budget();
-                (own, own)
+                (self.how.budget(), self.how.budget())
             } else {
                 // Time left by one part is for the others; a long one may exceed its share.
+                let parts = studies[n..].iter().filter(|other| other.part.is_some());
                 let share = left / parts.count() as u32;
                 ((share * LONG_PART).min(left), share)
             };
