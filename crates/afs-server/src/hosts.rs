@@ -22,6 +22,7 @@ use crate::admission::{AdmissionControl, QUICK};
 use crate::breaks::Outbox;
 use crate::config::Config;
 use crate::error::{CallResult, Fault};
+use crate::resets::Resets;
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
 use std::collections::HashMap;
@@ -66,6 +67,7 @@ pub(crate) struct Hosts {
     answer_time: Duration,
     promise_seconds: u32,
     pub(crate) admission: AdmissionControl,
+    pub(crate) resets: Resets,
     started: Instant,
     /// Time, in seconds since the server's start, until which an unknown client may trust promises:
     /// of an earlier run, or from before it was forgotten.
@@ -149,6 +151,7 @@ impl Hosts {
             answer_time: config.answer_time,
             promise_seconds: config.promise_seconds,
             admission: AdmissionControl::new(config.workers, config.answer_time),
+            resets: Resets::default(),
             started: Instant::now(),
             unknown_trust: AtomicU32::new(with_slack(config.promise_seconds)),
         }
@@ -324,9 +327,13 @@ impl Hosts {
     /// Handles a client that did not answer a break: its promises of that era end, and so do those
     /// of the same client's other addresses, which may be affected too.
     pub(crate) fn handle_unanswered(&self, host: &Arc<Host>, era: u32) {
+        let connection = host.connection();
         let Some(uuid) = host.lose(era) else {
             return;
         };
+        if let Some(connection) = connection {
+            self.resets.add(Arc::clone(host), connection);
+        }
         self.admission.record_lost(host.address.ip());
         tracing::info!(
             client = %host.address,
@@ -334,10 +341,32 @@ impl Hosts {
         );
         let others: Vec<_> = self.by_address().values().cloned().collect();
         for other in others {
-            if !Arc::ptr_eq(&other, host) {
-                other.reset_if(|state| state.uuid == Some(uuid));
+            let connection = other.connection();
+            if !Arc::ptr_eq(&other, host)
+                && other.reset_if(|state| state.uuid == Some(uuid))
+                && let Some(connection) = connection
+            {
+                self.resets.add(other, connection);
             }
         }
+    }
+
+    /// Checks whether a client may still trust promises that have ended.
+    pub(crate) fn must_reset(&self, host: &Host) -> bool {
+        let is_known = matches!(host.lock().stage, Stage::Known);
+        !is_known && host.trusts.load(Relaxed) > self.seconds()
+    }
+
+    /// Tells a client that all its promises have ended; reports whether it knows.
+    pub(crate) fn reset(&self, host: &Host, connection: &Connection) -> bool {
+        let server = self.identity;
+        let told = call_client(connection, &cb::Request::InitCallBackState3 { server });
+        let knows = told.is_ok() || is_unknown(&told);
+        let state = host.lock();
+        if knows && !matches!(state.stage, Stage::Known) {
+            host.trusts.store(0, Relaxed);
+        }
+        knows
     }
 }
 

@@ -35,6 +35,7 @@ mod fs_service;
 mod hosts;
 mod lanes;
 mod locks;
+mod resets;
 mod server;
 mod stats;
 mod status;

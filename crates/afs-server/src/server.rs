@@ -39,7 +39,7 @@ pub struct Server {
     shared: Arc<Shared>,
     files: Vec<Port>,
     location: Vec<Port>,
-    repeats: Option<JoinHandle<()>>,
+    notifiers: Vec<JoinHandle<()>>,
 }
 
 /// Error while starting a server.
@@ -123,16 +123,23 @@ impl Server {
             &location,
         )?;
         let files = open(config, &config.file_service, config.workers, &files)?;
-        let tells = Arc::clone(&shared);
-        let repeats = std::thread::Builder::new()
-            .name(THREAD_NAME.to_owned())
-            .spawn(move || tells.callback_retries.run(&tells.hosts))
-            .map_err(StartError::Thread)?;
+        let start = |run: fn(&Shared)| {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
+            let started = thread.spawn(move || run(&shared));
+            started.map_err(StartError::Thread)
+        };
+        let resets = start(|shared| shared.hosts.resets.run(&shared.hosts))?;
+        let repeats = start(|shared| shared.callback_retries.run(&shared.hosts));
+        if repeats.is_err() {
+            shared.hosts.resets.close();
+        }
+        let notifiers = vec![resets, repeats?];
         Ok(Server {
             shared,
             files,
             location,
-            repeats: Some(repeats),
+            notifiers,
         })
     }
 
@@ -185,7 +192,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.callback_retries.close();
-        if let Some(thread) = self.repeats.take() {
+        self.shared.hosts.resets.close();
+        for thread in self.notifiers.drain(..) {
             // A panic of the thread has already been reported.
             let _ = thread.join();
         }

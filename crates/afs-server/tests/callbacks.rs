@@ -259,6 +259,34 @@ fn a_dead_client_delays_one_change_and_is_told_when_it_is_back() {
     assert_eq!(dead.ears.take(), [fids[0]]);
 }
 
+/// Goal: a client whose answer was lost learns that its promises have ended, without calling the
+/// server.
+#[test]
+fn a_client_whose_answer_was_lost_is_told_without_a_call() {
+    let cell = Cell::with(afs_server::Config {
+        answer_time: Duration::from_millis(300),
+        ..config()
+    });
+    let (writer, reader) = (cell.client(), cell.client());
+    let fid = file(&writer, "file");
+    reader.status(fid).expect("there");
+    reader.ears.deaf.store(true, Ordering::Relaxed);
+    writer.store(fid, 0, b"x", 1).expect("stored");
+    let ended = || reader.ears.told.lock().expect("told").ended;
+    let before = ended();
+    reader.ears.deaf.store(false, Ordering::Relaxed);
+    let deadline = Instant::now() + PATIENCE;
+    while ended() == before {
+        assert!(Instant::now() < deadline, "it was not told");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    // It may have promises again once it has identified itself.
+    reader.ears.take();
+    reader.status_and_promise(fid).expect("there");
+    writer.store(fid, 0, b"y", 1).expect("stored");
+    assert_eq!(reader.ears.take(), [fid]);
+}
+
 /// Goal: a terminated client costs far less than a silent one, because the network reports that its
 /// port is closed. Clients that answer are not affected.
 #[test]

@@ -1,0 +1,106 @@
+//! Clients that did not answer a callback break in time.
+//!
+//! Such a client may be alive: its answer was lost, and OpenAFS can take more than ten seconds to
+//! send it again. It serves its files from the cache, and need not call the server before its
+//! promises expire. The server therefore keeps telling it that they have ended. No change waits for
+//! this.
+//!
+//! **Invariant:** a client that was given up is told until it answers, identifies itself again, or
+//! trusts no promise any more.
+
+use crate::hosts::{Host, Hosts};
+use rx::Connection;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Pause before the first attempt; it doubles with each.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// Clients to be told that their promises have ended.
+#[derive(Default)]
+pub(crate) struct Resets {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Keyed by the time of the next attempt; the number makes the key unique.
+    waiting: BTreeMap<(Instant, u64), Reset>,
+    added: u64,
+    closed: bool,
+}
+
+/// Client to be told.
+struct Reset {
+    host: Arc<Host>,
+    connection: Connection,
+    pause: Duration,
+}
+
+impl Resets {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a client whose promises have ended on the server.
+    pub(crate) fn add(&self, host: Arc<Host>, connection: Connection) {
+        self.wait(Reset {
+            host,
+            connection,
+            pause: PAUSE,
+        });
+    }
+
+    fn wait(&self, reset: Reset) {
+        let mut queue = self.queue();
+        queue.added += 1;
+        let key = (Instant::now() + reset.pause, queue.added);
+        queue.waiting.insert(key, reset);
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    /// Tells clients until [`Resets::close`].
+    pub(crate) fn run(&self, hosts: &Hosts) {
+        while let Some(mut reset) = self.next() {
+            if hosts.must_reset(&reset.host) && !hosts.reset(&reset.host, &reset.connection) {
+                reset.pause = (reset.pause * 2).min(PAUSE_MAX);
+                self.wait(reset);
+            }
+        }
+    }
+
+    /// Waits for the next attempt that is due; returns `None` after [`Resets::close`].
+    fn next(&self) -> Option<Reset> {
+        let mut queue = self.queue();
+        while !queue.closed {
+            let now = Instant::now();
+            let at = queue.waiting.first_key_value().map(|((at, _), _)| *at);
+            queue = match at {
+                Some(at) if at <= now => return queue.waiting.pop_first().map(|(_, reset)| reset),
+                Some(at) => {
+                    let woken = self.changed.wait_timeout(queue, at - now);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => {
+                    let woken = self.changed.wait(queue);
+                    woken.unwrap_or_else(PoisonError::into_inner)
+                }
+            };
+        }
+        None
+    }
+
+    /// Ends [`Resets::run`].
+    pub(crate) fn close(&self) {
+        let mut queue = self.queue();
+        queue.closed = true;
+        queue.waiting.clear();
+        drop(queue);
+        self.changed.notify_all();
+    }
+}
