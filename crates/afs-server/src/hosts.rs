@@ -362,9 +362,13 @@ impl Hosts {
         let server = self.identity;
         let told = call_client(connection, &cb::Request::InitCallBackState3 { server });
         let knows = told.is_ok() || is_unknown(&told);
-        let state = host.lock();
+        let mut state = host.lock();
         if knows && !matches!(state.stage, Stage::Known) {
             host.trusts.store(0, Relaxed);
+        }
+        if knows && matches!(state.stage, Stage::Silent(_)) {
+            // It answers, so its next call may query its identity.
+            state.stage = Stage::New;
         }
         knows
     }
