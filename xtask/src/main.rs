@@ -68,9 +68,9 @@ fn check() -> Outcome {
     documentation(&root)?;
     // The tests start the program as a user would, so the release build runs first.
     cargo(&root, &["build", "--release", "--package", "evfs"])?;
-    suite::run(&root, &[])?;
-    // nextest does not run documentation examples.
+    // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(&root, &["test", "--workspace", "--release", "--doc"])?;
+    suite::run(&root, &[])?;
     interleavings(&root)
 }
 

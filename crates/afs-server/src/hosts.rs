@@ -315,13 +315,17 @@ impl Hosts {
             Ok(cb::Reply::WhoAreYou { address }) => (address.uuid, false),
             _ => return IdentityReply::Nothing,
         };
-        let server = self.identity;
-        let told = call_client(connection, &cb::Request::InitCallBackState3 { server });
-        match told {
+        match self.end_promises(connection) {
             Ok(_) => IdentityReply::Who(who),
             unknown if is_unknown(&unknown) => IdentityReply::NoCallbacks,
             Err(_) => IdentityReply::Nothing,
         }
+    }
+
+    /// Tells a client that all its promises have ended, and returns its answer.
+    fn end_promises(&self, connection: &Connection) -> Result<cb::Reply, rx::Error> {
+        let server = self.identity;
+        call_client(connection, &cb::Request::InitCallBackState3 { server })
     }
 
     /// Handles a client that did not answer a break: its promises of that era end, and so do those
@@ -359,8 +363,7 @@ impl Hosts {
 
     /// Tells a client that all its promises have ended; reports whether it knows.
     pub(crate) fn reset(&self, host: &Host, connection: &Connection) -> bool {
-        let server = self.identity;
-        let told = call_client(connection, &cb::Request::InitCallBackState3 { server });
+        let told = self.end_promises(connection);
         let knows = told.is_ok() || is_unknown(&told);
         let mut state = host.lock();
         if knows && !matches!(state.stage, Stage::Known) {

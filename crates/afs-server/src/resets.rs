@@ -5,8 +5,9 @@
 //! promises expire. The server therefore keeps telling it that they have ended. No change waits for
 //! this.
 //!
-//! **Invariant:** a client that was given up is told until it answers, identifies itself again, or
-//! trusts no promise any more.
+//! **Invariant:** a client whose promises were ended because it did not answer is told until it
+//! answers, identifies itself again, or trusts no promise any more. At most [`WAITING_MAX`] clients
+//! wait to be told; further ones are told when they call.
 
 use crate::hosts::{Host, Hosts};
 use rx::Connection;
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 const PAUSE: Duration = Duration::from_secs(1);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// Largest number of waiting clients: a client that never answers may have many ports.
+const WAITING_MAX: usize = 1024;
 
 /// Clients to be told that their promises have ended.
 #[derive(Default)]
@@ -57,6 +60,11 @@ impl Resets {
 
     fn wait(&self, reset: Reset) {
         let mut queue = self.queue();
+        let is_same = |other: &Reset| Arc::ptr_eq(&other.host, &reset.host);
+        if queue.closed || queue.waiting.len() >= WAITING_MAX || queue.waiting.values().any(is_same)
+        {
+            return;
+        }
         queue.added += 1;
         let key = (Instant::now() + reset.pause, queue.added);
         queue.waiting.insert(key, reset);

@@ -272,14 +272,9 @@ fn a_client_whose_answer_was_lost_is_told_without_a_call() {
     reader.status(fid).expect("there");
     reader.ears.deaf.store(true, Ordering::Relaxed);
     writer.store(fid, 0, b"x", 1).expect("stored");
-    let ended = || reader.ears.told.lock().expect("told").ended;
-    let before = ended();
+    let before = reader.ears.told.lock().expect("told").ended;
     reader.ears.deaf.store(false, Ordering::Relaxed);
-    let deadline = Instant::now() + PATIENCE;
-    while ended() == before {
-        assert!(Instant::now() < deadline, "it was not told");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    reader.ears.wait(|told| told.ended > before);
     // It may have promises again once it has identified itself.
     reader.ears.take();
     reader.status_and_promise(fid).expect("there");

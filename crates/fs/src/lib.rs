@@ -22,7 +22,7 @@
 //! ```
 //! use block::{BlockDevice, Mem};
 //! use cache::{Cache, Config};
-//! use fs::{At, FIRST_FILESET, FileType, Files, Fs, New, Options, ROOT};
+//! use fs::{FIRST_FILESET, FileType, Files, Fs, New, Options, ROOT, WritePosition};
 //! use std::sync::Arc;
 //!
 //! let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
@@ -34,7 +34,7 @@
 //! let attr = files.create(ROOT, b"hello", &New::of_root(FileType::File, 0o644))?;
 //! let file = files.open(attr.ino)?;
 //! let mut lane = files.lane()?;
-//! lane.write(&file, At::Offset(0), b"hello, world")?;
+//! lane.write(&file, WritePosition::Offset(0), b"hello, world")?;
 //! lane.sync(&file)?; // content and name are on stable storage
 //! let mut content = [0; 12];
 //! assert_eq!(lane.read(&file, 0, &mut content)?, 12);

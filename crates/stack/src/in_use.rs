@@ -472,10 +472,10 @@ impl Shared {
     /// Decides whether to refuse an operation, and returns the reason.
     fn refuses(&self, op: &Op) -> Option<&'static str> {
         const LOST: &str = "another machine has taken over the device";
+        const SILENT: &str = "cannot renew the in-use record of the device";
         if self.lost.load(Ordering::SeqCst) {
             return Some(LOST);
         }
-        const SILENT: &str = "cannot renew the in-use record of the device";
         let fresh = || !self.is_over(FRESH, self.seen.load(Ordering::SeqCst));
         if op.changes_data() && !fresh() {
             let mut record = self.lock();
@@ -577,6 +577,26 @@ mod tests {
         }
     }
 
+    /// Checks that a device is refused whose record another machine renews once `after` returns.
+    fn refuses_while_renewed(
+        device: &Arc<Mem>,
+        after: impl FnOnce() + Send,
+        mut record: impl FnMut() -> Record + Send,
+    ) {
+        let (stop, stops) = channel::<()>();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                after();
+                while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                    write(&**device, 0, &record()).unwrap();
+                }
+            });
+            let refused = InUse::begin(device.clone(), 0, "d", TICK).err().unwrap();
+            assert!(matches!(refused, Error::Busy(_)), "{refused}");
+            drop(stop);
+        });
+    }
+
     #[test]
     fn a_record_comes_back_and_a_damaged_one_is_in_use() {
         let whole = sample();
@@ -611,18 +631,14 @@ mod tests {
         let mut theirs = sample();
         theirs.interval_ms = 2000;
         write(&*device, 0, &theirs).unwrap();
-        let (stop, stops) = channel::<()>();
-        let at = device.clone();
-        let heart = std::thread::spawn(move || {
-            while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+        refuses_while_renewed(
+            &device,
+            || {},
+            move || {
                 theirs.count += 1;
-                write(&*at, 0, &theirs).unwrap();
-            }
-        });
-        let refused = InUse::begin(device, 0, "d", TICK).err().unwrap();
-        assert!(matches!(refused, Error::Busy(_)), "{refused}");
-        drop(stop);
-        heart.join().unwrap();
+                theirs.clone()
+            },
+        );
     }
 
     #[test]
@@ -683,19 +699,9 @@ mod tests {
         let mut theirs = sample();
         theirs.interval_ms = 2000;
         write(&*device, 0, &theirs).unwrap();
-        let (stop, stops) = channel::<()>();
-        let at = device.clone();
-        let renewal = std::thread::spawn(move || {
-            let owner_now = || Record::decode(&read(&*at, 0).unwrap()).unwrap().owner;
-            until(|| owner_now() != theirs.owner);
-            while stops.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-                write(&*at, 0, &theirs).unwrap();
-            }
-        });
-        let refused = InUse::begin(device, 0, "d", TICK).err().unwrap();
-        assert!(matches!(refused, Error::Busy(_)), "{refused}");
-        drop(stop);
-        renewal.join().unwrap();
+        let owner_now = || Record::decode(&read(&*device, 0).unwrap()).unwrap().owner;
+        let taken_over = || until(|| owner_now() != theirs.owner);
+        refuses_while_renewed(&device, taken_over, || theirs.clone());
     }
 
     #[test]
