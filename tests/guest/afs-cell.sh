@@ -45,6 +45,11 @@ echo "/afs:$dir/cache:100000" > etc/cacheinfo
 echo "$address" > var/local/NetInfo
 touch vicepa/AlwaysAttach
 
+# The mounts of this machine stay behind: a copy of one would keep its device busy.
+mkdir "$root/.old"
 cd "$root"
+pivot_root . .old
+umount -l .old
+rmdir .old
 # Bash waits for whoever lost their parents.
 exec chroot . bash -c 'echo ready; exec < <(sleep infinity); while :; do read -r _ || wait; done'
