@@ -83,12 +83,14 @@ thread_local! {
 pub struct LayerGuard(Option<Layer>);
 
 impl Drop for LayerGuard {
+    #[inline]
     fn drop(&mut self) {
         go(self.0);
     }
 }
 
 /// Enters a layer and returns a guard that leaves it again.
+#[inline]
 pub fn within(layer: Layer) -> LayerGuard {
     LayerGuard(go(Some(layer)))
 }
@@ -100,6 +102,7 @@ pub fn home(layer: Layer) {
 }
 
 /// Switches the thread to another layer and returns the previous one.
+#[inline]
 fn go(to: Option<Layer>) -> Option<Layer> {
     HERE.with(|here| {
         let Here { layer, since } = here.get();

@@ -3,7 +3,8 @@
 use crate::session::Session;
 use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
 use nbd_proto::{Command, Errno, RequestHeader};
-use std::collections::{HashMap, VecDeque};
+use slab::Slab;
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Longest payload buffer, in bytes: a 64 KiB or 128 KiB request fits one.
@@ -49,8 +50,8 @@ pub(crate) struct Engine {
     queues: Vec<Box<dyn Queue>>,
     /// Requests for which a queue had no room, by export.
     backlog: Vec<VecDeque<Request>>,
-    pending: HashMap<u64, Pending>,
-    next_tag: u64,
+    /// Keyed by the tag of their operations.
+    pending: Slab<Pending>,
     done: Vec<Completion>,
     /// A completion has caused another request.
     followed: bool,
@@ -74,8 +75,7 @@ impl Engine {
             reserve,
             backlog: queues.iter().map(|_| VecDeque::new()).collect(),
             queues,
-            pending: HashMap::new(),
-            next_tag: 0,
+            pending: Slab::new(),
             done: Vec::new(),
             followed: false,
         }
@@ -127,63 +127,51 @@ impl Engine {
                 });
             }
         }
-        let unmap = !header.no_hole;
-        let ops: Vec<Op> = match header.command {
-            Command::Read => split(bufs, offset, info.max_transfer, |offset, bufs| Op::Read {
+        if matches!(header.command, Command::Disconnect | Command::Unknown(_)) {
+            return Some(Errno::Invalid);
+        }
+        let max = info.max_transfer;
+        let key = self.pending.insert(Pending {
+            connection,
+            header,
+            left: 0,
+            error: None,
+            data: Vec::new(),
+            then_flush: header.fua && matches!(header.command, Command::Trim),
+            export,
+            _session: session,
+        });
+        let tag = key as u64;
+        // No operation completes before the next poll, so they can be counted as they start.
+        let mut left = 0;
+        let mut start = |op| {
+            left += 1;
+            self.submit(export, Request { tag, op });
+        };
+        match header.command {
+            // No data to transfer: an empty read gets its answer from the device.
+            Command::Read | Command::Write if bufs.is_empty() => start(Op::Read {
                 offset,
-                bufs,
+                bufs: bufs.into(),
             }),
-            Command::Write => {
+            Command::Read => split(bufs, offset, max, |offset, bufs| {
+                start(Op::Read { offset, bufs });
+            }),
+            Command::Write => split(bufs, offset, max, |offset, bufs| {
                 let fua = header.fua;
-                split(bufs, offset, info.max_transfer, |offset, bufs| Op::Write {
-                    offset,
-                    bufs,
-                    fua,
-                })
-            }
-            Command::Flush => vec![Op::Flush],
-            Command::Trim => vec![Op::Discard { offset, len }],
-            Command::WriteZeroes => vec![Op::WriteZeroes {
+                start(Op::Write { offset, bufs, fua });
+            }),
+            Command::Flush => start(Op::Flush),
+            Command::Trim => start(Op::Discard { offset, len }),
+            Command::WriteZeroes => start(Op::WriteZeroes {
                 offset,
                 len,
                 fua: header.fua,
-                unmap,
-            }],
-            Command::Disconnect | Command::Unknown(_) => return Some(Errno::Invalid),
-        };
-        let tag = self.next_tag;
-        self.next_tag += 1;
-        let then_flush = header.fua && matches!(header.command, Command::Trim);
-        let left = ops.len();
-        let data = Vec::new();
-        let pending = Pending {
-            connection,
-            header,
-            left,
-            error: None,
-            data,
-            then_flush,
-            export,
-            _session: session,
-        };
-        self.pending.insert(tag, pending);
-        if left == 0 {
-            // No data to transfer: an empty read gets its answer from the device.
-            self.submit(
-                export,
-                Request {
-                    tag,
-                    op: Op::Read {
-                        offset,
-                        bufs: Vec::new().into(),
-                    },
-                },
-            );
-            self.pending.entry(tag).and_modify(|p| p.left = 1);
+                unmap: !header.no_hole,
+            }),
+            Command::Disconnect | Command::Unknown(_) => {}
         }
-        for op in ops {
-            self.submit(export, Request { tag, op });
-        }
+        self.pending[key].left = left;
         None
     }
 
@@ -227,7 +215,7 @@ impl Engine {
 
     fn complete(&mut self, completion: Completion) -> Option<Pending> {
         let Completion { tag, op, result } = completion;
-        let pending = self.pending.get_mut(&tag)?;
+        let pending = self.pending.get_mut(tag as usize)?;
         pending.left -= 1;
         if let Err(e) = &result {
             tracing::warn!("{e}");
@@ -247,7 +235,7 @@ impl Engine {
             self.followed = true;
             return None;
         }
-        let mut pending = self.pending.remove(&tag)?;
+        let mut pending = self.pending.remove(tag as usize);
         pending.data.sort_by_key(|(offset, _)| *offset);
         Some(pending)
     }
@@ -274,26 +262,18 @@ fn take_from(pool: &BufPool, size: usize, len: usize) -> Option<Vec<Buf>> {
     Some(bufs)
 }
 
-/// Groups buffers into operations of at most `max` bytes.
-fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) -> Vec<Op> {
-    let total: usize = bufs.iter().map(|b| b.len()).sum();
-    let mut bufs = bufs;
-    match bufs.len() {
-        0 => return Vec::new(),
-        1 if total <= max as usize => {
-            return bufs
-                .pop()
-                .map(|b| make(offset, b.into()))
-                .into_iter()
-                .collect();
-        }
-        _ => {}
+/// Groups buffers into operations of at most `max` bytes, and starts each.
+fn split(mut bufs: Vec<Buf>, offset: u64, max: u32, mut start: impl FnMut(u64, Bufs)) {
+    if let [one] = &bufs[..]
+        && one.len() <= max as usize
+    {
+        start(offset, bufs.remove(0).into());
+        return;
     }
-    let mut ops = Vec::new();
     let (mut group, mut len, mut at) = (Vec::new(), 0, offset);
     for buf in bufs {
         if len + buf.len() > max as usize && !group.is_empty() {
-            ops.push(make(at, std::mem::take(&mut group).into()));
+            start(at, std::mem::take(&mut group).into());
             at += len as u64;
             len = 0;
         }
@@ -301,9 +281,8 @@ fn split(bufs: Vec<Buf>, offset: u64, max: u32, make: impl Fn(u64, Bufs) -> Op) 
         group.push(buf);
     }
     if !group.is_empty() {
-        ops.push(make(at, group.into()));
+        start(at, group.into());
     }
-    ops
 }
 
 /// Maps a device error to one of the few errors of the protocol; the default is an I/O error.

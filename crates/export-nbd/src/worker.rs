@@ -11,7 +11,7 @@ use nbd_proto::{ExportInfo, constants as c};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rustls::ServerConfig;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
@@ -235,7 +235,7 @@ impl Worker {
             epoll: self.epoll.as_fd(),
             engine,
             timer,
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             fencing: Vec::new(),
             held: Vec::new(),
             lingering: Vec::new(),
@@ -267,7 +267,7 @@ struct Service<'a> {
     engine: Engine,
     /// Runs while connections are open, to check for overdue ones.
     timer: OwnedFd,
-    connections: HashMap<u64, Connection>,
+    connections: BTreeMap<u64, Connection>,
     /// Connections that wait for the end of another session.
     fencing: Vec<u64>,
     /// Connections that wait for buffers or for their own replies.

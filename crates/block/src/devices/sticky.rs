@@ -257,7 +257,9 @@ impl Queue for StickyQueue {
         if self.in_flight() >= self.capacity() {
             return Err(request);
         }
-        if !matches!(request.op, Op::Read { .. } | Op::Flush) {
+        let changes = !matches!(request.op, Op::Read { .. } | Op::Flush);
+        // It never becomes false again: most writes need not take the cache line from other CPUs.
+        if changes && !self.shared.written.load(Ordering::SeqCst) {
             self.shared.written.store(true, Ordering::SeqCst);
         }
         if !vouches(&request.op) {
