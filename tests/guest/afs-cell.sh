@@ -3,7 +3,7 @@
 #
 #   unshare -m -n -u -p -f --kill-child --propagation private afs-cell.sh DIR CELL ADDRESS
 #
-# It sees the files of this machine, but for the folders of OpenAFS's servers and clients, which are
+# It sees the files of this machine, but for the directories of OpenAFS's servers and clients, which are
 # those of DIR, and begin empty. Its network is a loopback, with ADDRESS on it: servers of OpenAFS
 # refuse 127.0.0.1. It says "ready" and lives until it is killed, and all that it started with it.
 set -euo pipefail
@@ -14,7 +14,7 @@ PATH=$PATH:/usr/sbin:/sbin
 ip link set lo up
 ip addr add "$address/32" dev lo
 
-# Beside the folders of this machine comes vicepa, where OpenAFS's file server has its volumes.
+# Beside the directories of this machine comes vicepa, where OpenAFS's file server has its volumes.
 mkdir -p "$root"
 mount -t tmpfs -o mode=755 root "$root"
 for entry in /*; do
@@ -45,7 +45,7 @@ echo "/afs:$dir/cache:100000" > etc/cacheinfo
 echo "$address" > var/local/NetInfo
 touch vicepa/AlwaysAttach
 
-# The mounts of this machine stay behind: a copy of one would keep its device busy.
+# Detach this machine's mounts: a copy of one would keep its device busy.
 mkdir "$root/.old"
 cd "$root"
 pivot_root . .old

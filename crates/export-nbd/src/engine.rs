@@ -127,22 +127,10 @@ impl Engine {
                 });
             }
         }
-        if matches!(header.command, Command::Disconnect | Command::Unknown(_)) {
-            return Some(Errno::Invalid);
-        }
         let max = info.max_transfer;
-        let key = self.pending.insert(Pending {
-            connection,
-            header,
-            left: 0,
-            error: None,
-            data: Vec::new(),
-            then_flush: header.fua && matches!(header.command, Command::Trim),
-            export,
-            _session: session,
-        });
-        let tag = key as u64;
-        // No operation completes before the next poll, so they can be counted as they start.
+        let tag = self.pending.vacant_key() as u64;
+        // No operation completes before the next poll, so the request is entered when its
+        // operations have been counted.
         let mut left = 0;
         let mut start = |op| {
             left += 1;
@@ -169,9 +157,18 @@ impl Engine {
                 fua: header.fua,
                 unmap: !header.no_hole,
             }),
-            Command::Disconnect | Command::Unknown(_) => {}
+            Command::Disconnect | Command::Unknown(_) => return Some(Errno::Invalid),
         }
-        self.pending[key].left = left;
+        self.pending.insert(Pending {
+            connection,
+            header,
+            left,
+            error: None,
+            data: Vec::new(),
+            then_flush: header.fua && matches!(header.command, Command::Trim),
+            export,
+            _session: session,
+        });
         None
     }
 
