@@ -102,6 +102,74 @@ impl Out {
 /// connection holds no other buffers, and so may use the reserve.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 
+/// Received bytes that are not payload in its place: requests, the negotiation, and the beginning of
+/// a payload.
+#[derive(Default)]
+struct Input {
+    /// All of it is initialized, so that receiving does not zero it each time.
+    bytes: Vec<u8>,
+    used: usize,
+    filled: usize,
+    /// The last receive took all that the socket had.
+    is_drained: bool,
+}
+
+/// Result of [`Input::fill`].
+enum Filled {
+    Some,
+    /// No input is available now; the epoll reports when some is.
+    NotNow,
+    End,
+}
+
+impl Input {
+    /// Returns the bytes that have not been processed.
+    fn rest(&self) -> &[u8] {
+        &self.bytes[self.used..self.filled]
+    }
+
+    /// Marks bytes as processed.
+    fn consume(&mut self, len: usize) {
+        self.used += len;
+    }
+
+    /// Receives more bytes.
+    fn fill(&mut self, socket: &mut Socket) -> io::Result<Filled> {
+        if std::mem::take(&mut self.is_drained) {
+            return Ok(Filled::NotNow);
+        }
+        self.bytes.copy_within(self.used..self.filled, 0);
+        self.filled -= std::mem::take(&mut self.used);
+        if self.filled >= HANDSHAKE_BYTES_MAX {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the negotiation is too long",
+            ));
+        }
+        let end = self.filled + HEAD_BYTES;
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        match socket.read(&mut self.bytes[self.filled..end]) {
+            Ok(0) => Ok(Filled::End),
+            Ok(got) => {
+                self.filled += got;
+                self.is_drained = got < HEAD_BYTES && matches!(socket, Socket::Plain(_));
+                Ok(Filled::Some)
+            }
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
+                Ok(Filled::NotNow)
+            }
+            Err(e) => Err(e),
+        }
+    }
+}
+
 pub(crate) struct Connection {
     socket: Socket,
     slot: ConnectionSlot,
@@ -115,9 +183,7 @@ pub(crate) struct Connection {
     session: Option<Arc<Session>>,
     /// A fence of another session, whose end the negotiation waits for.
     fence: Option<Fence>,
-    head: Vec<u8>,
-    /// Bytes of `head` that have been processed.
-    used: usize,
+    input: Input,
     out: VecDeque<Out>,
     /// Bytes of the first element of `out` that have been sent.
     sent: usize,
@@ -151,8 +217,7 @@ impl Connection {
             hub,
             session: None,
             fence: None,
-            head: Vec::with_capacity(HEAD_BYTES),
-            used: 0,
+            input: Input::default(),
             out: VecDeque::from([Out::Bytes(greeting)]),
             sent: 0,
             in_flight: 0,
@@ -281,45 +346,17 @@ impl Connection {
                     self.held = true;
                     return Next::Nothing;
                 }
-                Step::NeedBytes => match self.fill_head() {
-                    Ok(true) => {}
-                    Ok(false) => return Next::Nothing,
+                Step::NeedBytes => match self.input.fill(&mut self.socket) {
+                    Ok(Filled::Some) => {}
+                    Ok(Filled::NotNow) => return Next::Nothing,
+                    Ok(Filled::End) => {
+                        self.end();
+                        return Next::Nothing;
+                    }
                     Err(e) => self.break_off(&e.to_string()),
                 },
                 Step::Wait => return Next::Nothing,
             }
-        }
-    }
-
-    /// Receives into `head`; returns false if no input is available now.
-    fn fill_head(&mut self) -> io::Result<bool> {
-        self.head.drain(..self.used);
-        self.used = 0;
-        let had = self.head.len();
-        if had >= HANDSHAKE_BYTES_MAX {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the negotiation is too long",
-            ));
-        }
-        self.head.resize(had + HEAD_BYTES, 0);
-        let got = self.socket.read(&mut self.head[had..]);
-        self.head.truncate(had + *got.as_ref().unwrap_or(&0));
-        match got {
-            Ok(0) => {
-                self.end();
-                Ok(false)
-            }
-            Ok(_) => Ok(true),
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(false)
-            }
-            Err(e) => Err(e),
         }
     }
 
@@ -334,8 +371,8 @@ impl Connection {
             self.fence = None;
             handshake.fenced(ended);
         }
-        match handshake.handle_input(&self.head[self.used..]) {
-            Ok(consumed) => self.used += consumed,
+        match handshake.handle_input(self.input.rest()) {
+            Ok(consumed) => self.input.consume(consumed),
             Err(e) => {
                 self.break_off(&e.to_string());
                 return Step::Wait;
@@ -390,7 +427,7 @@ impl Connection {
     /// request was unprotected and ends the connection (CVE-2021-3716).
     fn start_tls(&mut self) {
         self.send();
-        let clean = self.used == self.head.len() && self.out.is_empty();
+        let clean = self.input.rest().is_empty() && self.out.is_empty();
         let connection = self.hub.tls().cloned().map(ServerConnection::new);
         match connection {
             Some(Ok(connection)) if clean && !self.broken => {
@@ -411,7 +448,7 @@ impl Connection {
         else {
             return Step::Wait;
         };
-        let Some((bytes, _)) = self.head[self.used..].split_first_chunk::<REQUEST_BYTES>() else {
+        let Some((bytes, _)) = self.input.rest().split_first_chunk::<REQUEST_BYTES>() else {
             return Step::NeedBytes;
         };
         let header = match RequestHeader::parse(bytes) {
@@ -426,7 +463,7 @@ impl Connection {
             _ if header.unknown_flags
                 && !matches!(header.command, Command::Write | Command::Disconnect) =>
             {
-                self.used += REQUEST_BYTES;
+                self.input.consume(REQUEST_BYTES);
                 self.in_flight += 1;
                 self.reply(&header, Some(Errno::Invalid), Vec::new());
                 Step::Again
@@ -451,11 +488,11 @@ impl Connection {
                     empty_handed,
                     refused,
                 });
-                self.used += REQUEST_BYTES;
+                self.input.consume(REQUEST_BYTES);
                 Step::Again
             }
             Command::Read if header.len > REQUEST_BYTES_MAX => {
-                self.used += REQUEST_BYTES;
+                self.input.consume(REQUEST_BYTES);
                 self.in_flight += 1;
                 self.reply(&header, Some(Errno::Overflow), Vec::new());
                 Step::Again
@@ -467,7 +504,7 @@ impl Connection {
                     Some(bufs) => bufs,
                     None => return Step::Starved,
                 };
-                self.used += REQUEST_BYTES;
+                self.input.consume(REQUEST_BYTES);
                 Step::Request(Next::Request {
                     export,
                     header,
@@ -476,7 +513,7 @@ impl Connection {
             }
             _ => {
                 let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
-                self.used += REQUEST_BYTES;
+                self.input.consume(REQUEST_BYTES);
                 if read_only && matches!(header.command, Command::Trim | Command::WriteZeroes) {
                     self.in_flight += 1;
                     self.reply(&header, Some(Errno::Permission), Vec::new());
@@ -506,7 +543,7 @@ impl Connection {
         let export = *export;
         let total = write.header.len as usize;
         while write.got < total {
-            let here = &self.head[self.used..];
+            let here = self.input.rest();
             if write.refused.is_none() && write.got == write.room {
                 // Buffers are allocated for payload that arrives: a header alone costs nothing, and
                 // more than a share requires that one has arrived.
@@ -534,7 +571,7 @@ impl Connection {
                     }
                     None => len,
                 };
-                self.used += len;
+                self.input.consume(len);
                 Ok(len)
             } else {
                 let left = total - write.got;

@@ -181,9 +181,8 @@ impl Engine {
         }
     }
 
-    /// Kicks and reaps all queues, and returns the completed requests.
-    pub(crate) fn poll(&mut self) -> block::Result<Vec<Pending>> {
-        let mut finished = Vec::new();
+    /// Kicks and reaps all queues, and adds the completed requests to `finished`.
+    pub(crate) fn poll(&mut self, finished: &mut Vec<Pending>) -> block::Result<()> {
         for export in 0..self.queues.len() {
             loop {
                 while let Some(request) = self.backlog[export].pop_front() {
@@ -207,7 +206,7 @@ impl Engine {
                 }
             }
         }
-        Ok(finished)
+        Ok(())
     }
 
     fn complete(&mut self, completion: Completion) -> Option<Pending> {

@@ -2,7 +2,7 @@
 
 use crate::admission::{Admission, ConnectionSlot};
 use crate::connection::{Connection, Next, Status};
-use crate::engine::{Engine, REQUEST_BYTES_MAX};
+use crate::engine::{Engine, Pending, REQUEST_BYTES_MAX};
 use crate::session::Sessions;
 use crate::socket::Raw;
 use crate::{Export, Limits};
@@ -239,6 +239,8 @@ impl Worker {
             fencing: Vec::new(),
             held: Vec::new(),
             lingering: Vec::new(),
+            finished: Vec::new(),
+            touched: Vec::new(),
             next_connection: 0,
         };
         service.serve(&self.inbox);
@@ -274,6 +276,9 @@ struct Service<'a> {
     held: Vec<u64>,
     /// Connections that wait for their client's close notice.
     lingering: Vec<u64>,
+    /// Completed requests and their connections. Empty between calls, kept for their capacity.
+    finished: Vec<Pending>,
+    touched: Vec<u64>,
     next_connection: u64,
 }
 
@@ -445,16 +450,13 @@ impl Service<'_> {
     /// must be dropped.
     fn process_completions(&mut self) -> bool {
         loop {
-            let finished = match self.engine.poll() {
-                Ok(finished) => finished,
-                Err(e) => {
-                    tracing::error!("a device queue failed; closing its connections: {e}");
-                    return false;
-                }
-            };
-            let mut idle = finished.is_empty();
-            let mut touched = Vec::new();
-            for pending in finished {
+            if let Err(e) = self.engine.poll(&mut self.finished) {
+                tracing::error!("a device queue failed; closing its connections: {e}");
+                return false;
+            }
+            let mut idle = self.finished.is_empty();
+            let mut touched = std::mem::take(&mut self.touched);
+            for pending in self.finished.drain(..) {
                 let id = pending.connection;
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.reply(&pending.header, pending.error, pending.data);
@@ -463,9 +465,10 @@ impl Service<'_> {
             }
             touched.sort_unstable();
             touched.dedup();
-            for id in touched {
+            for id in touched.drain(..) {
                 self.after(id);
             }
+            self.touched = touched;
             // Replies have ended and buffers have become free, here or when sockets accepted data.
             for id in std::mem::take(&mut self.held) {
                 if self.read_requests(id) || !self.held.contains(&id) {
