@@ -3,9 +3,9 @@
 #
 #   unshare -m -n -u -p -f --kill-child --propagation private afs-cell.sh DIR CELL ADDRESS
 #
-# It sees the files of this machine, but for the directories of OpenAFS's servers and clients, which are
-# those of DIR, and begin empty. Its network is a loopback, with ADDRESS on it: servers of OpenAFS
-# refuse 127.0.0.1. It says "ready" and lives until it is killed, and all that it started with it.
+# It sees the files of this machine, except for the directories of OpenAFS's servers and clients,
+# which are those of DIR and begin empty. Its network is a loopback with ADDRESS on it: servers of
+# OpenAFS refuse 127.0.0.1. It prints "ready" and lives until it is killed, with all its children.
 set -euo pipefail
 dir=$1 cell=$2 address=$3
 root=$dir/root

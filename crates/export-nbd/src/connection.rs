@@ -108,16 +108,18 @@ pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 struct Input {
     /// All of it is initialized, so that receiving does not zero it each time.
     bytes: Vec<u8>,
+    /// Bytes before this offset have been processed.
     used: usize,
+    /// Bytes before this offset have been received.
     filled: usize,
-    /// The last receive took all that the socket had.
+    /// The last receive emptied the socket. The epoll is level-triggered: it reports later input.
     is_drained: bool,
 }
 
 /// Result of [`Input::fill`].
 enum Filled {
     Some,
-    /// No input is available now; the epoll reports when some is.
+    /// No input is available now.
     NotNow,
     End,
 }
@@ -575,6 +577,7 @@ impl Connection {
                 Ok(len)
             } else {
                 let left = total - write.got;
+                self.input.is_drained = false;
                 match write.place() {
                     Some(to) => self.socket.read(to),
                     None => self.socket.read(&mut vec![0; left.min(64 * 1024)]),
