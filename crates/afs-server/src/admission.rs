@@ -89,13 +89,13 @@ impl RequestReader<'_> {
     /// Waits for `wanted` bytes; for a slow client, for a minimum within [`LEAST_TIME`].
     pub(crate) fn await_bytes(&mut self, call: &mut Call, wanted: usize) -> CallResult<()> {
         if self.permit.is_none() {
-            match call.await_bytes_by(wanted, Instant::now() + PROMPT) {
+            match call.await_bytes_within(wanted, PROMPT) {
                 Err(rx::Error::Late) => self.takes_long(call)?,
                 waited => return Ok(waited?),
             }
         }
         let least = wanted.min(LEAST_BYTES);
-        Ok(call.await_bytes_by(least, Instant::now() + LEAST_TIME)?)
+        Ok(call.await_bytes_within(least, LEAST_TIME)?)
     }
 
     /// Receives the next bytes of a request that began to arrive at `begun`.

@@ -10,7 +10,7 @@ use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes passed to the endpoint at once: it takes whole pieces, and must not take much more than it
 /// has room for.
@@ -119,7 +119,7 @@ impl Call {
     /// # Errors
     /// Those of [`read`](Call::read); [`Error::Late`] at the deadline. The call continues.
     pub fn read_by(&mut self, deadline: Option<Instant>) -> Result<Option<Bytes>, Error> {
-        self.wait(0, deadline)?;
+        self.wait(0, || deadline)?;
         Ok(self.ready.pop_front())
     }
 
@@ -130,21 +130,26 @@ impl Call {
     /// # Errors
     /// Those of [`read`](Call::read).
     pub fn await_bytes(&mut self, wanted: usize) -> Result<(), Error> {
-        self.wait(wanted, None)
+        self.wait(wanted, || None)
     }
 
-    /// Waits like [`await_bytes`](Call::await_bytes), but at most until `deadline`.
+    /// Waits like [`await_bytes`](Call::await_bytes), but at most for `limit`. Reads the clock only
+    /// if it has to wait.
     ///
     /// # Errors
     /// Those of [`read_by`](Call::read_by).
-    pub fn await_bytes_by(&mut self, wanted: usize, deadline: Instant) -> Result<(), Error> {
-        self.wait(wanted, Some(deadline))
+    pub fn await_bytes_within(&mut self, wanted: usize, limit: Duration) -> Result<(), Error> {
+        self.wait(wanted, || Instant::now().checked_add(limit))
     }
 
-    fn wait(&mut self, wanted: usize, deadline: Option<Instant>) -> Result<(), Error> {
+    fn wait(
+        &mut self,
+        wanted: usize,
+        deadline: impl FnOnce() -> Option<Instant>,
+    ) -> Result<(), Error> {
         if self.ready.is_empty() && !self.at_end {
             let (id, client, ready) = (self.id, self.link.is_some(), &mut self.ready);
-            self.at_end = self.shard.until(&self.wake, deadline, |state, now| {
+            self.at_end = self.shard.until(&self.wake, deadline(), |state, now| {
                 state.take(now, id, client, wanted, ready)
             })?;
             self.over |= client && self.at_end;
