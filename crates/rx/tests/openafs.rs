@@ -7,7 +7,7 @@ use rx::{End, Error, Port, Settings, Timeouts};
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Environment variable that tells a test in this program that it runs beside a volume location
 /// server.
@@ -87,8 +87,17 @@ fn call(server: IpAddr) {
     let port = Port::open(&settings, Vec::new()).unwrap();
     let connection = port.connect((server, 7003).into(), 52, Timeouts::default());
     let opcode = |number: u32| number.to_be_bytes().to_vec();
-    // ProbeServer, and a procedure that OpenAFS does not know.
-    assert_eq!(connection.request(opcode(514), 100), Ok(Vec::new()));
+    // ProbeServer: the port answers before the service is there.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let answer = connection.request(opcode(514), 100);
+        if answer == Ok(Vec::new()) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{answer:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    // A procedure that OpenAFS does not know.
     let unknown = connection.request(opcode(65_537), 100);
     assert_eq!(unknown, Err(Error::Ended(End::Aborted(-455))));
     // GetEntryByNameO of "no.volume": a string is encoded as its length, then its bytes padded to a
