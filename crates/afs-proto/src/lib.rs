@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A call is one stream in each direction; the transport (Rx) is not part of this crate. Each
-//! service is one table (`fs/mod.rs`, `vl/mod.rs`, `cb.rs`): a line lists opcode, arguments and
+//! service is one table (`fs.rs`, `vl.rs`, `cb.rs`): a line lists opcode, arguments and
 //! results in wire order, and macros generate the code that reads and writes them. A server reads a
 //! `Request` and writes a `Reply`; a client writes a `Request` and reads a `Reply`.
 //!

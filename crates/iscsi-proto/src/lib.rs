@@ -35,15 +35,11 @@ mod chap;
 mod discovery;
 mod framer;
 mod login;
-#[cfg(test)]
-mod login_tests;
 mod params;
 mod pdu;
 pub mod scsi;
 mod serial;
 mod session;
-#[cfg(test)]
-mod session_tests;
 mod task;
 mod text;
 

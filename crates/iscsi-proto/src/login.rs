@@ -441,3 +441,6 @@ fn refusal(class: u8, detail: u8) -> &'static str {
         _ => "unknown reason",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -761,3 +761,6 @@ fn sense_of(data: &[u8]) -> Vec<u8> {
     let sense = data.get(2..).unwrap_or_default();
     sense.get(..len.min(sense.len())).unwrap_or_default().into()
 }
+
+#[cfg(test)]
+mod tests;

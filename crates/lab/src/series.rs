@@ -158,5 +158,4 @@ impl<S> Series<S> {
 }
 
 #[cfg(test)]
-#[path = "series_tests.rs"]
 mod tests;

@@ -387,5 +387,4 @@ impl Files for AfsFiles {
 }
 
 #[cfg(test)]
-#[path = "afs_tests.rs"]
 mod tests;

@@ -182,5 +182,4 @@ impl Columns {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

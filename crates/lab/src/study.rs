@@ -475,5 +475,4 @@ fn calibrate<'a>(sides: impl Iterator<Item = &'a Side>, plan: &StudyPlan) -> Res
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

@@ -213,5 +213,4 @@ impl TryFrom<String> for RunEnvironment {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;

@@ -418,5 +418,4 @@ fn no_link(source: io::Error) -> Error {
 }
 
 #[cfg(test)]
-#[path = "tests.rs"]
 mod tests;
