@@ -97,7 +97,7 @@ fn exists(tests: &Tests, place: &str, name: &str) -> bool {
 
 fn all_tests() -> Tests {
     let mut files = Vec::new();
-    for top in ["crates", "tests"] {
+    for top in ["crates", "bench", "tests"] {
         sources(&repository().join(top), &mut files);
     }
     let read = |file: PathBuf| {

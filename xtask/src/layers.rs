@@ -5,7 +5,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// The levels, lowest first. A crate that is not listed is an error: its level has to be decided.
+/// The levels of the product, lowest first. A crate that is not listed is an error: its level has to
+/// be decided.
 const LEVELS: &[&[&str]] = &[
     &["secret", "block"],
     &[
@@ -20,17 +21,42 @@ const LEVELS: &[&[&str]] = &[
     &["path-file", "path-nbd", "path-iscsi", "rx"],
     &["crypt", "multipath", "evfs-cache"],
     &["fs"],
-    &["export-nbd", "export-fuse", "afs-server", "afs-client"],
+    &["export-nbd", "export-fuse", "afs-server"],
     &["evfs-stack"],
-    &["lab", "pathsim"],
     &["evfs"],
 ];
+
+/// The levels of the benchmarks, lowest first. These crates may use the product below the program.
+const BENCH: &[&[&str]] = &[&["afs-client", "pathsim", "lab"]];
+
+/// The program, and the crates of the benchmarks that it may use. No other crate of the product
+/// uses any.
+const PROGRAM: &str = "evfs";
+const OPTIONAL: &[&str] = &["afs-client", "pathsim", "lab"];
 
 /// Crates outside of the product: they may use any crate, and no crate may use them.
 const BESIDE: &[&str] = &["tests", "xtask"];
 
-fn level(name: &str) -> Option<usize> {
-    LEVELS.iter().position(|level| level.contains(&name))
+/// Position of a crate: in the product or in the benchmarks, and its level there.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Level {
+    Product(usize),
+    Bench(usize),
+}
+
+fn level(name: &str) -> Option<Level> {
+    let within = |levels: &[&[&str]]| levels.iter().position(|level| level.contains(&name));
+    let product = within(LEVELS).map(Level::Product);
+    product.or_else(|| within(BENCH).map(Level::Bench))
+}
+
+/// Reports whether a crate of one level may use another crate.
+fn may_use(name: &str, own: Level, to: &str) -> bool {
+    match level(to) {
+        Some(Level::Bench(_)) if name == PROGRAM => OPTIONAL.contains(&to),
+        Some(theirs) => theirs < own && to != PROGRAM,
+        None => false,
+    }
 }
 
 /// Fails with the dependencies that do not point to a lower level.
@@ -75,10 +101,8 @@ fn upward(name: &str, package: &Value) -> Vec<String> {
             .as_str()
             .filter(|_| dependency["path"].is_string())?;
         let test_only = dependency["kind"] == "dev";
-        match level(to) {
-            Some(theirs) if theirs < own || test_only => None,
-            _ => Some(format!("`{name}` (level {own}) must not depend on `{to}`")),
-        }
+        let allowed = may_use(name, own, to) || test_only && level(to).is_some();
+        (!allowed).then(|| format!("`{name}` ({own:?}) must not depend on `{to}`"))
     };
     package["dependencies"]
         .as_array()
@@ -102,5 +126,8 @@ mod tests {
         assert_eq!(upward("luks2", &with("xts")).len(), 1);
         assert_eq!(upward("luks2", &with("newcomer")).len(), 1);
         assert_eq!(upward("newcomer", &with("luks2")).len(), 1);
+        assert!(upward("lab", &with("evfs-stack")).is_empty());
+        assert_eq!(upward("lab", &with("evfs")).len(), 1);
+        assert_eq!(upward("evfs-stack", &with("lab")).len(), 1);
     }
 }

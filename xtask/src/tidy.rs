@@ -50,6 +50,7 @@ const PROSE_COLUMNS_MAX: usize = 100;
 pub fn check(root: &Path) -> Outcome {
     let mut wrong = Vec::new();
     for top in [
+        "bench",
         "benches/cache/src",
         "crates",
         "fuzz/fuzz_targets",
