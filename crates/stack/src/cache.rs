@@ -2,6 +2,10 @@
 //!
 //! It is created with the first cached service; a process with direct volumes only has none.
 
+use crate::control::CacheRequest;
+use crate::text::did_you_mean;
+use crate::tunables::{parse, with};
+pub use crate::tunables::{parse_change, parse_changes};
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
 use block::topology::Topology;
@@ -12,37 +16,8 @@ use cache::{
     Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
     Vnode, Volume,
 };
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-/// Control requests about the cache and the pages of one service.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CacheRequest {
-    /// Read settings and counters.
-    Show {
-        /// Include the counters of each file.
-        files: bool,
-    },
-    /// Change settings, all of them or none.
-    Set {
-        /// Names and values of settings, see [`tunables`].
-        changes: Vec<(String, String)>,
-    },
-    /// Write out all dirty pages of the service and make them durable.
-    Flush,
-    /// Flush, then drop the pages of the service.
-    Drop,
-    /// Change attributes of the pages of a volume, or of a file in a mounted file system or cell.
-    Advise {
-        /// Path of the file from the root of the service; `None` for a volume.
-        #[serde(default)]
-        path: Option<String>,
-        /// Names and values of attributes, see [`ADVICE`].
-        changes: Vec<(String, String)>,
-    },
-}
 
 /// The cache of the process, created on demand.
 pub struct ProcessCache {
@@ -87,7 +62,7 @@ impl ProcessCache {
     /// Those of [`ProcessCache::new`].
     pub fn with(settings: &Settings, given: &str) -> Result<Arc<ProcessCache>> {
         let memory = cache::memory_bytes();
-        let tunables = parse_tunables(given, memory)?;
+        let tunables = parse(given, memory)?;
         Ok(Arc::new(ProcessCache {
             given: Mutex::new((given.to_owned(), tunables)),
             memory,
@@ -108,7 +83,7 @@ impl ProcessCache {
         if given.0 == text {
             return Ok(());
         }
-        let tunables = parse_tunables(text, self.memory)?;
+        let tunables = parse(text, self.memory)?;
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(running) = &*running {
             let set = running.cache.set(&tunables);
@@ -351,67 +326,12 @@ fn nodes(cache: &Cache) -> String {
     }
 }
 
-/// Parses `name=value` pairs separated by white space.
-///
-/// # Errors
-/// A message about a word that is not such a pair.
-pub fn parse_changes(text: &str) -> std::result::Result<Vec<(String, String)>, String> {
-    text.split_whitespace().map(parse_change).collect()
-}
-
-/// Parses one `name=value` pair.
-///
-/// # Errors
-/// A message, if it is not such a pair.
-pub fn parse_change(word: &str) -> std::result::Result<(String, String), String> {
-    match word.split_once('=') {
-        Some((name, value)) if !name.is_empty() && !value.is_empty() => {
-            Ok((name.to_owned(), value.to_owned()))
-        }
-        _ => Err(format!("`{word}` is not NAME=VALUE")),
-    }
-}
-
-fn parse_tunables(text: &str, memory: u64) -> Result<Tunables> {
-    parse_changes(text)
-        .and_then(|changes| with(&Tunables::default(), &changes, memory))
-        .map_err(|detail| Error::Config {
-            place: "cache.tunables".into(),
-            detail,
-        })
-}
-
-/// Validates a list of settings, except for limits of the machine.
-pub(crate) fn check_tunables(text: &str) -> std::result::Result<(), String> {
-    let changes = parse_changes(text)?;
-    // Sizes are validated later, against the memory of the machine that uses them.
-    with(&Tunables::default(), &changes, u64::MAX / 2).map(drop)
-}
-
-fn with(
-    tunables: &Tunables,
-    changes: &[(String, String)],
-    memory: u64,
-) -> std::result::Result<Tunables, String> {
-    let pairs = changes.iter().map(|(n, v)| (n.as_str(), v.as_str()));
-    match tunables.with(pairs, memory) {
-        Ok((changed, _)) => Ok(changed),
-        Err(e) if e.kind == tunables::ErrorKind::UnknownName => {
-            let names = || TUNABLES.iter().map(|t| t.text);
-            let unknown = changes.iter().find(|(n, _)| !names().any(|t| t == n));
-            let hint = unknown.map(|(n, _)| crate::settings::did_you_mean(n, names()));
-            Err(format!("{e}{}", hint.unwrap_or_default()))
-        }
-        Err(e) => Err(e.to_string()),
-    }
-}
-
 /// Changes one attribute.
 fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::Result<(), String> {
     *attributes = attributes.with([(name, value)]).map_err(|e| {
         let names = || ADVICE.iter().map(|(name, ..)| *name);
         let hint = match e.kind {
-            tunables::ErrorKind::UnknownName => crate::settings::did_you_mean(name, names()),
+            tunables::ErrorKind::UnknownName => did_you_mean(name, names()),
             _ => String::new(),
         };
         format!("{e}{hint}")
@@ -469,11 +389,5 @@ mod tests {
         assert!(said.contains("did you mean `read_ahead`?"), "{said}");
         let said = advise(&mut attributes, "no_cache", "1").unwrap_err();
         assert!(said.contains("expected yes|no"), "{said}");
-        let said = check_tunables("filecache_mx=10%").unwrap_err();
-        assert!(said.contains("did you mean `filecache_max`?"), "{said}");
-        assert!(check_tunables("filecache_max=95%").is_err());
-        assert!(check_tunables("filecache_max").is_err());
-        check_tunables("filecache_min=1% filecache_max=25%").unwrap();
-        check_tunables("").unwrap();
     }
 }

@@ -5,10 +5,11 @@
 //! serving process receives the request; otherwise the cell is opened just for the request.
 
 mod acl;
-mod record;
 
 use crate::cache::ProcessCache;
-use crate::control::{self, valid_name};
+use crate::cell_record::check_addresses;
+pub use crate::cell_record::{Record, cell_serv_db, check_name};
+use crate::control::{self, CellRequest, ControlRequest, valid_name};
 use crate::filesystem::{
     FIRST_FILESET, Target, content, format_device, mounted_as, open_fs, options,
 };
@@ -19,93 +20,10 @@ use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
 use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Volume};
-pub(crate) use record::check_addresses;
-pub use record::{Record, cell_serv_db, check_name};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-
-/// Requests to a cell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CellRequest {
-    /// Report the configuration of the cell and the state of its server.
-    Status {
-        /// Include all clients.
-        clients: bool,
-    },
-    /// Read the access list of a directory.
-    AclGet {
-        /// Name of the volume.
-        volume: String,
-        /// Path from the root of the volume.
-        path: String,
-    },
-    /// Change an access list.
-    AclSet {
-        /// Name of the volume.
-        volume: String,
-        /// Path from the root of the volume.
-        path: String,
-        /// Names and rights: letters, or `read`, `write`, `all` or `none`.
-        changes: Vec<(String, String)>,
-        /// Change the negative entries, which deny rights.
-        negative: bool,
-        /// Start with an empty list.
-        clear: bool,
-    },
-    /// List the volumes.
-    List,
-    /// Create a volume.
-    Create {
-        /// Name of the volume.
-        name: String,
-        /// Quota, in bytes.
-        quota: Option<u64>,
-        /// Path of its mount point from the top of the cell.
-        mount: Option<String>,
-    },
-    /// Create a mount point of an existing volume.
-    Mount {
-        /// Name of the volume.
-        name: String,
-        /// Path of the mount point from the top of the cell.
-        path: String,
-        /// Lead to the read-write volume, never to its replica.
-        read_write: bool,
-    },
-    /// Create or replace the read-only replica of a volume.
-    Clone {
-        /// Name of the volume.
-        name: String,
-        /// Create the backup volume instead.
-        backup: bool,
-    },
-    /// Set the quota of a volume.
-    Quota {
-        /// Name of the volume.
-        name: String,
-        /// Quota, in bytes; 0 for none.
-        bytes: u64,
-    },
-    /// Remove a volume.
-    Remove {
-        /// Name of the volume.
-        name: String,
-        /// Remove it even if it contains files.
-        force: bool,
-    },
-}
-
-impl CellRequest {
-    fn changes(&self) -> bool {
-        !matches!(
-            self,
-            CellRequest::Status { .. } | CellRequest::AclGet { .. } | CellRequest::List
-        )
-    }
-}
 
 /// Result of [`init`].
 #[derive(Debug, Serialize)]
@@ -256,7 +174,7 @@ fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
 pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = served_as(target.path, target.settings) {
-        return control::send_request(&run_dir, &name, &control::ControlRequest::Cell(ask.clone()));
+        return control::send_request(&run_dir, &name, &ControlRequest::Cell(ask.clone()));
     }
     if !target.path.exists() && !device::is_lun(target.path) {
         return Err(Error::NotFound(format!(
@@ -289,8 +207,7 @@ pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
     let run_dir = settings.run_dir();
     let by_name = || {
         let name = named.to_str().filter(|name| valid_name(name))?;
-        let status =
-            control::send_request(&run_dir, name, &control::ControlRequest::Status).ok()?;
+        let status = control::send_request(&run_dir, name, &ControlRequest::Status).ok()?;
         status["cell"].is_string().then(|| name.to_owned())
     };
     if named.exists() {

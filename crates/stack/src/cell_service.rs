@@ -5,12 +5,14 @@
 //! ```
 
 use crate::cache::ProcessCache;
-use crate::cell::{self, Record};
-use crate::control::{self, ControlRequest, Listener, check_name};
+use crate::cell;
+use crate::cell_record::{Record, cell_serv_db, check_addresses};
+use crate::control::{self, CellRequest, ControlRequest, FsRequest, Listener, check_name};
 use crate::device::OpenLun;
-use crate::filesystem::{self, execute, open_counted, resolve, uuid_text};
+use crate::filesystem::{execute, open_counted, resolve};
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
+use crate::text::uuid_text;
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 use ::fs::Fs;
 use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
@@ -74,7 +76,7 @@ impl ServeSpec {
     /// [`Error::Usage`].
     pub fn check(&self) -> Result<()> {
         check_name(&self.name, "a served cell")?;
-        cell::check_addresses(&self.listen, &self.announce)
+        check_addresses(&self.listen, &self.announce)
     }
 }
 
@@ -121,7 +123,7 @@ impl CellService {
         };
         let listen = first_of(&spec.listen, &record.listen);
         let announced = first_of(&spec.announce, &listen);
-        cell::check_addresses(&listen, &announced)?;
+        check_addresses(&listen, &announced)?;
         let config = config(spec, &listen, &announced, settings);
         let threads = config.workers;
         let fs = Arc::new(fs);
@@ -186,10 +188,10 @@ impl CellService {
     }
 
     /// Answers a request about the cell.
-    fn cell(&self, ask: &cell::CellRequest) -> Result<Value> {
+    fn cell(&self, ask: &CellRequest) -> Result<Value> {
         let server = self.server()?;
         let mut answer = cell::execute(&self.record, &server.administration(), ask)?;
-        if let cell::CellRequest::Status { clients } = ask {
+        if let CellRequest::Status { clients } = ask {
             self.add_status(server, *clients, &mut answer);
         }
         Ok(answer)
@@ -210,7 +212,7 @@ impl CellService {
         answer["announced"] = json!(self.announced);
         answer["allowed"] = self.allow.iter().map(Prefix::to_string).collect();
         answer["anonymous_write"] = json!(self.anonymous_write);
-        answer["cellservdb"] = json!(cell::cell_serv_db(&self.record.name, &self.announced));
+        answer["cellservdb"] = json!(cell_serv_db(&self.record.name, &self.announced));
         answer["stats"] = of_server(server);
         if clients {
             let all = server.clients();
@@ -219,12 +221,11 @@ impl CellService {
     }
 
     /// Answers a request about filesets and updates the volumes that clients see.
-    fn files(&self, ask: &filesystem::FsRequest) -> Result<Value> {
+    fn files(&self, ask: &FsRequest) -> Result<Value> {
         let server = self.server()?;
         let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
         match ask {
-            filesystem::FsRequest::Remove { name, .. }
-            | filesystem::FsRequest::Rename { from: name, .. }
+            FsRequest::Remove { name, .. } | FsRequest::Rename { from: name, .. }
                 if is_volume(name) =>
             {
                 return Err(Error::Busy(format!(

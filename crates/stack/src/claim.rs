@@ -9,7 +9,8 @@
 //! binds its name and then checks for readers; a reader binds a name and then checks for a writer.
 //! The second of two processes therefore always sees the first.
 
-use crate::{Error, Result, control};
+use crate::peer::peer;
+use crate::{Error, Result};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -144,7 +145,7 @@ impl Holder {
             let socket = socket()?;
             let address = SocketAddrUnix::new_abstract_name(self.name.as_bytes())?;
             rustix::net::connect(&socket, &address)?;
-            control::peer(&socket)
+            peer(&socket)
         };
         let Ok(cred) = asked() else {
             return "another process".into();

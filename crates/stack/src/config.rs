@@ -26,8 +26,8 @@
 use crate::attach::AttachSpec;
 use crate::cell_service::ServeSpec;
 use crate::mount_service::{Atime, MountSpec};
-use crate::settings::did_you_mean;
 use crate::state_file::read_text;
+use crate::text::did_you_mean;
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeMap;

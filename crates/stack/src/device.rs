@@ -4,9 +4,11 @@
 
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
+use crate::paths::run_dir;
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
-use crate::{Error, Result, Settings, filesystem};
+use crate::text::uuid_text;
+use crate::{Error, Result, Settings};
 use block::topology::Topology;
 use block::{BlockDevice, Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
@@ -237,7 +239,7 @@ impl Disk {
         }
         let superblock = fs::Superblock::on(&*device)?;
         Some(Content {
-            uuid: filesystem::uuid_text(&superblock.uuid),
+            uuid: uuid_text(&superblock.uuid),
             record: Some(fs::RESERVED_BYTE),
         })
     }
@@ -265,7 +267,7 @@ pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
         file.push(format!(".{name}.lock"));
         return Ok(registry.with_file_name(file));
     }
-    let folder = crate::control::run_dir(&settings.run_dir())?;
+    let folder = run_dir(&settings.run_dir())?;
     Ok(folder.join(format!("lun.{name}.lock")))
 }
 

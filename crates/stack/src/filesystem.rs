@@ -4,81 +4,23 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
-use crate::cell::Record;
+use crate::cell_record::Record;
+use crate::control::{self, ControlRequest, FsRequest, Limits};
 use crate::error::Left;
 use crate::signature::{self, Content, View};
+use crate::text::uuid_text;
 use crate::volume::{self, KeySource, OpenOptions, OpenedDevice, Opener};
-use crate::{Error, Result, Settings, control, device};
+use crate::{Error, Result, Settings, device};
 use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Bytes of zeros written at a time when old data is wiped.
 const WIPE_BYTES: usize = 1 << 20;
-
-/// Requests to a file system.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum FsRequest {
-    /// List the filesets and snapshots.
-    List,
-    /// Report the use of space.
-    Usage,
-    /// Create a fileset.
-    Create {
-        /// Name of the fileset.
-        name: String,
-        /// Initial limits.
-        quota: Limits,
-    },
-    /// Rename a fileset or a snapshot.
-    Rename {
-        /// Current name.
-        from: String,
-        /// New name.
-        to: String,
-    },
-    /// Change the limits of a fileset.
-    Quota {
-        /// Name of the fileset.
-        name: String,
-        /// New limits.
-        quota: Limits,
-    },
-    /// Create a snapshot of a fileset.
-    Snapshot {
-        /// Name of the fileset.
-        of: String,
-        /// Name of the snapshot.
-        name: String,
-    },
-    /// Remove a fileset or a snapshot.
-    Remove {
-        /// Name of the fileset or snapshot.
-        name: String,
-        /// Remove even a fileset that contains files.
-        force: bool,
-    },
-}
-
-/// Limits of a fileset. `None` leaves a limit unchanged, 0 removes it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
-    /// Bytes of file data, rounded up to whole blocks.
-    pub bytes: Option<u64>,
-    /// Number of inodes: files, directories and all other objects.
-    pub inodes: Option<u64>,
-}
-
-impl FsRequest {
-    fn changes(&self) -> bool {
-        !matches!(self, FsRequest::List | FsRequest::Usage)
-    }
-}
 
 /// A DEVICE and the means to open it.
 pub struct Target<'a> {
@@ -143,7 +85,7 @@ pub struct Formatted {
     /// Name of the first fileset.
     pub fileset: &'static str,
     /// Path of the backup of the first overwritten bytes, if there was data.
-    #[serde(serialize_with = "crate::status::as_text")]
+    #[serde(serialize_with = "crate::text::path_as_text")]
     pub undo: Option<PathBuf>,
 }
 
@@ -300,11 +242,7 @@ pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
 pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        return control::send_request(
-            &run_dir,
-            &name,
-            &control::ControlRequest::Files(ask.clone()),
-        );
+        return control::send_request(&run_dir, &name, &ControlRequest::Files(ask.clone()));
     }
     let read_only = !ask.changes();
     let open = target.open(OpenOptions {
@@ -611,14 +549,6 @@ fn open_unmounted<'a>(
 
 /// Constructor of an error, with the failed operation.
 type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
-
-/// Formats a UUID (RFC 9562, section 4).
-pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-    [0..8, 8..12, 12..16, 16..20, 20..32]
-        .map(|part| hex[part].to_owned())
-        .join("-")
-}
 
 /// Aborts a mount without a request to its server; see [`export_fuse::abort`].
 ///

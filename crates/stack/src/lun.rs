@@ -1,74 +1,22 @@
 //! Administration of LUNs. Requests about an open LUN go to the control socket of the process that
 //! has it open; the registry answers for the others.
 
+use crate::control::LunRequest;
 use crate::device::{
     CONNECT_WITHIN, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun, lunpath, take,
 };
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
+use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, control};
 use block::{Identity, Lunpath};
 use multipath::identity::is_generic;
 use multipath::{ATTRIBUTES, Lun, PathSpec};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileTypeExt;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
-/// Requests to an open LUN.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum LunRequest {
-    /// Report the complete state.
-    Show,
-    /// Reset the counters.
-    Clear,
-    /// Read the attributes in force.
-    Get,
-    /// Change an attribute until the LUN is reopened.
-    Set {
-        /// Name of the attribute.
-        name: String,
-        /// New value.
-        value: String,
-    },
-    /// List the waiting I/Os, each with the reason.
-    Waiting,
-    /// Evaluate the recorded I/O under every policy.
-    Advise,
-    /// Add a path.
-    Add {
-        /// Address of the path.
-        address: String,
-        /// Legacy name of the path.
-        legacy: String,
-    },
-    /// Remove a path from the LUN.
-    Remove {
-        /// Address or legacy name.
-        path: String,
-        /// Remove even the last working path.
-        force: bool,
-    },
-    /// Enable a path.
-    Enable {
-        /// Address or legacy name.
-        path: String,
-    },
-    /// Disable a path.
-    Disable {
-        /// Address or legacy name.
-        path: String,
-        /// Disable even the last working path.
-        force: bool,
-    },
-    /// Accept the identity that a refused path reports.
-    ReplaceWwid {
-        /// Address or legacy name.
-        path: String,
-    },
-}
 
 /// Answers a request, in the process that has the LUN open.
 pub(crate) fn answer(
@@ -377,7 +325,7 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
     let registry = settings.lun_registry();
     let forgotten = Registry::update(&registry, |r| r.forget(name))?;
     // Last: while the LUN is known, an exchange of its content must be detected.
-    let store = settings.trust_store();
+    let store = TrustStore::of(settings);
     store.clear_places(&Places::of_lun(place_of_lun(&registry, name)))?;
     for what in ["open", "header"] {
         let _ = std::fs::remove_file(lock.with_extension(what));

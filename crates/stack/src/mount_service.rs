@@ -7,9 +7,10 @@
 use crate::cache::ProcessCache;
 use crate::control::{ControlRequest, Listener, check_name};
 use crate::device::OpenLun;
-use crate::filesystem::{execute, open_counted, resolve, uuid_text};
+use crate::filesystem::{execute, open_counted, resolve};
 use crate::serve::Serving;
 use crate::status::{ExportAt, Status};
+use crate::text::uuid_text;
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 pub use ::fs::Atime;
 use ::fs::{FIRST_FILESET, Files, Fs};

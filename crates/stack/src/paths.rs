@@ -1,6 +1,11 @@
-//! Default locations of files: system directories for root, XDG directories for other users.
+//! Default locations of files: system directories for root, XDG directories for other users. And
+//! directories that only their user can write to.
 
-use std::path::PathBuf;
+use crate::peer::{is_trusted_user, me};
+use crate::{Error, Result};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 /// File locations of this user. None of them is created here.
 #[derive(Debug, Clone)]
@@ -65,5 +70,60 @@ fn runtime_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
         Some(path) if path.is_absolute() => path.join("evfs"),
         _ => PathBuf::from(format!("/tmp/evfs-{}", rustix::process::geteuid().as_raw())),
+    }
+}
+
+/// Variable that sets the directory of control sockets.
+const RUN_DIR: &str = "EVFS_RUN_DIR";
+
+/// Ensures that the directory of control sockets exists and is safe, and returns its path.
+///
+/// # Errors
+/// It belongs to another user, or others can write to it: they could place a socket there that
+/// poses as a volume.
+pub fn run_dir(dir: &Path) -> Result<PathBuf> {
+    own_dir(dir, RUN_DIR)
+}
+
+/// Ensures that a directory exists, and that only this user can write to it. `variable` is the
+/// environment variable that sets its path, for the error.
+///
+/// # Errors
+/// It belongs to another user, or others can write to it.
+pub fn own_dir(dir: &Path, variable: &str) -> Result<PathBuf> {
+    let made = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(dir);
+    made.map_err(|e| Error::io("cannot create the directory", dir, e))?;
+    let meta = std::fs::symlink_metadata(dir).map_err(|e| Error::io("cannot access", dir, e))?;
+    if meta.uid() == me() && only_for_its_owner(&meta) {
+        Ok(dir.to_owned())
+    } else {
+        Err(not_safe(dir, variable))
+    }
+}
+
+/// Checks whether the directory of control sockets exists and its contents can be trusted.
+pub(crate) fn is_trusted(dir: &Path) -> Result<bool> {
+    match std::fs::symlink_metadata(dir) {
+        Ok(meta) if is_trusted_user(meta.uid()) && only_for_its_owner(&meta) => Ok(true),
+        Ok(_) => Err(not_safe(dir, RUN_DIR)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io("cannot access", dir, e)),
+    }
+}
+
+fn only_for_its_owner(meta: &std::fs::Metadata) -> bool {
+    meta.is_dir() && meta.permissions().mode() & 0o022 == 0
+}
+
+fn not_safe(dir: &Path, variable: &str) -> Error {
+    Error::Unsafe {
+        path: dir.to_owned(),
+        detail: format!(
+            "it must be a directory that belongs to this user and that others cannot write to; \
+             change its owner and mode, or choose another with {variable}"
+        ),
     }
 }

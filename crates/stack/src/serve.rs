@@ -10,8 +10,9 @@
 //! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
 //! request waits for no other request, except one that stops the same service.
 
-use crate::control::{self, ControlRequest, Listener, PendingReply};
+use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
+use crate::peer::peer;
 use crate::signals::StopSignals;
 use crate::status::Status;
 use crate::{Error, Result};
@@ -408,7 +409,7 @@ impl Slot {
 
     /// Reads a request and answers it.
     fn ask(&self, stream: UnixStream) {
-        if let Ok(peer) = control::peer(&stream) {
+        if let Ok(peer) = peer(&stream) {
             export_fuse::asked_by(peer.pid);
         }
         let Some((ask, asker)) = PendingReply::to(stream) else {
@@ -429,10 +430,7 @@ impl Slot {
                 .with(|serving| serving.answer(&ask))
                 .unwrap_or_else(ending),
         };
-        match answer {
-            Ok(value) => asker.value(&value),
-            Err(error) => asker.error(&error),
-        }
+        asker.send(answer);
     }
 
     /// Stops the service once all requests in progress are done.

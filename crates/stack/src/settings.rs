@@ -3,7 +3,9 @@
 //! Precedence: command line, then `EVFS_*` environment, then the configuration file, then the
 //! default. `evfs config show --origin` prints this table with the origin of each value.
 
-use crate::{Error, Result, paths::Paths};
+use crate::paths::Paths;
+use crate::text::did_you_mean;
+use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -37,7 +39,7 @@ const TABLE: &[Row] = &[
         reason: "tunables of the file cache: NAME=VALUE, separated by spaces, as for `evfs cache \
                  set`",
         default: |_| String::new(),
-        check: crate::cache::check_tunables,
+        check: crate::tunables::check,
     },
     Row {
         key: "fs.commit-interval-ms",
@@ -434,9 +436,9 @@ impl Settings {
         self.text("lun.registry").into()
     }
 
-    /// Returns the trust store.
-    pub fn trust_store(&self) -> crate::trust::TrustStore {
-        crate::trust::TrustStore::at(self.text("trust.store").into())
+    /// Returns the path of the trust store.
+    pub fn trust_store(&self) -> PathBuf {
+        self.text("trust.store").into()
     }
 
     /// Reports whether servers drop privileges that they do not need.
@@ -492,17 +494,6 @@ fn flatten(prefix: &str, table: &toml::Table) -> Vec<(String, String)> {
         }
     }
     out
-}
-
-/// Suggests the most similar of `known` (`; did you mean ...?`), or nothing if none is similar.
-pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
-    let near = known
-        .map(|k| (strsim::damerau_levenshtein(word, k), k))
-        .min();
-    match near {
-        Some((distance, k)) if distance <= 3 => format!("; did you mean `{k}`?"),
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Small JSON files with persistent state of this machine. They are read as a whole, replaced as a
 //! whole under a lock, and accessible only to their user.
 
+use crate::paths::own_dir;
 use crate::{Error, Result};
 use serde::Serialize;
 use std::io::{self, Read, Write};
@@ -57,7 +58,7 @@ where
 {
     let failed = |e| Error::io(failed, path, e);
     let folder = path.parent().unwrap_or(Path::new("/"));
-    crate::control::own_dir(folder, variable)?;
+    own_dir(folder, variable)?;
     let lock = std::fs::OpenOptions::new()
         .write(true)
         .create(true)

@@ -2,6 +2,7 @@
 
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
+use crate::text::path_as_text;
 use crate::volume::{Cipher, OpenedDevice};
 use block::DeviceInfo;
 use serde::Serialize;
@@ -17,15 +18,6 @@ pub struct ExportAt {
     pub at: String,
 }
 
-/// Serializes a path as a JSON string; bytes that are not UTF-8 are replaced.
-pub(crate) fn as_text<S: serde::Serializer>(
-    path: &Option<PathBuf>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let text = path.as_ref().map(|path| path.display().to_string());
-    text.serialize(serializer)
-}
-
 /// Status of a service.
 #[derive(Debug, Clone, Serialize)]
 pub struct Status {
@@ -34,7 +26,7 @@ pub struct Status {
     /// File, disk or LUN, as the user named it.
     pub device: String,
     /// Path without symbolic links, for a file or disk.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "path_as_text")]
     pub path: Option<PathBuf>,
     /// Name of the LUN, for a LUN.
     pub lun: Option<String>,
@@ -74,7 +66,7 @@ pub struct Status {
     /// All exports.
     pub exports: Vec<ExportAt>,
     /// Configuration file that defines the service.
-    #[serde(serialize_with = "as_text")]
+    #[serde(serialize_with = "path_as_text")]
     pub config: Option<PathBuf>,
     /// State of write-back, if pages are cached.
     #[serde(skip_serializing_if = "Option::is_none")]

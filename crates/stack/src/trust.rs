@@ -73,9 +73,11 @@ pub struct TrustStore {
 }
 
 impl TrustStore {
-    /// Refers to the store in the file `path`, without reading it.
-    pub fn at(path: PathBuf) -> TrustStore {
-        TrustStore { path }
+    /// Refers to the store of this user, without reading it.
+    pub fn of(settings: &Settings) -> TrustStore {
+        TrustStore {
+            path: settings.trust_store(),
+        }
     }
 
     /// Reads the file; a missing file is an empty store.

@@ -7,6 +7,7 @@
 
 use crate::device::{self, Disk, Guard, Share};
 use crate::error::Left;
+use crate::paths::own_dir;
 use crate::trust::{TrustFile, TrustStore};
 use crate::{Error, Result, Settings, in_use, signature};
 use block::BlockDevice;
@@ -184,7 +185,7 @@ pub(crate) fn open_or_make(
         (false, Some(size)) => {
             let (file, new) = FileDevice::make(path, size, &path_file::Options::default())?;
             let disk = Disk::from(Arc::clone(&file));
-            settings.trust_store().clear_places(disk.places())?;
+            TrustStore::of(settings).clear_places(disk.places())?;
             Ok((disk, Some(Made { file, new })))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
@@ -261,7 +262,7 @@ fn format_over(
     // Uses the places of the final name. A crash before they are recorded leaves a volume unknown
     // to this machine.
     let disk = made.map_or(Ok(disk), Made::finish)?;
-    let trust = settings.trust_store();
+    let trust = TrustStore::of(settings);
     trust.clear_places(disk.places())?;
     trust.record(&volume, &unlocked, &disk)?;
     Ok((
@@ -292,7 +293,7 @@ pub(crate) fn save_head(
 /// Writes a backup into the backup directory, with mode 0600. It is on stable storage on return.
 pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
     let dir = settings.backup_dir();
-    crate::control::own_dir(&dir, "EVFS_BACKUP_DIR")?;
+    own_dir(&dir, "EVFS_BACKUP_DIR")?;
     let stem = path
         .file_name()
         .map(|n| n.to_string_lossy().into_owned())

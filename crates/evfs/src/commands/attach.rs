@@ -7,7 +7,7 @@ use serde_json::json;
 use stack::volume::{OpenOptions, open, or_read_only};
 use stack::{
     AttachSpec, Attachment, Ended, Error, Hub, KeySource, Needs, ProcessCache, Result, Serving,
-    Settings, Status, StopSignals, confine, control, exit,
+    Settings, Status, StopSignals, confine, exit,
 };
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ pub fn in_background(
 
 fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Result<u8> {
     let signals = service_signals()?;
-    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let run_dir = stack::run_dir(&context.settings.run_dir())?;
     let threads = args.threads.map_or(context.settings.threads(), usize::from);
     let mut spec = AttachSpec::new(&args.device, threads);
     if let Some(name) = args.name {

@@ -3,7 +3,8 @@
 use super::Context;
 use crate::output::{self, size};
 use serde_json::{Value, json};
-use stack::cache::{ADVICE, CacheRequest, TUNABLES, parse_change};
+use stack::cache::{ADVICE, TUNABLES, parse_change};
+use stack::control::CacheRequest;
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
 use std::time::Duration;

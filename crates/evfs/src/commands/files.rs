@@ -7,11 +7,11 @@ use super::{Context, volume::volume_name};
 use crate::{background, output};
 use clap::builder::NonEmptyStringValueParser;
 use serde_json::{Value, json};
-use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, FsRequest, Target};
+use stack::control::FsRequest;
+use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, Target};
 use stack::volume::{OpenOptions, or_read_only};
 use stack::{
-    Atime, Error, KeySource, MountService, MountSpec, Needs, ProcessCache, Result, confine,
-    control, exit,
+    Atime, Error, KeySource, MountService, MountSpec, Needs, ProcessCache, Result, confine, exit,
 };
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -262,7 +262,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     let signals = service_signals()?;
     let cache = ProcessCache::new(&context.settings)?;
     confine(&context.settings, Needs::mount(), &cache)?;
-    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let run_dir = stack::run_dir(&context.settings.run_dir())?;
     let mut spec = MountSpec::new(&args.on.device, &args.dir);
     if let Some(name) = &args.name {
         spec.name.clone_from(name);

@@ -5,7 +5,8 @@ use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
 use crate::output::{self, parse_size, size};
 use serde_json::Value;
-use stack::filesystem::{FsRequest, Limits, request};
+use stack::control::{FsRequest, Limits};
+use stack::filesystem::request;
 use stack::{Result, exit};
 use std::fmt::Write as _;
 

@@ -7,6 +7,7 @@ use clap::Subcommand;
 use crypt::Role;
 use keyring::{KeyInfo, Private, name_to_import};
 use serde_json::{Value, json};
+use stack::trust::TrustStore;
 use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
 use std::collections::BTreeSet;
@@ -195,7 +196,7 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
             control::send_request(&run_dir, &name, &control::ControlRequest::Status).ok()
         })
         .filter_map(|status| Some(status["device"].as_str()?.to_owned()));
-    let known = context.settings.trust_store().load();
+    let known = TrustStore::of(&context.settings).load();
     let known = known.map_or_else(|_| vec![], |known| known.devices(&context.settings));
     served
         .chain(known)

@@ -83,7 +83,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 fn prepare(dir: &Path) -> Result<PathBuf> {
     for folder in [dir.to_owned(), dir.join("run")] {
-        stack::control::own_dir(&folder, "--dir")?;
+        stack::own_dir(&folder, "--dir")?;
     }
     let dir = std::fs::canonicalize(dir).map_err(|e| Error::io("cannot resolve", dir, e))?;
     let image = dir.join(format!("{NAME}.img"));

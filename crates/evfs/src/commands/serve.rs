@@ -6,7 +6,7 @@ use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
 use stack::volume::OpenOptions;
-use stack::{CellService, Needs, Prefix, ProcessCache, Result, ServeSpec, confine, control};
+use stack::{CellService, Needs, Prefix, ProcessCache, Result, ServeSpec, confine};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) ->
     let signals = service_signals()?;
     let cache = ProcessCache::new(&context.settings)?;
     confine(&context.settings, Needs::serve(), &cache)?;
-    let run_dir = control::run_dir(&context.settings.run_dir())?;
+    let run_dir = stack::run_dir(&context.settings.run_dir())?;
     let defaults = ServeSpec::new(args.on.device());
     let spec = ServeSpec {
         name: args.name.clone().unwrap_or(defaults.name),

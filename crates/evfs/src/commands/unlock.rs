@@ -3,6 +3,7 @@
 use super::Context;
 use crate::{output, secrets};
 use secret::SecretBytes;
+use stack::trust::TrustStore;
 use stack::{KeySource, Result};
 use std::path::PathBuf;
 
@@ -98,7 +99,7 @@ impl Context {
             self.keyring(),
             prompt,
             tell,
-            settings.trust_store(),
+            TrustStore::of(settings),
             settings.kdf_limits(),
         )
     }

@@ -70,7 +70,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     let up = Up {
         context: context.clone(),
         config: args.config.clone(),
-        run_dir: control::run_dir(&context.settings.run_dir())?,
+        run_dir: stack::run_dir(&context.settings.run_dir())?,
         cache,
         kept,
         running: Mutex::default(),

@@ -7,6 +7,7 @@ use crate::output;
 use clap::Subcommand;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
+use stack::trust::TrustStore;
 use stack::volume::{Create, Intent, create, open_disk, open_locked, save_backup, write_new};
 use stack::{Error, Left, Result, exit};
 use std::fmt::Write as _;
@@ -385,7 +386,7 @@ fn restore(
             kept: Left::All,
         });
     }
-    let store = context.settings.trust_store();
+    let store = TrustStore::of(&context.settings);
     let older = store.check_restore(&device.display().to_string(), &plan, older)?;
     let older = if older {
         ", which are older than those that this machine remembers: keys removed since then open the volume again"

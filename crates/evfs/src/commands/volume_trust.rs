@@ -3,7 +3,7 @@
 use super::Context;
 use crate::output;
 use serde_json::{Value, json};
-use stack::trust::{VolumeRecord, epoch_of, seal_of};
+use stack::trust::{TrustStore, VolumeRecord, epoch_of, seal_of};
 use stack::volume::{Intent, open_locked};
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
@@ -30,7 +30,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 }
 
 fn all(context: &Context) -> Result<u8> {
-    let known = context.settings.trust_store().load()?;
+    let known = TrustStore::of(&context.settings).load()?;
     let volumes: Vec<Value> = known.volumes.iter().map(|(u, e)| value(u, e)).collect();
     output::show(context.json, &json!({ "volumes": volumes }), || {
         if known.volumes.is_empty() {
@@ -44,7 +44,7 @@ fn all(context: &Context) -> Result<u8> {
 }
 
 fn one(context: &Context, device: &Path) -> Result<u8> {
-    let known = context.settings.trust_store().load()?;
+    let known = TrustStore::of(&context.settings).load()?;
     let (uuid, states) = match known.named(device) {
         Some(uuid) => (uuid, None),
         None => {
@@ -77,7 +77,7 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
 }
 
 fn reset(context: &Context, device: &Path) -> Result<u8> {
-    let store = context.settings.trust_store();
+    let store = TrustStore::of(&context.settings);
     let uuid = match store.load()?.named(device) {
         Some(uuid) => uuid,
         None => open_locked(device, Intent::Inspect, &context.settings)?

@@ -100,7 +100,7 @@ impl Record {
         })
     }
 
-    pub(super) fn write(&self, fs: &Fs, device: &str) -> Result<()> {
+    pub(crate) fn write(&self, fs: &Fs, device: &str) -> Result<()> {
         let failed = || Error::files(format!("cannot write to {device}"));
         let root_cell = fs.fileset_named(ROOTS[1]).map_err(failed())?;
         let text = self.to_text();

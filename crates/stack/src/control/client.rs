@@ -1,0 +1,120 @@
+//! The client end of control sockets.
+
+use super::protocol::{ControlRequest, answer_from_line, valid_name};
+use super::socket::{Name, Until, connect, is_late, socket_path};
+use crate::paths::is_trusted;
+use crate::peer::{is_trusted_user, peer};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::io::{self, Write};
+use std::path::Path;
+
+/// Sends a request to the service `name` and returns its answer.
+///
+/// # Errors
+/// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
+/// and errors that it answers.
+pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
+    let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
+    if !valid_name(name) || !is_trusted(run_dir)? {
+        return Err(not_attached());
+    }
+    let path = socket_path(run_dir, name);
+    let stream = match connect(&path) {
+        Ok(stream) => stream,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(not_attached()),
+        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
+            // Left by a killed process, unless another one is about to listen there.
+            if let Ok(Some(_name)) = Name::take(run_dir, name) {
+                let _ = std::fs::remove_file(&path);
+            }
+            return Err(not_attached());
+        }
+        Err(e) if is_late(&e) => return Err(silent(name, None)),
+        Err(e) => return Err(Error::io("cannot reach", &path, e)),
+    };
+    let failed = |e| Error::io("no answer from", &path, e);
+    let peer = peer(&stream).map_err(failed)?;
+    if !is_trusted_user(peer.uid) {
+        return Err(Error::Unsafe {
+            path,
+            detail: format!("a process of user {} listens there", peer.uid),
+        });
+    }
+    let failed = |e: io::Error| {
+        if is_late(&e) {
+            silent(name, (peer.pid != 0).then_some(peer.pid))
+        } else {
+            failed(e)
+        }
+    };
+    let mut until = Until::new(&stream, request.answer_timeout());
+    let sent = until.write_all(request.to_line().as_bytes());
+    sent.map_err(failed)?;
+    let line = until.line().map_err(failed)?;
+    answer_from_line(name, &line)
+}
+
+fn silent(name: &str, pid: Option<i32>) -> Error {
+    let who = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
+    Error::Busy(format!(
+        "`{name}`{who} is not answering: its process is stopped, or waits for a device; try again, \
+         or abandon the wait with `evfs detach {name} --force`"
+    ))
+}
+
+/// Lists the names of all services, sorted; none if the directory is not safe.
+pub fn names(run_dir: &Path) -> Vec<String> {
+    let trusted = is_trusted(run_dir).unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        false
+    });
+    let Some(entries) = trusted.then(|| std::fs::read_dir(run_dir).ok()).flatten() else {
+        return Vec::new();
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|e| Some(e.file_name().to_str()?.strip_suffix(".control")?.to_owned()))
+        .collect();
+    names.sort();
+    names
+}
+
+/// Collects the status of every service. They are queried concurrently, so that one without an
+/// answer delays no other.
+///
+/// # Errors
+/// The directory is not safe.
+pub fn statuses(run_dir: &Path) -> Result<Vec<(String, Result<Value>)>> {
+    is_trusted(run_dir)?;
+    Ok(statuses_of(run_dir, names(run_dir)))
+}
+
+fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>)> {
+    let status = |name: &str| send_request(run_dir, name, &ControlRequest::Status);
+    let mut all: Vec<_> = std::thread::scope(|scope| {
+        let start = |name: String| scope.spawn(move || (status(&name), name));
+        let asked: Vec<_> = names.into_iter().map(start).collect();
+        let answers = asked.into_iter().filter_map(|thread| thread.join().ok());
+        answers.map(|(status, name)| (name, status)).collect()
+    });
+    all.retain(|(_, status)| !matches!(status, Err(Error::NotFound(_))));
+    all
+}
+
+/// Finds the first service whose status satisfies `wanted`.
+pub fn find(run_dir: &Path, wanted: impl Fn(&Value) -> bool) -> Option<String> {
+    find_other(run_dir, "", wanted)
+}
+
+/// Same as [`find`], except for the service `but`.
+pub(crate) fn find_other(
+    run_dir: &Path,
+    but: &str,
+    wanted: impl Fn(&Value) -> bool,
+) -> Option<String> {
+    let mut names = names(run_dir);
+    names.retain(|name| name != but);
+    let is_it = |(name, status): (String, Result<Value>)| wanted(&status.ok()?).then_some(name);
+    statuses_of(run_dir, names).into_iter().find_map(is_it)
+}

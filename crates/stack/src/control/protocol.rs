@@ -1,0 +1,339 @@
+//! The control protocol: requests to a service and their encoding, each as one line of JSON.
+//!
+//! The requests are data only: the modules that answer them depend on this one, not it on them.
+
+use crate::{Error, Result, exit};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Time limit of a client for answers that need no I/O on the device.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a client for other answers, except that to a detach.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Control requests to a service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ControlRequest {
+    /// Report the status: name, device, exports, start time.
+    Status,
+    /// Read the counters of the data path.
+    Stats,
+    /// Check whether a detach would fail because of users.
+    MayDetach,
+    /// Flush, close the exports and end.
+    Detach {
+        /// Close the exports even if they are in use.
+        force: bool,
+    },
+    /// A request about the underlying LUN.
+    Lun(LunRequest),
+    /// A request about the cache.
+    Cache(CacheRequest),
+    /// A request about the file system.
+    Files(FsRequest),
+    /// A request about the cell.
+    Cell(CellRequest),
+}
+
+impl ControlRequest {
+    /// Returns the time limit of a client for the answer. A detach has none, because its answer
+    /// comes after everything is written out.
+    pub(super) fn answer_timeout(&self) -> Option<Duration> {
+        match self {
+            ControlRequest::Status | ControlRequest::Stats => Some(STATUS_TIMEOUT),
+            ControlRequest::Detach { .. } => None,
+            _ => Some(ANSWER_TIMEOUT),
+        }
+    }
+
+    /// Encodes the request.
+    pub(super) fn to_line(&self) -> String {
+        let request = serde_json::to_string(self).expect("an enum becomes JSON");
+        format!("{request}\n")
+    }
+
+    /// Decodes a request; returns `None` if it is not one of this version.
+    pub(super) fn from_line(line: &str) -> Option<ControlRequest> {
+        serde_json::from_str(line).ok()
+    }
+}
+
+/// Requests to an open LUN.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LunRequest {
+    /// Report the complete state.
+    Show,
+    /// Reset the counters.
+    Clear,
+    /// Read the attributes in force.
+    Get,
+    /// Change an attribute until the LUN is reopened.
+    Set {
+        /// Name of the attribute.
+        name: String,
+        /// New value.
+        value: String,
+    },
+    /// List the waiting I/Os, each with the reason.
+    Waiting,
+    /// Evaluate the recorded I/O under every policy.
+    Advise,
+    /// Add a path.
+    Add {
+        /// Address of the path.
+        address: String,
+        /// Legacy name of the path.
+        legacy: String,
+    },
+    /// Remove a path from the LUN.
+    Remove {
+        /// Address or legacy name.
+        path: String,
+        /// Remove even the last working path.
+        force: bool,
+    },
+    /// Enable a path.
+    Enable {
+        /// Address or legacy name.
+        path: String,
+    },
+    /// Disable a path.
+    Disable {
+        /// Address or legacy name.
+        path: String,
+        /// Disable even the last working path.
+        force: bool,
+    },
+    /// Accept the identity that a refused path reports.
+    ReplaceWwid {
+        /// Address or legacy name.
+        path: String,
+    },
+}
+
+/// Control requests about the cache and the pages of one service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheRequest {
+    /// Read settings and counters.
+    Show {
+        /// Include the counters of each file.
+        files: bool,
+    },
+    /// Change settings, all of them or none.
+    Set {
+        /// Names and values of settings, see [`crate::cache::TUNABLES`].
+        changes: Vec<(String, String)>,
+    },
+    /// Write out all dirty pages of the service and make them durable.
+    Flush,
+    /// Flush, then drop the pages of the service.
+    Drop,
+    /// Change attributes of the pages of a volume, or of a file in a mounted file system or cell.
+    Advise {
+        /// Path of the file from the root of the service; `None` for a volume.
+        #[serde(default)]
+        path: Option<String>,
+        /// Names and values of attributes, see [`crate::cache::ADVICE`].
+        changes: Vec<(String, String)>,
+    },
+}
+
+/// Requests to a file system.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FsRequest {
+    /// List the filesets and snapshots.
+    List,
+    /// Report the use of space.
+    Usage,
+    /// Create a fileset.
+    Create {
+        /// Name of the fileset.
+        name: String,
+        /// Initial limits.
+        quota: Limits,
+    },
+    /// Rename a fileset or a snapshot.
+    Rename {
+        /// Current name.
+        from: String,
+        /// New name.
+        to: String,
+    },
+    /// Change the limits of a fileset.
+    Quota {
+        /// Name of the fileset.
+        name: String,
+        /// New limits.
+        quota: Limits,
+    },
+    /// Create a snapshot of a fileset.
+    Snapshot {
+        /// Name of the fileset.
+        of: String,
+        /// Name of the snapshot.
+        name: String,
+    },
+    /// Remove a fileset or a snapshot.
+    Remove {
+        /// Name of the fileset or snapshot.
+        name: String,
+        /// Remove even a fileset that contains files.
+        force: bool,
+    },
+}
+
+/// Limits of a fileset. `None` leaves a limit unchanged, 0 removes it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes of file data, rounded up to whole blocks.
+    pub bytes: Option<u64>,
+    /// Number of inodes: files, directories and all other objects.
+    pub inodes: Option<u64>,
+}
+
+impl FsRequest {
+    /// Reports whether the request changes the file system.
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(self, FsRequest::List | FsRequest::Usage)
+    }
+}
+
+/// Requests to a cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CellRequest {
+    /// Report the configuration of the cell and the state of its server.
+    Status {
+        /// Include all clients.
+        clients: bool,
+    },
+    /// Read the access list of a directory.
+    AclGet {
+        /// Name of the volume.
+        volume: String,
+        /// Path from the root of the volume.
+        path: String,
+    },
+    /// Change an access list.
+    AclSet {
+        /// Name of the volume.
+        volume: String,
+        /// Path from the root of the volume.
+        path: String,
+        /// Names and rights: letters, or `read`, `write`, `all` or `none`.
+        changes: Vec<(String, String)>,
+        /// Change the negative entries, which deny rights.
+        negative: bool,
+        /// Start with an empty list.
+        clear: bool,
+    },
+    /// List the volumes.
+    List,
+    /// Create a volume.
+    Create {
+        /// Name of the volume.
+        name: String,
+        /// Quota, in bytes.
+        quota: Option<u64>,
+        /// Path of its mount point from the top of the cell.
+        mount: Option<String>,
+    },
+    /// Create a mount point of an existing volume.
+    Mount {
+        /// Name of the volume.
+        name: String,
+        /// Path of the mount point from the top of the cell.
+        path: String,
+        /// Lead to the read-write volume, never to its replica.
+        read_write: bool,
+    },
+    /// Create or replace the read-only replica of a volume.
+    Clone {
+        /// Name of the volume.
+        name: String,
+        /// Create the backup volume instead.
+        backup: bool,
+    },
+    /// Set the quota of a volume.
+    Quota {
+        /// Name of the volume.
+        name: String,
+        /// Quota, in bytes; 0 for none.
+        bytes: u64,
+    },
+    /// Remove a volume.
+    Remove {
+        /// Name of the volume.
+        name: String,
+        /// Remove it even if it contains files.
+        force: bool,
+    },
+}
+
+impl CellRequest {
+    /// Reports whether the request changes the cell.
+    pub(crate) fn changes(&self) -> bool {
+        !matches!(
+            self,
+            CellRequest::Status { .. } | CellRequest::AclGet { .. } | CellRequest::List
+        )
+    }
+}
+
+/// Encodes an answer.
+pub(super) fn answer_to_line(answer: std::result::Result<&Value, &Error>) -> String {
+    let answer = match answer {
+        Ok(value) => json!({ "ok": value }),
+        Err(why) => json!({ "error": why.chain(), "code": why.exit_code() }),
+    };
+    format!("{answer}\n")
+}
+
+/// Decodes the answer of the service `name`.
+///
+/// # Errors
+/// The error that was answered; [`Error::Busy`] for an incomplete answer.
+pub(super) fn answer_from_line(name: &str, line: &str) -> Result<Value> {
+    let mut answer: Value = serde_json::from_str(line).map_err(|_| {
+        Error::Busy(format!(
+            "the process that serves `{name}` ended without an answer"
+        ))
+    })?;
+    let Some(why) = answer.get("error").and_then(|e| e.as_str()) else {
+        return Ok(answer["ok"].take());
+    };
+    let why = why.to_owned();
+    Err(match answer["code"].as_u64().map(|code| code as u8) {
+        Some(exit::NOT_FOUND) => Error::NotFound(why),
+        Some(exit::BUSY) => Error::Busy(why),
+        Some(exit::USAGE) => Error::Usage(why),
+        Some(exit::DATA_LOST) => Error::DataLost(why),
+        _ => Error::Failed(why),
+    })
+}
+
+/// Reports whether `name` is valid for a service, and therefore as part of a file name.
+pub fn valid_name(name: &str) -> bool {
+    let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    (1..=64).contains(&name.len())
+        && name.chars().all(good)
+        && !name.starts_with('.')
+        && !name.starts_with('-')
+}
+
+/// Refuses an invalid name for `what`.
+pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
+    if valid_name(name) {
+        Ok(())
+    } else {
+        Err(Error::Usage(format!(
+            "`{name}` is not a valid name for {what}: use at most 64 letters, digits, `.`, `_` and \
+             `-`, and do not begin with `.` or `-`; set a name with --name"
+        )))
+    }
+}
