@@ -1,7 +1,7 @@
 //! Configuration of a cache.
 
 use crate::policy::{Policy, Ufc};
-use crate::tunables::{self, Tunables};
+use crate::tunables::{self, Name, Tunables, Value};
 use crate::window;
 use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
@@ -76,7 +76,7 @@ impl Config {
     /// As [`Tunables::resolve`].
     pub fn of(tunables: &Tunables, memory: u64) -> std::result::Result<Config, tunables::Error> {
         let settings = tunables.resolve(memory)?;
-        let most = tunables::largest(tunables::Name::FilecacheMax, memory);
+        let most = tunables::largest(Name::FilecacheMax, memory);
         Ok(Config {
             min_bytes: settings.filecache_min,
             memory_bytes: memory,
@@ -84,6 +84,19 @@ impl Config {
             reserve_bytes: most,
             ..Config::new(settings.filecache_max)
         })
+    }
+
+    /// Expresses the sizes and percentages as tunables, which may be outside their bounds.
+    pub(crate) fn as_tunables(&self) -> Tunables {
+        let background = self.dirty_background_percent.into();
+        let limit = self.dirty_throttle_percent.into();
+        let sync_ms = self.sync_interval.as_millis() as u64;
+        Tunables::default()
+            .with_value(Name::FilecacheMin, Value::Bytes(self.min_bytes))
+            .with_value(Name::FilecacheMax, Value::Bytes(self.max_bytes))
+            .with_value(Name::DirtyBackground, Value::Percent(background))
+            .with_value(Name::DirtyLimit, Value::Percent(limit))
+            .with_value(Name::SyncIntervalMs, Value::Number(sync_ms))
     }
 
     /// Rejects inconsistent settings.

@@ -6,7 +6,7 @@
 use crate::device_pager::{DEVICE_FILE, DevicePager};
 use crate::open::OpenFile;
 use crate::session::Session;
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use crate::volume::{Cache, Volume};
 use block::layer::{Layer, within};
 use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};

@@ -11,7 +11,7 @@ use crate::mapped::Mapped;
 use crate::page_state::{PageLocation, PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
 use crate::stats::EvictReason;
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use block::Result;
 use std::ops::{Deref, Range};
 use std::ptr::NonNull;
@@ -364,6 +364,15 @@ impl Drop for Latch<'_> {
         } else {
             self.word().unlatch(self.snap);
         }
+    }
+}
+
+impl Vnode {
+    /// Takes a page's latch; waits for other holders, which is always short. `None`: the page is
+    /// absent or being loaded.
+    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
+        let (at, index) = self.find_exact(page)?;
+        Latch::take(self, at, index, page)
     }
 }
 

@@ -1,11 +1,4 @@
-//! A vnode that programs have mapped: its window, the pages that lie there, and the effect of
-//! mappings on its size.
-//!
-//! ```text
-//!   fault: pool or absent ──► window           source.rs
-//!   unmapped: window ──► pool                  reclaim.rs, by the background thread
-//!   memory is short: window ──► evicted        reclaim.rs, clean pages not used recently
-//! ```
+//! The pages of a file that lie in its window, for a file that programs have mapped.
 //!
 //! **Invariants.** A page is in one place, recorded in its word, and moves only under its latch. No
 //! page behind the end of the file is in the window. In the last page, bytes behind the end are
@@ -13,32 +6,20 @@
 //! so they are zeroed when the file grows over them.
 //!
 //! Mapped pages do not count against the limit of the cache, as in HP-UX; they are counted
-//! separately. Pages that are no longer mapped return to the pool.
+//! separately. Pages that are no longer mapped return to the pool (`reclaim.rs`).
 
-mod reclaim;
-mod source;
-
-pub(crate) use reclaim::ReclaimResult;
-
-use crate::frames::PAGE_BYTES;
-use crate::open::OpenFile;
-use crate::page_state::PageLocation;
-use crate::shared::VolumeShared;
-use crate::vnode::Vnode;
-use crate::window::{Access, Mapping, Window};
-use block::{Error, ErrorKind, Result};
+use crate::window::{Window, Windows};
+use block::Result;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
-
-const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Mapping state of a vnode that was mapped at least once.
 pub(crate) struct Mapped {
-    shared: Arc<VolumeShared>,
-    window: Arc<Window>,
+    pub(crate) window: Arc<Window>,
+    totals: Arc<WindowTotals>,
     /// The pages that lie in the window; changed under their latches.
     resident: Mutex<BTreeSet<u64>>,
     /// Position at which the search for pages to evict continues.
@@ -47,50 +28,39 @@ pub(crate) struct Mapped {
     growing: Mutex<()>,
 }
 
-impl OpenFile {
-    /// Maps bytes of the file, starting at a multiple of 4096, for loads or for loads and stores.
-    /// The mapping and sessions see each other's writes at once, and sessions flush stores of
-    /// programs; the range may extend behind the end of the file. See [`Mapping`] and
-    /// [`crate::window`] for the handling of errors, and of memory that is passed to system calls.
-    ///
-    /// A mapping has its own cursor for write-behind errors: [`Mapping::flush`] reports those since
-    /// this call.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`] if the system lacks, or does not
-    /// permit, the userfaultfd features that windows need; [`ErrorKind::ReadOnly`] for stores into
-    /// a read-only volume; [`ErrorKind::Invalid`] for a range that is empty or not aligned;
-    /// otherwise the system's error when it has no address space, or no mapping, left.
-    pub fn map(&self, bytes: Range<u64>, access: Access) -> Result<Mapping> {
-        let vnode = self.vnode();
-        let info = &vnode.shared().info;
-        if access == Access::Store && info.read_only {
-            let detail = "it cannot be mapped for stores";
-            return Err(Error::new(ErrorKind::ReadOnly, &info.name, detail));
-        }
-        let mapped = Mapped::of(vnode)?;
-        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
-        let home = source::MappedFile::new(vnode, pages);
-        mapped.window.map(Arc::new(home), bytes, access)
+/// Numbers of pages in all windows of a cache.
+#[derive(Default)]
+pub(crate) struct WindowTotals {
+    /// Pages that reside in windows.
+    pages: AtomicUsize,
+    /// Pages that were evicted from windows.
+    evicted: AtomicU64,
+}
+
+impl WindowTotals {
+    pub(crate) fn pages(&self) -> usize {
+        self.pages.load(Relaxed)
+    }
+
+    pub(crate) fn evicted(&self) -> u64 {
+        self.evicted.load(Relaxed)
+    }
+
+    pub(crate) fn add_evicted(&self, count: usize) {
+        self.evicted.fetch_add(count as u64, Relaxed);
     }
 }
 
 impl Mapped {
-    /// Returns the mapping state of the vnode, creating it on first use.
-    fn of(vnode: &Arc<Vnode>) -> Result<&Mapped> {
-        if let Some(mapped) = vnode.mapped() {
-            return Ok(mapped);
-        }
-        let below = vnode.shared();
-        let window = Window::new(&below.windows()?)?;
-        // Of two concurrent callers, one drops its new window, which has no page in it.
-        Ok(vnode.become_mapped(Mapped {
-            shared: Arc::clone(below),
-            window,
+    /// Creates an empty window.
+    pub(crate) fn new(windows: &Arc<Windows>, totals: &Arc<WindowTotals>) -> Result<Mapped> {
+        Ok(Mapped {
+            window: Window::new(windows)?,
+            totals: Arc::clone(totals),
             resident: Mutex::default(),
             hand: AtomicU64::new(0),
             growing: Mutex::default(),
-        }))
+        })
     }
 
     /// Returns the address of a page in the cache's own view of the window, where no fault happens.
@@ -104,7 +74,7 @@ impl Mapped {
         self.window.allocate(page..page + 1)?;
         let new = self.resident().insert(page);
         debug_assert!(new, "page {page} is in the window already");
-        self.shared.core.window_pages.fetch_add(1, Relaxed);
+        self.totals.pages.fetch_add(1, Relaxed);
         Ok(self.at(page))
     }
 
@@ -124,7 +94,7 @@ impl Mapped {
         self.window.discard(page..page + 1);
         let was = self.resident().remove(&page);
         debug_assert!(was, "page {page} is not in the window");
-        self.shared.core.window_pages.fetch_sub(1, Relaxed);
+        self.totals.pages.fetch_sub(1, Relaxed);
     }
 
     pub(crate) fn is_leased(&self, page: u64) -> bool {
@@ -141,35 +111,28 @@ impl Mapped {
         self.resident().len()
     }
 
-    /// Makes the file at least `size` bytes long. The caller holds no latch.
-    pub(crate) fn extend(&self, vnode: &Vnode, size: u64) {
-        let growing = self.growing();
-        loop {
-            let old = vnode.size();
-            if old >= size {
-                return;
-            }
-            let (page, keep) = (old / PAGE, (old % PAGE) as usize);
-            let latch = match keep {
-                0 => None,
-                _ => vnode.latch(page),
-            };
-            // A writer to the last page extends the file under that page's latch.
-            if vnode.size() != old {
-                continue;
-            }
-            let latch = latch.map(|mut latch| {
-                if latch.home() == PageLocation::Window {
-                    latch.zero(keep..PAGE_BYTES);
-                }
-                latch
-            });
-            vnode.raise(size);
-            drop(latch);
-            break;
+    /// Selects the next pages of the window after the last search, wrapping around at the end.
+    pub(crate) fn next_batch(&self, count: usize) -> Vec<u64> {
+        let resident = self.resident();
+        let hand = self.hand.load(Relaxed);
+        let (after, before) = (resident.range(hand..), resident.range(..hand));
+        let batch: Vec<u64> = after.chain(before).copied().take(count).collect();
+        drop(resident);
+        self.hand
+            .store(batch.last().map_or(0, |page| page + 1), Relaxed);
+        batch
+    }
+
+    /// Selects up to `count` pages of the window that are neither mapped nor leased.
+    pub(crate) fn unwanted(&self, count: usize) -> Vec<u64> {
+        let wanted = self.window.wanted();
+        let resident = self.resident();
+        let mut found = Vec::new();
+        for gap in gaps(&wanted) {
+            let room = count - found.len();
+            found.extend(resident.range(gap).copied().take(room));
         }
-        drop(growing);
-        self.window.unpoison();
+        found
     }
 
     /// Un-poisons pages that now lie within the file, so that the next access faults again.
@@ -179,11 +142,46 @@ impl Mapped {
         self.window.unpoison();
     }
 
-    fn growing(&self) -> MutexGuard<'_, ()> {
+    /// Excludes growth of the file, and decisions that a page lies behind its end.
+    pub(crate) fn growing(&self) -> MutexGuard<'_, ()> {
         self.growing.lock().expect("no panic under this lock")
     }
 
     fn resident(&self) -> MutexGuard<'_, BTreeSet<u64>> {
         self.resident.lock().expect("no panic under this lock")
+    }
+}
+
+/// Computes the gaps between ranges that are sorted by their start.
+fn gaps(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut gaps = Vec::with_capacity(ranges.len() + 1);
+    let mut at = 0;
+    for range in ranges {
+        if at < range.start {
+            gaps.push(at..range.start);
+        }
+        at = at.max(range.end);
+    }
+    gaps.push(at..u64::MAX);
+    gaps
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_what_no_range_covers() {
+        let check = |ranges: &[Range<u64>], expected: &[(u64, u64)]| {
+            let found: Vec<_> = gaps(ranges)
+                .iter()
+                .map(|gap| (gap.start, gap.end))
+                .collect();
+            assert_eq!(found, expected);
+        };
+        check(&[], &[(0, u64::MAX)]);
+        check(&[0..7, 7..9], &[(9, u64::MAX)]);
+        let ranges = [3..10, 4..5, 8..12, 20..21];
+        check(&ranges, &[(0, 3), (12, 20), (21, u64::MAX)]);
     }
 }

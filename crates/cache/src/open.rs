@@ -4,18 +4,17 @@
 //! another open file writes to, except for the first three use marks in a page's word.
 
 use crate::copy;
-use crate::errors::ErrorCursor;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{PageRef, pause};
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::page_state::{PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
-use crate::stats::{Counters, add};
+use crate::stats::add;
 use crate::stream::{Access, Limits, ReadAhead, Streams};
-use crate::vnode::Vnode;
+use crate::tree::{OpenState, Vnode};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Load unit of a file with large pages.
 const CLUSTER_BYTES: u64 = 64 << 10;
@@ -28,15 +27,6 @@ pub struct OpenFile {
     streams: Streams,
     /// First byte of the last access, and the byte after its end.
     before: (u64, u64),
-}
-
-/// State that requests in flight share with the open file that issued them.
-pub(crate) struct OpenState {
-    pub(crate) vnode: Arc<Vnode>,
-    pub(crate) counters: Counters,
-    pub(crate) cursor: ErrorCursor,
-    /// Read-ahead requests that have not been started.
-    pub(crate) asked: AtomicU32,
 }
 
 /// Queued read-ahead requests per open file; with more, the background thread is not keeping up.
@@ -317,26 +307,6 @@ fn most_ahead(vnode: &Vnode) -> u64 {
 
 /// A read-ahead window takes at most 1/`POOL_SHARE` of the cache's frames.
 const POOL_SHARE: u64 = 16;
-
-impl OpenState {
-    /// Creates the state of a new open file and registers it with the vnode.
-    pub(crate) fn new(vnode: Arc<Vnode>) -> Arc<OpenState> {
-        let state = Arc::new(OpenState {
-            counters: Counters::default(),
-            cursor: vnode.errors.cursor(),
-            asked: AtomicU32::new(0),
-            vnode,
-        });
-        state.vnode.add_opener(&state);
-        state
-    }
-}
-
-impl Drop for OpenState {
-    fn drop(&mut self) {
-        self.vnode.gone.fold(self.counters.get());
-    }
-}
 
 impl Last {
     /// Looks up the probable leaf and index of a page; the caller verifies the leaf's tag.

@@ -7,7 +7,7 @@ use crate::attributes::FlushBehind;
 use crate::config::Config;
 use crate::frames::{EvictionBatch, PAGE_BYTES, Pool};
 use crate::policy::SeqLimits;
-use crate::tunables::{Error, ErrorKind, Settings, Tunables};
+use crate::tunables::{Error, ErrorKind, Name, Settings, Tunables, Value};
 use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicU8, AtomicU64, AtomicUsize,
@@ -40,7 +40,7 @@ impl RuntimeSettings {
     pub(crate) fn new(config: &Config) -> RuntimeSettings {
         let memory = config.memory_bytes;
         let given = config.tunables.clone();
-        let given = given.unwrap_or_else(|| Tunables::of(config));
+        let given = given.unwrap_or_else(|| config.as_tunables());
         let settings = given.effective(config.min_bytes, config.max_bytes, memory);
         RuntimeSettings {
             given: Mutex::new((given, settings)),
@@ -92,7 +92,10 @@ impl RuntimeSettings {
     pub(crate) fn set_max(&self, bytes: u64, pool: &Pool, emptied: &mut EvictionBatch) {
         let mut given = self.given.lock().expect("no panic under this lock");
         let bytes = bytes.min(self.reserve);
-        let tunables = given.0.with_max(bytes);
+        let tunables = given
+            .0
+            .clone()
+            .with_value(Name::FilecacheMax, Value::Bytes(bytes));
         let min = given.1.filecache_min.min(bytes);
         let settings = tunables.effective(min, bytes, self.memory);
         *given = (tunables, settings);

@@ -28,18 +28,15 @@ mod sync;
 mod truncate;
 mod write;
 
-pub(crate) use direct::drop_all_pages;
-
 use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
 use crate::pager::{FileId, PagerQueue};
 use crate::policy::{Entry, FrameNo};
-use crate::shared::VolumeShared;
+use crate::tree::VolumeShared;
 use crate::wait::Waker;
 use block::{Bufs, Completion, Error, Op, Request, Result, Wait};
 use io::Io;
 use job::{Job, Target, Work};
-use load::drop_behind;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;
@@ -162,7 +159,7 @@ impl Session {
                 entry = open.accessed(offset, len, hit);
                 if done == len {
                     if open.vnode().drops_behind() {
-                        drop_behind(open.vnode(), offset, len);
+                        open.vnode().drop_behind(offset, len);
                     }
                     let result = Ok(());
                     self.ready.push_back(Completion { tag, op, result });
@@ -427,7 +424,7 @@ impl Session {
     fn finish(&mut self, id: usize) {
         let job = self.jobs.remove(id).expect("a job ends once");
         if job.tag.is_some() && matches!(job.work, Work::Read(_)) && job.open.vnode.drops_behind() {
-            drop_behind(&job.open.vnode, job.offset, job.len);
+            job.open.vnode.drop_behind(job.offset, job.len);
         }
         let result = job.result();
         match (job.tag, job.target) {

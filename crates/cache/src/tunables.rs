@@ -130,27 +130,14 @@ impl Default for Tunables {
 }
 
 impl Tunables {
-    /// Creates the settings of a cache configured directly in bytes and percentages, which may be
-    /// below the bounds of the table.
-    pub(crate) fn of(config: &crate::Config) -> Tunables {
-        let mut given = Tunables::default();
-        let mut set = |name: Name, value| given.0[name as usize] = value;
-        set(Name::FilecacheMin, Value::Bytes(round(config.min_bytes)));
-        set(Name::FilecacheMax, Value::Bytes(round(config.max_bytes)));
-        let background = config.dirty_background_percent.into();
-        set(Name::DirtyBackground, Value::Percent(background));
-        let limit = config.dirty_throttle_percent.into();
-        set(Name::DirtyLimit, Value::Percent(limit));
-        let sync_ms = config.sync_interval.as_millis() as u64;
-        set(Name::SyncIntervalMs, Value::Number(sync_ms));
-        given
-    }
-
-    /// Returns these settings with another `filecache_max`.
-    pub(crate) fn with_max(&self, bytes: u64) -> Tunables {
-        let mut given = self.clone();
-        given.0[Name::FilecacheMax as usize] = Value::Bytes(round(bytes));
-        given
+    /// Returns these settings with another value, which may be outside the bounds of the table.
+    /// Bytes are rounded down to whole pages.
+    pub(crate) fn with_value(mut self, name: Name, value: Value) -> Tunables {
+        self.0[name as usize] = match value {
+            Value::Bytes(bytes) => Value::Bytes(round(bytes)),
+            other => other,
+        };
+        self
     }
 
     /// Resolves the settings for known `filecache_min` and `filecache_max` in bytes.

@@ -1,7 +1,7 @@
 //! A cache, and the volumes in it.
 
 use crate::attributes::Attributes;
-use crate::background::{self, BackgroundQueue};
+use crate::background;
 use crate::config::Config;
 use crate::frames::{EvictionBatch, PAGE_BYTES};
 use crate::leaf::FILE_BYTES_MAX;
@@ -9,11 +9,11 @@ use crate::mapped::Mapped;
 use crate::memory::Backing;
 use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
-use crate::session::{Session, drop_all_pages};
-use crate::shared::{CacheShared, VolumeShared};
+use crate::reclaim::evict_mapped;
+use crate::session::Session;
 use crate::stats::{CacheStats, EvictReason, FileStats};
+use crate::tree::{BackgroundQueue, CacheShared, Vnode, VolumeShared};
 use crate::tunables::{self, Settings, Tunables};
-use crate::vnode::Vnode;
 use block::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -144,13 +144,13 @@ impl Cache {
         let core = &self.core;
         let bytes = bytes.max(core.settings.min_bytes.load(Relaxed));
         let wanted = bytes as usize / PAGE_BYTES;
-        let left = || core.pool.used() + core.window_pages.load(Relaxed);
-        let mapped = core.window_pages.load(Relaxed);
+        let left = || core.pool.used() + core.windows.pages();
+        let mapped = core.windows.pages();
         let for_pool = wanted.saturating_sub(mapped);
         core.pool
             .shrink_to(for_pool, EvictReason::Pressure, &mut emptied);
         core.give_up_leaves(emptied);
-        core.evict_mapped(left().saturating_sub(wanted));
+        evict_mapped(core, left().saturating_sub(wanted));
         background::trim(core);
         if left() > wanted {
             core.request_clean();
@@ -166,13 +166,13 @@ impl Cache {
         CacheStats {
             counts,
             evicted: counts.evicted(),
-            mapped_evicted: self.core.window_evicted.load(Relaxed),
+            mapped_evicted: self.core.windows.evicted(),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
             max_bytes: (pool.limit() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
             index_bytes: self.core.slab.bytes() as u64,
             metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
-            mapped_bytes: (self.core.window_pages.load(Relaxed) * PAGE_BYTES) as u64,
+            mapped_bytes: (self.core.windows.pages() * PAGE_BYTES) as u64,
             dirty_bytes: (self.core.dirty_pages() * PAGE_BYTES) as u64,
             oldest_dirty_ms: self.core.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
             backing: pool.memory().backing(),
@@ -249,7 +249,8 @@ impl Volume {
         let vnode = self
             .shared
             .core
-            .register(|number| Vnode::new(number, file, size, metadata, below));
+            .vnodes
+            .add(|number| Vnode::new(number, file, size, metadata, below));
         vnodes.by_file.insert(file, Arc::clone(&vnode));
         vnode
     }
@@ -279,7 +280,7 @@ impl Volume {
         drop(vnodes);
         if let Some(vnode) = vnode {
             vnode.mark_dead(closed);
-            drop_all_pages(&vnode);
+            vnode.drop_all_dead();
         }
     }
 
@@ -321,8 +322,11 @@ impl Volume {
     pub fn write_out(&self) -> Result<()> {
         let mut session = self.session()?;
         let core = &self.shared.core;
-        let numbers = self.shared.background.dirty_vnodes();
-        let dirty: Vec<Arc<Vnode>> = numbers.into_iter().filter_map(|n| core.vnode(n)).collect();
+        let numbers = self.shared.background.dirty.numbers();
+        let dirty: Vec<Arc<Vnode>> = numbers
+            .into_iter()
+            .filter_map(|n| core.vnodes.get(n))
+            .collect();
         session.store_many(&dirty)?;
         let wait = |vnode| session.write_out(&mut self.open(vnode), 0..FILE_BYTES_MAX);
         first_error(dirty.iter().map(wait))

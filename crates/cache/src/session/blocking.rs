@@ -2,13 +2,13 @@
 
 use super::direct::DirectIo;
 use super::job::{Job, Pages, Target, Work};
-use super::load::drop_behind;
 use super::sync::SyncWork;
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
-use crate::open::{OpenFile, OpenState, Pinned, pages_of};
+use crate::open::{OpenFile, Pinned, pages_of};
 use crate::policy::Entry;
+use crate::tree::OpenState;
 use crate::window;
 use block::layer::{Layer, within};
 use block::{Bufs, Error, ErrorKind, Op, Result};
@@ -43,7 +43,7 @@ impl Session {
                 self.run(Job { entry, ..job })?;
             }
             if open.vnode().drops_behind() {
-                drop_behind(open.vnode(), offset, len as u64);
+                open.vnode().drop_behind(offset, len as u64);
             }
             // If the file was truncated during the read, the copied bytes may be zeros of the
             // truncation.

@@ -9,10 +9,10 @@ use super::io::Io;
 use super::job::{Job, Target};
 use super::sync::{SyncWork, mask_of};
 use crate::frames::ones;
-use crate::latch::{Latch, pause};
+use crate::latch::pause;
 use crate::leaf::LEAF_PAGES;
 use crate::stats::{EvictReason, add};
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use block::{Error, ErrorKind, Op};
 use std::ops::Range;
 use std::sync::Arc;
@@ -210,21 +210,6 @@ impl Session {
                 EvictReason::Dropped
             });
             return Dropped::All;
-        }
-    }
-}
-
-/// Drops all pages of a removed file, dirty or not; those under write-back are dropped when it
-/// ends.
-pub(crate) fn drop_all_pages(vnode: &Vnode) {
-    for (number, at) in vnode.index().range(0..=u64::MAX) {
-        for index in 0..LEAF_PAGES as u32 {
-            let page = number * LEAF_PAGES + u64::from(index);
-            if let Some(latch) = Latch::take(vnode, at, index, page)
-                && !latch.is_in_writeback()
-            {
-                latch.drop_page(vnode.drop_reason());
-            }
         }
     }
 }

@@ -6,11 +6,10 @@ use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::leaf::LEAF_PAGES;
-use crate::open::OpenState;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
-use crate::stats::{EvictReason, add};
-use crate::vnode::Vnode;
+use crate::stats::add;
+use crate::tree::{OpenState, Vnode};
 use block::{Error, ErrorKind, Op, Result};
 use std::sync::Arc;
 
@@ -198,7 +197,7 @@ impl Session {
             self.wake_loads(word);
         }
         if vnode.is_dead() {
-            drop_dead(vnode, page..page + 1);
+            vnode.drop_dead(page..page + 1);
         }
     }
 
@@ -255,7 +254,7 @@ impl Session {
         }
         let range = load.first..load.first + load.pages.len() as u64;
         if vnode.is_dead() {
-            drop_dead(vnode, range);
+            vnode.drop_dead(range);
         }
         if let (Some(id), Some(job)) = (load.job, job) {
             add(&load.open.counters.misses, load.pages.len() as u64);
@@ -328,36 +327,6 @@ fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
             true
         }
         _ => false,
-    }
-}
-
-/// Drops pages of a removed file, dirty or not, unless they are under write-back.
-fn drop_dead(vnode: &Vnode, pages: std::ops::Range<u64>) {
-    for page in pages {
-        if let Some(latch) = vnode.latch(page)
-            && !latch.is_in_writeback()
-        {
-            latch.drop_page(vnode.drop_reason());
-        }
-    }
-}
-
-/// Drops the clean pages that a reader has passed, for a file that is not to be cached. The page in
-/// which the read ended stays, because the next one continues there.
-pub(super) fn drop_behind(vnode: &Vnode, offset: u64, len: u64) {
-    let end = offset + len;
-    let past = if end >= vnode.size() {
-        end.div_ceil(PAGE)
-    } else {
-        end / PAGE
-    };
-    for page in offset / PAGE..past {
-        if let Some(latch) = vnode.latch(page)
-            && !latch.is_dirty()
-            && !latch.is_in_writeback()
-        {
-            latch.drop_page(EvictReason::Behind);
-        }
     }
 }
 

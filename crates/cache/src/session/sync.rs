@@ -12,7 +12,7 @@ use crate::frames::ones;
 use crate::leaf::{LEAF_PAGES, LeafAt};
 use crate::policy::FrameNo;
 use crate::stats::EvictReason;
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use block::{Error, Op, Result, Wait};
 use std::ops::Range;
 use std::sync::Arc;

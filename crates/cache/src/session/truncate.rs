@@ -12,7 +12,7 @@ use super::{PAGE, Session};
 use crate::copy;
 use crate::latch::pause;
 use crate::policy::Entry;
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::frames::PAGE_BYTES;
 use crate::latch::{Latch, pause};
 use crate::leaf::FILE_BYTES_MAX;
 use crate::stats::add;
-use crate::vnode::Vnode;
+use crate::tree::Vnode;
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 

@@ -1,24 +1,23 @@
-//! State shared by all volumes of a cache, and state shared by the vnodes of one volume.
+//! State shared by all volumes of a cache.
 
-use crate::background::BackgroundQueue;
+use super::vnode_table::VnodeTable;
+use super::volume_shared::VolumeShared;
 use crate::config::Config;
 use crate::frames::{EvictionBatch, PAGE_BYTES, Pool};
-use crate::leaf::{Slab, VNODES_MAX};
-use crate::pager::{Pager, PagerInfo};
+use crate::leaf::Slab;
+use crate::mapped::WindowTotals;
 use crate::policy::FrameNo;
 use crate::runtime_settings::RuntimeSettings;
 use crate::stats::{Counters, Counts};
-use crate::vnode::Vnode;
 use crate::wait::WaitTable;
-use crate::window::{self, Windows};
+use crate::window;
+use block::Result;
 use block::topology::Topology;
-use block::{Error, Result};
-use std::collections::HashMap;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Relaxed},
 };
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// State of one cache.
@@ -33,18 +32,15 @@ pub(crate) struct CacheShared {
     pub(crate) settings: RuntimeSettings,
     /// Pages that are dirty or under write-back.
     dirty_pages: AtomicUsize,
-    /// All vnodes by number, to find the one whose leaf became empty.
-    vnodes: RwLock<HashMap<u64, Weak<Vnode>>>,
+    /// All vnodes, among others to find the one whose leaf became empty.
+    pub(crate) vnodes: VnodeTable,
     volumes: Mutex<Vec<Weak<VolumeShared>>>,
-    next_vnode: AtomicU64,
     started: Instant,
     /// Counters accumulated from vnodes that have been dropped.
     pub(crate) gone: Counters,
     /// Upper bound of the number of unused read-ahead pages.
     ahead: AtomicU64,
-    /// Pages that reside in windows.
-    pub(crate) window_pages: AtomicUsize,
-    pub(crate) window_evicted: AtomicU64,
+    pub(crate) windows: Arc<WindowTotals>,
 }
 
 /// Settings that are fixed when the cache is created.
@@ -79,14 +75,12 @@ impl CacheShared {
             loads: WaitTable::default(),
             limits,
             dirty_pages: AtomicUsize::new(0),
-            vnodes: RwLock::default(),
+            vnodes: VnodeTable::default(),
             volumes: Mutex::default(),
-            next_vnode: AtomicU64::new(1),
             started: Instant::now(),
             gone: Counters::default(),
             ahead: AtomicU64::new(0),
-            window_pages: AtomicUsize::new(0),
-            window_evicted: AtomicU64::new(0),
+            windows: Arc::default(),
         })
     }
 
@@ -115,9 +109,7 @@ impl CacheShared {
     /// Finds when the oldest dirty page of the cache became dirty, in milliseconds of the cache's
     /// clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
-        let vnodes = self.vnodes.read().expect("no panic under this lock");
-        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
-        drop(vnodes);
+        let live = self.vnodes.live();
         let dirty = live.iter().filter(|vnode| vnode.dirty_pages() > 0);
         dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
     }
@@ -170,68 +162,24 @@ impl CacheShared {
         self.for_volumes(|below| below.background.clean());
     }
 
-    /// Evicts up to `want` clean pages from windows and returns how many were evicted.
-    pub(crate) fn evict_mapped(&self, want: usize) -> usize {
-        let vnodes = self.vnodes.read().expect("no panic under this lock");
-        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
-        drop(vnodes);
-        let mut gone = 0;
-        for vnode in live {
-            if let Some(mapped) = vnode.mapped()
-                && gone < want
-            {
-                gone += mapped.evict(&vnode, want - gone);
-            }
-        }
-        gone
-    }
-
     /// Releases leaves that became empty and adds the evicted pages to the counters.
     pub(crate) fn give_up_leaves(&self, emptied: EvictionBatch) {
         for (vnode, number) in emptied.leaves {
-            if let Some(vnode) = self.vnode(vnode) {
+            if let Some(vnode) = self.vnodes.get(vnode) {
                 vnode.index().release_if_idle(number);
             }
         }
         for left in emptied.pages {
-            let vnode = self.vnode(left.vnode);
+            let vnode = self.vnodes.get(left.vnode);
             let counters = vnode.as_ref().map_or(&self.gone, |vnode| &vnode.gone);
             counters.left(left.reason, left.count, left.wasted);
         }
     }
 
-    /// Looks up the vnode of this number, if it is alive.
-    pub(crate) fn vnode(&self, number: u64) -> Option<Arc<Vnode>> {
-        let vnodes = self.vnodes.read().expect("no panic under this lock");
-        vnodes.get(&number).and_then(Weak::upgrade)
-    }
-
-    /// Creates a vnode with an unused number and registers it.
-    pub(crate) fn register(&self, make: impl FnOnce(u64) -> Vnode) -> Arc<Vnode> {
-        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
-        // Numbers wrap around at 2^28; those in use are skipped.
-        let number = loop {
-            let number = self.next_vnode.fetch_add(1, Relaxed) % VNODES_MAX;
-            if number != 0 && !vnodes.contains_key(&number) {
-                break number;
-            }
-        };
-        let vnode = Arc::new(make(number));
-        vnodes.insert(number, Arc::downgrade(&vnode));
-        vnode
-    }
-
-    pub(crate) fn unregister(&self, number: u64) {
-        let mut vnodes = self.vnodes.write().expect("no panic under this lock");
-        vnodes.remove(&number);
-    }
-
     /// Sums the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
-        let vnodes = self.vnodes.read().expect("no panic under this lock");
-        let live: Vec<Arc<Vnode>> = vnodes.values().filter_map(Weak::upgrade).collect();
-        drop(vnodes);
         let mut counts = self.gone.get();
+        let live = self.vnodes.live();
         live.iter().for_each(|vnode| counts += vnode.counts());
         counts
     }
@@ -297,94 +245,3 @@ const THROTTLE_SECONDS_MAX: f64 = 0.2;
 
 /// Unused read-ahead may take up to 1/`AHEAD_SHARE` of the cache.
 const AHEAD_SHARE: u64 = 8;
-
-/// The pager of one volume, with the state that its vnodes share.
-pub(crate) struct VolumeShared {
-    pub(crate) core: Arc<CacheShared>,
-    pub(crate) pager: Arc<dyn Pager>,
-    pub(crate) info: PagerInfo,
-    /// Jobs for the background thread.
-    pub(crate) background: BackgroundQueue,
-    /// The error of the last write-behind, while none has succeeded since.
-    failing: Mutex<Option<Error>>,
-    /// The error of the last write-behind that failed, and its time in milliseconds of the cache's
-    /// clock.
-    failed: Mutex<Option<(Error, u64)>>,
-    /// Measured write speed of the device, in pages per second.
-    speed: AtomicU64,
-    /// Fault handlers of mappings, while a vnode has a window.
-    windows: Mutex<Weak<Windows>>,
-}
-
-impl VolumeShared {
-    pub(crate) fn new(
-        core: Arc<CacheShared>,
-        pager: Arc<dyn Pager>,
-        errands: BackgroundQueue,
-    ) -> VolumeShared {
-        VolumeShared {
-            core,
-            info: pager.info().clone(),
-            pager,
-            background: errands,
-            failing: Mutex::default(),
-            failed: Mutex::default(),
-            speed: AtomicU64::new(SPEED_AT_FIRST),
-            windows: Mutex::default(),
-        }
-    }
-
-    /// Returns the fault handlers for mappings of this volume, starting them if necessary. Their
-    /// threads have sessions of the volume, so the vnodes with windows own them, not the volume.
-    pub(crate) fn windows(&self) -> Result<Arc<Windows>> {
-        let mut windows = self.windows.lock().expect("no panic under this lock");
-        if let Some(windows) = windows.upgrade() {
-            return Ok(windows);
-        }
-        let started = Windows::start(&self.core.limits.windows)?;
-        *windows = Arc::downgrade(&started);
-        Ok(started)
-    }
-
-    /// Computes the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
-    /// size, limited by the longest transfer.
-    pub(crate) fn cluster_pages(&self) -> usize {
-        const CLUSTER_MAX: usize = 1 << 20;
-        let best = (self.info.optimal_io_size as usize).max(CLUSTER_MAX);
-        (best.min(self.info.max_transfer as usize) / PAGE_BYTES).max(1)
-    }
-
-    /// Returns the error of the last write-behind, if none has succeeded since.
-    pub(crate) fn failing(&self) -> Option<Error> {
-        let failing = self.failing.lock().expect("no panic under this lock");
-        failing.clone()
-    }
-
-    /// Returns the last write-behind error and its time in milliseconds of the cache's clock.
-    pub(crate) fn failed(&self) -> Option<(Error, u64)> {
-        let failed = self.failed.lock().expect("no panic under this lock");
-        failed.clone()
-    }
-
-    pub(crate) fn set_failing(&self, error: Option<Error>) {
-        if let Some(error) = &error {
-            let failed = Some((error.clone(), self.core.now_ms()));
-            *self.failed.lock().expect("no panic under this lock") = failed;
-        }
-        *self.failing.lock().expect("no panic under this lock") = error;
-    }
-
-    fn pages_per_second(&self) -> f64 {
-        self.speed.load(Relaxed) as f64
-    }
-
-    /// Records that the device wrote `pages` pages in `time`; keeps a moving average.
-    pub(crate) fn record_write_speed(&self, pages: usize, time: Duration) {
-        let now = pages as f64 / time.as_secs_f64().max(1e-6);
-        let mixed = self.pages_per_second() * 0.9 + now * 0.1;
-        self.speed.store(mixed.max(1.0) as u64, Relaxed);
-    }
-}
-
-/// Assumed write speed in pages per second before any measurement: 100 MiB/s.
-const SPEED_AT_FIRST: u64 = 25_600;

@@ -4,20 +4,18 @@
 //! under write-back is reachable through the dirty set of leaves, so the cost of a flush is
 //! proportional to the data to write.
 
+use super::open_state::OpenState;
+use super::volume_shared::VolumeShared;
 use crate::attributes::{Attributes, FlushBehind};
 use crate::errors::ErrorSequence;
 use crate::flushes::Flushes;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::latch::Latch;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
 use crate::mapped::Mapped;
-use crate::open::OpenState;
-use crate::page_state::PageLocation;
 use crate::pager::FileId;
-use crate::policy::{Entry, FrameNo};
+use crate::policy::Entry;
 use crate::ranges::Ranges;
-use crate::shared::VolumeShared;
 use crate::stats::{Counters, Counts, EvictReason, FileStats};
 use crate::wait::WaitList;
 use block::Error;
@@ -142,20 +140,6 @@ impl Vnode {
     #[inline]
     pub fn size(&self) -> u64 {
         self.size.load(Acquire)
-    }
-
-    /// Makes the file at least `size` bytes long, up to 14 PiB; the added range reads as zeros.
-    pub fn extend(&self, size: u64) {
-        let size = size.min(FILE_BYTES_MAX);
-        if self.size() >= size {
-            return;
-        }
-        if let Some(mapped) = self.mapped() {
-            return mapped.extend(self, size);
-        }
-        self.raise(size);
-        fence(SeqCst);
-        self.unpoison();
     }
 
     /// Raises the size without any other effect.
@@ -352,13 +336,6 @@ impl Vnode {
         )
     }
 
-    /// Takes a page's latch; waits for other holders, which is always short. `None`: the page is
-    /// absent or being loaded.
-    pub(crate) fn latch(&self, page: u64) -> Option<Latch<'_>> {
-        let (at, index) = self.find_exact(page)?;
-        Latch::take(self, at, index, page)
-    }
-
     /// Records that a page became dirty. The caller holds its latch or is loading it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
         let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
@@ -366,7 +343,7 @@ impl Vnode {
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
             if self.dirty_pages.fetch_add(1, Relaxed) == 0 {
-                self.shared.background.dirty_vnode(self.number, now);
+                self.shared.background.dirty.insert(self.number, now);
             }
             self.shared.core.add_dirty(&self.shared);
         }
@@ -472,31 +449,10 @@ impl Vnode {
         news
     }
 
-    /// Moves the page at `at`, `index` from one frame to another. Returns whether it moved.
-    pub(crate) fn relocate(&self, at: LeafAt, index: u32, from: FrameNo, to: FrameNo) -> bool {
-        let page = self.index.leaf(at).key(index).page;
-        let Some(mut latch) = Latch::take(self, at, index, page) else {
-            return false;
-        };
-        latch.home() == PageLocation::Frame(from.0) && !latch.is_held() && {
-            latch.move_to(to, true);
-            true
-        }
-    }
-}
-
-impl Drop for Vnode {
-    fn drop(&mut self) {
-        // No reference to the vnode is left, so the remaining pages are clean or to be discarded.
-        for (number, at) in self.index.range(0..=u64::MAX) {
-            for index in 0..LEAF_PAGES as u32 {
-                let page = number * LEAF_PAGES + u64::from(index);
-                if let Some(latch) = Latch::take(self, at, index, page) {
-                    latch.drop_page(self.drop_reason());
-                }
-            }
-        }
-        self.shared.core.gone.fold(self.gone.get());
-        self.shared.core.unregister(self.number);
+    /// Removes the vnode from the cache that counts its pages; the vnode has none left.
+    pub(crate) fn unregister(&self) {
+        let core = &self.shared.core;
+        core.gone.fold(self.gone.get());
+        core.vnodes.remove(self.number);
     }
 }

@@ -1,24 +1,66 @@
-//! Handling of a fault in a mapping: the page is loaded, moved into the window, and mapped, under
-//! its latch.
+//! Mapping a file, and handling a fault in a mapping: the page is loaded, moved into the window, and
+//! mapped, under its latch.
 
-use super::PAGE;
+use crate::frames::PAGE_BYTES;
 use crate::leaf::LEAF_PAGES;
-use crate::open::{OpenFile, OpenState};
+use crate::mapped::Mapped;
+use crate::open::OpenFile;
 use crate::session::Session;
-use crate::vnode::Vnode;
-use crate::window::{Access, FaultOutcome, Keep, PageSource};
+use crate::tree::{OpenState, Vnode};
+use crate::window::{Access, FaultOutcome, Keep, Mapping, PageSource};
 use block::{Error, ErrorKind, Result};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+const PAGE: u64 = PAGE_BYTES as u64;
 
 /// Pages that are loaded and mapped together: 64 KiB, aligned to that size.
 const CLUSTER: u64 = 16;
 
 type Then<'a> = dyn FnMut(Range<u64>, FaultOutcome) + 'a;
 
+impl OpenFile {
+    /// Maps bytes of the file, starting at a multiple of 4096, for loads or for loads and stores.
+    /// The mapping and sessions see each other's writes at once, and sessions flush stores of
+    /// programs; the range may extend behind the end of the file. See [`Mapping`] and
+    /// [`crate::window`] for the handling of errors, and of memory that is passed to system calls.
+    ///
+    /// A mapping has its own cursor for write-behind errors: [`Mapping::flush`] reports those since
+    /// this call.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] or [`ErrorKind::Permission`] if the system lacks, or does not
+    /// permit, the userfaultfd features that windows need; [`ErrorKind::ReadOnly`] for stores into
+    /// a read-only volume; [`ErrorKind::Invalid`] for a range that is empty or not aligned;
+    /// otherwise the system's error when it has no address space, or no mapping, left.
+    pub fn map(&self, bytes: Range<u64>, access: Access) -> Result<Mapping> {
+        let vnode = self.vnode();
+        let info = &vnode.shared().info;
+        if access == Access::Store && info.read_only {
+            let detail = "it cannot be mapped for stores";
+            return Err(Error::new(ErrorKind::ReadOnly, &info.name, detail));
+        }
+        let mapped = mapping_state(vnode)?;
+        let pages = bytes.start / PAGE..bytes.end.div_ceil(PAGE);
+        let home = MappedFile::new(vnode, pages);
+        mapped.window.map(Arc::new(home), bytes, access)
+    }
+}
+
+/// Returns the mapping state of the vnode, creating it on first use.
+fn mapping_state(vnode: &Arc<Vnode>) -> Result<&Mapped> {
+    if let Some(mapped) = vnode.mapped() {
+        return Ok(mapped);
+    }
+    let shared = vnode.shared();
+    // Of two concurrent callers, one drops its new window, which has no page in it.
+    let mapped = Mapped::new(&shared.windows()?, &shared.core.windows)?;
+    Ok(vnode.become_mapped(mapped))
+}
+
 /// A file as the home of one mapping.
-pub(super) struct MappedFile {
+struct MappedFile {
     /// The mapping's own open file, which reports errors.
     open: Arc<OpenState>,
     /// The mapped range.
@@ -28,9 +70,9 @@ pub(super) struct MappedFile {
 }
 
 impl MappedFile {
-    pub(super) fn new(vnode: &Arc<Vnode>, pages: Range<u64>) -> MappedFile {
+    fn new(vnode: &Arc<Vnode>, pages: Range<u64>) -> MappedFile {
         MappedFile {
-            open: OpenFile::new(Arc::clone(vnode)).state,
+            open: OpenState::new(Arc::clone(vnode)),
             pages,
             ended: AtomicBool::new(false),
         }

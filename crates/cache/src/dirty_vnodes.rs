@@ -1,0 +1,86 @@
+//! The vnodes of a volume with dirty pages, ordered so that those that are due are found without
+//! scanning the others.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard};
+
+/// Numbers of vnodes that have, or had, dirty pages. Times are milliseconds of the cache's clock.
+#[derive(Default)]
+pub(crate) struct DirtyVnodes(Mutex<State>);
+
+/// The time of a vnode is when the oldest of its pages became dirty, or earlier.
+#[derive(Default)]
+struct State {
+    by_age: BTreeSet<(u64, u64)>,
+    since: HashMap<u64, u64>,
+}
+
+impl State {
+    fn insert(&mut self, number: u64, since: u64) {
+        if let Entry::Vacant(place) = self.since.entry(number) {
+            place.insert(since);
+            self.by_age.insert((since, number));
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(since) = self.since.remove(&number) {
+            self.by_age.remove(&(since, number));
+        }
+    }
+}
+
+impl DirtyVnodes {
+    /// Records that a vnode has dirty pages since this time, unless it is recorded already.
+    pub(crate) fn insert(&self, number: u64, since: u64) {
+        self.lock().insert(number, since);
+    }
+
+    pub(crate) fn remove(&self, number: u64) {
+        self.lock().remove(number);
+    }
+
+    /// Sets the time of a vnode's oldest dirty page.
+    pub(crate) fn set_since(&self, number: u64, since: u64) {
+        let mut state = self.lock();
+        state.remove(number);
+        state.insert(number, since);
+    }
+
+    /// Finds the oldest dirty vnode not before `from`: the time it became dirty, and its number.
+    pub(crate) fn oldest(&self, from: (u64, u64)) -> Option<(u64, u64)> {
+        self.lock().by_age.range(from..).next().copied()
+    }
+
+    /// Collects the vnodes in ascending order.
+    pub(crate) fn numbers(&self) -> Vec<u64> {
+        let mut numbers: Vec<u64> = self.lock().since.keys().copied().collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no panic under this lock")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_vnode_comes_first_and_keeps_its_time_until_it_is_set() {
+        let dirty = DirtyVnodes::default();
+        dirty.insert(7, 20);
+        dirty.insert(3, 30);
+        dirty.insert(7, 40);
+        assert_eq!(dirty.oldest((0, 0)), Some((20, 7)));
+        assert_eq!(dirty.oldest((20, 8)), Some((30, 3)));
+        dirty.set_since(7, 40);
+        assert_eq!(dirty.oldest((0, 0)), Some((30, 3)));
+        assert_eq!(dirty.numbers(), [3, 7]);
+        dirty.remove(3);
+        assert_eq!(dirty.oldest((0, 0)), Some((40, 7)));
+    }
+}
