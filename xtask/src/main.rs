@@ -11,6 +11,7 @@
 
 mod fuzz;
 mod layers;
+mod modules;
 mod setup;
 mod suite;
 mod tidy;
