@@ -97,9 +97,9 @@ fn wait_for(pid: i32, mut read: File) -> u8 {
     let mut said = Vec::new();
     let _ = read.read_to_end(&mut said);
     if let [b'+', text @ ..] = said.as_slice() {
-        crate::output::changed();
+        cli::output::changed();
         let mut out = std::io::stdout().lock();
-        crate::output::written(out.write_all(text).and_then(|()| out.flush()));
+        cli::output::written(out.write_all(text).and_then(|()| out.flush()));
         return 0;
     }
     let mut status = 0;

@@ -26,24 +26,8 @@ mod volume_key;
 mod volume_trust;
 
 use clap::Subcommand;
-use keyring::Keyring;
-use stack::{Result, Settings};
-
-/// Context of every command.
-#[derive(Clone)]
-pub struct Context {
-    /// Print one JSON document instead of text.
-    pub json: bool,
-    /// Settings in effect.
-    pub settings: Settings,
-}
-
-impl Context {
-    /// Opens the user's key pairs.
-    pub fn keyring(&self) -> Keyring {
-        Keyring::open(self.settings.keys_dir())
-    }
-}
+use cli::Context;
+use stack::Result;
 
 #[derive(Subcommand)]
 pub enum Command {

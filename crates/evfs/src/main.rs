@@ -3,10 +3,9 @@
 mod background;
 mod commands;
 mod log;
-mod output;
-mod secrets;
 
 use clap::Parser;
+use cli::{Context, output};
 use commands::Command;
 use stack::{Settings, exit};
 use std::process::ExitCode;
@@ -54,7 +53,7 @@ fn main() -> ExitCode {
         Err(error) => return output::fail(cli.json, &error),
     };
     log::start(cli.log.as_deref(), settings.log_level());
-    let context = commands::Context {
+    let context = Context {
         json: cli.json,
         settings,
     };

@@ -4,6 +4,7 @@
 //! terminal was closed, and otherwise asks a service to reload. Every other signal that a process
 //! can catch is ignored.
 
+use crate::{Error, Result};
 use rustix::process::{Pid, getsid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::{flag, low_level};
@@ -44,6 +45,10 @@ pub(crate) fn stop_in_order() {
     });
 }
 
+fn not_installed(error: std::io::Error) -> Error {
+    Error::Failed(format!("cannot install signal handlers: {error}"))
+}
+
 /// Signals that request a stop or a reload, as a descriptor to poll.
 pub struct StopSignals {
     wake: UnixStream,
@@ -56,14 +61,15 @@ pub struct StopSignals {
 }
 
 impl StopSignals {
-    /// Installs handlers for the whole process; HUP stops it, too.
-    pub fn install() -> std::io::Result<StopSignals> {
-        StopSignals::take_over(false)
+    /// Installs handlers for the whole process, before any state exists that an early signal would
+    /// leave behind; HUP stops it, too.
+    pub fn install() -> Result<StopSignals> {
+        StopSignals::take_over(false).map_err(not_installed)
     }
 
     /// Same as [`StopSignals::install`], for a service, which HUP reloads.
-    pub fn for_service() -> std::io::Result<StopSignals> {
-        StopSignals::take_over(true)
+    pub fn for_service() -> Result<StopSignals> {
+        StopSignals::take_over(true).map_err(not_installed)
     }
 
     fn take_over(reloads: bool) -> std::io::Result<StopSignals> {

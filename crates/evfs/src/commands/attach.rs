@@ -1,8 +1,8 @@
 //! `evfs attach`: open a volume and export it.
 
-use super::Context;
 use super::unlock::UnlockArgs;
 use crate::{background, log, output};
+use cli::Context;
 use serde_json::json;
 use stack::volume::{OpenOptions, open, or_read_only};
 use stack::{
@@ -101,7 +101,7 @@ pub fn in_background(
 }
 
 fn attach(context: &Context, args: Args, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = service_signals()?;
+    let signals = StopSignals::for_service()?;
     let run_dir = stack::run_dir(&context.settings.run_dir())?;
     let threads = args.threads.map_or(context.settings.threads(), usize::from);
     let mut spec = AttachSpec::new(&args.device, threads);
@@ -156,20 +156,6 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
         cache.reload(&settings).map(|()| settings)
     });
     settings.map_err(|error| format!("settings not reloaded: {}", error.chain()))
-}
-
-/// Installs signal handlers for a service, for which HUP means reload.
-pub fn service_signals() -> Result<StopSignals> {
-    StopSignals::for_service().map_err(no_signals)
-}
-
-/// Installs signal handlers, before any state exists that an early signal would leave behind.
-pub fn install_signals() -> Result<StopSignals> {
-    StopSignals::install().map_err(no_signals)
-}
-
-fn no_signals(error: std::io::Error) -> Error {
-    Error::Failed(format!("cannot install signal handlers: {error}"))
 }
 
 /// Opens the volume of a spec and starts its exports.

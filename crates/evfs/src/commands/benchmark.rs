@@ -1,7 +1,7 @@
 //! `evfs benchmark`: ciphers, key derivation and memory on this machine.
 
-use super::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::json;
 use stack::{Result, exit};
 use std::fmt::Write as _;

@@ -1,7 +1,7 @@
 //! `evfs cache`: the file cache of the processes that serve volumes.
 
-use super::Context;
-use crate::output::{self, size};
+use cli::Context;
+use cli::output::{self, size};
 use serde_json::{Value, json};
 use stack::cache::{ADVICE, TUNABLES, parse_change};
 use stack::control::CacheRequest;

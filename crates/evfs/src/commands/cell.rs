@@ -1,11 +1,11 @@
 //! `evfs cell`: cells, their volumes, and their access lists.
 
-use super::Context;
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
 use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
 use super::unlock::UnlockArgs;
-use crate::output::{self, parse_size};
+use cli::Context;
+use cli::output::{self, parse_size};
 use serde_json::{Value, json};
 use stack::cell::{self, Record};
 use stack::control::CellRequest;

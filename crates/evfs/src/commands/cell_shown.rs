@@ -1,6 +1,6 @@
 //! Output of `evfs cell`.
 
-use crate::output::size;
+use cli::output::size;
 use serde_json::{Value, json};
 use stack::cell::{self, CreatedCell, Record};
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! `evfs config`: the settings in effect, with the origin of each.
 
-use super::Context;
-use crate::output;
 use clap::Subcommand;
+use cli::Context;
+use cli::output;
 use serde_json::json;
 use stack::{Result, exit};
 use std::fmt::Write as _;

@@ -4,7 +4,6 @@
 //! terminal no question can be answered: `--yes` confirms in advance, and without it nothing is
 //! done. `--force`, where a command has it, implies `--yes`.
 
-use crate::output;
 use stack::{Error, Result};
 use std::io::{IsTerminal, Write};
 
@@ -64,7 +63,7 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
 pub fn or_force<T>(force: bool, name: &str, work: impl Fn(bool) -> Result<T>) -> Result<T> {
     match work(force) {
         Err(error) if !force && error.wants_force() && at_terminal() => {
-            confirm(false, &output::chain(&error), Answer::Name(name))?;
+            confirm(false, &error.chain(), Answer::Name(name))?;
             work(true)
         }
         done => done,

@@ -1,7 +1,7 @@
 //! `evfs detach`: flush and close an attached volume or a mounted file system.
 
-use super::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::json;
 use stack::{Result, control, exit};
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::attach::{in_background, serve, service_signals};
+use super::attach::{in_background, serve};
 use super::confirm::or_force;
 use super::unlock::UnlockArgs;
 use super::{Context, volume::volume_name};
@@ -259,7 +259,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 }
 
 fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = service_signals()?;
+    let signals = stack::StopSignals::for_service()?;
     let cache = ProcessCache::new(&context.settings)?;
     confine(&context.settings, Needs::mount(), &cache)?;
     let run_dir = stack::run_dir(&context.settings.run_dir())?;

@@ -1,9 +1,9 @@
 //! `evfs fileset`: the filesets of a file system.
 
-use super::Context;
 use super::confirm::or_force;
 use super::files::{DeviceArgs, named};
-use crate::output::{self, parse_size, size};
+use cli::Context;
+use cli::output::{self, parse_size, size};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
 use stack::filesystem::request;

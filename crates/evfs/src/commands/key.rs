@@ -1,9 +1,9 @@
 //! `evfs key`: user key pairs.
 
-use super::Context;
 use super::confirm::{Answer, Yes, confirm};
-use crate::{output, secrets};
 use clap::Subcommand;
+use cli::Context;
+use cli::{output, secrets};
 use crypt::Role;
 use keyring::{KeyInfo, Private, name_to_import};
 use serde_json::{Value, json};

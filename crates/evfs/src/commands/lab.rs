@@ -16,9 +16,9 @@ mod written;
 pub use stacks::{by_turns, costs};
 pub use written::seconds;
 
-use super::Context;
-use crate::output;
 use clap::Subcommand;
+use cli::Context;
+use cli::output;
 use lab::study::{self, Results};
 use lab::suite::SUITES;
 use lab::{CATALOGUE, Extent, Job};

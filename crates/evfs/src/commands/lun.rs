@@ -1,8 +1,8 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
-use super::Context;
 use super::confirm::{Answer, Yes, confirm};
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::{Value, json};
 use stack::{Result, exit, lun};
 use std::fmt::Write as _;

@@ -1,8 +1,8 @@
 //! `evfs path`: the paths of a LUN.
 
-use super::Context;
 use super::confirm::{Answer, Yes, confirm, or_force};
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::json;
 use stack::lun::PathVerb;
 use stack::{Result, exit, lun};

@@ -1,9 +1,8 @@
 //! `evfs plan`: the cost of encrypting a device, measured in advance.
 
-use super::Context;
-use super::attach::install_signals;
 use super::lab::by_turns;
-use crate::output;
+use cli::Context;
+use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::price::{Half, MIXES, Mix, Price, prices};
 use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
@@ -64,7 +63,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let info = disk.lower().info().clone();
     let holds = signature::find(&**disk.lower())?;
     let measuring = Measuring {
-        signals: install_signals()?,
+        signals: StopSignals::install()?,
         quiet: context.json,
         plan: StudyPlan {
             min_wall: Duration::from_secs_f64(args.seconds),

@@ -6,11 +6,12 @@ mod paths;
 mod store;
 mod tree;
 
-use super::{Context, lab};
-use crate::output;
+use super::lab;
 use ::lab::Workload;
 use ::lab::study::StudyPlan;
 use ::lab::workload::devmix;
+use cli::Context;
+use cli::output;
 use serde_json::{Value, json};
 use stack::bench::{BenchDevice, StackKind};
 use stack::{Error, Result, Settings, StopSignals, exit};
@@ -49,7 +50,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     if args.size < 64 << 20 {
         return Err(Error::Usage("--size must be at least 64M".into()));
     }
-    let signals = super::attach::install_signals()?;
+    let signals = StopSignals::install()?;
     let temporary = match &args.dir {
         Some(_) => None,
         None => Some(

@@ -1,10 +1,10 @@
 //! `evfs serve`: a file system for AFS clients.
 
-use super::Context;
-use super::attach::{in_background, serve, service_signals};
+use super::attach::{in_background, serve};
 use super::files::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
+use cli::Context;
 use stack::volume::OpenOptions;
 use stack::{CellService, Needs, Prefix, ProcessCache, Result, ServeSpec, confine};
 use std::net::Ipv4Addr;
@@ -72,7 +72,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 }
 
 fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = service_signals()?;
+    let signals = stack::StopSignals::for_service()?;
     let cache = ProcessCache::new(&context.settings)?;
     confine(&context.settings, Needs::serve(), &cache)?;
     let run_dir = stack::run_dir(&context.settings.run_dir())?;

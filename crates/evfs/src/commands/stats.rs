@@ -1,7 +1,7 @@
 //! `evfs stats`: the counters of an attached volume.
 
-use super::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::Value;
 use stack::{Result, control, exit};
 use std::fmt::Write as _;

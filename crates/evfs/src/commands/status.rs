@@ -1,7 +1,7 @@
 //! `evfs status`: attached volumes, mounted file systems and served cells.
 
-use super::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::{Value, json};
 use stack::{Result, control, exit};
 use std::fmt::Write as _;

@@ -1,9 +1,6 @@
 //! Options for the key that opens a volume, shared by the commands that need one.
 
-use super::Context;
-use crate::{output, secrets};
-use secret::SecretBytes;
-use stack::trust::TrustStore;
+use cli::secrets;
 use stack::{KeySource, Result};
 use std::path::PathBuf;
 
@@ -82,25 +79,4 @@ fn source(
             None => KeySource::Any,
         },
     })
-}
-
-/// Prompts at the terminal with the question of `stack`.
-pub fn prompt(question: &str) -> Result<SecretBytes> {
-    secrets::ask(question)
-}
-
-impl Context {
-    /// Creates the opener of volumes for this user.
-    pub fn opener(&self) -> stack::Opener {
-        let json = self.json;
-        let settings = &self.settings;
-        let tell = Box::new(move |text: &str| output::say(json, text));
-        stack::Opener::new(
-            self.keyring(),
-            prompt,
-            tell,
-            TrustStore::of(settings),
-            settings.kdf_limits(),
-        )
-    }
 }

@@ -1,11 +1,11 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
-use super::Context;
-use super::attach::{announce, end, in_background, reload_settings, service_signals, start};
+use super::attach::{announce, end, in_background, reload_settings, start};
 use super::files::mount_as;
 use super::serve::serve_as;
 use super::unlock::UnlockArgs;
 use crate::{background, output};
+use cli::Context;
 use serde_json::{Value, json};
 use stack::config::{ServiceSpec, ServiceTable};
 use stack::control::ControlRequest;
@@ -58,7 +58,7 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 }
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = service_signals()?;
+    let signals = stack::StopSignals::for_service()?;
     let entries = config::read(&args.config, context.settings.threads())?;
     let needs = entries.iter().map(|entry| Needs::table(&entry.spec));
     let cache = ProcessCache::new(&context.settings)?;

@@ -3,8 +3,8 @@
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::OwnerArgs;
 use super::{Context, volume_key, volume_trust};
-use crate::output;
 use clap::Subcommand;
+use cli::output;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
 use stack::trust::TrustStore;

@@ -1,11 +1,11 @@
 //! `evfs volume key`: the keys that open a volume.
 
-use super::Context;
 use super::confirm::{Answer, Yes, confirm};
 use super::unlock::OwnerArgs;
 use super::volume::volume_name;
-use crate::{output, secrets};
 use clap::Subcommand;
+use cli::Context;
+use cli::{output, secrets};
 use crypt::{Action, Identified, KeyEntry, Role, Volume};
 use serde_json::{Value, json};
 use stack::volume::{Intent, open_locked};

@@ -1,7 +1,7 @@
 //! `evfs volume trust`: the record that this machine keeps of the volumes that it has opened.
 
-use super::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use serde_json::{Value, json};
 use stack::trust::{TrustStore, VolumeRecord, epoch_of, seal_of};
 use stack::volume::{Intent, open_locked};

@@ -382,7 +382,7 @@ impl Files for AfsFiles {
     fn sync(&self) -> Result<()> {
         self.client()?;
         let synced = self.own.sync();
-        synced.map_err(|e| Error::other(crate::output::chain(&e)))
+        synced.map_err(|e| Error::other(e.chain()))
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::sides::{Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine};
 use super::wrong;
-use crate::commands::Context;
-use crate::output;
+use cli::Context;
+use cli::output;
 use lab::guest::{Accelerator, Disk, Guest, Kernel, Plan, serve};
 use lab::study::Side;
 use lab::{Facts, Processors, Target};
@@ -183,8 +183,7 @@ pub fn agent(context: &Context) -> Result<u8> {
                 "incompatible version of the benchmark program: {e}"
             ))
         })?;
-        let built =
-            again(context, &open).map_err(|e| lab::Error::Spec(crate::output::chain(&e)))?;
+        let built = again(context, &open).map_err(|e| lab::Error::Spec(e.chain()))?;
         let given = (built.target.clone(), built.facts.clone());
         kept = Some(built);
         Ok(given)

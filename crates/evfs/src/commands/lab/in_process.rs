@@ -299,14 +299,10 @@ impl Files for InProcessFs {
     }
 
     fn sync(&self) -> Result<()> {
-        self.own
-            .sync()
-            .map_err(|e| Error::other(crate::output::chain(&e)))
+        self.own.sync().map_err(|e| Error::other(e.chain()))
     }
 
     fn drop_caches(&self) -> Result<()> {
-        self.own
-            .drop_caches()
-            .map_err(|e| Error::other(crate::output::chain(&e)))
+        self.own.drop_caches().map_err(|e| Error::other(e.chain()))
     }
 }

@@ -98,12 +98,12 @@ impl Mounted {
 
 impl Remount for Mounted {
     fn mount(&self) -> std::result::Result<(), String> {
-        self.attach().map_err(|e| crate::output::chain(&e))
+        self.attach().map_err(|e| e.chain())
     }
 
     fn unmount(&self) -> std::result::Result<(), String> {
         if is_mounted(&self.folder) {
-            command("umount", [&*self.folder].into_iter()).map_err(|e| crate::output::chain(&e))
+            command("umount", [&*self.folder].into_iter()).map_err(|e| e.chain())
         } else {
             Ok(())
         }

@@ -4,9 +4,8 @@ use super::guest::{GuestArgs, Guests};
 use super::sides::{Builder, Built, assignment, folder, machine};
 use super::written::{duration, part, seconds};
 use super::{CompareArgs, wrong};
-use crate::commands::Context;
-use crate::commands::attach::install_signals;
-use crate::output;
+use cli::Context;
+use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
 use lab::suite::{Axis, Columns, Part, SUITES, Suite};
@@ -635,7 +634,7 @@ impl<'a> Session<'a> {
             context,
             how,
             control,
-            signals: install_signals()?,
+            signals: StopSignals::install()?,
             folder,
             _temporary: temporary,
         })

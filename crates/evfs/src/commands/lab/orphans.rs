@@ -9,8 +9,7 @@
 //! threads. A guard process therefore ends its mounts when it dies. If the guard was killed too,
 //! the next laboratory does this.
 
-use crate::commands::attach::install_signals;
-use stack::{Error, Result};
+use stack::{Error, Result, StopSignals};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -61,7 +60,7 @@ pub fn guarded_folder() -> Result<PathBuf> {
 /// polls once per second: the kernel sends no notification for a process that was killed and cannot
 /// exit.
 pub fn guard(pid: u32) -> Result<u8> {
-    let signals = install_signals()?;
+    let signals = StopSignals::install()?;
     while !is_gone(pid) {
         // A signal to the guard ends only the guard.
         if signals.stop_asked().is_some() {

@@ -408,19 +408,19 @@ struct Own(OwnMount);
 
 impl Remount for Own {
     fn mount(&self) -> std::result::Result<(), String> {
-        self.0.mount().map_err(|e| crate::output::chain(&e))
+        self.0.mount().map_err(|e| e.chain())
     }
 
     fn unmount(&self) -> std::result::Result<(), String> {
-        self.0.unmount().map_err(|e| crate::output::chain(&e))
+        self.0.unmount().map_err(|e| e.chain())
     }
 
     fn sync(&self) -> std::result::Result<(), String> {
-        self.0.sync().map_err(|e| crate::output::chain(&e))
+        self.0.sync().map_err(|e| e.chain())
     }
 
     fn drop_caches(&self) -> std::result::Result<(), String> {
-        self.0.drop_caches().map_err(|e| crate::output::chain(&e))
+        self.0.drop_caches().map_err(|e| e.chain())
     }
 }
 

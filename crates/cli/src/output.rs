@@ -143,7 +143,7 @@ pub fn say(json: bool, text: &str) {
 
 /// Prints an error with its sources, and returns its exit code.
 pub fn fail(json: bool, error: &Error) -> ExitCode {
-    let message = chain(error);
+    let message = error.chain();
     let code = error.exit_code();
     if json {
         line(&serde_json::json!({ "error": message, "code": code }).to_string());
@@ -163,11 +163,6 @@ fn printable(text: &str) -> String {
         }
     }
     shown
-}
-
-/// Returns the error and its sources, each once.
-pub fn chain(error: &Error) -> String {
-    error.chain()
 }
 
 /// Formats a size in bytes with a unit, exactly if it is a whole number of that unit.
@@ -220,17 +215,17 @@ mod tests {
     #[test]
     fn an_error_of_the_system_is_said_once_and_in_words() {
         let of = |errno| std::io::Error::from_raw_os_error(errno);
-        let said = |error: block::Error| chain(&Error::Block(error));
+        let said = |error: block::Error| Error::Block(error).chain();
         let block = |errno| block::Error::from_io("disk", of(errno));
         assert_eq!(said(block(libc::ENOENT)), "disk: not found");
         let made = said(block(libc::EACCES).detail("cannot be made"));
         assert_eq!(made, "disk: permission denied: cannot be made");
         let inside = of(libc::ENOSPC).to_string();
-        let failed = chain(&Error::Failed(format!("{inside}, and {inside}")));
+        let failed = Error::Failed(format!("{inside}, and {inside}")).chain();
         let words = "No space left on device";
         assert_eq!(failed, format!("{words}, and {words}"));
         let io = Error::io("cannot write", "x".as_ref(), of(libc::EIO));
-        assert_eq!(chain(&io), "cannot write x: Input/output error");
+        assert_eq!(io.chain(), "cannot write x: Input/output error");
     }
 
     #[test]
