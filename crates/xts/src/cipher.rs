@@ -1,7 +1,9 @@
 //! The public cipher: a key, a sector size and a kernel.
 
+use crate::error::Error;
 use crate::kernel::{Engine, Units};
-use crate::{Direction, Error, Kernel, self_test};
+use crate::self_test;
+use crate::types::{Direction, Kernel};
 
 /// Sector sizes in use on LUKS2 volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -1,6 +1,6 @@
 //! Errors for a key, a sector size or a kernel. Data never causes an error.
 
-use crate::Kernel;
+use crate::types::Kernel;
 
 /// Error from creating a cipher or parsing a kernel name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

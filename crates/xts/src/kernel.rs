@@ -16,7 +16,7 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vaes512;
 
-use crate::{Direction, Kernel};
+use crate::types::{Direction, Kernel};
 #[cfg(target_arch = "x86_64")]
 use keys::RoundKeys;
 

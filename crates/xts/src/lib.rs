@@ -23,10 +23,11 @@ mod kernel;
 mod measure;
 mod select;
 mod self_test;
+mod types;
 #[cfg(test)]
 mod vectors;
 
 pub use cipher::{SectorSize, Xts};
 pub use error::Error;
-pub use measure::{Direction, measure, measure_direction};
-pub use select::Kernel;
+pub use measure::{measure, measure_direction};
+pub use types::{Direction, Kernel};

@@ -3,18 +3,10 @@
 //! Uses the CPU clock of the thread instead of wall time, which varies far more on a shared
 //! machine.
 
-use crate::{Kernel, SectorSize, Xts};
+use crate::cipher::{SectorSize, Xts};
+use crate::types::{Direction, Kernel};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
-
-/// Direction of the operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// Plaintext to ciphertext.
-    Encrypt,
-    /// Ciphertext to plaintext.
-    Decrypt,
-}
 
 /// Measures the bytes that `kernel` encrypts per second of CPU time, in place, in requests of
 /// `request_bytes`.

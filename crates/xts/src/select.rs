@@ -1,27 +1,11 @@
-//! The kernels by name, and detection of the ones this CPU supports.
+//! Detection of the kernels that this CPU supports, and selection of one, also by name.
 
-use crate::{Error, self_test};
-use std::fmt;
+use crate::error::Error;
+use crate::types::Kernel;
+use crate::{kernel, self_test};
 use std::str::FromStr;
 
-/// An implementation of AES-XTS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kernel {
-    /// The `aes` crate in batches, in safe code: the reference for the other kernels and the
-    /// fallback for CPUs that support none of them. Constant-time even without AES instructions;
-    /// uses those that the `aes` crate supports.
-    Portable,
-    /// AES-NI with PCLMULQDQ: one block per register, eight registers in flight.
-    AesNi,
-    /// VAES and VPCLMULQDQ on 512-bit registers: four blocks per register, eight registers in
-    /// flight.
-    Vaes512,
-}
-
 impl Kernel {
-    /// All kernels, slowest first.
-    const ALL: [Kernel; 3] = [Kernel::Portable, Kernel::AesNi, Kernel::Vaes512];
-
     /// Returns the kernels that this CPU supports, slowest first. Never empty.
     pub fn available() -> Vec<Kernel> {
         Kernel::ALL
@@ -43,22 +27,7 @@ impl Kernel {
 
     /// Reports whether the CPU and the operating system support the kernel.
     pub fn is_available(self) -> bool {
-        crate::kernel::supported(self)
-    }
-
-    /// Returns the name that `Display` prints and `FromStr` parses.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kernel::Portable => "portable",
-            Kernel::AesNi => "aes-ni",
-            Kernel::Vaes512 => "vaes-512",
-        }
-    }
-}
-
-impl fmt::Display for Kernel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+        kernel::supported(self)
     }
 }
 

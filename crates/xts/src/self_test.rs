@@ -6,14 +6,14 @@
 //! the code in which the kernels differ most: tweaks of many units, partial last batches, both
 //! directions, in place and from one buffer to another.
 
-use crate::kernel::{Engine, Units};
-use crate::{Direction, Kernel};
+use crate::kernel::{self, Engine, Units};
+use crate::types::{Direction, Kernel};
 use std::sync::OnceLock;
 
 /// Reports whether `kernel` works on this CPU. Tests once per process, in about 50 microseconds.
 pub(crate) fn passes(kernel: Kernel) -> bool {
     static RESULTS: [OnceLock<bool>; 3] = [const { OnceLock::new() }; 3];
-    if !kernel.is_available() {
+    if !kernel::supported(kernel) {
         return false;
     }
     *RESULTS[kernel as usize].get_or_init(|| {
