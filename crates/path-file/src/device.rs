@@ -1,6 +1,7 @@
 //! The file as a block device.
 
-use crate::options::{Direct, Engine, Lock, Options};
+use crate::open_file::OpenFile;
+use crate::options::{Direct, Lock, Options};
 use crate::queue::FileQueue;
 use crate::{HeaderGuard, NewFile, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
@@ -14,26 +15,7 @@ use std::sync::Arc;
 /// Open file or block device.
 #[derive(Debug)]
 pub struct FileDevice {
-    shared: Arc<Shared>,
-}
-
-/// Immutable state shared by all queues of a file.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) file: File,
-    pub(crate) info: DeviceInfo,
-    pub(crate) direct: bool,
-    pub(crate) memory_align: u32,
-    pub(crate) engine: Engine,
-    pub(crate) queue_depth: u32,
-    path: PathBuf,
-    why_not_direct: Option<String>,
-}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        lock::drop_open_lock(&self.file);
-    }
+    shared: Arc<OpenFile>,
 }
 
 impl FileDevice {
@@ -124,7 +106,7 @@ impl FileDevice {
             discard: !options.read_only && can_discard(&file, found.block_device),
             numa_node: found.numa_node,
         };
-        let shared = Shared {
+        let shared = OpenFile {
             file,
             info,
             direct,

@@ -10,11 +10,13 @@ mod device;
 mod lock;
 mod lunpath;
 mod new_file;
+mod open_file;
 mod options;
 mod probe;
 mod psync;
 mod queue;
 mod ring;
+mod sys;
 #[cfg(test)]
 mod tests;
 

@@ -1,6 +1,6 @@
 //! I/O by system calls in the calling thread, for systems that forbid io_uring.
 
-use crate::queue::Sys;
+use crate::sys::Sys;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 

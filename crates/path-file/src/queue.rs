@@ -4,10 +4,11 @@
 //! that the file system does not support natively writes zeros piece by piece, and syncs afterwards
 //! if it has FUA; a short read or write continues where it stopped.
 
-use crate::device::Shared;
+use crate::open_file::OpenFile;
 use crate::options::Engine;
 use crate::psync::Psync;
 use crate::ring::Ring;
+use crate::sys::Sys;
 use block::layer::{Layer, within};
 use block::{
     Buf, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
@@ -43,41 +44,6 @@ enum Stage {
     Sync,
 }
 
-/// System operation.
-pub(crate) enum Sys<'a> {
-    /// Read into one buffer.
-    Read {
-        offset: u64,
-        ptr: *mut u8,
-        len: u32,
-    },
-    /// Write from one buffer.
-    Write {
-        offset: u64,
-        ptr: *const u8,
-        len: u32,
-        fua: bool,
-    },
-    /// Read into several buffers.
-    ReadV {
-        offset: u64,
-        iov: &'a [libc::iovec],
-    },
-    /// Write from several buffers.
-    WriteV {
-        offset: u64,
-        iov: &'a [libc::iovec],
-        fua: bool,
-    },
-    /// `fdatasync`.
-    Sync,
-    Fallocate {
-        offset: u64,
-        len: u64,
-        mode: i32,
-    },
-}
-
 /// Executor of system operations.
 enum Carrier {
     Ring(Box<Ring>),
@@ -87,7 +53,7 @@ enum Carrier {
 pub(crate) struct FileQueue {
     // Declared first, dropped first: the ring releases all memory before the jobs free it.
     carrier: Carrier,
-    shared: Arc<Shared>,
+    shared: Arc<OpenFile>,
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     /// Jobs whose next stage waits to be passed to the carrier.
@@ -99,7 +65,7 @@ pub(crate) struct FileQueue {
 }
 
 impl FileQueue {
-    pub(crate) fn open(shared: Arc<Shared>) -> Result<FileQueue> {
+    pub(crate) fn open(shared: Arc<OpenFile>) -> Result<FileQueue> {
         let depth = shared.queue_depth;
         let carrier = match shared.engine {
             Engine::Psync => Carrier::Psync(Psync::default()),

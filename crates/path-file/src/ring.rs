@@ -5,7 +5,7 @@
 //! jobs and their buffers. The ring holds registered pools, so their memory outlives the
 //! registration.
 
-use crate::queue::Sys;
+use crate::sys::Sys;
 use block::{BufPool, Wait};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

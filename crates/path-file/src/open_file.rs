@@ -1,0 +1,27 @@
+//! The open file, which a device shares with its queues. Its last user releases the open lock.
+
+use crate::lock;
+use crate::options::Engine;
+use block::DeviceInfo;
+use std::fs::File;
+use std::path::PathBuf;
+
+/// Immutable state shared by the device and its queues.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) file: File,
+    pub(crate) info: DeviceInfo,
+    pub(crate) direct: bool,
+    pub(crate) memory_align: u32,
+    pub(crate) engine: Engine,
+    pub(crate) queue_depth: u32,
+    pub(crate) path: PathBuf,
+    /// Reason why I/O does not bypass the page cache, if it does not.
+    pub(crate) why_not_direct: Option<String>,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        lock::drop_open_lock(&self.file);
+    }
+}
