@@ -1,11 +1,11 @@
 //! TLS configuration from certificates, through rustls.
 
 use crate::{Error, Tls};
-use rustls::RootCertStore;
-use rustls::ServerConfig;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
 use std::fs::File;
-use std::io::BufReader;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,16 +17,11 @@ fn bad(path: &Path, why: impl ToString) -> Error {
     }
 }
 
-fn open(path: &Path) -> Result<BufReader<File>, Error> {
-    File::open(path)
-        .map(BufReader::new)
-        .map_err(|e| bad(path, e))
-}
-
 /// Builds the TLS configuration of the server.
 pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let certificates = |path: &Path| {
-        let found: Result<Vec<_>, _> = rustls_pemfile::certs(&mut open(path)?).collect();
+        let pem = std::fs::read(path).map_err(|e| bad(path, e))?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
         let found = found.map_err(|e| bad(path, e))?;
         if found.is_empty() {
             Err(bad(path, "it holds no certificate (PEM)"))
@@ -35,12 +30,8 @@ pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
         }
     };
     let chain = certificates(&tls.certificate)?;
-    let key = open(&tls.key)?;
-    let mode = key
-        .get_ref()
-        .metadata()
-        .map_err(|e| bad(&tls.key, e))?
-        .mode();
+    let key = File::open(&tls.key).map_err(|e| bad(&tls.key, e))?;
+    let mode = key.metadata().map_err(|e| bad(&tls.key, e))?.mode();
     if mode & 0o077 != 0 {
         let why = format!(
             "other users may use this private key (mode {:04o}): chmod 600 it",
@@ -48,8 +39,10 @@ pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
         );
         return Err(bad(&tls.key, why));
     }
-    let key = rustls_pemfile::private_key(&mut { key }).map_err(|e| bad(&tls.key, e))?;
-    let key = key.ok_or_else(|| bad(&tls.key, "it holds no private key (PEM)"))?;
+    let key = PrivateKeyDer::from_pem_reader(key).map_err(|e| match e {
+        pem::Error::NoItemsFound => bad(&tls.key, "it holds no private key (PEM)"),
+        e => bad(&tls.key, e),
+    })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()

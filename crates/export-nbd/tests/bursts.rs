@@ -6,6 +6,7 @@ use export_nbd::{Config, Export, Listen, Server, Tls};
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};
 use nbd_proto::constants as c;
 use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -192,9 +193,8 @@ fn certificates(folder: &Path) -> (Tls, RootCertStore) {
     assert!(made.status.success(), "{made:?}");
     let pem = std::fs::read(folder.join("ca.pem")).unwrap();
     let mut roots = RootCertStore::empty();
-    for certificate in rustls_pemfile::certs(&mut &pem[..]) {
-        let certificate: CertificateDer<'_> = certificate.unwrap();
-        roots.add(certificate).unwrap();
+    for certificate in CertificateDer::pem_slice_iter(&pem) {
+        roots.add(certificate.unwrap()).unwrap();
     }
     let tls = Tls {
         certificate: folder.join("cert.pem"),

@@ -1,16 +1,17 @@
 //! Connection setup: name resolution, socket, TLS, negotiation. Blocking, with a deadline; never
 //! called on an I/O thread.
 
-use crate::path::Options;
+use crate::options::Options;
 use crate::uri::{NbdUri, Server};
 use crate::wire::{Socket, Wire};
 use block::{Error, ErrorKind, Result};
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, ServerExport};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, ClientConnection, RootCertStore};
-use std::fs::File;
-use std::io::{self, BufReader, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::path::Path;
 use std::sync::Arc;
@@ -231,8 +232,8 @@ fn start_tls(uri: &NbdUri, options: &Options, wire: Wire) -> Result<Wire> {
 fn tls_config(folder: &Path) -> std::result::Result<ClientConfig, String> {
     let certificates = |name: &str| {
         let path = folder.join(name);
-        let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-        rustls_pemfile::certs(&mut BufReader::new(file))
+        let pem = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        CertificateDer::pem_slice_iter(&pem)
             .collect::<std::result::Result<Vec<_>, _>>()
             .map_err(|e| format!("{}: {e}", path.display()))
     };
@@ -249,10 +250,11 @@ fn tls_config(folder: &Path) -> std::result::Result<ClientConfig, String> {
         return Ok(builder.with_no_client_auth());
     }
     let path = folder.join("client-key.pem");
-    let file = File::open(&path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let key = rustls_pemfile::private_key(&mut BufReader::new(file))
-        .map_err(|e| format!("{}: {e}", path.display()))?
-        .ok_or_else(|| format!("{}: no private key (PEM) found", path.display()))?;
+    let pem = std::fs::read(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+    let key = PrivateKeyDer::from_pem_slice(&pem).map_err(|e| match e {
+        pem::Error::NoItemsFound => format!("{}: no private key (PEM) found", path.display()),
+        e => format!("{}: {e}", path.display()),
+    })?;
     builder
         .with_client_auth_cert(certificates("client-cert.pem")?, key)
         .map_err(|e| e.to_string())

@@ -13,10 +13,12 @@
 
 mod connect;
 mod message;
+mod options;
 mod path;
 mod queue;
 mod uri;
 mod wire;
 
-pub use path::{NbdDevice, NbdPath, Options};
+pub use options::Options;
+pub use path::{NbdDevice, NbdPath};
 pub use uri::{NbdUri, Server};
