@@ -11,13 +11,20 @@ pub struct IscsiDevice {
     info: DeviceInfo,
 }
 
-impl IscsiDevice {
-    pub(crate) fn open(path: IscsiPath, within: Duration) -> Result<IscsiDevice> {
-        let connection = path.make_connection(within)?;
+impl IscsiPath {
+    /// Opens the path as a standalone device; each of its queues opens a connection. Blocks for at
+    /// most `within`.
+    ///
+    /// # Errors
+    /// Same as [`block::Lunpath::connect`].
+    pub fn open(self, within: Duration) -> Result<IscsiDevice> {
+        let connection = self.make_connection(within)?;
         let info = block::Connection::info(&connection).clone();
-        Ok(IscsiDevice { path, info })
+        Ok(IscsiDevice { path: self, info })
     }
+}
 
+impl IscsiDevice {
     /// Returns the underlying path.
     pub fn path(&self) -> &IscsiPath {
         &self.path

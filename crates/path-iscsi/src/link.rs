@@ -2,11 +2,10 @@
 
 use crate::errors::{of_fault, of_protocol};
 use crate::nexus::{self, LostSession, LostSessions};
-use crate::reserve;
 use crate::wire::{Memory, Wire};
 use block::{Error, ErrorKind, Result};
-use iscsi_proto::scsi::cdb::Cdb;
-use iscsi_proto::scsi::{Action, Fault, classify};
+use iscsi_proto::scsi::cdb::{Cdb, ReserveOut, persistent_reserve_out};
+use iscsi_proto::scsi::{Action, Fault, classify, reserve_out};
 use iscsi_proto::{Event, Function, TaskId, Transfer};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -152,6 +151,27 @@ impl Link {
         Ok((status, qualifier, sense, memory.input))
     }
 
+    /// Executes PERSISTENT RESERVE OUT as the registered `key`.
+    pub(crate) fn reserve(
+        &mut self,
+        action: ReserveOut,
+        key: u64,
+        action_key: u64,
+        deadline: Instant,
+    ) -> std::result::Result<Vec<u8>, Failure> {
+        let data = reserve_out(key, action_key);
+        self.command(&persistent_reserve_out(action), &Data::Out(&data), deadline)
+    }
+
+    /// Removes this session's registration, whose key is `key`.
+    fn unregister(&mut self, key: u64, deadline: Instant) -> Result<()> {
+        match self.reserve(ReserveOut::Register, key, 0, deadline) {
+            // Preempted by another session: the registration no longer exists.
+            Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
+            result => Ok(result.map(drop)?),
+        }
+    }
+
     /// Resets the logical unit, which aborts all its commands, including those of other sessions.
     pub(crate) fn reset_unit(&mut self, deadline: Instant) -> Result<()> {
         let asked = self.wire.session.manage(Function::LogicalUnitReset);
@@ -265,7 +285,7 @@ impl Link {
         if let Some(key) = self.key {
             // The reservation may belong to this session; it would end with the registration.
             left = self.leavings.guards();
-            if !left && let Err(error) = reserve::unregister(self, key, deadline) {
+            if !left && let Err(error) = self.unregister(key, deadline) {
                 tracing::debug!(%error, "cannot remove a registration");
                 left = true;
             }

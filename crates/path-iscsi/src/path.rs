@@ -2,7 +2,6 @@
 
 use crate::address::Address;
 use crate::connect::{Access, field, log_in};
-use crate::device::IscsiDevice;
 use crate::link::Link;
 use crate::nexus::{self, LostSessions, random_isid};
 use crate::options::Options;
@@ -59,15 +58,6 @@ impl IscsiPath {
             reserves: OnceLock::new(),
             closed: AtomicBool::new(false),
         })
-    }
-
-    /// Opens the path as a standalone device; each of its queues opens a connection. Blocks for at
-    /// most `within`.
-    ///
-    /// # Errors
-    /// Same as [`Lunpath::connect`].
-    pub fn open(self, within: Duration) -> Result<IscsiDevice> {
-        IscsiDevice::open(self, within)
     }
 
     /// Resets the logical unit: all its commands are aborted, including those of other initiators,

@@ -5,14 +5,13 @@
 //! On targets that keep a registration after its session, registrations of lost sessions and of
 //! dead processes are preempted by the next session that registers, or when the last one closes.
 
-use crate::link::{Data, Failure, Link};
+use crate::link::{Data, Link};
 use crate::nexus;
 use block::{Error, ErrorKind, Result};
 use iscsi_proto::scsi::cdb::{
     ReserveIn, ReserveOut, WRITE_EXCLUSIVE_REGISTRANTS_ONLY, persistent_reserve_in,
-    persistent_reserve_out,
 };
-use iscsi_proto::scsi::{Fault, Reservation, parse_keys, parse_reservation, reserve_out};
+use iscsi_proto::scsi::{Fault, Reservation, parse_keys, parse_reservation};
 use std::time::Instant;
 
 /// Allocation length for READ KEYS: 1,023 keys.
@@ -25,7 +24,7 @@ pub(crate) fn register(link: &mut Link, initiator: &str, deadline: Instant) -> R
     let key = nexus::new_key(initiator);
     // From here on the key may be registered, even if no response arrives.
     link.key = Some(key);
-    out(link, ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
+    link.reserve(ReserveOut::RegisterAndIgnore, 0, key, deadline)?;
     acquire(link, key, deadline)?;
     if let Some(before) = before {
         remove(link, key, before, deadline)?;
@@ -40,7 +39,7 @@ fn remove(link: &mut Link, own: u64, key: u64, deadline: Instant) -> Result<()> 
     if !keys(link, deadline)?.contains(&key) {
         return Ok(());
     }
-    match out(link, ReserveOut::Preempt, own, key, deadline) {
+    match link.reserve(ReserveOut::Preempt, own, key, deadline) {
         // Another of our connections removed it first.
         Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
         result => Ok(result.map(drop)?),
@@ -58,21 +57,12 @@ pub(crate) fn sweep(link: &mut Link, own: u64, initiator: &str, deadline: Instan
     Ok(())
 }
 
-/// Removes this session's registration, whose key is `key`.
-pub(crate) fn unregister(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
-    match out(link, ReserveOut::Register, key, 0, deadline) {
-        // Preempted by another session: the registration no longer exists.
-        Err(failure) if failure.fault == Some(Fault::ReservationConflict) => Ok(()),
-        result => Ok(result.map(drop)?),
-    }
-}
-
 /// Removes `lost`, the key of another session, so that none of its pending commands are executed.
 /// `own` is this session's key.
 pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -> Result<()> {
     acquire(link, own, deadline)?;
     if keys(link, deadline)?.contains(&lost) {
-        out(link, ReserveOut::Preempt, own, lost, deadline)?;
+        link.reserve(ReserveOut::Preempt, own, lost, deadline)?;
     }
     // The reservation may have belonged to the lost session; then it is ours now.
     acquire(link, own, deadline)?;
@@ -86,7 +76,7 @@ pub(crate) fn preempt(link: &mut Link, own: u64, lost: u64, deadline: Instant) -
 /// Ensures that the unit accepts writes only from registered initiators.
 pub(crate) fn acquire(link: &mut Link, key: u64, deadline: Instant) -> Result<()> {
     if reservation(link, deadline)?.is_none() {
-        match out(link, ReserveOut::Reserve, key, 0, deadline) {
+        match link.reserve(ReserveOut::Reserve, key, 0, deadline) {
             // Another of our connections reserved first.
             Err(failure) if failure.fault == Some(Fault::ReservationConflict) => {}
             result => drop(result?),
@@ -105,17 +95,6 @@ pub(crate) fn acquire(link: &mut Link, key: u64, deadline: Instant) -> Result<()
             Err(Error::new(ErrorKind::Busy, &link.name, why))
         }
     }
-}
-
-fn out(
-    link: &mut Link,
-    action: ReserveOut,
-    key: u64,
-    action_key: u64,
-    deadline: Instant,
-) -> std::result::Result<Vec<u8>, Failure> {
-    let data = reserve_out(key, action_key);
-    link.command(&persistent_reserve_out(action), &Data::Out(&data), deadline)
 }
 
 fn keys(link: &mut Link, deadline: Instant) -> Result<Vec<u64>> {
