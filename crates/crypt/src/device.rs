@@ -1,20 +1,10 @@
 //! The encrypted volume as a block device.
 
-use crate::queue::CryptQueue;
+use crate::queue::{CryptQueue, max_transfer};
+use crate::shared::{DataSegment, Shared};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::sync::Arc;
 use xts::Xts;
-
-/// Position of the encrypted data on the lower device. In bytes, except for `iv_tweak`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataSegment {
-    /// First byte of the data on the lower device.
-    pub offset: u64,
-    /// Length; `None` extends to the end of the device ("dynamic" in LUKS2).
-    pub size: Option<u64>,
-    /// Number of the first 512-byte unit for the plain64 tweak (LUKS2 `iv_tweak`).
-    pub iv_tweak: u64,
-}
 
 /// Settings of the data path that are not stored in the volume.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,14 +22,6 @@ pub struct Options {
 /// buffers, of [`crate::QUEUE_MEMORY_BYTES`] in total.
 pub struct CryptDevice {
     shared: Arc<Shared>,
-}
-
-/// Immutable state shared by all queues of a device.
-pub(crate) struct Shared {
-    pub(crate) lower: Arc<dyn BlockDevice>,
-    pub(crate) xts: Xts,
-    pub(crate) info: DeviceInfo,
-    pub(crate) segment: DataSegment,
 }
 
 impl CryptDevice {
@@ -86,7 +68,7 @@ impl CryptDevice {
             size: size - size % u64::from(logical_block_size),
             logical_block_size,
             optimal_io_size: below.optimal_io_size.max(logical_block_size),
-            max_transfer: crate::queue::max_transfer(below.max_transfer, logical_block_size),
+            max_transfer: max_transfer(below.max_transfer, logical_block_size),
             volatile_write_cache: below.volatile_write_cache,
             read_only: below.read_only || options.read_only,
             discard: below.discard && options.allow_discards,

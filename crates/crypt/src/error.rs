@@ -1,7 +1,7 @@
 //! Errors of operations on a volume.
 
 use crate::role::{Action, Role};
-use crate::seal::Seal;
+use crate::seal_state::Seal;
 
 /// Result of an operation on a volume.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -73,6 +73,20 @@ fn needs(action: Action) -> &'static str {
         Action::Attach => "an owner or a user",
         Action::ChangeKeys | Action::Erase => "an owner",
         Action::SetOwner | Action::Reseal => "an owner or a recovery key",
+    }
+}
+
+impl Role {
+    /// Checks that this role permits `action`.
+    ///
+    /// # Errors
+    /// [`Error::RoleRefuses`] if it does not.
+    pub fn allow(self, action: Action) -> Result<()> {
+        if self.permits(action) {
+            Ok(())
+        } else {
+            Err(Error::RoleRefuses { role: self, action })
+        }
     }
 }
 

@@ -19,10 +19,12 @@ mod maintain;
 mod queue;
 mod role;
 mod seal;
+mod seal_state;
+mod shared;
 mod token;
 mod volume;
 
-pub use device::{CryptDevice, DataSegment, Options};
+pub use device::{CryptDevice, Options};
 pub use error::{Error, Result};
 pub use luks2::ErrorKind as HeaderErrorKind;
 pub use maintain::{
@@ -30,5 +32,7 @@ pub use maintain::{
 };
 pub use queue::QUEUE_MEMORY_BYTES;
 pub use role::{Action, Role};
-pub use seal::{Seal, SealVersion};
+pub use seal::SealVersion;
+pub use seal_state::Seal;
+pub use shared::DataSegment;
 pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume, free_header_block};

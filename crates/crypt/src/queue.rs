@@ -10,7 +10,7 @@
 //! Out of scope: ordering, retries, and any memory that grows. A write that finds no free buffer
 //! waits for one. A write-zeroes writes encrypted zeros, a few buffers at a time.
 
-use crate::device::Shared;
+use crate::shared::Shared;
 use block::layer::{Layer, within};
 use block::{BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;

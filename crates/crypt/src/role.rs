@@ -1,6 +1,5 @@
 //! Roles and the actions they permit, enforced by the tool, not by cryptography (see the guide).
 
-use crate::{Error, Result};
 use std::fmt;
 
 /// Role of a key.
@@ -30,20 +29,12 @@ pub enum Action {
 }
 
 impl Role {
-    /// Checks that this role permits `action`.
-    ///
-    /// # Errors
-    /// [`Error::RoleRefuses`] if it does not.
-    pub fn allow(self, action: Action) -> Result<()> {
-        let allowed = match self {
+    /// Reports whether this role permits `action`.
+    pub fn permits(self, action: Action) -> bool {
+        match self {
             Role::Owner => true,
             Role::User => action == Action::Attach,
             Role::Recovery => matches!(action, Action::SetOwner | Action::Reseal),
-        };
-        if allowed {
-            Ok(())
-        } else {
-            Err(Error::RoleRefuses { role: self, action })
         }
     }
 

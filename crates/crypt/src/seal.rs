@@ -11,7 +11,8 @@
 //! without the volume key, and without a matching digest no key opens the volume. So a header with
 //! that salt and no seal has had its seal removed, whatever else it still contains.
 
-use crate::Result;
+use crate::error::Result;
+use crate::seal_state::Seal;
 use crate::token::{SEAL_TYPE, SEAL_VERSION, Stated, TYPE_PREFIX};
 use hmac::{Hmac, KeyInit, Mac};
 use luks2::Header;
@@ -29,55 +30,6 @@ const EPOCH_MAX: u64 = 1 << 48;
 /// Cap on the previous epoch when a new seal counts on from it: a forged one cannot exhaust
 /// [`EPOCH_MAX`].
 const EPOCH_COUNTED_MAX: u64 = 1 << 32;
-
-/// State of a header's seal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seal {
-    /// Both codes match.
-    Intact,
-    /// The volume was never sealed: it was created by another program.
-    Never,
-    /// Keyslots or roles were changed by another program.
-    KeysChanged,
-    /// The volume was sealed once, and the seal has been removed.
-    Missing,
-    /// Data that determines how the volume is read was changed.
-    CoreChanged,
-}
-
-impl Seal {
-    /// Reports whether the volume may be used and its keys changed.
-    pub fn holds(self) -> bool {
-        matches!(self, Seal::Intact | Seal::Never)
-    }
-
-    /// Describes the problem and its remedy.
-    pub fn problem(self) -> &'static str {
-        match self {
-            Seal::Intact | Seal::Never => "the header seal is valid",
-            Seal::KeysChanged => {
-                "the keys in the header do not match the header seal: another program (such as \
-                 `cryptsetup luksAddKey`), or an attacker who can write to the disk, changed \
-                 keyslots or roles; compare `evfs volume key list` with the keys you expect, then \
-                 accept them with `evfs volume repair --reseal` and the owner's key, or restore a \
-                 backup with `evfs volume header restore`"
-            }
-            Seal::Missing => {
-                "the header seal is missing: another program, or an attacker who can write to the \
-                 disk, removed it, and may have changed keys, roles and settings; compare `evfs \
-                 volume info` with the state you expect, then accept the header with `evfs volume \
-                 repair --reseal` and the owner's key, or restore a backup with `evfs volume \
-                 header restore`"
-            }
-            Seal::CoreChanged => {
-                "the header seal is broken: another program, or an attacker who can write to the \
-                 disk, changed the UUID, segments, digest, flags or seal, which determine how \
-                 data is read; restore a backup with `evfs volume header restore`, or, if you \
-                 made the change, accept it with `evfs volume repair --reseal`"
-            }
-        }
-    }
-}
 
 /// Seal stated in a header, which a machine stores to distinguish an older header from a newer one.
 /// Valid only if the seal is [`Seal::Intact`].

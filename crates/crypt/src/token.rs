@@ -7,8 +7,8 @@
 //!
 //! Both also have LUKS2's `type` and `keyslots`.
 
+use crate::error::{Error, Result};
 use crate::role::Role;
-use crate::{Error, Result};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,8 @@
 mod unlock;
 
 use crate::role::{Action, Role};
-use crate::seal::{self, Seal, SealVersion};
+use crate::seal::{self, SealVersion};
+use crate::seal_state::Seal;
 use crate::token::{KEY_TYPE, KeyToken, SEAL_TYPE};
 use crate::{CryptDevice, DataSegment, Error, Options, Result};
 use block::{BlockDevice, Blocking};

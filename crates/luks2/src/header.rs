@@ -7,7 +7,6 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::hash::Hash;
 use crate::json::{Json, Object};
 use crate::metadata::{Metadata, Range, Segment, TOKENS_MAX, Token};
-use crate::plan::AreaWrite;
 
 /// A LUKS2 header.
 ///
@@ -19,6 +18,14 @@ pub struct Header {
     pub(crate) on_disk: OnDisk,
     /// Key material that must be on the disk before the JSON that names it.
     pub(crate) area_writes: Vec<AreaWrite>,
+}
+
+/// Key material to be written to the disk.
+#[derive(Debug)]
+pub(crate) struct AreaWrite {
+    pub(crate) slot: u32,
+    pub(crate) offset: u64,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// Last known state of the header on the disk.

@@ -3,14 +3,13 @@
 use crate::Header;
 use crate::area;
 use crate::error::{Error, ErrorKind, Result};
-use crate::header::{fill_random, pick, section};
+use crate::header::{AreaWrite, fill_random, pick, section};
 use crate::json::{Json, Object};
 use crate::kdf::{Kdf, KdfLimits, SALT_LEN, WORK_SETTING};
 use crate::metadata::{
     KEYSLOTS_MAX, Keyslot, NewKeyslot, Priority, Range, area_len, digest_json, keyslot_json,
     material_len,
 };
-use crate::plan::AreaWrite;
 use crate::{FormatOptions, Hash, af};
 use secret::SecretBytes;
 

@@ -16,10 +16,9 @@
 //! header names; [`Header::wipe_unused`] removes it. Erasing all keys is the exception, see
 //! [`Header::erase_all`].
 
-use crate::Header;
 use crate::binary::{Copy, secondary_offsets};
 use crate::error::{Error, Result};
-use crate::header::{OnDisk, fill_random, random_salt};
+use crate::header::{Header, OnDisk, fill_random, random_salt};
 use crate::metadata::Range;
 
 /// Longest single write of a wipe, in bytes.
@@ -127,14 +126,6 @@ impl IntoIterator for Plan {
     fn into_iter(self) -> Self::IntoIter {
         self.steps.into_iter()
     }
-}
-
-/// Key material to be written to the disk.
-#[derive(Debug)]
-pub(crate) struct AreaWrite {
-    pub(crate) slot: u32,
-    pub(crate) offset: u64,
-    pub(crate) bytes: Vec<u8>,
 }
 
 impl Header {
