@@ -1,12 +1,11 @@
 //! A call owned by the program: bytes in one direction, then bytes in the other.
 
 use crate::bytes::Bytes;
-use crate::client::{Connection, ConnectionShared};
 use crate::error::Error;
 use crate::inbox::OpenCall;
-use crate::shard::Shard;
-use crate::worker::Job;
-use rx_proto::{CallId, PACKET_DATA_BYTES, Route, Timeouts, WriteError, code};
+use crate::link::Link;
+use crate::shard::{Job, Shard};
+use rx_proto::{CallId, PACKET_DATA_BYTES, WriteError, code};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar};
@@ -43,7 +42,7 @@ pub struct Call {
     service: u16,
     user_status: u8,
     /// At a client: keeps the connection open.
-    link: Option<Arc<ConnectionShared>>,
+    link: Option<Arc<Link>>,
 }
 
 impl Call {
@@ -65,7 +64,7 @@ impl Call {
         }
     }
 
-    pub(crate) fn outgoing(link: &Arc<ConnectionShared>, id: CallId, open: &OpenCall) -> Call {
+    pub(crate) fn outgoing(link: &Arc<Link>, id: CallId, open: &OpenCall) -> Call {
         Call {
             shard: Arc::clone(&link.shard),
             id,
@@ -81,6 +80,10 @@ impl Call {
             user_status: 0,
             link: Some(Arc::clone(link)),
         }
+    }
+
+    pub(crate) fn shard(&self) -> &Arc<Shard> {
+        &self.shard
     }
 
     /// Returns the address of the peer.
@@ -287,16 +290,6 @@ impl Call {
     /// Ends the call with a code for the peer's application.
     pub fn abort(mut self, code: i32) {
         self.end(code);
-    }
-
-    /// Creates a connection back to the client, to call a service of it, from the socket, port and
-    /// address that the client called: it expects callbacks from there.
-    pub fn connect_back(&self, service: u16, timeouts: Timeouts) -> Connection {
-        let route = Route {
-            peer: self.peer,
-            local: self.local,
-        };
-        Connection::new(&self.shard, route, service, timeouts)
     }
 
     fn end(&mut self, code: i32) {

@@ -4,8 +4,9 @@ use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Error;
 use crate::inbox::OpenCall;
+use crate::link::Link;
 use crate::shard::Shard;
-use rx_proto::{Connect, ConnectionId, End, Route, StartError, Timeouts};
+use rx_proto::{Connect, End, Route, StartError, Timeouts};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,15 +14,7 @@ use std::time::{Duration, Instant};
 /// the connection, which is closed when the last clone and the last of its calls are dropped.
 #[derive(Clone)]
 pub struct Connection {
-    link: Arc<ConnectionShared>,
-}
-
-/// Shared state of a connection's clones.
-pub(crate) struct ConnectionShared {
-    pub(crate) shard: Arc<Shard>,
-    id: ConnectionId,
-    pub(crate) route: Route,
-    pub(crate) service: u16,
+    link: Arc<Link>,
 }
 
 impl Connection {
@@ -40,7 +33,7 @@ impl Connection {
         let id = shard.run(|state, now| state.endpoint.connect(now, connect));
         let shard = Arc::clone(shard);
         Connection {
-            link: Arc::new(ConnectionShared {
+            link: Arc::new(Link {
                 shard,
                 id,
                 route,
@@ -108,9 +101,14 @@ impl Connection {
     }
 }
 
-impl Drop for ConnectionShared {
-    fn drop(&mut self) {
-        let id = self.id;
-        self.shard.run(|state, now| state.endpoint.close(now, id));
+impl Call {
+    /// Creates a connection back to the client, to call a service of it, from the socket, port and
+    /// address that the client called: it expects callbacks from there.
+    pub fn connect_back(&self, service: u16, timeouts: Timeouts) -> Connection {
+        let route = Route {
+            peer: self.peer(),
+            local: self.local(),
+        };
+        Connection::new(self.shard(), route, service, timeouts)
     }
 }

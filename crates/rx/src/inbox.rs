@@ -7,10 +7,12 @@
 
 use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::shard::State;
 use rx_proto::{CallError, CallId, End, Read, Timestamp};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar};
+
+/// The protocol, with the bytes of this crate in both directions.
+pub(crate) type Endpoint = rx_proto::Endpoint<Bytes, Bytes>;
 
 /// Bytes of a full inbox: most of a window.
 const INBOX_BYTES: usize = 256 * 1024;
@@ -27,7 +29,8 @@ const WANTED_PIECES: usize = INBOX_PIECES / 4;
 pub(crate) struct OpenCall {
     inbox: VecDeque<Bytes>,
     bytes: usize,
-    at_end: bool,
+    /// Whether everything was received.
+    pub(crate) at_end: bool,
     /// Whether the program has begun to read.
     pub(crate) reads: bool,
     /// Whether a thread waits for a change of the call.
@@ -57,91 +60,79 @@ impl OpenCall {
         let enough = self.bytes >= self.wanted || self.inbox.len() >= WANTED_PIECES;
         self.at_end || self.ended.is_some() || enough
     }
-}
 
-impl State {
-    /// Moves data from the endpoint to the inbox of a call, as far as there is room.
-    pub(crate) fn fill(&mut self, now: Timestamp, call: CallId) {
-        let Some(open) = self.open.get_mut(&call) else {
-            return;
-        };
-        while !open.at_end && open.bytes < INBOX_BYTES && open.inbox.len() < INBOX_PIECES {
-            match self.endpoint.read(now, call) {
+    /// Moves data from the endpoint to the inbox, as far as there is room.
+    pub(crate) fn fill(&mut self, endpoint: &mut Endpoint, now: Timestamp, call: CallId) {
+        while !self.at_end && self.bytes < INBOX_BYTES && self.inbox.len() < INBOX_PIECES {
+            match endpoint.read(now, call) {
                 Ok(Read::Data(data)) => {
-                    open.bytes += data.len();
-                    open.inbox.push_back(data);
+                    self.bytes += data.len();
+                    self.inbox.push_back(data);
                 }
-                Ok(Read::End) => open.at_end = true,
+                Ok(Read::End) => self.at_end = true,
                 Ok(Read::Pending) => return,
                 Err(CallError::Ended(reason)) => {
-                    open.ended = Some(reason);
+                    self.ended = Some(reason);
                     return;
                 }
                 Err(CallError::Unknown) => {
-                    open.ended = open.ended.or(Some(End::Closed));
+                    self.ended = self.ended.or(Some(End::Closed));
                     return;
                 }
             }
         }
     }
 
-    /// Moves everything from the inbox of a call into `ready`. Returns whether the end was reached,
-    /// or `None` if nothing is available yet, or less than `wanted` bytes while more are to come.
-    /// At the end a client's call is over and removed.
+    /// Moves everything from the inbox into `ready`, which is empty. Returns whether the end was
+    /// reached, or `None` if nothing is available yet, or less than `wanted` bytes while more are
+    /// to come.
     pub(crate) fn take(
         &mut self,
+        endpoint: &mut Endpoint,
         now: Timestamp,
         call: CallId,
-        client: bool,
         wanted: usize,
         ready: &mut VecDeque<Bytes>,
     ) -> Option<Result<bool, Error>> {
-        if self.stopped {
-            return Some(Err(Error::Stopped));
-        }
-        self.fill(now, call);
-        let Some(open) = self.open.get_mut(&call) else {
-            return Some(Err(Error::Ended(End::Closed)));
-        };
-        open.reads = true;
-        open.wanted = wanted.min(WANTED_MAX);
-        if !open.is_enough() {
-            open.waits = true;
+        self.fill(endpoint, now, call);
+        self.reads = true;
+        self.wanted = wanted.min(WANTED_MAX);
+        if !self.is_enough() {
+            self.waits = true;
             return None;
         }
-        std::mem::swap(&mut open.inbox, ready);
-        open.bytes = 0;
-        if !ready.is_empty() && !open.at_end {
+        std::mem::swap(&mut self.inbox, ready);
+        self.bytes = 0;
+        if !ready.is_empty() && !self.at_end {
             // Data that was held back for lack of room can be moved now.
-            self.fill(now, call);
+            self.fill(endpoint, now, call);
         }
-        let open = self.open.get_mut(&call)?;
-        if open.at_end && open.inbox.is_empty() {
-            if client {
-                self.open.remove(&call);
-            }
+        if self.at_end && self.inbox.is_empty() {
             return Some(Ok(true));
         }
         if !ready.is_empty() {
             return Some(Ok(false));
         }
-        if let Some(reason) = open.ended {
+        if let Some(reason) = self.ended {
             return Some(Err(Error::Ended(reason)));
         }
-        open.waits = true;
+        self.waits = true;
         None
     }
 
     /// Reads the beginning of a client's call, up to one datagram, so that the thread that serves a
-    /// short request need not take the lock for it. Returns it, and whether it was the whole
-    /// request.
-    pub(crate) fn beginning(&mut self, now: Timestamp, call: CallId) -> (Option<Bytes>, bool) {
-        let first = match self.endpoint.read(now, call) {
+    /// short request need not take the lock for it. Returns it with the call.
+    pub(crate) fn begin(
+        endpoint: &mut Endpoint,
+        now: Timestamp,
+        call: CallId,
+    ) -> (Option<Bytes>, OpenCall) {
+        let first = match endpoint.read(now, call) {
             Ok(Read::Data(first)) => Some(first),
             Ok(Read::Pending | Read::End) | Err(_) => None,
         };
         let mut open = OpenCall::new();
-        match self.endpoint.read(now, call) {
+        match endpoint.read(now, call) {
             Ok(Read::End) => open.at_end = true,
             Ok(Read::Data(second)) => {
                 open.bytes = second.len();
@@ -149,8 +140,6 @@ impl State {
             }
             Ok(Read::Pending) | Err(_) => {}
         }
-        let at_end = open.at_end;
-        self.open.insert(call, open);
-        (first, at_end)
+        (first, open)
     }
 }

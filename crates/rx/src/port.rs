@@ -1,30 +1,16 @@
 //! A UDP port: its sockets and their threads.
 
-use crate::bytes::Bytes;
 use crate::client::Connection;
-use crate::pool::{BUFFERS, Pool};
+use crate::intake::Intake;
 use crate::settings::{Service, Settings};
 use crate::shard::Shard;
 use crate::socket::Socket;
-use crate::sys::{self, Received, Receiver};
-use crate::worker::{Job, Workers};
-use rustix::event::{PollFd, PollFlags};
-use rx_proto::{Header, Host, Route, Stats, Timeouts, flag};
+use crate::worker::Workers;
+use rx_proto::{Route, Stats, Timeouts};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
-
-/// Number of times that a thread fills all its buffers before it processes them: 4 MiB of data.
-const ROUNDS: usize = 4;
-
-/// Largest number of ICMP errors read before received data is processed.
-const ERRORS: usize = 256;
-
-/// Pause after a socket error, which may persist for a while (out of memory).
-const ERROR_PAUSE: Duration = Duration::from_millis(10);
 
 /// A UDP port on which calls are served and made. Dropping it closes it: calls being served end
 /// with an abort that tells clients to retry, and the drop waits for their handlers.
@@ -77,6 +63,7 @@ impl Port {
             let got = socket.receive_buffer()?;
             tracing::debug!(%address, got, "receive buffer");
         }
+        let ids: Vec<u16> = services.iter().map(|service| service.id).collect();
         let workers = Workers::new(services, settings.workers, settings.thread_name);
         let mut port = Port {
             address,
@@ -88,22 +75,15 @@ impl Port {
         let mut descriptors = Vec::new();
         for socket in sockets {
             descriptors.push(socket.fd().try_clone_to_owned()?);
-            let shard = Shard::new(socket, settings.rx.clone(), &port.workers)?;
+            let workers = Arc::clone(&port.workers);
+            let dispatch = move |job| workers.push(job);
+            let shard = Shard::new(socket, settings.rx.clone(), ids.iter().copied(), dispatch)?;
             port.shards.push(shard);
             port.dropped.push(Arc::default());
         }
         for (index, socket) in descriptors.into_iter().enumerate() {
-            let intake = Intake {
-                socket,
-                own: Arc::clone(&port.shards[index]),
-                others: port.shards.clone(),
-                pool: Pool::new(settings.lent_buffers),
-                room: Receiver::new(BUFFERS),
-                received: Vec::new(),
-                datagrams: Vec::new(),
-                dropped: Arc::clone(&port.dropped[index]),
-                dropped_before: 0,
-            };
+            let (own, dropped) = (&port.shards[index], &port.dropped[index]);
+            let intake = Intake::new(socket, own, &port.shards, settings.lent_buffers, dropped);
             port.workers.listen(intake)?;
         }
         Ok(port)
@@ -161,137 +141,5 @@ impl Drop for Port {
             shard.stop();
         }
         self.workers.stop();
-    }
-}
-
-/// Receiver of a socket's datagrams.
-pub(crate) struct Intake {
-    socket: OwnedFd,
-    own: Arc<Shard>,
-    /// Shards of all sockets of the port.
-    others: Vec<Arc<Shard>>,
-    pool: Pool,
-    room: Receiver,
-    received: Vec<Option<Received>>,
-    datagrams: Vec<(Route, Bytes)>,
-    dropped: Arc<AtomicU64>,
-    dropped_before: u32,
-}
-
-impl Intake {
-    /// Receives until the port is closed, or until a call arrives that the caller serves: then
-    /// another thread has taken over the socket.
-    pub(crate) fn run(mut self: Box<Self>, workers: &Arc<Workers>) -> Option<Job> {
-        while let Some(waits_for_room) = self.own.waits_for_room() {
-            let mut flags = PollFlags::IN;
-            flags.set(PollFlags::OUT, waits_for_room);
-            let mut ready = [
-                PollFd::new(&self.socket, flags),
-                PollFd::from_borrowed_fd(self.own.timer(), PollFlags::IN),
-            ];
-            match rustix::event::poll(&mut ready, None) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(e) => {
-                    tracing::error!("cannot poll the sockets of a port: {e}");
-                    return None;
-                }
-            }
-            let [socket, timer] = ready.map(|fd| fd.revents());
-            if !timer.is_empty() {
-                self.own.timer_expired();
-            }
-            if socket.contains(PollFlags::ERR) {
-                self.hear_refusals();
-            }
-            self.receive();
-            if let Some(job) = self.deliver(workers) {
-                match workers.hand_over(self, Host::of(job.incoming.peer)) {
-                    Ok(()) => return Some(job),
-                    Err(intake) => self = intake,
-                }
-                workers.push(job);
-            }
-        }
-        None
-    }
-
-    /// Reads ICMP errors from the socket, and reports each to the endpoint whose connection the
-    /// refused datagram belonged to.
-    fn hear_refusals(&mut self) {
-        for _ in 0..ERRORS {
-            let Ok(error) = sys::take_error(self.socket.as_fd()) else {
-                return;
-            };
-            let Some(refused) = error else {
-                continue;
-            };
-            let epoch = Header::parse(refused.quoted()).map(|header| header.epoch);
-            if let Some(shard) = self.others.iter().find(|s| Some(s.epoch) == epoch) {
-                let (peer, quoted) = (refused.peer, refused.quoted());
-                shard.run(|state, now| state.endpoint.refused(now, peer, quoted));
-            }
-        }
-    }
-
-    /// Receives all pending datagrams.
-    fn receive(&mut self) {
-        for _ in 0..ROUNDS {
-            let buffers = self.pool.offered();
-            let socket = self.socket.as_fd();
-            match self.room.receive(socket, buffers, &mut self.received) {
-                Ok(()) => {}
-                Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return,
-                Err(e) if sys::is_of_earlier(&e) => continue,
-                Err(e) => {
-                    tracing::warn!("cannot receive: {e}");
-                    std::thread::sleep(ERROR_PAUSE);
-                    return;
-                }
-            }
-            for (index, received) in self.received.iter().enumerate() {
-                let Some(received) = received else {
-                    continue;
-                };
-                if let Some(dropped) = received.dropped {
-                    let more = dropped.wrapping_sub(self.dropped_before);
-                    self.dropped.fetch_add(more.into(), Ordering::Relaxed);
-                    self.dropped_before = dropped;
-                }
-                let route = Route {
-                    peer: received.peer,
-                    local: received.local,
-                };
-                let datagrams = &mut self.datagrams;
-                self.pool
-                    .take(index, received, |bytes| datagrams.push((route, bytes)));
-            }
-            if self.received.len() < BUFFERS {
-                return;
-            }
-        }
-    }
-
-    /// Passes the datagrams to their endpoints. Replies to our own calls arrive at the socket that
-    /// the kernel selected for their sender, but belong to the endpoint that made the call, which
-    /// their epoch identifies. Returns one of the new calls.
-    fn deliver(&mut self, workers: &Arc<Workers>) -> Option<Job> {
-        if self.others.len() > 1 {
-            for (index, other) in self.others.iter().enumerate() {
-                if Arc::ptr_eq(other, &self.own) {
-                    continue;
-                }
-                let theirs = |(_, bytes): &mut (Route, Bytes)| {
-                    let header = Header::parse(bytes.as_ref());
-                    header.is_some_and(|h| !h.has(flag::CLIENT_INITIATED) && h.epoch == other.epoch)
-                };
-                let astray: Vec<_> = self.datagrams.extract_if(.., theirs).collect();
-                if !astray.is_empty()
-                    && let Some(job) = self.others[index].input(astray.into_iter())
-                {
-                    workers.push(job);
-                }
-            }
-        }
-        self.own.input(self.datagrams.drain(..))
     }
 }

@@ -1,6 +1,6 @@
 //! Settings of a port: limits, each with its unit and reason.
 
-use crate::Handler;
+use crate::handler::Handler;
 use std::net::SocketAddr;
 use std::sync::Arc;
 

@@ -18,13 +18,15 @@
 
 use crate::bytes::Bytes;
 use crate::error::Error;
-use crate::inbox::OpenCall;
+use crate::inbox::{Endpoint, OpenCall};
 use crate::socket::{SendResult, Socket};
-use crate::worker::{Job, Workers};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use rx_proto::{CallId, Config, Endpoint, Event, Route, SEGMENTS_MAX, Timestamp, Transmit, code};
-use std::collections::HashMap;
+use rx_proto::{
+    CallId, Config, End, Event, Incoming, Route, SEGMENTS_MAX, Timestamp, Transmit, code,
+};
+use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,12 +39,13 @@ pub(crate) struct Shard {
     pub(crate) epoch: u32,
     /// Notified when a channel of a connection becomes free.
     pub(crate) channels: Arc<Condvar>,
-    workers: Arc<Workers>,
+    /// Passes a new call to the threads that serve calls.
+    dispatch: Box<dyn Fn(Job) + Send + Sync>,
 }
 
 /// State protected by the lock.
 pub(crate) struct State {
-    pub(crate) endpoint: Endpoint<Bytes, Bytes>,
+    pub(crate) endpoint: Endpoint,
     /// Calls owned by the program.
     pub(crate) open: HashMap<CallId, OpenCall>,
     pub(crate) socket: Socket,
@@ -57,17 +60,29 @@ pub(crate) struct State {
     fresh: Vec<Job>,
 }
 
+/// A call to be served, with the beginning of its request.
+pub(crate) struct Job {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) incoming: Incoming,
+    /// Local address that was called.
+    pub(crate) local: Option<IpAddr>,
+    pub(crate) wake: Arc<Condvar>,
+    pub(crate) first: Option<Bytes>,
+    /// Whether `first` is the whole request.
+    pub(crate) at_end: bool,
+}
+
 impl Shard {
     pub(crate) fn new(
         socket: Socket,
         config: Config,
-        workers: &Arc<Workers>,
+        services: impl IntoIterator<Item = u16>,
+        dispatch: impl Fn(Job) + Send + Sync + 'static,
     ) -> io::Result<Arc<Shard>> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|e| io::Error::other(e.to_string()))?;
         let mut endpoint = Endpoint::new(config, seed);
-        for service in workers.services().iter() {
-            let id = service.id;
+        for id in services {
             endpoint.serve(rx_proto::Service {
                 id,
                 classes: vec![rx_proto::RXNULL],
@@ -80,7 +95,7 @@ impl Shard {
             timer,
             epoch: endpoint.epoch(),
             channels: Arc::new(Condvar::new()),
-            workers: Arc::clone(workers),
+            dispatch: Box::new(dispatch),
             state: Mutex::new(State {
                 endpoint,
                 open: HashMap::new(),
@@ -134,7 +149,7 @@ impl Shard {
                 other.notify_all();
             }
             for job in state.fresh.drain(..) {
-                self.workers.push(job);
+                self.dispatch(job);
             }
             if news {
                 continue;
@@ -157,11 +172,16 @@ impl Shard {
         let fresh = std::mem::take(&mut state.fresh);
         drop(state);
         for job in fresh {
-            self.workers.push(job);
+            self.dispatch(job);
         }
         for wake in wakes {
             wake.notify_all();
         }
+    }
+
+    /// Passes a new call to the threads that serve calls.
+    pub(crate) fn dispatch(&self, job: Job) {
+        (self.dispatch)(job);
     }
 
     /// Checks whether a call owned by the program is over.
@@ -234,19 +254,17 @@ impl Shard {
         while let Some(event) = state.endpoint.poll_event() {
             match event {
                 Event::Call(incoming) if !state.stopped => {
-                    let (first, at_end) = state.beginning(now, incoming.call);
+                    let (first, open) = OpenCall::begin(&mut state.endpoint, now, incoming.call);
                     let route = state.endpoint.route(incoming.connection);
-                    let Some(open) = state.open.get(&incoming.call) else {
-                        continue;
-                    };
                     state.fresh.push(Job {
                         shard: Arc::clone(self),
                         incoming,
                         local: route.and_then(|route| route.local),
                         wake: Arc::clone(&open.wake),
                         first,
-                        at_end,
+                        at_end: open.at_end,
                     });
+                    state.open.insert(incoming.call, open);
                 }
                 Event::Call(incoming) => {
                     state.endpoint.abort(now, incoming.call, code::RESTARTING);
@@ -296,12 +314,36 @@ impl State {
         self.batch.clear();
     }
 
+    /// Moves everything from the inbox of a call into `ready`, like [`OpenCall::take`]. At the end a
+    /// client's call is over and removed.
+    pub(crate) fn take(
+        &mut self,
+        now: Timestamp,
+        call: CallId,
+        client: bool,
+        wanted: usize,
+        ready: &mut VecDeque<Bytes>,
+    ) -> Option<Result<bool, Error>> {
+        if self.stopped {
+            return Some(Err(Error::Stopped));
+        }
+        let Some(open) = self.open.get_mut(&call) else {
+            return Some(Err(Error::Ended(End::Closed)));
+        };
+        let taken = open.take(&mut self.endpoint, now, call, wanted, ready);
+        if client && taken == Some(Ok(true)) {
+            self.open.remove(&call);
+        }
+        taken
+    }
+
     /// Handles available data of a call: moves it to the inbox if the call is being read.
     fn readable(&mut self, now: Timestamp, call: CallId) {
-        let reads = self.open.get(&call).is_some_and(|open| open.reads);
-        if reads {
-            self.fill(now, call);
-            if self.open.get(&call).is_some_and(OpenCall::is_enough) {
+        if let Some(open) = self.open.get_mut(&call)
+            && open.reads
+        {
+            open.fill(&mut self.endpoint, now, call);
+            if open.is_enough() {
                 self.news(call, |_| {});
             }
         }

@@ -9,45 +9,17 @@
 //! no more threads than are free: one host uses at most half of them plus one, the next one half of
 //! the rest, and so on; a host without threads still gets one as long as few hosts use many.
 
-use crate::bytes::Bytes;
 use crate::call::Call;
 use crate::error::Abort;
-use crate::port::Intake;
+use crate::intake::Intake;
 use crate::settings::Service;
-use crate::shard::Shard;
-use rx_proto::{Host, Incoming, code};
+use crate::shard::Job;
+use rx_proto::{Host, code};
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-
-/// Handler of the calls of a service.
-pub trait Handler: Send + Sync {
-    /// Serves one call: reads the request, writes the reply. Returning ends the call: `Ok` delivers
-    /// the written data, an [`Abort`] sends its code to the client. May block; may make calls
-    /// itself.
-    fn serve(&self, call: &mut Call) -> Result<(), Abort>;
-}
-
-impl<F: Fn(&mut Call) -> Result<(), Abort> + Send + Sync> Handler for F {
-    fn serve(&self, call: &mut Call) -> Result<(), Abort> {
-        self(call)
-    }
-}
-
-/// A call to be served, with the beginning of its request.
-pub(crate) struct Job {
-    pub(crate) shard: Arc<Shard>,
-    pub(crate) incoming: Incoming,
-    /// Local address that was called.
-    pub(crate) local: Option<IpAddr>,
-    pub(crate) wake: Arc<Condvar>,
-    pub(crate) first: Option<Bytes>,
-    /// Whether `first` is the whole request.
-    pub(crate) at_end: bool,
-}
 
 /// Next work of a thread.
 enum Work {
@@ -162,7 +134,7 @@ impl Workers {
         })
     }
 
-    pub(crate) fn services(&self) -> Arc<[Service]> {
+    fn services(&self) -> Arc<[Service]> {
         Arc::clone(&self.lock_services())
     }
 
@@ -208,7 +180,7 @@ impl Workers {
 
     /// Hands a socket to an idle thread, if there is one, so that this thread may serve a call of
     /// `host`.
-    pub(crate) fn hand_over(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
+    fn hand_over(&self, intake: Box<Intake>, host: Host) -> Result<(), Box<Intake>> {
         let mut queue = self.lock();
         let is_quiet = !queue.stopped && queue.turns.is_empty();
         if !is_quiet
@@ -238,7 +210,7 @@ impl Workers {
         while let Some((work, waited)) = self.next(last.take()) {
             let (job, waited) = match work {
                 Work::Serve(job) => (job, waited),
-                Work::Listen(intake) => match intake.run(self) {
+                Work::Listen(intake) => match self.listen_on(intake) {
                     Some(job) => (job, false),
                     None => continue,
                 },
@@ -251,6 +223,19 @@ impl Workers {
             }
             serve(&services, Call::incoming(job));
         }
+    }
+
+    /// Listens to a socket until the port is closed, or until a call arrives that this thread
+    /// serves: then another thread has taken over the socket.
+    fn listen_on(self: &Arc<Self>, mut intake: Box<Intake>) -> Option<Job> {
+        while let Some(job) = intake.next_call() {
+            match self.hand_over(intake, Host::of(job.incoming.peer)) {
+                Ok(()) => return Some(job),
+                Err(back) => intake = back,
+            }
+            self.push(job);
+        }
+        None
     }
 
     /// Returns the next work, after a call of the host `last`, and whether it waited for this
