@@ -9,15 +9,15 @@
 //! the two is complete. Deliberately absent: blocks shared with a snapshot or another file, holes
 //! and unwritten blocks, all of which stay where they are, and a file system in use.
 
+use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::key::{Ino, TreeId};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
 use crate::fs::{Fs, FsShared};
-use crate::key::{Ino, TreeId};
-use crate::mapping::{Mapped, end_of};
-use crate::op::Op;
-use crate::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::metadata::op::Op;
+use crate::metadata::state::State;
 use crate::space::Run;
-use crate::state::State;
 use block::Buf;
 use serde::Serialize;
 use std::collections::HashSet;

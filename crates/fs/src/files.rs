@@ -23,12 +23,12 @@ pub(crate) use idle::ChangeSignal;
 pub use lane::{Lane, REST, WritePosition};
 pub use watch::{Change, Watch, Watcher};
 
+use crate::data::content::Seek;
+use crate::data::pager::FsPager;
 use crate::error::{Kind, Result};
-use crate::file::Seek;
 use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
-use crate::fs_pager::FsPager;
-use crate::key::Ino;
-use crate::namespace::{DirEntry, New, Rename};
+use crate::format::key::Ino;
+use crate::names::directory::{DirEntry, New, Rename};
 use block::layer::{Layer, within};
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use idle::Idle;

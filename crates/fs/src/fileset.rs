@@ -3,15 +3,15 @@
 //! All operations on files are methods of [`Fileset`], spread over several modules: names in
 //! `namespace`, attributes here, content in `file`.
 
-use crate::acl::{self, Acl};
 use crate::error::{Error, Kind, Result};
-use crate::fs::FsShared;
-use crate::key::{Ino, Item, PLACE_MAX, TreeId};
-use crate::names::Slot;
-use crate::op::Op;
-use crate::record::{
+use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
+use crate::format::record::{
     BLOCK_BYTES, FileType, Inode, NAME_MAX, Time, TreeRecord, XATTR_VALUE_MAX, Xattr,
 };
+use crate::fs::FsShared;
+use crate::metadata::op::Op;
+use crate::names::acl::{self, Acl};
+use crate::names::slots::Slot;
 use std::sync::Arc;
 
 /// Limit for all attribute names of an inode in bytes, as the kernel's XATTR_LIST_MAX.

@@ -7,21 +7,23 @@
 //! Locks are taken in this order only. No thread waits for the device while it holds the state for
 //! writing, except to read pages of metadata that a change needs.
 
-use crate::commit::{Background, Group, Log};
-use crate::db::Db;
+pub mod filesets;
+
+use crate::device_io::{DeviceIo, check_device};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::io::{DeviceIo, check_device};
-use crate::journal::{self, JournalLocation, Writer};
-use crate::key::{Item, Key, PLACE_MAX, Section, TreeId};
-use crate::metafile::{MetaFile, SuperblockFile, keep_spare};
-use crate::names::Hasher;
-use crate::overlay::Overlay;
-use crate::record::{BLOCK_BYTES, Time};
+use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::format::record::{BLOCK_BYTES, Time};
+use crate::format::superblock::Superblock;
+use crate::metadata::commit::{Background, Group, Log};
+use crate::metadata::database::Db;
+use crate::metadata::database_file::{MetaFile, SuperblockFile, keep_spare};
+use crate::metadata::item_map::Store;
+use crate::metadata::journal::{self, JournalLocation, Writer};
+use crate::metadata::overlay::Overlay;
+use crate::metadata::state::{State, Tree};
+use crate::names::slots::Hasher;
 use crate::space::{Run, Space, reserve_blocks};
-use crate::state::{State, Tree};
-use crate::store::Store;
-use crate::superblock::Superblock;
 use block::BlockDevice;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -110,7 +112,7 @@ pub(crate) struct FsShared {
     pub backlog: AtomicUsize,
     /// Backlog that wakes the commit thread; a multiple of it makes callers wait.
     pub backlog_max: usize,
-    pub wake: crate::commit::Wake,
+    pub wake: crate::metadata::commit::Wake,
     /// Notified of each change.
     pub changes: crate::files::ChangeSignal,
 }
@@ -207,7 +209,7 @@ impl Fs {
             state: RwLock::new(load(found.store, bounds, options.rescue)?),
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),
-            wake: crate::commit::Wake::default(),
+            wake: crate::metadata::commit::Wake::default(),
             changes: crate::files::ChangeSignal::default(),
             options,
         });
@@ -433,7 +435,7 @@ struct Found {
     epoch: u64,
     /// Whether the journal held any records.
     replayed: bool,
-    space: Vec<crate::db::SpaceChange>,
+    space: Vec<crate::metadata::database::SpaceChange>,
 }
 
 impl Found {
@@ -544,7 +546,7 @@ fn load(store: Store, bounds: Range<u64>, rescue: bool) -> Result<State> {
         }
     }
     let next = store.get(&Key::global(Section::NextTree, 0), |bytes| {
-        crate::record::In::of(bytes, "next fileset id").u32()
+        crate::format::record::In::of(bytes, "next fileset id").u32()
     });
     let next = match next {
         Err(error) if error.kind() == Kind::Corrupt && rescue => None,

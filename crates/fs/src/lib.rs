@@ -49,49 +49,32 @@
 //! Deliberately absent: the mount, access control, and checksums of file data. `docs/format/fs.md`
 //! describes the on-disk format.
 
-mod acl;
-mod commit;
-mod db;
+mod check;
+mod data;
 mod defrag;
+mod device_io;
 mod error;
-mod file;
 mod files;
 mod fileset;
+mod format;
 mod fs;
-mod fs_pager;
-mod fsck;
-mod inode_state;
-mod io;
-mod item_usage;
-mod journal;
-mod key;
-mod mapping;
-mod metafile;
+mod metadata;
 mod names;
-mod namespace;
-mod op;
-mod overlay;
-mod plan;
-mod record;
 mod space;
-mod state;
-mod store;
-mod superblock;
-mod trees;
 
 pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
+pub use check::{Finding, FindingKind, Repair, Report};
+pub use data::content::{Allocate, Seek, Stamp};
+pub use data::pager::FsPager;
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
-pub use file::{Allocate, Seek, Stamp};
 pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
 pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
-pub use fs::{FIRST_FILESET, Fs, Options, Usage};
-pub use fs_pager::FsPager;
-pub use fsck::{Finding, FindingKind, Repair, Report};
-pub use key::{Ino, TreeId};
-pub use namespace::{DirEntry, INHERITED, New, ROOT, Rename};
-pub use record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
-pub use superblock::{
+pub use format::key::{Ino, TreeId};
+pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
+pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
 };
-pub use trees::Quota;
+pub use fs::filesets::Quota;
+pub use fs::{FIRST_FILESET, Fs, Options, Usage};
+pub use names::directory::{DirEntry, INHERITED, New, ROOT, Rename};

@@ -10,7 +10,7 @@
 //! less those promised, is never negative; so write-behind finds room for everything it was
 //! promised.
 //!
-//! All this is in memory; [`crate::db`] keeps the bitmap on disk.
+//! All this is in memory; [`crate::metadata::database`] keeps the bitmap on disk.
 
 use crate::error::{Error, Kind, Result};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,11 +1,11 @@
 //! Access to the content of files for one thread.
 
 use super::{Change, Files, Handle, Node};
+use crate::data::content::{Allocate, Stamp};
 use crate::error::{Error, Kind, Result};
-use crate::file::{Allocate, Stamp};
 use crate::fileset::{Attr, SetAttr};
-use crate::key::Ino;
-use crate::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
+use crate::format::key::Ino;
+use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use block::Buf;
 use block::layer::{Layer, within};
 use cache::{Loan, OpenFile, Session};

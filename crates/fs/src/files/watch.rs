@@ -7,7 +7,7 @@
 //! Not notified: access times, and changes by an fsck or a restored snapshot.
 
 use super::{Atime, Files};
-use crate::key::Ino;
+use crate::format::key::Ino;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};

@@ -1,0 +1,172 @@
+//! A complete check of an open file system, without changing it; for that see `repair`.
+//!
+//! Three passes: over the pages of the metadata as stored on the device, comparing each with its
+//! checksum; over every tree as its readers see it (each name refers to an inode, each inode has
+//! the links, entries and blocks that it states, everything is reachable from a root); and over
+//! every record in every layer (each block is in use exactly as often as its count states).
+//! **Invariant:** the state does not change during the check: changes wait, readers do not. A clean
+//! file system can be used without metadata errors.
+
+mod blocks;
+mod finding;
+mod meter;
+mod pages;
+mod rebuild;
+mod repair;
+mod tree;
+
+pub use finding::{Finding, FindingKind};
+pub use repair::Repair;
+
+use crate::error::Result;
+use crate::format::key::{Key, Section, TreeId};
+use crate::fs::{Fs, FsShared};
+use crate::metadata::state::State;
+use finding::Findings;
+use meter::Meter;
+use serde::Serialize;
+
+/// Result of a check.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Inconsistencies; at most 1000.
+    pub problems: Vec<Finding>,
+    /// Number of all inconsistencies, including unlisted ones.
+    pub problem_count: u64,
+    /// Number of filesets and snapshots.
+    pub trees: u64,
+    /// Number of inodes of all filesets and snapshots.
+    pub inodes: u64,
+    /// Number of directory entries.
+    pub entries: u64,
+    /// Number of extent records, including those that snapshots keep.
+    pub extents: u64,
+    /// Histogram of the files of filesets by their number of extents: element n counts those with
+    /// at least 2^n and fewer than 2^(n + 1).
+    pub files_by_extents: Vec<u64>,
+    /// Blocks in use for file data.
+    pub data_blocks: u64,
+    /// Blocks with more than one reference.
+    pub shared_blocks: u64,
+    /// Blocks of the device that the metadata occupies.
+    pub metadata_blocks: u64,
+}
+
+impl Report {
+    /// Reports whether there are no inconsistencies.
+    pub fn is_clean(&self) -> bool {
+        self.problem_count == 0
+    }
+
+    fn problem(&mut self, kind: FindingKind, text: impl Into<String>) {
+        self.found(Finding::new(kind, text));
+    }
+
+    fn found(&mut self, finding: Finding) {
+        self.problem_count += 1;
+        self.problems.add(finding);
+    }
+
+    /// Records an error as a problem and continues, if it concerns the data that was read.
+    fn note<T>(&mut self, kind: FindingKind, what: &str, result: Result<T>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.kind() == crate::Kind::Corrupt => {
+                self.problem(kind, format!("{what}: {error}"));
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Fs {
+    /// Checks everything. Changes wait until the check is over.
+    ///
+    /// # Errors
+    /// The device failed. Inconsistencies are in the report.
+    pub fn check(&self) -> Result<Report> {
+        self.check_with(&mut |_, _| {})
+    }
+
+    /// As [`Fs::check`]; `progress` is called from time to time with the amount done and the total.
+    ///
+    /// # Errors
+    /// As [`Fs::check`].
+    pub fn check_with(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
+        self.inner().check(progress)
+    }
+}
+
+impl FsShared {
+    fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
+        // Held throughout, to prevent commits, so that the pages and the bitmap on disk stay the
+        // same.
+        let db = self.db.lock().expect("no panic under this lock");
+        let db = db.as_ref().ok_or_else(crate::error::closed)?;
+        let state = self.read();
+        let superblock = self.superblock.lock().clone();
+        let mut report = Report::default();
+        for text in self.superblock.damaged_copies() {
+            report.problem(FindingKind::Pages, text);
+        }
+        // If these cannot be read, the check of the pages reports why.
+        let item_bytes = db.item_bytes().unwrap_or(0);
+        let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
+        let epoch = db.epoch();
+        let pages = epoch.and_then(|epoch| pages::verify(&self.io, &superblock, epoch, meter));
+        report.note(FindingKind::Pages, "page check", pages)?;
+        let keys = check_keys(&state, &mut report, meter);
+        report.note(FindingKind::Pages, "record check", keys)?;
+        for (id, tree) in &state.trees {
+            report.trees += 1;
+            if !tree.record.removing {
+                let walk = tree::Walk::new(&state, &self.hasher, *id, &mut report);
+                let walked = walk.run(meter);
+                let what = format!("'{}'", tree.record.name);
+                report.note(FindingKind::Pages, &what, walked)?;
+            }
+        }
+        let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
+        report.note(FindingKind::Space, "block check", blocks)?;
+        meter.end();
+        Ok(report)
+    }
+}
+
+/// Checks whether a key belongs to an existing section or layer, and a lookup can ask for it.
+fn belongs(state: &State, key: &Key) -> bool {
+    let is = |section: Section| key.object == section as u64;
+    match key.layer {
+        0 if is(Section::NextTree) => key.item == 0,
+        0 => is(Section::Trees) || is(Section::Shared),
+        layer => key.is_possible_item() && state.trees.contains_key(&layer),
+    }
+}
+
+/// Checks that every key belongs to an existing section or layer.
+fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<()> {
+    meter.begin(meter.items());
+    let from = Key::layer(0).0;
+    state
+        .store
+        .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
+            meter.item(bytes);
+            if !belongs(state, &key) {
+                report.problem(
+                    FindingKind::Record,
+                    format!("{key}: stray record, which no lookup can find"),
+                );
+            }
+            Ok(true)
+        })?;
+    let last = state.trees.last_key_value().map_or(0, |(id, _)| *id);
+    if last >= state.next_tree {
+        let text = format!(
+            "the next fileset id is {}, but fileset {last} exists",
+            state.next_tree
+        );
+        report.problem(FindingKind::Record, text);
+    }
+    Ok(())
+}

@@ -1,0 +1,350 @@
+//! Random damage of every kind to single records, and the state after the repair.
+
+use crate::check::FindingKind;
+use crate::data::content::Allocate;
+use crate::fileset::{Fileset, SetXattr};
+use crate::format::key::{Item, Key, Section};
+use crate::format::record::{FileType, SharedRun};
+use crate::format::superblock::Segment;
+use crate::fs::{FIRST_FILESET, Fs, Options};
+use crate::metadata::database::SpaceChange;
+use crate::metadata::op::Op;
+use crate::names::directory::{New, ROOT};
+use crate::space::Run;
+use block::{BlockDevice, Mem, Random};
+use std::sync::Arc;
+
+fn new(kind: FileType) -> New {
+    New {
+        uid: 1,
+        gid: 2,
+        ..New::of_root(kind, 0o755)
+    }
+}
+
+fn open(device: &Arc<dyn BlockDevice>) -> Fs {
+    Fs::open(Arc::clone(device), Options::default()).unwrap()
+}
+
+fn main(fs: &Fs) -> Fileset {
+    fs.fileset_named(FIRST_FILESET).unwrap()
+}
+
+/// Returns a device with a few directories, each containing an object of every kind.
+fn sample() -> Arc<dyn BlockDevice> {
+    sample_on(&Arc::new(Mem::new(16 << 20, 512)))
+}
+
+fn sample_on(mem: &Arc<Mem>) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = mem.clone();
+    Fs::format(Arc::clone(&device), "").unwrap();
+    let fs = open(&device);
+    let main = main(&fs);
+    let mut dir = ROOT;
+    for level in 0..5 {
+        let name = |what: &str| format!("{what} {level}").into_bytes();
+        for i in 0..4 {
+            let file = main
+                .create(dir, &name(&format!("file {i}")), &new(FileType::File))
+                .unwrap()
+                .ino;
+            for part in 0..3 {
+                let at = (part * 7 + i) * 4096;
+                main.allocate(file, at..at + 9000, Allocate::Grow).unwrap();
+            }
+            main.set_xattr(file, b"user.a", b"value", SetXattr::Any)
+                .unwrap();
+            main.link(file, ROOT, &name(&format!("link {i}"))).unwrap();
+        }
+        main.symlink(dir, &name("symlink"), b"target", 1, 1)
+            .unwrap();
+        main.create(dir, &name("fifo"), &new(FileType::Fifo))
+            .unwrap();
+        dir = main
+            .create(dir, &name("dir"), &new(FileType::Directory))
+            .unwrap()
+            .ino;
+    }
+    fs.close().unwrap();
+    device
+}
+
+/// Returns all items of a layer.
+fn records(op: &Op, layer: u32) -> Vec<(Key, Vec<u8>)> {
+    let mut all = Vec::new();
+    let (from, to) = Key::layer(layer);
+    op.store
+        .scan(from, to, |key, bytes| {
+            all.push((key, bytes.to_vec()));
+            Ok(true)
+        })
+        .unwrap();
+    all
+}
+
+fn damage(op: &mut Op, layer: u32, random: &mut Random) {
+    let all = records(op, layer);
+    let (key, mut value) = all[random.below(all.len() as u64) as usize].clone();
+    match random.below(8) {
+        0 | 1 => op.delete_key(key),
+        2..=4 => {
+            for _ in 0..1 + random.below(3) {
+                if !value.is_empty() {
+                    let at = random.below(value.len() as u64) as usize;
+                    value[at] = random.next_u64() as u8;
+                }
+            }
+            op.put_key(key, value, false);
+        }
+        5 => {
+            // The same record at another place.
+            let other = all[random.below(all.len() as u64) as usize].0;
+            let item = Item::ALL[random.below(6) as usize];
+            let place = random.below(3) * random.below(20_000);
+            op.put_key(Key::item(layer, other.object, item, place), value, false);
+        }
+        6 => {
+            let shared = SharedRun {
+                blocks: 1 + random.below(20) as u32,
+                count: 2 + random.below(3) as u32,
+            };
+            let at = Key::global(Section::Shared, 1000 + random.below(500));
+            op.put_key(at, shared.encode(), false);
+        }
+        _ => {
+            let tree = op.trees.get_mut(&layer).unwrap();
+            tree.record.used_blocks = random.below(1000);
+            tree.record.next_ino = 1 + random.below(30);
+            let free = op.space().unused();
+            let run = Run {
+                start: free[0].start,
+                blocks: 1,
+            };
+            let used = true;
+            op.store.note_space(&[SpaceChange { run, used }]);
+        }
+    }
+}
+
+#[test]
+fn whatever_is_wrong_with_records_is_put_right_and_stays_so() {
+    let seed = std::env::var("EVFS_SEED")
+        .ok()
+        .and_then(|s| s.parse().ok())
+        .unwrap_or(1);
+    println!("EVFS_SEED={seed}");
+    let whole = sample();
+    let mut image = vec![0; 16 << 20];
+    let mut blocking = block::Blocking::open(&*whole).unwrap();
+    blocking.read_at(0, &mut image).unwrap();
+    let mut repaired = 0;
+    for round in 0..150 {
+        let mut random = Random::new(seed + round);
+        let mem = Mem::new(16 << 20, 512);
+        mem.poke(0, &image);
+        let device: Arc<dyn BlockDevice> = Arc::new(mem);
+        let fs = open(&device);
+        let id = main(&fs).id();
+        let mut op = Op::locked(fs.inner(), id).unwrap();
+        for _ in 0..1 + random.below(6) {
+            damage(&mut op, id, &mut random);
+        }
+        op.finish();
+        let found = fs.check().unwrap();
+        let repair = fs
+            .repair()
+            .unwrap_or_else(|e| panic!("seed {}: {e:?}", seed + round));
+        assert_eq!(
+            found.is_clean(),
+            repair.done_count == 0,
+            "seed {}: {:#?}\n{:#?}",
+            seed + round,
+            found.problems,
+            repair.done
+        );
+        assert!(
+            repair.left.is_clean(),
+            "seed {}: {:#?}\n{:#?}",
+            seed + round,
+            repair.done,
+            repair.left
+        );
+        repaired += repair.done_count;
+        let again = fs.repair().unwrap();
+        assert_eq!(
+            again.done_count,
+            0,
+            "seed {}: {:#?}",
+            seed + round,
+            again.done
+        );
+        fs.close().unwrap();
+        let fs = open(&device);
+        let left = fs.check().unwrap();
+        assert!(left.is_clean(), "seed {}: {left:#?}", seed + round);
+        let made = main(&fs)
+            .create(ROOT, b"new", &new(FileType::File))
+            .unwrap();
+        main(&fs)
+            .allocate(made.ino, 0..1 << 20, Allocate::Grow)
+            .unwrap();
+        fs.commit().unwrap();
+        assert!(fs.check().unwrap().is_clean(), "seed {}", seed + round);
+    }
+    assert!(repaired > 150, "{repaired}");
+}
+
+#[test]
+fn a_sound_file_system_is_left_alone() {
+    let device = sample();
+    let fs = open(&device);
+    let before = records(&Op::locked(fs.inner(), 1).unwrap(), 1);
+    let mut told = Vec::new();
+    let repair = fs
+        .repair_with(&mut |done, total| told.push((done, total)))
+        .unwrap();
+    assert!(
+        told.windows(2)
+            .all(|w| w[0].0 <= w[1].0 && w[0].1 == w[1].1)
+    );
+    assert!(told.len() > 5 && told.last().is_some_and(|(done, total)| done == total));
+    assert_eq!(
+        (repair.done_count, repair.left.is_clean()),
+        (0, true),
+        "{:#?}",
+        repair.done
+    );
+    assert!(records(&Op::locked(fs.inner(), 1).unwrap(), 1) == before);
+}
+
+#[test]
+fn a_file_that_lost_its_name_is_found_with_its_blocks() {
+    let device = sample();
+    let fs = open(&device);
+    let main = main(&fs);
+    let ino = main.lookup(ROOT, b"file 1 0").unwrap().ino;
+    let mut op = Op::locked(fs.inner(), main.id()).unwrap();
+    for (key, value) in records(&op, main.id()) {
+        let names_it = key.kind() == Some(Item::Entry) && value.starts_with(&ino.to_le_bytes());
+        if names_it {
+            op.delete_key(key);
+        }
+    }
+    op.finish();
+    let before = main.attr(ino).unwrap().inode.blocks;
+    let repair = fs.repair().unwrap();
+    assert!(repair.left.is_clean(), "{:#?}", repair.left.problems);
+    let lost = main.lookup(ROOT, b"lost+found").unwrap().ino;
+    let found = main.lookup(lost, format!("#{ino}").as_bytes()).unwrap();
+    assert_eq!(
+        (found.ino, found.inode.blocks, found.inode.links),
+        (ino, before, 1)
+    );
+    let path = format!("/lost+found/#{ino}");
+    let said = repair.done.iter().find(|done| done.inode == Some(ino));
+    let said = said.expect("it is listed");
+    assert_eq!(said.fileset.as_deref(), Some(FIRST_FILESET));
+    assert_eq!(said.path, Some(path));
+}
+
+/// Returns the segments of the superblock, even if the file system only opens as a rescue.
+fn segments(device: &Arc<dyn BlockDevice>) -> Vec<Segment> {
+    let rescue = Options {
+        rescue: true,
+        read_only: true,
+        ..Options::default()
+    };
+    let fs = Fs::open(Arc::clone(device), rescue).unwrap();
+    fs.superblock().segments
+}
+
+/// Invalidates the checksums of children in the branches of `redb`, but nothing that a reader
+/// needs.
+fn damage_branches(mem: &Mem, segments: &[Segment]) {
+    const BRANCH: u8 = 2;
+    let mut changed = 0;
+    for block in segments.iter().flat_map(|s| s.start..s.run().end()) {
+        let mut page = [0; 9];
+        mem.peek(block * 4096, &mut page);
+        if page[0] == BRANCH {
+            mem.poke(block * 4096 + 8, &[!page[8]]);
+            changed += 1;
+        }
+    }
+    assert!(changed > 0);
+}
+
+#[test]
+fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
+    let cases = [
+        (false, false, false),
+        (false, true, false),
+        (true, true, false),
+        (true, true, true),
+    ];
+    for (damaged, with_snapshot, damaged_pages) in cases {
+        let mem = Arc::new(Mem::new(16 << 20, 512));
+        let device = sample_on(&mem);
+        let fs = open(&device);
+        let (id, name) = (main(&fs).id(), b"file 1 0");
+        if with_snapshot {
+            // Most of the device belongs to the snapshot alone.
+            let ino = main(&fs).lookup(ROOT, name).unwrap().ino;
+            main(&fs)
+                .allocate(ino, 0..12 << 20, Allocate::Grow)
+                .unwrap();
+            fs.snapshot(id, "then").unwrap();
+            main(&fs).unlink(ROOT, name).unwrap();
+        }
+        let other = fs.create_fileset("other").unwrap().id();
+        let before = records(&Op::locked(fs.inner(), id).unwrap(), id);
+        fs.commit().unwrap();
+        let mut op = Op::locked(fs.inner(), id).unwrap();
+        for id in [id, other] {
+            let key = Key::global(Section::Trees, id.into());
+            if damaged {
+                op.put_key(key, vec![7; 9], false)
+            } else {
+                op.delete_key(key)
+            }
+        }
+        op.delete_key(Key::global(Section::NextTree, 0));
+        let kept = records(&op, 2);
+        op.finish();
+        fs.close().unwrap();
+        if damaged_pages {
+            damage_branches(&mem, &segments(&device));
+        }
+
+        let rescue = Options {
+            rescue: true,
+            ..Options::default()
+        };
+        let fs = Fs::open(Arc::clone(&device), rescue).unwrap();
+        assert!(fs.fileset_named(FIRST_FILESET).is_err());
+        assert!(!fs.check().unwrap().is_clean());
+        let repair = fs.repair().unwrap();
+        assert!(repair.left.is_clean(), "{:#?}", repair.left.problems);
+        let anew = repair.done.iter().any(|f| f.kind == FindingKind::Pages);
+        assert_eq!(anew, damaged_pages);
+        fs.close().unwrap();
+
+        let fs = open(&device);
+        let again = fs.repair().unwrap();
+        assert_eq!(again.done_count, 0, "{:#?}", again.done);
+        assert_eq!(main(&fs).id(), id);
+        assert!(records(&Op::locked(fs.inner(), id).unwrap(), id) == before);
+        // The name of this one could not be recovered.
+        let found = fs.fileset_named(&format!("found-{other}")).unwrap();
+        assert_eq!(found.id(), other);
+        if with_snapshot {
+            // If its extents were not recovered, the new metadata would be placed on top of them.
+            assert!(records(&Op::locked(fs.inner(), 2).unwrap(), 2) == kept);
+            let then = fs.fileset_named("then").unwrap();
+            assert!(then.lookup(ROOT, name).is_ok());
+            assert!(main(&fs).lookup(ROOT, name).is_err());
+        }
+        let new = fs.create_fileset("new").unwrap().id();
+        assert!(new > other, "{new}");
+    }
+}

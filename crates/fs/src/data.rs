@@ -1,0 +1,6 @@
+//! The content of files: its extents on the device, and I/O on them.
+
+pub mod content;
+pub(crate) mod extents;
+pub mod pager;
+pub(crate) mod plan;

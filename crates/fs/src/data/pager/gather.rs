@@ -1,0 +1,174 @@
+//! Buffers of a request, passed on to the device requests that carry parts of it.
+//!
+//! A buffer that lies entirely in one part is passed to the device directly. A buffer that spans a
+//! border of extents stays here, and copies of its pieces are passed. **Invariant:** when all
+//! device requests have completed, the buffers are complete and in order.
+
+use crate::data::plan::Part;
+use block::{Buf, Bufs};
+use std::ops::Range;
+
+/// Buffers of a request; `None` while one is in a device request.
+pub(super) struct Gather {
+    slots: Vec<Option<Buf>>,
+    /// Offset of each buffer in the request, and the end of the last.
+    starts: Vec<u64>,
+}
+
+/// Payload of a device request, to put it back when the request completes.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Carried {
+    /// Buffers from this slot on.
+    Slots(usize),
+    /// Copy of these bytes of a slot.
+    Copy(usize, Range<usize>),
+}
+
+impl Gather {
+    pub fn new(bufs: Bufs) -> Gather {
+        let slots: Vec<Option<Buf>> = bufs.into_vec().into_iter().map(Some).collect();
+        let mut starts = vec![0];
+        for buf in slots.iter().flatten() {
+            starts.push(starts[starts.len() - 1] + buf.len() as u64);
+        }
+        Gather { slots, starts }
+    }
+
+    /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
+    /// the buffers of each piece.
+    pub fn lend(&mut self, part: &Part, write: bool) -> Vec<(u64, Carried, Bufs)> {
+        let Some(device) = part.device else {
+            return Vec::new();
+        };
+        let mut lent = Vec::new();
+        let mut at = part.bytes.start;
+        while at < part.bytes.end {
+            let slot = self.starts.partition_point(|start| *start <= at) - 1;
+            let place = device + (at - part.bytes.start);
+            let whole = self.starts[slot] == at && self.starts[slot + 1] <= part.bytes.end;
+            if whole {
+                let end = self
+                    .starts
+                    .partition_point(|start| *start <= part.bytes.end)
+                    - 1;
+                let bufs = self.slots[slot..end].iter_mut().filter_map(Option::take);
+                lent.push((place, Carried::Slots(slot), bufs.collect::<Vec<_>>().into()));
+                at = self.starts[end];
+            } else {
+                let end = self.starts[slot + 1].min(part.bytes.end);
+                let range = (at - self.starts[slot]) as usize..(end - self.starts[slot]) as usize;
+                let mut copy = Buf::zeroed(range.len());
+                if write && let Some(buf) = &self.slots[slot] {
+                    copy.copy_from_slice(&buf[range.clone()]);
+                }
+                lent.push((place, Carried::Copy(slot, range), copy.into()));
+                at = end;
+            }
+        }
+        lent
+    }
+
+    /// Takes back the buffers of a piece returned by [`Gather::lend`].
+    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
+        match carried {
+            Carried::Slots(first) => {
+                for (slot, buf) in self.slots[first..].iter_mut().zip(bufs.into_vec()) {
+                    *slot = Some(buf);
+                }
+            }
+            Carried::Copy(slot, range) if read => {
+                if let (Some(buf), Some(copy)) = (&mut self.slots[slot], bufs.into_first()) {
+                    buf[range].copy_from_slice(&copy);
+                }
+            }
+            Carried::Copy(..) => {}
+        }
+    }
+
+    /// Zeroes bytes of the request. All buffers must have been returned.
+    pub fn zero(&mut self, bytes: Range<u64>) {
+        for (slot, start) in self.slots.iter_mut().zip(&self.starts) {
+            let Some(buf) = slot else { continue };
+            let from = bytes.start.clamp(*start, start + buf.len() as u64) - start;
+            let to = bytes.end.clamp(*start, start + buf.len() as u64) - start;
+            buf[from as usize..to as usize].fill(0);
+        }
+    }
+
+    /// Returns the buffers of the request in their original order.
+    pub fn finish(self) -> Bufs {
+        let mut bufs: Vec<Buf> = self.slots.into_iter().flatten().collect();
+        match bufs.len() {
+            1 => bufs.remove(0).into(),
+            _ => bufs.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Random;
+
+    #[test]
+    fn any_split_of_any_buffers_writes_and_reads_the_same_bytes() {
+        let mut random = Random::new(3);
+        for _ in 0..300 {
+            let pages = 1 + random.below(20);
+            let mut left = pages;
+            let mut bufs = Vec::new();
+            while left > 0 {
+                let take = 1 + random.below(left.min(5));
+                let mut buf = Buf::zeroed(take as usize * 4096);
+                random.fill(&mut buf);
+                bufs.push(buf);
+                left -= take;
+            }
+            let content: Vec<u8> = bufs.iter().flat_map(|b| b.to_vec()).collect();
+            let lens: Vec<usize> = bufs.iter().map(|b| b.len()).collect();
+            let mut disk = vec![0; 64 * 4096];
+            let mut parts = Vec::new();
+            let (mut at, mut place) = (0, 0);
+            while at < pages {
+                let take = 1 + random.below(pages - at);
+                place += random.below(2);
+                parts.push(Part {
+                    bytes: at * 4096..(at + take) * 4096,
+                    device: Some(place * 4096),
+                });
+                (at, place) = (at + take, place + take);
+            }
+            let mut gather = Gather::new(bufs.into());
+            for part in &parts {
+                for (place, carried, bufs) in gather.lend(part, true) {
+                    let mut at = place as usize;
+                    for buf in bufs.iter() {
+                        disk[at..at + buf.len()].copy_from_slice(buf);
+                        at += buf.len();
+                    }
+                    gather.put_back(carried, bufs, false);
+                }
+            }
+            let bufs = gather.finish();
+            assert!(bufs.iter().map(|b| b.len()).eq(lens.iter().copied()));
+            let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
+            let mut gather = Gather::new(empty.into());
+            for part in &parts {
+                for (place, carried, mut bufs) in gather.lend(part, false) {
+                    let mut at = place as usize;
+                    for buf in bufs.iter_mut() {
+                        let len = buf.len();
+                        buf.copy_from_slice(&disk[at..at + len]);
+                        at += len;
+                    }
+                    gather.put_back(carried, bufs, true);
+                }
+            }
+            gather.zero(5..4000);
+            let mut expected = content;
+            expected[5..4000].fill(0);
+            let back: Vec<u8> = gather.finish().iter().flat_map(|b| b.to_vec()).collect();
+            assert!(back == expected);
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! Planning of I/O: a page request of a file becomes requests of the device.
+//!
+//! **Invariant:** a planned write touches no block that a snapshot, a crash or another file could
+//! still expose: blocks with one reference are written in place, everything else goes to new
+//! blocks. When the write ends, the plan is entered into the metadata or undone.
+
+use crate::data::content::split;
+use crate::data::extents::{Mapped, end_of};
+use crate::error::{Error, Kind, Result};
+use crate::fileset::{Fileset, blocks_for};
+use crate::format::key::Ino;
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::metadata::inode_state::{Blocks, Write};
+use crate::metadata::op::Op;
+use crate::space::Run;
+use std::ops::Range;
+
+/// Part of a request: a range of its bytes, and their offset on the device; `None` reads as zeros.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub bytes: Range<u64>,
+    pub device: Option<u64>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ReadPlan {
+    /// Parts of the request, in order and without gaps.
+    pub parts: Vec<Part>,
+    /// Bytes of the request to be zeroed, whatever the device returns.
+    pub zeros: Vec<Range<u64>>,
+}
+
+#[derive(Debug)]
+pub(crate) struct WritePlan {
+    pub ino: Ino,
+    number: u64,
+    /// Blocks of the request. Those beyond the end of the file are not written: they became dirty
+    /// before the file was truncated.
+    blocks: Range<u64>,
+    /// Blocks of the file that are written in place.
+    in_place: Vec<Mapped>,
+    /// Blocks of the file that are written to new blocks.
+    new: Vec<(u64, Run)>,
+}
+
+/// Computes the blocks of a request.
+pub(crate) fn blocks_of(offset: u64, len: u64) -> Result<Range<u64>> {
+    let end = offset.checked_add(len).filter(|end| *end <= FILE_SIZE_MAX);
+    let end = end.ok_or(Kind::FileTooLarge)?;
+    if !offset.is_multiple_of(BLOCK_BYTES) || !len.is_multiple_of(BLOCK_BYTES) || len == 0 {
+        return Err(Error::new(
+            Kind::Invalid,
+            "offset or length is not a whole number of blocks",
+        ));
+    }
+    Ok(offset / BLOCK_BYTES..end / BLOCK_BYTES)
+}
+
+impl Fileset {
+    /// Plans a read of whole blocks.
+    pub(crate) fn plan_read(&self, ino: Ino, blocks: Range<u64>) -> Result<ReadPlan> {
+        let state = self.fs.read();
+        let inode = state.inode(self.id, ino)?;
+        if inode.kind != FileType::File {
+            return Err(Error::new(Kind::Invalid, "not a regular file"));
+        }
+        let mut plan = ReadPlan::default();
+        let at = |block: u64| (block - blocks.start) * BLOCK_BYTES;
+        let mut done = blocks.start;
+        for (first, extent) in state.extents(self.id, ino, blocks.clone())? {
+            let part = first.max(blocks.start)..end_of(&(first, extent)).min(blocks.end);
+            plan.add(at(done)..at(part.start), None);
+            let start = extent.start + (part.start - first);
+            let device = (!extent.unwritten).then_some(start * BLOCK_BYTES);
+            plan.add(at(part.start)..at(part.end), device);
+            if extent.tail != 0 && part.end == end_of(&(first, extent)) {
+                plan.zeros
+                    .push(at(part.end - 1) + u64::from(extent.tail)..at(part.end));
+            }
+            done = part.end;
+        }
+        plan.add(at(done)..at(blocks.end), None);
+        // Bytes that a write left beyond the size on disk before a crash were never part of the
+        // file.
+        let (block, bytes) = split(inode.disk_size);
+        if bytes != 0 && blocks.contains(&block) {
+            plan.zeros.push(at(block) + u64::from(bytes)..at(block + 1));
+        }
+        Ok(plan)
+    }
+
+    /// Plans a write of whole blocks, and allocates the blocks that it needs.
+    pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+        self.fs
+            .with_room(|| self.try_plan_write(ino, blocks.clone()))
+    }
+
+    fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let inode = op.read_inode(ino)?;
+        if inode.kind != FileType::File {
+            return Err(Error::new(Kind::Invalid, "not a regular file"));
+        }
+        let end = blocks_for(inode.size).clamp(blocks.start, blocks.end);
+        let wanted = blocks.start..end;
+        let in_place = op.own_parts(self.id, ino, wanted.clone())?;
+        let mut rest = Blocks::of(wanted.clone());
+        for part in &in_place {
+            rest.remove(part.0..end_of(part));
+        }
+        let core = op.core(ino)?;
+        let promised = core.promised.within(blocks.clone());
+        let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
+        let needed = rest.count();
+        // Blocks are promised when pages become dirty. A write without a promise, or one that needs
+        // more blocks because of a snapshot, has to reserve them now.
+        if needed > promised {
+            op.promise_at_last(needed - promised)?;
+        }
+        let new = match op.take_for(ino, &rest) {
+            Ok(new) => new,
+            Err(error) => {
+                // The pages stay dirty and keep their promises.
+                op.return_taken();
+                op.release_reserved(needed.saturating_sub(promised));
+                return Err(error);
+            }
+        };
+        let core = op.core(ino)?;
+        core.promised.remove(blocks.clone());
+        core.in_place.remove(blocks.clone());
+        let number = core
+            .writes
+            .last_key_value()
+            .map_or(0, |(number, _)| number + 1);
+        let write = Write {
+            wanted: Blocks::of(wanted),
+            tails: Vec::new(),
+        };
+        core.writes.insert(number, write);
+        // The fileset keeps its promise until the blocks count as used; see `end_write`.
+        if promised > needed {
+            op.release_reserved(promised - needed);
+        }
+        op.finish();
+        Ok(WritePlan {
+            ino,
+            number,
+            blocks,
+            in_place,
+            new,
+        })
+    }
+
+    /// Enters a completed write into the metadata, or undoes it.
+    ///
+    /// # Errors
+    /// The metadata could not be changed; the write is undone.
+    pub(crate) fn end_write(&self, plan: WritePlan, went_well: bool) -> Result<()> {
+        let result = if went_well {
+            self.carry_in(&plan)
+        } else {
+            Ok(false)
+        };
+        match result {
+            Ok(true) => Ok(()),
+            Ok(false) => {
+                self.cancel(plan);
+                Ok(())
+            }
+            Err(error) => {
+                self.cancel(plan);
+                Err(error)
+            }
+        }
+    }
+
+    /// Enters a write into the metadata. Returns `false` if it is to be undone without an error.
+    fn carry_in(&self, plan: &WritePlan) -> Result<bool> {
+        let (tree, ino) = (self.id, plan.ino);
+        let mut op = Op::begin(&self.fs, tree)?;
+        let write = op
+            .cores
+            .get(&(tree, ino))
+            .and_then(|core| core.writes.get(&plan.number));
+        let Some(write) = write else {
+            // The file has been removed.
+            return Ok(false);
+        };
+        let (wanted, tails) = (write.wanted.clone(), write.tails.clone());
+        let inode = op.read_inode(ino)?;
+        let (mut more, mut unwanted) = (0i64, Vec::new());
+        for (first, run) in &plan.new {
+            let blocks = *first..first + run.blocks;
+            let place = |block: u64| run.start + (block - first);
+            for part in wanted.within(blocks.clone()) {
+                more -= op.unmap(tree, ino, part.clone())? as i64;
+                let extent = Extent {
+                    start: place(part.start),
+                    blocks: (part.end - part.start) as u32,
+                    unwritten: false,
+                    tail: 0,
+                };
+                op.map(tree, ino, (part.start, extent))?;
+                op.mark_used(extent.run());
+                more += i64::from(extent.blocks);
+            }
+            for part in wanted.missing(blocks) {
+                unwanted.push(Run {
+                    start: place(part.start),
+                    blocks: part.end - part.start,
+                });
+            }
+        }
+        for part in &plan.in_place {
+            for part in wanted.within(part.0..end_of(part)) {
+                op.set_written(tree, ino, part)?;
+            }
+        }
+        for (block, bytes) in tails {
+            op.set_tail(tree, ino, block, bytes)?;
+        }
+        let reached = wanted.iter().last().map_or(0, |run| run.end * BLOCK_BYTES);
+        let disk_size = inode.disk_size.max(inode.size.min(reached));
+        if disk_size != inode.disk_size || more != 0 {
+            op.change(ino, |inode| {
+                inode.disk_size = disk_size;
+                inode.blocks = inode.blocks.saturating_add_signed(more);
+            })?;
+            op.use_blocks(more);
+        }
+        // Nothing can fail from here on.
+        unwanted
+            .into_iter()
+            .for_each(|run| op.space().release_run(run, false));
+        op.end_promise(plan.new_blocks());
+        if let Some(core) = op.cores.get_mut(&(tree, ino)) {
+            core.writes.remove(&plan.number);
+            core.settle_size();
+        }
+        op.list_dirty((tree, ino));
+        op.forget_idle((tree, ino));
+        op.finish();
+        Ok(true)
+    }
+
+    /// Releases the blocks of a write. Blocks that are still wanted keep their promise, because
+    /// their pages are still dirty.
+    fn cancel(&self, plan: WritePlan) {
+        let mut state = self.fs.write();
+        let mut core = state.cores.get_mut(&(self.id, plan.ino));
+        let mut kept = 0;
+        let write = core
+            .as_mut()
+            .and_then(|core| core.writes.remove(&plan.number));
+        let wanted = write.unwrap_or_default().wanted;
+        if let Some(core) = &mut core {
+            for part in &plan.in_place {
+                for run in wanted.within(part.0..end_of(part)) {
+                    core.in_place.insert(run);
+                }
+            }
+            for (first, run) in &plan.new {
+                for run in wanted.within(*first..first + run.blocks) {
+                    kept += core.promised.insert(run);
+                }
+            }
+        }
+        let all = plan.new_blocks();
+        for (_, run) in plan.new {
+            self.fs.space.release_run(run, true);
+        }
+        let gone = all - kept;
+        self.fs.space.release_reserved(gone);
+        if let Some(tree) = state.trees.get_mut(&self.id) {
+            tree.promised = tree.promised.saturating_sub(gone);
+        }
+    }
+}
+
+impl ReadPlan {
+    fn add(&mut self, bytes: Range<u64>, device: Option<u64>) {
+        if !bytes.is_empty() {
+            self.parts.push(Part { bytes, device });
+        }
+    }
+}
+
+impl WritePlan {
+    fn new_blocks(&self) -> u64 {
+        self.new.iter().map(|(_, run)| run.blocks).sum()
+    }
+
+    /// Collects the parts of the request to write, in order and without gaps.
+    pub fn parts(&self) -> Vec<Part> {
+        let in_place = self
+            .in_place
+            .iter()
+            .map(|(first, extent)| (*first, extent.run()));
+        let mut all: Vec<(u64, Run)> = in_place.chain(self.new.iter().copied()).collect();
+        all.sort_unstable();
+        let mut parts: Vec<Part> = Vec::new();
+        for (first, run) in all {
+            let start = (first - self.blocks.start) * BLOCK_BYTES;
+            let bytes = start..start + run.blocks * BLOCK_BYTES;
+            let device = run.start * BLOCK_BYTES;
+            let len = |part: &Part| part.bytes.end - part.bytes.start;
+            match parts.last_mut() {
+                Some(last) if last.device.map(|d| d + len(last)) == Some(device) => {
+                    last.bytes.end = bytes.end;
+                }
+                _ => parts.push(Part {
+                    bytes,
+                    device: Some(device),
+                }),
+            }
+        }
+        parts
+    }
+}
+
+impl Op<'_> {
+    /// Promises blocks to a write that is already in progress, from the reserve of the metadata if
+    /// necessary.
+    fn promise_at_last(&mut self, blocks: u64) -> Result<()> {
+        self.check_quota(blocks)?;
+        if !self.space().reserve(blocks) && !self.space().reserve_from_metadata(blocks) {
+            return Err(crate::space::full());
+        }
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised += blocks;
+        }
+        Ok(())
+    }
+
+    /// Allocates promised blocks for blocks of a file.
+    fn take_for(&mut self, ino: Ino, blocks: &Blocks) -> Result<Vec<(u64, Run)>> {
+        let mut new = Vec::new();
+        for hole in blocks.iter() {
+            let mut at = hole.start;
+            let mut goal = self.goal(ino, at)?;
+            while at < hole.end {
+                let run = self.take(goal, hole.end - at)?;
+                new.push((at, run));
+                at += run.blocks;
+                goal = Some(run.end());
+            }
+        }
+        Ok(new)
+    }
+
+    /// Ends a promise of the fileset whose blocks were allocated.
+    fn end_promise(&mut self, blocks: u64) {
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised = tree.promised.saturating_sub(blocks);
+        }
+    }
+}

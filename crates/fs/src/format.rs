@@ -1,0 +1,7 @@
+//! On-disk encodings, without I/O: keys and values of the metadata, and the superblock.
+//!
+//! `docs/format/fs.md` describes them. Everything read from a device is validated here.
+
+pub mod key;
+pub mod record;
+pub mod superblock;

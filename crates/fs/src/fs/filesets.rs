@@ -1,0 +1,323 @@
+//! Creating, listing, renaming, limiting and removing filesets and snapshots.
+//!
+//! Creating either is a single metadata change, whatever it contains. Removing one first hides it,
+//! then deletes its items in batches; the next open finishes a removal that a crash interrupted.
+//! **Invariant:** items of a removed snapshot that an older snapshot still needs move to that one.
+
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::format::key::{Item, Key, Section, TreeId};
+use crate::format::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
+use crate::fs::{Fs, FsShared};
+use crate::metadata::op::Op;
+use crate::metadata::state::{State, Tree, decode_preserved};
+use crate::names::directory::ROOT;
+use std::sync::Arc;
+
+/// Number of items of a tree that one operation removes.
+const STEP_ITEMS: usize = 1000;
+
+/// Limits of a fileset; 0 means no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Quota {
+    /// Limit in blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Limit in inodes.
+    pub inodes: u64,
+}
+
+impl Fs {
+    /// Returns all filesets and snapshots with their records, in order of their ids.
+    pub fn filesets(&self) -> Vec<(TreeId, TreeRecord)> {
+        let state = self.inner().read();
+        let there = state.trees.iter().filter(|(_, tree)| !tree.record.removing);
+        there.map(|(id, tree)| (*id, tree.record.clone())).collect()
+    }
+
+    /// Looks up the fileset or snapshot with the given name.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`].
+    pub fn fileset_named(&self, name: &str) -> Result<Fileset> {
+        let found = self.filesets().into_iter().find(|(_, r)| r.name == name);
+        match found {
+            Some((id, _)) => self.fileset(id),
+            None => {
+                let text = format!("no fileset or snapshot named '{name}'");
+                Err(Error::new(Kind::NotFound, text))
+            }
+        }
+    }
+
+    /// Creates a fileset with an empty root directory. It is durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`]; [`Kind::Invalid`]: `name` is not a valid fileset name.
+    pub fn create_fileset(&self, name: &str) -> Result<Fileset> {
+        let mut op = Op::begin_any(self.inner(), 0)?;
+        check_name(&op, name)?;
+        op.check_room()?;
+        let now = op.now;
+        let id = add_tree(&mut op, TreeRecord::new(name.to_owned(), now))?;
+        let root = Inode {
+            kind: FileType::Directory,
+            permissions: 0o755,
+            links: 2,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            generation: self.inner().generation,
+            size: 0,
+            disk_size: 0,
+            blocks: 0,
+            data_version: 1,
+            parent: ROOT,
+            entries: 0,
+            accessed: now,
+            modified: now,
+            changed: now,
+            created: now,
+        };
+        op.put(id, ROOT, (Item::Inode, 0), root.encode(), true)?;
+        op.finish();
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    /// Creates a snapshot: a read-only view of the fileset as it is now. The caller has already
+    /// had the caches write back their pages. The snapshot is durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`]; [`Kind::Invalid`]: `of` is itself a snapshot; [`Kind::NoSpace`]: dirty
+    /// pages that were to be written in place now need new blocks, and there are not enough.
+    pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
+        let mut op = Op::begin_any(self.inner(), of)?;
+        check_name(&op, name)?;
+        op.check_room()?;
+        if op.state().tree(of)?.record.origin != 0 {
+            return Err(Error::new(
+                Kind::Invalid,
+                "cannot create a snapshot of a snapshot",
+            ));
+        }
+        op.promise_in_place()?;
+        op.materialize()?;
+        let record = TreeRecord {
+            origin: of,
+            quota_blocks: 0,
+            quota_inodes: 0,
+            created: op.now,
+            name: name.to_owned(),
+            ..op.state().tree(of)?.record.clone()
+        };
+        let id = add_tree(&mut op, record)?;
+        op.trees
+            .get_mut(&of)
+            .ok_or(Kind::NotFound)?
+            .snapshots
+            .push(id);
+        op.finish();
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    /// Renames a fileset or a snapshot. The new name is durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`], [`Kind::Invalid`], [`Kind::NotFound`].
+    pub fn rename_fileset(&self, id: TreeId, name: &str) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        op.state().tree(id)?;
+        check_name(&op, name)?;
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record.name = name.to_owned();
+        tree.changed = true;
+        op.finish();
+        self.sync()
+    }
+
+    /// Sets the limits of a fileset. Existing content stays, even beyond the limit. Names, targets
+    /// of symbolic links and extended attributes count as well as content, and each name of a file
+    /// counts as an inode.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Invalid`]: `id` is a snapshot.
+    pub fn set_quota(&self, id: TreeId, quota: Quota) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        if op.state().tree(id)?.record.origin != 0 {
+            return Err(Error::new(Kind::Invalid, "a snapshot has no quota"));
+        }
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        let quota = Quota {
+            blocks: std::mem::replace(&mut tree.record.quota_blocks, quota.blocks),
+            inodes: std::mem::replace(&mut tree.record.quota_inodes, quota.inodes),
+        };
+        tree.changed = true;
+        if let Err(error) = op.recount_held(id) {
+            let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+            (tree.record.quota_blocks, tree.record.quota_inodes) = (quota.blocks, quota.inodes);
+            return Err(error);
+        }
+        op.finish();
+        self.sync()
+    }
+
+    /// Removes a fileset or a snapshot.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots. [`Kind::NotFound`].
+    pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
+        let mut op = Op::begin_any(self.inner(), id)?;
+        let tree = op.state().tree(id)?;
+        if !tree.snapshots.is_empty() {
+            return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
+        }
+        let open = op
+            .cores
+            .iter()
+            .any(|((tree, _), core)| *tree == id && !core.is_idle());
+        if open {
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open or have unwritten data",
+            ));
+        }
+        op.cores.retain(|(tree, _), _| *tree != id);
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record.removing = true;
+        tree.changed = true;
+        op.finish();
+        self.sync()?;
+        self.inner().remove_tree_items(id)?;
+        self.sync()
+    }
+}
+
+fn check_name(state: &State, name: &str) -> Result<()> {
+    if !is_tree_name(name) {
+        let text =
+            "invalid name: 1 to 255 bytes, no `/` or control characters, and not `.` or `..`";
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    if state
+        .trees
+        .values()
+        .any(|t| !t.record.removing && t.record.name == name)
+    {
+        Err(Error::new(Kind::Exists, format!("'{name}' already exists")))
+    } else {
+        Ok(())
+    }
+}
+
+fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
+    let id = op.next_tree;
+    let next = id.checked_add(1);
+    op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "fileset ids are exhausted"))?;
+    let mut out = Out::with(4);
+    out.u32(id + 1);
+    op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+    let tree = Tree {
+        changed: true,
+        ..Tree::new(record)
+    };
+    op.trees.insert(id, tree);
+    Ok(id)
+}
+
+impl Op<'_> {
+    /// Reserves new blocks for the dirty pages that were to be written in place, because a snapshot
+    /// is about to keep the old blocks.
+    fn promise_in_place(&mut self) -> Result<()> {
+        let id = self.tree;
+        let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
+        let blocks: u64 = dirty.map(|(_, core)| core.in_place.count()).sum();
+        self.reserve(blocks)?;
+        for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
+            let in_place = std::mem::take(&mut core.in_place);
+            core.promised.extend(&in_place);
+        }
+        Ok(())
+    }
+}
+
+impl FsShared {
+    /// Removes all items of a tree that is marked as being removed, and then its record.
+    pub fn remove_tree_items(self: &Arc<FsShared>, id: TreeId) -> Result<()> {
+        while !self.remove_some(id)? {}
+        Ok(())
+    }
+
+    /// Removes one batch of items. Returns whether the removal is complete.
+    fn remove_some(&self, id: TreeId) -> Result<bool> {
+        let mut op = Op::begin_any(self, id)?;
+        let Some(tree) = op.trees.get(&id) else {
+            return Ok(true);
+        };
+        let origin = tree.record.origin;
+        let older = op.trees.get(&origin).and_then(|origin| {
+            let at = origin.snapshots.iter().position(|s| *s == id)?;
+            origin.snapshots.get(at.checked_sub(1)?).copied()
+        });
+        let mut items: Vec<(Key, Vec<u8>)> = Vec::new();
+        let (from, to) = Key::layer(id);
+        op.store.scan(from, to, |key, bytes| {
+            items.push((key, bytes.to_vec()));
+            Ok(items.len() < STEP_ITEMS)
+        })?;
+        if items.is_empty() {
+            op.delete_key(Key::global(Section::Trees, id.into()));
+            // While this operation still holds the lock: no other one may keep an old value in a
+            // layer that no longer exists.
+            op.trees.remove(&id);
+            if let Some(origin) = op.trees.get_mut(&origin) {
+                origin.snapshots.retain(|snapshot| *snapshot != id);
+            }
+            op.finish();
+            return Ok(true);
+        }
+        for (key, bytes) in items {
+            op.remove_item(key, bytes, origin != 0, older)?;
+        }
+        op.finish();
+        Ok(false)
+    }
+}
+
+impl Op<'_> {
+    fn remove_item(
+        &mut self,
+        key: Key,
+        bytes: Vec<u8>,
+        is_snapshot: bool,
+        older: Option<TreeId>,
+    ) -> Result<()> {
+        self.delete_key(key);
+        if let Some(older) = older {
+            let wants = self
+                .trees
+                .get(&older)
+                .is_some_and(|t| key.object >> 1 < t.record.next_ino);
+            let has = self.store.get(&key.in_layer(older), |_| Ok(()))?.is_some();
+            if wants && !has {
+                self.put_key(key.in_layer(older), bytes, false);
+                return Ok(());
+            }
+        }
+        if key.kind() != Some(Item::Extent) {
+            return Ok(());
+        }
+        let value = if is_snapshot {
+            decode_preserved(&bytes)?
+        } else {
+            Some(&bytes[..])
+        };
+        match value {
+            Some(value) => {
+                let run = Extent::decode(value)?.run();
+                self.unshare(run)
+            }
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The metadata: one ordered map of keys and values, changed by atomic operations, and durable
+//! through a journal and a database.
+//!
+//! ```text
+//!   op          one atomic change of the state, finished or rolled back
+//!   state       the items of filesets and snapshots, and inodes in memory, under one lock
+//!   item_map    one map: active changes over those being committed over the last commit
+//!   commit      journal for fsync, database every few seconds
+//! ```
+
+pub(crate) mod commit;
+pub(crate) mod database;
+pub(crate) mod database_file;
+pub(crate) mod inode_state;
+pub(crate) mod item_map;
+pub(crate) mod item_usage;
+pub(crate) mod journal;
+pub(crate) mod op;
+pub(crate) mod overlay;
+pub(crate) mod state;

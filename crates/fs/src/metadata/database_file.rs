@@ -1,0 +1,618 @@
+//! The file in which `redb` stores its data: sparse, and growing.
+//!
+//! The segments of the superblock map its blocks to the device. **Invariant:** a segment and the
+//! length are durable before anything in them is; a block that was never written reads as zeros.
+//! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
+//! together. With `read_only` they stay in memory, so that even a file system that was not closed
+//! can be read without changing it.
+
+use crate::device_io::DeviceIo;
+use crate::error::{Error, Kind, Result};
+use crate::format::record::BLOCK_BYTES;
+use crate::format::superblock::{COPIES, SEGMENTS_MAX, Segment, Superblock};
+use crate::space::{Run, Space};
+use block::{Buf, Op};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Number of buffered blocks above which they are written without a sync: 16 MiB.
+const PENDING_MAX: usize = 4096;
+/// Largest merged write in bytes.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+/// Smallest number of blocks allocated at once, if there is that much space.
+const UNIT_BLOCKS_MIN: u64 = 64;
+/// Largest number of blocks allocated at once: 64 MiB.
+const UNIT_BLOCKS_MAX: u64 = 16_384;
+
+/// The superblock in memory, and writing it to the device.
+pub(crate) struct SuperblockFile {
+    io: Arc<DeviceIo>,
+    current: Mutex<Superblock>,
+    /// Whether writes are suppressed because the superblock does not describe the device yet.
+    held: bool,
+    /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
+    beyond: AtomicU64,
+}
+
+impl SuperblockFile {
+    pub fn new(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            io,
+            current: Mutex::new(superblock),
+            held: false,
+            beyond: AtomicU64::new(0),
+        }
+    }
+
+    /// Creates a superblock that stays in memory, for a metadata file under construction.
+    pub fn in_memory(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            held: true,
+            ..SuperblockFile::new(io, superblock)
+        }
+    }
+
+    /// Reads both copies and keeps the newer valid one.
+    pub fn read(io: Arc<DeviceIo>) -> Result<SuperblockFile> {
+        let mut copies = [vec![0; BLOCK], vec![0; BLOCK]];
+        let mut unread = None;
+        for (offset, out) in COPIES.into_iter().zip(&mut copies) {
+            // If one copy cannot be read, the other one serves.
+            if let Err(error) = io.read(offset, out) {
+                unread = Some(error);
+            }
+        }
+        let device_blocks = io.info().size / BLOCK_BYTES;
+        let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
+        match (superblock, unread) {
+            (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
+            // A device that ends before the second copy has no file system of ours, whatever else
+            // is wrong with it.
+            (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
+                Err(unread.into())
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Returns the defects of the copies on the device, of which one may still be usable. The next
+    /// writable open rewrites both.
+    pub fn damaged_copies(&self) -> Vec<String> {
+        let device_blocks = self.io.info().size / BLOCK_BYTES;
+        let mut wrong = Vec::new();
+        for offset in COPIES {
+            let mut bytes = vec![0; BLOCK];
+            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
+            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
+                wrong.push(format!("copy at byte {offset}: {error}"));
+            }
+        }
+        wrong
+    }
+
+    /// Returns the number of bytes that damaged metadata made `redb` read beyond the end, and
+    /// allocate memory for at that time.
+    pub fn beyond(&self) -> u64 {
+        self.beyond.load(Relaxed)
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Superblock> {
+        self.current.lock().expect("no panic under this lock")
+    }
+
+    /// Writes both copies, one after the other, so that one is valid at every moment. They are
+    /// durable when this returns.
+    pub fn write(&self) -> block::Result<()> {
+        if self.held {
+            return Ok(());
+        }
+        let mut superblock = self.lock();
+        for _ in COPIES {
+            superblock.generation += 1;
+            let place = COPIES[(superblock.generation % 2) as usize];
+            self.io
+                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Backing store of the metadata database. See the module.
+pub(crate) struct MetaFile {
+    io: Arc<DeviceIo>,
+    superblock: Arc<SuperblockFile>,
+    space: Arc<Space>,
+    read_only: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Blocks that are not on the device yet.
+    pending: BTreeMap<u64, Arc<[u8; BLOCK]>>,
+    /// Whether the superblock has changes that are not on the device yet.
+    superblock_changed: bool,
+    /// Length in bytes; the only place for it if the file is read-only.
+    len: u64,
+}
+
+impl MetaFile {
+    pub fn new(
+        io: Arc<DeviceIo>,
+        superblock: Arc<SuperblockFile>,
+        space: Arc<Space>,
+        read_only: bool,
+    ) -> MetaFile {
+        let len = superblock.lock().metadata_bytes;
+        MetaFile {
+            io,
+            superblock,
+            space,
+            read_only,
+            state: Mutex::new(State {
+                len,
+                ..State::default()
+            }),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no panic under this lock")
+    }
+
+    /// Reads whole blocks from the device.
+    fn read_below(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
+        let mut at = 0;
+        while at < out.len() {
+            let block = first + (at / BLOCK) as u64;
+            let left = ((out.len() - at) / BLOCK) as u64;
+            let (place, run) = locate(&self.superblock.lock().segments, block);
+            let bytes = run.min(left) as usize * BLOCK;
+            let part = &mut out[at..at + bytes];
+            match place {
+                Some(start) => self.io.read(start * BLOCK_BYTES, part)?,
+                None => part.fill(0),
+            }
+            at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Reads whole blocks, including buffered ones.
+    fn read_blocks(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
+        let count = (out.len() / BLOCK) as u64;
+        let waiting = |state: &State| {
+            let range = state.pending.range(first..first + count);
+            range
+                .map(|(block, data)| (*block, Arc::clone(data)))
+                .collect::<Vec<_>>()
+        };
+        // Taken first: a block buffered now may be on the device, and no longer in memory, before
+        // the device is read.
+        let pending = waiting(&self.lock());
+        if pending.len() as u64 != count {
+            self.read_below(first, out)?;
+        }
+        for (block, data) in pending {
+            let at = (block - first) as usize * BLOCK;
+            out[at..at + BLOCK].copy_from_slice(&data[..]);
+        }
+        Ok(())
+    }
+
+    /// Ensures that a block is mapped to the device.
+    fn place(&self, state: &mut State, block: u64) -> Result<()> {
+        let mut superblock = self.superblock.lock();
+        if self.read_only || locate(&superblock.segments, block).0.is_some() {
+            return Ok(());
+        }
+        map(&mut superblock.segments, &self.space, block)?;
+        state.superblock_changed = true;
+        Ok(())
+    }
+
+    /// Writes the buffered blocks and flushes the device; without any, flushes only with `flush`.
+    fn write_out(&self, flush: bool) -> block::Result<()> {
+        if self.read_only {
+            return Ok(());
+        }
+        let (pending, superblock_changed) = {
+            let state = self.lock();
+            (state.pending.clone(), state.superblock_changed)
+        };
+        if superblock_changed {
+            self.superblock.write()?;
+            self.lock().superblock_changed = false;
+        }
+        let ops = self.gather(&pending);
+        if flush || !ops.is_empty() {
+            self.io.write_and_flush(ops)?;
+        }
+        let mut state = self.lock();
+        // `redb` has one writer, which waits here: the buffered blocks are exactly those written.
+        state.pending.clear();
+        Ok(())
+    }
+
+    /// Builds the writes for the buffered blocks, with adjacent blocks merged.
+    fn gather(&self, pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>) -> Vec<Op> {
+        let longest = WRITE_BYTES_MAX.min(self.io.info().max_transfer as usize) / BLOCK;
+        let superblock = self.superblock.lock();
+        let mut ops = Vec::new();
+        let mut run: Vec<Buf> = Vec::new();
+        let mut start = 0;
+        for (block, data) in pending {
+            let place = locate(&superblock.segments, *block).0;
+            let place = place.expect("a block has a place before it waits");
+            if !run.is_empty() && (place != start + run.len() as u64 || run.len() == longest) {
+                ops.push(write(start, std::mem::take(&mut run)));
+            }
+            if run.is_empty() {
+                start = place;
+            }
+            run.push(Buf::copy_of(&data[..]));
+        }
+        if !run.is_empty() {
+            ops.push(write(start, run));
+        }
+        ops
+    }
+}
+
+fn write(start: u64, run: Vec<Buf>) -> Op {
+    Op::Write {
+        offset: start * BLOCK_BYTES,
+        bufs: run.into(),
+        fua: false,
+    }
+}
+
+/// Finds the location of a block on the device, and the number of blocks from it on that are
+/// alike: mapped to consecutive blocks, or not mapped.
+fn locate(segments: &[Segment], block: u64) -> (Option<u64>, u64) {
+    let placed = &segments[..segments.partition_point(|s| !s.is_spare())];
+    let after = placed.partition_point(|s| u64::from(s.logical) <= block);
+    if let Some(segment) = after.checked_sub(1).map(|i| placed[i]) {
+        let skip = block - u64::from(segment.logical);
+        if skip < u64::from(segment.blocks) {
+            return (Some(segment.start + skip), u64::from(segment.blocks) - skip);
+        }
+    }
+    let next = placed.get(after).map_or(u64::MAX, |s| s.logical.into());
+    (None, next - block)
+}
+
+/// Maps a block together with its neighbors; the number of blocks is 1/8 of those mapped so far.
+fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
+    let end_of = |s: &Segment| u64::from(s.logical) + u64::from(s.blocks);
+    let placed = segments.partition_point(|s| !s.is_spare());
+    let after = segments[..placed].partition_point(|s| u64::from(s.logical) <= block);
+    let hole_start = after.checked_sub(1).map_or(0, |i| end_of(&segments[i]));
+    let hole_end = match segments[..placed].get(after) {
+        Some(next) => next.logical.into(),
+        None => u64::from(u32::MAX),
+    };
+    let total: u64 = segments[..placed].iter().map(|s| u64::from(s.blocks)).sum();
+    let mut unit = (total / 8)
+        .next_power_of_two()
+        .clamp(UNIT_BLOCKS_MIN, UNIT_BLOCKS_MAX);
+    let before = after.checked_sub(1).map(|i| segments[i]);
+    loop {
+        let from = (block - block % unit).max(hole_start);
+        let blocks = (from + unit - from % unit).min(hole_end) - from;
+        let follows = before.filter(|s| end_of(s) == from);
+        let goal = follows.map(|s| s.start + u64::from(s.blocks));
+        let found = if space.is_loaded() {
+            space.allocate_metadata(goal, blocks).map(|run| run.start)
+        } else {
+            from_spare(segments, blocks)
+        };
+        if let Some(start) = found {
+            if follows.is_some() && goal == Some(start) {
+                segments[after - 1].blocks += blocks as u32;
+            } else {
+                let segment = Segment {
+                    logical: from as u32,
+                    blocks: blocks as u32,
+                    start,
+                };
+                segments.insert(after, segment);
+            }
+            return Ok(());
+        }
+        if unit == 1 || segments.len() >= SEGMENTS_MAX {
+            let text = "no space left on the device for metadata";
+            return Err(Error::new(Kind::NoSpace, text));
+        }
+        unit /= 2;
+    }
+}
+
+/// Unmaps all blocks from `end` on. Returns their runs on the device.
+fn cut(segments: &mut Vec<Segment>, end: u64) -> Vec<Run> {
+    let mut behind = Vec::new();
+    for segment in segments.iter_mut().filter(|s| !s.is_spare()) {
+        let keep = end
+            .saturating_sub(segment.logical.into())
+            .min(segment.blocks.into());
+        let run = Run {
+            start: segment.start + keep,
+            blocks: u64::from(segment.blocks) - keep,
+        };
+        if run.blocks > 0 {
+            segment.blocks = keep as u32;
+            behind.push(run);
+        }
+    }
+    segments.retain(|segment| segment.blocks > 0);
+    behind
+}
+
+/// Takes blocks from the end of a spare.
+fn from_spare(segments: &mut Vec<Segment>, blocks: u64) -> Option<u64> {
+    let fits = |s: &Segment| s.is_spare() && u64::from(s.blocks) >= blocks;
+    let at = segments.iter().position(fits)?;
+    let spare = &mut segments[at];
+    spare.blocks -= blocks as u32;
+    let start = spare.start + u64::from(spare.blocks);
+    if spare.blocks == 0 {
+        segments.remove(at);
+    }
+    Some(start)
+}
+
+/// Sets space aside for the next open. Returns whether the superblock has changed.
+pub(crate) fn keep_spare(superblock: &mut Superblock, space: &Space) -> bool {
+    let spare = |s: &&Segment| s.is_spare();
+    let kept: u64 = superblock
+        .segments
+        .iter()
+        .filter(spare)
+        .map(|s| u64::from(s.blocks))
+        .sum();
+    if kept >= UNIT_BLOCKS_MIN || superblock.segments.len() >= SEGMENTS_MAX {
+        return false;
+    }
+    match space.allocate_metadata(None, UNIT_BLOCKS_MIN) {
+        Some(run) => {
+            let segment = Segment::spare(run.start, run.blocks as u32);
+            superblock.segments.push(segment);
+            true
+        }
+        None => false,
+    }
+}
+
+impl fmt::Debug for MetaFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MetaFile({})", self.io.info().name)
+    }
+}
+
+fn other(error: impl Into<Error>) -> io::Error {
+    io::Error::other(error.into())
+}
+
+impl redb::StorageBackend for MetaFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.lock().len)
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.lock().len) {
+            // Damaged metadata refers to such bytes. Zeros are not a valid page, which the reader
+            // detects; an error would count as a device error, after which `redb` refuses to read
+            // anything, even data that could be saved. A page may claim a length of up to 4 GiB, so
+            // the bytes are counted for readers that carry on.
+            self.superblock.beyond.fetch_add(out.len() as u64, Relaxed);
+            out.fill(0);
+            return Ok(());
+        }
+        let (first, skip) = (offset / BLOCK_BYTES, (offset % BLOCK_BYTES) as usize);
+        if skip == 0 && out.len().is_multiple_of(BLOCK) {
+            return self.read_blocks(first, out).map_err(other);
+        }
+        let mut whole = vec![0; (skip + out.len()).next_multiple_of(BLOCK)];
+        self.read_blocks(first, &mut whole).map_err(other)?;
+        out.copy_from_slice(&whole[skip..skip + out.len()]);
+        Ok(())
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        let mut state = self.lock();
+        let shorter = len < state.len;
+        state.len = len;
+        state.pending.split_off(&len.div_ceil(BLOCK_BYTES));
+        if self.read_only {
+            return Ok(());
+        }
+        let behind = {
+            let mut superblock = self.superblock.lock();
+            superblock.metadata_bytes = len;
+            if shorter {
+                cut(&mut superblock.segments, len.div_ceil(BLOCK_BYTES))
+            } else {
+                Vec::new()
+            }
+        };
+        state.superblock_changed = true;
+        if shorter {
+            // No other user may get the blocks while a superblock assigns them to the metadata.
+            self.superblock.write().map_err(other)?;
+            state.superblock_changed = false;
+            behind.into_iter().for_each(|run| self.space.add(run));
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.write_out(true).map_err(other)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut at = 0;
+        while at < data.len() {
+            let position = offset + at as u64;
+            let (block, skip) = (position / BLOCK_BYTES, (position % BLOCK_BYTES) as usize);
+            let part = &data[at..data.len().min(at + BLOCK - skip)];
+            let mut content = [0; BLOCK];
+            if part.len() < BLOCK {
+                self.read_blocks(block, &mut content).map_err(other)?;
+            }
+            content[skip..skip + part.len()].copy_from_slice(part);
+            let mut state = self.lock();
+            self.place(&mut state, block).map_err(other)?;
+            state.pending.insert(block, Arc::new(content));
+            at += part.len();
+        }
+        if self.lock().pending.len() > PENDING_MAX {
+            self.write_out(false).map_err(other)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::{Mem, Random};
+    use redb::StorageBackend;
+
+    fn file(mem: Mem, read_only: bool) -> (MetaFile, Arc<SuperblockFile>, Arc<Space>) {
+        let io = Arc::new(DeviceIo::start(Arc::new(mem)).unwrap());
+        let superblock = Superblock::new(64 << 20, "", [1; 32], 0).unwrap();
+        let first = superblock.first_block();
+        let space = Arc::new(Space::new(0));
+        space.add(Run {
+            start: first,
+            blocks: superblock.device_blocks - first,
+        });
+        space.set_loaded();
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        let file = MetaFile::new(io, Arc::clone(&superblock), Arc::clone(&space), read_only);
+        (file, superblock, space)
+    }
+
+    #[test]
+    fn what_lies_behind_the_end_is_no_error_which_would_end_all_reading() {
+        let (file, superblock, _) = file(Mem::new(64 << 20, 512), false);
+        file.set_len(8192).unwrap();
+        file.write(0, &[7; 8192]).unwrap();
+        for offset in [4097, 8192, 1 << 40, u64::MAX - 100] {
+            let mut out = [1; 4096];
+            file.read(offset, &mut out).unwrap();
+            assert!(out == [0; 4096], "{offset}");
+        }
+        let mut out = [1; 4096];
+        file.read(4096, &mut out).unwrap();
+        assert!(out == [7; 4096]);
+        // A page that is longer than all metadata is no error either.
+        let before = superblock.beyond();
+        let mut out = [1; 8193];
+        file.read(0, &mut out).unwrap();
+        assert!(out == [0; 8193]);
+        assert_eq!(superblock.beyond() - before, 8193);
+    }
+
+    #[test]
+    fn what_is_written_reads_back_before_and_after_a_sync_and_holes_are_zeros() {
+        let mem = Mem::new(64 << 20, 512);
+        let (file, superblock, _) = file(mem, false);
+        let len = 8 << 20;
+        file.set_len(len as u64).unwrap();
+        let mut model = vec![0u8; len];
+        let mut random = Random::new(1);
+        for round in 0..300 {
+            let offset = random.below(len as u64) as usize;
+            let bytes = random.below(30_000).min((len - offset) as u64) as usize;
+            random.fill(&mut model[offset..offset + bytes]);
+            file.write(offset as u64, &model[offset..offset + bytes])
+                .unwrap();
+            if round % 50 == 0 {
+                file.sync_data().unwrap();
+            }
+            let from = random.below(len as u64 - 5000) as usize;
+            let mut out = vec![1; 5000];
+            file.read(from as u64, &mut out).unwrap();
+            assert!(out == model[from..from + 5000], "round {round}");
+        }
+        file.sync_data().unwrap();
+        let io = Arc::clone(&file.io);
+        let again = SuperblockFile::read(Arc::clone(&io)).unwrap();
+        assert_eq!(*again.lock(), *superblock.lock());
+        let space = Arc::new(Space::new(0));
+        let file = MetaFile::new(io, Arc::new(again), space, true);
+        let mut out = vec![0; len];
+        file.read(0, &mut out).unwrap();
+        assert!(out == model);
+        file.write(5, b"kept in memory").unwrap();
+        file.sync_data().unwrap();
+        file.read(5, &mut out[..14]).unwrap();
+        assert_eq!(out[..14], *b"kept in memory");
+    }
+
+    #[test]
+    fn places_come_in_growing_pieces_and_the_last_from_scraps() {
+        let space = Space::new(0);
+        space.set_loaded();
+        space.add(Run {
+            start: 1000,
+            blocks: 4096,
+        });
+        for block in 0..16 {
+            space.add(Run {
+                start: 10_000 + block * 2,
+                blocks: 1,
+            });
+        }
+        let mut segments = Vec::new();
+        let mut placed = 0;
+        while locate(&segments, placed).0.is_some() || map(&mut segments, &space, placed).is_ok() {
+            placed += 1;
+        }
+        assert_eq!(placed, 4096 + 16);
+        assert_eq!(segments.len(), 17);
+        assert!(space.unused().is_empty());
+    }
+
+    #[test]
+    fn a_shorter_length_gives_its_blocks_back() {
+        let (file, superblock, space) = file(Mem::new(64 << 20, 512), false);
+        let free = space.usage().free;
+        file.set_len(4 << 20).unwrap();
+        file.write(0, &vec![1; 4 << 20]).unwrap();
+        file.sync_data().unwrap();
+        file.set_len(1 << 20).unwrap();
+        assert_eq!(free - space.usage().free, 256);
+        let segments = superblock.lock().segments.clone();
+        assert_eq!(segments.iter().map(|s| s.blocks).sum::<u32>(), 256);
+        file.set_len(2 << 20).unwrap();
+        let mut out = vec![9; 1 << 20];
+        file.read(1 << 20, &mut out).unwrap();
+        assert!(
+            out.iter().all(|byte| *byte == 0),
+            "what was cut off is not there again"
+        );
+    }
+
+    #[test]
+    fn before_the_allocator_is_loaded_the_spare_serves() {
+        let space = Space::new(0);
+        let mut segments = vec![Segment::spare(500, 70)];
+        map(&mut segments, &space, 3).unwrap();
+        assert_eq!(locate(&segments, 3).0, Some(506 + 3));
+        assert_eq!(segments.last().unwrap().blocks, 6);
+        map(&mut segments, &space, 64).unwrap();
+        assert!(locate(&segments, 64).0.is_some());
+        assert!(
+            !segments
+                .iter()
+                .any(|s| s.start < 500 || s.start + u64::from(s.blocks) > 570)
+        );
+    }
+}

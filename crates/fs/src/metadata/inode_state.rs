@@ -1,0 +1,254 @@
+//! State of an inode that exists only in memory: open handles, promised blocks, and writes in
+//! flight.
+
+use crate::format::record::{BLOCK_BYTES, Inode};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// In-memory state of an inode. See the module.
+pub(crate) struct InodeState {
+    /// Inode as readers see it. Its record may be older if `dirty` is set, and in `size`.
+    pub inode: Inode,
+    /// Whether times, versions or the size on disk are newer than the record.
+    pub dirty: bool,
+    /// Whether the inode is in the list of those that the next commit writes.
+    pub listed: bool,
+    /// Number of open handles.
+    pub opens: u64,
+    /// Whether the inode was created without a name and may still get its first.
+    pub unnamed: bool,
+    /// Dirty blocks of the cache that each hold a promise of space.
+    pub promised: Blocks,
+    /// Dirty blocks of the cache that will be written in place.
+    pub in_place: Blocks,
+    /// Writes in flight by number, each with the blocks that are still wanted when it ends.
+    pub writes: BTreeMap<u64, Write>,
+}
+
+/// Write in flight.
+#[derive(Debug, Default)]
+pub(crate) struct Write {
+    /// Blocks that still belong to the file.
+    pub wanted: Blocks,
+    /// Blocks with the number of their valid bytes, because the file was truncated there during the
+    /// write.
+    pub tails: Vec<(u64, u16)>,
+}
+
+impl Write {
+    /// Limits a block to its first `bytes` bytes.
+    pub fn cover_tail(&mut self, block: u64, bytes: u16) {
+        if !self.wanted.within(block..block + 1).is_empty() {
+            self.tails.push((block, bytes));
+        }
+    }
+}
+
+impl InodeState {
+    pub fn new(inode: Inode) -> InodeState {
+        InodeState {
+            inode,
+            dirty: false,
+            listed: false,
+            opens: 0,
+            unnamed: false,
+            promised: Blocks::default(),
+            in_place: Blocks::default(),
+            writes: BTreeMap::new(),
+        }
+    }
+
+    /// Checks whether the record is complete and the inode is not in use.
+    pub fn is_idle(&self) -> bool {
+        self.opens == 0
+            && !self.dirty
+            && self.inode.size == self.inode.disk_size
+            && self.promised.is_empty()
+            && self.in_place.is_empty()
+            && self.writes.is_empty()
+    }
+
+    /// Checks whether dirty pages of these blocks already have space.
+    pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
+        let missing = self.promised.missing(blocks);
+        let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
+        missing.into_iter().all(in_place)
+    }
+
+    /// Sets the size on disk to the size, if no page beyond the size on disk still has to be
+    /// written.
+    pub fn settle_size(&mut self) {
+        if self.inode.disk_size != self.inode.size && !self.waits_behind_disk_size() {
+            self.inode.disk_size = self.inode.size;
+            self.dirty = true;
+        }
+    }
+
+    fn waits_behind_disk_size(&self) -> bool {
+        let from = self.inode.disk_size / BLOCK_BYTES;
+        let waits = |blocks: &Blocks| !blocks.within(from..u64::MAX).is_empty();
+        let writing = self.writes.values().any(|write| waits(&write.wanted));
+        writing || waits(&self.promised) || waits(&self.in_place)
+    }
+
+    /// Drops the interest in writes to these blocks. Returns the number of promises that end.
+    pub fn remove_wanted(&mut self, blocks: Range<u64>) -> u64 {
+        for write in self.writes.values_mut() {
+            write.wanted.remove(blocks.clone());
+        }
+        self.in_place.remove(blocks.clone());
+        let promised = self.promised.remove(blocks);
+        self.settle_size();
+        promised
+    }
+}
+
+/// Set of blocks of a file.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Blocks {
+    /// Runs, start to end; neither adjacent nor overlapping.
+    runs: BTreeMap<u64, u64>,
+}
+
+impl Blocks {
+    /// Creates a set of the blocks of a range.
+    pub fn of(blocks: Range<u64>) -> Blocks {
+        let mut set = Blocks::default();
+        set.insert(blocks);
+        set
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Counts the blocks.
+    pub fn count(&self) -> u64 {
+        self.runs.iter().map(|(start, end)| end - start).sum()
+    }
+
+    /// Iterates over all runs in order.
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> {
+        self.runs.iter().map(|(start, end)| *start..*end)
+    }
+
+    /// Collects the runs within a range, clipped to it.
+    pub fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let before = self.runs.range(..range.start).next_back();
+        let inside = self.runs.range(range.clone());
+        let all = before.into_iter().chain(inside);
+        let cut = all.map(|(start, end)| (*start).max(range.start)..(*end).min(range.end));
+        cut.filter(|run| !run.is_empty()).collect()
+    }
+
+    /// Computes the runs of a range that are not in the set.
+    pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut missing = Vec::new();
+        let mut at = range.start;
+        for run in self.within(range.clone()) {
+            if at < run.start {
+                missing.push(at..run.start);
+            }
+            at = run.end;
+        }
+        if at < range.end {
+            missing.push(at..range.end);
+        }
+        missing
+    }
+
+    /// Adds a range. Returns the number of blocks that are new.
+    pub fn insert(&mut self, range: Range<u64>) -> u64 {
+        if range.is_empty() {
+            return 0;
+        }
+        let new: u64 = self
+            .missing(range.clone())
+            .iter()
+            .map(|r| r.end - r.start)
+            .sum();
+        let (mut start, mut end) = (range.start, range.end);
+        if let Some((&s, &e)) = self.runs.range(..=start).next_back()
+            && e >= start
+        {
+            (start, end) = (s, end.max(e));
+        }
+        while let Some((&s, &e)) = self.runs.range(start..=end).next() {
+            self.runs.remove(&s);
+            end = end.max(e);
+        }
+        self.runs.insert(start, end);
+        new
+    }
+
+    /// Adds all blocks of another set.
+    pub fn extend(&mut self, other: &Blocks) {
+        for run in other.iter() {
+            self.insert(run);
+        }
+    }
+
+    /// Removes a range. Returns the number of blocks that were in the set.
+    pub fn remove(&mut self, range: Range<u64>) -> u64 {
+        let there = self.within(range.clone());
+        if there.is_empty() {
+            return 0;
+        }
+        if let Some((&s, &e)) = self.runs.range(..range.start).next_back()
+            && e > range.start
+        {
+            self.runs.insert(s, range.start);
+            if e > range.end {
+                self.runs.insert(range.end, e);
+            }
+        }
+        while let Some((&s, &e)) = self.runs.range(range.clone()).next() {
+            self.runs.remove(&s);
+            if e > range.end {
+                self.runs.insert(range.end, e);
+            }
+        }
+        there.iter().map(|run| run.end - run.start).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::Random;
+
+    #[test]
+    fn a_set_of_blocks_agrees_with_a_list_of_flags() {
+        let mut random = Random::new(7);
+        let mut set = Blocks::default();
+        let mut flags = [false; 200];
+        for _ in 0..5000 {
+            let start = random.below(200);
+            let range = start..start + random.below(200 - start + 1);
+            let flags_in = &mut flags[range.start as usize..range.end as usize];
+            let there = flags_in.iter().filter(|f| **f).count() as u64;
+            if random.below(2) == 0 {
+                flags_in.fill(true);
+                assert_eq!(set.insert(range.clone()), range.end - range.start - there);
+            } else {
+                flags_in.fill(false);
+                assert_eq!(set.remove(range), there);
+            }
+            assert!(
+                set.iter()
+                    .flatten()
+                    .eq((0..200).filter(|b| flags[*b as usize]))
+            );
+            assert_eq!(set.count(), flags.iter().filter(|f| **f).count() as u64);
+            let ends: Vec<_> = set.iter().collect();
+            assert!(ends.windows(2).all(|w| w[0].end < w[1].start));
+            let missing = set.missing(20..150);
+            assert!(
+                missing
+                    .into_iter()
+                    .flatten()
+                    .eq((20..150).filter(|b| !flags[*b as usize]))
+            );
+        }
+    }
+}

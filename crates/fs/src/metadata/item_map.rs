@@ -1,0 +1,220 @@
+//! The metadata as one map: the active changes, those being committed, and the last commit.
+//!
+//! **Invariant:** a reader sees the newest of the three for each key. Changes go to the active ones
+//! only, through [`crate::metadata::op::Op`], which can undo them.
+
+use crate::error::Result;
+use crate::format::key::Key;
+use crate::metadata::database::{Base, BaseRange, SpaceChange};
+use crate::metadata::journal::Delta;
+use crate::metadata::overlay::{Change, Overlay};
+use std::cmp::Ordering;
+use std::iter::Peekable;
+use std::sync::Arc;
+
+/// Layered map of the metadata. See the module.
+pub(crate) struct Store {
+    pub active: Overlay,
+    frozen: Option<Arc<Overlay>>,
+    base: Arc<Base>,
+    /// Keys changed since the last record of the journal; may contain duplicates.
+    unlogged: Vec<Key>,
+    /// Blocks allocated or freed since the last record, and since the last freeze.
+    unlogged_space: Vec<SpaceChange>,
+    space: Vec<SpaceChange>,
+}
+
+/// Content of a commit.
+pub(crate) struct Frozen {
+    pub items: Arc<Overlay>,
+    pub space: Vec<SpaceChange>,
+}
+
+impl Store {
+    pub fn new(base: Base) -> Store {
+        Store {
+            active: Overlay::default(),
+            frozen: None,
+            base: Arc::new(base),
+            unlogged: Vec::new(),
+            unlogged_space: Vec::new(),
+            space: Vec::new(),
+        }
+    }
+
+    /// Applies a record of the journal.
+    pub fn replay(&mut self, delta: Delta) {
+        delta.apply(&mut self.active, &mut self.space);
+    }
+
+    /// Looks up the value of a key, converted by `read`.
+    pub fn get<T>(&self, key: &Key, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<Option<T>> {
+        let frozen = || self.frozen.as_ref().and_then(|f| f.get(key));
+        if let Some(change) = self.active.get(key).or_else(frozen) {
+            return change.value().map(read).transpose();
+        }
+        match self.base.get(key)? {
+            Some(value) => read(value.value()).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Passes the items from one key to another, both included, to `take` until that returns
+    /// `false`.
+    pub fn scan(
+        &self,
+        from: Key,
+        to: Key,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        self.walk(from, to, false, &mut take)
+    }
+
+    /// Finds the last item between two keys, both included, converted by `read`.
+    pub fn last<T>(
+        &self,
+        from: Key,
+        to: Key,
+        read: impl Fn(Key, &[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let mut found = None;
+        self.walk(from, to, true, &mut |key, value| {
+            found = Some(read(key, value)?);
+            Ok(false)
+        })?;
+        Ok(found)
+    }
+
+    fn walk(
+        &self,
+        from: Key,
+        to: Key,
+        back: bool,
+        take: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        if from > to {
+            return Ok(());
+        }
+        let frozen = self.frozen.as_deref();
+        let base = self.base.range(from, to)?;
+        let active = self.active.range(from, to);
+        let frozen = frozen.into_iter().flat_map(|f| f.range(from, to));
+        if back {
+            merge(
+                active.rev().peekable(),
+                frozen.rev().peekable(),
+                base,
+                back,
+                take,
+            )
+        } else {
+            merge(active.peekable(), frozen.peekable(), base, back, take)
+        }
+    }
+
+    /// Records that a key was changed.
+    pub fn note(&mut self, key: Key) {
+        self.unlogged.push(key);
+    }
+
+    /// Records that blocks were allocated or freed.
+    pub fn note_space(&mut self, changes: &[SpaceChange]) {
+        self.space.extend(changes);
+        self.unlogged_space.extend(changes);
+    }
+
+    /// Returns the blocks allocated or freed since the last freeze, in order.
+    pub fn space_changes(&self) -> &[SpaceChange] {
+        &self.space
+    }
+
+    /// Checks whether there is anything to commit.
+    pub fn is_changed(&self) -> bool {
+        !self.active.is_empty() || !self.space.is_empty()
+    }
+
+    /// Takes the changes to be logged. [`Store::restore_delta`] puts them back if that fails.
+    pub fn take_delta(&mut self) -> (Delta, Vec<Key>) {
+        let mut keys = std::mem::take(&mut self.unlogged);
+        keys.sort_unstable();
+        keys.dedup();
+        let value = |key: &Key| {
+            let change = self.active.get(key)?;
+            change.value().map(Box::from)
+        };
+        let items = keys.iter().map(|key| (*key, value(key))).collect();
+        let space = std::mem::take(&mut self.unlogged_space);
+        (Delta { items, space }, keys)
+    }
+
+    /// Puts back changes that the journal has not taken.
+    pub fn restore_delta(&mut self, mut space: Vec<SpaceChange>, keys: Vec<Key>) {
+        self.unlogged.extend(keys);
+        space.append(&mut self.unlogged_space);
+        self.unlogged_space = space;
+    }
+
+    /// Freezes the active changes for a commit, and returns them.
+    pub fn freeze(&mut self) -> Frozen {
+        debug_assert!(self.frozen.is_none(), "one commit at a time");
+        let items = Arc::new(std::mem::take(&mut self.active));
+        self.frozen = Some(Arc::clone(&items));
+        self.unlogged.clear();
+        self.unlogged_space.clear();
+        Frozen {
+            items,
+            space: std::mem::take(&mut self.space),
+        }
+    }
+
+    /// Switches to a tree that was built from scratch.
+    pub fn rebuilt(&mut self, base: Base) {
+        *self = Store::new(base);
+    }
+
+    /// Switches to a durable commit. Returns what is no longer needed, to be dropped without a
+    /// lock.
+    pub fn committed(&mut self, base: Base) -> impl Sized + use<> {
+        let frozen = self.frozen.take();
+        (frozen, std::mem::replace(&mut self.base, Arc::new(base)))
+    }
+}
+
+/// Walks three ordered sources as one; of equal keys, the entry of the first source counts.
+fn merge<'a>(
+    mut active: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,
+    mut frozen: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,
+    mut base: BaseRange,
+    back: bool,
+    take: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
+) -> Result<()> {
+    let order = |one: &Key, two: &Key| if back { two.cmp(one) } else { one.cmp(two) };
+    let mut below = base.next(back)?;
+    loop {
+        let keys = [
+            active.peek().map(|(key, _)| **key),
+            frozen.peek().map(|(key, _)| **key),
+            below.as_ref().map(|(key, _)| *key),
+        ];
+        let Some(key) = keys.into_iter().flatten().min_by(order) else {
+            return Ok(());
+        };
+        let is_next = |at: Option<Key>| at.is_some_and(|at| order(&at, &key) == Ordering::Equal);
+        let over = is_next(keys[0]).then(|| active.next()).flatten();
+        let under = is_next(keys[1]).then(|| frozen.next()).flatten();
+        let under = over.or(under).map(|(_, change)| change);
+        let more = match (under, is_next(keys[2])) {
+            (Some(change), _) => change.value().map_or(Ok(true), |value| take(key, value))?,
+            (None, _) => match &below {
+                Some((_, value)) => take(key, value.value())?,
+                None => true,
+            },
+        };
+        if !more {
+            return Ok(());
+        }
+        if is_next(keys[2]) {
+            below = base.next(back)?;
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Atomic operations: all steps of an operation take effect, or none.
+//!
+//! An operation holds the write lock, changes the state step by step, and is then finished. If a
+//! step fails, the operation is dropped unfinished and rolls its steps back. **Invariant:** the
+//! next holder of the lock sees the state either before or after an operation, never in between.
+
+use crate::error::{Error, Kind, Result};
+use crate::format::key::{Ino, Item, TreeId};
+use crate::format::record::{Inode, Time};
+use crate::fs::FsShared;
+use crate::metadata::inode_state::InodeState;
+use crate::metadata::state::State;
+use crate::space::{Run, Space};
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::RwLockWriteGuard;
+
+/// Operation in progress. See the module.
+pub(crate) struct Op<'a> {
+    fs: &'a FsShared,
+    state: RwLockWriteGuard<'a, State>,
+    /// Fileset that the operation changes.
+    pub tree: TreeId,
+    /// Time of the operation.
+    pub now: Time,
+    used_blocks: i64,
+    used_inodes: i64,
+    /// Allocated blocks; released if the operation is rolled back.
+    taken: Vec<Run>,
+    finished: bool,
+}
+
+impl Deref for Op<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Op<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl<'a> Op<'a> {
+    /// Begins an operation on a fileset.
+    ///
+    /// # Errors
+    /// [`Kind::ReadOnly`]: a snapshot, or a file system that is read-only.
+    pub fn begin(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
+        let op = Op::begin_any(fs, tree)?;
+        if op.state.tree(tree)?.record.origin != 0 {
+            return Err(Error::new(Kind::ReadOnly, "snapshots are read-only"));
+        }
+        Ok(op)
+    }
+
+    /// Begins an operation that need not belong to an existing tree.
+    pub fn begin_any(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
+        fs.check_writable()?;
+        fs.wait_for_room()?;
+        Op::locked(fs, tree)
+    }
+
+    /// As [`Op::begin_any`], for a caller that prevents commits: never waits for one.
+    pub fn locked(fs: &'a FsShared, tree: TreeId) -> Result<Op<'a>> {
+        let state = fs.write();
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        debug_assert!(state.steps.is_empty() && state.space.is_empty());
+        Ok(Op {
+            fs,
+            state,
+            tree,
+            now: (fs.options.clock)(),
+            used_blocks: 0,
+            used_inodes: 0,
+            taken: Vec::new(),
+            finished: false,
+        })
+    }
+
+    /// Makes all steps final.
+    pub fn finish(mut self) {
+        self.finished = true;
+        let state = &mut *self.state;
+        if let Some(tree) = state.trees.get_mut(&self.tree)
+            && (self.used_blocks != 0 || self.used_inodes != 0)
+        {
+            tree.changed = true;
+            let add = |to: &mut u64, by: i64| *to = to.saturating_add_signed(by);
+            add(&mut tree.record.used_blocks, self.used_blocks);
+            add(&mut tree.record.used_inodes, self.used_inodes);
+        }
+        let freed = state.space.iter().filter(|change| !change.used);
+        let freed: Vec<Run> = freed.map(|change| change.run).collect();
+        if !freed.is_empty() {
+            self.fs.space.free(&freed);
+        }
+        let space = std::mem::take(&mut state.space);
+        state.store.note_space(&space);
+        state.commit_steps();
+        state.changes += 1;
+        self.fs.note_backlog(state);
+        self.fs.changes.notify();
+    }
+
+    /// Returns the allocator.
+    pub fn space(&self) -> &'a Space {
+        &self.fs.space
+    }
+
+    /// Allocates up to `want` promised blocks.
+    pub fn take(&mut self, goal: Option<u64>, want: u64) -> Result<Run> {
+        let run = self.fs.space.allocate(goal, want);
+        let run = run.ok_or_else(crate::space::full)?;
+        self.taken.push(run);
+        Ok(run)
+    }
+
+    /// Returns the blocks that the operation has allocated.
+    pub fn taken(&self) -> &[Run] {
+        &self.taken
+    }
+
+    /// Releases the blocks that the operation has allocated; their promises are restored.
+    pub fn return_taken(&mut self) {
+        for run in self.taken.drain(..) {
+            self.fs.space.release_run(run, true);
+        }
+    }
+
+    /// Charges `by` blocks to the tree.
+    pub fn use_blocks(&mut self, by: i64) {
+        self.used_blocks += by;
+    }
+
+    /// Charges `by` inodes to the tree.
+    pub fn use_inodes(&mut self, by: i64) {
+        self.used_inodes += by;
+    }
+
+    /// Returns the state for reading.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Reads the current inode of this tree.
+    pub fn read_inode(&self, ino: Ino) -> Result<Inode> {
+        let tree = self.tree;
+        self.inode(tree, ino)
+    }
+
+    /// Changes an inode of this tree.
+    pub fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
+        let tree = self.tree;
+        self.update(tree, ino, change)
+    }
+
+    /// Checks that `blocks` more blocks stay within the tree's quota.
+    pub fn check_quota(&self, blocks: u64) -> Result<()> {
+        let tree = self.state.tree(self.tree)?;
+        let used = tree
+            .charged_blocks()
+            .saturating_add_signed(self.used_blocks);
+        match tree.record.quota_blocks {
+            0 => Ok(()),
+            quota if used.saturating_add(blocks) <= quota => Ok(()),
+            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
+        }
+    }
+
+    /// Checks that one more inode stays within the tree's quota and that the device has room for
+    /// it.
+    pub fn check_new_inode(&self) -> Result<()> {
+        self.check_room()?;
+        let tree = self.state.tree(self.tree)?;
+        let used = tree
+            .charged_inodes()
+            .saturating_add_signed(self.used_inodes);
+        match tree.record.quota_inodes {
+            0 => Ok(()),
+            quota if used < quota => Ok(()),
+            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
+        }
+    }
+
+    /// Checks that the device has room for more metadata.
+    pub fn check_room(&self) -> Result<()> {
+        if self.fs.space.has_room() {
+            Ok(())
+        } else {
+            Err(crate::space::full())
+        }
+    }
+
+    /// Checks that the device has room to multiply the records of existing data.
+    pub fn check_last_room(&self) -> Result<()> {
+        if self.fs.space.has_last_room() {
+            Ok(())
+        } else {
+            Err(crate::space::full())
+        }
+    }
+
+    /// As [`Op::check_last_room`], for a change that a snapshot may turn into a second record.
+    pub fn check_kept_room(&self) -> Result<()> {
+        if self.state.tree(self.tree)?.snapshots.is_empty() {
+            Ok(())
+        } else {
+            self.check_last_room()
+        }
+    }
+
+    /// Allocates the number of a new inode.
+    pub fn new_ino(&mut self, directory: bool) -> Result<Ino> {
+        let id = self.tree;
+        let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        let number = tree.record.next_ino;
+        if number >= crate::format::key::PLACE_MAX >> 1 {
+            return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
+        }
+        tree.record.next_ino += 1;
+        tree.changed = true;
+        Ok(number << 1 | u64::from(directory))
+    }
+
+    /// Returns the in-memory state of an inode, creating it if needed.
+    pub fn core(&mut self, ino: Ino) -> Result<&mut InodeState> {
+        let tree = self.tree;
+        if !self.cores.contains_key(&(tree, ino)) {
+            let inode = self.inode(tree, ino)?;
+            self.cores.insert((tree, ino), InodeState::new(inode));
+        }
+        Ok(self.cores.get_mut(&(tree, ino)).expect("inserted above"))
+    }
+
+    /// Drops the promises for blocks of a file, and the interest in writes to them.
+    pub fn remove_wanted(&mut self, ino: Ino, blocks: Range<u64>) {
+        let name = (self.tree, ino);
+        if let Some(core) = self.cores.get_mut(&name) {
+            let promised = core.remove_wanted(blocks);
+            self.release_reserved(promised);
+            self.list_dirty(name);
+        }
+    }
+
+    /// Releases promises that were made to a file.
+    pub fn release_reserved(&mut self, blocks: u64) {
+        let id = self.tree;
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.promised = tree.promised.saturating_sub(blocks);
+        }
+        self.fs.space.release_reserved(blocks);
+    }
+
+    /// Removes all items of an inode: its extents, attributes, target and record.
+    pub fn destroy(&mut self, ino: Ino) -> Result<()> {
+        let tree = self.tree;
+        let inode = self.inode(tree, ino)?;
+        let blocks = 0..crate::format::record::FILE_SIZE_MAX / crate::format::record::BLOCK_BYTES;
+        let gone = self.unmap(tree, ino, blocks.clone())?;
+        if gone != inode.blocks {
+            let text = format!(
+                "inode {ino}: block count is {}, but {gone} were found",
+                inode.blocks
+            );
+            return Err(Error::corrupt(text));
+        }
+        for item in [Item::Xattr, Item::Target] {
+            let mut places = Vec::new();
+            self.scan(
+                tree,
+                ino,
+                (item, 0, crate::format::key::PLACE_MAX),
+                |place, _| {
+                    places.push(place);
+                    Ok(true)
+                },
+            )?;
+            for place in places {
+                self.delete(tree, ino, (item, place))?;
+            }
+        }
+        self.delete(tree, ino, (Item::Inode, 0))?;
+        self.use_blocks(-(gone as i64));
+        self.use_inodes(-1);
+        // Nothing can fail from here on.
+        self.remove_wanted(ino, blocks);
+        self.cores.remove(&(tree, ino));
+        Ok(())
+    }
+}
+
+impl Drop for Op<'_> {
+    fn drop(&mut self) {
+        if !self.finished {
+            self.state.roll_back();
+            for run in self.taken.drain(..) {
+                self.fs.space.release_run(run, false);
+            }
+        }
+    }
+}

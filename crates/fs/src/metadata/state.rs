@@ -1,0 +1,632 @@
+//! The metadata in memory, under one lock: reading it as of a tree, and changing it step by step.
+//!
+//! A tree is a fileset or a snapshot of one. Creating a snapshot copies nothing: from then on, the
+//! first change of each key of the fileset saves the old value in the snapshot's layer.
+//!
+//! ```text
+//!   snapshot 5 ──not found──► snapshot 8 ──not found──► fileset 2
+//!   (values before the        (values before the
+//!    first change after 5)     first change after 8)
+//! ```
+//!
+//! **Invariant:** each extent record, in whatever layer, counts as one reference to its blocks; a
+//! record that moves into a snapshot's layer takes its reference along. Each change is logged, so
+//! that [`crate::metadata::op::Op`] can roll back an unfinished operation.
+
+use crate::error::{Error, Kind, Result};
+use crate::format::key::{Ino, Item, Key, Section, TreeId};
+use crate::format::record::{Inode, SharedRun, TreeRecord};
+use crate::metadata::database::SpaceChange;
+use crate::metadata::inode_state::InodeState;
+use crate::metadata::item_map::Store;
+use crate::metadata::item_usage::ItemUsage;
+use crate::metadata::overlay::Change;
+use crate::space::Run;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+
+/// Tag: the key did not exist when the snapshot was taken.
+const ABSENT: u8 = 0;
+/// Tag: the old value follows.
+const PRESENT: u8 = 1;
+
+/// Everything that the lock protects.
+pub(crate) struct State {
+    pub store: Store,
+    pub trees: BTreeMap<TreeId, Tree>,
+    /// Inodes that are open, or whose state in memory is ahead of their record.
+    pub cores: HashMap<(TreeId, Ino), InodeState>,
+    /// Inodes in `cores` that the next commit has to write.
+    pub dirty_cores: Vec<(TreeId, Ino)>,
+    /// Number of changes so far; grows with each one.
+    pub changes: u64,
+    /// Error after which all changes are refused.
+    pub failed: Option<Error>,
+    /// The id of the next fileset or snapshot.
+    pub next_tree: TreeId,
+    /// Blocks of the device that may hold data.
+    pub bounds: Range<u64>,
+    /// Undo log of the current operation.
+    pub steps: Vec<Step>,
+    /// Blocks that the current operation allocated or freed.
+    pub space: Vec<SpaceChange>,
+}
+
+/// A fileset or a snapshot in memory.
+pub(crate) struct Tree {
+    pub record: TreeRecord,
+    /// Whether the record differs from the one in the store.
+    pub changed: bool,
+    /// Blocks promised to its files.
+    pub promised: u64,
+    /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
+    pub item_usage: Option<ItemUsage>,
+    /// Snapshots of the fileset, oldest first.
+    pub snapshots: Vec<TreeId>,
+}
+
+impl Tree {
+    /// Creates a tree whose record is already in the store.
+    pub fn new(record: TreeRecord) -> Tree {
+        Tree {
+            record,
+            changed: false,
+            promised: 0,
+            item_usage: None,
+            snapshots: Vec::new(),
+        }
+    }
+
+    /// Decodes an item of [`crate::format::key::Section::Trees`].
+    pub fn read(key: &Key, bytes: &[u8]) -> Result<(TreeId, Tree)> {
+        let id = TreeId::try_from(key.item).ok().filter(|id| *id != 0);
+        let id = id.ok_or_else(|| Error::corrupt("invalid fileset id"))?;
+        Ok((id, Tree::new(TreeRecord::decode(bytes)?)))
+    }
+}
+
+/// Entry of the undo log.
+pub(crate) enum Step {
+    /// Entry of the overlay, with its previous value.
+    Item(Key, Option<Change>),
+    /// Inode in memory, with its previous value and dirty flag.
+    Core((TreeId, Ino), Inode, bool),
+    /// Fileset, with its previous usage.
+    ItemUsage(TreeId, ItemUsage),
+}
+
+impl State {
+    /// Returns a tree that exists and is not being removed.
+    pub fn tree(&self, id: TreeId) -> Result<&Tree> {
+        let tree = self.trees.get(&id).filter(|tree| !tree.record.removing);
+        tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
+    }
+
+    /// Finds the layers to search for a tree: those of snapshots first, then that of the fileset.
+    fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
+        let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
+        let origin = match tree.record.origin {
+            0 => return Ok((&[], id)),
+            origin => origin,
+        };
+        let siblings = &self.trees.get(&origin).ok_or(Kind::NotFound)?.snapshots;
+        let from = siblings
+            .iter()
+            .position(|s| *s == id)
+            .ok_or(Kind::NotFound)?;
+        Ok((&siblings[from..], origin))
+    }
+
+    /// Checks whether an inode was created after a snapshot.
+    fn is_newer(&self, ino: Ino, snapshot: TreeId) -> bool {
+        let next_ino = self.trees.get(&snapshot).map(|s| s.record.next_ino);
+        next_ino.is_some_and(|next| ino >> 1 >= next)
+    }
+
+    /// Reads the value of an item of a tree, converted by `read`.
+    pub fn get<T>(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        self.get_key(tree, Key::item(tree, ino, item, place), read)
+    }
+
+    fn get_key<T>(
+        &self,
+        tree: TreeId,
+        key: Key,
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let (snapshots, origin) = self.layers(tree)?;
+        for &layer in snapshots {
+            if self.is_newer(key.object, layer) {
+                return Ok(None);
+            }
+            let past = |bytes: &[u8]| decode_preserved(bytes)?.map(&read).transpose();
+            if let Some(value) = self.store.get(&key.in_layer(layer), past)? {
+                return Ok(value);
+            }
+        }
+        self.store.get(&key.in_layer(origin), read)
+    }
+
+    /// Passes the items of one kind and one inode from one place to another, both included, to
+    /// `take` until that returns `false`.
+    pub fn scan(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, from, to): (Item, u64, u64),
+        mut take: impl FnMut(u64, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = (
+            Key::item(origin, ino, item, from),
+            Key::item(origin, ino, item, to),
+        );
+        if snapshots.is_empty() {
+            return self
+                .store
+                .scan(from, to, |key, value| take(key.place(), value));
+        }
+        let mut next = Some(from);
+        while let Some(at) = next.filter(|at| *at <= to) {
+            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+                return Ok(());
+            };
+            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
+            if let Some(value) = value
+                && !take(key.place(), &value)?
+            {
+                return Ok(());
+            }
+            next = key.next();
+        }
+        Ok(())
+    }
+
+    /// Finds the last item of one kind and one inode at or before a place.
+    pub fn last<T>(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        read: impl Fn(u64, &[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let from = Key::item(origin, ino, item, 0);
+        let mut to = Key::item(origin, ino, item, place);
+        if snapshots.is_empty() {
+            return self
+                .store
+                .last(from, to, |key, value| read(key.place(), value));
+        }
+        loop {
+            let Some(key) = self.nearest(snapshots, origin, from, to, true)? else {
+                return Ok(None);
+            };
+            let found = self.get_key(tree, key, |bytes| read(key.place(), bytes))?;
+            if found.is_some() || key == from {
+                return Ok(found);
+            }
+            to = Key {
+                item: key.item - 1,
+                ..key
+            };
+        }
+    }
+
+    /// Passes every item of a tree in order to `take` until that returns `false`.
+    pub fn scan_tree(
+        &self,
+        tree: TreeId,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = Key::layer(origin);
+        if snapshots.is_empty() {
+            return self.store.scan(from, to, take);
+        }
+        // Orphans belong to the present state; a snapshot has none.
+        let mut next = Some(Key::inode(origin, 1).0);
+        while let Some(at) = next.filter(|at| *at <= to) {
+            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+                return Ok(());
+            };
+            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
+            if let Some(value) = value
+                && !take(key, &value)?
+            {
+                return Ok(());
+            }
+            next = key.next();
+        }
+        Ok(())
+    }
+
+    /// Finds the first key, or the last with `back`, of any layer between two keys. Its entry may
+    /// be a deletion.
+    fn nearest(
+        &self,
+        snapshots: &[TreeId],
+        origin: TreeId,
+        from: Key,
+        to: Key,
+        back: bool,
+    ) -> Result<Option<Key>> {
+        let mut best: Option<Key> = None;
+        for layer in snapshots.iter().copied().chain([origin]) {
+            let (from, to) = (from.in_layer(layer), to.in_layer(layer));
+            let mut found = None;
+            if back {
+                found = self.store.last(from, to, |key, _| Ok(key))?;
+            } else {
+                self.store.scan(from, to, |key, _| {
+                    found = Some(key);
+                    Ok(false)
+                })?;
+            }
+            let found = found.map(|key| key.in_layer(origin));
+            best = match (best, found) {
+                (Some(one), Some(two)) if back => Some(one.max(two)),
+                (Some(one), Some(two)) => Some(one.min(two)),
+                (one, two) => one.or(two),
+            };
+        }
+        Ok(best)
+    }
+
+    /// Sets an item of a fileset. `fresh` states that the tree does not have the item yet. Returns
+    /// whether an old value has moved into a snapshot's layer.
+    pub fn put(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        (item, place): (Item, u64),
+        value: Vec<u8>,
+        fresh: bool,
+    ) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        let kept = self.keep(key, fresh)?;
+        self.count_held(key, Some(value.len()), fresh)?;
+        self.put_key(key, value, fresh);
+        Ok(kept)
+    }
+
+    /// Removes an item of a fileset. Returns whether it has moved into a snapshot's layer.
+    pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        let kept = self.keep(key, false)?;
+        self.count_held(key, None, false)?;
+        self.delete_key(key);
+        Ok(kept)
+    }
+
+    /// Checks whether a change of this item would first move it into a snapshot's layer.
+    pub fn is_kept(&self, tree: TreeId, ino: Ino, item: Item, place: u64) -> Result<bool> {
+        let key = Key::item(tree, ino, item, place);
+        Ok(self.keeper(key)?.is_some())
+    }
+
+    /// Finds the snapshot that still needs the current value of a key.
+    fn keeper(&self, key: Key) -> Result<Option<TreeId>> {
+        let tree = self.trees.get(&key.layer);
+        let Some(snapshot) = tree.and_then(|tree| tree.snapshots.last().copied()) else {
+            return Ok(None);
+        };
+        // Object 0 holds the orphans, which belong to the present state and not to the tree.
+        if key.object == 0 || self.is_newer(key.object, snapshot) {
+            return Ok(None);
+        }
+        let has = self.store.get(&key.in_layer(snapshot), |_| Ok(()))?;
+        Ok(has.is_none().then_some(snapshot))
+    }
+
+    fn keep(&mut self, key: Key, fresh: bool) -> Result<bool> {
+        let Some(snapshot) = self.keeper(key)? else {
+            return Ok(false);
+        };
+        let past = |bytes: &[u8]| Ok([&[PRESENT], bytes].concat());
+        let old = if fresh {
+            None
+        } else {
+            self.store.get(&key, past)?
+        };
+        let was_there = old.is_some();
+        self.put_key(key.in_layer(snapshot), old.unwrap_or(vec![ABSENT]), true);
+        Ok(was_there)
+    }
+
+    /// Sets a key, without saving the old value for a snapshot.
+    pub fn put_key(&mut self, key: Key, value: Vec<u8>, fresh: bool) {
+        let before = self.store.active.put(key, value.into(), fresh);
+        self.steps.push(Step::Item(key, before));
+    }
+
+    /// Removes a key, without saving the old value for a snapshot.
+    pub fn delete_key(&mut self, key: Key) {
+        let before = self.store.active.delete(key);
+        self.steps.push(Step::Item(key, before));
+    }
+
+    /// Adds a reference to blocks in use.
+    pub fn share(&mut self, run: Run) -> Result<()> {
+        self.change_count(run, 1)
+    }
+
+    /// Drops a reference. Blocks without a reference are free once the operation has finished.
+    pub fn unshare(&mut self, run: Run) -> Result<()> {
+        self.change_count(run, -1)
+    }
+
+    /// Marks allocated blocks as in use.
+    pub fn mark_used(&mut self, run: Run) {
+        self.space.push(SpaceChange { run, used: true });
+    }
+
+    fn change_count(&mut self, run: Run, by: i64) -> Result<()> {
+        for (part, count) in self.counts(run)? {
+            let now = i64::from(count) + by;
+            match now {
+                0 => self.space.push(SpaceChange {
+                    run: part,
+                    used: false,
+                }),
+                1 => {}
+                _ => {
+                    let shared = SharedRun {
+                        blocks: part.blocks as u32,
+                        count: u32::try_from(now).map_err(|_| Kind::TooManyLinks)?,
+                    };
+                    self.put_key(
+                        Key::global(Section::Shared, part.start),
+                        shared.encode(),
+                        false,
+                    );
+                    continue;
+                }
+            }
+            if count > 1 {
+                self.delete_key(Key::global(Section::Shared, part.start));
+            }
+        }
+        Ok(())
+    }
+
+    /// Collects the parts of a run by their number of references, after splitting the records that
+    /// extend beyond either end of it.
+    fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
+        for cut in [run.start, run.end()] {
+            let Some((first, shared)) = self.shared_at(cut)? else {
+                continue;
+            };
+            if first < cut {
+                let skip = (cut - first) as u32;
+                let head = SharedRun {
+                    blocks: skip,
+                    ..shared
+                };
+                let rest = SharedRun {
+                    blocks: shared.blocks - skip,
+                    ..shared
+                };
+                self.put_key(Key::global(Section::Shared, first), head.encode(), false);
+                self.put_key(Key::global(Section::Shared, cut), rest.encode(), false);
+            }
+        }
+        self.counts_within(run)
+    }
+
+    /// Finds the record of the shared run that contains a block, with its first block.
+    fn shared_at(&self, block: u64) -> Result<Option<(u64, SharedRun)>> {
+        let (from, to) = (
+            Key::global(Section::Shared, 0),
+            Key::global(Section::Shared, block),
+        );
+        let read = |key: Key, bytes: &[u8]| Ok((key.item, SharedRun::decode(bytes)?));
+        let last = self.store.last(from, to, read)?;
+        Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
+    }
+
+    /// Collects the parts of a run by their number of references.
+    pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
+        let mut parts = Vec::new();
+        let mut at = run.start;
+        let mut add = |start: u64, end: u64, count: u32| {
+            if start < end {
+                let blocks = end - start;
+                parts.push((Run { start, blocks }, count));
+            }
+        };
+        let before = self
+            .shared_at(run.start)?
+            .filter(|(first, _)| *first < run.start);
+        if let Some((first, shared)) = before {
+            let end = (first + u64::from(shared.blocks)).min(run.end());
+            add(at, end, shared.count);
+            at = end;
+        }
+        let (from, to) = (
+            Key::global(Section::Shared, at),
+            Key::global(Section::Shared, run.end() - 1),
+        );
+        self.store.scan(from, to, |key, bytes| {
+            let shared = SharedRun::decode(bytes)?;
+            let end = (key.item + u64::from(shared.blocks)).min(run.end());
+            if key.item < at {
+                return Err(Error::corrupt("shared-block records overlap"));
+            }
+            add(at, key.item, 1);
+            add(key.item, end, shared.count);
+            at = end;
+            Ok(true)
+        })?;
+        add(at, run.end(), 1);
+        Ok(parts)
+    }
+
+    /// Returns the inode as readers see it.
+    pub fn inode(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            return Ok(core.inode.clone());
+        }
+        let found = self.get(tree, ino, (Item::Inode, 0), Inode::decode)?;
+        found.ok_or_else(|| Kind::Stale.into())
+    }
+
+    /// Returns the inode with promised blocks included in its block count, for space reporting.
+    pub fn inode_shown(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        let mut inode = self.inode(tree, ino)?;
+        if let Some(core) = self.cores.get(&(tree, ino)) {
+            inode.blocks += core.promised.count();
+        }
+        Ok(inode)
+    }
+
+    /// Returns the inode of a directory that has not been removed.
+    pub fn directory(&self, tree: TreeId, ino: Ino) -> Result<Inode> {
+        let inode = self.inode(tree, ino)?;
+        match inode.is_dir() {
+            true if inode.links > 0 => Ok(inode),
+            true => Err(Kind::NotFound.into()),
+            false => Err(Kind::NotDirectory.into()),
+        }
+    }
+
+    /// Writes the record of an inode, and updates its in-memory state if there is one.
+    pub fn set_inode(&mut self, tree: TreeId, ino: Ino, inode: Inode) -> Result<()> {
+        self.put(tree, ino, (Item::Inode, 0), inode.encode(), false)?;
+        if let Some(core) = self.cores.get_mut(&(tree, ino)) {
+            let before = std::mem::replace(&mut core.inode, inode);
+            let dirty = std::mem::replace(&mut core.dirty, false);
+            self.steps.push(Step::Core((tree, ino), before, dirty));
+        }
+        Ok(())
+    }
+
+    /// Applies a change to an inode.
+    pub fn update(
+        &mut self,
+        tree: TreeId,
+        ino: Ino,
+        change: impl FnOnce(&mut Inode),
+    ) -> Result<()> {
+        let mut inode = self.inode(tree, ino)?;
+        change(&mut inode);
+        self.set_inode(tree, ino, inode)
+    }
+
+    /// Checks that no file is in use, and then discards the in-memory state of all inodes.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: there are open files or dirty pages.
+    pub fn refuse_use(&mut self) -> Result<()> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
+        }
+        if self.cores.values().any(|core| !core.is_idle()) {
+            return Err(Error::new(
+                Kind::Busy,
+                "files are open or have unwritten data",
+            ));
+        }
+        self.cores.clear();
+        Ok(())
+    }
+
+    /// Switches to a tree that was built from scratch.
+    pub fn rebuilt(&mut self, base: crate::metadata::database::Base) {
+        self.store.rebuilt(base);
+    }
+
+    /// Writes the state that only memory has to the store: times and sizes of written files, and
+    /// usage of trees.
+    pub fn materialize(&mut self) -> Result<()> {
+        while let Some(name) = self.dirty_cores.pop() {
+            let Some(core) = self.cores.get_mut(&name) else {
+                continue;
+            };
+            core.listed = false;
+            if core.dirty {
+                let inode = core.inode.clone();
+                self.set_inode(name.0, name.1, inode)?;
+            }
+            self.forget_idle(name);
+        }
+        let changed: Vec<TreeId> = self
+            .trees
+            .iter()
+            .filter(|(_, t)| t.changed)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in changed {
+            let tree = self.trees.get_mut(&id).expect("listed above");
+            tree.changed = false;
+            let value = tree.record.encode();
+            self.put_key(Key::global(Section::Trees, id.into()), value, false);
+        }
+        self.commit_steps();
+        Ok(())
+    }
+
+    /// Queues an inode whose record is out of date for the next commit.
+    pub fn list_dirty(&mut self, name: (TreeId, Ino)) {
+        if let Some(core) = self.cores.get_mut(&name)
+            && core.dirty
+            && !core.listed
+        {
+            core.listed = true;
+            self.dirty_cores.push(name);
+        }
+    }
+
+    /// Discards the in-memory state of an inode if it does not differ from its record.
+    pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
+        if self.cores.get(&name).is_some_and(InodeState::is_idle) {
+            self.cores.remove(&name);
+        }
+    }
+
+    /// Makes the steps so far final, and queues their keys for the journal.
+    pub fn commit_steps(&mut self) {
+        for step in self.steps.drain(..) {
+            if let Step::Item(key, _) = step {
+                self.store.note(key);
+            }
+        }
+    }
+
+    /// Rolls back all steps since the last [`State::commit_steps`].
+    pub fn roll_back(&mut self) {
+        while let Some(step) = self.steps.pop() {
+            match step {
+                Step::Item(key, before) => {
+                    self.store.active.set(key, before);
+                }
+                Step::ItemUsage(tree, held) => {
+                    if let Some(tree) = self.trees.get_mut(&tree) {
+                        tree.item_usage = Some(held);
+                    }
+                }
+                Step::Core(name, inode, dirty) => {
+                    if let Some(core) = self.cores.get_mut(&name) {
+                        (core.inode, core.dirty) = (inode, dirty);
+                    }
+                }
+            }
+        }
+        self.space.clear();
+    }
+}
+
+/// Decodes an entry of a snapshot's layer: the old value of the key, or `None` if it had none.
+pub(crate) fn decode_preserved(bytes: &[u8]) -> Result<Option<&[u8]>> {
+    match bytes {
+        [ABSENT] => Ok(None),
+        [PRESENT, value @ ..] => Ok(Some(value)),
+        _ => Err(Error::corrupt("invalid snapshot record")),
+    }
+}

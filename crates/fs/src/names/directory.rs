@@ -1,0 +1,718 @@
+//! Names: looking up, creating, linking, removing, renaming, listing.
+//!
+//! **Invariant:** the link count of an inode is the number of its names (for a directory: 2, plus
+//! one for each subdirectory); an inode without a name is removed, or listed as an orphan until its
+//! last user has closed it. Deliberately absent: access control. The kernel does that for a mount,
+//! the access lists of AFS for the file server.
+
+use crate::error::{Error, Kind, Result};
+use crate::fileset::{Attr, Fileset};
+use crate::format::key::{Ino, Item, PLACE_MAX};
+use crate::format::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
+use crate::metadata::op::Op;
+use crate::metadata::state::State;
+use crate::names::acl::{self, Acl};
+use crate::names::slots::{Slot, check_name};
+
+/// Inode number of the root directory.
+pub const ROOT: Ino = 1;
+
+/// Extended attributes that a new directory inherits from its parent: the access list of AFS, which
+/// belongs to directories and is copied to new subdirectories.
+pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];
+
+/// Extents that are freed together with the last name of a file; more are freed after it.
+const EXTENTS_AT_ONCE: usize = 1024;
+
+/// Properties of an object to create.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct New {
+    /// Any type except a symbolic link; see [`Fileset::symlink`].
+    pub kind: FileType,
+    /// Requested permission bits, with set-user-id, set-group-id and sticky.
+    pub permissions: u32,
+    /// Bits to remove from them, unless the directory has a default access control list.
+    pub umask: u32,
+    /// Owner's user id.
+    pub uid: u32,
+    /// Group id, unless the directory passes on its own (set-group-id).
+    pub gid: u32,
+    /// Device number of a device node.
+    pub rdev: u32,
+}
+
+impl New {
+    /// Returns the properties of an object owned by root with exactly these permissions.
+    pub const fn of_root(kind: FileType, permissions: u32) -> New {
+        New {
+            kind,
+            permissions,
+            umask: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+        }
+    }
+}
+
+/// How [`Fileset::rename`] treats an existing target name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rename {
+    /// Replaces it; its inode loses the name.
+    Replace,
+    /// Fails.
+    NoReplace,
+    /// Exchanges the two names; fails if there is no target.
+    Exchange,
+}
+
+/// Entry of a directory as listed by [`Fileset::read_dir`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirEntry<'a> {
+    /// Position from which to continue after this entry.
+    pub cookie: u64,
+    /// Inode number.
+    pub ino: Ino,
+    /// Type of the inode.
+    pub kind: FileType,
+    /// Name; `.` and `..` come first.
+    pub name: &'a [u8],
+}
+
+impl Fileset {
+    /// Looks up the inode of a name in a directory.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`], [`Kind::NotDirectory`], [`Kind::NameTooLong`].
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let state = self.fs.read();
+        let directory = state.directory(self.id, dir)?;
+        let ino = match name {
+            b"." => dir,
+            b".." => directory.parent,
+            name => {
+                check_name(name)?;
+                match state.entry(&self.fs.hasher, self.id, dir, name)? {
+                    Slot::Taken(_, (ino, _)) => ino,
+                    Slot::Free(_) => return Err(Kind::NotFound.into()),
+                }
+            }
+        };
+        Ok(Attr {
+            ino,
+            inode: state.inode_shown(self.id, ino)?,
+        })
+    }
+
+    /// Creates a file, a directory or a special file.
+    ///
+    /// # Errors
+    /// [`Kind::Exists`], [`Kind::NotFound`] and [`Kind::NotDirectory`] for the directory,
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::NameTooLong`], [`Kind::ReadOnly`].
+    pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        if new.kind == FileType::Symlink {
+            return Err(Error::new(Kind::Invalid, "a symbolic link needs a target"));
+        }
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let attr = self.make(&mut op, dir, name, new)?;
+            op.check_held()?;
+            op.finish();
+            Ok(attr)
+        })
+    }
+
+    /// Creates a regular file without a name, opened once already (`O_TMPFILE` of open(2)): its
+    /// last [`Fileset::release`] or a crash removes it, unless [`Fileset::link`] adds a name
+    /// before. It inherits from `dir`.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn create_unnamed(&self, dir: Ino, new: &New) -> Result<Attr> {
+        if new.kind != FileType::File {
+            return Err(Error::new(
+                Kind::Invalid,
+                "only a regular file can be created without a name",
+            ));
+        }
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let mut attr = self.make_inode(&mut op, dir, new)?;
+            attr.inode.links = 0;
+            op.set_inode(self.id, attr.ino, attr.inode.clone())?;
+            op.put(self.id, 0, (Item::Orphan, attr.ino), Vec::new(), true)?;
+            let core = op.core(attr.ino)?;
+            (core.opens, core.unnamed) = (1, true);
+            op.check_held()?;
+            op.finish();
+            Ok(attr)
+        })
+    }
+
+    /// Creates a symbolic link; its permissions are 0777.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn symlink(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        target: &[u8],
+        uid: u32,
+        gid: u32,
+    ) -> Result<Attr> {
+        if target.len() > TARGET_MAX {
+            return Err(Kind::NameTooLong.into());
+        }
+        if target.is_empty() || target.contains(&0) {
+            return Err(Error::new(
+                Kind::Invalid,
+                "the target of a symbolic link must not be empty or contain NUL",
+            ));
+        }
+        let new = New {
+            uid,
+            gid,
+            ..New::of_root(FileType::Symlink, 0o777)
+        };
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            let mut attr = self.make(&mut op, dir, name, &new)?;
+            op.put(self.id, attr.ino, (Item::Target, 0), target.to_vec(), true)?;
+            op.change(attr.ino, |inode| {
+                (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
+            })?;
+            attr.inode = op.read_inode(attr.ino)?;
+            op.check_held()?;
+            op.finish();
+            Ok(attr)
+        })
+    }
+
+    /// Reads the target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: not a symbolic link.
+    pub fn read_link(&self, ino: Ino) -> Result<Vec<u8>> {
+        let state = self.fs.read();
+        if state.inode(self.id, ino)?.kind != FileType::Symlink {
+            return Err(Error::new(Kind::Invalid, "not a symbolic link"));
+        }
+        let target = state.get(self.id, ino, (Item::Target, 0), |bytes| Ok(bytes.to_vec()))?;
+        target.ok_or_else(|| Error::corrupt(format!("inode {ino}: symbolic link has no target")))
+    }
+
+    fn make(&self, op: &mut Op, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        check_name(name)?;
+        op.directory(self.id, dir)?;
+        let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
+            return Err(Kind::Exists.into());
+        };
+        let attr = self.make_inode(op, dir, new)?;
+        let (ino, kind) = (attr.ino, new.kind);
+        let entry = Entry { ino, kind, name };
+        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        let now = op.now;
+        op.change(dir, |parent| {
+            parent.entries += 1;
+            parent.links += u32::from(kind == FileType::Directory);
+            parent.touch(now);
+        })?;
+        Ok(attr)
+    }
+
+    /// Creates an inode with its attributes, inheriting from the directory; the caller adds the
+    /// name.
+    fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
+        let parent = op.directory(self.id, dir)?;
+        op.check_new_inode()?;
+        let is_dir = new.kind == FileType::Directory;
+        if is_dir && parent.links >= LINKS_MAX {
+            return Err(Kind::TooManyLinks.into());
+        }
+        let ino = op.new_ino(is_dir)?;
+        let inherits = parent.permissions & libc::S_ISGID != 0;
+        let mut inode = Inode {
+            kind: new.kind,
+            permissions: new.permissions & 0o7777,
+            links: if is_dir { 2 } else { 1 },
+            uid: new.uid,
+            gid: if inherits { parent.gid } else { new.gid },
+            rdev: new.rdev,
+            generation: self.fs.generation,
+            size: 0,
+            disk_size: 0,
+            blocks: 0,
+            data_version: 1,
+            parent: dir,
+            entries: 0,
+            accessed: op.now,
+            modified: op.now,
+            changed: op.now,
+            created: op.now,
+        };
+        if is_dir && inherits {
+            inode.permissions |= libc::S_ISGID;
+        }
+        self.give_acl(op, dir, ino, &mut inode, new.umask)?;
+        if is_dir {
+            self.give_inherited(op, dir, ino)?;
+        }
+        op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
+        op.use_inodes(1);
+        Ok(Attr { ino, inode })
+    }
+
+    /// Applies the default list of the directory to a new inode, or else the umask.
+    fn give_acl(
+        &self,
+        op: &mut Op,
+        dir: Ino,
+        ino: Ino,
+        inode: &mut Inode,
+        umask: u32,
+    ) -> Result<()> {
+        let default = match op.xattr(&self.fs.hasher, self.id, dir, acl::DEFAULT)? {
+            Slot::Taken(_, value) if inode.kind != FileType::Symlink => value,
+            _ => {
+                inode.permissions &= !(umask & 0o777);
+                return Ok(());
+            }
+        };
+        let mut access = Acl::decode(&default)?;
+        access.limit(inode.permissions);
+        inode.permissions = inode.permissions & !0o777 | access.mode();
+        let mut give = |name: &[u8], value: &[u8]| {
+            let place = self.fs.hasher.place(name);
+            let xattr = Xattr { name, value };
+            op.put(self.id, ino, (Item::Xattr, place), xattr.encode(), true)
+        };
+        if !access.is_minimal() {
+            give(acl::ACCESS, &access.encode())?;
+        }
+        if inode.is_dir() {
+            give(acl::DEFAULT, &default)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the inherited attributes of the parent to a new directory.
+    fn give_inherited(&self, op: &mut Op, dir: Ino, ino: Ino) -> Result<()> {
+        for name in INHERITED {
+            if let Slot::Taken(_, value) = op.xattr(&self.fs.hasher, self.id, dir, name)? {
+                let place = self.fs.hasher.place(name);
+                let value = &value[..];
+                let xattr = Xattr { name, value }.encode();
+                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a name to a file, or the first one to an unnamed file.
+    ///
+    /// # Errors
+    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost all its names.
+    pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
+        check_name(name)?;
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let inode = op.read_inode(ino)?;
+        if inode.is_dir() {
+            return Err(Error::new(
+                Kind::NotPermitted,
+                "a directory cannot have hard links",
+            ));
+        }
+        let name_of = (self.id, ino);
+        let unnamed = op.cores.get(&name_of).is_some_and(|core| core.unnamed);
+        if inode.links == 0 && !unnamed {
+            return Err(Kind::NotFound.into());
+        }
+        if inode.links >= LINKS_MAX {
+            return Err(Kind::TooManyLinks.into());
+        }
+        op.directory(self.id, dir)?;
+        let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
+            return Err(Kind::Exists.into());
+        };
+        op.check_room()?;
+        let kind = inode.kind;
+        let entry = Entry { ino, kind, name };
+        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        let now = op.now;
+        op.change(dir, |parent| {
+            parent.entries += 1;
+            parent.touch(now);
+        })?;
+        op.change(ino, |inode| {
+            inode.links += 1;
+            inode.changed = now;
+        })?;
+        if unnamed {
+            op.delete(self.id, 0, (Item::Orphan, ino))?;
+        }
+        let inode = op.read_inode(ino)?;
+        op.check_held()?;
+        if let Some(core) = op.cores.get_mut(&name_of) {
+            core.unnamed = false;
+        }
+        op.finish();
+        Ok(Attr { ino, inode })
+    }
+
+    /// Removes a name of anything except a directory. Returns the inode as it is afterwards:
+    /// without links it is removed, or will be when it is closed.
+    ///
+    /// # Errors
+    /// [`Kind::IsDirectory`], [`Kind::NotFound`].
+    pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        self.remove(dir, name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// [`Kind::NotEmpty`], [`Kind::NotDirectory`], [`Kind::NotFound`], [`Kind::Invalid`] for `.`.
+    pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        match name {
+            b"." => Err(Kind::Invalid.into()),
+            b".." => Err(Kind::NotEmpty.into()),
+            name => self.remove(dir, name, true),
+        }
+    }
+
+    fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<Attr> {
+        check_name(name)?;
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.directory(self.id, dir)?;
+        let Slot::Taken(place, (ino, kind)) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
+            return Err(Kind::NotFound.into());
+        };
+        match (kind == FileType::Directory, is_dir) {
+            (true, false) => return Err(Kind::IsDirectory.into()),
+            (false, true) => return Err(Kind::NotDirectory.into()),
+            _ => {}
+        }
+        op.delete(self.id, dir, (Item::Entry, place))?;
+        let now = op.now;
+        op.change(dir, |parent| {
+            parent.entries = parent.entries.saturating_sub(1);
+            parent.links = parent.links.saturating_sub(is_dir.into());
+            parent.touch(now);
+        })?;
+        let (inode, left) = self.drop_link(&mut op, ino)?;
+        op.finish();
+        if left {
+            self.remove_orphan(ino)?;
+        }
+        Ok(Attr { ino, inode })
+    }
+
+    /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
+    /// inode, and whether the caller has to remove it after the operation.
+    fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
+        let mut inode = op.read_inode(ino)?;
+        if inode.is_dir() && inode.entries > 0 {
+            return Err(Kind::NotEmpty.into());
+        }
+        inode.links = if inode.is_dir() {
+            0
+        } else {
+            inode.links.saturating_sub(1)
+        };
+        inode.changed = op.now;
+        let is_open = op
+            .cores
+            .get(&(self.id, ino))
+            .is_some_and(|core| core.opens > 0);
+        if inode.links == 0 && !is_open && self.is_small(op, ino)? {
+            op.destroy(ino)?;
+            return Ok((inode, false));
+        }
+        let left = inode.links == 0 && !is_open;
+        op.set_inode(self.id, ino, inode.clone())?;
+        if inode.links == 0 {
+            op.put(self.id, 0, (Item::Orphan, ino), Vec::new(), true)?;
+        }
+        Ok((inode, left))
+    }
+
+    /// Checks whether an inode has few enough extents to be removed in one operation.
+    fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
+        let mut extents = 0;
+        op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
+            extents += 1;
+            Ok(extents <= EXTENTS_AT_ONCE)
+        })?;
+        Ok(extents <= EXTENTS_AT_ONCE)
+    }
+
+    /// Renames, also across directories; at every moment, and after a crash, each of the inodes has
+    /// one of its names. Returns the replaced inode as [`Fileset::unlink`] does.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: moving a directory below itself. [`Kind::NotEmpty`],
+    /// [`Kind::IsDirectory`], [`Kind::NotDirectory`]: the target cannot be replaced.
+    /// [`Kind::Exists`] with [`Rename::NoReplace`].
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<Option<Attr>> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        let mut op = Op::begin(&self.fs, self.id)?;
+        op.check_kept_room()?;
+        op.directory(self.id, from.0)?;
+        op.directory(self.id, to.0)?;
+        let Slot::Taken(place, moved) = op.entry(&self.fs.hasher, self.id, from.0, from.1)? else {
+            return Err(Kind::NotFound.into());
+        };
+        let source = Named {
+            dir: from.0,
+            name: from.1,
+            place,
+            ino: moved.0,
+            kind: moved.1,
+        };
+        let target = op.entry(&self.fs.hasher, self.id, to.0, to.1)?;
+        self.refuse_loop(&op, &source, to.0)?;
+        let mut replaced = None;
+        match (target, how) {
+            (Slot::Taken(..), Rename::NoReplace) => return Err(Kind::Exists.into()),
+            (Slot::Free(_), Rename::Exchange) => return Err(Kind::NotFound.into()),
+            (Slot::Taken(_, (ino, _)), _) if ino == source.ino => return Ok(None),
+            (Slot::Taken(place, (ino, kind)), how) => {
+                let target = Named {
+                    dir: to.0,
+                    name: to.1,
+                    place,
+                    ino,
+                    kind,
+                };
+                if how == Rename::Exchange {
+                    self.refuse_loop(&op, &target, from.0)?;
+                    self.exchange(&mut op, &source, &target)?;
+                } else {
+                    replaced = Some((ino, self.replace(&mut op, &source, &target)?));
+                }
+            }
+            (Slot::Free(place), _) => {
+                op.check_room()?;
+                self.take_name(&mut op, &source)?;
+                let target = Named {
+                    dir: to.0,
+                    name: to.1,
+                    place,
+                    ..source
+                };
+                self.give_name(&mut op, &target, true)?;
+            }
+        }
+        // Once per directory, however many names changed: clients see one change per version.
+        let now = op.now;
+        op.change(from.0, |dir| dir.touch(now))?;
+        if to.0 != from.0 {
+            op.change(to.0, |dir| dir.touch(now))?;
+        }
+        op.check_held()?;
+        op.finish();
+        let Some((ino, (inode, left))) = replaced else {
+            return Ok(None);
+        };
+        if left {
+            self.remove_orphan(ino)?;
+        }
+        Ok(Some(Attr { ino, inode }))
+    }
+
+    /// Checks that a directory is not moved below itself.
+    fn refuse_loop(&self, op: &Op, moved: &Named, dir: Ino) -> Result<()> {
+        if moved.kind != FileType::Directory || moved.dir == dir {
+            return Ok(());
+        }
+        let mut at = dir;
+        for _ in 0..DEPTH_MAX {
+            if at == moved.ino {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "cannot move a directory into itself or a subdirectory of itself",
+                ));
+            }
+            if at == ROOT {
+                return Ok(());
+            }
+            at = op.read_inode(at)?.parent;
+        }
+        Err(Error::corrupt(format!(
+            "inode {dir}: not reachable from the root"
+        )))
+    }
+
+    fn replace(&self, op: &mut Op, source: &Named, target: &Named) -> Result<(Inode, bool)> {
+        match (source.is_dir(), target.is_dir()) {
+            (true, false) => return Err(Kind::NotDirectory.into()),
+            (false, true) => return Err(Kind::IsDirectory.into()),
+            _ => {}
+        }
+        if target.is_dir() && op.read_inode(target.ino)?.entries > 0 {
+            return Err(Kind::NotEmpty.into());
+        }
+        self.take_name(op, source)?;
+        self.take_name(op, target)?;
+        let new = Named {
+            dir: target.dir,
+            name: target.name,
+            place: target.place,
+            ..*source
+        };
+        self.give_name(op, &new, false)?;
+        self.drop_link(op, target.ino)
+    }
+
+    fn exchange(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {
+        self.take_name(op, source)?;
+        self.take_name(op, target)?;
+        for (what, place) in [(source, target), (target, source)] {
+            let new = Named {
+                ino: what.ino,
+                kind: what.kind,
+                ..*place
+            };
+            self.give_name(op, &new, false)?;
+        }
+        Ok(())
+    }
+
+    /// Removes an entry from its directory. The caller handles the inode, and records the change of
+    /// the directory's content.
+    fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
+        op.delete(self.id, named.dir, (Item::Entry, named.place))?;
+        op.change(named.dir, |dir| {
+            dir.entries = dir.entries.saturating_sub(1);
+            dir.links = dir.links.saturating_sub(named.is_dir().into());
+        })
+    }
+
+    /// Adds an entry for an inode that has just lost another. The caller records the change of the
+    /// directory's content.
+    fn give_name(&self, op: &mut Op, named: &Named, fresh: bool) -> Result<()> {
+        let entry = Entry {
+            ino: named.ino,
+            kind: named.kind,
+            name: named.name,
+        };
+        op.put(
+            self.id,
+            named.dir,
+            (Item::Entry, named.place),
+            entry.encode(),
+            fresh,
+        )?;
+        let now = op.now;
+        op.change(named.dir, |dir| {
+            dir.entries += 1;
+            dir.links += u32::from(named.is_dir());
+        })?;
+        op.change(named.ino, |inode| {
+            inode.changed = now;
+            if inode.parent != named.dir {
+                inode.parent = named.dir;
+                // The `..` of a directory changes with its parent.
+                inode.data_version += u64::from(inode.is_dir());
+            }
+        })
+    }
+
+    /// Passes the entries of a directory after a cookie to `take` until that returns `false`.
+    /// Cookie 0 is the start; `.` and `..` come first. An entry that exists throughout the listing
+    /// is passed exactly once.
+    ///
+    /// # Errors
+    /// [`Kind::NotDirectory`], and errors of `take`.
+    pub fn read_dir(
+        &self,
+        dir: Ino,
+        after: u64,
+        mut take: impl FnMut(DirEntry) -> Result<bool>,
+    ) -> Result<()> {
+        self.list(dir, after, |_, entry| take(entry))
+    }
+
+    /// As [`Fileset::read_dir`], with the attributes of each inode.
+    ///
+    /// # Errors
+    /// As [`Fileset::read_dir`].
+    pub fn read_dir_attrs(
+        &self,
+        dir: Ino,
+        after: u64,
+        mut take: impl FnMut(DirEntry, Attr) -> Result<bool>,
+    ) -> Result<()> {
+        self.list(dir, after, |state, entry| {
+            let ino = entry.ino;
+            let inode = state.inode_shown(self.id, ino)?;
+            take(entry, Attr { ino, inode })
+        })
+    }
+
+    fn list(
+        &self,
+        dir: Ino,
+        after: u64,
+        mut take: impl FnMut(&State, DirEntry) -> Result<bool>,
+    ) -> Result<()> {
+        let state = &*self.fs.read();
+        let inode = state.inode(self.id, dir)?;
+        if !inode.is_dir() {
+            return Err(Kind::NotDirectory.into());
+        }
+        let dots: [(u64, Ino, &[u8]); 2] = [(1, dir, b"."), (2, inode.parent, b"..")];
+        for (cookie, ino, name) in dots.into_iter().filter(|dot| dot.0 > after) {
+            let kind = FileType::Directory;
+            let entry = DirEntry {
+                cookie,
+                ino,
+                kind,
+                name,
+            };
+            if !take(state, entry)? {
+                return Ok(());
+            }
+        }
+        if after >= PLACE_MAX {
+            return Ok(());
+        }
+        let places = (Item::Entry, after + 1, PLACE_MAX);
+        state.scan(self.id, dir, places, |cookie, bytes| {
+            let Entry { ino, kind, name } = Entry::decode(bytes)?;
+            let entry = DirEntry {
+                cookie,
+                ino,
+                kind,
+                name,
+            };
+            take(state, entry)
+        })
+    }
+}
+
+/// Largest depth of a directory; a longer path to the root is a loop.
+const DEPTH_MAX: usize = 1 << 20;
+
+/// Entry and its location.
+#[derive(Clone, Copy)]
+struct Named<'a> {
+    dir: Ino,
+    name: &'a [u8],
+    place: u64,
+    ino: Ino,
+    kind: FileType,
+}
+
+impl Named<'_> {
+    fn is_dir(&self) -> bool {
+        self.kind == FileType::Directory
+    }
+}
