@@ -1,4 +1,4 @@
-//! A complete check of an open file system, without changing it; for that see `repair`.
+//! A complete check of an open file system, without changing it; for that see `check/repair.rs`.
 //!
 //! Three passes: over the pages of the metadata as stored on the device, comparing each with its
 //! checksum; over every tree as its readers see it (each name refers to an inode, each inode has
@@ -20,7 +20,8 @@ pub use repair::Repair;
 
 use crate::error::Result;
 use crate::format::key::{Key, Section, TreeId};
-use crate::fs::{Fs, FsShared};
+use crate::fs::Fs;
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use finding::Findings;
 use meter::Meter;
@@ -149,7 +150,7 @@ fn check_keys(state: &State, report: &mut Report, meter: &mut Meter) -> Result<(
     meter.begin(meter.items());
     let from = Key::layer(0).0;
     state
-        .store
+        .items
         .scan(from, Key::layer(TreeId::MAX).1, |key, bytes| {
             meter.item(bytes);
             if !belongs(state, &key) {

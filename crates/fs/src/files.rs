@@ -18,16 +18,15 @@ mod idle;
 mod lane;
 mod watch;
 
-pub(crate) use idle::ChangeSignal;
-
 pub use lane::{Lane, REST, WritePosition};
 pub use watch::{Change, Watch, Watcher};
 
 use crate::data::content::Seek;
 use crate::data::pager::FsPager;
 use crate::error::{Kind, Result};
-use crate::fileset::{Attr, Fileset, SetXattr, StatFs};
+use crate::fileset::{Attr, Fileset, StatFs};
 use crate::format::key::Ino;
+use crate::names::attributes::SetXattr;
 use crate::names::directory::{DirEntry, New, Rename};
 use block::layer::{Layer, within};
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};

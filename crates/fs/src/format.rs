@@ -3,5 +3,6 @@
 //! `docs/format/fs.md` describes them. Everything read from a device is validated here.
 
 pub mod key;
+pub mod name_hash;
 pub mod record;
 pub mod superblock;

@@ -1,15 +1,17 @@
 //! The file system: files, directories and filesets on a block device.
 //!
 //! ```text
-//!   Files, Handle, Lane: the whole interface, with content in the page cache
-//!        |                                       |
-//!   Fileset (names, attributes, content)      FsPager (pages)        Fs (format, open, fsck, defrag, grow)
-//!        \________________ op ________________/                       |
-//!                           |                                         |
-//!   state  = overlay over overlay over redb;  inode_state: an inode in memory
-//!     |                                |                   |
-//!   commit: journal for fsync,       names, mapping      space: free and reserved blocks
-//!           tree every few seconds
+//!   files     Files, Handle, Lane: the whole interface, with content in the page cache
+//!     |                                               check, defrag
+//!     |                                                    |
+//!   names     names, attributes, access lists         fs   Fs: format, open, grow, filesets
+//!   data      extents, space of files, FsPager             |
+//!     |                                                    |
+//!   fileset   Fileset: the handle to one tree of files  ───┘
+//!     |
+//!   metadata  operations, state, journal, commit, redb
+//!     |
+//!   device_io, space (free and reserved blocks), format (on-disk encodings)
 //! ```
 //!
 //! **Invariant:** after a crash at any moment the file system opens without repair, synced data is
@@ -69,12 +71,14 @@ pub use data::pager::FsPager;
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
-pub use fileset::{Attr, Fileset, SetAttr, SetTime, SetXattr, StatFs};
+pub use fileset::{Attr, Fileset, StatFs};
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
 };
 pub use fs::filesets::Quota;
-pub use fs::{FIRST_FILESET, Fs, Options, Usage};
+pub use fs::{FIRST_FILESET, Fs, Usage};
+pub use metadata::shared::Options;
+pub use names::attributes::{SetAttr, SetTime, SetXattr};
 pub use names::directory::{DirEntry, INHERITED, New, ROOT, Rename};

@@ -8,7 +8,9 @@
 //!   commit      journal for fsync, database every few seconds
 //! ```
 
+pub(crate) mod change_signal;
 pub(crate) mod commit;
+pub(crate) mod coordination;
 pub(crate) mod database;
 pub(crate) mod database_file;
 pub(crate) mod inode_state;
@@ -17,4 +19,8 @@ pub(crate) mod item_usage;
 pub(crate) mod journal;
 pub(crate) mod op;
 pub(crate) mod overlay;
+pub(crate) mod quota;
+pub(crate) mod references;
+pub(crate) mod shared;
 pub(crate) mod state;
+pub(crate) mod superblock_file;

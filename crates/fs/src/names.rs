@@ -1,5 +1,6 @@
 //! Directories and attributes: the items of an inode that are found by name.
 
 pub(crate) mod acl;
+pub mod attributes;
 pub mod directory;
 pub(crate) mod slots;

@@ -10,9 +10,10 @@
 //! less those promised, is never negative; so write-behind finds room for everything it was
 //! promised.
 //!
-//! All this is in memory; [`crate::metadata::database`] keeps the bitmap on disk.
+//! All this is in memory; `metadata/database.rs` keeps the bitmap on disk.
 
 use crate::error::{Error, Kind, Result};
+use crate::format::record::Run;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard};
 
@@ -24,22 +25,6 @@ const SEARCH_RUNS: usize = 16;
 const EXTENTS_PER_BLOCK: u64 = 16;
 /// Promised blocks that one block of the reserve can hold the extents of; that takes half of it.
 const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
-
-/// Run of blocks on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Run {
-    /// First block.
-    pub start: u64,
-    /// Number of blocks.
-    pub blocks: u64,
-}
-
-impl Run {
-    /// Returns the block after the last.
-    pub fn end(&self) -> u64 {
-        self.start + self.blocks
-    }
-}
 
 /// Allocator of the device's blocks, shared by all threads.
 pub(crate) struct Space {

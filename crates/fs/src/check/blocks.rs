@@ -5,11 +5,11 @@ use super::finding::FindingKind;
 use super::meter::Meter;
 use crate::error::{Error, Result};
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{Extent, SharedRun};
+use crate::format::record::{Extent, Run, SharedRun};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::Db;
 use crate::metadata::state::{State, decode_preserved};
-use crate::space::{Run, Space};
+use crate::space::Space;
 use std::collections::BTreeMap;
 
 /// Compares the references by records with the state of the allocator.
@@ -76,7 +76,7 @@ pub(super) fn counted(
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
     let mut records = 0;
     let mut broken: Vec<(FindingKind, String)> = Vec::new();
-    state.store.scan(from, to, |key, bytes| {
+    state.items.scan(from, to, |key, bytes| {
         read(bytes);
         if key.kind() != Some(Item::Extent) {
             return Ok(true);
@@ -128,7 +128,7 @@ pub(super) fn counted(
 fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
     let mut runs = Vec::new();
     let (from, to) = Key::section(Section::Shared);
-    state.store.scan(from, to, |key, bytes| {
+    state.items.scan(from, to, |key, bytes| {
         match SharedRun::decode(bytes) {
             Ok(shared) => {
                 let run = Run {
@@ -149,7 +149,7 @@ fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
     let space = Space::new(0);
     let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
     unused.into_iter().for_each(|run| space.add(run));
-    for change in state.store.space_changes() {
+    for change in state.items.space_changes() {
         if change.used {
             space.remove(change.run)?
         } else {

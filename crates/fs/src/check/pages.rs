@@ -10,7 +10,8 @@ use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::Db;
-use crate::metadata::database_file::{MetaFile, SuperblockFile};
+use crate::metadata::database_file::DatabaseFile;
+use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -35,7 +36,7 @@ pub(super) fn verify(
     meter.begin(meter.pages());
     let superblock = SuperblockFile::new(Arc::clone(io), superblock.clone());
     let space = Arc::new(Space::new(0));
-    let file = MetaFile::new(Arc::clone(io), Arc::new(superblock), space, true);
+    let file = DatabaseFile::new(Arc::clone(io), Arc::new(superblock), space, true);
     let read = Arc::new(AtomicU64::new(0));
     let file = Counted {
         file,
@@ -72,7 +73,7 @@ fn read_all(file: Counted, epoch: u64) -> Result<()> {
 /// Backend that counts the bytes read.
 #[derive(Debug)]
 struct Counted {
-    file: MetaFile,
+    file: DatabaseFile,
     read: Arc<AtomicU64>,
 }
 

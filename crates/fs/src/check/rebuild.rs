@@ -14,15 +14,15 @@ use super::pages;
 use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Item, Key, Section, TreeId};
-use crate::format::record::{Extent, Out};
+use crate::format::record::{Extent, Out, Run};
 use crate::format::superblock::Superblock;
-use crate::fs::FsShared;
 use crate::metadata::database::{Base, Db, SpaceChange};
-use crate::metadata::database_file::{MetaFile, SuperblockFile};
+use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::overlay::{Change, Overlay};
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, decode_preserved};
-use crate::space::Run;
+use crate::metadata::superblock_file::SuperblockFile;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -115,7 +115,7 @@ impl FsShared {
             note(key, value);
             Ok(())
         })?;
-        for (key, change) in state.store.active.iter() {
+        for (key, change) in state.items.active.iter() {
             if let Some(value) = change.value() {
                 note(*key, value);
             }
@@ -143,7 +143,7 @@ impl FsShared {
         self.space.set_loaded();
 
         let (io, space) = (Arc::clone(&self.io), Arc::clone(&self.space));
-        let file = MetaFile::new(io, Arc::clone(new), space, false);
+        let file = DatabaseFile::new(io, Arc::clone(new), space, false);
         let db = Db::open(file, self.options.metadata_cache_bytes, false)?;
         let mut batch = Overlay::default();
         let lost = salvage(base, &self.superblock, &mut |key, value| {
@@ -154,7 +154,7 @@ impl FsShared {
                 db.commit(&std::mem::take(&mut batch), &[], epoch)
             }
         })?;
-        for (key, change) in state.store.active.iter() {
+        for (key, change) in state.items.active.iter() {
             batch.set(*key, Some(change.clone()));
         }
         let mut next = Out::with(4);
@@ -193,7 +193,7 @@ impl FsShared {
         // Both copies, so that losing one of them does not revive the damaged tree.
         self.superblock.write()?;
         old.segments.iter().for_each(|s| self.space.add(s.run()));
-        let file = MetaFile::new(
+        let file = DatabaseFile::new(
             Arc::clone(&self.io),
             Arc::clone(&self.superblock),
             Arc::clone(&self.space),

@@ -3,15 +3,15 @@
 //! ```text
 //!   lost filesets       get a new record if theirs cannot be read
 //!   every record        is removed if invalid or misplaced
-//!   every fileset       names, links, counts (tree.rs); unnamed inodes go to lost+found
+//!   every fileset       names, links, counts (repair/tree.rs); unnamed inodes go to lost+found
 //!   every block         references, bitmap and allocator are recomputed from the records
 //! ```
 //!
 //! **Invariant:** data that a record refers to is kept; if two files refer to a block, both keep
 //! it, and share it from then on. Snapshots stay as they are, except for invalid records: an
 //! inconsistent snapshot can be read as far as possible, and removed. If pages of the tree are
-//! damaged, it is rebuilt first (`rebuild.rs`). Deliberately absent: a file system that cannot even
-//! be opened.
+//! damaged, it is rebuilt first (`check/rebuild.rs`). Deliberately absent: a file system that
+//! cannot even be opened.
 
 mod tree;
 
@@ -21,16 +21,16 @@ use super::{Report, belongs, blocks};
 use crate::error::{Kind, Result};
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
-    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out,
+    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out, Run, SharedRun,
+    TARGET_MAX, TreeRecord, Xattr,
 };
-use crate::format::record::{SharedRun, TARGET_MAX, TreeRecord, Xattr};
-use crate::fs::{FIRST_FILESET, Fs, FsShared};
+use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::{Db, SpaceChange};
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::op::Op;
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
-use crate::space::Run;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -118,7 +118,7 @@ impl FsShared {
         repair_counts(&mut op, repair, meter)?;
         let changes = repair_space(&mut op, db, &metadata, repair, meter)?;
         // These were not freed by the operation: the allocator has been set accordingly already.
-        op.store.note_space(&changes);
+        op.items.note_space(&changes);
         op.finish();
         Ok(())
     }
@@ -141,7 +141,7 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
     let (mut found, mut unread) = (BTreeMap::new(), Vec::new());
     let mut inodes: BTreeMap<TreeId, u64> = BTreeMap::new();
     let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
-    state.store.scan(from, to, |key, bytes| {
+    state.items.scan(from, to, |key, bytes| {
         meter.item(bytes);
         let is_record = key.layer == 0 && key.object == Section::Trees as u64;
         if is_record {
@@ -242,7 +242,7 @@ fn drop_broken(
     let state: &State = op;
     let mut broken = Vec::new();
     let (from, to) = (Key::layer(0).0, Key::layer(TreeId::MAX).1);
-    state.store.scan(from, to, |key, bytes| {
+    state.items.scan(from, to, |key, bytes| {
         meter.item(bytes);
         if !is_sound(state, metadata, &key, bytes) {
             broken.push(key);
@@ -322,7 +322,7 @@ fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<
     }
     let mut there: Vec<(u64, Option<SharedRun>)> = Vec::new();
     let (from, to) = Key::section(Section::Shared);
-    op.store.scan(from, to, |key, bytes| {
+    op.items.scan(from, to, |key, bytes| {
         there.push((key.item, SharedRun::decode(bytes).ok()));
         Ok(true)
     })?;
@@ -361,7 +361,7 @@ fn repair_space(
     for run in db.used(op.bounds.end)? {
         bitmap.insert(run.start..run.end());
     }
-    for change in op.store.space_changes() {
+    for change in op.items.space_changes() {
         let range = change.run.start..change.run.end();
         if change.used {
             bitmap.insert(range)

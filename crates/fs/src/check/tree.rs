@@ -6,11 +6,12 @@ use super::meter::Meter;
 use crate::data::extents::end_of;
 use crate::error::{Kind, Result};
 use crate::format::key::{Ino, Item, Key, TreeId};
-use crate::format::record::{BLOCK_BYTES, Entry, Extent, FILE_SIZE_MAX, FileType, Inode};
-use crate::format::record::{TARGET_MAX, Xattr};
+use crate::format::name_hash::Hasher;
+use crate::format::record::{
+    BLOCK_BYTES, Entry, Extent, FILE_SIZE_MAX, FileType, Inode, TARGET_MAX, Xattr,
+};
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
-use crate::names::slots::Hasher;
 use std::collections::{HashMap, HashSet};
 
 /// Walk over one tree.

@@ -14,9 +14,9 @@
 
 use crate::data::extents::end_of;
 use crate::error::{Kind, Result};
-use crate::fileset::{Attr, Fileset, blocks_for};
+use crate::fileset::{Attr, Fileset};
 use crate::format::key::{Ino, Item};
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, blocks_for};
 use crate::metadata::inode_state::{Blocks, InodeState};
 use crate::metadata::op::Op;
 use crate::metadata::state::State;

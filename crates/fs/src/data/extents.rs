@@ -10,22 +10,12 @@
 
 use crate::error::{Error, Result};
 use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, Run};
 use crate::metadata::state::State;
-use crate::space::Run;
 use std::ops::Range;
 
 /// An extent and its first block in the file.
 pub(crate) type Mapped = (u64, Extent);
-
-impl Extent {
-    pub(crate) fn run(&self) -> Run {
-        Run {
-            start: self.start,
-            blocks: self.blocks.into(),
-        }
-    }
-}
 
 /// Computes the block of the file after the extent's last.
 pub(crate) fn end_of((first, extent): &Mapped) -> u64 {

@@ -7,12 +7,11 @@
 use crate::data::content::split;
 use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
-use crate::fileset::{Fileset, blocks_for};
+use crate::fileset::Fileset;
 use crate::format::key::Ino;
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Run, blocks_for};
 use crate::metadata::inode_state::{Blocks, Write};
 use crate::metadata::op::Op;
-use crate::space::Run;
 use std::ops::Range;
 
 /// Part of a request: a range of its bytes, and their offset on the device; `None` reads as zeros.

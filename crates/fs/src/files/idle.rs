@@ -9,11 +9,11 @@
 //! changed.
 
 use super::Shared;
-use crate::fs::FsShared;
+use crate::metadata::shared::FsShared;
 use block::layer::{Layer, home};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
-use std::thread::{JoinHandle, Thread};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How long there must be no change and no device I/O before everything is written back.
@@ -22,31 +22,6 @@ const QUIET: Duration = Duration::from_millis(100);
 /// Pause after that, so that a client that makes small changes now and then does not keep the
 /// device flushing.
 const REST: Duration = Duration::from_millis(400);
-
-/// Threads that wait for a change.
-#[derive(Default)]
-pub(crate) struct ChangeSignal {
-    waiting: AtomicBool,
-    threads: Mutex<Vec<Thread>>,
-}
-
-impl ChangeSignal {
-    /// Wakes the waiting threads after a change. The caller holds the state for writing, so a
-    /// thread that reads the state either sees the change or has registered before.
-    pub fn notify(&self) {
-        if self.waiting.load(Ordering::SeqCst) {
-            let mut threads = self.threads.lock().expect("no panic under this lock");
-            self.waiting.store(false, Ordering::SeqCst);
-            threads.drain(..).for_each(|thread| thread.unpark());
-        }
-    }
-
-    fn will_wait(&self) {
-        let mut threads = self.threads.lock().expect("no panic under this lock");
-        threads.push(std::thread::current());
-        self.waiting.store(true, Ordering::SeqCst);
-    }
-}
 
 /// The idle write-back thread. Dropping this ends it after the write in progress.
 pub(super) struct Idle {

@@ -3,9 +3,10 @@
 use super::{Change, Files, Handle, Node};
 use crate::data::content::{Allocate, Stamp};
 use crate::error::{Error, Kind, Result};
-use crate::fileset::{Attr, SetAttr};
+use crate::fileset::Attr;
 use crate::format::key::Ino;
 use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
+use crate::names::attributes::SetAttr;
 use block::Buf;
 use block::layer::{Layer, within};
 use cache::{Loan, OpenFile, Session};

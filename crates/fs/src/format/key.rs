@@ -8,10 +8,10 @@
 //!   L          inode       kind, place      one inode: its record, target, attributes, entries, extents
 //! ```
 //!
-//! A layer is a fileset, or the old values that a snapshot keeps of it (see [`crate::metadata::state`]). All
-//! items of an inode are adjacent, so a small file occupies one leaf of the tree. The kind is the
-//! top byte of the item; the other 56 bits are the place: a block of the file, or the cookie of a
-//! name.
+//! A layer is a fileset, or the old values that a snapshot keeps of it (see `metadata/state.rs`).
+//! All items of an inode are adjacent, so a small file occupies one leaf of the tree. The kind is
+//! the top byte of the item; the other 56 bits are the place: a block of the file, or the cookie of
+//! a name.
 //!
 //! **Invariant:** inode numbers stay below 2^56 and are never reused within a fileset.
 

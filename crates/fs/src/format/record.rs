@@ -24,6 +24,27 @@ pub const EXTENT_BLOCKS_MAX: u32 = 1 << 30;
 /// Limit for block numbers of a device: 2^48 blocks are 1 EiB.
 pub const DEVICE_BLOCKS_MAX: u64 = 1 << 48;
 
+/// Computes the number of blocks that hold `bytes` bytes.
+pub(crate) fn blocks_for(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
+}
+
+/// Run of blocks on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Run {
+    /// First block.
+    pub start: u64,
+    /// Number of blocks.
+    pub blocks: u64,
+}
+
+impl Run {
+    /// Returns the block after the last.
+    pub fn end(&self) -> u64 {
+        self.start + self.blocks
+    }
+}
+
 /// Point in time: seconds since 1970 and nanoseconds within the second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Time {
@@ -305,6 +326,14 @@ pub struct Extent {
 const FLAG_UNWRITTEN: u16 = 1;
 
 impl Extent {
+    /// Returns the blocks on the device.
+    pub(crate) fn run(&self) -> Run {
+        Run {
+            start: self.start,
+            blocks: self.blocks.into(),
+        }
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(16);
         out.u64(self.start);

@@ -6,8 +6,7 @@
 //! place in the code that states it; `docs/format/fs.md` explains the meaning of each field.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out};
-use crate::space::Run;
+use crate::format::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out, Run};
 use block::{BlockDevice, Blocking};
 
 /// Length of a copy in bytes.

@@ -8,8 +8,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
-use crate::fs::{Fs, FsShared};
+use crate::fs::Fs;
 use crate::metadata::op::Op;
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
 use std::sync::Arc;
@@ -261,7 +262,7 @@ impl FsShared {
         });
         let mut items: Vec<(Key, Vec<u8>)> = Vec::new();
         let (from, to) = Key::layer(id);
-        op.store.scan(from, to, |key, bytes| {
+        op.items.scan(from, to, |key, bytes| {
             items.push((key, bytes.to_vec()));
             Ok(items.len() < STEP_ITEMS)
         })?;
@@ -298,7 +299,7 @@ impl Op<'_> {
                 .trees
                 .get(&older)
                 .is_some_and(|t| key.object >> 1 < t.record.next_ino);
-            let has = self.store.get(&key.in_layer(older), |_| Ok(()))?.is_some();
+            let has = self.items.get(&key.in_layer(older), |_| Ok(()))?.is_some();
             if wants && !has {
                 self.put_key(key.in_layer(older), bytes, false);
                 return Ok(());

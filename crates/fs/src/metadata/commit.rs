@@ -16,14 +16,15 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::superblock::SEGMENTS_MAX;
-use crate::fs::FsShared;
+use crate::metadata::coordination::{Log, Wanted};
 use crate::metadata::database::Db;
 use crate::metadata::item_map::Frozen;
-use crate::metadata::journal::{Delta, Writer};
+use crate::metadata::journal::Delta;
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use block::layer::{Layer, home};
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;
 
 /// Multiple of the backlog limit beyond which callers wait for a commit.
@@ -37,105 +38,6 @@ const PAGES_PER_KEY: usize = 8;
 
 /// Segments of the metadata that are left unused, for the next open.
 const SEGMENTS_SPARE: usize = 4;
-
-/// Write end of the journal.
-pub(crate) struct Log {
-    writer: Writer,
-    /// Whether the last commit could not be logged first and is not durable yet, so that no record
-    /// may follow.
-    blocked: bool,
-}
-
-impl Log {
-    pub fn new(writer: Writer) -> Log {
-        Log {
-            writer,
-            blocked: false,
-        }
-    }
-
-    /// Returns the epoch for a commit that supersedes all records so far.
-    pub fn epoch_after_all(&self) -> u64 {
-        self.writer.epoch() + 1
-    }
-
-    /// Moves on to the epoch after the commit of [`Log::epoch_after_all`], which is durable.
-    pub fn skip_all(&mut self) {
-        self.writer.next_epoch();
-        self.writer.next_epoch();
-        self.blocked = false;
-    }
-}
-
-/// Elects the thread that writes for all waiters, and tracks the changes that are durable. Its lock
-/// is never held during a write, so a caller whose changes are durable does not wait for later
-/// ones.
-#[derive(Default)]
-pub(crate) struct Group {
-    progress: Mutex<Progress>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Progress {
-    /// Number of the last durable change.
-    durable: u64,
-    /// Whether a thread is writing.
-    busy: bool,
-}
-
-/// Exclusive right to write; released on drop.
-struct CommitPermit<'g>(&'g Group);
-
-impl Group {
-    fn lock(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().expect("no panic under this lock")
-    }
-
-    /// Waits until the changes up to `wanted` are durable, or until the caller may write them.
-    fn acquire(&self, wanted: u64) -> Option<CommitPermit<'_>> {
-        let waits = |progress: &mut Progress| progress.busy && progress.durable < wanted;
-        let progress = self.changed.wait_while(self.lock(), waits);
-        let mut progress = progress.expect("no panic under this lock");
-        if progress.durable >= wanted {
-            return None;
-        }
-        progress.busy = true;
-        Some(CommitPermit(self))
-    }
-
-    fn is_durable(&self, wanted: u64) -> bool {
-        self.lock().durable >= wanted
-    }
-
-    /// Records that the changes up to `changes` are durable, and wakes the waiters.
-    fn done(&self, changes: u64) {
-        let mut progress = self.lock();
-        progress.durable = progress.durable.max(changes);
-        drop(progress);
-        self.changed.notify_all();
-    }
-}
-
-impl Drop for CommitPermit<'_> {
-    fn drop(&mut self) {
-        self.0.lock().busy = false;
-        self.0.changed.notify_all();
-    }
-}
-
-/// Wakes the commit thread.
-#[derive(Default)]
-pub(crate) struct Wake {
-    wanted: Mutex<Wanted>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Wanted {
-    commit: bool,
-    stop: bool,
-}
 
 /// Content of one record, taken from the state at one moment.
 struct Taken {
@@ -200,7 +102,7 @@ impl FsShared {
             state.commit_steps();
         }
         result?;
-        let (delta, keys) = state.store.take_delta();
+        let (delta, keys) = state.items.take_delta();
         Ok(Taken {
             delta,
             keys,
@@ -218,7 +120,7 @@ impl FsShared {
             other => other,
         };
         let space = std::mem::take(&mut taken.delta.space);
-        self.write().store.restore_delta(space, taken.keys);
+        self.write().items.restore_delta(space, taken.keys);
         written
     }
 
@@ -251,11 +153,11 @@ impl FsShared {
                     return Err(error.clone());
                 }
                 let taken = self.take(&mut state)?;
-                if !state.store.is_changed() {
+                if !state.items.is_changed() {
                     drop(state);
                     return self.log_taken(&mut log, &taken).map(drop);
                 }
-                (state.store.freeze(), taken)
+                (state.items.freeze(), taken)
             };
             self.backlog.store(0, Relaxed);
             let epoch = log.writer.epoch();
@@ -283,7 +185,7 @@ impl FsShared {
         self.space.set_flushed(taken.written);
         self.space.set_durable(taken.set);
         self.group.done(taken.changes);
-        let old = self.write().store.committed(base);
+        let old = self.write().items.committed(base);
         drop(log);
         drop(old);
         Ok(())
@@ -338,11 +240,11 @@ impl FsShared {
     /// limit.
     pub fn note_backlog(&self, state: &State) {
         let now = state
-            .store
+            .items
             .active
             .len()
-            .max(state.store.active.bytes() / 1024);
-        // An inode that is not in the store yet adds one record there, and another for a snapshot.
+            .max(state.items.active.bytes() / 1024);
+        // An inode that is not in the item map yet adds one record there, and another for a snapshot.
         let now = now + 2 * state.dirty_cores.len();
         let before = self.backlog.swap(now, Relaxed);
         if now > self.backlog_max && before <= self.backlog_max {
@@ -368,13 +270,6 @@ impl FsShared {
         } else {
             Ok(())
         }
-    }
-}
-
-impl Wake {
-    fn set(&self, change: impl FnOnce(&mut Wanted)) {
-        change(&mut self.wanted.lock().expect("no panic under this lock"));
-        self.changed.notify_all();
     }
 }
 

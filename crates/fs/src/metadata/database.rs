@@ -11,8 +11,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::key::{KEY_BYTES, Key};
+use crate::format::record::Run;
 use crate::metadata::overlay::{Change, Overlay};
-use crate::space::Run;
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::Cell;
 use std::collections::BTreeMap;

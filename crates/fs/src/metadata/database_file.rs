@@ -8,14 +8,14 @@
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
-use crate::format::record::BLOCK_BYTES;
-use crate::format::superblock::{COPIES, SEGMENTS_MAX, Segment, Superblock};
-use crate::space::{Run, Space};
+use crate::format::record::{BLOCK_BYTES, Run};
+use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
+use crate::metadata::superblock_file::SuperblockFile;
+use crate::space::Space;
 use block::{Buf, Op};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -28,101 +28,8 @@ const UNIT_BLOCKS_MIN: u64 = 64;
 /// Largest number of blocks allocated at once: 64 MiB.
 const UNIT_BLOCKS_MAX: u64 = 16_384;
 
-/// The superblock in memory, and writing it to the device.
-pub(crate) struct SuperblockFile {
-    io: Arc<DeviceIo>,
-    current: Mutex<Superblock>,
-    /// Whether writes are suppressed because the superblock does not describe the device yet.
-    held: bool,
-    /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
-    beyond: AtomicU64,
-}
-
-impl SuperblockFile {
-    pub fn new(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
-        SuperblockFile {
-            io,
-            current: Mutex::new(superblock),
-            held: false,
-            beyond: AtomicU64::new(0),
-        }
-    }
-
-    /// Creates a superblock that stays in memory, for a metadata file under construction.
-    pub fn in_memory(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
-        SuperblockFile {
-            held: true,
-            ..SuperblockFile::new(io, superblock)
-        }
-    }
-
-    /// Reads both copies and keeps the newer valid one.
-    pub fn read(io: Arc<DeviceIo>) -> Result<SuperblockFile> {
-        let mut copies = [vec![0; BLOCK], vec![0; BLOCK]];
-        let mut unread = None;
-        for (offset, out) in COPIES.into_iter().zip(&mut copies) {
-            // If one copy cannot be read, the other one serves.
-            if let Err(error) = io.read(offset, out) {
-                unread = Some(error);
-            }
-        }
-        let device_blocks = io.info().size / BLOCK_BYTES;
-        let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
-        match (superblock, unread) {
-            (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
-            // A device that ends before the second copy has no file system of ours, whatever else
-            // is wrong with it.
-            (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
-                Err(unread.into())
-            }
-            (Err(error), _) => Err(error),
-        }
-    }
-
-    /// Returns the defects of the copies on the device, of which one may still be usable. The next
-    /// writable open rewrites both.
-    pub fn damaged_copies(&self) -> Vec<String> {
-        let device_blocks = self.io.info().size / BLOCK_BYTES;
-        let mut wrong = Vec::new();
-        for offset in COPIES {
-            let mut bytes = vec![0; BLOCK];
-            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
-            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
-                wrong.push(format!("copy at byte {offset}: {error}"));
-            }
-        }
-        wrong
-    }
-
-    /// Returns the number of bytes that damaged metadata made `redb` read beyond the end, and
-    /// allocate memory for at that time.
-    pub fn beyond(&self) -> u64 {
-        self.beyond.load(Relaxed)
-    }
-
-    pub fn lock(&self) -> MutexGuard<'_, Superblock> {
-        self.current.lock().expect("no panic under this lock")
-    }
-
-    /// Writes both copies, one after the other, so that one is valid at every moment. They are
-    /// durable when this returns.
-    pub fn write(&self) -> block::Result<()> {
-        if self.held {
-            return Ok(());
-        }
-        let mut superblock = self.lock();
-        for _ in COPIES {
-            superblock.generation += 1;
-            let place = COPIES[(superblock.generation % 2) as usize];
-            self.io
-                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
-        }
-        Ok(())
-    }
-}
-
 /// Backing store of the metadata database. See the module.
-pub(crate) struct MetaFile {
+pub(crate) struct DatabaseFile {
     io: Arc<DeviceIo>,
     superblock: Arc<SuperblockFile>,
     space: Arc<Space>,
@@ -140,15 +47,15 @@ struct State {
     len: u64,
 }
 
-impl MetaFile {
+impl DatabaseFile {
     pub fn new(
         io: Arc<DeviceIo>,
         superblock: Arc<SuperblockFile>,
         space: Arc<Space>,
         read_only: bool,
-    ) -> MetaFile {
+    ) -> DatabaseFile {
         let len = superblock.lock().metadata_bytes;
-        MetaFile {
+        DatabaseFile {
             io,
             superblock,
             space,
@@ -387,9 +294,9 @@ pub(crate) fn keep_spare(superblock: &mut Superblock, space: &Space) -> bool {
     }
 }
 
-impl fmt::Debug for MetaFile {
+impl fmt::Debug for DatabaseFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MetaFile({})", self.io.info().name)
+        write!(f, "DatabaseFile({})", self.io.info().name)
     }
 }
 
@@ -397,7 +304,7 @@ fn other(error: impl Into<Error>) -> io::Error {
     io::Error::other(error.into())
 }
 
-impl redb::StorageBackend for MetaFile {
+impl redb::StorageBackend for DatabaseFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.lock().len)
     }
@@ -409,7 +316,7 @@ impl redb::StorageBackend for MetaFile {
             // detects; an error would count as a device error, after which `redb` refuses to read
             // anything, even data that could be saved. A page may claim a length of up to 4 GiB, so
             // the bytes are counted for readers that carry on.
-            self.superblock.beyond.fetch_add(out.len() as u64, Relaxed);
+            self.superblock.note_beyond(out.len());
             out.fill(0);
             return Ok(());
         }
@@ -483,7 +390,7 @@ mod tests {
     use block::{Mem, Random};
     use redb::StorageBackend;
 
-    fn file(mem: Mem, read_only: bool) -> (MetaFile, Arc<SuperblockFile>, Arc<Space>) {
+    fn file(mem: Mem, read_only: bool) -> (DatabaseFile, Arc<SuperblockFile>, Arc<Space>) {
         let io = Arc::new(DeviceIo::start(Arc::new(mem)).unwrap());
         let superblock = Superblock::new(64 << 20, "", [1; 32], 0).unwrap();
         let first = superblock.first_block();
@@ -494,7 +401,7 @@ mod tests {
         });
         space.set_loaded();
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
-        let file = MetaFile::new(io, Arc::clone(&superblock), Arc::clone(&space), read_only);
+        let file = DatabaseFile::new(io, Arc::clone(&superblock), Arc::clone(&space), read_only);
         (file, superblock, space)
     }
 
@@ -546,7 +453,7 @@ mod tests {
         let again = SuperblockFile::read(Arc::clone(&io)).unwrap();
         assert_eq!(*again.lock(), *superblock.lock());
         let space = Arc::new(Space::new(0));
-        let file = MetaFile::new(io, Arc::new(again), space, true);
+        let file = DatabaseFile::new(io, Arc::new(again), space, true);
         let mut out = vec![0; len];
         file.read(0, &mut out).unwrap();
         assert!(out == model);

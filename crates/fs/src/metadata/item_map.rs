@@ -1,7 +1,7 @@
 //! The metadata as one map: the active changes, those being committed, and the last commit.
 //!
 //! **Invariant:** a reader sees the newest of the three for each key. Changes go to the active ones
-//! only, through [`crate::metadata::op::Op`], which can undo them.
+//! only, through `Op`, which can undo them.
 
 use crate::error::Result;
 use crate::format::key::Key;
@@ -13,7 +13,7 @@ use std::iter::Peekable;
 use std::sync::Arc;
 
 /// Layered map of the metadata. See the module.
-pub(crate) struct Store {
+pub(crate) struct ItemMap {
     pub active: Overlay,
     frozen: Option<Arc<Overlay>>,
     base: Arc<Base>,
@@ -30,9 +30,9 @@ pub(crate) struct Frozen {
     pub space: Vec<SpaceChange>,
 }
 
-impl Store {
-    pub fn new(base: Base) -> Store {
-        Store {
+impl ItemMap {
+    pub fn new(base: Base) -> ItemMap {
+        ItemMap {
             active: Overlay::default(),
             frozen: None,
             base: Arc::new(base),
@@ -133,7 +133,7 @@ impl Store {
         !self.active.is_empty() || !self.space.is_empty()
     }
 
-    /// Takes the changes to be logged. [`Store::restore_delta`] puts them back if that fails.
+    /// Takes the changes to be logged. [`ItemMap::restore_delta`] puts them back if that fails.
     pub fn take_delta(&mut self) -> (Delta, Vec<Key>) {
         let mut keys = std::mem::take(&mut self.unlogged);
         keys.sort_unstable();
@@ -169,7 +169,7 @@ impl Store {
 
     /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: Base) {
-        *self = Store::new(base);
+        *self = ItemMap::new(base);
     }
 
     /// Switches to a durable commit. Returns what is no longer needed, to be dropped without a

@@ -12,16 +12,15 @@
 //! commit are replayed.
 //!
 //! **Invariant:** a record is replayed only if all records before it are intact. Deliberately
-//! absent: when to write a record; see [`crate::metadata::commit`].
+//! absent: when to write a record; see `commit.rs`.
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
 use crate::format::key::{KEY_BYTES, Key};
-use crate::format::record::{BLOCK_BYTES, In, Out};
+use crate::format::record::{BLOCK_BYTES, In, Out, Run};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::SpaceChange;
 use crate::metadata::overlay::{Change, Overlay};
-use crate::space::Run;
 use block::Buf;
 
 /// First eight bytes of a record.

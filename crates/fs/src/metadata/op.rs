@@ -6,11 +6,11 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Ino, Item, TreeId};
-use crate::format::record::{Inode, Time};
-use crate::fs::FsShared;
+use crate::format::record::{Inode, Run, Time};
 use crate::metadata::inode_state::InodeState;
+use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
-use crate::space::{Run, Space};
+use crate::space::Space;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::RwLockWriteGuard;
 
@@ -22,8 +22,8 @@ pub(crate) struct Op<'a> {
     pub tree: TreeId,
     /// Time of the operation.
     pub now: Time,
-    used_blocks: i64,
-    used_inodes: i64,
+    pub(super) used_blocks: i64,
+    pub(super) used_inodes: i64,
     /// Allocated blocks; released if the operation is rolled back.
     taken: Vec<Run>,
     finished: bool,
@@ -100,7 +100,7 @@ impl<'a> Op<'a> {
             self.fs.space.free(&freed);
         }
         let space = std::mem::take(&mut state.space);
-        state.store.note_space(&space);
+        state.items.note_space(&space);
         state.commit_steps();
         state.changes += 1;
         self.fs.note_backlog(state);
@@ -157,34 +157,6 @@ impl<'a> Op<'a> {
     pub fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
         let tree = self.tree;
         self.update(tree, ino, change)
-    }
-
-    /// Checks that `blocks` more blocks stay within the tree's quota.
-    pub fn check_quota(&self, blocks: u64) -> Result<()> {
-        let tree = self.state.tree(self.tree)?;
-        let used = tree
-            .charged_blocks()
-            .saturating_add_signed(self.used_blocks);
-        match tree.record.quota_blocks {
-            0 => Ok(()),
-            quota if used.saturating_add(blocks) <= quota => Ok(()),
-            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
-        }
-    }
-
-    /// Checks that one more inode stays within the tree's quota and that the device has room for
-    /// it.
-    pub fn check_new_inode(&self) -> Result<()> {
-        self.check_room()?;
-        let tree = self.state.tree(self.tree)?;
-        let used = tree
-            .charged_inodes()
-            .saturating_add_signed(self.used_inodes);
-        match tree.record.quota_inodes {
-            0 => Ok(()),
-            quota if used < quota => Ok(()),
-            _ => Err(Error::new(Kind::Quota, "fileset quota exceeded")),
-        }
     }
 
     /// Checks that the device has room for more metadata.

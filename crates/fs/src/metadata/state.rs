@@ -11,17 +11,16 @@
 //!
 //! **Invariant:** each extent record, in whatever layer, counts as one reference to its blocks; a
 //! record that moves into a snapshot's layer takes its reference along. Each change is logged, so
-//! that [`crate::metadata::op::Op`] can roll back an unfinished operation.
+//! that `Op` can roll back an unfinished operation.
 
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Ino, Item, Key, Section, TreeId};
-use crate::format::record::{Inode, SharedRun, TreeRecord};
+use crate::format::record::{Inode, Run, TreeRecord};
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
-use crate::metadata::item_map::Store;
+use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::Change;
-use crate::space::Run;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -32,7 +31,7 @@ const PRESENT: u8 = 1;
 
 /// Everything that the lock protects.
 pub(crate) struct State {
-    pub store: Store,
+    pub items: ItemMap,
     pub trees: BTreeMap<TreeId, Tree>,
     /// Inodes that are open, or whose state in memory is ahead of their record.
     pub cores: HashMap<(TreeId, Ino), InodeState>,
@@ -55,7 +54,7 @@ pub(crate) struct State {
 /// A fileset or a snapshot in memory.
 pub(crate) struct Tree {
     pub record: TreeRecord,
-    /// Whether the record differs from the one in the store.
+    /// Whether the record differs from the one in the items.
     pub changed: bool,
     /// Blocks promised to its files.
     pub promised: u64,
@@ -66,7 +65,7 @@ pub(crate) struct Tree {
 }
 
 impl Tree {
-    /// Creates a tree whose record is already in the store.
+    /// Creates a tree whose record is already in the items.
     pub fn new(record: TreeRecord) -> Tree {
         Tree {
             record,
@@ -82,6 +81,23 @@ impl Tree {
         let id = TreeId::try_from(key.item).ok().filter(|id| *id != 0);
         let id = id.ok_or_else(|| Error::corrupt("invalid fileset id"))?;
         Ok((id, Tree::new(TreeRecord::decode(bytes)?)))
+    }
+
+    /// Returns the blocks that count against the quota: content, allocated and promised, and the
+    /// blocks that the counted items would fill.
+    pub fn charged_blocks(&self) -> u64 {
+        self.record.used_blocks + self.promised + self.item_usage.map_or(0, |held| held.blocks())
+    }
+
+    /// Returns the inodes that count against the quota: each once per name. The root has no name.
+    pub fn charged_inodes(&self) -> u64 {
+        let names = self.item_usage.map_or(0, |held| held.names + 1);
+        self.record.used_inodes.max(names)
+    }
+
+    pub fn is_limited(&self) -> bool {
+        let is_fileset = self.record.origin == 0 && !self.record.removing;
+        is_fileset && (self.record.quota_blocks != 0 || self.record.quota_inodes != 0)
     }
 }
 
@@ -146,11 +162,11 @@ impl State {
                 return Ok(None);
             }
             let past = |bytes: &[u8]| decode_preserved(bytes)?.map(&read).transpose();
-            if let Some(value) = self.store.get(&key.in_layer(layer), past)? {
+            if let Some(value) = self.items.get(&key.in_layer(layer), past)? {
                 return Ok(value);
             }
         }
-        self.store.get(&key.in_layer(origin), read)
+        self.items.get(&key.in_layer(origin), read)
     }
 
     /// Passes the items of one kind and one inode from one place to another, both included, to
@@ -169,7 +185,7 @@ impl State {
         );
         if snapshots.is_empty() {
             return self
-                .store
+                .items
                 .scan(from, to, |key, value| take(key.place(), value));
         }
         let mut next = Some(from);
@@ -201,7 +217,7 @@ impl State {
         let mut to = Key::item(origin, ino, item, place);
         if snapshots.is_empty() {
             return self
-                .store
+                .items
                 .last(from, to, |key, value| read(key.place(), value));
         }
         loop {
@@ -228,7 +244,7 @@ impl State {
         let (snapshots, origin) = self.layers(tree)?;
         let (from, to) = Key::layer(origin);
         if snapshots.is_empty() {
-            return self.store.scan(from, to, take);
+            return self.items.scan(from, to, take);
         }
         // Orphans belong to the present state; a snapshot has none.
         let mut next = Some(Key::inode(origin, 1).0);
@@ -262,9 +278,9 @@ impl State {
             let (from, to) = (from.in_layer(layer), to.in_layer(layer));
             let mut found = None;
             if back {
-                found = self.store.last(from, to, |key, _| Ok(key))?;
+                found = self.items.last(from, to, |key, _| Ok(key))?;
             } else {
-                self.store.scan(from, to, |key, _| {
+                self.items.scan(from, to, |key, _| {
                     found = Some(key);
                     Ok(false)
                 })?;
@@ -321,7 +337,7 @@ impl State {
         if key.object == 0 || self.is_newer(key.object, snapshot) {
             return Ok(None);
         }
-        let has = self.store.get(&key.in_layer(snapshot), |_| Ok(()))?;
+        let has = self.items.get(&key.in_layer(snapshot), |_| Ok(()))?;
         Ok(has.is_none().then_some(snapshot))
     }
 
@@ -333,139 +349,48 @@ impl State {
         let old = if fresh {
             None
         } else {
-            self.store.get(&key, past)?
+            self.items.get(&key, past)?
         };
         let was_there = old.is_some();
         self.put_key(key.in_layer(snapshot), old.unwrap_or(vec![ABSENT]), true);
         Ok(was_there)
     }
 
+    /// Updates the usage for a change of an item.
+    fn count_held(&mut self, key: Key, new: Option<usize>, fresh: bool) -> Result<()> {
+        let held = self.trees.get(&key.layer).and_then(|tree| tree.item_usage);
+        let Some(before) = held.filter(|_| ItemUsage::is_counted(&key)) else {
+            return Ok(());
+        };
+        let old = if fresh {
+            None
+        } else {
+            self.items.get(&key, |bytes| Ok(bytes.len()))?
+        };
+        let mut now = before;
+        now.change(&key, old, new);
+        self.steps.push(Step::ItemUsage(key.layer, before));
+        if let Some(tree) = self.trees.get_mut(&key.layer) {
+            tree.item_usage = Some(now);
+        }
+        Ok(())
+    }
+
     /// Sets a key, without saving the old value for a snapshot.
     pub fn put_key(&mut self, key: Key, value: Vec<u8>, fresh: bool) {
-        let before = self.store.active.put(key, value.into(), fresh);
+        let before = self.items.active.put(key, value.into(), fresh);
         self.steps.push(Step::Item(key, before));
     }
 
     /// Removes a key, without saving the old value for a snapshot.
     pub fn delete_key(&mut self, key: Key) {
-        let before = self.store.active.delete(key);
+        let before = self.items.active.delete(key);
         self.steps.push(Step::Item(key, before));
-    }
-
-    /// Adds a reference to blocks in use.
-    pub fn share(&mut self, run: Run) -> Result<()> {
-        self.change_count(run, 1)
-    }
-
-    /// Drops a reference. Blocks without a reference are free once the operation has finished.
-    pub fn unshare(&mut self, run: Run) -> Result<()> {
-        self.change_count(run, -1)
     }
 
     /// Marks allocated blocks as in use.
     pub fn mark_used(&mut self, run: Run) {
         self.space.push(SpaceChange { run, used: true });
-    }
-
-    fn change_count(&mut self, run: Run, by: i64) -> Result<()> {
-        for (part, count) in self.counts(run)? {
-            let now = i64::from(count) + by;
-            match now {
-                0 => self.space.push(SpaceChange {
-                    run: part,
-                    used: false,
-                }),
-                1 => {}
-                _ => {
-                    let shared = SharedRun {
-                        blocks: part.blocks as u32,
-                        count: u32::try_from(now).map_err(|_| Kind::TooManyLinks)?,
-                    };
-                    self.put_key(
-                        Key::global(Section::Shared, part.start),
-                        shared.encode(),
-                        false,
-                    );
-                    continue;
-                }
-            }
-            if count > 1 {
-                self.delete_key(Key::global(Section::Shared, part.start));
-            }
-        }
-        Ok(())
-    }
-
-    /// Collects the parts of a run by their number of references, after splitting the records that
-    /// extend beyond either end of it.
-    fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
-        for cut in [run.start, run.end()] {
-            let Some((first, shared)) = self.shared_at(cut)? else {
-                continue;
-            };
-            if first < cut {
-                let skip = (cut - first) as u32;
-                let head = SharedRun {
-                    blocks: skip,
-                    ..shared
-                };
-                let rest = SharedRun {
-                    blocks: shared.blocks - skip,
-                    ..shared
-                };
-                self.put_key(Key::global(Section::Shared, first), head.encode(), false);
-                self.put_key(Key::global(Section::Shared, cut), rest.encode(), false);
-            }
-        }
-        self.counts_within(run)
-    }
-
-    /// Finds the record of the shared run that contains a block, with its first block.
-    fn shared_at(&self, block: u64) -> Result<Option<(u64, SharedRun)>> {
-        let (from, to) = (
-            Key::global(Section::Shared, 0),
-            Key::global(Section::Shared, block),
-        );
-        let read = |key: Key, bytes: &[u8]| Ok((key.item, SharedRun::decode(bytes)?));
-        let last = self.store.last(from, to, read)?;
-        Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
-    }
-
-    /// Collects the parts of a run by their number of references.
-    pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
-        let mut parts = Vec::new();
-        let mut at = run.start;
-        let mut add = |start: u64, end: u64, count: u32| {
-            if start < end {
-                let blocks = end - start;
-                parts.push((Run { start, blocks }, count));
-            }
-        };
-        let before = self
-            .shared_at(run.start)?
-            .filter(|(first, _)| *first < run.start);
-        if let Some((first, shared)) = before {
-            let end = (first + u64::from(shared.blocks)).min(run.end());
-            add(at, end, shared.count);
-            at = end;
-        }
-        let (from, to) = (
-            Key::global(Section::Shared, at),
-            Key::global(Section::Shared, run.end() - 1),
-        );
-        self.store.scan(from, to, |key, bytes| {
-            let shared = SharedRun::decode(bytes)?;
-            let end = (key.item + u64::from(shared.blocks)).min(run.end());
-            if key.item < at {
-                return Err(Error::corrupt("shared-block records overlap"));
-            }
-            add(at, key.item, 1);
-            add(key.item, end, shared.count);
-            at = end;
-            Ok(true)
-        })?;
-        add(at, run.end(), 1);
-        Ok(parts)
     }
 
     /// Returns the inode as readers see it.
@@ -539,10 +464,10 @@ impl State {
 
     /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: crate::metadata::database::Base) {
-        self.store.rebuilt(base);
+        self.items.rebuilt(base);
     }
 
-    /// Writes the state that only memory has to the store: times and sizes of written files, and
+    /// Writes the state that only memory has to the items: times and sizes of written files, and
     /// usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
         while let Some(name) = self.dirty_cores.pop() {
@@ -594,7 +519,7 @@ impl State {
     pub fn commit_steps(&mut self) {
         for step in self.steps.drain(..) {
             if let Step::Item(key, _) = step {
-                self.store.note(key);
+                self.items.note(key);
             }
         }
     }
@@ -604,7 +529,7 @@ impl State {
         while let Some(step) = self.steps.pop() {
             match step {
                 Step::Item(key, before) => {
-                    self.store.active.set(key, before);
+                    self.items.active.set(key, before);
                 }
                 Step::ItemUsage(tree, held) => {
                     if let Some(tree) = self.trees.get_mut(&tree) {

@@ -8,17 +8,10 @@
 //! have cookies.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
+use crate::format::key::{Ino, Item, TreeId};
+use crate::format::name_hash::{Hasher, SLOTS};
 use crate::format::record::{Entry, FileType, NAME_MAX, Xattr, is_name};
 use crate::metadata::state::State;
-use siphasher::sip::SipHasher13;
-
-/// Number of places for names with equal hashes.
-const SLOTS: u64 = 256;
-
-/// Assigns places to names.
-#[derive(Clone)]
-pub(crate) struct Hasher([u8; 16]);
 
 /// Result of the search for a name.
 #[derive(Debug, PartialEq, Eq)]
@@ -27,18 +20,6 @@ pub(crate) enum Slot<T> {
     Taken(u64, T),
     /// The name does not exist, and this place is free for it.
     Free(u64),
-}
-
-impl Hasher {
-    pub fn new(key: [u8; 16]) -> Hasher {
-        Hasher(key)
-    }
-
-    /// Computes the first place of a name.
-    pub fn place(&self, name: &[u8]) -> u64 {
-        let hash = SipHasher13::new_with_key(&self.0).hash(name);
-        (hash & PLACE_MAX & !(SLOTS - 1)).max(SLOTS)
-    }
 }
 
 impl State {

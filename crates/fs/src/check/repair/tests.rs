@@ -2,15 +2,16 @@
 
 use crate::check::FindingKind;
 use crate::data::content::Allocate;
-use crate::fileset::{Fileset, SetXattr};
+use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{FileType, SharedRun};
+use crate::format::record::{FileType, Run, SharedRun};
 use crate::format::superblock::Segment;
-use crate::fs::{FIRST_FILESET, Fs, Options};
+use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::SpaceChange;
 use crate::metadata::op::Op;
+use crate::metadata::shared::Options;
+use crate::names::attributes::SetXattr;
 use crate::names::directory::{New, ROOT};
-use crate::space::Run;
 use block::{BlockDevice, Mem, Random};
 use std::sync::Arc;
 
@@ -73,7 +74,7 @@ fn sample_on(mem: &Arc<Mem>) -> Arc<dyn BlockDevice> {
 fn records(op: &Op, layer: u32) -> Vec<(Key, Vec<u8>)> {
     let mut all = Vec::new();
     let (from, to) = Key::layer(layer);
-    op.store
+    op.items
         .scan(from, to, |key, bytes| {
             all.push((key, bytes.to_vec()));
             Ok(true)
@@ -121,7 +122,7 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
                 blocks: 1,
             };
             let used = true;
-            op.store.note_space(&[SpaceChange { run, used }]);
+            op.items.note_space(&[SpaceChange { run, used }]);
         }
     }
 }

@@ -9,11 +9,12 @@ use super::Repair;
 use crate::data::extents::end_of;
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
+use crate::format::name_hash::Hasher;
 use crate::format::record::{Entry, Extent, FileType, Inode, Time, Xattr};
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
-use crate::names::slots::{Hasher, Slot};
+use crate::names::slots::Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Directory for inodes without a name.
@@ -105,7 +106,7 @@ impl Tree<'_, '_> {
         let mut strays: Vec<(Ino, u64, Vec<u8>)> = Vec::new();
         let state: &State = self.op;
         let (from, to) = Key::layer(self.id);
-        state.store.scan(from, to, |key, bytes| {
+        state.items.scan(from, to, |key, bytes| {
             meter.item(bytes);
             let (ino, place) = (key.object, key.place());
             let Some(item) = key.kind() else {
@@ -219,7 +220,7 @@ impl Tree<'_, '_> {
             self.names.retain(|name| name.dir != ino);
             let mut keys = Vec::new();
             let (from, to) = Key::inode(self.id, ino);
-            self.op.store.scan(from, to, |key, _| {
+            self.op.items.scan(from, to, |key, _| {
                 keys.push(key);
                 Ok(true)
             })?;

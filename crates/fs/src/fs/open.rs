@@ -1,0 +1,325 @@
+//! Creating and opening a file system, with recovery from a crash.
+
+use super::{FIRST_FILESET, Fs};
+use crate::device_io::{DeviceIo, check_device};
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::format::name_hash::Hasher;
+use crate::format::record::{In, Run, Time};
+use crate::format::superblock::Superblock;
+use crate::metadata::change_signal::ChangeSignal;
+use crate::metadata::commit::Background;
+use crate::metadata::coordination::{Group, Log, Wake};
+use crate::metadata::database::{Db, SpaceChange};
+use crate::metadata::database_file::{DatabaseFile, keep_spare};
+use crate::metadata::item_map::ItemMap;
+use crate::metadata::journal::{self, JournalLocation, Writer};
+use crate::metadata::overlay::Overlay;
+use crate::metadata::shared::{FsShared, Options};
+use crate::metadata::state::{State, Tree};
+use crate::metadata::superblock_file::SuperblockFile;
+use crate::space::{Space, reserve_blocks};
+use block::BlockDevice;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, RwLock};
+
+impl Fs {
+    /// Creates a file system with one fileset on a device, whose content is lost.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: the device is too small, or the label too long.
+    pub fn format(device: Arc<dyn BlockDevice>, label: &str) -> Result<()> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let mut random = [0; 32];
+        getrandom::fill(&mut random)
+            .map_err(|e| Error::new(Kind::Io, format!("cannot get random bytes: {e}")))?;
+        let now = Time::now().seconds;
+        let mut superblock = Superblock::new(io.info().size, label, random, now)?;
+        let space = Arc::new(Space::new(0));
+        let start = superblock.first_block();
+        let blocks = superblock.device_blocks - start;
+        space.add(Run { start, blocks });
+        space.set_loaded();
+        keep_spare(&mut superblock, &space);
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        superblock.write()?;
+        let file = DatabaseFile::new(io, superblock, space, false);
+        let db = Db::open(file, 1 << 20, false)?;
+        // Creates the tables, so that a missing table is damage and never an empty file system.
+        db.commit(&Overlay::default(), &[], 0)?;
+        db.close()?;
+        let fs = Fs::open(device, Options::default())?;
+        fs.create_fileset(FIRST_FILESET)?;
+        fs.close()
+    }
+
+    /// Opens a file system and recovers from a crash: replays the journal, and removes inodes
+    /// without a name. The caller ensures that no other program has the device open.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: no file system. [`Kind::Unsupported`]: another version.
+    /// [`Kind::Corrupt`]: damaged.
+    pub fn open(device: Arc<dyn BlockDevice>, mut options: Options) -> Result<Fs> {
+        let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
+        check_device(io.info())?;
+        let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io))?);
+        options.read_only |= io.info().read_only || superblock.lock().is_read_only();
+        let device_blocks = superblock.lock().device_blocks;
+        let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
+        let file = DatabaseFile::new(
+            Arc::clone(&io),
+            Arc::clone(&superblock),
+            Arc::clone(&space),
+            options.read_only,
+        );
+        let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
+        let (hasher, place) = {
+            let superblock = superblock.lock();
+            (
+                Hasher::new(superblock.hash_key),
+                JournalLocation::of(&superblock),
+            )
+        };
+        let found = Found::read(&io, &db, &place)?;
+        // A copy, because reading the metadata locks the superblock.
+        let now = superblock.lock().clone();
+        match found.load_space(&db, &now, &space) {
+            Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
+                tracing::warn!(
+                    "{}: cannot determine the free blocks: {error}",
+                    io.info().name
+                );
+                space.replace(std::iter::empty());
+            }
+            loaded => loaded?,
+        }
+        let generation = if options.read_only {
+            superblock.lock().openings
+        } else {
+            note_opening(&superblock, &space)?
+        };
+        let (epoch, replayed) = (found.epoch, found.replayed);
+        let bounds = superblock.lock().first_block()..device_blocks;
+        let inner = Arc::new(FsShared {
+            name: io.info().name.clone(),
+            device,
+            io,
+            superblock,
+            space,
+            hasher,
+            generation,
+            db: Mutex::new(Some(db)),
+            log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            group: Group::default(),
+            state: RwLock::new(load(found.items, bounds, options.rescue)?),
+            backlog: AtomicUsize::new(0),
+            backlog_max: backlog_max(device_blocks),
+            wake: Wake::default(),
+            changes: ChangeSignal::default(),
+            options,
+        });
+        if !inner.options.read_only {
+            inner.note_slack(
+                inner
+                    .db
+                    .lock()
+                    .expect("no panic under this lock")
+                    .as_ref()
+                    .expect("just opened"),
+            )?;
+            if replayed {
+                inner.commit_replayed()?;
+            }
+            if !inner.options.rescue {
+                inner.count_all_held()?;
+            }
+            inner.finish_removals()?;
+        }
+        let background = if inner.options.read_only {
+            None
+        } else {
+            Some(Background::start(&inner)?)
+        };
+        let background = Mutex::new(background);
+        Ok(Fs { inner, background })
+    }
+}
+
+impl FsShared {
+    /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
+    /// inodes without a name.
+    fn finish_removals(self: &Arc<FsShared>) -> Result<()> {
+        let trees: Vec<(TreeId, bool, TreeId)> = {
+            let state = self.read();
+            let all = state.trees.iter();
+            all.map(|(id, tree)| (*id, tree.record.removing, tree.record.origin))
+                .collect()
+        };
+        for (id, removing, origin) in trees {
+            if removing {
+                self.remove_tree_items(id)?;
+            } else if origin == 0 {
+                let mut orphans = Vec::new();
+                self.read()
+                    .scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                        orphans.push(ino);
+                        Ok(true)
+                    })?;
+                let fs = Arc::clone(self);
+                let fileset = Fileset { fs, id };
+                orphans
+                    .into_iter()
+                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// State found on a device.
+struct Found {
+    items: ItemMap,
+    /// Number of the last commit of the tree.
+    epoch: u64,
+    /// Whether the journal held any records.
+    replayed: bool,
+    space: Vec<SpaceChange>,
+}
+
+impl Found {
+    fn read(io: &DeviceIo, db: &Db, place: &JournalLocation) -> Result<Found> {
+        let epoch = db.epoch()?;
+        let mut found = Found {
+            items: ItemMap::new(db.base()?),
+            epoch,
+            replayed: false,
+            space: Vec::new(),
+        };
+        for epoch in [epoch + 1, epoch + 2] {
+            for delta in journal::read(io, place, epoch)? {
+                found.replayed = true;
+                found.space.extend(&delta.space);
+                found.items.replay(delta);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Passes the free blocks to the allocator: those that neither data nor metadata occupies once
+    /// the journal is replayed. The metadata may have grown into blocks that the journal frees and
+    /// the bitmap still has; so data is processed first, and the metadata's blocks are removed
+    /// then.
+    fn load_space(&self, db: &Db, superblock: &Superblock, space: &Space) -> Result<()> {
+        let mut at = superblock.first_block();
+        for run in db.used(superblock.device_blocks)? {
+            if run.start < at {
+                return Err(Error::corrupt(format!(
+                    "block {}: in use according to the bitmap, but outside the data area",
+                    run.start
+                )));
+            }
+            space.add_between(at, run.start)?;
+            at = run.end();
+        }
+        space.add_between(at, superblock.device_blocks)?;
+        for change in &self.space {
+            let inside = change.run.start >= superblock.first_block()
+                && change.run.end() <= superblock.device_blocks;
+            if !inside {
+                return Err(Error::corrupt(
+                    "the journal refers to blocks outside the data area",
+                ));
+            }
+            if change.used {
+                space.remove(change.run)?
+            } else {
+                space.add_between(change.run.start, change.run.end())?
+            }
+        }
+        for segment in &superblock.segments {
+            space.remove(Run {
+                start: segment.start,
+                blocks: segment.blocks.into(),
+            })?;
+        }
+        space.set_loaded();
+        Ok(())
+    }
+}
+
+/// Counts a writable open, and sets space aside for the next one.
+fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
+    let openings = {
+        let mut superblock = superblock.lock();
+        superblock.openings = superblock.openings.wrapping_add(1);
+        keep_spare(&mut superblock, space);
+        superblock.openings
+    };
+    superblock.write()?;
+    Ok(openings)
+}
+
+/// Builds the in-memory state from the items. With `rescue`, skips unreadable filesets.
+fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
+    let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
+    let (from, to) = Key::section(Section::Trees);
+    let read = items.scan(from, to, |key, bytes| {
+        match (Tree::read(&key, bytes), rescue) {
+            (Ok((id, tree)), _) => drop(trees.insert(id, tree)),
+            (Err(_), true) => {}
+            (Err(error), false) => return Err(error),
+        }
+        Ok(true)
+    });
+    match read {
+        Err(error) if error.kind() == Kind::Corrupt && rescue => {
+            tracing::warn!("cannot load all filesets: {error}");
+        }
+        read => read?,
+    }
+    let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
+    let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
+    for (origin, id) in snapshots {
+        match trees
+            .get_mut(&origin)
+            .filter(|tree| tree.record.origin == 0)
+        {
+            Some(tree) => tree.snapshots.push(id),
+            None if rescue => drop(trees.remove(&id)),
+            None => {
+                return Err(Error::corrupt(format!(
+                    "snapshot {id}: its fileset does not exist"
+                )));
+            }
+        }
+    }
+    let next = items.get(&Key::global(Section::NextTree, 0), |bytes| {
+        In::of(bytes, "next fileset id").u32()
+    });
+    let next = match next {
+        Err(error) if error.kind() == Kind::Corrupt && rescue => None,
+        next => next?,
+    };
+    Ok(State {
+        items,
+        trees,
+        cores: HashMap::new(),
+        dirty_cores: Vec::new(),
+        changes: 0,
+        failed: None,
+        bounds,
+        next_tree: next.unwrap_or(1),
+        steps: Vec::new(),
+        space: Vec::new(),
+    })
+}
+
+/// Computes how many changed keys may wait for a commit. A commit of that many writes at most as
+/// many pages of the tree, so that a small device has enough space reserved.
+fn backlog_max(device_blocks: u64) -> usize {
+    (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)
+}

@@ -1,0 +1,100 @@
+//! The state that all handles of an open file system share.
+//!
+//! ```text
+//!   db (commits)  ──►  log (records of the journal)  ──►  state (all metadata in memory)
+//! ```
+//!
+//! Locks are taken in this order only. No thread waits for the device while it holds the state for
+//! writing, except to read pages of metadata that a change needs.
+
+use crate::device_io::DeviceIo;
+use crate::error::{Error, Kind, Result};
+use crate::format::name_hash::Hasher;
+use crate::format::record::Time;
+use crate::metadata::change_signal::ChangeSignal;
+use crate::metadata::coordination::{Group, Log, Wake};
+use crate::metadata::database::Db;
+use crate::metadata::state::State;
+use crate::metadata::superblock_file::SuperblockFile;
+use crate::space::Space;
+use block::BlockDevice;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+/// Options for opening a file system.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Write nothing, not even to recover from a crash.
+    pub read_only: bool,
+    /// Read every page of the metadata first, and compare its checksum.
+    pub verify: bool,
+    /// Open the file system even if the free blocks or the filesets cannot be determined, so that
+    /// [`Fs::repair`] can find them; until then no block can be allocated.
+    pub rescue: bool,
+    /// Longest time that a change waits for its commit without an explicit request.
+    pub commit_interval: Duration,
+    /// Memory for cached pages of metadata, in bytes.
+    pub metadata_cache_bytes: usize,
+    /// Clock for the times of inodes.
+    pub clock: fn() -> Time,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            verify: false,
+            rescue: false,
+            // As ext4 and similar file systems: limits the loss at a power failure.
+            commit_interval: Duration::from_secs(5),
+            metadata_cache_bytes: 256 << 20,
+            clock: Time::now,
+        }
+    }
+}
+
+/// State shared by all handles to a file system.
+pub(crate) struct FsShared {
+    pub name: String,
+    pub device: Arc<dyn BlockDevice>,
+    pub io: Arc<DeviceIo>,
+    pub superblock: Arc<SuperblockFile>,
+    pub space: Arc<Space>,
+    pub options: Options,
+    pub hasher: Hasher,
+    pub generation: u32,
+    pub db: Mutex<Option<Db>>,
+    pub log: Mutex<Log>,
+    pub group: Group,
+    pub state: RwLock<State>,
+    /// Number of changed keys that wait for a commit.
+    pub backlog: AtomicUsize,
+    /// Backlog that wakes the commit thread; a multiple of it makes callers wait.
+    pub backlog_max: usize,
+    pub wake: Wake,
+    /// Notified of each change.
+    pub changes: ChangeSignal,
+}
+
+impl FsShared {
+    pub fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().expect("no panic under this lock")
+    }
+
+    pub fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().expect("no panic under this lock")
+    }
+
+    /// Checks that the file system is open for writing.
+    pub fn check_writable(&self) -> Result<()> {
+        if self.options.read_only {
+            Err(Error::new(
+                Kind::ReadOnly,
+                "the file system is open read-only",
+            ))
+        } else {
+            Ok(())
+        }
+    }
+}

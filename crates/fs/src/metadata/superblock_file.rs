@@ -1,0 +1,109 @@
+//! The superblock of an open file system, and its copies on the device.
+
+use crate::device_io::DeviceIo;
+use crate::error::{Error, Result};
+use crate::format::record::BLOCK_BYTES;
+use crate::format::superblock::{COPIES, Superblock};
+use block::Buf;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+
+/// The superblock in memory, and writing it to the device.
+pub(crate) struct SuperblockFile {
+    io: Arc<DeviceIo>,
+    current: Mutex<Superblock>,
+    /// Whether writes are suppressed because the superblock does not describe the device yet.
+    held: bool,
+    /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
+    beyond: AtomicU64,
+}
+
+impl SuperblockFile {
+    pub fn new(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            io,
+            current: Mutex::new(superblock),
+            held: false,
+            beyond: AtomicU64::new(0),
+        }
+    }
+
+    /// Creates a superblock that stays in memory, for a metadata file under construction.
+    pub fn in_memory(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+        SuperblockFile {
+            held: true,
+            ..SuperblockFile::new(io, superblock)
+        }
+    }
+
+    /// Reads both copies and keeps the newer valid one.
+    pub fn read(io: Arc<DeviceIo>) -> Result<SuperblockFile> {
+        let mut copies = [vec![0; BLOCK], vec![0; BLOCK]];
+        let mut unread = None;
+        for (offset, out) in COPIES.into_iter().zip(&mut copies) {
+            // If one copy cannot be read, the other one serves.
+            if let Err(error) = io.read(offset, out) {
+                unread = Some(error);
+            }
+        }
+        let device_blocks = io.info().size / BLOCK_BYTES;
+        let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
+        match (superblock, unread) {
+            (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
+            // A device that ends before the second copy has no file system of ours, whatever else
+            // is wrong with it.
+            (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
+                Err(unread.into())
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Returns the defects of the copies on the device, of which one may still be usable. The next
+    /// writable open rewrites both.
+    pub fn damaged_copies(&self) -> Vec<String> {
+        let device_blocks = self.io.info().size / BLOCK_BYTES;
+        let mut wrong = Vec::new();
+        for offset in COPIES {
+            let mut bytes = vec![0; BLOCK];
+            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
+            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
+                wrong.push(format!("copy at byte {offset}: {error}"));
+            }
+        }
+        wrong
+    }
+
+    /// Returns the number of bytes that damaged metadata made `redb` read beyond the end, and
+    /// allocate memory for at that time.
+    pub fn beyond(&self) -> u64 {
+        self.beyond.load(Relaxed)
+    }
+
+    /// Counts bytes read beyond the end.
+    pub fn note_beyond(&self, bytes: usize) {
+        self.beyond.fetch_add(bytes as u64, Relaxed);
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, Superblock> {
+        self.current.lock().expect("no panic under this lock")
+    }
+
+    /// Writes both copies, one after the other, so that one is valid at every moment. They are
+    /// durable when this returns.
+    pub fn write(&self) -> block::Result<()> {
+        if self.held {
+            return Ok(());
+        }
+        let mut superblock = self.lock();
+        for _ in COPIES {
+            superblock.generation += 1;
+            let place = COPIES[(superblock.generation % 2) as usize];
+            self.io
+                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+        }
+        Ok(())
+    }
+}
