@@ -1,34 +1,33 @@
 //! One client connection: converts its input to requests, and the results of requests to replies.
 
-use crate::Limits;
+mod input;
+mod output;
+mod progress;
+
 use crate::admission::ConnectionSlot;
+use crate::config::Limits;
 use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
+use crate::hub::Hub;
 use crate::session::{Fence, Session};
 use crate::socket::{Raw, Socket};
-use crate::worker::{Hub, Newcomer, REQUESTS_MAX};
 use block::{Buf, Bufs};
+use input::{Filled, Input};
 use nbd_proto::{
     Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, constants as c,
     simple_reply, structured_data, structured_done, structured_error,
 };
+use output::Output;
+use progress::Progress;
 use rustls::ServerConnection;
-use std::collections::VecDeque;
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes received at once when a header is expected: several headers, or a header and a small
-/// payload. The rest of a large payload is received directly into its buffer.
-const HEAD_BYTES: usize = 8 * 1024;
-/// Maximum bytes buffered of an unfinished negotiation.
-const HANDSHAKE_BYTES_MAX: usize = 128 * 1024;
+/// Maximum number of requests in flight; more stay in the socket.
+const REQUESTS_MAX: usize = 128;
 /// Maximum time to wait for a client's close notice.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// A payload or reply that has moved by this number of bytes has not stalled.
-const PROGRESS_BYTES: usize = 128 * 1024;
-/// Maximum number of slices in one write to the socket.
-const SLICES: usize = 64;
 
 /// Next input of a client.
 pub(crate) enum Next {
@@ -81,104 +80,22 @@ struct Incoming {
     refused: Option<Errno>,
 }
 
-/// Part of a reply to send.
-enum Out {
-    Head([u8; 28], usize),
-    Bytes(Vec<u8>),
-    Data(Buf),
-}
-
-impl Out {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Out::Head(bytes, len) => &bytes[..*len],
-            Out::Bytes(bytes) => bytes,
-            Out::Data(buf) => buf,
-        }
-    }
-}
-
 /// Allocates buffers for this number of bytes, or returns `None` for now. The flag says that the
 /// connection holds no other buffers, and so may use the reserve.
 pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, bool) -> Option<Vec<Buf>>;
 
-/// Received bytes that are not payload in its place: requests, the negotiation, and the beginning of
-/// a payload.
-#[derive(Default)]
-struct Input {
-    /// All of it is initialized, so that receiving does not zero it each time.
-    bytes: Vec<u8>,
-    /// Bytes before this offset have been processed.
-    used: usize,
-    /// Bytes before this offset have been received.
-    filled: usize,
-    /// The last receive emptied the socket. The epoll is level-triggered: it reports later input.
-    is_drained: bool,
-}
-
-/// Result of [`Input::fill`].
-enum Filled {
-    Some,
-    /// No input is available now.
-    NotNow,
-    End,
-}
-
-impl Input {
-    /// Returns the bytes that have not been processed.
-    fn rest(&self) -> &[u8] {
-        &self.bytes[self.used..self.filled]
-    }
-
-    /// Marks bytes as processed.
-    fn consume(&mut self, len: usize) {
-        self.used += len;
-    }
-
-    /// Receives more bytes.
-    fn fill(&mut self, socket: &mut Socket) -> io::Result<Filled> {
-        if std::mem::take(&mut self.is_drained) {
-            return Ok(Filled::NotNow);
-        }
-        self.bytes.copy_within(self.used..self.filled, 0);
-        self.filled -= std::mem::take(&mut self.used);
-        if self.filled >= HANDSHAKE_BYTES_MAX {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "the negotiation is too long",
-            ));
-        }
-        let end = self.filled + HEAD_BYTES;
-        if self.bytes.len() < end {
-            self.bytes.resize(end, 0);
-        }
-        match socket.read(&mut self.bytes[self.filled..end]) {
-            Ok(0) => Ok(Filled::End),
-            Ok(got) => {
-                self.filled += got;
-                self.is_drained = got < HEAD_BYTES && matches!(socket, Socket::Plain(_));
-                Ok(Filled::Some)
-            }
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-                ) =>
-            {
-                Ok(Filled::NotNow)
-            }
-            Err(e) => Err(e),
-        }
-    }
+/// A connection that no worker has accepted yet.
+pub(crate) struct Newcomer {
+    pub(crate) raw: Raw,
+    pub(crate) slot: ConnectionSlot,
+    pub(crate) forced_tls: bool,
 }
 
 pub(crate) struct Connection {
     socket: Socket,
     slot: ConnectionSlot,
     began: Instant,
-    /// Start of the current stall check, and bytes moved since.
-    still_since: Instant,
-    moved: usize,
+    progress: Progress,
     phase: Phase,
     hub: Arc<Hub>,
     /// Session under the key that the client has sent, if any.
@@ -186,9 +103,8 @@ pub(crate) struct Connection {
     /// A fence of another session, whose end the negotiation waits for.
     fence: Option<Fence>,
     input: Input,
-    out: VecDeque<Out>,
-    /// Bytes of the first element of `out` that have been sent.
-    sent: usize,
+    output: Output,
+    /// Number of requests that the worker has taken and not completed.
     in_flight: usize,
     /// Reading is paused by the server, not for lack of input: it waits for buffers or for replies
     /// to be sent.
@@ -207,21 +123,20 @@ impl Connection {
             TlsPolicy::Never
         };
         let mut handshake = Handshake::new(Arc::clone(hub.infos()), policy);
-        let greeting = handshake.take_output();
+        let mut output = Output::default();
+        output.push_bytes(handshake.take_output());
         let began = Instant::now();
         Connection {
-            socket: Socket::Plain(newcomer.raw),
+            socket: Socket::new(newcomer.raw),
             slot: newcomer.slot,
             began,
-            still_since: began,
-            moved: 0,
+            progress: Progress::new(began),
             phase: Phase::Handshake(Box::new(handshake)),
             hub,
             session: None,
             fence: None,
             input: Input::default(),
-            out: VecDeque::from([Out::Bytes(greeting)]),
-            sent: 0,
+            output,
             in_flight: 0,
             held: false,
             broken: false,
@@ -290,9 +205,7 @@ impl Connection {
             }
         );
         let waits = receives && !self.held || self.has_output();
-        if !waits || self.moved >= PROGRESS_BYTES {
-            (self.still_since, self.moved) = (now, 0);
-        } else if now.duration_since(self.still_since) >= limits.stall {
+        if self.progress.has_stalled(now, waits, limits.stall) {
             self.break_off("a payload or a reply stalled");
         }
         self.broken
@@ -312,7 +225,7 @@ impl Connection {
     }
 
     pub(crate) fn has_output(&self) -> bool {
-        !self.broken && (!self.out.is_empty() || self.socket.wants_write())
+        !self.broken && (!self.output.is_empty() || self.socket.wants_write())
     }
 
     /// Reads the next request, as far as the socket has it.
@@ -383,7 +296,7 @@ impl Connection {
         let output = handshake.take_output();
         let outcome = handshake.outcome();
         if !output.is_empty() {
-            self.out.push_back(Out::Bytes(output));
+            self.output.push_bytes(output);
         }
         match outcome {
             None => Step::NeedBytes,
@@ -392,7 +305,7 @@ impl Connection {
                 Step::Wait
             }
             Some(ServerStep::Fence { key }) => {
-                self.fence = Some(self.hub.fence(key));
+                self.fence = Some(self.hub.sessions.fence(key));
                 Step::Again
             }
             Some(ServerStep::Transmission {
@@ -400,7 +313,7 @@ impl Connection {
                 structured,
                 session,
             }) => {
-                let session = session.map(|key| self.hub.session(key, self.slot.address()));
+                let session = session.map(|key| self.hub.sessions.join(key, self.slot.address()));
                 let session = session.transpose();
                 match session.and_then(|session| self.slot.establish().map(|()| session)) {
                     Ok(session) => self.session = session,
@@ -410,7 +323,7 @@ impl Connection {
                         return Step::Wait;
                     }
                 }
-                self.still_since = Instant::now();
+                self.progress.postpone(Instant::now());
                 self.phase = Phase::Transmission {
                     export,
                     structured,
@@ -429,12 +342,11 @@ impl Connection {
     /// request was unprotected and ends the connection (CVE-2021-3716).
     fn start_tls(&mut self) {
         self.send();
-        let clean = self.input.rest().is_empty() && self.out.is_empty();
+        let clean = self.input.rest().is_empty() && self.output.is_empty();
         let connection = self.hub.tls().cloned().map(ServerConnection::new);
         match connection {
             Some(Ok(connection)) if clean && !self.broken => {
-                let raw = std::mem::replace(&mut self.socket, closed_socket());
-                self.socket = raw.into_tls(connection);
+                self.socket.start_tls(connection);
                 let handshake = Handshake::new(Arc::clone(self.hub.infos()), TlsPolicy::Active);
                 self.phase = Phase::Handshake(Box::new(handshake));
             }
@@ -443,7 +355,7 @@ impl Connection {
     }
 
     fn take_header(&mut self, take: Take<'_>) -> Step {
-        let empty_handed = self.in_flight == 0 && self.out.is_empty();
+        let empty_handed = self.in_flight == 0 && self.output.is_empty();
         let Phase::Transmission {
             export, incoming, ..
         } = &mut self.phase
@@ -466,7 +378,6 @@ impl Connection {
                 && !matches!(header.command, Command::Write | Command::Disconnect) =>
             {
                 self.input.consume(REQUEST_BYTES);
-                self.in_flight += 1;
                 self.reply(&header, Some(Errno::Invalid), Vec::new());
                 Step::Again
             }
@@ -495,7 +406,6 @@ impl Connection {
             }
             Command::Read if header.len > REQUEST_BYTES_MAX => {
                 self.input.consume(REQUEST_BYTES);
-                self.in_flight += 1;
                 self.reply(&header, Some(Errno::Overflow), Vec::new());
                 Step::Again
             }
@@ -517,7 +427,6 @@ impl Connection {
                 let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
                 self.input.consume(REQUEST_BYTES);
                 if read_only && matches!(header.command, Command::Trim | Command::WriteZeroes) {
-                    self.in_flight += 1;
                     self.reply(&header, Some(Errno::Permission), Vec::new());
                     return Step::Again;
                 }
@@ -577,7 +486,7 @@ impl Connection {
                 Ok(len)
             } else {
                 let left = total - write.got;
-                self.input.is_drained = false;
+                self.input.was_bypassed();
                 match write.place() {
                     Some(to) => self.socket.read(to),
                     None => self.socket.read(&mut vec![0; left.min(64 * 1024)]),
@@ -590,7 +499,7 @@ impl Connection {
                 }
                 Ok(n) => {
                     write.got += n;
-                    self.moved = self.moved.saturating_add(n);
+                    self.progress.add(n);
                 }
                 Err(e)
                     if matches!(
@@ -610,11 +519,10 @@ impl Connection {
             }
         }
         if let Some(error) = write.refused {
-            self.in_flight += 1;
             self.reply(&write.header, Some(error), Vec::new());
             return Step::Again;
         }
-        self.moved = PROGRESS_BYTES;
+        self.progress.complete();
         Step::Request(Next::Request {
             export,
             header: write.header,
@@ -622,14 +530,18 @@ impl Connection {
         })
     }
 
-    /// Queues the reply to a request.
-    pub(crate) fn reply(
+    /// Queues the reply to a request that [`Connection::next`] has returned.
+    pub(crate) fn complete(
         &mut self,
         header: &RequestHeader,
         error: Option<Errno>,
         data: Vec<(u64, Bufs)>,
     ) {
         self.in_flight -= 1;
+        self.reply(header, error, data);
+    }
+
+    fn reply(&mut self, header: &RequestHeader, error: Option<Errno>, data: Vec<(u64, Bufs)>) {
         let Phase::Transmission { structured, .. } = self.phase else {
             // The client has disconnected, but this reply is still due.
             return self.reply_simple(header, error, data);
@@ -638,12 +550,15 @@ impl Connection {
             return self.reply_simple(header, error, data);
         }
         match (error, header.command) {
-            (Some(error), _) => self.push_head(&structured_error(header.cookie, error)),
+            (Some(error), _) => self
+                .output
+                .push_head(&structured_error(header.cookie, error)),
             (None, Command::Read) if header.len > 0 => {
-                self.push_head(&structured_data(header.cookie, header.offset, header.len));
-                self.push_data(data);
+                self.output
+                    .push_head(&structured_data(header.cookie, header.offset, header.len));
+                self.output.push_data(data);
             }
-            (None, _) => self.push_head(&structured_done(header.cookie)),
+            (None, _) => self.output.push_head(&structured_done(header.cookie)),
         }
     }
 
@@ -653,36 +568,18 @@ impl Connection {
         error: Option<Errno>,
         data: Vec<(u64, Bufs)>,
     ) {
-        self.push_head(&simple_reply(header.cookie, error));
+        self.output.push_head(&simple_reply(header.cookie, error));
         if error.is_none() {
-            self.push_data(data);
-        }
-    }
-
-    fn push_head(&mut self, bytes: &[u8]) {
-        let mut head = [0; 28];
-        head[..bytes.len()].copy_from_slice(bytes);
-        self.out.push_back(Out::Head(head, bytes.len()));
-    }
-
-    fn push_data(&mut self, data: Vec<(u64, Bufs)>) {
-        for (_, bufs) in data {
-            self.out.extend(bufs.into_vec().into_iter().map(Out::Data));
+            self.output.push_data(data);
         }
     }
 
     /// Sends as much as the socket accepts.
     pub(crate) fn send(&mut self) {
-        while !self.broken && !self.out.is_empty() {
-            let mut slices = [IoSlice::new(&[]); SLICES];
-            let mut count = 0;
-            for (slice, piece) in slices.iter_mut().zip(&self.out) {
-                let skip = if count == 0 { self.sent } else { 0 };
-                *slice = IoSlice::new(&piece.bytes()[skip..]);
-                count += 1;
-            }
-            match self.socket.write_vectored(&slices[..count]) {
-                Ok(n) => self.sent_bytes(n),
+        while !self.broken && !self.output.is_empty() {
+            match self.output.send(&mut self.socket) {
+                Ok(true) => self.progress.complete(),
+                Ok(false) => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => self.break_off(&e.to_string()),
@@ -693,19 +590,6 @@ impl Connection {
                 self.break_off(&e.to_string());
             }
             _ => {}
-        }
-    }
-
-    fn sent_bytes(&mut self, n: usize) {
-        self.sent += n;
-        while let Some(piece) = self.out.front() {
-            let len = piece.bytes().len();
-            if self.sent < len {
-                return;
-            }
-            self.sent -= len;
-            self.out.pop_front();
-            self.moved = PROGRESS_BYTES;
         }
     }
 
@@ -767,10 +651,4 @@ impl Incoming {
         }
         None
     }
-}
-
-/// Creates a placeholder for a socket while it is moved.
-fn closed_socket() -> Socket {
-    let (a, _) = std::os::unix::net::UnixStream::pair().expect("the system gives a socket pair");
-    Socket::Plain(Raw::Unix(a))
 }

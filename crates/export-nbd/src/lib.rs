@@ -30,11 +30,13 @@ mod config;
 mod connection;
 mod engine;
 mod error;
+mod hub;
 mod peer;
 mod server;
 mod session;
 mod socket;
 mod tls;
+mod wake;
 mod worker;
 
 pub use config::{Config, Export, Limits, Listen, Tls};

@@ -1,8 +1,10 @@
 //! Public interface of the server: start, addresses, stop.
 
 use crate::admission::Admission;
+use crate::connection::Newcomer;
+use crate::hub::Hub;
 use crate::socket::Raw;
-use crate::worker::{Hub, Newcomer, Worker};
+use crate::worker::{Inbox, Worker};
 use crate::{Config, Error, Export, Listen, peer, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
@@ -295,7 +297,7 @@ fn tempdir_in(folder: &Path) -> io::Result<PathBuf> {
 }
 
 /// Accepts connections and distributes them round-robin to the workers.
-fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
+fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
     let mut next = 0;
     loop {
         let mut fds = vec![PollFd::from_borrowed_fd(hub.stop_fd(), PollFlags::IN)];
@@ -335,7 +337,7 @@ fn accept(listeners: &[Listener], workers: &[crate::worker::Inbox], hub: &Hub) {
                         );
                     }
                     if pushed {
-                        hub.wake_workers();
+                        hub.wakes.wake_all();
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

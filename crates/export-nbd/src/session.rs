@@ -9,7 +9,7 @@
 //! fenced or not. A client that invents keys cannot displace those: when the table is full, new
 //! sessions are refused.
 
-use crate::worker::Hub;
+use crate::wake::Wakes;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ const UNKNOWN_MAX: usize = 4096;
 
 /// Session of one key, held by its connections and requests.
 pub(crate) struct Session {
-    hub: Arc<Hub>,
+    sessions: Arc<Sessions>,
     key: u64,
     fenced: AtomicBool,
 }
@@ -43,9 +43,9 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.hub.sessions.end(self.key, Instant::now());
+        self.sessions.end(self.key, Instant::now());
         if self.is_fenced() {
-            self.hub.wake_workers();
+            self.sessions.wakes.wake_all();
         }
     }
 }
@@ -60,8 +60,11 @@ pub(crate) struct Fence {
 }
 
 /// The sessions of a server.
-#[derive(Default)]
-pub(crate) struct Sessions(Mutex<State>);
+pub(crate) struct Sessions {
+    state: Mutex<State>,
+    /// The workers, which close connections and continue negotiations when a fence begins or ends.
+    wakes: Arc<Wakes>,
+}
 
 #[derive(Default)]
 struct State {
@@ -141,8 +144,13 @@ impl State {
 }
 
 impl Sessions {
+    pub(crate) fn new(wakes: Arc<Wakes>) -> Sessions {
+        let state = Mutex::default();
+        Sessions { state, wakes }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no panic under this lock")
+        self.state.lock().expect("no panic under this lock")
     }
 
     /// Records the end of a session, unless another one of the same key has begun.
@@ -166,29 +174,27 @@ impl Sessions {
             Some(fence.known)
         }
     }
-}
 
-impl Hub {
     /// Returns the session of a key, for one more connection of this client.
     ///
     /// # Errors
     /// The reason why the session is refused.
-    pub(crate) fn session(
-        self: &Arc<Hub>,
+    pub(crate) fn join(
+        self: &Arc<Self>,
         key: u64,
         client: Option<IpAddr>,
     ) -> Result<Arc<Session>, &'static str> {
-        self.session_at(key, client, Instant::now())
+        self.join_at(key, client, Instant::now())
     }
 
-    fn session_at(
-        self: &Arc<Hub>,
+    fn join_at(
+        self: &Arc<Self>,
         key: u64,
         client: Option<IpAddr>,
         now: Instant,
     ) -> Result<Arc<Session>, &'static str> {
         let fenced = "its session was fenced before it began";
-        let mut state = self.sessions.lock();
+        let mut state = self.lock();
         state.forget_old(now);
         if state.unknown.keys.contains(&key) {
             return Err(fenced);
@@ -204,7 +210,7 @@ impl Hub {
             return Err("the session table is full");
         }
         let session = Arc::new(Session {
-            hub: Arc::clone(self),
+            sessions: Arc::clone(self),
             key,
             fenced: AtomicBool::new(false),
         });
@@ -222,7 +228,7 @@ impl Hub {
 
     /// Refuses further connections with the key, and has the workers close existing ones.
     pub(crate) fn fence(&self, key: u64) -> Fence {
-        let mut state = self.sessions.lock();
+        let mut state = self.lock();
         let session = match state.known.get_mut(&key) {
             Some(known) => {
                 known.fenced = true;
@@ -238,7 +244,7 @@ impl Hub {
         let known = session.is_some();
         if let Some(Some(session)) = session {
             session.fenced.store(true, Ordering::SeqCst);
-            self.wake_workers();
+            self.wakes.wake_all();
         }
         Fence {
             key,
@@ -251,55 +257,52 @@ impl Hub {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Limits;
-    use crate::admission::Admission;
 
-    fn hub() -> Arc<Hub> {
-        let door = Admission::new(Limits::default());
-        Arc::new(Hub::new(Vec::new(), None, door, Limits::default()))
+    fn sessions() -> Arc<Sessions> {
+        Arc::new(Sessions::new(Arc::default()))
     }
 
     #[test]
     fn a_fence_waits_for_every_holder_and_no_longer() {
-        let hub = hub();
-        let one = hub.session(7, None).unwrap();
-        let two = hub.session(7, None).unwrap();
-        let fence = hub.fence(7);
-        assert!(one.is_fenced() && two.is_fenced() && hub.session(7, None).is_err());
+        let all = sessions();
+        let one = all.join(7, None).unwrap();
+        let two = all.join(7, None).unwrap();
+        let fence = all.fence(7);
+        assert!(one.is_fenced() && two.is_fenced() && all.join(7, None).is_err());
         drop(one);
-        assert_eq!(hub.sessions.outcome(&fence), None);
+        assert_eq!(all.outcome(&fence), None);
         drop(two);
-        assert_eq!(hub.sessions.outcome(&fence), Some(true));
-        assert_eq!(hub.sessions.outcome(&hub.fence(8)), Some(false), "unknown");
-        assert!(hub.session(8, None).is_err() && hub.session(9, None).is_ok());
+        assert_eq!(all.outcome(&fence), Some(true));
+        assert_eq!(all.outcome(&all.fence(8)), Some(false), "unknown");
+        assert!(all.join(8, None).is_err() && all.join(9, None).is_ok());
     }
 
     #[test]
     fn a_fence_fails_when_its_time_is_over_and_may_be_tried_again() {
-        let hub = hub();
-        let session = hub.session(7, None).unwrap();
+        let all = sessions();
+        let session = all.join(7, None).unwrap();
         let late = Fence {
             until: Instant::now(),
-            ..hub.fence(7)
+            ..all.fence(7)
         };
-        assert_eq!(hub.sessions.outcome(&late), Some(false));
+        assert_eq!(all.outcome(&late), Some(false));
         drop(session);
-        assert_eq!(hub.sessions.outcome(&hub.fence(7)), Some(true));
+        assert_eq!(all.outcome(&all.fence(7)), Some(true));
     }
 
     #[test]
     fn invented_keys_push_out_neither_a_fence_nor_a_session() {
-        let hub = hub();
-        let live = hub.session(1, None).unwrap();
-        drop(hub.session(2, None).unwrap());
-        assert_eq!(hub.sessions.outcome(&hub.fence(2)), Some(true));
+        let all = sessions();
+        let live = all.join(1, None).unwrap();
+        drop(all.join(2, None).unwrap());
+        assert_eq!(all.outcome(&all.fence(2)), Some(true));
         for key in 0..2 * KEYS_MAX as u64 {
-            hub.fence(1 << 40 | key);
+            all.fence(1 << 40 | key);
         }
-        assert!(hub.session(2, None).is_err(), "it is fenced still");
+        assert!(all.join(2, None).is_err(), "it is fenced still");
         drop(live);
-        assert_eq!(hub.sessions.outcome(&hub.fence(1)), Some(true), "known");
-        let unknown = &hub.sessions.lock().unknown;
+        assert_eq!(all.outcome(&all.fence(1)), Some(true), "known");
+        let unknown = &all.lock().unknown;
         assert_eq!(
             (unknown.keys.len(), unknown.order.len()),
             (UNKNOWN_MAX, UNKNOWN_MAX)
@@ -308,25 +311,25 @@ mod tests {
 
     #[test]
     fn keys_are_forgotten_by_age_alone_and_where_none_can_be_new_sessions_are_refused() {
-        let hub = hub();
+        let all = sessions();
         let client = Some(IpAddr::from([192, 0, 2, 1]));
         let now = Instant::now();
         for key in 0..KEYS_PER_CLIENT as u64 {
-            drop(hub.session_at(key, client, now).unwrap());
+            drop(all.join_at(key, client, now).unwrap());
         }
         assert!(
-            hub.session_at(1 << 40, client, now).is_err(),
+            all.join_at(1 << 40, client, now).is_err(),
             "one client's share"
         );
-        let other = hub.session_at(1 << 40, None, now).unwrap();
+        let other = all.join_at(1 << 40, None, now).unwrap();
         for key in KEYS_PER_CLIENT as u64..KEYS_MAX as u64 - 1 {
-            drop(hub.session_at(key, None, now).unwrap());
+            drop(all.join_at(key, None, now).unwrap());
         }
-        assert!(hub.session_at(1 << 41, None, now).is_err(), "it is full");
-        assert!(hub.session_at(5, client, now).is_ok(), "it is known");
+        assert!(all.join_at(1 << 41, None, now).is_err(), "it is full");
+        assert!(all.join_at(5, client, now).is_ok(), "it is known");
         let later = Instant::now() + KEY_AGE;
-        drop(hub.session_at(1 << 41, client, later).unwrap());
-        let left: Vec<u64> = hub.sessions.lock().known.keys().copied().collect();
+        drop(all.join_at(1 << 41, client, later).unwrap());
+        let left: Vec<u64> = all.lock().known.keys().copied().collect();
         assert!(left.len() == 2 && left.contains(&(1 << 40)), "{left:?}");
         drop(other);
     }

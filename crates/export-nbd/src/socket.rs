@@ -55,29 +55,44 @@ impl Write for Raw {
 /// rustls' own stream is not used: when the socket accepts no data it receives while it sends, and
 /// data that it has decrypted then is no longer in the socket, so no event would report it as
 /// readable.
-pub(crate) enum Socket {
-    Plain(Raw),
-    Tls(Box<ServerConnection>, Raw),
+pub(crate) struct Socket {
+    raw: Raw,
+    tls: Option<Box<ServerConnection>>,
 }
 
 impl Socket {
+    /// Creates a plain socket.
+    pub(crate) fn new(raw: Raw) -> Socket {
+        Socket { raw, tls: None }
+    }
+
+    /// Adds TLS.
+    pub(crate) fn start_tls(&mut self, connection: ServerConnection) {
+        self.tls = Some(Box::new(connection));
+    }
+
+    pub(crate) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+
     pub(crate) fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Plain(raw) => raw.read(out),
-            Socket::Tls(tls, raw) => loop {
-                match tls.reader().read(out) {
-                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                    read => return read,
-                }
-                if tls.read_tls(raw)? == 0 {
-                    return Ok(0);
-                }
-                if let Err(e) = tls.process_new_packets() {
-                    // Sends the alert with the reason, as far as the socket accepts it.
-                    let _ = tls.write_tls(raw);
-                    return Err(io::Error::new(io::ErrorKind::InvalidData, e));
-                }
-            },
+        let raw = &mut self.raw;
+        let Some(tls) = &mut self.tls else {
+            return raw.read(out);
+        };
+        loop {
+            match tls.reader().read(out) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+            if tls.read_tls(raw)? == 0 {
+                return Ok(0);
+            }
+            if let Err(e) = tls.process_new_packets() {
+                // Sends the alert with the reason, as far as the socket accepts it.
+                let _ = tls.write_tls(raw);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, e));
+            }
         }
     }
 
@@ -85,44 +100,38 @@ impl Socket {
     /// [`Socket::wants_write`].
     pub(crate) fn write_vectored(&mut self, data: &[IoSlice<'_>]) -> io::Result<usize> {
         self.push()?;
-        match self {
-            Socket::Plain(raw) => raw.write_vectored(data),
-            Socket::Tls(tls, raw) => {
-                let taken = tls.writer().write_vectored(data)?;
-                match drain(tls, raw) {
-                    Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
-                    _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
-                    _ => Ok(taken),
-                }
-            }
+        let Some(tls) = &mut self.tls else {
+            return self.raw.write_vectored(data);
+        };
+        let taken = tls.writer().write_vectored(data)?;
+        match self.push() {
+            Err(e) if e.kind() != io::ErrorKind::WouldBlock => Err(e),
+            _ if taken == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => Ok(taken),
         }
     }
 
     /// Reports whether accepted bytes have not been sent yet (TLS holds records back).
     pub(crate) fn wants_write(&self) -> bool {
-        match self {
-            Socket::Plain(_) => false,
-            Socket::Tls(tls, _) => tls.wants_write(),
-        }
+        self.tls.as_ref().is_some_and(|tls| tls.wants_write())
     }
 
     /// Sends the data that TLS holds back, as far as the socket accepts it.
     pub(crate) fn push(&mut self) -> io::Result<()> {
-        match self {
-            Socket::Plain(_) => Ok(()),
-            Socket::Tls(tls, raw) => drain(tls, raw),
+        if let Some(tls) = &mut self.tls {
+            while tls.wants_write() {
+                tls.write_tls(&mut self.raw)?;
+            }
         }
+        Ok(())
     }
 
     /// Sends an end-of-data notice, if the protocol has one; returns whether it has.
     pub(crate) fn send_close_notify(&mut self) -> bool {
-        match self {
-            Socket::Plain(_) => false,
-            Socket::Tls(tls, _) => {
-                tls.send_close_notify();
-                true
-            }
+        if let Some(tls) = &mut self.tls {
+            tls.send_close_notify();
         }
+        self.tls.is_some()
     }
 
     /// Discards input; returns whether the input has ended.
@@ -138,24 +147,7 @@ impl Socket {
         }
     }
 
-    /// Adds TLS to a plain socket.
-    pub(crate) fn into_tls(self, connection: ServerConnection) -> Socket {
-        match self {
-            Socket::Plain(raw) => Socket::Tls(Box::new(connection), raw),
-            tls @ Socket::Tls(..) => tls,
-        }
-    }
-
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Socket::Plain(raw) | Socket::Tls(_, raw) => raw.as_fd(),
-        }
+        self.raw.as_fd()
     }
-}
-
-fn drain(tls: &mut ServerConnection, raw: &mut Raw) -> io::Result<()> {
-    while tls.wants_write() {
-        tls.write_tls(raw)?;
-    }
-    Ok(())
 }

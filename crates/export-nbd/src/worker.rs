@@ -1,25 +1,18 @@
 //! A worker: one thread with its connections, its device queues, and one epoll.
 
-use crate::admission::{Admission, ConnectionSlot};
-use crate::connection::{Connection, Next, Status};
-use crate::engine::{Engine, Pending, REQUEST_BYTES_MAX};
-use crate::session::Sessions;
-use crate::socket::Raw;
-use crate::{Export, Limits};
+use crate::connection::{Connection, Newcomer, Next, Status};
+use crate::engine::{Engine, Pending};
+use crate::hub::Hub;
+use crate::wake;
 use block::layer::{Layer, home};
-use nbd_proto::{ExportInfo, constants as c};
-use rustix::event::{EventfdFlags, epoll};
+use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
-use rustls::ServerConfig;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Maximum number of requests in flight on one connection; more stay in its socket.
-pub(crate) const REQUESTS_MAX: usize = 128;
 /// How long a stopping server waits for clients to receive their last replies.
 const STOP_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -37,116 +30,12 @@ const WAKE: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 const DEVICE: u64 = 1 << 32;
 
-/// State shared by workers, acceptor and owner.
-pub(crate) struct Hub {
-    exports: Vec<Export>,
-    infos: Arc<[ExportInfo]>,
-    tls: Option<Arc<ServerConfig>>,
-    stopping: AtomicBool,
-    stop: OwnedFd,
-    wakes: Mutex<Vec<Arc<OwnedFd>>>,
-    admission: Arc<Admission>,
-    limits: Limits,
-    pub(crate) sessions: Sessions,
-}
-
-fn eventfd() -> OwnedFd {
-    rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .expect("the system gives an eventfd")
-}
-
-impl Hub {
-    pub(crate) fn new(
-        exports: Vec<Export>,
-        tls: Option<Arc<ServerConfig>>,
-        door: Arc<Admission>,
-        limits: Limits,
-    ) -> Hub {
-        let infos = exports.iter().map(export_info).collect();
-        Hub {
-            exports,
-            infos,
-            tls,
-            stopping: AtomicBool::new(false),
-            stop: eventfd(),
-            wakes: Mutex::new(Vec::new()),
-            admission: door,
-            limits,
-            sessions: Sessions::default(),
-        }
-    }
-
-    pub(crate) fn stop(&self) {
-        self.stopping.store(true, Ordering::SeqCst);
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        self.wake_workers();
-    }
-
-    /// Wakes all workers to check their connections.
-    pub(crate) fn wake_workers(&self) {
-        for wake in self.wakes.lock().expect("no panic under this lock").iter() {
-            let _ = rustix::io::write(wake.as_ref(), &1u64.to_ne_bytes());
-        }
-    }
-
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn stop_fd(&self) -> BorrowedFd<'_> {
-        self.stop.as_fd()
-    }
-
-    pub(crate) fn tls(&self) -> Option<&Arc<ServerConfig>> {
-        self.tls.as_ref()
-    }
-
-    pub(crate) fn infos(&self) -> &Arc<[ExportInfo]> {
-        &self.infos
-    }
-
-    pub(crate) fn door(&self) -> &Arc<Admission> {
-        &self.admission
-    }
-}
-
-fn export_info(export: &Export) -> ExportInfo {
-    let info = export.device.info();
-    let read_only = export.read_only || info.read_only;
-    let mut flags =
-        c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH | c::FLAG_SEND_DF | c::FLAG_CAN_MULTI_CONN;
-    if read_only {
-        flags |= c::FLAG_READ_ONLY;
-    } else {
-        flags |= c::FLAG_SEND_FUA | c::FLAG_SEND_WRITE_ZEROES;
-        if info.discard {
-            flags |= c::FLAG_SEND_TRIM;
-        }
-    }
-    ExportInfo {
-        name: export.name.clone(),
-        description: export.description.clone(),
-        size: info.size,
-        flags,
-        block_min: info.logical_block_size,
-        block_preferred: info.optimal_io_size.max(4096).next_power_of_two(),
-        block_max: REQUEST_BYTES_MAX,
-    }
-}
-
 /// Queue of connections from the acceptor to a worker.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     wake: Arc<OwnedFd>,
     /// `None` once the worker has ended.
     waiting: Arc<Mutex<Option<Vec<Newcomer>>>>,
-}
-
-/// A connection that no worker has accepted yet.
-pub(crate) struct Newcomer {
-    pub(crate) raw: Raw,
-    pub(crate) slot: ConnectionSlot,
-    pub(crate) forced_tls: bool,
 }
 
 impl Inbox {
@@ -156,7 +45,7 @@ impl Inbox {
             Some(waiting) => waiting.push(newcomer),
             None => return Err(newcomer),
         }
-        let _ = rustix::io::write(self.wake.as_ref(), &1u64.to_ne_bytes());
+        wake::wake(&self.wake);
         Ok(())
     }
 
@@ -185,13 +74,9 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
         let inbox = Inbox {
-            wake: Arc::new(eventfd()),
+            wake: hub.wakes.add(),
             waiting: Arc::new(Mutex::new(Some(Vec::new()))),
         };
-        hub.wakes
-            .lock()
-            .expect("no panic under this lock")
-            .push(Arc::clone(&inbox.wake));
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKE);
         epoll::add(&epoll, inbox.wake.as_ref(), data, epoll::EventFlags::IN)?;
@@ -381,7 +266,7 @@ impl Service<'_> {
                     had = true;
                     let session = connection.session();
                     if let Some(error) = engine.begin(id, export, header, payload, session) {
-                        connection.reply(&header, Some(error), Vec::new());
+                        connection.complete(&header, Some(error), Vec::new());
                     }
                 }
                 Next::Nothing => break,
@@ -459,7 +344,7 @@ impl Service<'_> {
             for pending in self.finished.drain(..) {
                 let id = pending.connection;
                 if let Some(connection) = self.connections.get_mut(&id) {
-                    connection.reply(&pending.header, pending.error, pending.data);
+                    connection.complete(&pending.header, pending.error, pending.data);
                     touched.push(id);
                 }
             }

@@ -1,0 +1,98 @@
+//! State that the acceptor, the workers and the owner of a server share.
+
+use crate::admission::Admission;
+use crate::config::{Export, Limits};
+use crate::engine::REQUEST_BYTES_MAX;
+use crate::session::Sessions;
+use crate::wake::{self, Wakes};
+use nbd_proto::{ExportInfo, constants as c};
+use rustls::ServerConfig;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// State shared by workers, acceptor and owner.
+pub(crate) struct Hub {
+    pub(crate) exports: Vec<Export>,
+    infos: Arc<[ExportInfo]>,
+    tls: Option<Arc<ServerConfig>>,
+    stopping: AtomicBool,
+    stop: OwnedFd,
+    pub(crate) wakes: Arc<Wakes>,
+    admission: Arc<Admission>,
+    pub(crate) limits: Limits,
+    pub(crate) sessions: Arc<Sessions>,
+}
+
+impl Hub {
+    pub(crate) fn new(
+        exports: Vec<Export>,
+        tls: Option<Arc<ServerConfig>>,
+        door: Arc<Admission>,
+        limits: Limits,
+    ) -> Hub {
+        let wakes = Arc::new(Wakes::default());
+        let infos = exports.iter().map(export_info).collect();
+        Hub {
+            exports,
+            infos,
+            tls,
+            stopping: AtomicBool::new(false),
+            stop: wake::eventfd(),
+            sessions: Arc::new(Sessions::new(Arc::clone(&wakes))),
+            wakes,
+            admission: door,
+            limits,
+        }
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+        wake::wake(&self.stop);
+        self.wakes.wake_all();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn stop_fd(&self) -> BorrowedFd<'_> {
+        self.stop.as_fd()
+    }
+
+    pub(crate) fn tls(&self) -> Option<&Arc<ServerConfig>> {
+        self.tls.as_ref()
+    }
+
+    pub(crate) fn infos(&self) -> &Arc<[ExportInfo]> {
+        &self.infos
+    }
+
+    pub(crate) fn door(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+}
+
+fn export_info(export: &Export) -> ExportInfo {
+    let info = export.device.info();
+    let read_only = export.read_only || info.read_only;
+    let mut flags =
+        c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH | c::FLAG_SEND_DF | c::FLAG_CAN_MULTI_CONN;
+    if read_only {
+        flags |= c::FLAG_READ_ONLY;
+    } else {
+        flags |= c::FLAG_SEND_FUA | c::FLAG_SEND_WRITE_ZEROES;
+        if info.discard {
+            flags |= c::FLAG_SEND_TRIM;
+        }
+    }
+    ExportInfo {
+        name: export.name.clone(),
+        description: export.description.clone(),
+        size: info.size,
+        flags,
+        block_min: info.logical_block_size,
+        block_preferred: info.optimal_io_size.max(4096).next_power_of_two(),
+        block_max: REQUEST_BYTES_MAX,
+    }
+}
