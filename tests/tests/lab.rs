@@ -1,4 +1,4 @@
-//! `evfs lab` as a user runs it: every workload, a comparison that is killed and resumed, the
+//! `evfs bench` as a user runs it: every workload, a comparison that is killed and resumed, the
 //! regression gate, environments and suites.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `evfs lab` with AFS and Rx: a cell in the measuring process, and OpenAFS's Rx as the peer.
+//! `evfs bench` with AFS and Rx: a cell in the measuring process, and OpenAFS's Rx as the peer.
 
 use serde_json::Value;
 use std::fs;

@@ -1,4 +1,4 @@
-//! `evfs lab --env guest`: the same work inside and outside, leftovers of a killed laboratory, and
+//! `evfs bench --env guest`: the same work inside and outside, leftovers of a killed laboratory, and
 //! the errors where no guest can run.
 //!
 //! The kernels are those that `tests/guest/boot.sh` downloads, unpacked and not installed.

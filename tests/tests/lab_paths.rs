@@ -1,4 +1,4 @@
-//! `evfs lab` on sides that have paths: two paths double the rate, reads return the data written,
+//! `evfs bench` on sides that have paths: two paths double the rate, reads return the data written,
 //! and nothing is left behind.
 
 use serde_json::Value;

@@ -1,4 +1,4 @@
-//! `evfs plan`, and `evfs lab` on stacks that have files: their measurements, their cleanup, and
+//! `evfs plan`, and `evfs bench` on stacks that have files: their measurements, their cleanup, and
 //! their error messages.
 
 use serde_json::Value;

@@ -93,7 +93,7 @@ impl Error {
         match self {
             Error::Files { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
                 format!(
-                    "{words}; free space there, or reduce the sizes that `evfs lab list \
+                    "{words}; free space there, or reduce the sizes that `evfs bench list \
                      WORKLOAD` shows"
                 )
             }

@@ -39,7 +39,7 @@ use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Arguments that start this program as the agent of a guest.
-const AGENT: [&str; 2] = ["lab", "agent"];
+const AGENT: [&str; 2] = ["bench", "agent"];
 /// Name of the agent's virtio port.
 const PORT: &str = "evfs.lab";
 /// 9p tag of the shared directory; [`FOLDER`] is its mount point.

@@ -1,4 +1,4 @@
-//! The measuring core of `evfs lab`: measures the cost of a layer reliably on a machine that is not
+//! The measuring core of `evfs bench`: measures the cost of a layer reliably on a machine that is not
 //! idle.
 //!
 //! ```text

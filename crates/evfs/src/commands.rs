@@ -1,7 +1,6 @@
 //! The commands: one file each, with its options and its help.
 
 mod attach;
-mod benchmark;
 mod cache;
 mod cell;
 mod cell_shown;
@@ -11,11 +10,8 @@ mod detach;
 mod files;
 mod fileset;
 mod key;
-mod lab;
 mod lun;
 mod path;
-mod plan;
-mod quickstart;
 mod serve;
 mod stats;
 mod status;
@@ -25,6 +21,8 @@ mod volume;
 mod volume_key;
 mod volume_trust;
 
+#[cfg(feature = "bench")]
+use bench_commands::{bench, machine, plan, quickstart};
 use clap::Subcommand;
 use cli::Context;
 use stack::Result;
@@ -32,6 +30,7 @@ use stack::Result;
 #[derive(Subcommand)]
 pub enum Command {
     /// Run a guided end-to-end demo in a temporary directory
+    #[cfg(feature = "bench")]
     Quickstart(quickstart::Args),
     /// Manage user key pairs
     #[command(subcommand)]
@@ -92,12 +91,16 @@ pub enum Command {
     /// Show the settings in effect
     #[command(subcommand)]
     Config(config::Command),
-    /// Benchmark ciphers, key derivation and memory on this machine
-    Benchmark(benchmark::Args),
     /// Measure the cost of a layer, a setting or a competing system, in pairs of runs
-    #[command(subcommand)]
-    Lab(lab::Command),
+    #[cfg(feature = "bench")]
+    #[command(subcommand, alias = "lab")]
+    Bench(bench::Command),
+    /// The former name of `bench machine`
+    #[cfg(feature = "bench")]
+    #[command(hide = true)]
+    Benchmark(machine::Args),
     /// Estimate the cost of encrypting a device, without writing to it
+    #[cfg(feature = "bench")]
     Plan(plan::Args),
 }
 
@@ -105,6 +108,7 @@ impl Command {
     /// Runs the command and returns the exit code of the program.
     pub fn run(self, context: &Context) -> Result<u8> {
         match self {
+            #[cfg(feature = "bench")]
             Command::Quickstart(args) => quickstart::run(context, args),
             Command::Key(command) => key::run(context, command),
             Command::Volume(command) => volume::run(context, command),
@@ -127,8 +131,11 @@ impl Command {
             Command::Up(args) => up::up(context, args),
             Command::Down(args) => up::down(context, &args),
             Command::Config(command) => config::run(context, command),
-            Command::Benchmark(args) => benchmark::run(context, args),
-            Command::Lab(command) => lab::run(context, command),
+            #[cfg(feature = "bench")]
+            Command::Bench(command) => bench::run(context, command),
+            #[cfg(feature = "bench")]
+            Command::Benchmark(args) => machine::run(context, args),
+            #[cfg(feature = "bench")]
             Command::Plan(args) => plan::run(context, &args),
         }
     }

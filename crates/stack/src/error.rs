@@ -180,7 +180,7 @@ impl Error {
     }
 
     /// Converts an error of the file system, adding the failed operation.
-    pub(crate) fn files(what: impl Into<String>) -> impl FnOnce(fs::Error) -> Error {
+    pub fn files(what: impl Into<String>) -> impl FnOnce(fs::Error) -> Error {
         let what = what.into();
         move |source| Error::Files { what, source }
     }

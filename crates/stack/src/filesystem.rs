@@ -168,7 +168,7 @@ fn wipe(device: &dyn BlockDevice) -> Result<()> {
 }
 
 /// Makes the user of this process the owner of the root directory of a fileset.
-pub(crate) fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
+pub fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
     let set = SetAttr {
         uid: Some(rustix::process::geteuid().as_raw()),
         gid: Some(rustix::process::getegid().as_raw()),
@@ -179,11 +179,7 @@ pub(crate) fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
 }
 
 /// Opens the file system on a device.
-pub(crate) fn open_fs(
-    device: &Arc<dyn BlockDevice>,
-    name: &str,
-    options: ::fs::Options,
-) -> Result<Fs> {
+pub fn open_fs(device: &Arc<dyn BlockDevice>, name: &str, options: ::fs::Options) -> Result<Fs> {
     let read_only = options.read_only;
     Fs::open(Arc::clone(device), options).map_err(|e| match not_opened(name, e) {
         Error::Files { what, source } if source.kind() == ::fs::Kind::Corrupt => {
@@ -227,7 +223,7 @@ fn not_opened(name: &str, error: ::fs::Error) -> Error {
     }
 }
 
-pub(crate) fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
+pub fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
     ::fs::Options {
         read_only,
         commit_interval: settings.fs_commit_interval(),

@@ -7,7 +7,6 @@
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
 pub mod attach;
-pub mod bench;
 pub mod cache;
 pub mod cell;
 mod cell_record;

@@ -1,4 +1,4 @@
-//! Throughput of a kernel on this machine, for `evfs benchmark` and stored benchmark results.
+//! Throughput of a kernel on this machine, for `evfs bench machine` and stored benchmark results.
 //!
 //! Uses the CPU clock of the thread instead of wall time, which varies far more on a shared
 //! machine.

@@ -24,7 +24,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.w
 pub fn page(results: &Results) -> String {
     let studies = &results.studies;
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs lab</title>\n\
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs bench</title>\n\
          <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>Benchmark report</h1>\n"
     );
     // Verdicts about parts of a suite appear in its tables and in their own sections.

@@ -89,7 +89,7 @@ impl Hierarchy {
             Err(refused(
                 here,
                 "its cgroup.subtree_control does not enable cpu; try `systemd-run --scope -p \
-                 Delegate=yes evfs lab ...`",
+                 Delegate=yes evfs bench ...`",
             ))
         }
     }

@@ -110,7 +110,7 @@ impl Journal {
         // A file system without locks must not prevent measuring.
         if let Err(TryLockError::WouldBlock) = file.try_lock() {
             let busy =
-                "another `evfs lab` is writing it; wait until it ends, or use another directory";
+                "another `evfs bench` is writing it; wait until it ends, or use another directory";
             return Err(failed(std::io::Error::new(ErrorKind::ResourceBusy, busy)));
         }
         let text = read(&mut file).map_err(failed)?;

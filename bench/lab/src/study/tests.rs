@@ -150,7 +150,7 @@ fn one_laboratory_at_a_time_writes_a_journal() {
     let path = dir.path().join("journal");
     let first = Journal::open(&path).unwrap();
     let second = Journal::open(&path).err().unwrap().in_words();
-    assert!(second.contains("another `evfs lab`"), "{second}");
+    assert!(second.contains("another `evfs bench`"), "{second}");
     drop(first);
     Journal::open(&path).unwrap();
 }

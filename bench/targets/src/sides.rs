@@ -1,13 +1,17 @@
 //! Sides: parses them from a command line or file, and builds their targets with a name and facts.
 
-use super::afs::AfsCell;
-use super::in_process::InProcessFs;
-use super::paths::{LunPaths, PathBench, PathConfig};
-use super::{kernel, orphans, wrong};
+use crate::afs::AfsCell;
+use crate::device::{BenchDevice, BenchStack, StackKind};
+use crate::error::program_error;
+use crate::in_process::InProcessFs;
+use crate::own_cell::OwnCell;
+use crate::own_fs::OwnFs;
+use crate::own_mount::OwnMount;
+use crate::paths::{LunPaths, PathBench, PathConfig};
+use crate::{kernel, orphans};
 use block::topology::Topology;
 use lab::{Facts, Paths, Remount, RunEnvironment, Target, TargetKind};
 use serde::{Deserialize, Serialize};
-use stack::bench::{BenchDevice, OwnCell, OwnFs, OwnMount, StackKind};
 use stack::{Error, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -194,11 +198,7 @@ impl Builder<'_> {
     }
 
     /// Builds a stack, with the paths beneath it and their description.
-    fn build_over(
-        &self,
-        bench: &BenchDevice,
-        wanted: &Wanted,
-    ) -> Result<(stack::bench::BenchStack, LowerPaths)> {
+    fn build_over(&self, bench: &BenchDevice, wanted: &Wanted) -> Result<(BenchStack, LowerPaths)> {
         let Some(ways) = &wanted.paths else {
             return Ok((bench.build(wanted.kind)?, of_the_lun(bench)));
         };
@@ -227,7 +227,7 @@ impl Builder<'_> {
             &cached,
         );
         let own = Arc::new(Own(own?));
-        let target = Target::folder(own.0.folder()).map_err(wrong)?;
+        let target = Target::folder(own.0.folder()).map_err(program_error)?;
         let mut built = bare(target, Recipe::Stack(name.clone(), cache.to_owned()));
         built.target.name.clone_from(&name);
         built.target.remount = Some(own);
@@ -390,7 +390,7 @@ pub const CALLED: &str = "files-";
 pub const SERVED: &str = "afs-";
 
 /// Builds the facts of a stack with files.
-fn with_files(stack: &stack::bench::BenchStack, how: &str, cache: &str) -> Facts {
+fn with_files(stack: &BenchStack, how: &str, cache: &str) -> Facts {
     Facts {
         direct: Some(stack.direct),
         cipher: Some(stack.cipher.clone()),
@@ -403,7 +403,7 @@ fn with_files(stack: &stack::bench::BenchStack, how: &str, cache: &str) -> Facts
     }
 }
 
-/// A mount of this process, for the laboratory.
+/// A mount of this process, for the benchmark.
 struct Own(OwnMount);
 
 impl Remount for Own {
@@ -556,7 +556,7 @@ pub fn over(bench: Rc<BenchDevice>, kind: StackKind) -> Result<Built> {
     Ok(of_stack(bench, built, paths))
 }
 
-fn of_stack(bench: Rc<BenchDevice>, built: stack::bench::BenchStack, paths: LowerPaths) -> Built {
+fn of_stack(bench: Rc<BenchDevice>, built: BenchStack, paths: LowerPaths) -> Built {
     let facts = Facts {
         direct: Some(built.direct),
         cipher: Some(built.cipher),
@@ -576,7 +576,7 @@ pub fn folder(path: &Path) -> Result<Built> {
     if !path.exists() {
         return Err(not_there(path));
     }
-    let target = Target::folder(path).map_err(wrong)?;
+    let target = Target::folder(path).map_err(program_error)?;
     let whole = std::path::absolute(path).map_err(|e| Error::io("cannot resolve", path, e))?;
     Ok(bare(target, Recipe::Folder(whole)))
 }

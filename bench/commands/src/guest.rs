@@ -1,15 +1,15 @@
 //! Sides in guests: the guest of each side, started on first use and kept until the command ends,
 //! and the agent, which is this program in the guest.
 
-use super::sides::{Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine};
-use super::wrong;
+use bench_targets::{
+    BenchDevice, Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine, program_error,
+};
 use cli::Context;
 use cli::output;
 use lab::guest::{Accelerator, Disk, Guest, Kernel, Plan, serve};
 use lab::study::Side;
 use lab::{Facts, Processors, Target};
 use serde::{Deserialize, Serialize};
-use stack::bench::BenchDevice;
 use stack::{Error, Result, exit};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ impl<'a> Guests<'a> {
             None => None,
         };
         let plan = Plan {
-            kernel: Kernel::find(self.args.guest_kernel.as_deref()).map_err(wrong)?,
+            kernel: Kernel::find(self.args.guest_kernel.as_deref()).map_err(program_error)?,
             accelerator: self.args.guest_accel,
             cpus: self.args.guest_cpus.unwrap_or_else(processors),
             memory_mib: (self.args.guest_memory.max(MEMORY_MIN) / MIB) as u32,
@@ -134,7 +134,7 @@ impl<'a> Guests<'a> {
         };
         let open = serde_json::to_value(open).expect("plain data serializes");
         output::say(self.json, &format!("starting the guest of {}", built.name));
-        let guest = Arc::new(Guest::boot(&plan, &open).map_err(wrong)?);
+        let guest = Arc::new(Guest::boot(&plan, &open).map_err(program_error)?);
         running.push(Running {
             side: built.name.clone(),
             guest: Arc::clone(&guest),
@@ -174,7 +174,7 @@ fn processors() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
 
-/// `evfs lab agent`: the first process of a guest.
+/// `evfs bench agent`: the first process of a guest.
 pub fn agent(context: &Context) -> Result<u8> {
     let mut kept = None;
     let done = serve(&mut |open| {
@@ -188,7 +188,7 @@ pub fn agent(context: &Context) -> Result<u8> {
         kept = Some(built);
         Ok(given)
     });
-    done.map_err(wrong)?;
+    done.map_err(program_error)?;
     Ok(exit::OK)
 }
 
@@ -207,7 +207,7 @@ fn again(context: &Context, open: &Open) -> Result<Built> {
     match &open.recipe {
         Recipe::Machine => Ok(machine()),
         Recipe::Folder(path) => {
-            let target = Target::shared(open.name.clone()).map_err(wrong)?;
+            let target = Target::shared(open.name.clone()).map_err(program_error)?;
             let mut built = bare(target, Recipe::Folder(path.clone()));
             built.facts.note = Some("shared with the guest by 9p, without a cache".into());
             Ok(built)

@@ -1,4 +1,4 @@
-//! `evfs benchmark`: ciphers, key derivation and memory on this machine.
+//! `evfs bench machine`: ciphers, key derivation and memory on this machine.
 
 use cli::Context;
 use cli::output;

@@ -1,4 +1,4 @@
-//! Cleanup after laboratories that were killed.
+//! Cleanup after benchmarks that were killed.
 //!
 //! Every object that may be left has a name that begins with `evfs-lab-`, followed by its kind, the
 //! process that created it and a random part. Only the existence of that process is checked; a
@@ -7,7 +7,7 @@
 //! A killed process that has mounted its own file system cannot even exit if some of its threads
 //! wait for replies of others that have ended: the kernel keeps the connection open for the waiting
 //! threads. A guard process therefore ends its mounts when it dies. If the guard was killed too,
-//! the next laboratory does this.
+//! the next benchmark does this.
 
 use stack::{Error, Result, StopSignals};
 use std::os::unix::process::CommandExt;
@@ -38,11 +38,11 @@ pub fn guarded_folder() -> Result<PathBuf> {
         let me = std::env::current_exe()
             .map_err(|e| Error::Failed(format!("cannot find the path of this program: {e}")))?;
         Command::new(me)
-            .args(["lab", "guard", &std::process::id().to_string()])
+            .args(["bench", "guard", &std::process::id().to_string()])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // Signals that a terminal sends to the laboratory must not reach the guard.
+            // Signals that a terminal sends to the benchmark must not reach the guard.
             .process_group(0)
             .spawn()
             .map_err(|e| Error::Failed(format!("cannot start the guard for mounts: {e}")))?;
@@ -56,7 +56,7 @@ pub fn guarded_folder() -> Result<PathBuf> {
         .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))
 }
 
-/// `evfs lab guard PID`: waits for the end of that process and ends the mounts that it leaves. It
+/// `evfs bench guard PID`: waits for the end of that process and ends the mounts that it leaves. It
 /// polls once per second: the kernel sends no notification for a process that was killed and cannot
 /// exit.
 pub fn guard(pid: u32) -> Result<u8> {
@@ -81,7 +81,7 @@ fn end(path: &Path) {
 }
 
 /// Finds the leftovers of dead processes under names of this kind: in these directories, and
-/// mount points anywhere, since the next laboratory may use another directory for temporary files.
+/// mount points anywhere, since the next benchmark may use another directory for temporary files.
 pub fn find_stale(kind: &str, folders: &[&Path]) -> Vec<PathBuf> {
     let owner = |path: &PathBuf| -> Option<u32> {
         let name = path.file_name()?.to_str()?.strip_prefix(kind)?;

@@ -14,7 +14,7 @@
 //! connect: sockets are unlinked as soon as they listen, and reached through descriptors of this
 //! process.
 
-use super::numa;
+use crate::numa;
 use block::{BlockDevice, Lunpath};
 use export_nbd::{Config as ServerConfig, Export, Listen, Server};
 use lab::{Carried, Paths};

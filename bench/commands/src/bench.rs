@@ -1,28 +1,16 @@
-//! `evfs lab`: the cost of encryption, of a setting or of another file system, measured with
+//! `evfs bench`: the cost of encryption, of a setting or of another file system, measured with
 //! confidence intervals.
 
-mod afs;
-mod guest;
-mod in_process;
-mod kernel;
-mod measure;
-mod numa;
-mod orphans;
-mod paths;
-mod sides;
-mod stacks;
-mod written;
-
-pub use stacks::{by_turns, costs};
-pub use written::seconds;
-
+use crate::arguments::{CompareArgs, MeasureArgs};
+use crate::{guest, machine, units};
+use crate::{measure, session};
+use bench_targets::{guard, program_error};
 use clap::Subcommand;
 use cli::Context;
 use cli::output;
 use lab::study::{self, Results};
 use lab::suite::SUITES;
 use lab::{CATALOGUE, Extent, Job};
-use measure::MeasureArgs;
 use serde_json::json;
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
@@ -42,12 +30,12 @@ Runs each workload several times and prints the medians. Nothing is compared, so
 the noise of the machine; with several --env options, the others are compared with the first.
 
 Examples:
-  evfs lab run dhrystone packets --quick
-  evfs lab run seqrand nfsbasic --target /mnt/data --out results
-  evfs lab run mailmix --target /mnt/data --env idle --env loaded
-  evfs lab run mounts --target fs-encrypted-256 --quick
-  evfs lab run evfs-2006 multipath-2007 ufc-2007 ifs-1990 --out results
-  evfs lab run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
+  evfs bench run dhrystone packets --quick
+  evfs bench run seqrand nfsbasic --target /mnt/data --out results
+  evfs bench run mailmix --target /mnt/data --env idle --env loaded
+  evfs bench run mounts --target fs-encrypted-256 --quick
+  evfs bench run evfs-2006 multipath-2007 ufc-2007 ifs-1990 --out results
+  evfs bench run devmix --target device:/dev/vg/scratch --set depths=1,32 --set blocks=4k")]
     Run(RunArgs),
     /// Compare two sides by running the same work on them alternately
     #[command(after_help = "\
@@ -65,13 +53,13 @@ is the median of paired ratios with a 95 % interval. With --out, each run is sav
 same command resumes an interrupted comparison.
 
 Examples:
-  evfs lab compare clear encrypted
-  evfs lab compare clear encrypted-256 --workload rand-write --block 4k --threads 10
-  evfs lab compare /mnt/plain /mnt/secret --workload seqrand --workload mailmix --out results
-  evfs lab compare /mnt/data /mnt/data --workload seqrand --set-b direct=true
-  evfs lab compare /mnt/clear /mnt/encrypted --suite evfs-2006 --out results
-  evfs lab compare fs-clear fs-encrypted-256 --workload mailmix --layers
-  evfs lab compare ours.toml theirs.toml --quick --json")]
+  evfs bench compare clear encrypted
+  evfs bench compare clear encrypted-256 --workload rand-write --block 4k --threads 10
+  evfs bench compare /mnt/plain /mnt/secret --workload seqrand --workload mailmix --out results
+  evfs bench compare /mnt/data /mnt/data --workload seqrand --set-b direct=true
+  evfs bench compare /mnt/clear /mnt/encrypted --suite evfs-2006 --out results
+  evfs bench compare fs-clear fs-encrypted-256 --workload mailmix --layers
+  evfs bench compare ours.toml theirs.toml --quick --json")]
     Compare(CompareArgs),
     /// Print a saved result, and write its tables, figures and HTML
     Report {
@@ -91,8 +79,10 @@ sides are compared by their ratios, which cancel the state of the machine on tha
 compared by their values. CPU and headline figures count; --all counts every figure.
 
 Example:
-  evfs lab diff results/old results/new --threshold 5%")]
+  evfs bench diff results/old results/new --threshold 5%")]
     Diff(DiffArgs),
+    /// Measure ciphers, key derivation and memory of this machine
+    Machine(machine::Args),
     /// Echo UDP packets and answer Rx calls, as the peer of the packets workload on another machine
     Echo {
         /// Address and port to listen on; Rx uses the next port
@@ -101,45 +91,19 @@ Example:
     /// Run as the first process of a guest, which `--env guest` starts
     #[command(hide = true)]
     Agent,
-    /// Wait for the end of a laboratory and remove the mounts that it leaves behind
+    /// Wait for the end of a benchmark and remove the mounts that it leaves behind
     #[command(hide = true)]
     Guard { pid: u32 },
 }
 
 #[derive(clap::Args)]
 pub struct RunArgs {
-    /// Workloads or suites to run; see `evfs lab list`
+    /// Workloads or suites to run; see `evfs bench list`
     #[arg(required = true)]
     workload: Vec<String>,
-    /// Side to run on, as for `evfs lab compare` [default: a temporary directory]
+    /// Side to run on, as for `evfs bench compare` [default: a temporary directory]
     #[arg(long, value_name = "SIDE")]
     target: Option<String>,
-    #[command(flatten)]
-    how: MeasureArgs,
-}
-
-#[derive(clap::Args)]
-pub struct CompareArgs {
-    /// Side that serves as the baseline
-    base: String,
-    /// Side to compare with the baseline
-    other: String,
-    /// Workload to run, or seq-read, seq-write, rand-read, rand-write on devices; may be repeated
-    /// [default: the workloads that fit the sides]
-    #[arg(long)]
-    workload: Vec<String>,
-    /// Suite of a published report; shows its values beside the measured ones; see `evfs lab list`
-    #[arg(long)]
-    suite: Vec<String>,
-    /// Set a parameter of the first side only
-    #[arg(long, value_name = "NAME=VALUE")]
-    set_a: Vec<String>,
-    /// Set a parameter of the other side only
-    #[arg(long, value_name = "NAME=VALUE")]
-    set_b: Vec<String>,
-    /// Omit the control arm, which repeats the first side
-    #[arg(long)]
-    no_control: bool,
     #[command(flatten)]
     how: MeasureArgs,
 }
@@ -151,7 +115,7 @@ pub struct DiffArgs {
     /// Directory of the new result, or its result.json
     new: PathBuf,
     /// Largest change for the worse that is allowed
-    #[arg(long, default_value = "5%", value_parser = written::part)]
+    #[arg(long, default_value = "5%", value_parser = units::part)]
     threshold: f64,
     /// Count every figure, not only headline and CPU figures
     #[arg(long)]
@@ -171,21 +135,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Compare(args) => measure::compare(context, &args),
         Command::Report { result, out, open } => report(context, &result, out, open),
         Command::Diff(args) => diff(context, &args),
+        Command::Machine(args) => machine::run(context, args),
         Command::Echo { listen } => echo(context, listen),
         Command::Agent => guest::agent(context),
-        Command::Guard { pid } => orphans::guard(pid),
-    }
-}
-
-/// Converts an error of the laboratory, with its causes, to one of the program.
-fn wrong(error: lab::Error) -> Error {
-    let text = error.in_words();
-    match error {
-        lab::Error::Spec(_) => Error::Usage(text),
-        lab::Error::Journal { source, .. } if source.kind() == std::io::ErrorKind::ResourceBusy => {
-            Error::Busy(text)
-        }
-        _ => Error::Failed(text),
+        Command::Guard { pid } => guard(pid),
     }
 }
 
@@ -219,9 +172,9 @@ fn list(context: &Context) -> u8 {
 
 fn parameters(context: &Context, name: &str) -> Result<u8> {
     let of = |extent| Job::named(name, extent).map(|job| job.parameters());
-    let standard = of(Extent::Standard).map_err(wrong)?;
-    let quick = of(Extent::Quick).map_err(wrong)?;
-    let faithful = of(Extent::Faithful).map_err(wrong)?;
+    let standard = of(Extent::Standard).map_err(program_error)?;
+    let quick = of(Extent::Quick).map_err(program_error)?;
+    let faithful = of(Extent::Faithful).map_err(program_error)?;
     let rows: Vec<_> = standard.iter().zip(&quick).zip(&faithful).collect();
     let value = json!({ "workload": name, "parameters": rows.iter().map(|((s, q), f)| json!({
         "name": s.0, "standard": s.1, "quick": q.1, "faithful": f.1,
@@ -250,7 +203,7 @@ fn report(
     out: Option<PathBuf>,
     open: bool,
 ) -> Result<u8> {
-    let results = Results::read(result).map_err(wrong)?;
+    let results = Results::read(result).map_err(program_error)?;
     let own = || match (result.is_dir(), result.parent()) {
         (true, _) => result.to_owned(),
         (false, Some(parent)) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -258,8 +211,8 @@ fn report(
     };
     let folder = out.unwrap_or_else(own);
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot create", &folder, e))?;
-    results.write(&folder).map_err(wrong)?;
-    measure::show(context, &results);
+    results.write(&folder).map_err(program_error)?;
+    session::show(context, &results);
     let page = folder.join("report.html");
     output::say(context.json, &format!("see {}", page.display()));
     if open {
@@ -278,13 +231,13 @@ fn report(
 }
 
 fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
-    let read = |path| Results::read(path).map_err(wrong);
+    let read = |path| Results::read(path).map_err(program_error);
     let (old, new) = (read(&args.old)?, read(&args.new)?);
     let mut changes = Vec::new();
     for after in &new.studies {
         let before = old.studies.iter().find(|s| s.key() == after.key());
         if let Some(before) = before {
-            changes.extend(study::changes(before, after, args.threshold).map_err(wrong)?);
+            changes.extend(study::changes(before, after, args.threshold).map_err(program_error)?);
         }
     }
     if changes.is_empty() {

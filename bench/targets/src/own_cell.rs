@@ -4,12 +4,11 @@
 //! local user may change the cell, whose content is discarded in any case. The server stops before
 //! its file system is closed.
 
-use crate::cache::ProcessCache;
-use crate::filesystem::{open_fs, options};
-use crate::{Error, Result, Settings};
 use ::fs::Fs;
 use afs_server::{Config, Kind, Server, ServerStats, StartError};
 use block::BlockDevice;
+use stack::filesystem::{open_fs, options};
+use stack::{Error, ProcessCache, Result, Settings};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 

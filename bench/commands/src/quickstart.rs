@@ -6,14 +6,13 @@ mod paths;
 mod store;
 mod tree;
 
-use super::lab;
-use ::lab::Workload;
-use ::lab::study::StudyPlan;
-use ::lab::workload::devmix;
+use bench_targets::{BenchDevice, StackKind, costs};
 use cli::Context;
 use cli::output;
+use lab::Workload;
+use lab::study::StudyPlan;
+use lab::workload::devmix;
 use serde_json::{Value, json};
-use stack::bench::{BenchDevice, StackKind};
 use stack::{Error, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -161,7 +160,7 @@ impl Tour {
         let paths = self.two_paths(&store, &kept)?;
 
         self.step("measure the cost of encryption, clear and encrypted in turn");
-        self.say("      $ evfs lab compare clear encrypted");
+        self.say("      $ evfs bench compare clear encrypted");
         let cost = self.cost()?;
 
         self.step("mount an EVFS file system on a second volume, and take a snapshot");
@@ -216,7 +215,7 @@ impl Tour {
         Ok(json!({ "lun": lun, "states": [state(0), state(1)] }))
     }
 
-    /// Runs a short comparison; `evfs lab compare` is the long one.
+    /// Runs a short comparison; `evfs bench compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
         let file = self.dir.join("compare.img");
         let bench = BenchDevice::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
@@ -242,7 +241,7 @@ impl Tour {
             ..StudyPlan::default()
         };
         let mut stop = Ok(());
-        let rows = lab::costs(bench, &kinds, config, &plan, &self.dir, &mut |_| {
+        let rows = costs(bench, &kinds, config, &plan, &self.dir, &mut |_| {
             stop = self.stopped();
             match stop {
                 Ok(()) => ControlFlow::Continue(()),
@@ -321,7 +320,7 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
         None => "The temporary directory was removed; --dir DIR keeps its files.".to_owned(),
     };
     text + "\nnext: evfs key generate NAME, then evfs volume create disk.img --size 10G --owner NAME; \
-        evfs lab compare measures longer"
+        evfs bench compare measures longer"
 }
 
 /// Formats a ratio to the unencrypted device with its interval, and the judgement of the

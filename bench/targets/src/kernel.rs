@@ -2,12 +2,12 @@
 //! by this process.
 //!
 //! **Invariant:** a mount of ours and its competitor use the same kind of file, bypass the page
-//! cache on the way to it, and are mounted and unmounted by the same calls of the laboratory.
+//! cache on the way to it, and are mounted and unmounted by the same calls of the benchmark.
 //!
 //! Deliberately absent: options of the file systems. Users who need some mount the file system
 //! themselves and pass the directory.
 
-use super::orphans;
+use crate::orphans;
 use lab::Remount;
 use stack::{Error, Result};
 use std::path::{Path, PathBuf};

@@ -14,13 +14,13 @@
 //! Deliberately absent: mappings, which require a kernel; following symbolic links; links across
 //! directories, which AFS does not have.
 
+use crate::own_cell::OwnCell;
 use afs_client::{ANY, Client, Options, PortSet};
 use afs_proto::dir::Directory;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, FileType};
 use afs_proto::{Abort, AfsFid};
 use lab::Server;
 use lab::files::{Files, Open, OpenFile, Stat};
-use stack::bench::OwnCell;
 use std::io::{Error, ErrorKind, Result};
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

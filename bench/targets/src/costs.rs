@@ -1,7 +1,8 @@
 //! Studies of stacks alone, for other commands that report the cost of encryption.
 
-use super::sides::over;
-use super::wrong;
+use crate::device::{BenchDevice, StackKind};
+use crate::error::program_error;
+use crate::sides::over;
 use lab::study::{
     Finding, Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study,
 };
@@ -9,7 +10,6 @@ use lab::workload::devmix;
 use lab::{Job, RunEnvironment};
 use serde_json::{Value, json};
 use stack::Result;
-use stack::bench::{BenchDevice, StackKind};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::rc::Rc;
@@ -38,8 +38,8 @@ pub fn by_turns(
     };
     let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;
     let path = journal_path(folder, job.entry().name);
-    let mut journal = Journal::open(&path).map_err(wrong)?;
-    study(&sides, plan, &mut journal, progress).map_err(wrong)
+    let mut journal = Journal::open(&path).map_err(program_error)?;
+    study(&sides, plan, &mut journal, progress).map_err(program_error)
 }
 
 /// Measures the rate of each further stack relative to the first one, and its CPU time for the same

@@ -6,9 +6,9 @@
 //!
 //! Deliberately absent: mappings, which require a kernel, and dropping the cache of a single file.
 
+use crate::own_fs::OwnFs;
 use ::fs::{Attr, FileType, Handle, Lane, New, ROOT, Rename, SetAttr, WritePosition};
 use lab::files::{Files, Open, OpenFile, Stat};
-use stack::bench::OwnFs;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{Error, ErrorKind, Result};

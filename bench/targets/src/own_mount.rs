@@ -3,11 +3,10 @@
 //! **Invariant:** when it is dropped, it is unmounted and its directory removed, even if it is in
 //! use. Clients and the server are one process; counters of layers show the CPU time of each.
 
-use super::OwnFs;
-use crate::cache::ProcessCache;
-use crate::{Result, Settings};
+use crate::own_fs::OwnFs;
 use block::BlockDevice;
 use export_fuse::{Mount, TreeConfig};
+use stack::{ProcessCache, Result, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -1,21 +1,12 @@
-//! The stacks that benchmarks (`evfs lab`) compare, all over the same bytes of one file or disk.
+//! The stacks that benchmarks (`evfs bench`) compare, all over the same bytes of one file or disk.
 
-mod own_cell;
-mod own_fs;
-mod own_mount;
-
-pub use own_cell::OwnCell;
-pub use own_fs::OwnFs;
-pub use own_mount::OwnMount;
-
-use crate::device::{self, OpenLun, Share};
-use crate::error::Left;
-use crate::signature::{self, View};
-use crate::{Error, Result, Settings};
 use block::{BlockDevice, Mem};
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
+use stack::device::{self, OpenLun, Share};
+use stack::signature::{self, View};
+use stack::{Error, Left, Result, Settings};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};

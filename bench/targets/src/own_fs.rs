@@ -1,10 +1,9 @@
 //! A file system over a stack, opened by this process while it is measured.
 
-use crate::cache::ProcessCache;
-use crate::filesystem::{open_fs, options, own_root};
-use crate::{Error, Result, Settings};
 use ::fs::{FIRST_FILESET, Files, Fs};
 use block::BlockDevice;
+use stack::filesystem::{open_fs, options, own_root};
+use stack::{Error, ProcessCache, Result, Settings};
 use std::sync::Arc;
 
 /// An open file system. Dropping it writes out as much as possible.

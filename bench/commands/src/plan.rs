@@ -1,13 +1,12 @@
 //! `evfs plan`: the cost of encrypting a device, measured in advance.
 
-use super::lab::by_turns;
+use bench_targets::{BenchDevice, StackKind, by_turns};
 use cli::Context;
 use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use lab::price::{Half, MIXES, Mix, Price, prices};
 use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
 use serde_json::json;
-use stack::bench::{BenchDevice, StackKind};
 use stack::{Error, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -46,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
     /// Duration of each run in seconds; there are at least 64 runs
-    #[arg(long, default_value_t = 0.2, value_parser = super::lab::seconds)]
+    #[arg(long, default_value_t = 0.2, value_parser = crate::units::seconds)]
     seconds: f64,
 }
 

@@ -1,0 +1,15 @@
+//! Errors of benchmarks as errors of the program.
+
+use stack::Error;
+
+/// Converts an error of a benchmark, with its causes, to one of the program.
+pub fn program_error(error: lab::Error) -> Error {
+    let text = error.in_words();
+    match error {
+        lab::Error::Spec(_) => Error::Usage(text),
+        lab::Error::Journal { source, .. } if source.kind() == std::io::ErrorKind::ResourceBusy => {
+            Error::Busy(text)
+        }
+        _ => Error::Failed(text),
+    }
+}
