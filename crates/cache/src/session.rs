@@ -19,67 +19,54 @@
 
 mod blocking;
 mod bounce;
+mod completion;
 mod direct;
 mod io;
 mod job;
+mod jobs;
 mod load;
 mod read;
+mod sleeper;
 mod sync;
 mod truncate;
+mod work;
 mod write;
 
 use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
-use crate::pager::{FileId, PagerQueue};
 use crate::policy::{Entry, FrameNo};
 use crate::tree::VolumeShared;
 use crate::wait::Waker;
 use block::{Bufs, Completion, Error, Op, Request, Result, Wait};
-use io::Io;
-use job::{Job, Target, Work};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use io::PagerLink;
+use job::{Job, Target};
+use jobs::Jobs;
+use sleeper::Sleeper;
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use work::{Task, Work};
 
 /// Requests that may be submitted and not yet reaped.
 const CAPACITY: usize = 128;
-/// Polling interval of a session that waits for a frame: releasing a hold on a page wakes no
-/// session.
-const STARVED: Duration = Duration::from_millis(5);
 
 /// One thread's access to a volume.
 pub struct Session {
     shared: Arc<VolumeShared>,
-    queue: Box<dyn PagerQueue>,
-    waker: Arc<Waker>,
-    /// Readable when the pager's queue, the waker or the timer is.
-    all: OwnedFd,
-    timer: OwnedFd,
-    jobs: Slots<Job>,
-    ios: Slots<Io>,
-    /// Requests that the pager's queue had no room for.
-    outgoing: VecDeque<(FileId, Request)>,
-    /// Jobs to step.
-    runnable: Vec<usize>,
-    /// Jobs that wait for other sessions.
-    parked: Vec<usize>,
-    /// Completed jobs whose completion is delayed, because there are too many dirty pages.
-    held: Vec<(Instant, usize)>,
+    pager: PagerLink,
+    sleeper: Sleeper,
+    jobs: Jobs,
     ready: VecDeque<Completion>,
     /// Result of the blocking call.
     outcome: Option<Result<Option<Op>>>,
-    /// A job waits for a frame.
-    starved: bool,
+    /// Frames of this session that belong to no page.
     spare: Vec<FrameNo>,
     /// NUMA node of the thread that pages are loaded for, if not the session's own.
     near: Option<u32>,
-    /// A request was submitted to the pager since the last reap.
-    sent: bool,
-    completions: Vec<Completion>,
     submitted: usize,
+    /// Memory for completions of the pager.
+    completions: Vec<Completion>,
 }
 
 impl Session {
@@ -90,38 +77,18 @@ impl Session {
 
     pub(crate) fn with_waker(below: Arc<VolumeShared>, waker: Arc<Waker>) -> Result<Session> {
         let queue = below.pager.queue()?;
-        let failed = |e: rustix::io::Errno| Error::from_io(&below.info.name, e.into());
-        let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
-        let timer =
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
-        let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let fds = [Some(waker.fd()), Some(timer.as_fd()), queue.wait_fd()];
-        for (tag, fd) in fds.into_iter().enumerate() {
-            if let Some(fd) = fd {
-                let data = epoll::EventData::new_u64(tag as u64);
-                epoll::add(&all, fd, data, epoll::EventFlags::IN).map_err(failed)?;
-            }
-        }
+        let sleeper = Sleeper::new(&below.info.name, waker, queue.wait_fd())?;
         Ok(Session {
             shared: below,
-            queue,
-            waker,
-            all,
-            timer,
-            jobs: Slots::default(),
-            ios: Slots::default(),
-            outgoing: VecDeque::new(),
-            runnable: Vec::new(),
-            parked: Vec::new(),
-            held: Vec::new(),
+            pager: PagerLink::new(queue),
+            sleeper,
+            jobs: Jobs::default(),
             ready: VecDeque::new(),
             outcome: None,
-            starved: false,
             spare: Vec::new(),
             near: None,
-            sent: false,
-            completions: Vec::new(),
             submitted: 0,
+            completions: Vec::new(),
         })
     }
 
@@ -171,12 +138,13 @@ impl Session {
             }
             _ => {}
         }
-        let mut job = Job::of_request(&open.state, Some(tag), op, direct);
-        if let Work::Read(pages) = &mut job.work {
+        let mut work = Work::of(&op, open.vnode(), direct);
+        let job = Job::of_request(&open.state, Some(tag), op);
+        if let Work::Read(pages) = &mut work {
             pages.next += (job.offset + done) / PAGE - job.offset / PAGE;
         }
-        let id = self.jobs.insert(Job { entry, ..job });
-        self.runnable.push(id);
+        let job = Job { entry, ..job };
+        self.jobs.add(Task { job, work });
         self.step_runnable();
         Ok(())
     }
@@ -193,8 +161,8 @@ impl Session {
     /// # Errors
     /// Fatal: the pager's queue must be dropped.
     pub fn kick(&mut self) -> Result<()> {
-        self.send();
-        self.queue.kick()
+        self.pager.send();
+        self.pager.kick()
     }
 
     /// Kicks, then appends completions to `done` and returns their number.
@@ -224,12 +192,12 @@ impl Session {
 
     /// Returns a descriptor that becomes readable when a reap may return completions.
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
-        self.all.as_fd()
+        self.sleeper.fd()
     }
 
     /// Reports whether completions may be ready without [`Session::wait_fd`] being readable.
     pub fn holds_answers(&self) -> bool {
-        !self.ready.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
+        !self.ready.is_empty() || self.pager.is_deaf()
     }
 
     /// Processes completions and wake-ups, and steps the jobs that they concern.
@@ -237,28 +205,25 @@ impl Session {
         let mut wait = wait;
         loop {
             self.take_completions(wait)?;
-            if self.waker.take() || self.starved {
-                self.starved = false;
-                self.runnable.append(&mut self.parked);
-            }
-            self.release_held();
+            self.jobs.unpark(self.sleeper.waker.take());
+            self.release_delayed();
             self.step_runnable();
-            self.send();
+            self.pager.send();
             // Requests submitted just now may have completed already, which no descriptor signals.
-            if !std::mem::take(&mut self.sent) {
+            if !self.pager.has_sent() {
                 break;
             }
             wait = Wait::Poll;
         }
-        self.arm_timer();
+        if let Some(due) = self.jobs.next_due() {
+            self.sleeper.arm(due);
+        }
         Ok(())
     }
 
     fn take_completions(&mut self, wait: Wait) -> Result<()> {
-        self.send();
-        self.sent = false;
         let mut completions = std::mem::take(&mut self.completions);
-        let reaped = self.queue.reap(wait, &mut completions);
+        let reaped = self.pager.reap(wait, &mut completions);
         for completion in completions.drain(..) {
             self.completed(completion);
         }
@@ -270,93 +235,53 @@ impl Session {
 
     /// Blocks until an event may have happened.
     fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
-        let alone = self.parked.is_empty() && self.held.is_empty();
-        if self.sleeps_deaf() {
+        if self.pager.is_full() || self.pager.is_deaf() {
             return self.poll(Wait::Block);
         }
-        if alone && self.queue.in_flight() > 0 {
+        if self.jobs.wait_for_io_only() && self.pager.in_flight() {
             let wait = match until {
                 Some(until) => Wait::AtMost(until.saturating_duration_since(Instant::now())),
                 None => Wait::Block,
             };
             return self.poll(wait);
         }
-        self.poll_all(until)
-    }
-
-    /// Checks whether the awaited event makes no descriptor readable.
-    fn sleeps_deaf(&self) -> bool {
-        !self.outgoing.is_empty() || self.queue.wait_fd().is_none() && self.queue.in_flight() > 0
+        self.sleep_on_all(until)
     }
 
     /// Blocks until a descriptor signals that an event may have happened.
-    fn poll_all(&mut self, until: Option<Instant>) -> Result<()> {
-        self.queue.kick()?;
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        let timeout = left.map(timespec);
-        match poll(
-            &mut [PollFd::new(&self.all, PollFlags::IN)],
-            timeout.as_ref(),
-        ) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(Error::from_io(&self.shared.info.name, e.into())),
+    fn sleep_on_all(&mut self, until: Option<Instant>) -> Result<()> {
+        self.pager.kick()?;
+        self.sleeper.sleep(until)
+    }
+
+    /// Waits at most `time` for I/O of the session or a wake-up, and processes it.
+    pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
+        self.poll(Wait::Poll)?;
+        let until = Instant::now().checked_add(time);
+        if self.pager.is_full() || self.pager.is_deaf() {
+            self.poll(Wait::Block)?;
+        } else {
+            self.sleep_on_all(until)?;
         }
+        self.poll(Wait::Poll)
     }
 
-    /// Computes the time until the next timed event: a delayed completion, or a retry for a frame.
-    fn next_due(&self) -> Option<Duration> {
-        let now = Instant::now();
-        let held = self
-            .held
-            .iter()
-            .map(|(at, _)| at.saturating_duration_since(now));
-        held.chain(self.starved.then_some(STARVED)).min()
-    }
-
-    fn arm_timer(&mut self) {
-        if self.held.is_empty() && !self.starved {
-            return;
-        }
-        // A zero value would disarm the timer.
-        let due = self
-            .next_due()
-            .unwrap_or(STARVED)
-            .max(Duration::from_nanos(1));
-        let setting = Itimerspec {
-            it_interval: timespec(Duration::ZERO),
-            it_value: timespec(due),
-        };
-        let flags = TimerfdTimerFlags::empty();
-        // Setting a valid timer cannot fail; it also makes the timer unreadable until it is due.
-        let _ = rustix::time::timerfd_settime(&self.timer, flags, &setting);
-    }
-
-    fn release_held(&mut self) {
-        if self.held.is_empty() {
+    fn release_delayed(&mut self) {
+        if !self.jobs.has_delayed() {
             return;
         }
         let now = Instant::now();
-        let mut index = 0;
-        while index < self.held.len() {
-            if self.held[index].0 <= now {
-                let (_, id) = self.held.swap_remove(index);
-                self.finish(id);
-            } else {
-                index += 1;
-            }
+        while let Some(id) = self.jobs.next_released(now) {
+            self.finish(id);
         }
-        // Makes the timer unreadable when no timed event is left.
-        let _ = rustix::io::read(&self.timer, &mut [0u8; 8]);
+        // The timer is armed again if a timed event is left.
+        self.sleeper.reset();
     }
 
     fn step_runnable(&mut self) {
-        while let Some(id) = self.runnable.pop() {
-            if self.jobs.get(id).is_none_or(|job| job.held) {
-                continue;
-            }
-            let mut job = self.jobs.take(id).expect("it is there");
-            let done = self.step(id, &mut job);
-            self.jobs.restore(id, job);
+        while let Some((id, mut task)) = self.jobs.take_runnable() {
+            let done = self.step(id, &mut task);
+            self.jobs.restore(id, task);
             if done {
                 self.job_done(id);
             }
@@ -367,25 +292,16 @@ impl Session {
     }
 
     /// Steps a job; returns whether it is done.
-    fn step(&mut self, id: usize, job: &mut Job) -> bool {
-        let mut work = std::mem::replace(&mut job.work, Work::Nothing);
-        let done = match &mut work {
-            Work::Nothing => true,
+    fn step(&mut self, id: usize, task: &mut Task) -> bool {
+        let job = &mut task.job;
+        let done = match &mut task.work {
             Work::Read(pages) => self.step_read(id, job, pages),
             Work::Write(write) => self.step_write(id, job, write),
             Work::Sync(sync) => self.step_sync(id, job, sync),
-            Work::Direct(through) => self.step_through(id, job, through),
-            Work::Truncate(cut) => self.step_cut(id, job, cut),
+            Work::Direct(direct) => self.step_direct(id, job, direct),
+            Work::Truncate(truncation) => self.step_truncate(id, job, truncation),
         };
-        job.work = work;
         done && job.in_flight == 0
-    }
-
-    /// Parks a job that waits for another session; the waker is already registered.
-    fn park(&mut self, id: usize) {
-        if !self.parked.contains(&id) {
-            self.parked.push(id);
-        }
     }
 
     /// Parks a job that waits for a frame. `true`: it has waited too long and has failed.
@@ -399,31 +315,33 @@ impl Session {
             job.fail(why);
             return true;
         }
-        self.shared.core.pool.waiters.register(&self.waker);
-        self.starved = true;
-        self.park(id);
+        self.shared.core.pool.waiters.register(&self.sleeper.waker);
+        self.jobs.park_starved(id);
         false
+    }
+
+    /// Counts the loads and the write-backs in flight, in runs of pages.
+    pub(crate) fn runs_in_flight(&self) -> (usize, usize) {
+        self.pager.runs()
     }
 
     /// Ends a job that has nothing left to do, now or, with too many dirty pages, after a delay.
     fn job_done(&mut self, id: usize) {
-        let job = self.jobs.get(id).expect("it was stepped just now");
-        if let Some(pages) = job.pages_written() {
+        let task = self.jobs.get(id).expect("it was stepped just now");
+        if let Some(pages) = task.pages_written() {
             let pause = self.shared.core.throttle(pages, &self.shared);
             if !pause.is_zero() {
                 let ms = pause.as_millis() as u64;
-                crate::stats::add(&job.open.counters.throttled_ms, ms);
-                self.held.push((Instant::now() + pause, id));
-                self.jobs.get_mut(id).expect("as above").held = true;
-                return;
+                crate::stats::add(&task.job.open.counters.throttled_ms, ms);
+                return self.jobs.delay(id, pause);
             }
         }
         self.finish(id);
     }
 
     fn finish(&mut self, id: usize) {
-        let job = self.jobs.remove(id).expect("a job ends once");
-        if job.tag.is_some() && matches!(job.work, Work::Read(_)) && job.open.vnode.drops_behind() {
+        let Task { job, work } = self.jobs.remove(id).expect("a job ends once");
+        if job.tag.is_some() && matches!(work, Work::Read(_)) && job.open.vnode.drops_behind() {
             job.open.vnode.drop_behind(job.offset, job.len);
         }
         let result = job.result();
@@ -457,79 +375,13 @@ fn read_hits(open: &mut OpenFile, offset: u64, bufs: &mut Bufs) -> u64 {
 impl Drop for Session {
     fn drop(&mut self) {
         // Parked jobs are abandoned; I/O in flight is waited for.
-        for id in std::mem::take(&mut self.parked) {
-            if let Some(job) = self.jobs.remove(id) {
-                job.abort();
-            }
-        }
-        while self.queue.in_flight() > 0 || !self.outgoing.is_empty() {
+        self.jobs.abort_parked();
+        while self.pager.is_busy() {
             if self.poll(Wait::Block).is_err() {
                 return;
             }
-            for id in std::mem::take(&mut self.parked) {
-                if let Some(job) = self.jobs.remove(id) {
-                    job.abort();
-                }
-            }
+            self.jobs.abort_parked();
         }
-    }
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec {
-        tv_sec: time.as_secs().min(i32::MAX as u64) as i64,
-        tv_nsec: i64::from(time.subsec_nanos()),
-    }
-}
-
-/// A slab: values with small integer keys that are reused.
-struct Slots<T> {
-    slots: Vec<Option<T>>,
-    free: Vec<usize>,
-}
-
-impl<T> Default for Slots<T> {
-    fn default() -> Self {
-        Slots {
-            slots: Vec::new(),
-            free: Vec::new(),
-        }
-    }
-}
-
-impl<T> Slots<T> {
-    fn insert(&mut self, thing: T) -> usize {
-        let id = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(None);
-            self.slots.len() - 1
-        });
-        self.slots[id] = Some(thing);
-        id
-    }
-
-    fn get(&self, id: usize) -> Option<&T> {
-        self.slots[id].as_ref()
-    }
-
-    fn get_mut(&mut self, id: usize) -> Option<&mut T> {
-        self.slots[id].as_mut()
-    }
-
-    /// Takes a value out temporarily; its key stays reserved.
-    fn take(&mut self, id: usize) -> Option<T> {
-        self.slots[id].take()
-    }
-
-    fn restore(&mut self, id: usize, thing: T) {
-        self.slots[id] = Some(thing);
-    }
-
-    fn remove(&mut self, id: usize) -> Option<T> {
-        let thing = self.slots[id].take();
-        if thing.is_some() {
-            self.free.push(id);
-        }
-        thing
     }
 }
 

@@ -1,8 +1,9 @@
 //! Blocking calls, on top of the queue.
 
 use super::direct::DirectIo;
-use super::job::{Job, Pages, Target, Work};
+use super::job::{Job, Pages, Target};
 use super::sync::SyncWork;
+use super::work::{Task, Work};
 use super::write::Write;
 use super::{PAGE, Session};
 use crate::latch::PageRef;
@@ -11,10 +12,9 @@ use crate::policy::Entry;
 use crate::tree::OpenState;
 use crate::window;
 use block::layer::{Layer, within};
-use block::{Bufs, Error, ErrorKind, Op, Result};
+use block::{Bufs, Error, ErrorKind, Op, Result, Wait};
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 impl Session {
     /// Reads from any byte `offset` on, and returns the number of bytes read, which is less than
@@ -38,9 +38,9 @@ impl Session {
                 let rest = &mut part[done..];
                 let (at, rest_len) = (rest.as_mut_ptr(), rest.len());
                 let from = offset + done as u64;
-                let work = |pages| Work::Read(Pages::of(pages));
-                let job = Job::of_memory(&open.state, from, at, rest_len, work);
-                self.run(Job { entry, ..job })?;
+                let job = Job::of_memory(&open.state, from, at, rest_len);
+                let work = Work::Read(Pages::of(job.pages()));
+                self.run(Job { entry, ..job }, work)?;
             }
             if open.vnode().drops_behind() {
                 open.vnode().drop_behind(offset, len as u64);
@@ -67,11 +67,10 @@ impl Session {
             return self.write_from_mapping(open, offset, data);
         }
         let at = data.as_ptr().cast_mut();
-        let vnode = Arc::clone(open.vnode());
         let entry = open.writes(offset, data.len() as u64);
-        let work = |pages| Work::Write(Write::new(&vnode, pages, false));
-        let job = Job::of_memory(&open.state, offset, at, data.len(), work);
-        self.run(Job { entry, ..job }).map(drop)
+        let job = Job::of_memory(&open.state, offset, at, data.len());
+        let work = Work::Write(Write::new(open.vnode(), job.pages(), false));
+        self.run(Job { entry, ..job }, work).map(drop)
     }
 
     /// Writes zeros, like [`Session::write`].
@@ -85,9 +84,9 @@ impl Session {
             offset,
             len,
             entry: Entry::Written,
-            ..Job::new(&open.state, Target::Nothing, work)
+            ..Job::new(&open.state, Target::Nothing)
         };
-        self.run(job).map(drop)
+        self.run(job, work).map(drop)
     }
 
     /// Makes everything written to the file so far durable.
@@ -98,15 +97,14 @@ impl Session {
     pub fn flush(&mut self, open: &mut OpenFile) -> Result<()> {
         let _here = within(Layer::Cache);
         let work = Work::Sync(SyncWork::whole_file(open.vnode()));
-        self.run(Job::new(&open.state, Target::Nothing, work))
-            .map(drop)
+        self.run_without_data(&open.state, work)
     }
 
     /// Makes a range of bytes durable, for the open file of a mapping.
     pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
         let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));
         let work = Work::Sync(SyncWork::range(&open.vnode, pages));
-        self.run(Job::new(open, Target::Nothing, work)).map(drop)
+        self.run_without_data(open, work)
     }
 
     /// Writes the dirty pages in a range of bytes to the pager, without flushing the pager.
@@ -117,8 +115,7 @@ impl Session {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
         let work = Work::Sync(SyncWork::pages(open.vnode(), pages, false));
-        self.run(Job::new(&open.state, Target::Nothing, work))
-            .map(drop)
+        self.run_without_data(&open.state, work)
     }
 
     /// Reads bypassing the cache. Offset and length must be multiples of the pager's block size.
@@ -127,12 +124,7 @@ impl Session {
     /// Those of the pager's read, or of writing back dirty pages in the range.
     pub fn read_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<Bufs> {
         let _here = within(Layer::Cache);
-        match self.run(Job::of_request(
-            &open.state,
-            None,
-            Op::Read { offset, bufs },
-            true,
-        ))? {
+        match self.run_op(open, Op::Read { offset, bufs }, true)? {
             Some(Op::Read { bufs, .. }) => Ok(bufs),
             _ => unreachable!("the same operation comes back"),
         }
@@ -148,7 +140,7 @@ impl Session {
         let end = offset + bufs.total_len() as u64;
         let fua = false;
         let op = Op::Write { offset, bufs, fua };
-        self.run(Job::of_request(&open.state, None, op, true))?;
+        self.run_op(open, op, true)?;
         open.vnode().extend(end);
         Ok(())
     }
@@ -166,8 +158,7 @@ impl Session {
             return Ok(());
         }
         let work = Work::Truncate(super::truncate::Truncation::to(size));
-        self.run(Job::new(&open.state, Target::Nothing, work))
-            .map(drop)
+        self.run_without_data(&open.state, work)
     }
 
     /// Makes a range of bytes read as zeros; whole pages of it are zeroed by the pager, which may
@@ -195,8 +186,7 @@ impl Session {
             fua: false,
             unmap: true,
         };
-        self.run(Job::of_request(&open.state, None, op, false))
-            .map(drop)
+        self.run_op(open, op, false).map(drop)
     }
 
     /// Drops the pages of a range of bytes, because the data in the pager was changed by other
@@ -208,8 +198,7 @@ impl Session {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
         let work = Work::Direct(DirectIo::change(pages));
-        self.run(Job::new(&open.state, Target::Nothing, work))
-            .map(drop)
+        self.run_without_data(&open.state, work)
     }
 
     /// Asks the background thread to load a range of bytes.
@@ -284,22 +273,31 @@ impl Session {
         let job = Job {
             offset: pages.start * PAGE,
             len: (pages.end - pages.start) * PAGE,
-            ..Job::new(&open.state, Target::Nothing, Work::Read(Pages::of(pages)))
+            ..Job::new(&open.state, Target::Nothing)
         };
-        self.run(job).map(drop)
+        self.run(job, Work::Read(Pages::of(pages))).map(drop)
+    }
+
+    /// Runs an operation to its end, and returns it. `direct`: it bypasses the cache.
+    fn run_op(&mut self, open: &OpenFile, op: Op, direct: bool) -> Result<Option<Op>> {
+        let work = Work::of(&op, open.vnode(), direct);
+        self.run(Job::of_request(&open.state, None, op), work)
+    }
+
+    fn run_without_data(&mut self, open: &Arc<OpenState>, work: Work) -> Result<()> {
+        self.run(Job::new(open, Target::Nothing), work).map(drop)
     }
 
     /// Runs the job of a blocking caller to its end, and returns its operation.
-    fn run(&mut self, job: Job) -> Result<Option<Op>> {
-        let id = self.jobs.insert(job);
-        self.runnable.push(id);
+    fn run(&mut self, job: Job, work: Work) -> Result<Option<Op>> {
+        self.jobs.add(Task { job, work });
         self.outcome = None;
         self.step_runnable();
         loop {
             if let Some(outcome) = self.outcome.take() {
                 return outcome;
             }
-            let mut turned = self.poll(block::Wait::Poll);
+            let mut turned = self.poll(Wait::Poll);
             if turned.is_ok() && self.outcome.is_none() {
                 turned = self.sleep(None);
             }
@@ -309,17 +307,5 @@ impl Session {
                 return self.outcome.take().unwrap_or(Err(error));
             }
         }
-    }
-
-    /// Waits at most `time` for I/O of the session or a wake-up, and processes it.
-    pub(crate) fn idle(&mut self, time: Duration) -> Result<()> {
-        self.poll(block::Wait::Poll)?;
-        let until = std::time::Instant::now().checked_add(time);
-        if self.sleeps_deaf() {
-            self.sleep(until)?;
-        } else {
-            self.poll_all(until)?;
-        }
-        self.poll(block::Wait::Poll)
     }
 }

@@ -64,57 +64,52 @@ impl DirectIo {
 }
 
 impl Session {
-    pub(super) fn step_through(
-        &mut self,
-        id: usize,
-        job: &mut Job,
-        through: &mut DirectIo,
-    ) -> bool {
+    pub(super) fn step_direct(&mut self, id: usize, job: &mut Job, direct: &mut DirectIo) -> bool {
         let vnode = Arc::clone(&job.open.vnode);
         loop {
             if job.error.is_some() && job.in_flight == 0 {
-                through.phase = Phase::Done;
+                direct.phase = Phase::Done;
             }
-            match &mut through.phase {
+            match &mut direct.phase {
                 Phase::Begin => {
-                    if through.changes && !through.pages.is_empty() {
-                        vnode.ranges.lock(through.pages.clone());
-                        through.locked = true;
+                    if direct.changes && !direct.pages.is_empty() {
+                        vnode.ranges.lock(direct.pages.clone());
+                        direct.locked = true;
                     }
-                    through.phase =
-                        Phase::Sync(SyncWork::pages(&vnode, through.pages.clone(), false));
+                    direct.phase =
+                        Phase::Sync(SyncWork::pages(&vnode, direct.pages.clone(), false));
                 }
                 Phase::Sync(sync) => {
                     if !self.step_sync(id, job, sync) {
                         return false;
                     }
-                    through.phase = match (job.error.is_some(), through.changes) {
+                    direct.phase = match (job.error.is_some(), direct.changes) {
                         (true, _) => Phase::Done,
                         (false, true) => Phase::Drop,
-                        (false, false) => self.send_through(id, job),
+                        (false, false) => self.send_direct(id, job),
                     };
                 }
-                Phase::Drop => match self.drop_range(id, &vnode, &through.pages, false) {
-                    Dropped::All => through.phase = self.send_through(id, job),
+                Phase::Drop => match self.drop_range(id, &vnode, &direct.pages, false) {
+                    Dropped::All => direct.phase = self.send_direct(id, job),
                     Dropped::Later => return false,
                     Dropped::Dirty => {
-                        let sync = SyncWork::pages(&vnode, through.pages.clone(), false);
-                        through.phase = Phase::Sync(sync);
+                        let sync = SyncWork::pages(&vnode, direct.pages.clone(), false);
+                        direct.phase = Phase::Sync(sync);
                     }
                     Dropped::Leased => {
                         let detail = "the range has leased pages, which cannot be replaced";
                         job.fail(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
-                        through.phase = Phase::Done;
+                        direct.phase = Phase::Done;
                     }
                 },
                 Phase::Sent => {
                     if job.in_flight > 0 {
                         return false;
                     }
-                    through.phase = Phase::Done;
+                    direct.phase = Phase::Done;
                 }
                 Phase::Done => {
-                    through.unlock(&vnode);
+                    direct.unlock(&vnode);
                     return true;
                 }
             }
@@ -122,7 +117,7 @@ impl Session {
     }
 
     /// Submits the request itself.
-    fn send_through(&mut self, id: usize, job: &mut Job) -> Phase {
+    fn send_direct(&mut self, id: usize, job: &mut Job) -> Phase {
         let Target::Op(op) = std::mem::replace(&mut job.target, Target::Nothing) else {
             return Phase::Done;
         };
@@ -132,7 +127,7 @@ impl Session {
             _ => {}
         }
         job.in_flight += 1;
-        self.submit_below(job.open.vnode.file(), Io::Direct(id), op);
+        self.pager.submit(job.open.vnode.file(), Io::Direct(id), op);
         Phase::Sent
     }
 
@@ -157,7 +152,7 @@ impl Session {
                     Dropped::All => {}
                     Dropped::Leased => return Dropped::Leased,
                     Dropped::Later => {
-                        self.park(id);
+                        self.jobs.park(id);
                         dropped = Dropped::Later;
                     }
                     Dropped::Dirty if dropped == Dropped::All => dropped = Dropped::Dirty,
@@ -191,7 +186,7 @@ impl Session {
             };
             if latch.is_in_writeback() {
                 drop(latch);
-                vnode.written.register(&self.waker);
+                vnode.written.register(&self.sleeper.waker);
                 if leaf.writeback() & 1 << index != 0 {
                     return Dropped::Later;
                 }

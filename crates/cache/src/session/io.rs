@@ -1,15 +1,14 @@
-//! I/O on the pager: requests in flight, and the handling of their completions.
+//! I/O on the pager: requests in flight and their buffers.
 
-use super::Session;
-use super::job::Target;
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::LeafAt;
-use crate::pager::FileId;
-use crate::policy::Entry;
-use crate::policy::FrameNo;
+use crate::pager::{FileId, PagerQueue};
+use crate::policy::{Entry, FrameNo};
 use crate::tree::{OpenState, Vnode};
-use block::{Buf, Bufs, Completion, Error, Op, Request, Result};
+use block::{Buf, Bufs, Completion, Op, Request, Result, Wait};
+use slab::Slab;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -50,9 +49,28 @@ pub(super) struct Store {
     pub(super) started: Instant,
 }
 
-impl Session {
+/// A session's queue to the pager, and the requests in flight.
+pub(super) struct PagerLink {
+    queue: Box<dyn PagerQueue>,
+    ios: Slab<Io>,
+    /// Requests that the queue had no room for.
+    outgoing: VecDeque<(FileId, Request)>,
+    /// A request was submitted to the queue since the last reap.
+    sent: bool,
+}
+
+impl PagerLink {
+    pub(super) fn new(queue: Box<dyn PagerQueue>) -> PagerLink {
+        PagerLink {
+            queue,
+            ios: Slab::new(),
+            outgoing: VecDeque::new(),
+            sent: false,
+        }
+    }
+
     /// Submits an operation, or queues it until there is room.
-    pub(super) fn submit_below(&mut self, file: FileId, io: Io, op: Op) {
+    pub(super) fn submit(&mut self, file: FileId, io: Io, op: Op) {
         let tag = self.ios.insert(io) as u64;
         self.outgoing.push_back((file, Request { tag, op }));
         self.send();
@@ -69,88 +87,70 @@ impl Session {
         }
     }
 
+    /// Checks whether a request was submitted since the last reap.
+    pub(super) fn has_sent(&self) -> bool {
+        self.sent
+    }
+
+    pub(super) fn kick(&mut self) -> Result<()> {
+        self.queue.kick()
+    }
+
+    /// Submits queued requests, then reaps.
+    pub(super) fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
+        self.send();
+        self.sent = false;
+        self.queue.reap(wait, done)
+    }
+
+    /// Ends the request of a completion.
+    pub(super) fn end(&mut self, tag: u64) -> Io {
+        self.ios.remove(tag as usize)
+    }
+
+    /// Ends all requests, after a fatal error of the queue: no completion will follow.
+    pub(super) fn end_all(&mut self) -> Slab<Io> {
+        self.outgoing.clear();
+        std::mem::take(&mut self.ios)
+    }
+
+    /// Checks whether the queue has requests to complete.
+    pub(super) fn in_flight(&self) -> bool {
+        self.queue.in_flight() > 0
+    }
+
+    /// Checks whether requests are in flight or queued.
+    pub(super) fn is_busy(&self) -> bool {
+        self.in_flight() || !self.outgoing.is_empty()
+    }
+
+    /// Checks whether completions make no descriptor readable.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.queue.wait_fd().is_none() && self.in_flight()
+    }
+
+    /// Checks whether a request waits for room in the queue, which makes no descriptor readable.
+    pub(super) fn is_full(&self) -> bool {
+        !self.outgoing.is_empty()
+    }
+
     /// Counts the pages that are being loaded.
     pub(super) fn pages_under_way(&self) -> u64 {
-        let pages = |io: &Io| match io {
+        let pages = |(_, io): (usize, &Io)| match io {
             Io::Load(load) => load.pages.len() as u64,
             _ => 0,
         };
-        self.ios.slots.iter().flatten().map(pages).sum()
+        self.ios.iter().map(pages).sum()
     }
 
     /// Counts the loads and the write-backs in flight, in runs of pages.
-    pub(crate) fn runs_in_flight(&self) -> (usize, usize) {
-        let ios = self.ios.slots.iter().flatten();
-        ios.fold((0, 0), |(loads, stores), io| match io {
+    pub(super) fn runs(&self) -> (usize, usize) {
+        let ios = self.ios.iter();
+        ios.fold((0, 0), |(loads, stores), (_, io)| match io {
             Io::Load(_) => (loads + 1, stores),
             Io::Store(_) => (loads, stores + 1),
             _ => (loads, stores),
         })
-    }
-
-    pub(super) fn completed(&mut self, completion: Completion) {
-        let Completion { tag, op, result } = completion;
-        let io = self.ios.remove(tag as usize);
-        match io.expect("each tag below stands for one I/O") {
-            Io::Load(load) => {
-                if cfg!(evfs_tsan) && result.is_ok() {
-                    fill_frames(&self.shared.core.pool, &load.pages, &op);
-                }
-                // The buffers release the frames before any other thread may read them.
-                drop(op);
-                self.loaded(load, result);
-            }
-            Io::Store(store) => {
-                drop(op);
-                self.stored(store, result);
-            }
-            Io::Flush(id, vnode) => self.flushed(id, &vnode, result),
-            Io::FlushBehind(vnodes) => self.flushed_behind(&vnodes, &result),
-            Io::Direct(id) => {
-                let job = self.jobs.get_mut(id).expect("it waits for this");
-                job.in_flight -= 1;
-                job.target = Target::Op(op);
-                if let Err(error) = result {
-                    job.fail(error);
-                }
-                self.runnable.push(id);
-            }
-        }
-    }
-
-    /// Records the end of a job's I/O.
-    pub(super) fn job_io_done(&mut self, id: Option<usize>, result: Result<()>) {
-        let Some(id) = id else { return };
-        let Some(job) = self.jobs.get_mut(id) else {
-            return;
-        };
-        job.in_flight -= 1;
-        if let Err(error) = result {
-            job.fail(error);
-        }
-        self.runnable.push(id);
-    }
-
-    /// Fails all I/O and jobs after a fatal error of the pager's queue: no completion will follow.
-    /// The frames are not reused, because the device may still write to them.
-    pub(super) fn fail_everything(&mut self, error: &Error) {
-        self.outgoing.clear();
-        for id in 0..self.ios.slots.len() {
-            match self.ios.remove(id) {
-                Some(Io::Load(load)) => self.load_lost(load, error),
-                Some(Io::Store(store)) => self.store_lost(store, error),
-                Some(Io::Flush(job, vnode)) => self.flushed(job, &vnode, Err(error.clone())),
-                Some(Io::Direct(job)) => self.job_io_done(Some(job), Err(error.clone())),
-                Some(Io::FlushBehind(vnodes)) => self.flushed_behind(&vnodes, &Err(error.clone())),
-                None => {}
-            }
-        }
-        let jobs = (0..self.jobs.slots.len()).filter(|id| self.jobs.slots[*id].is_some());
-        for id in jobs.collect::<Vec<_>>() {
-            let job = self.jobs.get_mut(id).expect("it is there");
-            job.fail(error.clone());
-            self.runnable.push(id);
-        }
     }
 }
 
@@ -171,7 +171,8 @@ pub(super) unsafe fn bufs_to_fill(pool: &Arc<Pool>, pages: &[(LeafAt, FrameNo)])
     unsafe { bufs_over(pool, pages) }
 }
 
-fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
+/// Copies data from separate buffers into frames, under a race checker.
+pub(super) fn fill_frames(pool: &Pool, pages: &[(LeafAt, FrameNo)], op: &Op) {
     let Op::Read { bufs, .. } = op else { return };
     let bytes = bufs.iter().flat_map(|buf| buf.chunks(PAGE_BYTES));
     for ((_, frame), page) in pages.iter().zip(bytes) {

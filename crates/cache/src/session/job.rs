@@ -1,10 +1,6 @@
 //! A job: one request in progress in a session.
 
 use super::PAGE;
-use super::direct::DirectIo;
-use super::sync::SyncWork;
-use super::truncate::Truncation;
-use super::write::Write;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::open::pages_of;
@@ -25,28 +21,17 @@ pub(super) struct Job {
     /// First byte in the file, and length in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
-    pub(super) work: Work,
     /// How the policy is to classify pages that this job loads or creates.
     pub(super) entry: Entry,
     /// Number of the job's I/Os in flight.
     pub(super) in_flight: usize,
     pub(super) error: Option<Error>,
     /// The job is done and its completion is delayed.
-    pub(super) held: bool,
+    pub(super) delayed: bool,
     /// Since when the job has been waiting for a frame.
     pub(super) starved_since: Option<Instant>,
     /// Number of failed loads of the vnode when the job was created.
     pub(super) failed_loads: u64,
-}
-
-/// Remaining work of a job.
-pub(super) enum Work {
-    Nothing,
-    Read(Pages),
-    Write(Write),
-    Sync(SyncWork),
-    Direct(DirectIo),
-    Truncate(Truncation),
 }
 
 /// Source or destination of a job's data.
@@ -87,56 +72,45 @@ impl Pages {
 }
 
 impl Job {
-    pub(super) fn new(open: &Arc<OpenState>, target: Target, work: Work) -> Job {
+    pub(super) fn new(open: &Arc<OpenState>, target: Target) -> Job {
         Job {
             tag: None,
             open: Arc::clone(open),
             target,
             offset: 0,
             len: 0,
-            work,
             entry: Entry::Read,
             in_flight: 0,
             error: None,
-            held: false,
+            delayed: false,
             starved_since: None,
             failed_loads: open.vnode.failed_loads(),
         }
     }
 
-    /// Creates the job of a submitted request.
-    pub(super) fn of_request(open: &Arc<OpenState>, tag: Option<u64>, op: Op, direct: bool) -> Job {
+    /// Creates the job of a request.
+    pub(super) fn of_request(open: &Arc<OpenState>, tag: Option<u64>, op: Op) -> Job {
         let (offset, len) = op.range().unwrap_or((0, 0));
-        let pages = pages_of(offset, len);
-        let work = match &op {
-            Op::Flush => Work::Sync(SyncWork::whole_file(&open.vnode)),
-            Op::Read { .. } if direct => Work::Direct(DirectIo::read(pages)),
-            Op::Write { .. } if direct => Work::Direct(DirectIo::change(pages)),
-            Op::Discard { .. } | Op::WriteZeroes { .. } => Work::Direct(DirectIo::change(pages)),
-            Op::Read { .. } => Work::Read(Pages::of(pages)),
-            Op::Write { fua, .. } => Work::Write(Write::new(&open.vnode, pages, *fua)),
-        };
         Job {
             tag,
             offset,
             len,
-            ..Job::new(open, Target::Op(op), work)
+            ..Job::new(open, Target::Op(op))
         }
     }
 
     /// Creates the job of a blocking caller, on its memory.
-    pub(super) fn of_memory(
-        open: &Arc<OpenState>,
-        offset: u64,
-        at: *mut u8,
-        len: usize,
-        work: impl FnOnce(Range<u64>) -> Work,
-    ) -> Job {
+    pub(super) fn of_memory(open: &Arc<OpenState>, offset: u64, at: *mut u8, len: usize) -> Job {
         Job {
             offset,
             len: len as u64,
-            ..Job::new(open, Target::Memory(at), work(pages_of(offset, len as u64)))
+            ..Job::new(open, Target::Memory(at))
         }
+    }
+
+    /// Computes the pages that the job's bytes touch.
+    pub(super) fn pages(&self) -> Range<u64> {
+        pages_of(self.offset, self.len)
     }
 
     pub(super) fn fail(&mut self, error: Error) {
@@ -146,16 +120,6 @@ impl Job {
     /// Returns the first error of the job, if it has failed.
     pub(super) fn result(&self) -> Result<()> {
         self.error.clone().map_or(Ok(()), Err)
-    }
-
-    /// Returns the number of pages that a finished write has made dirty.
-    pub(super) fn pages_written(&self) -> Option<usize> {
-        match &self.work {
-            Work::Write(write) if !write.is_durable() => {
-                Some(pages_of(self.offset, self.len).count())
-            }
-            _ => None,
-        }
     }
 
     /// Computes the part of a page that the job covers: first byte in the page, and length.
@@ -211,16 +175,6 @@ impl Job {
             Target::Memory(base) => parts_of_memory(*base, at, len, each),
             // SAFETY: as above.
             Target::Op(_) | Target::Nothing => unsafe { copy::zero_page(to, len) },
-        }
-    }
-
-    /// Releases the job's range locks, because the session is dropped before the job is done.
-    pub(super) fn abort(self) {
-        if let Work::Direct(through) = &self.work {
-            through.abort(&self.open.vnode);
-        }
-        if let Work::Truncate(cut) = &self.work {
-            cut.abort(&self.open.vnode);
         }
     }
 }

@@ -1,7 +1,6 @@
 //! Loading pages.
 
 use super::io::{Io, Load, bufs_to_fill};
-use super::job::{Job, Work};
 use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
@@ -91,7 +90,7 @@ impl Session {
             offset: first * PAGE,
             bufs,
         };
-        self.submit_below(vnode.file(), Io::Load(load), op);
+        self.pager.submit(vnode.file(), Io::Load(load), op);
         LoadStart::Pages(count)
     }
 
@@ -104,7 +103,7 @@ impl Session {
     ) {
         let core = &self.shared.core;
         let many = pages.end.saturating_sub(pages.start);
-        if core.pool.waiters.any() || !core.may_read_ahead(many, self.pages_under_way()) {
+        if core.pool.waiters.any() || !core.may_read_ahead(many, self.pager.pages_under_way()) {
             return;
         }
         self.near = near;
@@ -124,10 +123,10 @@ impl Session {
 
     /// Parks a job until a page of a locked range may be loaded. `false`: it may be already.
     pub(super) fn waits_for_range(&mut self, id: usize, vnode: &Vnode, page: u64) -> bool {
-        vnode.ranges.wait(&self.waker);
+        vnode.ranges.wait(&self.sleeper.waker);
         let locked = !vnode.ranges.admits(page);
         if locked {
-            self.park(id);
+            self.jobs.park(id);
         }
         locked
     }
@@ -205,9 +204,9 @@ impl Session {
     pub(super) fn loaded(&mut self, load: Load, result: Result<()>) {
         if let Err(error) = &result {
             self.give_up_load(&load, error, true);
-            return self.job_io_done(load.job, result);
+            return self.jobs.io_done(load.job, result);
         }
-        let mut job = load.job.and_then(|id| self.jobs.take(id));
+        let mut task = load.job.and_then(|id| self.jobs.take(id));
         let vnode = &load.open.vnode;
         let pool = &self.shared.core.pool;
         let mut dirty = false;
@@ -218,11 +217,11 @@ impl Session {
                 // SAFETY: the session is loading the page, so it alone uses the frame.
                 unsafe { copy::zero_page(data.as_ptr().add(keep), PAGE_BYTES - keep) };
             }
-            if let Some(job) = &mut job
-                && apply(job, page, data)
+            if let Some(task) = &mut task
+                && task.apply(page, data)
             {
                 dirty = true;
-                vnode.extend(job.end_in(page));
+                vnode.extend(task.job.end_in(page));
             }
         }
         let keyed = load
@@ -256,11 +255,11 @@ impl Session {
         if vnode.is_dead() {
             vnode.drop_dead(range);
         }
-        if let (Some(id), Some(job)) = (load.job, job) {
+        if let (Some(id), Some(task)) = (load.job, task) {
             add(&load.open.counters.misses, load.pages.len() as u64);
-            self.jobs.restore(id, job);
+            self.jobs.restore(id, task);
         }
-        self.job_io_done(load.job, result);
+        self.jobs.io_done(load.job, result);
     }
 
     /// Aborts the load of a run that failed.
@@ -283,7 +282,7 @@ impl Session {
 
     pub(super) fn load_lost(&mut self, load: Load, error: &Error) {
         self.give_up_load(&load, error, false);
-        self.job_io_done(load.job, Err(error.clone()));
+        self.jobs.io_done(load.job, Err(error.clone()));
     }
 
     pub(super) fn wake_loads(&self, word: &crate::page_state::PageState) {
@@ -301,7 +300,7 @@ impl Session {
             .core
             .loads
             .of(std::ptr::from_ref(word) as usize)
-            .register(&self.waker);
+            .register(&self.sleeper.waker);
         word.await_load(word.load())
     }
 
@@ -312,21 +311,6 @@ impl Session {
             &self.shared.info.name,
             "the file was removed",
         )
-    }
-}
-
-/// Applies the job to a page that was loaded for it; returns whether the page changed.
-fn apply(job: &mut Job, page: u64, data: std::ptr::NonNull<u8>) -> bool {
-    match job.work {
-        Work::Read(_) => {
-            job.copy_out(page, data);
-            false
-        }
-        Work::Write(_) => {
-            job.take(page, data);
-            true
-        }
-        _ => false,
     }
 }
 

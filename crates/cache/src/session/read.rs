@@ -66,7 +66,7 @@ impl Session {
                 Lookup::Loading => {
                     if self.await_load(vnode, page) {
                         add(&open.counters.joins, 1);
-                        self.park(id);
+                        self.jobs.park(id);
                         return ReadProgress::Later;
                     }
                 }

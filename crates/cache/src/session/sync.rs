@@ -128,8 +128,8 @@ impl Session {
         if !sync.leaves.is_empty() {
             self.send_dirty(id, job, sync, &vnode);
             if !sync.leaves.is_empty() && job.in_flight < STORES_MAX {
-                vnode.written.register(&self.waker);
-                self.park(id);
+                vnode.written.register(&self.sleeper.waker);
+                self.jobs.park(id);
                 let starved = self.send_dirty(id, job, sync, &vnode);
                 if starved && self.park_for_frame(id, job) {
                     sync.leaves.clear();
@@ -149,7 +149,7 @@ impl Session {
                     sync.flush = Flush::Sent;
                     job.in_flight += 1;
                     let io = Io::Flush(id, Arc::clone(&vnode));
-                    self.submit_below(vnode.file(), io, Op::Flush);
+                    self.pager.submit(vnode.file(), io, Op::Flush);
                     false
                 }
                 Turn::Wait => false,
@@ -179,8 +179,8 @@ impl Session {
         if !matches!(turn, Turn::Wait) {
             return turn;
         }
-        vnode.written.register(&self.waker);
-        self.park(id);
+        vnode.written.register(&self.sleeper.waker);
+        self.jobs.park(id);
         vnode.flushes.next_step(number)
     }
 
@@ -188,7 +188,7 @@ impl Session {
     pub(super) fn flushed(&mut self, id: usize, vnode: &Vnode, result: Result<()>) {
         vnode.flushes.ended(&result);
         vnode.written.wake_all();
-        self.job_io_done(Some(id), result);
+        self.jobs.io_done(Some(id), result);
     }
 
     /// Submits the writes that are possible now, and drops completed pages from the work list.
@@ -311,7 +311,7 @@ impl Session {
             durable,
             started: Instant::now(),
         };
-        self.submit_below(vnode.file(), Io::Store(store), op);
+        self.pager.submit(vnode.file(), Io::Store(store), op);
     }
 
     /// Starts background write-back of dirty pages of some leaves, and returns the number of pages.
@@ -387,7 +387,7 @@ impl Session {
             self.shared.background.unflushed(vnode.number());
             return;
         }
-        self.submit_below(file, Io::FlushBehind(vnodes), Op::Flush);
+        self.pager.submit(file, Io::FlushBehind(vnodes), Op::Flush);
     }
 
     pub(super) fn flushed_behind(&self, vnodes: &[Arc<Vnode>], result: &Result<()>) {
@@ -416,7 +416,7 @@ impl Session {
         }
         self.arrived(&store, good);
         self.note_store(vnode, &result);
-        self.job_io_done(store.job, result);
+        self.jobs.io_done(store.job, result);
     }
 
     /// Ends write-back of the pages of a run.
@@ -463,7 +463,7 @@ impl Session {
         // The device may still read the frames, which is harmless: they are not written.
         self.arrived(&store, false);
         self.note_store(&store.vnode, &result);
-        self.job_io_done(store.job, result);
+        self.jobs.io_done(store.job, result);
     }
 }
 

@@ -53,25 +53,30 @@ impl Truncation {
 }
 
 impl Session {
-    pub(super) fn step_cut(&mut self, id: usize, job: &mut Job, cut: &mut Truncation) -> bool {
+    pub(super) fn step_truncate(
+        &mut self,
+        id: usize,
+        job: &mut Job,
+        truncation: &mut Truncation,
+    ) -> bool {
         let vnode = Arc::clone(&job.open.vnode);
         if job.in_flight > 0 {
             return false;
         }
-        if !cut.locked {
-            vnode.ranges.lock(cut.pages());
-            cut.locked = true;
+        if !truncation.locked {
+            vnode.ranges.lock(truncation.pages());
+            truncation.locked = true;
         }
-        if job.error.is_none() && !cut.dropped {
-            if self.drop_range(id, &vnode, &cut.pages(), true) == Dropped::Later {
+        if job.error.is_none() && !truncation.dropped {
+            if self.drop_range(id, &vnode, &truncation.pages(), true) == Dropped::Later {
                 return false;
             }
-            cut.dropped = true;
+            truncation.dropped = true;
         }
-        if job.error.is_none() && !self.cut_last_page(id, job, cut, &vnode) {
+        if job.error.is_none() && !self.cut_last_page(id, job, truncation, &vnode) {
             return false;
         }
-        cut.unlock(&vnode);
+        truncation.unlock(&vnode);
         true
     }
 
@@ -80,15 +85,15 @@ impl Session {
         &mut self,
         id: usize,
         job: &mut Job,
-        cut: &mut Truncation,
+        truncation: &mut Truncation,
         vnode: &Arc<Vnode>,
     ) -> bool {
-        let (page, keep) = (cut.size / PAGE, (cut.size % PAGE) as usize);
-        if keep == 0 || cut.size >= vnode.size() {
-            vnode.shrink(cut.size);
+        let (page, keep) = (truncation.size / PAGE, (truncation.size % PAGE) as usize);
+        if keep == 0 || truncation.size >= vnode.size() {
+            vnode.shrink(truncation.size);
             return true;
         }
-        if !std::mem::replace(&mut cut.announced, true) {
+        if !std::mem::replace(&mut truncation.announced, true) {
             let bytes = page * PAGE..(page + 1) * PAGE;
             if let Err(error) = vnode.shared().pager.will_write(vnode.file(), bytes) {
                 job.fail(error);
@@ -111,11 +116,11 @@ impl Session {
                     copy::zero_page(end, PAGE as usize - keep);
                 }
                 latch.mark_dirty();
-                vnode.shrink(cut.size);
+                vnode.shrink(truncation.size);
                 return true;
             }
             if self.await_load(vnode, page) {
-                self.park(id);
+                self.jobs.park(id);
                 return false;
             }
             let open = Arc::clone(&job.open);

@@ -185,7 +185,7 @@ impl Session {
             }
             if self.await_load(vnode, page) {
                 add(&open.counters.joins, 1);
-                self.park(id);
+                self.jobs.park(id);
                 return WriteProgress::Later;
             }
             if let Err(error) = announce(vnode, write) {
