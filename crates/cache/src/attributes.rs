@@ -1,6 +1,8 @@
 //! Per-file attributes that override the settings of the cache.
 
 use crate::tunables::{Error, ErrorKind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Attributes of one file, common to all of its open files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -123,6 +125,69 @@ impl Attributes {
             }
         }
         Some(())
+    }
+}
+
+/// The attributes of a file that is in use. Those that every access needs are read without a lock.
+#[derive(Default)]
+pub(crate) struct SharedAttributes {
+    all: Mutex<Attributes>,
+    /// The bits [`NO_READ_AHEAD`] to [`LARGE_PAGE`].
+    quick: AtomicU8,
+}
+
+const NO_READ_AHEAD: u8 = 1;
+const NO_CACHE: u8 = 2;
+/// The file has its own flush-behind policy, in the two bits above.
+const FLUSH_BEHIND: u8 = 4;
+const FLUSH_BEHIND_SHIFT: u32 = 3;
+const LARGE_PAGE: u8 = 32;
+
+impl SharedAttributes {
+    pub(crate) fn get(&self) -> Attributes {
+        *self.all.lock().expect("no panic under this lock")
+    }
+
+    pub(crate) fn set(&self, attributes: Attributes) {
+        let mut all = self.all.lock().expect("no panic under this lock");
+        *all = attributes;
+        let mut quick = 0;
+        if attributes.no_read_ahead {
+            quick |= NO_READ_AHEAD;
+        }
+        if attributes.no_cache {
+            quick |= NO_CACHE;
+        }
+        if attributes.large_page {
+            quick |= LARGE_PAGE;
+        }
+        if let Some(policy) = attributes.flush_behind {
+            quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
+        }
+        self.quick.store(quick, Relaxed);
+    }
+
+    /// Checks whether pages may be read ahead.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.quick.load(Relaxed) & NO_READ_AHEAD == 0
+    }
+
+    /// Checks whether pages are loaded in whole clusters.
+    pub(crate) fn has_large_pages(&self) -> bool {
+        self.quick.load(Relaxed) & LARGE_PAGE != 0
+    }
+
+    /// Checks whether pages are dropped after use.
+    #[inline]
+    pub(crate) fn drops_behind(&self) -> bool {
+        self.quick.load(Relaxed) & NO_CACHE != 0
+    }
+
+    /// Returns the file's own flush-behind policy, if it has one.
+    pub(crate) fn flush_behind(&self) -> Option<FlushBehind> {
+        let quick = self.quick.load(Relaxed);
+        let own = quick & FLUSH_BEHIND != 0;
+        own.then(|| FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT & 3))
     }
 }
 

@@ -159,7 +159,7 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
             jobs.dirty.set_since(number, oldest);
             continue;
         }
-        if !vnode.may_retry() {
+        if !vnode.write_back.may_retry() {
             continue;
         }
         let due = |number_at: &(u64, LeafAt)| {

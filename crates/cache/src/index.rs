@@ -81,6 +81,11 @@ impl Index {
         }
     }
 
+    /// Returns the number of the vnode.
+    pub fn vnode(&self) -> u64 {
+        self.vnode
+    }
+
     /// Finds the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
     pub fn guess(&self, number: u64) -> Option<LeafAt> {

@@ -227,7 +227,11 @@ impl<'a> Latch<'a> {
     /// Records a use of the page.
     pub(crate) fn note_use(&mut self) {
         if self.snap.is_ahead() {
-            self.vnode.gone.read_ahead_used.fetch_add(1, Relaxed);
+            self.vnode
+                .opens
+                .closed
+                .read_ahead_used
+                .fetch_add(1, Relaxed);
         }
         self.snap = self.snap.used();
     }
@@ -300,7 +304,7 @@ impl<'a> Latch<'a> {
             pool.abandon(FrameNo(frame));
         }
         let wasted = u64::from(self.snap.is_ahead());
-        self.vnode.gone.left(reason, 1, wasted);
+        self.vnode.opens.closed.left(reason, 1, wasted);
         self.vnode.index().release(self.page / LEAF_PAGES, self.at);
         std::mem::forget(self);
     }

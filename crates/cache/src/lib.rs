@@ -50,8 +50,10 @@ mod config;
 mod copy;
 mod device;
 mod device_pager;
+mod dirty_leaves;
 mod dirty_vnodes;
 mod errors;
+mod failed_loads;
 mod faults;
 mod flushes;
 mod frames;
@@ -81,6 +83,7 @@ pub mod tunables;
 mod volume;
 mod wait;
 pub mod window;
+mod write_back;
 
 pub use attributes::{ATTRIBUTES, Attributes, FlushBehind};
 pub use config::{Config, MakePolicy};

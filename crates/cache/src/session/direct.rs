@@ -186,7 +186,7 @@ impl Session {
             };
             if latch.is_in_writeback() {
                 drop(latch);
-                vnode.written.register(&self.sleeper.waker);
+                vnode.write_back.waiters.register(&self.sleeper.waker);
                 if leaf.writeback() & 1 << index != 0 {
                     return Dropped::Later;
                 }

@@ -84,7 +84,7 @@ impl Job {
             error: None,
             delayed: false,
             starved_since: None,
-            failed_loads: open.vnode.failed_loads(),
+            failed_loads: open.vnode.failed_loads.count(),
         }
     }
 

@@ -266,7 +266,7 @@ impl Session {
     fn give_up_load(&self, load: &Load, error: &Error, frames_are_ours: bool) {
         let vnode = &load.open.vnode;
         let range = load.first..load.first + load.pages.len() as u64;
-        vnode.load_failed(range.clone(), error.clone());
+        vnode.failed_loads.record(range.clone(), error.clone());
         for (page, (at, _)) in range.zip(&load.pages) {
             let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
             if word.abort_load() {

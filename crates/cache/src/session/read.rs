@@ -75,7 +75,7 @@ impl Session {
                         job.fail(self.removed_error());
                         return ReadProgress::Pages(0);
                     }
-                    if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
+                    if let Some(error) = vnode.failed_loads.why(page, job.failed_loads) {
                         job.fail(error);
                         return ReadProgress::Pages(0);
                     }

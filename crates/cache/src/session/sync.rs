@@ -128,7 +128,7 @@ impl Session {
         if !sync.leaves.is_empty() {
             self.send_dirty(id, job, sync, &vnode);
             if !sync.leaves.is_empty() && job.in_flight < STORES_MAX {
-                vnode.written.register(&self.sleeper.waker);
+                vnode.write_back.waiters.register(&self.sleeper.waker);
                 self.jobs.park(id);
                 let starved = self.send_dirty(id, job, sync, &vnode);
                 if starved && self.park_for_frame(id, job) {
@@ -141,7 +141,7 @@ impl Session {
         }
         match sync.flush {
             Flush::Yes if job.error.is_none() => {
-                sync.flush = Flush::Shared(vnode.flushes.next());
+                sync.flush = Flush::Shared(vnode.write_back.flushes.next());
                 self.step_sync(id, job, sync)
             }
             Flush::Shared(number) => match self.turn_to_flush(id, &vnode, number) {
@@ -164,7 +164,7 @@ impl Session {
             Flush::Yes | Flush::Sent => {
                 // Reports every error of the open file once; this job's errors are among them.
                 if sync.reports_errors {
-                    let told = vnode.errors.check(&job.open.cursor).err();
+                    let told = vnode.write_back.errors.check(&job.open.cursor).err();
                     job.error = told.or(job.error.take());
                 }
                 true
@@ -175,19 +175,18 @@ impl Session {
 
     /// Determines the state of a flush of the file; parks the job while another flush runs.
     fn turn_to_flush(&mut self, id: usize, vnode: &Vnode, number: u64) -> Turn {
-        let turn = vnode.flushes.next_step(number);
+        let turn = vnode.write_back.flushes.next_step(number);
         if !matches!(turn, Turn::Wait) {
             return turn;
         }
-        vnode.written.register(&self.sleeper.waker);
+        vnode.write_back.waiters.register(&self.sleeper.waker);
         self.jobs.park(id);
-        vnode.flushes.next_step(number)
+        vnode.write_back.flushes.next_step(number)
     }
 
     /// Completes a job's flush.
     pub(super) fn flushed(&mut self, id: usize, vnode: &Vnode, result: Result<()>) {
-        vnode.flushes.ended(&result);
-        vnode.written.wake_all();
+        vnode.write_back.flush_ended(&result);
         self.jobs.io_done(Some(id), result);
     }
 
@@ -381,7 +380,13 @@ impl Session {
         let Some(vnode) = vnodes.first() else { return };
         let file = vnode.file();
         if vnodes.len() == 1
-            && !matches!(vnode.flushes.next_step(vnode.flushes.next()), Turn::Begin)
+            && !matches!(
+                vnode
+                    .write_back
+                    .flushes
+                    .next_step(vnode.write_back.flushes.next()),
+                Turn::Begin
+            )
         {
             // Another flush is running; retried at the next tick.
             self.shared.background.unflushed(vnode.number());
@@ -392,12 +397,11 @@ impl Session {
 
     pub(super) fn flushed_behind(&self, vnodes: &[Arc<Vnode>], result: &Result<()>) {
         if let [vnode] = vnodes {
-            vnode.flushes.ended(result);
-            vnode.written.wake_all();
+            vnode.write_back.flush_ended(result);
         }
         if let Err(error) = result {
             for vnode in vnodes {
-                vnode.errors.record(error.clone());
+                vnode.write_back.errors.record(error.clone());
                 self.shared.background.unflushed(vnode.number());
             }
         }
@@ -438,7 +442,8 @@ impl Session {
     }
 
     fn note_store(&self, vnode: &Vnode, result: &Result<()>) {
-        let news = vnode.note_write(result.is_ok());
+        let first_pause = self.shared.core.limits.retry;
+        let news = vnode.write_back.note_result(result.is_ok(), first_pause);
         let (volume, file) = (&self.shared.info.name, vnode.file().0);
         match result {
             Ok(()) if news => tracing::info!(volume, file, "write-back has recovered"),
@@ -451,10 +456,10 @@ impl Session {
             Ok(()) | Err(_) => {}
         }
         if let Err(error) = result {
-            vnode.errors.record(error.clone());
+            vnode.write_back.errors.record(error.clone());
         }
         self.shared.set_failing(result.as_ref().err().cloned());
-        vnode.written.wake_all();
+        vnode.write_back.waiters.wake_all();
         self.shared.core.pool.waiters.wake_all();
     }
 

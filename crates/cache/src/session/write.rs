@@ -203,7 +203,7 @@ impl Session {
                 }
                 begun
             } else {
-                if let Some(error) = vnode.why_load_failed(page, job.failed_loads) {
+                if let Some(error) = vnode.failed_loads.why(page, job.failed_loads) {
                     job.fail(error);
                     return WriteProgress::Failed;
                 }

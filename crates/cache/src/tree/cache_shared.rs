@@ -171,7 +171,9 @@ impl CacheShared {
         }
         for left in emptied.pages {
             let vnode = self.vnodes.get(left.vnode);
-            let counters = vnode.as_ref().map_or(&self.gone, |vnode| &vnode.gone);
+            let counters = vnode
+                .as_ref()
+                .map_or(&self.gone, |vnode| &vnode.opens.closed);
             counters.left(left.reason, left.count, left.wasted);
         }
     }

@@ -1,14 +1,12 @@
-//! A vnode: one file's pages, its size, its dirty set and its write-back errors.
+//! A vnode: one file's pages, its size, its dirty pages and its write-back errors.
 //!
-//! **Invariant:** bytes of a page beyond the size of the file are zeros. A page that is dirty or
-//! under write-back is reachable through the dirty set of leaves, so the cost of a flush is
-//! proportional to the data to write.
+//! **Invariant:** bytes of a page beyond the size of the file are zeros.
 
-use super::open_state::OpenState;
+use super::open_state::OpenStates;
 use super::volume_shared::VolumeShared;
-use crate::attributes::{Attributes, FlushBehind};
-use crate::errors::ErrorSequence;
-use crate::flushes::Flushes;
+use crate::attributes::{Attributes, FlushBehind, SharedAttributes};
+use crate::dirty_leaves::DirtyLeaves;
+use crate::failed_loads::FailedLoads;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
@@ -16,17 +14,15 @@ use crate::mapped::Mapped;
 use crate::pager::FileId;
 use crate::policy::Entry;
 use crate::ranges::Ranges;
-use crate::stats::{Counters, Counts, EvictReason, FileStats};
-use crate::wait::WaitList;
-use block::Error;
-use std::collections::{BTreeMap, VecDeque};
+use crate::stats::{Counts, EvictReason, FileStats};
+use crate::write_back::WriteBack;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{
     AtomicU8, AtomicU64,
     Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
     fence,
 };
-use std::sync::{Arc, Mutex, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
 
 /// A file in the cache.
 pub struct Vnode {
@@ -35,26 +31,15 @@ pub struct Vnode {
     shared: Arc<VolumeShared>,
     index: Index,
     base: Base,
-    size: AtomicU64,
-    /// Number of times the size was lowered.
-    cuts: AtomicU64,
-    /// Leaves with pages that are dirty or under write-back, by number.
-    dirty: Mutex<BTreeMap<u64, LeafAt>>,
-    dirty_pages: AtomicU64,
+    size: FileSize,
+    dirty: DirtyLeaves,
+    pub(crate) write_back: WriteBack,
+    /// Ranges into which no page may be loaded.
     pub(crate) ranges: Ranges,
-    pub(crate) errors: ErrorSequence,
-    pub(crate) flushes: Flushes,
-    /// Sessions that wait for pages under write-back.
-    pub(crate) written: WaitList,
-    attributes: Mutex<Attributes>,
-    /// The attributes that every access needs, as bits.
-    quick: AtomicU8,
+    pub(crate) failed_loads: FailedLoads,
+    attributes: SharedAttributes,
     metadata: bool,
-    failed_loads: Mutex<FailedLoads>,
-    retry: Mutex<Retry>,
-    openers: Mutex<Vec<Weak<OpenState>>>,
-    /// Counters of closed open files, and of events outside any open file.
-    pub(crate) gone: Counters,
+    pub(crate) opens: OpenStates,
     /// If not [`ALIVE`], no page is loaded any more, and pages whose I/O ends are dropped.
     dead: AtomicU8,
     /// Set when the file is first mapped.
@@ -66,29 +51,10 @@ const ALIVE: u8 = 0;
 const UNLINKED: u8 = 1;
 const CLOSED: u8 = 2;
 
-/// Bits of `quick`.
-const NO_READ_AHEAD: u8 = 1;
-const NO_CACHE: u8 = 2;
-/// The file has its own flush-behind policy, in the two bits above.
-const FLUSH_BEHIND: u8 = 4;
-const FLUSH_BEHIND_SHIFT: u32 = 3;
-const LARGE_PAGE: u8 = 32;
-
-/// Recent load failures, for sessions that were waiting for one.
-#[derive(Default)]
-struct FailedLoads {
-    count: u64,
-    last: VecDeque<(u64, std::ops::Range<u64>, Error)>,
-}
-
-/// Failed loads that are kept; a waiter for an older one retries the load itself.
-const FAILED_LOADS_MAX: usize = 16;
-
-/// Back-off state of write-behind.
-#[derive(Default)]
-struct Retry {
-    failures: u32,
-    not_before: Option<Instant>,
+/// Size of a file in bytes, and the number of times it was lowered.
+struct FileSize {
+    bytes: AtomicU64,
+    cuts: AtomicU64,
 }
 
 impl Vnode {
@@ -106,21 +72,17 @@ impl Vnode {
             index: Index::new(number, slab),
             base: below.core.pool.base(),
             shared: below,
-            size: AtomicU64::new(size.min(FILE_BYTES_MAX)),
-            cuts: AtomicU64::new(0),
-            dirty: Mutex::default(),
-            dirty_pages: AtomicU64::new(0),
+            size: FileSize {
+                bytes: AtomicU64::new(size.min(FILE_BYTES_MAX)),
+                cuts: AtomicU64::new(0),
+            },
+            dirty: DirtyLeaves::default(),
+            write_back: WriteBack::default(),
             ranges: Ranges::default(),
-            errors: ErrorSequence::default(),
-            flushes: Flushes::default(),
-            written: WaitList::default(),
-            attributes: Mutex::default(),
-            quick: AtomicU8::new(0),
+            failed_loads: FailedLoads::default(),
+            attributes: SharedAttributes::default(),
             metadata,
-            failed_loads: Mutex::default(),
-            retry: Mutex::default(),
-            openers: Mutex::default(),
-            gone: Counters::default(),
+            opens: OpenStates::default(),
             dead: AtomicU8::new(ALIVE),
             mapped: OnceLock::new(),
         }
@@ -139,12 +101,12 @@ impl Vnode {
     /// Returns the size of the file in bytes.
     #[inline]
     pub fn size(&self) -> u64 {
-        self.size.load(Acquire)
+        self.size.bytes.load(Acquire)
     }
 
     /// Raises the size without any other effect.
     pub(crate) fn raise(&self, size: u64) {
-        self.size.fetch_max(size, AcqRel);
+        self.size.bytes.fetch_max(size, AcqRel);
     }
 
     /// Lets mappings fault again on pages that were behind the end and now belong to the file.
@@ -156,38 +118,23 @@ impl Vnode {
 
     /// Returns the number of times the size was lowered.
     pub(crate) fn truncations(&self) -> u64 {
-        self.cuts.load(Acquire)
+        self.size.cuts.load(Acquire)
     }
 
     /// Lowers the size; the caller drops the pages.
     pub(crate) fn shrink(&self, size: u64) {
-        self.size.store(size, Release);
-        self.cuts.fetch_add(1, AcqRel);
+        self.size.bytes.store(size, Release);
+        self.size.cuts.fetch_add(1, AcqRel);
     }
 
     /// Returns the file's attributes.
     pub fn attributes(&self) -> Attributes {
-        *self.attributes.lock().expect("no panic under this lock")
+        self.attributes.get()
     }
 
     /// Replaces the file's attributes, for all of its open files.
     pub fn set_attributes(&self, attributes: Attributes) {
-        let mut own = self.attributes.lock().expect("no panic under this lock");
-        *own = attributes;
-        let mut quick = 0;
-        if attributes.no_read_ahead {
-            quick |= NO_READ_AHEAD;
-        }
-        if attributes.no_cache {
-            quick |= NO_CACHE;
-        }
-        if attributes.large_page {
-            quick |= LARGE_PAGE;
-        }
-        if let Some(policy) = attributes.flush_behind {
-            quick |= FLUSH_BEHIND | (policy as u8) << FLUSH_BEHIND_SHIFT;
-        }
-        self.quick.store(quick, Relaxed);
+        self.attributes.set(attributes);
         if let Some(ms) = attributes.sync_ms {
             self.shared.background.sync_within(ms.into());
         }
@@ -195,26 +142,23 @@ impl Vnode {
 
     /// Checks whether pages may be read ahead.
     pub(crate) fn reads_ahead(&self) -> bool {
-        self.quick.load(Relaxed) & NO_READ_AHEAD == 0
+        self.attributes.reads_ahead()
     }
 
     /// Checks whether pages are loaded in whole clusters.
     pub(crate) fn has_large_pages(&self) -> bool {
-        self.quick.load(Relaxed) & LARGE_PAGE != 0
+        self.attributes.has_large_pages()
     }
 
     /// Checks whether pages are dropped after use.
     #[inline]
     pub(crate) fn drops_behind(&self) -> bool {
-        self.quick.load(Relaxed) & NO_CACHE != 0
+        self.attributes.drops_behind()
     }
 
     pub(crate) fn flush_behind(&self) -> FlushBehind {
-        let quick = self.quick.load(Relaxed);
-        match quick & FLUSH_BEHIND {
-            0 => self.shared.core.settings.flush_behind(),
-            _ => FlushBehind::of(quick >> FLUSH_BEHIND_SHIFT & 3),
-        }
+        let own = self.attributes.flush_behind();
+        own.unwrap_or_else(|| self.shared.core.settings.flush_behind())
     }
 
     /// Reports whether the file holds metadata.
@@ -233,7 +177,7 @@ impl Vnode {
 
     /// Returns the number of pages that are dirty or under write-back.
     pub fn dirty_pages(&self) -> u64 {
-        self.dirty_pages.load(Relaxed)
+        self.dirty.pages()
     }
 
     /// Returns the file's statistics.
@@ -265,19 +209,7 @@ impl Vnode {
 
     /// Sums the counters of all open files, live and closed.
     pub(crate) fn counts(&self) -> Counts {
-        let mut openers = self.openers.lock().expect("no panic under this lock");
-        openers.retain(|o| o.strong_count() > 0);
-        let live: Vec<_> = openers.iter().filter_map(Weak::upgrade).collect();
-        drop(openers);
-        let mut counts = self.gone.get();
-        live.iter().for_each(|o| counts += o.counters.get());
-        counts
-    }
-
-    pub(crate) fn add_opener(&self, opener: &Arc<OpenState>) {
-        let mut openers = self.openers.lock().expect("no panic under this lock");
-        openers.retain(|o| o.strong_count() > 0);
-        openers.push(Arc::downgrade(opener));
+        self.opens.counts()
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -342,53 +274,31 @@ impl Vnode {
         let now = self.shared.core.now_ms();
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
-            if self.dirty_pages.fetch_add(1, Relaxed) == 0 {
+            if self.dirty.add_page() {
                 self.shared.background.dirty.insert(self.number, now);
             }
             self.shared.core.add_dirty(&self.shared);
         }
         if before == 0 {
-            let mut dirty = self.dirty.lock().expect("no panic under this lock");
-            dirty.insert(page / LEAF_PAGES, at);
+            self.dirty.insert(page / LEAF_PAGES, at);
         }
     }
 
     /// Counts a page that is neither dirty nor under write-back any more.
     pub(crate) fn count_clean(&self) {
-        self.dirty_pages.fetch_sub(1, Relaxed);
+        self.dirty.remove_page();
         self.shared.core.sub_dirty();
     }
 
     /// Collects the leaves with pages that are dirty or under write-back, in order, within a range
     /// of leaf numbers.
-    pub(crate) fn dirty_leaves(
-        &self,
-        numbers: std::ops::RangeInclusive<u64>,
-    ) -> Vec<(u64, LeafAt)> {
-        let mut dirty = self.dirty.lock().expect("no panic under this lock");
-        let mut found = Vec::new();
-        let mut clean = Vec::new();
-        for (number, at) in dirty.range(numbers) {
-            let leaf = self.index.leaf(*at);
-            if leaf.is(self.number, *number) && leaf.dirty() | leaf.writeback() != 0 {
-                found.push((*number, *at));
-            } else {
-                clean.push(*number);
-            }
-        }
-        // A thread that dirties a page of one of these now inserts the leaf again afterwards.
-        for number in clean {
-            dirty.remove(&number);
-        }
-        found
+    pub(crate) fn dirty_leaves(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
+        self.dirty.collect(&self.index, numbers)
     }
 
     /// Finds when the oldest dirty page became dirty, in milliseconds of the cache's clock.
     pub(crate) fn oldest_dirty_ms(&self) -> Option<u64> {
-        let dirty = self.dirty.lock().expect("no panic under this lock");
-        let leaves = dirty.values().map(|at| self.index.leaf(*at));
-        let leaves = leaves.filter(|leaf| leaf.dirty() | leaf.writeback() != 0);
-        leaves.map(Leaf::dirty_since_ms).min()
+        self.dirty.oldest_ms(&self.index)
     }
 
     /// Returns the age in milliseconds at which a dirty page is due.
@@ -398,61 +308,10 @@ impl Vnode {
         own.map_or(all, u64::from)
     }
 
-    /// Returns the number of failed loads, to be read before waiting for one.
-    pub(crate) fn failed_loads(&self) -> u64 {
-        self.failed_loads
-            .lock()
-            .expect("no panic under this lock")
-            .count
-    }
-
-    /// Records the error of a failed load, for the sessions that wait for it.
-    pub(crate) fn load_failed(&self, pages: std::ops::Range<u64>, error: Error) {
-        let mut failed = self.failed_loads.lock().expect("no panic under this lock");
-        failed.count += 1;
-        let count = failed.count;
-        failed.last.push_back((count, pages, error));
-        if failed.last.len() > FAILED_LOADS_MAX {
-            failed.last.pop_front();
-        }
-    }
-
-    /// Finds why the load of a page failed, if it did since [`Vnode::failed_loads`] was `since`.
-    pub(crate) fn why_load_failed(&self, page: u64, since: u64) -> Option<Error> {
-        let failed = self.failed_loads.lock().expect("no panic under this lock");
-        let mut last = failed.last.iter().rev();
-        let found = last.find(|(count, pages, _)| *count > since && pages.contains(&page));
-        found.map(|(_, _, error)| error.clone())
-    }
-
-    /// Checks whether the back-off permits write-behind now.
-    pub(crate) fn may_retry(&self) -> bool {
-        let retry = self.retry.lock().expect("no panic under this lock");
-        retry.not_before.is_none_or(|at| Instant::now() >= at)
-    }
-
-    /// Records the result of a write-behind. Returns whether it is a change: a first failure, or a
-    /// success after one.
-    pub(crate) fn note_write(&self, good: bool) -> bool {
-        let mut retry = self.retry.lock().expect("no panic under this lock");
-        let news = good == (retry.failures > 0);
-        if good {
-            if news {
-                *retry = Retry::default();
-            }
-            return news;
-        }
-        let first: Duration = self.shared.core.limits.retry;
-        let wait = first * (1 << retry.failures.min(6)).min(100);
-        retry.failures += 1;
-        retry.not_before = Some(Instant::now() + wait);
-        news
-    }
-
     /// Removes the vnode from the cache that counts its pages; the vnode has none left.
     pub(crate) fn unregister(&self) {
         let core = &self.shared.core;
-        core.gone.fold(self.gone.get());
+        core.gone.fold(self.opens.closed.get());
         core.vnodes.remove(self.number);
     }
 }
