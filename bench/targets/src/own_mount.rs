@@ -5,7 +5,7 @@
 
 use crate::own_fs::OwnFs;
 use block::BlockDevice;
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use stack::{ProcessCache, Result, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,8 +65,8 @@ impl OwnMount {
             return Ok(());
         }
         let fs = OwnFs::open(&self.device, &self.name, &self.settings, &self.cache)?;
-        let config = TreeConfig::new(self.folder.clone());
-        let mount = Mount::start_tree(config, Arc::clone(fs.files()))?;
+        let config = MountConfig::new(self.folder.clone());
+        let mount = Mount::start(config, Arc::clone(fs.files()))?;
         *opened = Some((mount, fs));
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! `cargo run --release -p export-fuse --example mount -- [--format] [--exclusive] FILE DIR [CACHE_MIB]`
 
 use cache::{Cache, Config};
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,9 +28,9 @@ fn main() {
     let main = fs.fileset_named(FIRST_FILESET).expect("the first fileset");
     let cache = Cache::new(Config::new(cache_mib << 20)).expect("a cache");
     let files = Files::new(&main, &cache).expect("files");
-    let mut config = TreeConfig::new(PathBuf::from(&args[1]));
+    let mut config = MountConfig::new(PathBuf::from(&args[1]));
     config.exclusive = exclusive;
-    let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
+    let mount = Mount::start(config, Arc::clone(&files)).expect("it mounts");
     println!("mounted");
     mount.wait();
     files.close().expect("everything is written");

@@ -1,69 +1,30 @@
-//! Two kinds of FUSE mounts: a file system ([`Mount::start_tree`], in `tree`), and a directory with
-//! one file for each volume, so that `losetup` can create a block device over it if the kernel has
-//! no ublk. The rest of this page describes the second kind.
+//! A fileset as a mounted file system ([`Mount`]).
 //!
 //! ```text
-//!   application or loop device ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor
-//!                                                         of the mount, device queue and buffer
+//!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its lane ──► cache ──► device
 //! ```
 //!
-//! Files are opened for direct I/O: the upper layer (the file system on the loop device, the
-//! application) caches plaintext, and no second copy is cached here.
+//! The kernel checks permissions (`default_permissions`, with access lists), caches names,
+//! attributes and pages, and fetches them again when its own requests have changed them.
+//! **Invariant:** changes by another client of the files, such as another mount or a server, are
+//! invalidated in the kernel (see `tree/invalidation.rs`); and no request waits while it holds a lock that
+//! another one needs, except that of its file.
 //!
-//! **Invariant:** a write that is not aligned to the blocks of the device excludes every other
-//! write during its read-modify-write, so no neighboring byte is lost.
+//! I/O of files opened with O_DIRECT bypasses the kernel's page cache and the EVFS cache; both
+//! first write back dirty data in the range, and invalidate what the I/O changes.
 //!
-//! A thread processes one request at a time, and [`REQUESTS_PER_THREAD`] threads are started for
-//! each configured one, because most of the time they wait for the disk. Memory: 2 MiB for each,
-//! and the request buffer of the `fuser` library.
+//! A write is in the EVFS cache when write(2) returns, so that other front ends see it, unless the
+//! mount is configured to be the only client. An append that crosses pages arrives in several
+//! requests; other clients append before or after it.
 //!
-//! Out of scope: growing or renaming files, and files other than the given ones.
+//! Out of scope: locks, which the kernel manages per mount; and FUSE_PASSTHROUGH, by which the
+//! kernel would read the pages of the EVFS cache itself. A mapping made that way outlives the open
+//! file, so the cache could not tell when its pages may be evicted; a program that opens the file
+//! for writing could not map it; and reading pages from the kernel's own cache costs the same.
 
-mod files;
-mod io;
-pub mod loopdev;
+mod config;
 mod mount;
 mod tree;
-mod users;
 
-pub use files::Holes;
-pub use mount::{Config, Export, Mount, TreeConfig, abort, clear_dead, no_mounts, server_died};
-pub use users::asked_by;
-
-/// Kernel requests in flight for each configured thread.
-pub const REQUESTS_PER_THREAD: usize = 4;
-
-/// Error from mounting or unmounting a directory, or from a loop device.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// Another process uses the directory or device.
-    #[error("{what} is in use: {hint}")]
-    Busy {
-        /// Directory or device.
-        what: String,
-        /// Advice for the user.
-        hint: String,
-    },
-    /// A system call failed.
-    #[error("{what}")]
-    Io {
-        /// The failed operation.
-        what: String,
-        /// Error of the system.
-        source: std::io::Error,
-    },
-}
-
-impl Error {
-    pub(crate) fn io(what: impl Into<String>, source: std::io::Error) -> Error {
-        Error::Io {
-            what: what.into(),
-            source,
-        }
-    }
-
-    /// Reports whether another process uses the directory or device.
-    pub fn is_busy(&self) -> bool {
-        matches!(self, Error::Busy { .. })
-    }
-}
+pub use config::MountConfig;
+pub use mount::Mount;

@@ -1,26 +1,4 @@
-//! A fileset as a mounted file system.
-//!
-//! ```text
-//!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its lane ──► cache ──► device
-//! ```
-//!
-//! The kernel checks permissions (`default_permissions`, with access lists), caches names,
-//! attributes and pages, and fetches them again when its own requests have changed them.
-//! **Invariant:** changes by another client of the files, such as another mount or a server, are
-//! invalidated in the kernel (see `invalidation`); and no request waits while it holds a lock that
-//! another one needs, except that of its file.
-//!
-//! I/O of files opened with O_DIRECT bypasses the kernel's page cache and the EVFS cache; both
-//! first write back dirty data in the range, and invalidate what the I/O changes.
-//!
-//! A write is in the EVFS cache when write(2) returns, so that other front ends see it, unless the
-//! mount is configured to be the only client. An append that crosses pages arrives in several
-//! requests; other clients append before or after it.
-//!
-//! Out of scope: locks, which the kernel manages per mount; and FUSE_PASSTHROUGH, by which the
-//! kernel would read the pages of the EVFS cache itself. A mapping made that way outlives the open
-//! file, so the cache could not tell when its pages may be evicted; a program that opens the file
-//! for writing could not map it; and reading pages from the kernel's own cache costs the same.
+//! The files of a fileset as served to the kernel.
 
 mod caller;
 mod convert;
@@ -33,9 +11,10 @@ mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
 
-use crate::mount::{PIECE_BYTES, TreeConfig};
+use crate::config::MountConfig;
 use block::layer::{Layer, home};
 use fs::{Files, Lane, Watch, Watcher};
+use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
 use fuser::Errno;
 use handles::Handles;
 use privileges::Capabilities;
@@ -46,9 +25,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-
-/// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
-const PR_SET_IO_FLUSHER: i32 = 57;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -85,7 +61,7 @@ impl Tree {
     /// others. Writes to `ended` when the last request is done.
     pub(crate) fn new(
         files: &Arc<Files>,
-        config: &TreeConfig,
+        config: &MountConfig,
         recall: Arc<InvalidationQueue>,
         ended: Arc<OwnedFd>,
     ) -> Tree {
@@ -124,10 +100,7 @@ impl Tree {
 impl OwnLane {
     fn open(files: &Arc<Files>) -> fs::Result<OwnLane> {
         home(Layer::Protocol);
-        // This thread receives dirty pages from the kernel; its own allocations must not wait for
-        // dirty pages to be written back. Only root may set the flag.
-        // SAFETY: prctl with these arguments only sets a flag of this thread.
-        unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+        never_wait_for_write_back();
         Ok(OwnLane {
             lane: files.lane()?,
             buf: vec![0; PIECE_BYTES],

@@ -5,7 +5,7 @@ mod common;
 
 use block::Random;
 use common::{c, check, device, mounted, shared, unmount, wait_until};
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use fs::{Allocate, FileType, Files, Ino, New, ROOT, Rename, SetAttr, WritePosition};
 use std::fs::{self as sys, File, OpenOptions};
 use std::io::Write;
@@ -169,8 +169,8 @@ fn names_and_attributes_that_another_client_changes_are_seen() {
 fn two_mounts_of_the_same_files_show_the_same() {
     shared(&device(), |dir, files| {
         let folder = tempfile::tempdir().expect("a folder");
-        let config = TreeConfig::new(folder.path().to_owned());
-        let second = Mount::start_tree(config, Arc::clone(files)).expect("it mounts");
+        let config = MountConfig::new(folder.path().to_owned());
+        let second = Mount::start(config, Arc::clone(files)).expect("it mounts");
         let (here, there) = (dir.join("file"), folder.path().join("file"));
         assert!(!there.exists());
         sys::write(&here, "one").expect("written");

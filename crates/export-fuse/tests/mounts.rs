@@ -5,7 +5,7 @@ mod common;
 use block::BlockDevice;
 use cache::{Cache, Config};
 use common::{check, configured, device, device_of, mounted, needs_root, wait_until};
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::fs::{self as sys, File, OpenOptions};
 use std::io::{Read, Write};
@@ -38,8 +38,8 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
     let device = device();
     let served = serve(&device);
     let folder = tempfile::tempdir().expect("a folder");
-    let config = TreeConfig::new(folder.path().to_owned());
-    let mount = Mount::start_tree(config, Arc::clone(&served.files)).expect("it mounts");
+    let config = MountConfig::new(folder.path().to_owned());
+    let mount = Mount::start(config, Arc::clone(&served.files)).expect("it mounts");
     let path = folder.path().join("file");
     sys::write(&path, "before").expect("written");
     let mut cat = Command::new("cat");
@@ -58,8 +58,7 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
 
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).open(&path).expect("open");
-    let ended = mount.ended().map(|fd| fd.try_clone_to_owned());
-    let ended = ended.expect("a file system knows").expect("a copy");
+    let ended = mount.ended().try_clone_to_owned().expect("a copy");
     let over = mount.unmount(true).map_err(|failed| failed.1);
     assert!(!over.expect("it is taken away"), "somebody still uses it");
     assert!(!path.exists());
@@ -84,8 +83,8 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
     let device = device();
     let served = serve(&device);
     let folder = tempfile::tempdir().expect("a folder");
-    let config = TreeConfig::new(folder.path().to_owned());
-    let mount = Mount::start_tree(config, Arc::clone(&served.files)).expect("it mounts");
+    let config = MountConfig::new(folder.path().to_owned());
+    let mount = Mount::start(config, Arc::clone(&served.files)).expect("it mounts");
     let mut other = Command::new("unshare");
     other.args(["--mount", "--propagation", "private"]);
     let mut other = other
@@ -96,8 +95,7 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
         .expect("another namespace");
     let said = other.stdout.as_mut().expect("piped");
     said.read_exact(&mut [0; 6]).expect("it is ready");
-    let ended = mount.ended().map(|fd| fd.try_clone_to_owned());
-    let ended = ended.expect("a file system knows").expect("a copy");
+    let ended = mount.ended().try_clone_to_owned().expect("a copy");
     let over = mount.unmount(false).map_err(|failed| failed.1);
     assert!(!over.expect("it is unmounted here"), "it is not there");
     drop(other.stdin.take());
@@ -125,8 +123,8 @@ fn a_mount_under_load_is_busy_and_loses_nothing() {
     let device = device();
     let served = serve(&device);
     let folder = tempfile::tempdir().expect("a folder");
-    let config = TreeConfig::new(folder.path().to_owned());
-    let mount = Mount::start_tree(config, Arc::clone(&served.files)).expect("it mounts");
+    let config = MountConfig::new(folder.path().to_owned());
+    let mount = Mount::start(config, Arc::clone(&served.files)).expect("it mounts");
     let (dir, mut mount) = (folder.path(), Some(mount));
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..3)
@@ -207,7 +205,7 @@ fn a_read_only_mount_refuses_changes_and_one_thread_is_enough() {
 fn an_exclusive_mount_writes_behind_and_keeps_times_sizes_and_errors() {
     let device = device_of(32);
     let time = std::time::UNIX_EPOCH + std::time::Duration::new(1_000_000_000, 123);
-    let exclusive = |config: &mut TreeConfig| config.exclusive = true;
+    let exclusive = |config: &mut MountConfig| config.exclusive = true;
     configured(&device, exclusive, |dir, files| {
         let path = dir.join("file");
         let mut options = OpenOptions::new();

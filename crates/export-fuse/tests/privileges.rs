@@ -80,7 +80,7 @@ fn write(fd: i32, len: usize) -> bool {
 }
 
 fn changes_take_them(exclusive: bool) {
-    let set = |config: &mut export_fuse::TreeConfig| {
+    let set = |config: &mut export_fuse::MountConfig| {
         (config.suid, config.exclusive) = (true, exclusive);
     };
     configured(&device(), set, |dir, _| {
@@ -213,7 +213,8 @@ fn flags(dir: &Path) -> u64 {
 fn set_ids_and_devices_count_only_where_they_were_asked_for() {
     needs_root();
     for asked in [false, true] {
-        let set = |config: &mut export_fuse::TreeConfig| (config.suid, config.dev) = (asked, asked);
+        let set =
+            |config: &mut export_fuse::MountConfig| (config.suid, config.dev) = (asked, asked);
         configured(&device(), set, |dir, _| {
             let both = libc::ST_NOSUID | libc::ST_NODEV;
             assert_eq!(flags(dir) & both, if asked { 0 } else { both });

@@ -14,7 +14,7 @@ use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
 use cache::CachedDevice;
-use export_fuse::loopdev::LoopDevice;
+use export_file::loopdev::LoopDevice;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -108,7 +108,7 @@ pub struct Attachment {
     listener: Arc<Listener>,
     // Fields drop in this order: exports before devices.
     loop_device: Option<LoopDevice>,
-    mount: Option<export_fuse::Mount>,
+    mount: Option<export_file::Mount>,
     made_dir: Option<PathBuf>,
     run_dir: PathBuf,
     nbd: Option<export_nbd::Server>,
@@ -242,22 +242,22 @@ impl Attachment {
         let Some(folder) = &spec.fuse else {
             return Ok(());
         };
-        export_fuse::clear_dead(folder)?;
+        export_file::clear_dead(folder)?;
         // The default mount point is removed later even if an earlier, killed process made it.
         if folder.parent() == Some(&*self.run_dir) {
             std::fs::create_dir_all(folder).map_err(|e| Error::io("cannot create", folder, e))?;
             self.made_dir = Some(folder.clone());
         }
-        let export = export_fuse::Export {
+        let export = export_file::Export {
             name: spec.name.clone(),
             device: Arc::clone(&self.device),
             read_only: self.status.read_only,
         };
-        let config = export_fuse::Config {
+        let config = export_file::Config {
             threads: spec.threads,
-            ..export_fuse::Config::new(folder.clone())
+            ..export_file::Config::new(folder.clone())
         };
-        let mount = export_fuse::Mount::start(config, vec![export])?;
+        let mount = export_file::Mount::start(config, vec![export])?;
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);
         self.status.exports.push(ExportAt {

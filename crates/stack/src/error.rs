@@ -31,7 +31,7 @@ pub enum Error {
     Nbd(#[from] export_nbd::Error),
     /// Error of a FUSE mount or a loop device.
     #[error(transparent)]
-    Fuse(#[from] export_fuse::Error),
+    Fuse(#[from] fuse_mount::Error),
     /// Error of the file system.
     #[error("{what}: {source}")]
     Files {

@@ -546,17 +546,17 @@ fn open_unmounted<'a>(
 /// Constructor of an error, with the failed operation.
 type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 
-/// Aborts a mount without a request to its server; see [`export_fuse::abort`].
+/// Aborts a mount without a request to its server; see [`fuse_mount::abort`].
 ///
 /// # Errors
 /// Errors of the system.
 pub fn abort(folder: &Path) -> Result<()> {
-    Ok(export_fuse::abort(folder)?)
+    Ok(fuse_mount::abort(folder)?)
 }
 
 /// Explains why this user cannot mount file systems, if that is so.
 pub fn no_mounts() -> Option<&'static str> {
-    export_fuse::no_mounts()
+    fuse_mount::no_mounts()
 }
 
 /// Removes the stale mount of a killed process. Returns whether there was one.
@@ -564,5 +564,5 @@ pub fn no_mounts() -> Option<&'static str> {
 /// # Errors
 /// Errors of the system.
 pub fn clear_dead(folder: &Path) -> Result<bool> {
-    Ok(export_fuse::clear_dead(folder)?)
+    Ok(export_file::clear_dead(folder)?)
 }

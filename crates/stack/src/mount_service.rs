@@ -16,7 +16,7 @@ pub use ::fs::Atime;
 use ::fs::{FIRST_FILESET, Files, Fs};
 use block::StatsHandle;
 use cache::{FileId, Vnode};
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -96,7 +96,7 @@ pub(crate) fn check_folder(folder: &Path) -> Result<()> {
             Err(Error::Usage(why))
         }
         // The stale mount of a killed process answers no request; it is removed later.
-        Err(e) if export_fuse::server_died(&e) => Ok(()),
+        Err(e) if fuse_mount::server_died(&e) => Ok(()),
         Err(e) => Err(Error::io("cannot mount at", folder, e)),
         Ok(_) => Ok(()),
     }
@@ -139,8 +139,8 @@ impl MountService {
             .map_err(failed("mount from"))?;
         let read_only = read_only || fileset.is_snapshot().map_err(failed("read"))?;
         let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
-        let defaults = TreeConfig::new(spec.folder.clone());
-        let config = TreeConfig {
+        let defaults = MountConfig::new(spec.folder.clone());
+        let config = MountConfig {
             threads: spec.threads.unwrap_or(defaults.threads),
             allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
             read_only,
@@ -151,7 +151,9 @@ impl MountService {
             ..defaults
         };
         let threads = config.threads;
-        let mount = Mount::start_tree(config, Arc::clone(&files))?;
+        // It may be that of an attached volume, with a loop device.
+        export_file::clear_dead(&spec.folder)?;
+        let mount = Mount::start(config, Arc::clone(&files))?;
         let superblock = fs.superblock();
         let at = std::fs::canonicalize(&spec.folder).unwrap_or_else(|_| spec.folder.clone());
         let mut status = Status::of(&spec.name, &spec.device, threads, &open, device.info());
@@ -276,7 +278,7 @@ impl Serving for MountService {
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
-        self.mount.as_ref().and_then(Mount::ended)
+        self.mount.as_ref().map(Mount::ended)
     }
 
     fn answer(&self, ask: &ControlRequest) -> Result<Value> {

@@ -410,7 +410,7 @@ impl Slot {
     /// Reads a request and answers it.
     fn ask(&self, stream: UnixStream) {
         if let Ok(peer) = peer(&stream) {
-            export_fuse::asked_by(peer.pid);
+            fuse_mount::asked_by(peer.pid);
         }
         let Some((ask, asker)) = PendingReply::to(stream) else {
             return;

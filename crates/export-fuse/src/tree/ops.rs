@@ -3,12 +3,12 @@
 use super::handles::Open;
 use super::privileges::{is_loss, without_set_ids};
 use super::{Tree, convert, errno, xattrs};
-use crate::mount::PIECE_BYTES;
 use block::layer::{Layer, home};
 use fs::{
     Allocate, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
     WritePosition,
 };
+use fuse_mount::PIECE_BYTES;
 use fuser::{
     BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
     KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,

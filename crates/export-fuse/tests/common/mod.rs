@@ -3,7 +3,7 @@
 
 use block::{BlockDevice, Mem};
 use cache::{Cache, Config};
-use export_fuse::{Mount, TreeConfig};
+use export_fuse::{Mount, MountConfig};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::ffi::CString;
 use std::io;
@@ -25,7 +25,7 @@ pub fn shared(device: &Arc<dyn BlockDevice>, work: impl FnOnce(&Path, &Arc<Files
 /// Does the same, with a configuration changed by `set`.
 pub fn configured(
     device: &Arc<dyn BlockDevice>,
-    set: impl FnOnce(&mut TreeConfig),
+    set: impl FnOnce(&mut MountConfig),
     work: impl FnOnce(&Path, &Arc<Files>),
 ) {
     let fs = Fs::open(Arc::clone(device), Options::default()).expect("it opens");
@@ -33,9 +33,9 @@ pub fn configured(
     let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
     let files = Files::new(&main, &cache).expect("files");
     let folder = tempfile::tempdir().expect("a folder");
-    let mut config = TreeConfig::new(folder.path().to_owned());
+    let mut config = MountConfig::new(folder.path().to_owned());
     set(&mut config);
-    let mount = Mount::start_tree(config, Arc::clone(&files)).expect("it mounts");
+    let mount = Mount::start(config, Arc::clone(&files)).expect("it mounts");
     work(folder.path(), &files);
     unmount(mount);
     files.close().expect("everything is written");

@@ -4,8 +4,8 @@
 //! back its dirty pages. If the server of the backing file is killed, the kernel would do so before
 //! it ends the connection to that server, and would wait for it indefinitely.
 
-use crate::Error;
-use crate::files::Holes;
+use crate::holes::Holes;
+use fuse_mount::Error;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;

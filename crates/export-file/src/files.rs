@@ -1,7 +1,9 @@
 //! A directory with one file for each volume, as served to the kernel.
 
+use crate::holes::{DISCARDED, Holes, TRIED};
 use crate::io::Bytes;
-use crate::mount::{Export, PIECE_BYTES};
+use block::BlockDevice;
+use fuse_mount::PIECE_BYTES;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -9,7 +11,6 @@ use fuser::{
 };
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// Time for which the kernel may cache names and sizes. They never change.
@@ -22,35 +23,15 @@ const BACKGROUND: u16 = 256;
 /// File handle of this process's own loop device; all others have 0.
 const OF_LOOP_DEVICE: FileHandle = FileHandle(1);
 
-/// Meaning of a hole that this process's own loop device punches into its file.
-///
-/// The loop driver punches one for a discard, but also for a zeroing that may free blocks, which
-/// file systems expect to read back as zeros. A discarded block of an encrypted volume reads as
-/// noise. So a hole is a discard only once the kernel is known to write zeros instead of requesting
-/// them. It does so (Linux 6.11) after `FALLOC_FL_ZERO_RANGE` has been rejected as unsupported.
-#[derive(Debug, Default)]
-pub struct Holes(AtomicU8);
-
-const REFUSED: u8 = 0;
-const TRIED: u8 = 1;
-const DISCARDED: u8 = 2;
-
-impl Holes {
-    /// Rejects zeroing as unsupported, and all writes, while `zero` makes the kernel try both.
-    pub(crate) fn disable_zeroing(&self, zero: impl FnOnce()) {
-        self.0.store(TRIED, Ordering::SeqCst);
-        zero();
-        self.0.store(REFUSED, Ordering::SeqCst);
-    }
-
-    /// Treats every hole from now on as a discard.
-    pub(crate) fn are_discards(&self) {
-        self.0.store(DISCARDED, Ordering::SeqCst);
-    }
-
-    fn is(&self, state: u8) -> bool {
-        self.0.load(Ordering::SeqCst) == state
-    }
+/// A device and the name of its file.
+#[derive(Clone)]
+pub struct Export {
+    /// Name of the file.
+    pub name: String,
+    /// Content of the file.
+    pub device: Arc<dyn BlockDevice>,
+    /// Refuse writes even if the device accepts them.
+    pub read_only: bool,
 }
 
 /// The directory.

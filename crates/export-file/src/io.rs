@@ -1,9 +1,9 @@
 //! Reads and writes of any offset and length on a block device, from any thread.
 
-use crate::mount::PIECE_BYTES;
 use block::{
     BlockDevice, Buf, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
+use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,9 +11,6 @@ use std::sync::{Arc, RwLock};
 
 /// Buffers per thread: one for the request, one for the block at an unaligned end.
 const BUFS: usize = 2;
-
-/// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
-const PR_SET_IO_FLUSHER: i32 = 57;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -33,10 +30,7 @@ struct Lane {
 
 impl Lane {
     fn open(device: &dyn BlockDevice) -> Result<Lane> {
-        // This thread writes back dirty pages; its own allocations must not wait for dirty pages
-        // to be written back. Only root may set the flag, and only root needs it.
-        // SAFETY: prctl with these arguments only sets a flag of this thread.
-        unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+        never_wait_for_write_back();
         let mut queue = device.queue()?;
         let pool = BufPool::new(PIECE_BYTES, BUFS);
         queue.register(&pool);

@@ -1,0 +1,53 @@
+//! Configuration of a mount.
+
+use fs::Atime;
+use fuse_mount::REQUESTS_PER_THREAD;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Configuration of a mounted file system.
+#[derive(Debug, Clone)]
+pub struct MountConfig {
+    /// An existing directory.
+    pub mountpoint: PathBuf,
+    /// Number of requests in flight, each with a thread.
+    pub threads: usize,
+    /// Time for which the kernel may cache names and attributes. Long if only this mount changes
+    /// the files.
+    pub ttl: Duration,
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Admit users other than the one who mounts, subject to the permissions of the files. An
+    /// ordinary user needs `user_allow_other` in `/etc/fuse.conf` for it.
+    pub allow_other: bool,
+    /// Only this mount uses the files, so the kernel may delay writes until the file is closed or
+    /// synced, or for about 30 seconds. Many small writes to a large file are several times faster;
+    /// small files take longer. A full device is then an error of fsync(2) or close(2) instead of
+    /// write(2), a killed server loses data that the kernel had not yet sent, and holes of files
+    /// are not distinguished from data.
+    pub exclusive: bool,
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may
+    /// enable it; it lets the creator of the files become root.
+    pub suid: bool,
+    /// Let device nodes among the files open devices. Only root may enable it, for the same reason.
+    pub dev: bool,
+    /// Policy for updating the access time of files.
+    pub atime: Atime,
+}
+
+impl MountConfig {
+    /// Creates a configuration with the defaults, for files that only this mount changes.
+    pub fn new(mountpoint: PathBuf) -> MountConfig {
+        MountConfig {
+            mountpoint,
+            threads: 2 * REQUESTS_PER_THREAD,
+            ttl: Duration::from_secs(3600),
+            read_only: false,
+            allow_other: rustix::process::geteuid().is_root(),
+            exclusive: false,
+            suid: false,
+            dev: false,
+            atime: Atime::default(),
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Mounting by FUSE: the session with the kernel, and the end of a mount.
+//!
+//! ```text
+//!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor ──► file system
+//! ```
+//!
+//! The file system that is served belongs to the caller. **Invariant:** nothing here sends a request
+//! to a mounted directory that could wait for its server, except to find out whether the server has
+//! died; a mount of another user or program is never unmounted.
+
+mod mount;
+mod mountpoint;
+mod users;
+
+pub use mount::{Mount, Settings};
+pub use mountpoint::{abort, clear_dead, no_mounts, server_died};
+pub use users::asked_by;
+
+/// Kernel requests in flight for each configured thread.
+pub const REQUESTS_PER_THREAD: usize = 4;
+
+/// Longest piece of a request, in bytes: the largest that the kernel sends at once.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
+const PR_SET_IO_FLUSHER: i32 = 57;
+
+/// Exempts the calling thread, to which the kernel writes back dirty pages, from waiting for dirty
+/// pages to be written back when it allocates memory. Only root may set this, and only root needs
+/// it.
+pub fn never_wait_for_write_back() {
+    // SAFETY: prctl with these arguments only sets a flag of this thread.
+    unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1, 0, 0, 0) };
+}
+
+/// Error from mounting or unmounting a directory, or from a loop device.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process uses the directory or device.
+    #[error("{what} is in use: {hint}")]
+    Busy {
+        /// Directory or device.
+        what: String,
+        /// Advice for the user.
+        hint: String,
+    },
+    /// A system call failed.
+    #[error("{what}")]
+    Io {
+        /// The failed operation.
+        what: String,
+        /// Error of the system.
+        source: std::io::Error,
+    },
+}
+
+impl Error {
+    /// Wraps an error of the system.
+    pub fn io(what: impl Into<String>, source: std::io::Error) -> Error {
+        Error::Io {
+            what: what.into(),
+            source,
+        }
+    }
+
+    /// Reports whether another process uses the directory or device.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Error::Busy { .. })
+    }
+}

@@ -1,0 +1,189 @@
+//! A mount, from the start of its session to its end.
+
+use crate::mountpoint::{self, At, clear_dead, mounted_at, no_mounts, unmount};
+use crate::{Error, users};
+use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::UnmountFlags;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+/// Properties of a mount.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// An existing directory.
+    pub mountpoint: PathBuf,
+    /// Number of requests in flight, each with a thread.
+    pub threads: usize,
+    /// Refuse changes.
+    pub read_only: bool,
+    /// Admit users other than the one who mounts.
+    pub allow_other: bool,
+    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files.
+    pub suid: bool,
+    /// Let device nodes among the files open devices.
+    pub dev: bool,
+    /// Let programs among the files be run.
+    pub exec: bool,
+}
+
+impl Settings {
+    fn for_session(&self) -> Config {
+        let mut config = Config::default();
+        config.mount_options = vec![
+            MountOption::FSName("evfs".into()),
+            // The library's own option for this does not reach the kernel.
+            MountOption::CUSTOM("subtype=evfs".into()),
+            MountOption::DefaultPermissions,
+        ];
+        if self.read_only {
+            config.mount_options.push(MountOption::RO);
+        }
+        config.mount_options.extend([
+            if self.suid {
+                MountOption::Suid
+            } else {
+                MountOption::NoSuid
+            },
+            if self.dev {
+                MountOption::Dev
+            } else {
+                MountOption::NoDev
+            },
+        ]);
+        if !self.exec {
+            config.mount_options.push(MountOption::NoExec);
+        }
+        if self.allow_other {
+            config.acl = SessionACL::All;
+        }
+        config.n_threads = Some(self.threads.max(1));
+        config.clone_fd = true;
+        config
+    }
+}
+
+/// A mounted directory. Dropping it unmounts it even if it is in use.
+pub struct Mount {
+    mountpoint: PathBuf,
+    /// `None` once the mount has ended.
+    session: Option<BackgroundSession>,
+}
+
+impl Mount {
+    /// Mounts a file system. First unmounts the mount of a killed process at the same place.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if something else is mounted there; errors of the system, for example if the
+    /// user may not open `/dev/fuse`.
+    pub fn start(settings: &Settings, filesystem: impl Filesystem) -> Result<Mount, Error> {
+        let mountpoint = &settings.mountpoint;
+        let shown = mountpoint.display().to_string();
+        let failed = |e| Error::io(format!("cannot mount {shown}"), e);
+        match mounted_at(mountpoint) {
+            Some(At::Dead) => drop(clear_dead(mountpoint, |_| ())?),
+            Some(At::Alive) => {
+                let hint = "a file system is already mounted there".into();
+                return Err(Error::Busy { what: shown, hint });
+            }
+            None => {}
+        }
+        let mountpoint = std::fs::canonicalize(mountpoint).map_err(failed)?;
+        let session = Session::new(filesystem, &mountpoint, &settings.for_session())
+            .and_then(Session::spawn)
+            .map_err(|e| match no_mounts() {
+                Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
+                None => failed(e),
+            })?;
+        Ok(Mount {
+            mountpoint,
+            session: Some(session),
+        })
+    }
+
+    /// Returns the path of the directory.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// Returns a handle for notifications to the kernel.
+    pub fn notifier(&self) -> Option<Notifier> {
+        self.session.as_ref().map(BackgroundSession::notifier)
+    }
+
+    /// Checks whether an unmount would succeed. Users within the kernel, such as loop devices, are
+    /// considered only if `by_kernel` is set.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], with the processes that use the mount.
+    pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
+        /// Serializes callers: two of them at the same time would unmount it.
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+        if by_kernel {
+            // Marks an unused mount as expired, which is reported as an error, and has no other
+            // effect here: any use clears the mark. An ordinary user has no permission for it.
+            match rustix::mount::unmount(&self.mountpoint, UnmountFlags::EXPIRE) {
+                Err(rustix::io::Errno::AGAIN) => {
+                    let flags = OFlags::PATH | OFlags::CLOEXEC;
+                    let _ = rustix::fs::open(&self.mountpoint, flags, Mode::empty());
+                    return Ok(());
+                }
+                Err(rustix::io::Errno::BUSY) => return Err(mountpoint::busy(&self.mountpoint)),
+                _ => {}
+            }
+        }
+        match users::of(&self.mountpoint) {
+            Some(_) => Err(mountpoint::busy(&self.mountpoint)),
+            None => Ok(()),
+        }
+    }
+
+    /// Unmounts and waits for the session to end. With `force`, unmounts even if the mount is in use
+    /// and returns false; its users continue until they close their files. Also returns false if
+    /// `has_ended`, which is called after the unmount, returns false: if another mount namespace,
+    /// such as a container's, has a copy of the mount, the last request may be a long time coming.
+    ///
+    /// # Errors
+    /// Returned together with the unchanged mount.
+    pub fn unmount(
+        mut self,
+        force: bool,
+        has_ended: impl FnOnce() -> bool,
+    ) -> Result<bool, Box<(Mount, Error)>> {
+        let unmounted = match unmount(&self.mountpoint, false) {
+            Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
+            unmounted => unmounted.map(|()| true),
+        };
+        let over = match unmounted {
+            Ok(over) => over,
+            // If another program has unmounted it, for example a manual `umount`, that is success.
+            Err(_) if mounted_at(&self.mountpoint).is_none() => true,
+            Err(e) => return Err(Box::new((self, e))),
+        };
+        let over = over && has_ended();
+        match (self.session.take(), over) {
+            (Some(session), true) => drop(session.join()),
+            // The kernel ends the session when the last user closes its files, which may be never.
+            (Some(session), false) => std::mem::forget(session),
+            (None, _) => {}
+        }
+        Ok(over)
+    }
+
+    /// Waits until the mount is unmounted by another program.
+    pub fn wait(mut self) {
+        if let Some(session) = self.session.take() {
+            // The mount has ended; the result of its last thread does not matter.
+            let _ = session.join();
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.session.is_some() {
+            let _ = unmount(&self.mountpoint, true);
+        }
+    }
+}
