@@ -1,11 +1,12 @@
 //! Abort codes, which end a call in place of a reply.
 
-use crate::uae;
+pub mod uae;
+
 use std::fmt;
 
 /// Code of an abort. One number space holds errors of Rx (negative), of the marshalling (around
 /// -450), of a file server (errno below 100, `V...` above), of the volume location server
-/// (`VL_...`), and Linux errno values in the portable encoding of [`crate::uae`].
+/// (`VL_...`), and Linux errno values in the portable encoding of [`uae`].
 ///
 /// A client without the capability [`ERRORTRANS`](crate::capability::ERRORTRANS) interprets a small
 /// number as an errno of its own system.
@@ -159,7 +160,7 @@ impl Abort {
         uae::from_errno(errno).unwrap_or(uae::IO)
     }
 
-    /// Returns the Linux errno that the code stands for, if it is one of [`crate::uae`].
+    /// Returns the Linux errno that the code stands for, if it is one of [`uae`].
     pub fn errno(self) -> Option<i32> {
         uae::to_errno(self)
     }

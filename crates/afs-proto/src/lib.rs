@@ -51,11 +51,10 @@ pub mod fs;
 pub mod gather;
 mod rights;
 mod types;
-pub mod uae;
 pub mod vl;
 pub mod xdr;
 
-pub use abort::Abort;
+pub use abort::{Abort, uae};
 pub use rights::Rights;
 pub use types::{
     AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, CallBackType, Capabilities, FIDS_MAX,

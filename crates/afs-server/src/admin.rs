@@ -11,7 +11,7 @@ use crate::error::Fault;
 use crate::fid::Fid;
 use crate::fs_service::RequestContext;
 use crate::hosts::Host;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::stats::add;
 use crate::volume::{Kind, Volume, VolumeId, Volumes};
 use afs_proto::AfsFid;

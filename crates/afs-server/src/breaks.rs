@@ -15,11 +15,11 @@
 //! **Invariant:** no thread waits for a client longer than two calls: the one under way and the
 //! next; and for none after an unanswered one.
 
-use crate::callback_retry::CallbackRetry;
 use crate::hosts::{Host, Hosts};
+use crate::outbox::{Broken, CallPhase, Started, Taken};
 use afs_proto::{AfsFid, FIDS_MAX, List, cb, to_bytes};
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Clients to notify of a change, with the changed files of each.
@@ -31,55 +31,19 @@ pub(crate) struct CallbackBreaks {
     retries: Vec<CallbackRetry>,
 }
 
-/// Changed file, and the era of the broken promise.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Broken {
-    era: u32,
-    fid: AfsFid,
+/// Break to be repeated.
+#[derive(Clone)]
+pub(crate) struct CallbackRetry {
+    pub(crate) host: Arc<Host>,
+    pub(crate) era: u32,
+    pub(crate) fid: AfsFid,
 }
 
-/// Queue of the notifications for one client.
-#[derive(Default)]
-pub(crate) struct Outbox {
-    queue: Mutex<Queue>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    waiting: VecDeque<Broken>,
-    /// Number of files ever queued, and of those completed; files of a call under way are not.
-    put: u64,
-    done: u64,
-    call: CallPhase,
-}
-
-/// State of the calls to a client.
-#[derive(Default)]
-enum CallPhase {
-    /// No call is under way; the next thread starts one.
-    #[default]
-    Free,
-    /// A thread is starting a call or waiting for its answer.
-    Taken,
-    /// A call is under way; the next thread waits for its answer.
-    Started(Started),
-}
-
-/// Call that is under way.
-struct Started {
-    /// Era in which it was started.
-    era: u32,
-    files: u64,
-    /// `None` if the call could not be started.
-    call: Option<rx::Call>,
-}
-
-/// Exclusive turn of this thread. Dropping it, whatever the outcome, completes the files and wakes
-/// all waiting threads.
-struct Taken<'t> {
-    outbox: &'t Outbox,
-    files: u64,
+impl CallbackRetry {
+    /// Returns the key of the client, which is unique while the value exists, and the file.
+    pub(crate) fn key(&self) -> (usize, AfsFid) {
+        (Arc::as_ptr(&self.host) as usize, self.fid)
+    }
 }
 
 impl CallbackBreaks {
@@ -130,20 +94,6 @@ impl CallbackBreaks {
     }
 }
 
-impl Outbox {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Queues files and returns the value of `done` at which they are completed.
-    fn put(&self, files: &[Broken]) -> u64 {
-        let mut queue = self.queue();
-        queue.waiting.extend(files);
-        queue.put += files.len() as u64;
-        queue.put
-    }
-}
-
 /// Starts a call with the waiting files. Returns false if no file waits or a call is under way.
 fn begin(host: &Arc<Host>) -> bool {
     let outbox = &host.outbox;
@@ -188,7 +138,7 @@ fn go_on(hosts: &Hosts, host: &Arc<Host>, until: u64) {
                 drop(queue);
                 let files = started.files;
                 let _taken = Taken { outbox, files };
-                return started.finish(hosts, host);
+                return finish(started, hosts, host);
             }
         }
     }
@@ -208,16 +158,14 @@ fn start(host: &Host, fids: Vec<AfsFid>) -> Option<rx::Call> {
     Some(call)
 }
 
-impl Started {
-    /// Waits for the answer.
-    fn finish(self, hosts: &Hosts, host: &Arc<Host>) {
-        let begun = Instant::now();
-        let answered = self.call.map(|mut call| call.read_to_end(0).is_ok());
-        if answered != Some(true) {
-            hosts.handle_unanswered(host, self.era);
-        } else if begun.elapsed() > late_after(hosts.answer_time()) {
-            host.record_late();
-        }
+/// Waits for the answer.
+fn finish(started: Started, hosts: &Hosts, host: &Arc<Host>) {
+    let begun = Instant::now();
+    let answered = started.call.map(|mut call| call.read_to_end(0).is_ok());
+    if answered != Some(true) {
+        hosts.handle_unanswered(host, started.era);
+    } else if begun.elapsed() > late_after(hosts.answer_time()) {
+        host.record_late();
     }
 }
 
@@ -225,25 +173,6 @@ impl Started {
 /// costs others as much as one that is lost repeatedly.
 fn late_after(answer_time: Duration) -> Duration {
     answer_time / 2
-}
-
-impl Taken<'_> {
-    /// Publishes the started call, so that other threads can wait for its answer.
-    fn started(self, started: Started) {
-        self.outbox.queue().call = CallPhase::Started(started);
-        self.outbox.changed.notify_all();
-        std::mem::forget(self);
-    }
-}
-
-impl Drop for Taken<'_> {
-    fn drop(&mut self) {
-        let mut queue = self.outbox.queue();
-        queue.call = CallPhase::Free;
-        queue.done += self.files;
-        drop(queue);
-        self.outbox.changed.notify_all();
-    }
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@
 //! **Invariant:** each break passed to [`CallbackRetries::add`] is repeated once after the last
 //! time it was added, unless all promises of the client have ended by then.
 
-use crate::breaks::CallbackBreaks;
-use crate::hosts::{Host, Hosts};
+use crate::breaks::{CallbackBreaks, CallbackRetry};
+use crate::hosts::Hosts;
 use afs_proto::AfsFid;
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Breaks to be repeated.
@@ -32,20 +32,6 @@ struct Queue {
     /// element of `waiting` refers to it.
     due: HashMap<(usize, AfsFid), Instant>,
     closed: bool,
-}
-
-/// Break to be repeated.
-#[derive(Clone)]
-pub(crate) struct CallbackRetry {
-    pub(crate) host: Arc<Host>,
-    pub(crate) era: u32,
-    pub(crate) fid: AfsFid,
-}
-
-impl CallbackRetry {
-    fn key(&self) -> (usize, AfsFid) {
-        (Arc::as_ptr(&self.host) as usize, self.fid)
-    }
 }
 
 impl CallbackRetries {
@@ -134,6 +120,8 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts::Host;
+    use std::sync::Arc;
 
     #[test]
     fn what_is_added_again_waits_again_and_is_repeated_once() {

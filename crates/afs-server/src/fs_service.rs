@@ -18,7 +18,7 @@ use crate::callback::GrantedPromise;
 use crate::error::{CallResult, DENIED};
 use crate::fid::Fid;
 use crate::hosts::Host;
-use crate::server::{Shared, receive};
+use crate::shared::{Shared, receive};
 use crate::stats::add;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};

@@ -19,9 +19,9 @@
 //! of threads that wait for clients is bounded ([`AdmissionControl`]).
 
 use crate::admission::{AdmissionControl, QUICK};
-use crate::breaks::Outbox;
 use crate::config::Config;
 use crate::error::{CallResult, Fault};
+use crate::outbox::Outbox;
 use crate::resets::Resets;
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
@@ -67,7 +67,7 @@ pub(crate) struct Hosts {
     answer_time: Duration,
     promise_seconds: u32,
     pub(crate) admission: AdmissionControl,
-    pub(crate) resets: Resets,
+    resets: Resets<Host>,
     started: Instant,
     /// Time, in seconds since the server's start, until which an unknown client may trust promises:
     /// of an earlier run, or from before it was forgotten.
@@ -355,14 +355,27 @@ impl Hosts {
         }
     }
 
+    /// Tells clients that their promises have ended, until [`Hosts::close_resets`].
+    pub(crate) fn run_resets(&self) {
+        let is_done = |host: &Host, connection: &Connection| {
+            !self.must_reset(host) || self.reset(host, connection)
+        };
+        self.resets.run(is_done);
+    }
+
+    /// Ends [`Hosts::run_resets`].
+    pub(crate) fn close_resets(&self) {
+        self.resets.close();
+    }
+
     /// Checks whether a client may still trust promises that have ended.
-    pub(crate) fn must_reset(&self, host: &Host) -> bool {
+    fn must_reset(&self, host: &Host) -> bool {
         let is_known = matches!(host.lock().stage, Stage::Known);
         !is_known && host.trusts.load(Relaxed) > self.seconds()
     }
 
     /// Tells a client that all its promises have ended; reports whether it knows.
-    pub(crate) fn reset(&self, host: &Host, connection: &Connection) -> bool {
+    fn reset(&self, host: &Host, connection: &Connection) -> bool {
         let told = self.end_promises(connection);
         let knows = told.is_ok() || is_unknown(&told);
         let mut state = host.lock();

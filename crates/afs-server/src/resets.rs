@@ -9,7 +9,6 @@
 //! answers, identifies itself again, or trusts no promise any more. At most [`WAITING_MAX`] clients
 //! wait to be told; further ones are told when they call.
 
-use crate::hosts::{Host, Hosts};
 use rx::Connection;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,34 +22,46 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const WAITING_MAX: usize = 1024;
 
 /// Clients to be told that their promises have ended.
-#[derive(Default)]
-pub(crate) struct Resets {
-    queue: Mutex<Queue>,
+pub(crate) struct Resets<H> {
+    queue: Mutex<Queue<H>>,
     changed: Condvar,
 }
 
-#[derive(Default)]
-struct Queue {
+struct Queue<H> {
     /// Keyed by the time of the next attempt; the number makes the key unique.
-    waiting: BTreeMap<(Instant, u64), Reset>,
+    waiting: BTreeMap<(Instant, u64), Reset<H>>,
     added: u64,
     closed: bool,
 }
 
 /// Client to be told.
-struct Reset {
-    host: Arc<Host>,
+struct Reset<H> {
+    host: Arc<H>,
     connection: Connection,
     pause: Duration,
 }
 
-impl Resets {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+impl<H> Default for Resets<H> {
+    fn default() -> Self {
+        let queue = Queue {
+            waiting: BTreeMap::new(),
+            added: 0,
+            closed: false,
+        };
+        Resets {
+            queue: Mutex::new(queue),
+            changed: Condvar::new(),
+        }
+    }
+}
+
+impl<H> Resets<H> {
+    fn queue(&self) -> MutexGuard<'_, Queue<H>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a client whose promises have ended on the server.
-    pub(crate) fn add(&self, host: Arc<Host>, connection: Connection) {
+    pub(crate) fn add(&self, host: Arc<H>, connection: Connection) {
         self.wait(Reset {
             host,
             connection,
@@ -58,9 +69,9 @@ impl Resets {
         });
     }
 
-    fn wait(&self, reset: Reset) {
+    fn wait(&self, reset: Reset<H>) {
         let mut queue = self.queue();
-        let is_same = |other: &Reset| Arc::ptr_eq(&other.host, &reset.host);
+        let is_same = |other: &Reset<H>| Arc::ptr_eq(&other.host, &reset.host);
         if queue.closed || queue.waiting.len() >= WAITING_MAX || queue.waiting.values().any(is_same)
         {
             return;
@@ -72,10 +83,10 @@ impl Resets {
         self.changed.notify_one();
     }
 
-    /// Tells clients until [`Resets::close`].
-    pub(crate) fn run(&self, hosts: &Hosts) {
+    /// Tells clients until [`Resets::close`]. A client to which `tell` returns false is told again.
+    pub(crate) fn run(&self, tell: impl Fn(&H, &Connection) -> bool) {
         while let Some(mut reset) = self.next() {
-            if hosts.must_reset(&reset.host) && !hosts.reset(&reset.host, &reset.connection) {
+            if !tell(&reset.host, &reset.connection) {
                 reset.pause = (reset.pause * 2).min(PAUSE_MAX);
                 self.wait(reset);
             }
@@ -83,7 +94,7 @@ impl Resets {
     }
 
     /// Waits for the next attempt that is due; returns `None` after [`Resets::close`].
-    fn next(&self) -> Option<Reset> {
+    fn next(&self) -> Option<Reset<H>> {
         let mut queue = self.queue();
         while !queue.closed {
             let now = Instant::now();

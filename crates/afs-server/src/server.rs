@@ -1,31 +1,22 @@
-//! The server: its ports for both services, and the state shared by its threads.
+//! The server: its ports for both services, and its threads.
 
 use crate::admin::Administration;
 use crate::admission::AdmissionControl;
-use crate::callback::Promises;
-use crate::callback_retry::CallbackRetries;
 use crate::config::Config;
-use crate::error::{CallResult, DENIED, Fault};
 use crate::fs_service::FileService;
-use crate::hosts::{Client, Hosts};
-use crate::locks::Locks;
-use crate::stats::{Called, Counters, Counts};
+use crate::hosts::Client;
+use crate::shared::{ACTIVE_SECONDS, Shared};
+use crate::stats::{Called, Counts};
 use crate::vl::Location;
 use crate::volume::Volumes;
-use afs_proto::gather::REQUEST_BYTES_MAX;
-use afs_proto::{Abort, Uuid, WireError};
 use cache::Cache;
 use fs::Fs;
-use rx::{Bytes, Call, Port, PortStats, Service, Settings};
+use rx::{Port, PortStats, Service, Settings};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime};
-
-/// Time in seconds since its last call within which a client counts as active.
-pub(crate) const ACTIVE_SECONDS: u32 = 900;
+use std::time::Duration;
 
 /// Maximum number of addresses of a server: the limit of OpenAFS's location service
 /// (`VL_MAXIPADDRS_PERMH`).
@@ -59,21 +50,6 @@ pub enum StartError {
     /// A fileset cannot be opened.
     #[error(transparent)]
     Files(#[from] fs::Error),
-}
-
-/// State shared by all calls.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) identity: Uuid,
-    pub(crate) volumes: Volumes,
-    pub(crate) hosts: Hosts,
-    pub(crate) promises: Promises,
-    pub(crate) callback_retries: CallbackRetries,
-    pub(crate) locks: Locks,
-    pub(crate) counters: Counters,
-    /// Bytes of cache pages in transmission to clients.
-    pub(crate) lent: Arc<AtomicUsize>,
-    pub(crate) started: SystemTime,
 }
 
 /// Statistics of a server.
@@ -129,10 +105,10 @@ impl Server {
             let started = thread.spawn(move || run(&shared));
             started.map_err(StartError::Thread)
         };
-        let resets = start(|shared| shared.hosts.resets.run(&shared.hosts))?;
+        let resets = start(|shared| shared.hosts.run_resets())?;
         let repeats = start(|shared| shared.callback_retries.run(&shared.hosts));
         if repeats.is_err() {
-            shared.hosts.resets.close();
+            shared.hosts.close_resets();
         }
         let notifiers = vec![resets, repeats?];
         Ok(Server {
@@ -192,7 +168,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.callback_retries.close();
-        self.shared.hosts.resets.close();
+        self.shared.hosts.close_resets();
         for thread in self.notifiers.drain(..) {
             // A panic of the thread has already been reported.
             let _ = thread.join();
@@ -242,75 +218,3 @@ fn all_of(ports: &[Port]) -> PortStats {
 
 /// Threads of the volume location service: its calls wait only for their requests.
 const LOCATION_WORKERS: usize = 16;
-
-impl Shared {
-    pub(crate) fn new(config: Config, fs: Arc<Fs>, cache: Arc<Cache>) -> fs::Result<Arc<Shared>> {
-        let identity = identity(&fs);
-        Ok(Arc::new(Shared {
-            identity,
-            hosts: Hosts::new(identity, &config),
-            promises: Promises::new(&config),
-            callback_retries: CallbackRetries::new(config.tell_again),
-            volumes: Volumes::open(fs, cache, &config)?,
-            locks: Locks::default(),
-            counters: Counters::default(),
-            lent: Arc::default(),
-            started: SystemTime::now(),
-            config,
-        }))
-    }
-
-    /// Fails unless the caller's address is permitted.
-    pub(crate) fn check_allowed(&self, call: &Call) -> CallResult<()> {
-        if self.config.allows(call.peer().ip()) {
-            Ok(())
-        } else {
-            Err(DENIED)
-        }
-    }
-
-    /// Returns the time since the Unix epoch.
-    pub(crate) fn clock(&self) -> Duration {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        now.unwrap_or_default()
-    }
-}
-
-/// Derives the server's identity: the UUID of the file system, so that it is stable.
-fn identity(fs: &Fs) -> Uuid {
-    Uuid(fs.superblock().uuid)
-}
-
-/// Receives bytes that begin with a complete request, as decided by `parse`. File data may follow
-/// in them and in the call.
-pub(crate) fn receive(
-    call: &mut Call,
-    patience: &AdmissionControl,
-    parse: impl Fn(&[u8]) -> afs_proto::Result<()>,
-) -> CallResult<Bytes> {
-    let is_whole = |bytes: &[u8]| match parse(bytes) {
-        Ok(()) => Ok(true),
-        Err(WireError::Incomplete) => Ok(false),
-        Err(error) => Err(error),
-    };
-    let (begun, mut sender) = (Instant::now(), patience.sender());
-    let first = sender
-        .request(call, begun)?
-        .ok_or(Fault::Code(Abort::RXGEN_DECODE))?;
-    if is_whole(first.as_ref())? {
-        return Ok(first);
-    }
-    let mut held = first.as_ref().to_vec();
-    loop {
-        let piece = sender.request(call, begun)?;
-        let piece = piece.ok_or(WireError::Incomplete)?;
-        held.extend_from_slice(piece.as_ref());
-        if is_whole(&held)? {
-            return Ok(held.into());
-        }
-        if held.len() > REQUEST_BYTES_MAX {
-            let (what, length, max) = ("a message", held.len(), REQUEST_BYTES_MAX);
-            return Err(WireError::TooLong { what, length, max }.into());
-        }
-    }
-}

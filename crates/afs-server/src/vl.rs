@@ -5,7 +5,7 @@
 
 use crate::admission::AdmissionControl;
 use crate::error::{CallResult, Fault};
-use crate::server::Shared;
+use crate::shared::{Shared, receive};
 use crate::volume::{Kind, Volume};
 use afs_proto::vl::{
     ListAddrByAttributes, NvldbEntry, Reply, Request, Site, UvldbEntry, UvldbSite, VldbEntry,
@@ -40,7 +40,7 @@ impl Handler for Location {
 impl Location {
     fn answer(&self, call: &mut Call) -> CallResult<()> {
         self.shared.check_allowed(call)?;
-        let head = crate::server::receive(call, &self.admission, |bytes| {
+        let head = receive(call, &self.admission, |bytes| {
             afs_proto::prefix::<Request<'_>>(bytes).map(drop)
         })?;
         let (request, _) = afs_proto::prefix::<Request<'_>>(head.as_ref())?;

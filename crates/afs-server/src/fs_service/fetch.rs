@@ -9,7 +9,7 @@ use super::status_calls::rights_to_look;
 use super::{ANONYMOUS, RequestContext};
 use crate::error::{CallResult, DENIED};
 use crate::lanes;
-use crate::server::Shared;
+use crate::shared::Shared;
 use crate::stats::add;
 use crate::volume::Volume;
 use afs_proto::AfsFid;

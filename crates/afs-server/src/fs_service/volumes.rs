@@ -2,7 +2,7 @@
 
 use super::RequestContext;
 use crate::error::{CallResult, Fault};
-use crate::server::Shared;
+use crate::shared::{ACTIVE_SECONDS, Shared};
 use crate::volume::{Kind, Volume, VolumeId};
 use afs_proto::fs::{
     AfsFetchVolumeStatus, AfsStoreVolumeStatus, DiskName, Reply, ViceDisk, ViceStatistics,
@@ -102,7 +102,7 @@ fn kib(count: u64) -> i32 {
 pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
     let counts = shared.counters.read();
     let low = |count: u64| count as u32;
-    let (clients, active) = shared.hosts.count(crate::server::ACTIVE_SECONDS);
+    let (clients, active) = shared.hosts.count(ACTIVE_SECONDS);
     let (blocks_available, total_blocks) = partition(shared);
     let mut disks = [ViceDisk::default(); 10];
     disks[0] = ViceDisk {
@@ -134,7 +134,7 @@ pub(super) fn statistics(shared: &Shared) -> Reply<'static> {
 pub(super) fn statistics64(shared: &Shared, version: i32) -> CallResult<Reply<'static>> {
     let known = usize::try_from(version).map_err(|_| WireError::Incomplete)?;
     let counts = shared.counters.read();
-    let (clients, active) = shared.hosts.count(crate::server::ACTIVE_SECONDS);
+    let (clients, active) = shared.hosts.count(ACTIVE_SECONDS);
     let mut all = vec![0; stats64::COUNT];
     for (place, value) in [
         (stats64::CURRENT_TIME, shared.clock().as_secs()),

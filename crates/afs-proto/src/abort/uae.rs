@@ -6,7 +6,7 @@
 //! up to `UAEMEDIUMTYPE` and maps about a hundred of its codes to `EREMOTEIO`
 //! (`docs/protocol/afs.md` lists those that it preserves).
 
-use crate::Abort;
+use super::Abort;
 
 /// First code (`error_table uae`: the letters, six bits each, and eight bits for the error).
 pub const BASE: i32 = 0x02f6_df00;
