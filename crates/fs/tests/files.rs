@@ -639,3 +639,19 @@ fn every_change_is_reported_to_the_other_clients_only() {
         .expect("written");
     assert_eq!(at_mount.take(), Vec::<String>::new());
 }
+
+#[test]
+fn a_watcher_registered_twice_is_notified_until_both_end() {
+    let (device, cache) = (device(), cache());
+    let fs = open(&device);
+    let mount = files(&fs, &cache);
+    let server = mount.client();
+    let told = Arc::new(Told::default());
+    let (first, second) = (mount.watch(told.clone()), mount.watch(told.clone()));
+    drop(first);
+    server.create(ROOT, b"a", &NEW).expect("made");
+    assert_eq!(told.take(), [format!("{ROOT}/a")]);
+    drop(second);
+    server.create(ROOT, b"b", &NEW).expect("made");
+    assert_eq!(told.take(), Vec::<String>::new());
+}

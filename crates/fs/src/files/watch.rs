@@ -37,13 +37,20 @@ pub trait Watcher: Send + Sync {
 pub(super) struct Watchers {
     clients: AtomicU64,
     count: AtomicUsize,
-    list: RwLock<Vec<(u64, Arc<dyn Watcher>)>>,
+    list: RwLock<Vec<Registered>>,
+}
+
+struct Registered {
+    client: u64,
+    watcher: Arc<dyn Watcher>,
+    /// Identity of the registration: a watcher may be registered more than once.
+    token: Arc<()>,
 }
 
 /// Registration of a watcher; dropping it ends the notifications.
 pub struct Watch {
     files: Arc<Files>,
-    watcher: Arc<dyn Watcher>,
+    token: Arc<()>,
 }
 
 impl Watchers {
@@ -52,7 +59,7 @@ impl Watchers {
         self.clients.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    fn edit(&self, edit: impl FnOnce(&mut Vec<(u64, Arc<dyn Watcher>)>)) {
+    fn edit(&self, edit: impl FnOnce(&mut Vec<Registered>)) {
         let mut list = self.list.write().expect("no panic under this lock");
         edit(&mut list);
         self.count.store(list.len(), Ordering::SeqCst);
@@ -60,8 +67,10 @@ impl Watchers {
 
     fn notify(&self, client: u64, changes: &[Change<'_>]) {
         let list = self.list.read().expect("a watcher does not panic");
-        for (_, watcher) in list.iter().filter(|(of, _)| *of != client) {
-            changes.iter().for_each(|change| watcher.changed(change));
+        for other in list.iter().filter(|other| other.client != client) {
+            changes
+                .iter()
+                .for_each(|change| other.watcher.changed(change));
         }
     }
 }
@@ -84,11 +93,16 @@ impl Files {
 
     /// Registers `watcher` for changes by other clients for as long as the result lives.
     pub fn watch(self: &Arc<Files>, watcher: Arc<dyn Watcher>) -> Watch {
-        let entry = (self.client, Arc::clone(&watcher));
-        self.shared.watchers.edit(|list| list.push(entry));
+        let token = Arc::new(());
+        let registered = Registered {
+            client: self.client,
+            watcher,
+            token: Arc::clone(&token),
+        };
+        self.shared.watchers.edit(|list| list.push(registered));
         Watch {
             files: Arc::clone(self),
-            watcher,
+            token,
         }
     }
 
@@ -107,8 +121,10 @@ impl Files {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        let mine = |(_, other): &(u64, Arc<dyn Watcher>)| Arc::ptr_eq(other, &self.watcher);
-        let watchers = &self.files.shared.watchers;
-        watchers.edit(|list| list.retain(|entry| !mine(entry)));
+        let is_other = |other: &Registered| !Arc::ptr_eq(&other.token, &self.token);
+        self.files
+            .shared
+            .watchers
+            .edit(|list| list.retain(is_other));
     }
 }
