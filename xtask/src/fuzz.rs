@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Names of the targets' files.
-const TARGETS: &[&str] = &[
+pub const TARGETS: &[&str] = &[
     "afs_directory",
     "afs_requests",
     "fs_image",

@@ -39,7 +39,6 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("request-key", "keyutils"),
     ("rxdebug", "openafs-client"),
-    ("afsd.fuse", "openafs-fuse"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
     ("setfattr", "attr"),
@@ -96,8 +95,8 @@ pub fn needs_root() -> Outcome {
         Ok(())
     } else {
         Err(
-            "the tests mount file systems, make loop devices and change owners: run \
-             `cargo xtask check` as root, in a virtual machine if in doubt"
+            "the full check mounts file systems, makes loop devices and changes owners: run it as \
+             root, in a virtual machine if in doubt; `cargo xtask check` needs no root"
                 .into(),
         )
     }
@@ -162,8 +161,9 @@ fn fuse() -> Outcome {
     std::fs::set_permissions(device, PermissionsExt::from_mode(0o666)).map_err(failed)
 }
 
-/// Installs missing subcommands of cargo.
-fn subcommands() -> Outcome {
+/// Installs missing subcommands of cargo, without optimization: that takes half the time, and the
+/// tests take nearly all of theirs.
+pub fn subcommands() -> Outcome {
     for (name, version) in SUBCOMMANDS {
         let there = Command::new(env!("CARGO"))
             .args([name, "--version"])
@@ -175,7 +175,14 @@ fn subcommands() -> Outcome {
             continue;
         }
         run(Command::new(env!("CARGO"))
-            .args(["install", "--locked", "--quiet", "--version", version])
+            .args([
+                "install",
+                "--locked",
+                "--debug",
+                "--quiet",
+                "--version",
+                version,
+            ])
             .arg(format!("cargo-{name}")))?;
     }
     Ok(())

@@ -2,8 +2,12 @@
 //! tests and the reasons.
 
 use crate::Outcome;
+use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
+
+/// Profile of nextest with the tests that need neither root nor a peer.
+pub const PLAIN: &str = "plain";
 
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
@@ -23,15 +27,11 @@ struct Retried {
 /// # Errors
 /// A test failed, or more than [`RETRIES_MAX`] tests needed a second attempt.
 pub fn run(root: &Path, args: &[String]) -> Outcome {
-    let junit = root.join("target/nextest/default/junit.xml");
+    let plain = args.iter().any(|arg| arg == PLAIN);
+    let profile = if plain { PLAIN } else { "default" };
+    let junit = root.join(format!("target/nextest/{profile}/junit.xml"));
     let _ = std::fs::remove_file(&junit);
-    let outcome = crate::run(
-        Command::new(env!("CARGO"))
-            .args(["nextest", "run", "--workspace", "--release"])
-            .args(args)
-            .env(runner_variable(), root.join("xtask/isolated"))
-            .current_dir(root),
-    );
+    let outcome = crate::run(command(root).args(args));
     let report = std::fs::read_to_string(&junit).unwrap_or_default();
     let retried = retried(&report).map_err(|e| format!("{junit:?}: {e}"))?;
     for test in &retried {
@@ -45,6 +45,72 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
             "{more} tests needed a second try, more than {RETRIES_MAX}: mend them"
         )),
     }
+}
+
+/// Returns the command that runs the tests of the workspace; the caller adds filters.
+pub fn command(root: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command
+        .args(["nextest", "run", "--workspace"])
+        .env(runner_variable(), root.join("xtask/isolated"))
+        .current_dir(root);
+    command
+}
+
+/// Prints the tests that the profile [`PLAIN`] leaves out, and writes their names to a file.
+pub fn report_left_out(root: &Path) -> Outcome {
+    let output = Command::new(env!("CARGO"))
+        .args(["nextest", "list", "--workspace", "--profile", PLAIN])
+        .args(["--message-format", "json"])
+        .current_dir(root)
+        .output()
+        .map_err(|e| format!("cargo nextest list: {e}"))?;
+    let listed: Value = serde_json::from_slice(&output.stdout).map_err(|e| {
+        let why = String::from_utf8_lossy(&output.stderr);
+        format!("cargo nextest list: {e}: {why}")
+    })?;
+    let left_out = left_out(&listed);
+    let names: usize = left_out.iter().map(|(_, names)| names.len()).sum();
+    println!("\nnot run, because they need root or a peer:");
+    let mut all = String::new();
+    for (suite, names) in &left_out {
+        if names.is_empty() {
+            println!("    {suite}: the whole suite");
+            all += &format!("{suite}\n");
+        } else {
+            println!("    {suite}: {}", names.join(", "));
+        }
+        for name in names {
+            all += &format!("{suite} {name}\n");
+        }
+    }
+    let file = root.join("target/not-run.txt");
+    std::fs::write(&file, all).map_err(|e| format!("{}: {e}", file.display()))?;
+    println!(
+        "{} suites, and {names} tests of others",
+        left_out.iter().filter(|s| s.1.is_empty()).count()
+    );
+    Ok(())
+}
+
+/// Finds the suites of a listing that are left out whole (no names) or in part.
+fn left_out(listed: &Value) -> Vec<(String, Vec<String>)> {
+    let suites = listed["rust-suites"].as_object().into_iter().flatten();
+    let mut found: Vec<(String, Vec<String>)> = suites
+        .filter_map(|(id, suite)| {
+            if suite["status"] != "listed" {
+                return Some((id.clone(), Vec::new()));
+            }
+            let cases = suite["testcases"].as_object().into_iter().flatten();
+            let names: Vec<String> = cases
+                .filter(|(_, case)| case["filter-match"]["status"] != "matches")
+                .map(|(name, _)| name.clone())
+                .collect();
+            (!names.is_empty()).then(|| (id.clone(), names))
+        })
+        .collect();
+    found.sort();
+    found
 }
 
 /// Returns the variable with the test runner of this platform for cargo and nextest.
@@ -117,6 +183,24 @@ no answer</system-err>
         assert_eq!(found[0].test, "rx::calls waits");
         assert!(found[0].reason.contains("no answer"), "{found:?}");
         assert!(!found[0].reason.contains("noise"), "{found:?}");
+    }
+
+    #[test]
+    fn what_a_profile_leaves_out_is_named() {
+        let listed = serde_json::json!({ "rust-suites": {
+            "tests::luns": { "status": "skipped-default-filter", "testcases": {} },
+            "rx::calls": { "status": "listed", "testcases": {
+                "needs_root::a": { "filter-match": { "status": "mismatch" } },
+                "b": { "filter-match": { "status": "matches" } },
+            } },
+            "xts": { "status": "listed", "testcases": {
+                "c": { "filter-match": { "status": "matches" } },
+            } },
+        } });
+        let found = left_out(&listed);
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found[0], ("rx::calls".into(), vec!["needs_root::a".into()]));
+        assert_eq!(found[1], ("tests::luns".into(), Vec::new()));
     }
 
     #[test]

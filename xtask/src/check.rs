@@ -1,0 +1,95 @@
+//! The checks that a change must pass, in tiers.
+//!
+//! | command | needs | runs |
+//! |---|---|---|
+//! | `cargo xtask check` | Rust and a C compiler | format, style, structure, dependencies, lints, documentation, and every test that needs neither root nor a peer |
+//! | `cargo xtask check --full` | root | the same with all tests, against real peers, interleavings and fuzz targets |
+//! | `cargo xtask check --soak HOURS` | root | random, fault and fuzz suites with new seeds ([`crate::soak`]) |
+
+use crate::{Outcome, cargo, fuzz, layers, run, setup, soak, suite, tidy};
+use std::path::Path;
+use std::process::Command;
+
+/// Seconds for each fuzz target in a full check.
+const FUZZ_SECONDS: &str = "20";
+
+/// Seed of the fuzz targets in a full check, so that no change fails for an older defect.
+const FUZZ_SEED: &str = "1";
+
+/// Runs the tier that `args` select.
+///
+/// # Errors
+/// A check failed, or `args` name no tier.
+pub fn check(root: &Path, args: &[String]) -> Outcome {
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args.as_slice() {
+        [] => plain(root),
+        ["--full"] => full(root),
+        ["--soak", hours] => soak::run(root, hours),
+        _ => Err("usage: cargo xtask check [--full | --soak HOURS]".into()),
+    }
+}
+
+/// Runs the checks that need nothing but Rust and a C compiler, then names what was left out.
+fn plain(root: &Path) -> Outcome {
+    structure(root)?;
+    setup::subcommands()?;
+    lints(root)?;
+    // The tests start the program as a user would.
+    cargo(root, &["build", "--package", "evfs"])?;
+    cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
+    let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
+    suite::report_left_out(root)?;
+    println!(
+        "not run either: interleavings of the cache (loom) and fuzz targets\n\
+         all of it, as root: cargo xtask check --full"
+    );
+    outcome
+}
+
+/// Runs everything.
+fn full(root: &Path) -> Outcome {
+    setup::needs_root()?;
+    structure(root)?;
+    setup::require(root)?;
+    lints(root)?;
+    cargo(root, &["build", "--release", "--package", "evfs"])?;
+    // nextest does not run documentation examples. They are fast, so a broken one shows early.
+    cargo(root, &["test", "--workspace", "--release", "--doc"])?;
+    suite::run(root, &["--release".into()])?;
+    interleavings(root)?;
+    let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];
+    fuzz::run(root, &fuzz.map(String::from))
+}
+
+/// Checks what needs no compiled code.
+fn structure(root: &Path) -> Outcome {
+    tidy::check(root)?;
+    layers::check(root)?;
+    cargo(root, &["fmt", "--all", "--", "--check"])
+}
+
+/// Checks dependencies, lints and documentation.
+fn lints(root: &Path) -> Outcome {
+    // Not advisories: their database is on GitHub, which not every machine can reach.
+    cargo(root, &["deny", "check", "bans", "licenses", "sources"])?;
+    let clippy = ["clippy", "--workspace", "--all-targets", "--quiet"];
+    cargo(root, &[&clippy[..], &["--", "-D", "warnings"]].concat())?;
+    // All items, so that a broken link in a private comment fails too.
+    run(Command::new(env!("CARGO"))
+        .args(["doc", "--workspace", "--no-deps", "--quiet"])
+        .arg("--document-private-items")
+        .env("RUSTDOCFLAGS", "-D warnings")
+        .current_dir(root))
+}
+
+/// Tests every interleaving of the lock-free shared state with loom, which replaces the standard
+/// library's atomics and so needs a build of its own.
+fn interleavings(root: &Path) -> Outcome {
+    run(Command::new(env!("CARGO"))
+        .args(["test", "--release", "--package", "evfs-cache"])
+        .args(["--test", "loom"])
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", root.join("target/loom"))
+        .current_dir(root))
+}
