@@ -109,7 +109,7 @@ fn openafs(s: &Sandbox) -> PathBuf {
         "no {}; `cargo xtask setup` installs it",
         header.display()
     );
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/bench/rx-openafs.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../benches/peers/rx-openafs.c");
     let program = s.path("rx-openafs");
     let args = ["-O1", "-w", "-pthread", "-DAFS_PTHREAD_ENV", "-o"];
     let libraries = ["/usr/lib/libafsrpc.a", "/usr/lib/libopr.a", "-lresolv"];

@@ -1,4 +1,4 @@
-//! Load on a LUN over the given paths, for comparisons run by `docs/bench/paths.sh`. Prints one
+//! Load on a LUN over the given paths, for comparisons run by `benches/peers/paths.sh`. Prints one
 //! JSON object with requests per second, latencies, CPU time, and the I/O carried by each path.
 //!
 //! ```text

@@ -145,7 +145,7 @@ build() {
   if [ ! -e "$lib/libafsrpc.a" ]; then
     (cd "$WORK" && apt-get download -q libopenafs-dev > /dev/null && dpkg -x libopenafs-dev_*.deb dev)
   fi
-  gcc -O2 -w -pthread -DAFS_PTHREAD_ENV -I"$inc" -o "$WORK/afsc" "$REPO/docs/bench/afs-openafs.c" \
+  gcc -O2 -w -pthread -DAFS_PTHREAD_ENV -I"$inc" -o "$WORK/afsc" "$REPO/benches/peers/afs-openafs.c" \
     "$lib/libafsrpc.a" "$lib/libopr.a" -lresolv || die 'the client does not build'
 }
 
