@@ -2,7 +2,7 @@
 # Whether the laboratory can be believed, on this machine and now: our workloads beside the programs that they follow,
 # by turns in one folder, and comparisons of a thing with itself. Prints tables of paired ratios.
 #
-#   benches/peers/lab.sh FOLDER [PAIRS]        needs fio and postmark; EVFS is the program [target/release/evfs]
+#   benches/peers/lab.sh DIR [PAIRS]        needs fio and postmark; EVFS is the program [target/release/evfs]
 #
 # The order of each pair is turned round from one to the next. Absolute figures are this machine's of the hour.
 set -euo pipefail
