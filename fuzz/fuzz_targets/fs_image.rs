@@ -10,7 +10,8 @@
 //! bytes.
 #![no_main]
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use fs::{Allocate, FIRST_FILESET, FileType, Fileset, Fs, Ino, New, Options, ROOT, SetXattr};
 use libfuzzer_sys::fuzz_target;
 use std::sync::{Arc, LazyLock};

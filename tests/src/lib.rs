@@ -315,7 +315,7 @@ impl Drop for Killed {
 }
 
 /// Data and choices from a seed, so that a failing test can be reproduced.
-pub struct Random(block::Random);
+pub struct Random(block_testing::Random);
 
 impl Random {
     /// Creates a generator with the seed in `EVFS_SEED`, or a fresh one, and prints it.
@@ -333,7 +333,7 @@ impl Random {
 
     /// Creates a generator with a given seed.
     pub fn new(seed: u64) -> Random {
-        Random(block::Random::new(seed))
+        Random(block_testing::Random::new(seed))
     }
 
     /// Returns a number less than `bound`.

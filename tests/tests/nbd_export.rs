@@ -1,7 +1,8 @@
 //! The NBD export from its clients' point of view: the effect of a failed flush on each of them,
 //! and the access of unauthenticated clients.
 
-use block::{ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use block::{ErrorKind, OpKind};
+use block_testing::{ErrorDevice, Failure, Mem};
 use export_nbd::client::Client;
 use export_nbd::{Config, Export, Listen, Server};
 use std::io::Read;

@@ -193,7 +193,8 @@ mod tests {
     use super::*;
     use crate::study::{Journal, Side, StudyPlan, study};
     use crate::{Facts, RunEnvironment, Target};
-    use block::{BlockDevice, Mem, Rate};
+    use block::BlockDevice;
+    use block_testing::{Mem, Rate};
     use std::ops::ControlFlow;
     use std::sync::Arc;
 

@@ -1,7 +1,8 @@
 //! Studies from their sides to the HTML page: on directories and devices, with known speeds, and
 //! with a killed process.
 
-use block::{BlockDevice, Mem, Rate};
+use block::BlockDevice;
+use block_testing::{Mem, Rate};
 use lab::study::{
     Journal, Judgement, Kind, Results, Side, StudyPlan, findings, journal_path, study,
 };

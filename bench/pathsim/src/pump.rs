@@ -2,7 +2,7 @@
 
 use crate::command::{Command, Direction};
 use crate::{Address, Stats, TICK};
-use block::Random;
+use block_testing::Random;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use std::collections::VecDeque;

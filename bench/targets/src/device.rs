@@ -1,6 +1,7 @@
 //! The stacks that benchmarks (`evfs bench`) compare, all over the same bytes of one file or disk.
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use crypt::{CryptDevice, DataSegment};
 use path_file::{FileDevice, Lock};
 use secret::SecretBytes;

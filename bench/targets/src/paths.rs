@@ -388,8 +388,8 @@ fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Mem;
     use block::topology::Topology;
+    use block_testing::Mem;
     use lab::{Extent, Job, Target};
     use std::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Interleaved runs of variants, and the statistics of their rounds.
 
-use block::Random;
+use block_testing::Random;
 
 /// A variant under comparison: its name, and a run that returns its cost.
 pub struct Arm<'a> {

@@ -8,7 +8,7 @@ use crate::Args;
 use crate::peers::{self, Foyer, Moka};
 use crate::rounds::median;
 use crate::table::Table;
-use block::{Mem, Random};
+use block_testing::{Mem, Random};
 use cache::policy::{
     Clock, Entry, FrameNo, Lru, PageKey, Policy, SeqLimits, Stealback, Stealing, Touched, Ufc,
 };

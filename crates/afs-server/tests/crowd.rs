@@ -7,7 +7,7 @@ mod common;
 
 use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
-use block::Random;
+use block_testing::Random;
 use common::process::{Disk, Process, serve_if_told};
 use common::{CACHE_BYTES, seed};
 use std::net::Ipv4Addr;

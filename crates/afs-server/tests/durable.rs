@@ -6,7 +6,8 @@
 mod common;
 
 use afs_proto::AfsFid;
-use block::{BlockDevice, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind};
+use block::{BlockDevice, ErrorKind, OpKind};
+use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem};
 use common::{Cell, Client, config};
 use std::sync::Arc;
 

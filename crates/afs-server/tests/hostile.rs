@@ -7,7 +7,7 @@ mod common;
 use afs_client::ANY;
 use afs_proto::fs::{AfsStoreVolumeStatus, LockType, PROCEDURES, Request};
 use afs_proto::{Abort, AfsCbs, AfsFid, List, Message, Name, Opaque, Path, to_bytes};
-use block::Random;
+use block_testing::Random;
 use common::{Cell, Client, PATIENCE, seed};
 use rx::{End, code};
 use std::time::Instant;

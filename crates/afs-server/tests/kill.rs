@@ -10,7 +10,7 @@ mod common;
 
 use afs_client::{Client, Error, Options, PortSet};
 use afs_proto::AfsFid;
-use block::Random;
+use block_testing::Random;
 use common::process::{Disk, Process, free_port, serve_if_told};
 use common::{PATIENCE, seed};
 use rx::Timeouts;

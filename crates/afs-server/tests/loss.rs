@@ -7,7 +7,7 @@ mod common;
 
 use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
-use block::Random;
+use block_testing::Random;
 use common::relay::Relay;
 use common::{Cell, seed};
 use std::net::Ipv4Addr;

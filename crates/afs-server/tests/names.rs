@@ -8,7 +8,7 @@ mod common;
 use afs_proto::dir::{Directory, Entry, Image};
 use afs_proto::fs::{AfsFetchStatus, FileType};
 use afs_proto::{Abort, AfsFid};
-use block::Random;
+use block_testing::Random;
 use common::{Cell, Client, seed};
 use std::collections::BTreeMap;
 
@@ -274,7 +274,7 @@ fn links_count_and_symbolic_links_say_what_they_were_told() {
 #[test]
 fn pages_that_are_rebuilt_have_a_version_of_their_own() {
     let device: std::sync::Arc<dyn block::BlockDevice> =
-        std::sync::Arc::new(block::Mem::new(256 << 20, 4096));
+        std::sync::Arc::new(block_testing::Mem::new(256 << 20, 4096));
     common::format(&device);
     let make = |names: std::ops::Range<u32>| {
         let cell = Cell::on(&device, common::config());
@@ -316,7 +316,7 @@ fn folder(device: &std::sync::Arc<dyn block::BlockDevice>) -> AfsFid {
 #[test]
 fn a_name_can_be_removed_where_there_is_no_room_for_anything() {
     let device: std::sync::Arc<dyn block::BlockDevice> =
-        std::sync::Arc::new(block::Mem::new(64 << 20, 4096));
+        std::sync::Arc::new(block_testing::Mem::new(64 << 20, 4096));
     let folder = folder(&device);
     let cell = Cell::on(&device, common::config());
     let client = cell.client();
@@ -347,7 +347,7 @@ fn a_name_can_be_removed_where_there_is_no_room_for_anything() {
 #[test]
 fn pages_that_are_rebuilt_in_a_read_only_volume_have_a_version_of_their_own() {
     let device: std::sync::Arc<dyn block::BlockDevice> =
-        std::sync::Arc::new(block::Mem::new(64 << 20, 4096));
+        std::sync::Arc::new(block_testing::Mem::new(64 << 20, 4096));
     common::format(&device);
     let before = {
         let cell = Cell::on(&device, common::config());

@@ -9,7 +9,7 @@
 mod common;
 
 use afs_client::{Options, PortSet};
-use block::Random;
+use block_testing::Random;
 use common::process::{Disk, Process, serve_if_told};
 use common::{CACHE_BYTES, PATIENCE, seed};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};

@@ -2,7 +2,7 @@
 
 use crate::{AccessHint, BufPool, Completion, Error, ErrorKind, Op, Request, Result};
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Properties of a device. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +93,17 @@ pub enum Wait {
     /// Waits for a completion, at most this long. A deadline past the clock's range waits
     /// indefinitely.
     AtMost(Duration),
+}
+
+impl Wait {
+    /// Computes the deadline of a wait that begins now; `None`: no deadline, or one beyond the
+    /// clock's range.
+    pub fn deadline(self) -> Option<Instant> {
+        match self {
+            Wait::AtMost(time) => Instant::now().checked_add(time),
+            Wait::Poll | Wait::Block => None,
+        }
+    }
 }
 
 /// A queue of requests to a device, used by one thread.

@@ -14,7 +14,8 @@
 //! A device in memory, and a queue whose caller waits for each operation:
 //!
 //! ```
-//! use block::{BlockDevice, Blocking, Mem};
+//! use block::{BlockDevice, Blocking};
+//! use block_testing::Mem;
 //!
 //! let device = Mem::new(1 << 20, 512); // 1 MiB, blocks of 512 bytes
 //! let mut queue = Blocking::open(&device)?;
@@ -32,27 +33,24 @@
 
 mod blocking;
 mod buf;
-pub mod conformance;
 mod device;
-mod devices;
 mod error;
 pub mod layer;
 mod lunpath;
 mod pool;
-mod random;
 mod request;
+mod stats;
+mod sticky_flush;
 pub mod topology;
+mod wait_pair;
 
 pub use blocking::Blocking;
 pub use buf::{BUF_ALIGN, Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
-pub use devices::{
-    Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, KindStats, Mem, MemConfig,
-    PowerCut, Rate, RateConfig, ReadOnlyMem, Replay, Snapshot, Stats, StatsHandle, StickyFlush,
-    Tear, Volatile,
-};
 pub use error::{Error, ErrorKind, Result};
 pub use lunpath::{Access, AccessHint, Connection, Identity, Lunpath, Transport};
 pub use pool::BufPool;
-pub use random::Random;
 pub use request::{Completion, Op, OpKind, Request};
+pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
+pub use sticky_flush::StickyFlush;
+pub use wait_pair::WaitPair;

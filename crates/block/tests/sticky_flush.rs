@@ -2,9 +2,10 @@
 //! chooses which.
 
 use block::{
-    BlockDevice, Blocking, Buf, Completion, Delay, DeviceInfo, Error, ErrorKind, Mem, Op, Queue,
+    BlockDevice, Blocking, Buf, Completion, DeviceInfo, Error, ErrorKind, Op, OpKind, Queue,
     Request, Result, StickyFlush, Wait,
 };
+use block_testing::{Delay, ErrorDevice, Failure, Mem, conformance};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
@@ -295,4 +296,28 @@ fn flushes_of_many_threads_all_come_back() {
             });
         }
     });
+}
+
+#[test]
+fn conforms() {
+    conformance::run(&|| Arc::new(StickyFlush::new(Arc::new(Mem::new(16 << 20, 512)))));
+}
+
+#[test]
+fn after_a_flush_that_failed_no_queue_flushes_well_again() {
+    let (device, errors) = ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)));
+    let sticky = StickyFlush::new(Arc::new(device));
+    let (mut one, mut two) = (
+        Blocking::open(&sticky).unwrap(),
+        Blocking::open(&sticky).unwrap(),
+    );
+    one.write_at(0, &[0; 512]).unwrap();
+    one.flush().unwrap();
+    errors.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
+    assert!(one.flush().is_err() && sticky.failure().get().is_some());
+    for client in [&mut two, &mut one] {
+        client.write_at(0, &[1; 512]).unwrap();
+        assert_eq!(client.flush().unwrap_err().kind(), ErrorKind::Media);
+    }
+    assert!(Blocking::open(&sticky).unwrap().flush().is_err());
 }

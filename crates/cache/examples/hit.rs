@@ -12,7 +12,8 @@
 //! waits for the last" the result of an access determines the next page, as in a program that
 //! follows pointers.
 
-use block::{BlockDevice, Buf, Mem, Op, Random, Request, Wait};
+use block::{BlockDevice, Buf, Op, Request, Wait};
+use block_testing::{Mem, Random};
 use cache::{Cache, CachedDevice, Config, DEVICE_FILE, DevicePager, OpenFile, Session};
 use std::fs::File;
 use std::hint::black_box;

@@ -24,7 +24,8 @@
 //! and the median of the rounds' ratios to `unified` with a confidence interval of at least 95 %,
 //! by order statistics.
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};
 use clap::Parser;
 use std::fs::{File, OpenOptions};

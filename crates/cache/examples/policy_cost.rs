@@ -4,7 +4,7 @@
 //!
 //! `cargo run --release -p evfs-cache --example policy_cost`
 
-use block::Random;
+use block_testing::Random;
 use cache::policy::{
     Clock, Entry, FrameNo, Lru, PageKey, Policy, SeqLimits, Stealback, Stealing, Touched, Ufc,
 };

@@ -6,7 +6,7 @@
 //!
 //! `cargo run --release -p evfs-cache --example window_faults -- [--one-cpu]`
 
-use block::Mem;
+use block_testing::Mem;
 use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};
 use clap::Parser;
 use std::ptr::{NonNull, null_mut};

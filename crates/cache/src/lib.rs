@@ -23,7 +23,8 @@
 //! A block device behind a cache of 16 MiB:
 //!
 //! ```
-//! use block::{BlockDevice, Blocking, Mem};
+//! use block::{BlockDevice, Blocking};
+//! use block_testing::Mem;
 //! use cache::{Cache, CachedDevice, Config};
 //! use std::sync::Arc;
 //!

@@ -130,7 +130,8 @@ fn armed(file: &Path) -> Result<OwnedFd> {
 mod tests {
     use super::*;
     use crate::{CachedDevice, Config};
-    use block::{Blocking, Mem};
+    use block::Blocking;
+    use block_testing::Mem;
     use std::time::{Duration, Instant};
 
     #[test]

@@ -1,10 +1,8 @@
 //! A cached device behaves like a device: the conformance suite, cached and direct, on a disk in
 //! memory and on one whose power can be cut.
 
-use block::{
-    BlockDevice, Buf, ErrorDevice, ErrorKind, Mem, MemConfig, Op, PowerCut, Queue, Request, Wait,
-    conformance,
-};
+use block::{BlockDevice, Buf, ErrorKind, Op, Queue, Request, Wait};
+use block_testing::{ErrorDevice, Mem, MemConfig, PowerCut, conformance};
 use cache::{Cache, CachedDevice, Config};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -71,9 +69,8 @@ fn what_was_flushed_survives_power_cuts() {
 
 /// A device whose flushes complete when the test says so.
 mod slow_flush {
-    use block::{
-        BlockDevice, Completion, DeviceInfo, Error, ErrorKind, Mem, Op, Queue, Request, Wait,
-    };
+    use block::{BlockDevice, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Wait};
+    use block_testing::Mem;
     use std::os::fd::BorrowedFd;
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
     use std::sync::{Arc, Mutex};

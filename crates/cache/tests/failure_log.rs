@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use block::{ErrorKind, OpKind};
+use block_testing::{ErrorDevice, Failure, Mem};
 use cache::{Cache, Config, FileId};
 use common::{Parts, until};
 use std::io::Write;

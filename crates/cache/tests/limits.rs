@@ -1,6 +1,6 @@
 //! The limit of the cache holds under load and while it changes, and memory use follows it.
 
-use block::{Mem, Random};
+use block_testing::{Mem, Random};
 use cache::{Cache, Config, DEVICE_FILE, DevicePager, Volume};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -11,7 +11,8 @@ mod common;
 mod touch;
 
 use bench::{Bench, FILE, all, number, until};
-use block::{Buf, ErrorKind, Failure, OpKind};
+use block::{Buf, ErrorKind, OpKind};
+use block_testing::Failure;
 use cache::{Access, Config, Mapping};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

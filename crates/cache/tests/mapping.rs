@@ -8,7 +8,8 @@ mod common;
 mod touch;
 
 use bench::{Bench, OTHER, all, number, until};
-use block::{Buf, ErrorKind, Failure};
+use block::{Buf, ErrorKind};
+use block_testing::Failure;
 use cache::window::{self, covers};
 use cache::{Access, Config};
 use std::os::unix::process::ExitStatusExt;

@@ -24,7 +24,8 @@ mod common;
 #[path = "common/touch.rs"]
 mod touch;
 
-use block::{Buf, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, Random};
+use block::{Buf, ErrorKind};
+use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem, Random};
 use cache::{Access, Cache, Config, FileId, Mapping, OpenFile, Session, Volume};
 use common::{Parts, setting};
 use std::ops::Range;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use block::{Mem, PowerCut, Random, Tear};
+use block_testing::{Mem, PowerCut, Random, Tear};
 use cache::{Cache, Config, FileId, OpenFile, Session, Volume};
 use common::{Parts, until};
 use std::sync::Arc;

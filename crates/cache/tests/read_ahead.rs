@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, Delay, Mem, Random};
+use block::BlockDevice;
+use block_testing::{Delay, Mem, Random};
 use cache::{Cache, Config, FileId, OpenFile, Session, Vnode, Volume};
 use common::{Parts, until};
 use std::sync::Arc;

@@ -4,7 +4,7 @@
 #[path = "common/touch.rs"]
 mod touch;
 
-use block::{Mem, Random};
+use block_testing::{Mem, Random};
 use cache::send::{Datagrams, Parts, RangeSend, SendError, UdpSender};
 use cache::{
     Access, Cache, Config, DEVICE_FILE, DevicePager, FileId, OpenFile, PAGE_BYTES, Session, Vnode,

@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, Completion, Mem, Random, Request, Result, Wait};
+use block::{BlockDevice, Completion, Request, Result, Wait};
+use block_testing::{Mem, Random};
 use cache::{
     Cache, Config, FileId, OpenFile, Pager, PagerInfo, PagerQueue, Session, Vnode, Volume,
     tunables::Tunables,

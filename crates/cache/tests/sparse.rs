@@ -3,7 +3,8 @@
 
 mod common;
 
-use block::{Completion, Op, Random, Request, Result, Wait};
+use block::{Completion, Op, Request, Result, Wait};
+use block_testing::Random;
 use cache::{Cache, Config, FileId, Pager, PagerInfo, PagerQueue};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 // A request is often one range, but still a list of ranges.
 #![allow(clippy::single_range_in_vec_init)]
 
-use block::Random;
+use block_testing::Random;
 use cache::stream::{Access, Advice, Limits, Streams};
 use proptest::prelude::*;
 use std::collections::BTreeSet;

@@ -2,9 +2,8 @@
 
 mod common;
 
-use block::{
-    Buf, Delay, ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, PowerCut, Random, Tear,
-};
+use block::{Buf, ErrorKind, OpKind};
+use block_testing::{Delay, ErrorDevice, ErrorHandle, Failure, Mem, PowerCut, Random, Tear};
 use cache::{Cache, Config, FileId, Volume};
 use common::{Parts, until};
 use std::sync::Arc;

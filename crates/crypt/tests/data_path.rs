@@ -1,7 +1,8 @@
 //! The data path: conformance over every kind of lower device, agreement with the cipher, and the
 //! state after 2,000 power cuts.
 
-use block::{BlockDevice, Blocking, Buf, ErrorDevice, Mem, Op, PowerCut, Random, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, Op, Request, Wait};
+use block_testing::{ErrorDevice, Mem, PowerCut, Random};
 use crypt::{CryptDevice, DataSegment, Options};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn passes_the_conformance_suite_with_both_key_lengths_and_sector_sizes() {
         (128, SectorSize::B4096),
     ] {
         for allow_discards in [false, true] {
-            block::conformance::run(&|| {
+            block_testing::conformance::run(&|| {
                 let options = Options {
                     allow_discards,
                     ..Options::default()
@@ -57,7 +58,10 @@ fn one_failing_request_below_fails_one_above() {
     let (lower, handle) = ErrorDevice::new(Arc::new(Mem::new(17 << 20, 512)));
     let device = crypt(Arc::new(lower), 256, SectorSize::B4096, Options::default());
     for n in 1..=20u64 {
-        handle.set(Some(block::Failure::nth(n, block::ErrorKind::Media)));
+        handle.set(Some(block_testing::Failure::nth(
+            n,
+            block::ErrorKind::Media,
+        )));
         let mut queue = device.queue().unwrap();
         let mut done = Vec::new();
         for tag in 0..20u64 {

@@ -1,6 +1,7 @@
 //! Volumes: roles, the seal, and every write boundary of every key operation.
 
-use block::{BlockDevice, Mem, PowerCut};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut};
 use crypt::{Action, Error, Format, Identified, Role, Seal, Volume};
 use keyring::{Identity, Keyring};
 use luks2::{Argon2Cost, Kdf};

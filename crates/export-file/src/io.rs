@@ -265,7 +265,7 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Mem, Random};
+    use block_testing::{Mem, Random};
     use std::os::fd::BorrowedFd;
 
     /// A disk whose first queue breaks with a read in flight.

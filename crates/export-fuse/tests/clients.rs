@@ -3,7 +3,7 @@
 
 mod common;
 
-use block::Random;
+use block_testing::Random;
 use common::{c, check, device, mounted, shared, unmount, wait_until};
 use export_fuse::{Mount, MountConfig};
 use fs::{Allocate, FileType, Files, Ino, New, ROOT, Rename, SetAttr, WritePosition};

@@ -1,7 +1,8 @@
 //! Clients that send faster than they read: every request is answered, regardless of how much
 //! arrives before the server has room for it.
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use export_nbd::{Config, Export, Listen, Server, Tls};
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};
 use nbd_proto::constants as c;

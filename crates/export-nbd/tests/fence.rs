@@ -3,7 +3,8 @@
 
 mod common;
 
-use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Random, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Request, Wait};
+use block_testing::Random;
 use common::{Forwarder, Gate};
 use export_nbd::{Config, Export, Listen, Server};
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};

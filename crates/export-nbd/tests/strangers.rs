@@ -1,6 +1,7 @@
 //! Limits on the resources that stalled or unauthenticated clients can take from other clients.
 
-use block::{BlockDevice, Error, Mem, MemConfig, Queue};
+use block::{BlockDevice, Error, Queue};
+use block_testing::{Mem, MemConfig};
 use export_nbd::client::Client;
 use export_nbd::{Config, Export, Limits, Listen, Server};
 use std::io::{Read, Write};

@@ -261,7 +261,8 @@ pub(crate) fn check_device(info: &DeviceInfo) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{ErrorDevice, ErrorKind, Failure, Mem, MemConfig};
+    use block::ErrorKind;
+    use block_testing::{ErrorDevice, Failure, Mem, MemConfig};
     use std::os::fd::BorrowedFd;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 

@@ -22,7 +22,8 @@
 //! A file on a device in memory:
 //!
 //! ```
-//! use block::{BlockDevice, Mem};
+//! use block::BlockDevice;
+//! use block_testing::Mem;
 //! use cache::{Cache, Config};
 //! use fs::{FIRST_FILESET, FileType, Files, Fs, New, Options, ROOT, WritePosition};
 //! use std::sync::Arc;

@@ -507,7 +507,7 @@ pub(crate) fn full() -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     fn run(start: u64, blocks: u64) -> Run {
         Run { start, blocks }

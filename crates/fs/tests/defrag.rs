@@ -5,7 +5,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, PowerCut, Random};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut, Random};
 use common::client::Client;
 use common::{amount, assert_clean, format, open, seed};
 use fs::{Allocate, FIRST_FILESET, FileType, Fs, Ino, Kind, New, ROOT};

@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind};
+use block::{BlockDevice, ErrorKind, OpKind};
+use block_testing::{ErrorDevice, Failure, Mem};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::model::Kind;

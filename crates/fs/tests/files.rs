@@ -6,7 +6,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, Random};
+use block::BlockDevice;
+use block_testing::{Mem, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::{assert_clean, format, open, seed};

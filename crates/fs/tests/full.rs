@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, Random};
+use block::BlockDevice;
+use block_testing::{Mem, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::pair::Pair;

@@ -3,7 +3,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use common::client::Client;
 use common::pair::{Pair, describe};
 use common::{assert_clean, format, options};

@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, PowerCut, Random};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut, Random};
 use common::client::Client;
 use common::{assert_clean, format, open, seed};
 use fs::{FIRST_FILESET, FileType, Fs, New, ROOT};

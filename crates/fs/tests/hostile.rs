@@ -5,7 +5,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, PowerCut, Random};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut, Random};
 use common::pair::{Pair, describe};
 use common::{amount, format, open, options, seed};
 use fs::{FIRST_FILESET, Fs, Kind, Options, SUPERBLOCK_BYTES};

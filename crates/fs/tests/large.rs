@@ -3,7 +3,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use common::client::Client;
 use common::{amount, assert_clean, format, open};
 use fs::{FIRST_FILESET, FileType, New, Options, ROOT};
@@ -74,7 +75,7 @@ fn a_file_written_in_small_pieces_ends_in_few_extents() {
     format(&device);
     let fs = open(&device);
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
-    let mut random = block::Random::new(1);
+    let mut random = block_testing::Random::new(1);
     let files: Vec<u64> = (0..4)
         .map(|i| {
             client
@@ -107,7 +108,7 @@ fn files_reach_sixteen_tebibytes_and_no_further() {
     format(&device);
     let fs = open(&device);
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
-    let mut random = block::Random::new(1);
+    let mut random = block_testing::Random::new(1);
     let ino = client
         .fileset
         .create(ROOT, b"large", &NEW)

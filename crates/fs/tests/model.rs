@@ -9,7 +9,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use common::pair::Pair;
 use common::{amount, assert_clean, format, open, seed};
 use std::sync::Arc;

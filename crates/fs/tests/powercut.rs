@@ -12,7 +12,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, PowerCut, Tear};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut, Tear};
 use common::client::Client;
 use common::model::{Id, Kind, Model};
 use common::pair::{Pair, describe};

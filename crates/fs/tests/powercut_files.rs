@@ -15,7 +15,8 @@
 
 mod common;
 
-use block::{BlockDevice, Mem, PowerCut, Random};
+use block::BlockDevice;
+use block_testing::{Mem, PowerCut, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::{amount, assert_clean, format, open, seed};

@@ -3,7 +3,8 @@
 
 mod common;
 
-use block::{BlockDevice, ErrorDevice, ErrorKind, Failure, Mem, OpKind, Random};
+use block::{BlockDevice, ErrorKind, OpKind};
+use block_testing::{ErrorDevice, Failure, Mem, Random};
 use common::client::{Client, PAGE};
 use common::{assert_clean, format, open};
 use fs::{Allocate, FIRST_FILESET, FileType, Fs, Kind, New, ROOT, SetAttr};

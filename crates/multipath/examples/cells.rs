@@ -9,9 +9,10 @@
 
 use block::topology::{LOCAL, Topology};
 use block::{
-    Access, BlockDevice, Buf, Completion, Connection, DeviceInfo, Identity, Lunpath, Mem, Op,
-    Queue, Request, Result, Transport, Wait,
+    Access, BlockDevice, Buf, Completion, Connection, DeviceInfo, Identity, Lunpath, Op, Queue,
+    Request, Result, Transport, Wait,
 };
+use block_testing::Mem;
 use multipath::{Attributes, Config, Lun, PathSpec, Proof};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::{create_dir_all, write};

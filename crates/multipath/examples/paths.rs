@@ -6,9 +6,9 @@
 //! ```
 
 use block::{
-    BlockDevice, Buf, Bufs, Completion, DeviceInfo, Error, Lunpath, Op, Queue, Random, Request,
-    Wait,
+    BlockDevice, Buf, Bufs, Completion, DeviceInfo, Error, Lunpath, Op, Queue, Request, Wait,
 };
+use block_testing::Random;
 use clap::Parser;
 use multipath::policy::Policy;
 use multipath::{Attributes, Config, Lun, PathSpec, PathStatus, Proof};

@@ -10,7 +10,8 @@
 //! nonce by itself refutes nothing: the path that wrote it must show it before and after the other
 //! path shows different data, several times. Anything less is inconclusive and is tried again.
 
-use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Random, Request, Result, Wait};
+use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Request, Result, Wait};
+use block_testing::Random;
 use std::time::{Duration, Instant};
 
 /// Number of samples compared between two paths.
@@ -219,7 +220,8 @@ fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Access, BlockDevice, Mem, MemConfig};
+    use block::{Access, BlockDevice};
+    use block_testing::{Mem, MemConfig};
 
     fn mem(seed: u64) -> Mem {
         let mem = Mem::with(MemConfig::new(4 << 20, 512));

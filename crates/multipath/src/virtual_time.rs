@@ -5,7 +5,7 @@
 //! latency that I/Os spend in parallel, plus a uniformly distributed jitter.
 
 use crate::policy::{Io, Nanos, PathView, Policy, Selector};
-use block::Random;
+use block_testing::Random;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;

@@ -2,7 +2,8 @@
 
 mod common;
 
-use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Request, Wait, conformance};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Request, Wait};
+use block_testing::conformance;
 use common::*;
 use multipath::{Lun, PathSpec, PathState, Proof};
 use path_file::FilePath;

@@ -4,7 +4,8 @@
 
 mod common;
 
-use block::{BlockDevice, Lunpath, Queue, Random};
+use block::{BlockDevice, Lunpath, Queue};
+use block_testing::Random;
 use common::target::Tgtd;
 use common::*;
 use multipath::{Attributes, Lun, PathState, PathStatus};

@@ -8,7 +8,8 @@
 //! cargo run --release -p path-file --example ring_against_threads [FILE]
 //! ```
 
-use block::{BlockDevice, BufPool, Op, Random, Request, Wait};
+use block::{BlockDevice, BufPool, Op, Request, Wait};
+use block_testing::Random;
 use path_file::{Engine, FileDevice, Options};
 use std::path::PathBuf;
 use std::sync::Arc;

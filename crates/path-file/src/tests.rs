@@ -265,7 +265,7 @@ fn files_on_a_disk_pass_the_conformance_suite() {
     ] {
         let dir = tempfile::tempdir_in(folder).unwrap();
         let count = std::cell::Cell::new(0);
-        block::conformance::run(&|| {
+        block_testing::conformance::run(&|| {
             count.set(count.get() + 1);
             let path = dir.path().join(format!("disk{}", count.get()));
             FileDevice::create(&path, 16 << 20, &options(engine)).unwrap()

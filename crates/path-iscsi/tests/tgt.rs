@@ -2,10 +2,8 @@
 
 mod target;
 
-use block::{
-    BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Random, Request, Transport, Wait,
-    conformance,
-};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Request, Transport, Wait};
+use block_testing::{Random, conformance};
 use path_iscsi::{DigestPolicy, IscsiPath, Options, discover, luns};
 use rustix::process::Signal;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! The path against real servers: `qemu-nbd` and `nbdkit`, over Unix sockets, TCP and TLS.
 
-use block::{BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Wait, conformance};
+use block::{BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Wait};
+use block_testing::conformance;
 use path_nbd::{NbdDevice, NbdPath, NbdUri, Options};
 use std::cell::RefCell;
 use std::net::TcpListener;

@@ -555,7 +555,7 @@ impl Queue for Guarded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Delay, Mem, Random};
+    use block_testing::{Delay, Mem, Random};
 
     const TICK: Duration = Duration::from_millis(100);
 

@@ -239,7 +239,7 @@ mod tests {
         let disk = |at: usize, data: &[u8]| {
             let mut bytes = vec![0; SIZE];
             bytes[at..at + data.len()].copy_from_slice(data);
-            let mem = block::Mem::new(SIZE as u64, 512);
+            let mem = block_testing::Mem::new(SIZE as u64, 512);
             Blocking::open(&mem).unwrap().write_at(0, &bytes).unwrap();
             mem
         };

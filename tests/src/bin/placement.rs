@@ -1,8 +1,9 @@
 //! Reads a file's pages into the cache for each node of this machine in turn, and prints as JSON on
 //! which node the kernel has placed them. Runs in a guest with two nodes.
 
+use block::BlockDevice;
 use block::topology::Topology;
-use block::{BlockDevice, Mem};
+use block_testing::Mem;
 use cache::{Attributes, Cache, Config, DEVICE_FILE, DevicePager};
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -199,7 +199,7 @@ pub(crate) fn prepare(target: &Target, config: &Config) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Mem;
+    use block_testing::Mem;
     use std::sync::Arc;
 
     #[test]

@@ -1,7 +1,7 @@
 //! UDP relay between one client and a server: loses, duplicates and reorders datagrams in both
 //! directions, controlled by a seed.
 
-use block::Random;
+use block_testing::Random;
 use rustix::net::sockopt;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,7 +3,7 @@
 
 use crate::common::Parts;
 use crate::touch::PAGE;
-use block::{ErrorDevice, ErrorHandle, Mem};
+use block_testing::{ErrorDevice, ErrorHandle, Mem};
 use cache::{Access, Cache, Config, FileId, Mapping, OpenFile, Session, Volume};
 use std::sync::Arc;
 use std::time::{Duration, Instant};

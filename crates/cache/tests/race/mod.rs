@@ -10,7 +10,7 @@
 pub mod real;
 pub mod small;
 
-use block::Random;
+use block_testing::Random;
 use cache::Mapping;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

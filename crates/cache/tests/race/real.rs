@@ -1,7 +1,8 @@
 //! The cache itself to hunt in. Occasionally a write to the device fails.
 
 use super::{Actor, Ground, PAGE, PAGES};
-use block::{ErrorDevice, ErrorHandle, ErrorKind, Failure, Mem, OpKind, Random};
+use block::{ErrorKind, OpKind};
+use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem, Random};
 use cache::{Access, Cache, Config, DEVICE_FILE, DevicePager, Mapping, OpenFile, Session, Volume};
 use std::ops::Range;
 use std::sync::Arc;

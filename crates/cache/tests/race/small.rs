@@ -3,7 +3,8 @@
 //! dirty pages from the window, too.
 
 use super::{Actor, Ground, PAGE, PAGES};
-use block::{Mem, Random, Result};
+use block::Result;
+use block_testing::{Mem, Random};
 use cache::window::{
     Access, Config, FaultOutcome, Keep, Mapping, PAGE_BYTES, PageSource, Window, Windows,
 };

@@ -5,7 +5,7 @@
 //! counted, not timed; written pages are clean when they are evicted, as if write-behind were
 //! always in time; nothing is read ahead.
 
-use block::Random;
+use block_testing::Random;
 use cache::policy::{
     Clock, Entry, FrameNo, Lru, PageKey, Policy, SeqLimits, Stealback, Stealing, Touched, Ufc,
 };

@@ -1,7 +1,8 @@
 //! Mounts a file system in memory, and other code shared by the tests.
 #![allow(dead_code, reason = "each of the tests uses a part")]
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use cache::{Cache, Config};
 use export_fuse::{Mount, MountConfig};
 use fs::{FIRST_FILESET, Files, Fs, Options};

@@ -1,7 +1,8 @@
 //! Fixtures of the fence tests: a device whose writes wait at a gate, and a forwarder that delays
 //! bytes.
 
-use block::{BlockDevice, Completion, DeviceInfo, Mem, Op, Queue, Request, Wait};
+use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Wait};
+use block_testing::Mem;
 use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io::{Read, Write};

@@ -1,6 +1,7 @@
 //! Shared by the examples: parsing the arguments, and printing a line for each measurement.
 
-use block::{BlockDevice, Mem};
+use block::BlockDevice;
+use block_testing::Mem;
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use std::time::Instant;

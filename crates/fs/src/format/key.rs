@@ -229,7 +229,7 @@ impl std::fmt::Display for Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     #[test]
     fn encoded_keys_read_back_and_sort_as_their_fields() {

@@ -600,7 +600,7 @@ impl<'a> In<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     fn inode() -> Inode {
         let time = Time {

@@ -398,7 +398,7 @@ fn segments(fields: &mut In) -> Result<Vec<Segment>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     const BLOCKS: u64 = 1 << 14;
 

@@ -387,7 +387,7 @@ impl redb::StorageBackend for DatabaseFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Mem, Random};
+    use block_testing::{Mem, Random};
     use redb::StorageBackend;
 
     fn file(mem: Mem, read_only: bool) -> (DatabaseFile, Arc<SuperblockFile>, Arc<Space>) {

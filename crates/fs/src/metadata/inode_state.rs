@@ -215,7 +215,7 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     #[test]
     fn a_set_of_blocks_agrees_with_a_list_of_flags() {

@@ -312,7 +312,7 @@ fn decode(bytes: &[u8]) -> Result<Delta> {
 mod tests {
     use super::*;
     use crate::format::key::Item;
-    use block::{Mem, Random};
+    use block_testing::{Mem, Random};
     use std::sync::Arc;
 
     fn place() -> JournalLocation {

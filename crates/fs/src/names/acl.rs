@@ -145,7 +145,7 @@ impl Acl {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let entry = |&(tag, permission, id)| AclEntry {

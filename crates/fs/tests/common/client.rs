@@ -1,6 +1,7 @@
 //! A minimal cache over the pager: dirty pages in a map, written back when a test requests it.
 
-use block::{Buf, Completion, Op, Random, Request, Wait};
+use block::{Buf, Completion, Op, Request, Wait};
+use block_testing::Random;
 use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
 use std::collections::{BTreeMap, HashMap};
 

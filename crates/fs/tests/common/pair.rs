@@ -2,7 +2,7 @@
 
 use super::client::Client;
 use super::model::{self, Id, Kind, Model, describe_xattrs};
-use block::Random;
+use block_testing::Random;
 use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, New, Rename, SetAttr, SetXattr};
 use std::collections::{BTreeMap, HashMap};
 

@@ -7,7 +7,7 @@ use crate::params::{DigestPolicy, OfferedParams, Params};
 use crate::pdu::{Bhs, opcode, padding};
 use crate::text::{binary, pairs};
 use crate::{ProtocolError, Result};
-use block::Random;
+use block_testing::Random;
 
 const ISID: [u8; 6] = [0x80, 1, 2, 3, 4, 5];
 const TRANSIT: u8 = 0x80;

@@ -6,7 +6,7 @@ use crate::pdu::{Bhs, FINAL, NO_TAG, opcode, padding};
 use crate::session::{Event, OutPdu, Payload, Session};
 use crate::task::{Function, TaskId, Transfer, slot_of};
 use crate::{ProtocolError, Result};
-use block::Random;
+use block_testing::Random;
 
 const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
 const CDB: [u8; 16] = [0xab; 16];

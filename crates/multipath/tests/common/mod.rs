@@ -5,7 +5,8 @@
 pub mod alone;
 pub mod target;
 
-use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Random, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Request, Wait};
+use block_testing::Random;
 use multipath::{Attributes, Config, Lun, PathSpec, PathState, Proof};
 use path_nbd::{NbdPath, NbdUri, Options};
 use pathsim::{Address, Pathsim};

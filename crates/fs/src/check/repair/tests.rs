@@ -12,7 +12,8 @@ use crate::metadata::op::Op;
 use crate::metadata::shared::Options;
 use crate::names::attributes::SetXattr;
 use crate::names::directory::{New, ROOT};
-use block::{BlockDevice, Mem, Random};
+use block::BlockDevice;
+use block_testing::{Mem, Random};
 use std::sync::Arc;
 
 fn new(kind: FileType) -> New {

@@ -108,7 +108,7 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Random;
+    use block_testing::Random;
 
     #[test]
     fn any_split_of_any_buffers_writes_and_reads_the_same_bytes() {

@@ -1,7 +1,8 @@
 //! Memory with another owner, for example of a cache, is read and written in place.
 
 use super::{good, piece, write_of};
-use crate::{BlockDevice, Buf, Op, Random};
+use crate::Random;
+use block::{BlockDevice, Buf, Op};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 

@@ -1,7 +1,7 @@
 //! A device with a rate limit.
 
 use super::hold::{Deadline, Hold};
-use crate::{BlockDevice, DeviceInfo, Op, Queue, Result};
+use block::{BlockDevice, DeviceInfo, Op, Queue, Result};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -95,7 +95,8 @@ impl BlockDevice for Rate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Buf, Mem};
+    use crate::Mem;
+    use block::{Blocking, Buf};
 
     fn buckets(bytes: Option<u64>, requests: Option<u64>, burst: Duration) -> Buckets {
         Buckets {

@@ -1,7 +1,7 @@
 //! Queues: capacity, waiting, the descriptor, and a drop with requests in flight.
 
 use super::{assert_tags, piece, read, reap_all, reap_some, submit, write_of, zeroes};
-use crate::{BlockDevice, Buf, BufPool, Op, Queue, Request, Wait};
+use block::{BlockDevice, Buf, BufPool, Op, Queue, Request, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::Duration;
 

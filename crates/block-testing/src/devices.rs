@@ -1,4 +1,4 @@
-//! Small devices, for their own use and for tests of every layer.
+//! Devices for tests: in memory, slow, limited, failing, and with a volatile write cache.
 
 mod delay;
 mod error;
@@ -6,20 +6,14 @@ mod hold;
 mod mem;
 mod powercut;
 mod rate;
-mod sleep;
-mod stats;
-mod sticky;
 
 pub use delay::{Delay, DelayConfig};
 pub use error::{ErrorDevice, ErrorHandle, Failure};
-
 pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
 pub use rate::{Rate, RateConfig};
-pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
-pub use sticky::StickyFlush;
 
-use crate::{Bufs, Completion};
+use block::{Bufs, Completion};
 use std::collections::VecDeque;
 
 /// Copies the bytes of a request out of its buffers.

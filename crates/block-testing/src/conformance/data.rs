@@ -4,7 +4,8 @@ use super::{
     SPAN, assert_tags, content, fill, good, piece, read, reap_all, reap_some, submit, write_of,
     zeroes,
 };
-use crate::{BlockDevice, Blocking, Buf, BufPool, Bufs, Op, Queue, Random, Wait};
+use crate::Random;
+use block::{BlockDevice, Blocking, Buf, BufPool, Bufs, Op, Queue, Wait};
 
 /// Runs a random mix with many requests in flight, on ranges that do not overlap while in flight;
 /// then compares everything with a plain copy in memory.

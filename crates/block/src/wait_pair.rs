@@ -1,6 +1,6 @@
 //! One descriptor for queues that wait for the lower queue and for an event of their own.
 
-use crate::{Error, Queue, Result, Wait};
+use crate::{Error, Queue, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
@@ -8,25 +8,33 @@ use std::time::Instant;
 /// Epoll descriptor that is readable when the lower queue's descriptor or a second one is. Linux
 /// nests at most five epoll descriptors, and a cached export of a LUN with iSCSI paths uses all
 /// five: worker, cache, flushes, LUN, path.
-pub(super) struct Both(OwnedFd);
+pub struct WaitPair(OwnedFd);
 
-impl Both {
-    pub(super) fn of(lower: &dyn Queue, own: BorrowedFd<'_>) -> Result<Both> {
+impl WaitPair {
+    /// Creates a descriptor for the queue `lower` and the descriptor `own`.
+    ///
+    /// # Errors
+    /// The system has no descriptor left.
+    pub fn new(lower: &dyn Queue, own: BorrowedFd<'_>) -> Result<WaitPair> {
         let failed = |e: rustix::io::Errno| Error::from_io(&lower.info().name, e.into());
-        let both = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        let pair = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         for fd in [Some(own), lower.wait_fd()].into_iter().flatten() {
             let data = epoll::EventData::new_u64(0);
-            epoll::add(&both, fd, data, epoll::EventFlags::IN).map_err(failed)?;
+            epoll::add(&pair, fd, data, epoll::EventFlags::IN).map_err(failed)?;
         }
-        Ok(Both(both))
+        Ok(WaitPair(pair))
     }
 
-    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+    /// Returns the descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 
     /// Sleeps until one of the descriptors is readable, or until `until`. May return early.
-    pub(super) fn sleep(&self, until: Option<Instant>, name: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// The system call fails; `name` is the name of the device in the message.
+    pub fn sleep(&self, until: Option<Instant>, name: &str) -> Result<()> {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let timeout = left.map(|left| Timespec {
             tv_sec: left.as_secs() as i64,
@@ -36,14 +44,5 @@ impl Both {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(e) => Err(Error::from_io(name, e.into())),
         }
-    }
-}
-
-/// Computes the deadline of a wait that begins now; `None`: no deadline, or one beyond the clock's
-/// range.
-pub(super) fn end_of(wait: Wait) -> Option<Instant> {
-    match wait {
-        Wait::AtMost(time) => Instant::now().checked_add(time),
-        Wait::Poll | Wait::Block => None,
     }
 }

@@ -1,7 +1,8 @@
 //! Tests of power cuts against an independent model of the permitted states.
 
 use super::*;
-use crate::{Blocking, Buf, Random};
+use crate::Random;
+use block::{Blocking, Buf};
 
 fn byte_at(image: &Mem, offset: u64) -> u8 {
     let mut byte = [0];

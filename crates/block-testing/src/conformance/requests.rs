@@ -1,7 +1,8 @@
 //! Single requests: those that a device accepts, those that it refuses, and the errors.
 
 use super::{SPAN, content, good, one, read, refused, write, write_of, zeroes};
-use crate::{BlockDevice, Buf, Bufs, ErrorKind, Op, Random};
+use crate::Random;
+use block::{BlockDevice, Buf, Bufs, ErrorKind, Op};
 
 pub(super) fn info_makes_sense(device: &dyn BlockDevice) {
     let info = device.info();

@@ -21,7 +21,7 @@ mod tests;
 
 pub use faults::{run_with_errors, run_with_power_cuts};
 
-use crate::{BlockDevice, Buf, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait};
+use block::{BlockDevice, Buf, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait};
 use std::sync::Arc;
 
 /// Constructor of a fresh device.

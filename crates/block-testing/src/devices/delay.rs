@@ -1,7 +1,7 @@
 //! A device with additional latency and the throughput of the lower device.
 
 use super::hold::{Deadline, Hold};
-use crate::{BlockDevice, DeviceInfo, Op, OpKind, Queue, Result};
+use block::{BlockDevice, DeviceInfo, Op, OpKind, Queue, Result};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,8 @@ impl BlockDevice for Delay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Buf, Mem, Request, Wait};
+    use crate::Mem;
+    use block::{Blocking, Buf, Request, Wait};
 
     fn disk(config: DelayConfig) -> Delay {
         Delay::with(Arc::new(Mem::new(1 << 20, 512)), config)

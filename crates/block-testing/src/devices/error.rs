@@ -4,9 +4,10 @@
 //! read-only) is refused as usual, and neither counted nor failed.
 
 use super::drain;
-use crate::{
-    BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, OpKind, Queue, Random,
-    Request, Result, Wait,
+use crate::Random;
+use block::{
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, OpKind, Queue, Request,
+    Result, Wait,
 };
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -247,7 +248,8 @@ impl Queue for ErrorQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Mem};
+    use crate::Mem;
+    use block::Blocking;
 
     fn device() -> (ErrorDevice, ErrorHandle) {
         ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)))

@@ -4,9 +4,8 @@
 //! returned when the lower device is done *and* the deadline has passed. One epoll descriptor
 //! covers both events, so a caller can sleep on it.
 
-use super::sleep::{Both, end_of};
-use crate::{
-    BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
+use block::{
+    BlockDevice, BufPool, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait, WaitPair,
 };
 use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
@@ -33,7 +32,7 @@ impl Hold {
         let flags = TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC;
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
-        let both = Both::of(&*lower, timer.as_fd())?;
+        let pair = WaitPair::new(&*lower, timer.as_fd())?;
         let capacity = lower.capacity();
         Ok(Box::new(HoldQueue {
             lower,
@@ -43,7 +42,7 @@ impl Hold {
             held: Vec::new(),
             below: Vec::new(),
             timer,
-            both,
+            pair,
         }))
     }
 }
@@ -57,7 +56,7 @@ struct HoldQueue {
     held: Vec<(Instant, Completion)>,
     below: Vec<Completion>,
     timer: OwnedFd,
-    both: Both,
+    pair: WaitPair,
 }
 
 /// Delay that stands for a deadline beyond the clock's range.
@@ -161,7 +160,7 @@ impl Queue for HoldQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let until = end_of(wait);
+        let until = wait.deadline();
         loop {
             self.collect()?;
             let count = self.release(done)?;
@@ -169,12 +168,12 @@ impl Queue for HoldQueue {
             if count > 0 || self.in_flight() == 0 || wait == Wait::Poll || late {
                 return Ok(count);
             }
-            self.both.sleep(until, &self.lower.info().name)?;
+            self.pair.sleep(until, &self.lower.info().name)?;
         }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.both.fd())
+        Some(self.pair.fd())
     }
 
     fn register(&mut self, pool: &BufPool) {

@@ -19,10 +19,9 @@
 //! notified of a loss of its data. A flush completes only if the owners of the other queues reap
 //! theirs.
 
-use super::sleep::{Both, end_of};
 use crate::{
     BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result,
-    Wait,
+    Wait, WaitPair,
 };
 use rustix::event::EventfdFlags;
 use std::collections::BTreeSet;
@@ -116,7 +115,7 @@ impl BlockDevice for StickyFlush {
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::from_io(&lower.info().name, e.into()))?;
         Ok(Box::new(StickyQueue {
-            both: Both::of(&*lower, waker.as_fd())?,
+            pair: WaitPair::new(&*lower, waker.as_fd())?,
             lower,
             shared: Arc::clone(&self.shared),
             below: Vec::new(),
@@ -139,7 +138,7 @@ struct StickyQueue {
     waker: Arc<OwnedFd>,
     /// The queue is in `sleepers`, or has been woken since.
     sleeps: bool,
-    both: Both,
+    pair: WaitPair,
 }
 
 /// Reports whether a success of this operation means that data is durable.
@@ -284,7 +283,7 @@ impl Queue for StickyQueue {
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let until = end_of(wait);
+        let until = wait.deadline();
         let before = done.len();
         loop {
             // Another queue can end the wait only while a completion is held.
@@ -308,13 +307,13 @@ impl Queue for StickyQueue {
                 return Ok(count);
             }
             if !self.held.is_empty() {
-                self.both.sleep(until, &self.lower.info().name)?;
+                self.pair.sleep(until, &self.lower.info().name)?;
             }
         }
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.both.fd())
+        Some(self.pair.fd())
     }
 
     fn holds_answers(&self) -> bool {
@@ -354,35 +353,5 @@ impl Drop for StickyQueue {
             flights.end(number);
         }
         self.wake_when_free(&mut flights);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Blocking, ErrorDevice, Failure, Mem, OpKind};
-
-    #[test]
-    fn conforms() {
-        crate::conformance::run(&|| Arc::new(StickyFlush::new(Arc::new(Mem::new(16 << 20, 512)))));
-    }
-
-    #[test]
-    fn after_a_flush_that_failed_no_queue_flushes_well_again() {
-        let (device, errors) = ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)));
-        let sticky = StickyFlush::new(Arc::new(device));
-        let (mut one, mut two) = (
-            Blocking::open(&sticky).unwrap(),
-            Blocking::open(&sticky).unwrap(),
-        );
-        one.write_at(0, &[0; 512]).unwrap();
-        one.flush().unwrap();
-        errors.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Flush)));
-        assert!(one.flush().is_err() && sticky.failure().get().is_some());
-        for client in [&mut two, &mut one] {
-            client.write_at(0, &[1; 512]).unwrap();
-            assert_eq!(client.flush().unwrap_err().kind(), ErrorKind::Media);
-        }
-        assert!(Blocking::open(&sticky).unwrap().flush().is_err());
     }
 }

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::{
-    BufPool, Delay, DelayConfig, DeviceInfo, ErrorDevice, ErrorHandle, Mem, MemConfig, PowerCut,
-    Rate, RateConfig, Result, Stats,
+    Delay, DelayConfig, ErrorDevice, ErrorHandle, Mem, MemConfig, PowerCut, Rate, RateConfig,
 };
+use block::{BufPool, DeviceInfo, Result, Stats};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -227,7 +227,7 @@ impl Queue for FaultyQueue {
                 (Fault::ForgetsTheRange, _) => {
                     let kind = completion.result.as_ref().err().map(|e| e.kind());
                     if let Some(kind) = kind {
-                        completion.result = Err(crate::Error::new(kind, "faulty", ""));
+                        completion.result = Err(block::Error::new(kind, "faulty", ""));
                     }
                 }
                 (Fault::SwallowsErrors, _) => completion.result = Ok(()),

@@ -25,7 +25,7 @@ mod tests;
 pub use replay::{Crash, Replay, Tear, Volatile};
 
 use super::{drain, gather, mem::Mem};
-use crate::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
+use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard};

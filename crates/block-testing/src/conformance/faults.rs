@@ -4,10 +4,8 @@ use super::data::{Lanes, copy_out, range_of};
 use super::{
     Layer, SPAN, assert_tags, content, fill, good, piece, read, reap_all, submit, write_of,
 };
-use crate::{
-    BlockDevice, Blocking, Buf, Completion, ErrorHandle, ErrorKind, Failure, Mem, Op, OpKind,
-    PowerCut, Queue, Random,
-};
+use crate::{ErrorHandle, Failure, Mem, PowerCut, Random};
+use block::{BlockDevice, Blocking, Buf, Completion, ErrorKind, Op, OpKind, Queue};
 use std::sync::Arc;
 
 /// Runs the suite for a layer over a device whose requests fail: the failing request is reported,

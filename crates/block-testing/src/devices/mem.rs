@@ -6,7 +6,7 @@
 //! than the disk's size.
 
 use super::drain;
-use crate::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
+use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -381,7 +381,8 @@ impl Queue for MemQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Random};
+    use crate::Random;
+    use block::Blocking;
 
     #[test]
     fn what_was_never_written_is_zero_and_takes_no_memory() {
