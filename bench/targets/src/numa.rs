@@ -4,8 +4,9 @@
 //! Deliberately absent: remote memory. The cost of a policy is visible, the gain of locality is
 //! not.
 
+use block::DeviceInfo;
 use block::topology::Topology;
-use block::{Access, Connection, DeviceInfo, Identity, Lunpath, Queue, Transport};
+use lunpath::{Access, Connection, Identity, Lunpath, PathQueue, Transport};
 use path_nbd::NbdPath;
 use stack::{Error, Result};
 use std::path::Path;
@@ -108,7 +109,7 @@ impl Connection for Placed {
         self.inner.fence_key()
     }
 
-    fn open(self: Box<Self>) -> block::Result<Box<dyn Queue>> {
+    fn open(self: Box<Self>) -> block::Result<Box<dyn PathQueue>> {
         self.inner.open()
     }
 }

@@ -15,9 +15,10 @@
 //! process.
 
 use crate::numa;
-use block::{BlockDevice, Lunpath};
+use block::BlockDevice;
 use export_nbd::{Config as ServerConfig, Export, Listen, Server};
 use lab::{Carried, Paths};
+use lunpath::Lunpath;
 use multipath::policy::Policy;
 use multipath::{Attributes, Config, Lun, PATHS_MAX, PathSpec, Proof};
 use path_nbd::{NbdDevice, NbdPath, NbdUri};

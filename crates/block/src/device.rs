@@ -1,6 +1,6 @@
 //! The traits [`BlockDevice`] and [`Queue`].
 
-use crate::{AccessHint, BufPool, Completion, Error, ErrorKind, Op, Request, Result};
+use crate::{BufPool, Completion, Error, ErrorKind, Op, Request, Result};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -163,35 +163,6 @@ pub trait Queue {
     /// system call.
     fn holds_answers(&self) -> bool {
         true
-    }
-
-    /// Withdraws a request in flight that the peer has not answered, so that the caller can submit
-    /// it on another path. A late answer is discarded and touches no buffer. The peer may still
-    /// carry the request out; [`Queue::drain_late`] reports when it has answered.
-    ///
-    /// `None`: no request in flight has this tag, or the device needs its memory until the request
-    /// is done (a kernel ring), and then it completes as usual.
-    fn withdraw(&mut self, tag: u64) -> Option<Request> {
-        let _ = tag;
-        None
-    }
-
-    /// Appends to `tags` the tags of withdrawn requests that have been answered since. Considers
-    /// only input that [`Queue::reap`] has already read.
-    fn drain_late(&mut self, tags: &mut Vec<u64>) {
-        let _ = tags;
-    }
-
-    /// Returns the latest report of the peer about access to the unit, if it has sent one since the
-    /// previous call. Considers only input that [`Queue::reap`] has already read.
-    fn access_sign(&mut self) -> Option<AccessHint> {
-        None
-    }
-
-    /// Returns the reason why the peer is lost for good, once it is; every later request fails with
-    /// [`crate::ErrorKind::PathLost`]. Considers only input that [`Queue::reap`] has already read.
-    fn lost_reason(&self) -> Option<&str> {
-        None
     }
 
     /// Announces that many requests will use buffers of `pool`; a ring registers its memory with

@@ -3,10 +3,11 @@
 
 mod common;
 
-use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Queue, Request, Wait};
 use block_testing::Random;
 use common::{Forwarder, Gate};
 use export_nbd::{Config, Export, Listen, Server};
+use lunpath::Lunpath;
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep, request};
 use nbd_proto::constants as c;
 use path_nbd::{NbdDevice, NbdPath, NbdUri, Options};

@@ -8,11 +8,9 @@
 //! `cargo run --release -p multipath --example cells`
 
 use block::topology::{LOCAL, Topology};
-use block::{
-    Access, BlockDevice, Buf, Completion, Connection, DeviceInfo, Identity, Lunpath, Op, Queue,
-    Request, Result, Transport, Wait,
-};
+use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use block_testing::Mem;
+use lunpath::{Access, AccessHint, Connection, Identity, Lunpath, PathQueue, Transport};
 use multipath::{Attributes, Config, Lun, PathSpec, Proof};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::{create_dir_all, write};
@@ -108,7 +106,7 @@ impl Connection for Near {
         None
     }
 
-    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
+    fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>> {
         let below = self.0.mem.queue()?;
         let path = self.0;
         Ok(Box::new(CountingQueue { path, below }))
@@ -148,6 +146,23 @@ impl Queue for CountingQueue {
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.below.wait_fd()
+    }
+}
+
+/// Memory answers every request: none is withdrawn, and the path is never lost.
+impl PathQueue for CountingQueue {
+    fn withdraw(&mut self, _tag: u64) -> Option<Request> {
+        None
+    }
+
+    fn drain_late(&mut self, _tags: &mut Vec<u64>) {}
+
+    fn access_sign(&mut self) -> Option<AccessHint> {
+        None
+    }
+
+    fn lost_reason(&self) -> Option<&str> {
+        None
     }
 }
 

@@ -5,11 +5,10 @@
 //!   cargo run --release -p multipath --example paths -- --seconds 3 nbd://10.77.1.1 nbd://10.77.2.1
 //! ```
 
-use block::{
-    BlockDevice, Buf, Bufs, Completion, DeviceInfo, Error, Lunpath, Op, Queue, Request, Wait,
-};
+use block::{BlockDevice, Buf, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Wait};
 use block_testing::Random;
 use clap::Parser;
+use lunpath::Lunpath;
 use multipath::policy::Policy;
 use multipath::{Attributes, Config, Lun, PathSpec, PathStatus, Proof};
 use path_iscsi::IscsiPath;
@@ -99,7 +98,7 @@ impl BlockDevice for Bare {
     }
 
     fn queue(&self) -> block::Result<Box<dyn Queue>> {
-        self.path.connect(WITHIN)?.open()
+        Ok(self.path.connect(WITHIN)?.open()?)
     }
 }
 

@@ -6,9 +6,10 @@
 //!   cargo run --release -p multipath --example stall -- --rounds 50 SOCKET SOCKET
 //! ```
 
-use block::{BlockDevice, Buf, Completion, Lunpath, Op, Request, Wait};
+use block::{BlockDevice, Buf, Completion, Op, Request, Wait};
 use block_testing::Random;
 use clap::Parser;
+use lunpath::Lunpath;
 use multipath::{Attributes, Config, Lun, PathSpec, Proof};
 use path_nbd::{NbdPath, NbdUri, Options};
 use pathsim::{Address, Pathsim};

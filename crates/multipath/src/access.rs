@@ -16,7 +16,7 @@
 use crate::lun::Shared;
 use crate::policy::Nanos;
 use crate::state::{QueueMessage, SharedPath, lock};
-use block::{Access, AccessHint};
+use lunpath::{Access, AccessHint};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};

@@ -1,6 +1,7 @@
 //! First contact: queries all paths of a LUN concurrently.
 
-use block::{Error, ErrorKind, Identity, Lunpath, Result};
+use block::{Error, ErrorKind, Result};
+use lunpath::{Identity, Lunpath};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -10,8 +10,8 @@
 //! nonce by itself refutes nothing: the path that wrote it must show it before and after the other
 //! path shows different data, several times. Anything less is inconclusive and is tried again.
 
-use block::{Buf, Error, ErrorKind, Identity, Op, Queue, Request, Result, Wait};
-use block_testing::Random;
+use block::{Buf, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use lunpath::Identity;
 use std::time::{Duration, Instant};
 
 /// Number of samples compared between two paths.
@@ -29,6 +29,8 @@ const REFUTATIONS: u32 = 3;
 /// doubles up to [`PAUSE_DOUBLINGS`] times.
 const PAUSE_MS: u64 = 8;
 const PAUSE_DOUBLINGS: u32 = 5;
+/// Tag of the requests of a proof, of which each queue has at most one in flight.
+pub const PROBE: u64 = 0;
 
 /// Permitted method of proving that two paths lead to the same LUN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +89,7 @@ pub fn differs(wanted: &Identity, found: &Identity) -> Option<String> {
 }
 
 /// Proves or refutes that two connections lead to the same LUN. Returns `Ok(Some(why))` if they do
-/// not. Blocks at most until `until`.
+/// not. Blocks at most until `until`. After an error, a request tagged [`PROBE`] may be in flight.
 ///
 /// # Errors
 /// One of them did not answer, or other clients kept writing to the nonce block: the result is
@@ -96,7 +98,6 @@ pub fn prove(
     reference: &mut dyn Queue,
     candidate: &mut dyn Queue,
     proof: Proof,
-    random: &mut Random,
     until: Instant,
 ) -> Result<Option<String>> {
     let size = reference.info().size.min(candidate.info().size);
@@ -106,7 +107,7 @@ pub fn prove(
         let block = if sample == 0 {
             0
         } else {
-            random.below(last + 1)
+            random_below(last + 1)?
         };
         let offset = block * SAMPLE_BYTES as u64;
         if !same(reference, candidate, offset, until)? {
@@ -118,7 +119,7 @@ pub fn prove(
     let Proof::Nonce { offset } = proof else {
         return Ok(None);
     };
-    exchange(reference, candidate, offset, random, until)
+    exchange(reference, candidate, offset, until)
 }
 
 /// Writes nonces through one path until the other path shows one or is refuted.
@@ -126,14 +127,12 @@ fn exchange(
     reference: &mut dyn Queue,
     candidate: &mut dyn Queue,
     offset: u64,
-    random: &mut Random,
     until: Instant,
 ) -> Result<Option<String>> {
     let (mut refuted, mut disturbed) = (0, 0);
     while Instant::now() < until {
         let mut nonce = [0; SAMPLE_BYTES];
-        getrandom::fill(&mut nonce)
-            .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
+        fill_random(&mut nonce)?;
         nonce[..NONCE_MAGIC.len()].copy_from_slice(NONCE_MAGIC);
         let bufs = Buf::copy_of(&nonce).into();
         let fua = true;
@@ -157,12 +156,24 @@ fn exchange(
         }
         refuted = 0;
         let longest = PAUSE_MS << disturbed.min(PAUSE_DOUBLINGS);
-        std::thread::sleep(Duration::from_millis(1 + random.below(longest)));
+        std::thread::sleep(Duration::from_millis(1 + random_below(longest)?));
         disturbed += 1;
     }
     let name = &candidate.info().name;
     let why = "other clients overwrote each nonce; the identity check is retried later";
     Err(Error::new(ErrorKind::TimedOut, name, why))
+}
+
+fn fill_random(bytes: &mut [u8]) -> Result<()> {
+    let failed = |e: getrandom::Error| Error::new(ErrorKind::Io, "random numbers", e.to_string());
+    getrandom::fill(bytes).map_err(failed)
+}
+
+/// Draws a number less than `bound`, which must not be zero.
+fn random_below(bound: u64) -> Result<u64> {
+    let mut bytes = [0; 8];
+    fill_random(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes) % bound)
 }
 
 fn same(
@@ -201,12 +212,11 @@ fn read(queue: &mut dyn Queue, offset: u64, until: Instant) -> Result<Vec<u8>> {
 
 fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
     let full = |_| Error::new(ErrorKind::Busy, "probe", "the queue is full");
-    queue.submit(Request { tag: 0, op }).map_err(full)?;
+    queue.submit(Request { tag: PROBE, op }).map_err(full)?;
     let mut done = Vec::new();
     while done.is_empty() {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            let _ = queue.withdraw(0);
             let name = &queue.info().name;
             let why = "no answer during the identity check";
             return Err(Error::new(ErrorKind::TimedOut, name, why));
@@ -220,8 +230,9 @@ fn run(queue: &mut dyn Queue, op: Op, until: Instant) -> Result<Op> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::{Access, BlockDevice};
-    use block_testing::{Mem, MemConfig};
+    use block::BlockDevice;
+    use block_testing::{Mem, MemConfig, Random};
+    use lunpath::Access;
 
     fn mem(seed: u64) -> Mem {
         let mem = Mem::with(MemConfig::new(4 << 20, 512));
@@ -234,7 +245,7 @@ mod tests {
     fn proves(a: &Mem, b: &Mem, proof: Proof) -> Option<String> {
         let (mut a, mut b) = (a.queue().unwrap(), b.queue().unwrap());
         let until = Instant::now() + Duration::from_secs(10);
-        prove(&mut *a, &mut *b, proof, &mut Random::new(7), until).unwrap()
+        prove(&mut *a, &mut *b, proof, until).unwrap()
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::policy::Nanos;
 use crate::state::{Latencies, SharedPath, quantile};
-use block::Queue;
+use lunpath::PathQueue;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -23,7 +23,7 @@ pub(crate) enum LinkState {
 /// A path, as used by one queue.
 pub(crate) struct Link {
     pub(crate) path: Arc<SharedPath>,
-    pub(crate) queue: Option<Box<dyn Queue>>,
+    pub(crate) queue: Option<Box<dyn PathQueue>>,
     pub(crate) fence_key: Option<u64>,
     pub(crate) state: LinkState,
     /// When the connection was adopted, and whether a write has completed on it.

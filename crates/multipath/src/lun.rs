@@ -16,8 +16,8 @@ use crate::status::{LunStatus, health, path_status};
 use crate::trace::Trace;
 use crate::unanswered::UnansweredWrites;
 use block::topology::{LOCAL, Topology};
-use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Result};
-use block_testing::Random;
+use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
+use lunpath::{Identity, Lunpath};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -725,12 +725,13 @@ impl Shared {
         let mut theirs = path.path.connect(within)?.open()?;
         let until = Instant::now() + within;
         let proof = if writable { proof } else { Proof::Compare };
-        let mut seed = [0; 8];
-        getrandom::fill(&mut seed)
-            .map_err(|e| Error::new(ErrorKind::Io, "random numbers", e.to_string()))?;
-        let mut random = Random::new(u64::from_ne_bytes(seed));
-        let refuted = identity::prove(&mut *ours, &mut *theirs, proof, &mut random, until)?;
-        Ok(refuted.map(|why| Refusal {
+        let refuted = identity::prove(&mut *ours, &mut *theirs, proof, until);
+        if refuted.is_err() {
+            // The drop of a queue waits for requests in flight.
+            let _ = ours.withdraw(identity::PROBE);
+            let _ = theirs.withdraw(identity::PROBE);
+        }
+        Ok(refuted?.map(|why| Refusal {
             why,
             other_blocks: true,
         }))

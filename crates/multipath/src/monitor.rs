@@ -9,7 +9,8 @@ use crate::state::{
     Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, QueueMessage, QueueShared, Refusal, SharedPath,
     lock,
 };
-use block::{Connection, Error, ErrorKind, Identity, Result};
+use block::{Error, ErrorKind, Result};
+use lunpath::{Connection, Identity};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU32, AtomicU64};

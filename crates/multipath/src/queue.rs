@@ -25,9 +25,8 @@ use crate::state::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared, lock};
 use crate::trace::Record;
 use crate::unanswered::OPEN;
 use block::layer::{Layer, within};
-use block::{
-    BufPool, Completion, Connection, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
-};
+use block::{BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use lunpath::Connection;
 use rustix::event::{Timespec, epoll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::collections::VecDeque;

@@ -4,7 +4,7 @@
 use crate::access::PortAccess;
 use crate::policy::Nanos;
 use crate::trace::Recorder;
-use block::{Access, Connection, Lunpath};
+use lunpath::{Access, Connection, Lunpath};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 use std::collections::VecDeque;

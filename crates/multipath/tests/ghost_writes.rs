@@ -4,10 +4,11 @@
 
 mod common;
 
-use block::{BlockDevice, Lunpath, Queue};
+use block::{BlockDevice, Queue};
 use block_testing::Random;
 use common::target::Tgtd;
 use common::*;
+use lunpath::Lunpath;
 use multipath::{Attributes, Lun, PathState, PathStatus};
 use path_iscsi::Options;
 use pathsim::Pathsim;

@@ -19,6 +19,11 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
+    /// Returns the part that queues share.
+    pub(crate) fn shared(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
+
     /// Opens an existing file or block device.
     ///
     /// # Errors
@@ -236,6 +241,6 @@ impl BlockDevice for FileDevice {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(FileQueue::open(Arc::clone(&self.shared))?))
+        Ok(Box::new(FileQueue::open(self.shared())?))
     }
 }

@@ -8,10 +8,10 @@
 
 mod device;
 mod lock;
-mod lunpath;
 mod new_file;
 mod open_file;
 mod options;
+mod path;
 mod probe;
 mod psync;
 mod queue;
@@ -22,6 +22,6 @@ mod tests;
 
 pub use device::FileDevice;
 pub use lock::HeaderGuard;
-pub use lunpath::FilePath;
 pub use new_file::NewFile;
 pub use options::{Direct, Engine, Lock, Options};
+pub use path::FilePath;

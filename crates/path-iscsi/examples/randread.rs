@@ -5,8 +5,9 @@
 //!   cargo run --release -p path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS [BYTES]]
 //! ```
 
-use block::{Buf, Completion, Lunpath, Op, Request, Wait};
+use block::{Buf, Completion, Op, Request, Wait};
 use block_testing::Random;
+use lunpath::Lunpath;
 use path_iscsi::{IscsiPath, Options};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};

@@ -16,10 +16,10 @@ impl IscsiPath {
     /// most `within`.
     ///
     /// # Errors
-    /// Same as [`block::Lunpath::connect`].
+    /// Same as [`lunpath::Lunpath::connect`].
     pub fn open(self, within: Duration) -> Result<IscsiDevice> {
         let connection = self.make_connection(within)?;
-        let info = block::Connection::info(&connection).clone();
+        let info = lunpath::Connection::info(&connection).clone();
         Ok(IscsiDevice { path: self, info })
     }
 }
@@ -41,7 +41,7 @@ impl BlockDevice for IscsiDevice {
         let connection = self
             .path
             .make_connection(self.path.options.connect_timeout)?;
-        let found = block::Connection::info(&connection);
+        let found = lunpath::Connection::info(&connection);
         if *found != self.info {
             let why = "the unit was replaced or changed after the device was opened; reopen it";
             return Err(Error::new(ErrorKind::Invalid, &self.info.name, why));

@@ -1,8 +1,9 @@
 //! Conversion of protocol errors and SCSI faults to [`block::Error`].
 
-use block::{Access, Error, ErrorKind};
+use block::{Error, ErrorKind};
 use iscsi_proto::ProtocolError;
 use iscsi_proto::scsi::{Fault, PortState, Sense};
+use lunpath::Access;
 
 /// Converts an error of a login or a session.
 pub(crate) fn of_protocol(name: &str, error: &ProtocolError) -> Error {

@@ -8,10 +8,9 @@ use crate::options::Options;
 use crate::queue::{IscsiQueue, Retries};
 use crate::reserve;
 use crate::unit::{self, UnitProperties};
-use block::{
-    Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue, Result, Transport,
-};
+use block::{DeviceInfo, Error, ErrorKind, Result};
 use iscsi_proto::Kind;
+use lunpath::{Connection, Identity, Lunpath, PathQueue, Transport};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -234,7 +233,7 @@ impl Lunpath for IscsiPath {
     }
 
     /// Uses a session that stays open: with many LUNs, repeated logins would dominate the cost.
-    fn access(&self, within: Duration) -> Result<Option<block::Access>> {
+    fn access(&self, within: Duration) -> Result<Option<lunpath::Access>> {
         let deadline = Instant::now() + within;
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(link) = watch.as_mut() {
@@ -316,7 +315,7 @@ impl Connection for IscsiConnection {
         self.link.key
     }
 
-    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
+    fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>> {
         Ok(Box::new(self.into_queue(Retries::Above)?))
     }
 }

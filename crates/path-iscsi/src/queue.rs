@@ -13,11 +13,10 @@ use crate::link::Link;
 use crate::unit::{Unit, UnitProperties};
 use crate::wire::Memory;
 use block::layer::{Layer, within};
-use block::{
-    AccessHint, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
-};
+use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
 use iscsi_proto::scsi::{Action, Fault, PortState, Sense, classify};
 use iscsi_proto::{Event, TaskId, Transfer, slot_of};
+use lunpath::{AccessHint, PathQueue};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
@@ -558,7 +557,9 @@ impl Queue for IscsiQueue {
     fn holds_answers(&self) -> bool {
         !self.ready.is_empty() || !self.late.is_empty()
     }
+}
 
+impl PathQueue for IscsiQueue {
     /// The command itself cannot be revoked: the target may execute it. Data that it still has to
     /// send is copied because a command whose transmission has begun is sent completely.
     fn withdraw(&mut self, tag: u64) -> Option<Request> {

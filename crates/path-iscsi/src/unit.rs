@@ -2,12 +2,13 @@
 
 use crate::link::{Data, Failure, Link};
 use crate::options::Options;
-use block::{Access, DeviceInfo, Error, ErrorKind, Identity, Result};
+use block::{DeviceInfo, Error, ErrorKind, Result};
 use iscsi_proto::scsi::{
     Capacity, DeviceId, Fault, Inquiry, Limits, ModeSense, access_of, cdb, device_ids,
     parse_capacity10, parse_capacity16, parse_inquiry, parse_limits, parse_mode_sense, parse_pages,
     parse_port_groups, parse_provisioning, parse_serial, target_port_group, wwid,
 };
+use lunpath::{Access, Identity};
 use std::time::Instant;
 
 /// Allocation length for a page of vital product data.

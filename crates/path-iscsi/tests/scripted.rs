@@ -3,9 +3,8 @@
 #[path = "scripted/mod.rs"]
 mod target;
 
-use block::{
-    Access, AccessHint, BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Result, Wait,
-};
+use block::{BlockDevice, Buf, ErrorKind, Op, Queue, Request, Result, Wait};
+use lunpath::{Access, AccessHint, Lunpath, PathQueue};
 use path_iscsi::{DigestPolicy, IscsiPath, Options};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::sync::Arc;
@@ -21,7 +20,7 @@ const UNIT_OF_DELAY: Duration = Duration::from_millis(100);
 
 /// Opens a queue as the multipath layer does: a request that the target cannot take now is
 /// returned.
-fn queue_with(target: &Scripted, options: Options) -> Box<dyn Queue> {
+fn queue_with(target: &Scripted, options: Options) -> Box<dyn PathQueue> {
     let path = IscsiPath::parse(&target.uri, options).unwrap();
     path.connect(LONG).unwrap().open().unwrap()
 }
@@ -32,7 +31,9 @@ fn alone(target: &Scripted) -> Box<dyn Queue> {
     path.open(LONG).unwrap().queue().unwrap()
 }
 
-fn scripted(script: impl FnMut(&[u8; 16]) -> Reply + Send + 'static) -> (Scripted, Box<dyn Queue>) {
+fn scripted(
+    script: impl FnMut(&[u8; 16]) -> Reply + Send + 'static,
+) -> (Scripted, Box<dyn PathQueue>) {
     let target = start(Manner::default(), Box::new(script));
     let queue = queue_with(&target, Options::default());
     (target, queue)

@@ -2,8 +2,9 @@
 
 mod target;
 
-use block::{BlockDevice, Blocking, Buf, ErrorKind, Lunpath, Op, Queue, Request, Transport, Wait};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Queue, Request, Wait};
 use block_testing::{Random, conformance};
+use lunpath::{Lunpath, PathQueue, Transport};
 use path_iscsi::{DigestPolicy, IscsiPath, Options, discover, luns};
 use rustix::process::Signal;
 use std::sync::Arc;
@@ -208,7 +209,7 @@ fn submit(queue: &mut dyn Queue, tag: u64, op: Op) {
     assert!(queue.submit(Request { tag, op }).is_ok(), "there is room");
 }
 
-fn queue_of(path: &dyn Lunpath) -> Box<dyn Queue> {
+fn queue_of(path: &dyn Lunpath) -> Box<dyn PathQueue> {
     path.connect(LONG).unwrap().open().unwrap()
 }
 

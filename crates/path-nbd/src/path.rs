@@ -4,10 +4,8 @@ use crate::connect::{self, Negotiated};
 use crate::options::Options;
 use crate::queue::NbdQueue;
 use crate::uri::{NbdUri, Server};
-use block::{
-    Access, BlockDevice, Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue,
-    Result, Transport,
-};
+use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
+use lunpath::{Access, Connection, Identity, Lunpath, PathQueue, Transport};
 use nbd_proto::client::{ClientOptions, ServerExport};
 use nbd_proto::constants as c;
 use std::sync::Arc;
@@ -181,7 +179,7 @@ impl Connection for NbdConnection {
         self.fence_key
     }
 
-    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
+    fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>> {
         let queue = NbdQueue::open(self.negotiated, self.info, self.queue_depth)?;
         Ok(Box::new(queue))
     }
@@ -215,6 +213,6 @@ impl BlockDevice for NbdDevice {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        self.path.connect(self.within)?.open()
+        Ok(self.path.connect(self.within)?.open()?)
     }
 }

@@ -8,6 +8,7 @@ use crate::message::{Abilities, Job, Next};
 use crate::wire::Wire;
 use block::layer::{Layer, within};
 use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use lunpath::{AccessHint, PathQueue};
 use nbd_proto::ProtocolError;
 use nbd_proto::client::{ERROR_BYTES_MAX, Reply, chunk_error, chunk_hole, request};
 use nbd_proto::constants as c;
@@ -602,7 +603,9 @@ impl Queue for NbdQueue {
     fn holds_answers(&self) -> bool {
         !self.ready.is_empty() || !self.late.is_empty()
     }
+}
 
+impl PathQueue for NbdQueue {
     fn withdraw(&mut self, tag: u64) -> Option<Request> {
         let slot = self.slots.iter().position(|(_, job)| {
             job.as_ref()
@@ -645,6 +648,11 @@ impl Queue for NbdQueue {
 
     fn drain_late(&mut self, tags: &mut Vec<u64>) {
         tags.append(&mut self.late);
+    }
+
+    /// An NBD server has no access states.
+    fn access_sign(&mut self) -> Option<AccessHint> {
+        None
     }
 
     fn lost_reason(&self) -> Option<&str> {

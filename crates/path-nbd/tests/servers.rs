@@ -1,7 +1,8 @@
 //! The path against real servers: `qemu-nbd` and `nbdkit`, over Unix sockets, TCP and TLS.
 
-use block::{BlockDevice, Buf, ErrorKind, Lunpath, Op, Queue, Request, Wait};
+use block::{BlockDevice, Buf, ErrorKind, Op, Queue, Request, Wait};
 use block_testing::conformance;
+use lunpath::{Lunpath, PathQueue};
 use path_nbd::{NbdDevice, NbdPath, NbdUri, Options};
 use std::cell::RefCell;
 use std::net::TcpListener;
@@ -216,7 +217,7 @@ fn identity_comes_from_the_description() {
     assert!(error.to_string().contains("`f`"), "{error}");
 }
 
-fn queue(peer: &Peer) -> Box<dyn Queue> {
+fn queue(peer: &Peer) -> Box<dyn PathQueue> {
     path(&peer.uri).connect(WITHIN).unwrap().open().unwrap()
 }
 

@@ -9,8 +9,9 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings};
+use block::BlockDevice;
 use block::topology::Topology;
-use block::{BlockDevice, Identity, Lunpath};
+use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
 use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
@@ -672,7 +673,7 @@ pub(crate) fn identity_of(known: &KnownLun) -> Identity {
         size: known.size,
         logical_block_size: known.block_size,
         read_only: false,
-        access: block::Access::Optimized,
+        access: lunpath::Access::Optimized,
     }
 }
 
@@ -695,7 +696,7 @@ impl BlockDevice for OnePath {
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
-        self.path.connect(CONNECT_WITHIN)?.open()
+        Ok(self.path.connect(CONNECT_WITHIN)?.open()?)
     }
 }
 

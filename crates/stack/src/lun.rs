@@ -9,7 +9,7 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, control};
-use block::{Identity, Lunpath};
+use lunpath::{Identity, Lunpath};
 use multipath::identity::is_generic;
 use multipath::{ATTRIBUTES, Lun, PathSpec};
 use serde::Serialize;

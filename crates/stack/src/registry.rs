@@ -2,7 +2,7 @@
 //! file that is replaced as a whole under a lock, so names survive restarts.
 
 use crate::{Error, Result, state_file};
-use block::Identity;
+use lunpath::Identity;
 use multipath::identity::is_generic;
 use multipath::{ATTRIBUTES, Attributes};
 use serde::{Deserialize, Serialize};
@@ -300,7 +300,7 @@ pub(crate) fn unknown(name: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::Access;
+    use lunpath::Access;
 
     fn identity(wwid: Option<&str>) -> Identity {
         Identity {

@@ -3,7 +3,8 @@
 use super::LunQueue;
 use crate::link::{Link, LinkState};
 use crate::policy::Nanos;
-use block::{Access, Request};
+use block::Request;
+use lunpath::Access;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};

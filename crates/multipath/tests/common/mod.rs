@@ -5,8 +5,9 @@
 pub mod alone;
 pub mod target;
 
-use block::{BlockDevice, Blocking, Buf, Completion, Lunpath, Op, Queue, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, Completion, Op, Queue, Request, Wait};
 use block_testing::Random;
+use lunpath::Lunpath;
 use multipath::{Attributes, Config, Lun, PathSpec, PathState, Proof};
 use path_nbd::{NbdPath, NbdUri, Options};
 use pathsim::{Address, Pathsim};

@@ -9,7 +9,7 @@ pub use scripted::disk::{self, Disk};
 pub use scripted::{Reply, Script};
 
 use crate::common::{SIZE, open};
-use block::Lunpath;
+use lunpath::Lunpath;
 use multipath::{Attributes, Lun};
 use path_iscsi::{IscsiPath, Options};
 use scripted::{Manner, Scripted, start};

@@ -2,7 +2,8 @@
 
 use crate::common::*;
 use crate::{Pair, goes_on};
-use block::{BlockDevice, Blocking, Lunpath};
+use block::{BlockDevice, Blocking};
+use lunpath::Lunpath;
 use multipath::{Lun, PathSpec, PathState};
 use path_file::FilePath;
 use std::sync::Arc;

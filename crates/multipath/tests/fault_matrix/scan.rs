@@ -3,7 +3,8 @@
 use crate::common::alone::alone;
 use crate::common::*;
 use crate::goes_on;
-use block::{Blocking, Lunpath};
+use block::Blocking;
+use lunpath::Lunpath;
 use multipath::Lun;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,10 +1,9 @@
 //! A file or block device as one path to a LUN.
 
+use crate::queue::FileQueue;
 use crate::{FileDevice, Options};
-use block::{
-    Access, BlockDevice, Connection, DeviceInfo, Error, ErrorKind, Identity, Lunpath, Queue,
-    Result, Transport,
-};
+use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Request, Result};
+use lunpath::{Access, AccessHint, Connection, Identity, Lunpath, PathQueue, Transport};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -108,7 +107,25 @@ impl Connection for FileConnection {
         None
     }
 
-    fn open(self: Box<Self>) -> Result<Box<dyn Queue>> {
-        self.device.queue()
+    fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>> {
+        Ok(Box::new(FileQueue::open(self.device.shared())?))
+    }
+}
+
+/// The kernel keeps the memory of a request until it is done, and executes everything that it has
+/// accepted: no request can be withdrawn, and no path to a file is lost for good.
+impl PathQueue for FileQueue {
+    fn withdraw(&mut self, _tag: u64) -> Option<Request> {
+        None
+    }
+
+    fn drain_late(&mut self, _tags: &mut Vec<u64>) {}
+
+    fn access_sign(&mut self) -> Option<AccessHint> {
+        None
+    }
+
+    fn lost_reason(&self) -> Option<&str> {
+        None
     }
 }

@@ -1,11 +1,16 @@
-//! Control plane of a path to a LUN: the identity of the target at its other end, connections that
-//! are established off the data path, and a fence against requests that were sent and never
-//! answered.
+//! One path to a LUN: the identity of the target at its other end, connections that are established
+//! off the data path, a fence against requests that were sent and never answered, and the queue of
+//! a path, from which requests can be withdrawn.
 //!
-//! These calls may block, never longer than the given limit, and run on no thread that carries I/O.
-//! The exception is [`Connection::open`], which runs on an I/O thread and does not block.
+//! ```text
+//!   Lunpath ── connect ──► Connection ── open ──► PathQueue: Queue
+//!      identify, access, fence                      withdraw, lost_reason
+//! ```
+//!
+//! Calls to a [`Lunpath`] may block, never longer than the given limit, and run on no thread that
+//! carries I/O. [`Connection::open`] runs on an I/O thread and does not block.
 
-use crate::{DeviceInfo, Queue, Result};
+use block::{DeviceInfo, Queue, Request, Result};
 use std::time::Duration;
 
 /// Transport of a path to its LUN.
@@ -117,7 +122,7 @@ pub trait Lunpath: Send + Sync {
     /// Establishes a connection for one queue. Waits at most `within`.
     ///
     /// # Errors
-    /// As [`Lunpath::identify`]. [`crate::ErrorKind::NotNow`]: the target is reachable, but its
+    /// As [`Lunpath::identify`]. [`block::ErrorKind::NotNow`]: the target is reachable, but its
     /// port provides no access to the unit at present.
     fn connect(&self, within: Duration) -> Result<Box<dyn Connection>>;
 
@@ -136,7 +141,7 @@ pub trait Lunpath: Send + Sync {
     /// `within`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Unsupported`] if the transport or the target has no fence.
+    /// [`block::ErrorKind::Unsupported`] if the transport or the target has no fence.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
 
     /// Removes state that lost connections and fences have left at the target. For use once no
@@ -167,11 +172,35 @@ pub trait Connection: Send {
 
     /// Opens the queue on the calling thread. Does not block. The queue does not reconnect: when
     /// the connection is lost, every request in flight and every later one completes with
-    /// [`crate::ErrorKind::PathLost`]. Nor does it wait for a target that is busy or whose port
-    /// provides no access: such requests complete with [`crate::ErrorKind::NotNow`], and the caller
+    /// [`block::ErrorKind::PathLost`]. Nor does it wait for a target that is busy or whose port
+    /// provides no access: such requests complete with [`block::ErrorKind::NotNow`], and the caller
     /// may use another path.
     ///
     /// # Errors
     /// The system denies a resource that the queue needs.
-    fn open(self: Box<Self>) -> Result<Box<dyn Queue>>;
+    fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>>;
+}
+
+/// The queue of a connection. Its methods have no default: a wrapper that forgot one would lose
+/// requests or reports of its path.
+pub trait PathQueue: Queue {
+    /// Withdraws a request in flight that the peer has not answered, so that the caller can submit
+    /// it on another path. A late answer is discarded and touches no buffer. The peer may still
+    /// carry the request out; [`PathQueue::drain_late`] reports when it has answered.
+    ///
+    /// `None`: no request in flight has this tag, or the device needs its memory until the request
+    /// is done (a kernel ring), and then it completes as usual.
+    fn withdraw(&mut self, tag: u64) -> Option<Request>;
+
+    /// Appends to `tags` the tags of withdrawn requests that have been answered since. Considers
+    /// only input that [`Queue::reap`] has already read.
+    fn drain_late(&mut self, tags: &mut Vec<u64>);
+
+    /// Returns the latest report of the peer about access to the unit, if it has sent one since the
+    /// previous call. Considers only input that [`Queue::reap`] has already read.
+    fn access_sign(&mut self) -> Option<AccessHint>;
+
+    /// Returns the reason why the peer is lost for good, once it is; every later request fails with
+    /// [`block::ErrorKind::PathLost`]. Considers only input that [`Queue::reap`] has already read.
+    fn lost_reason(&self) -> Option<&str>;
 }
