@@ -187,7 +187,7 @@ impl Guest {
 
     /// Runs a job in the guest.
     pub(crate) fn run(&self, job: &Job, times: u32, competitors: &[u32]) -> Result<Record> {
-        if block::layer::spent().is_some() {
+        if layer_cpu::spent().is_some() {
             self.done(&AgentRequest::CountLayers)?;
         }
         let start = Edge::now(&[self.pid], competitors);

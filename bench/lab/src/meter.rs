@@ -180,7 +180,7 @@ pub struct Layers {
 impl Layers {
     /// Reads the totals so far; `None` unless counting is enabled.
     fn now() -> Option<Layers> {
-        let [protocol, fs, cache, crypt, path] = block::layer::spent()?;
+        let [protocol, fs, cache, crypt, path] = layer_cpu::spent()?;
         Some(Layers {
             protocol,
             fs,
@@ -190,7 +190,7 @@ impl Layers {
         })
     }
 
-    /// Returns the values in the order of [`block::layer::Layer::ALL`].
+    /// Returns the values in the order of [`layer_cpu::Layer::ALL`].
     pub fn all(self) -> [u64; 5] {
         [self.protocol, self.fs, self.cache, self.crypt, self.path]
     }

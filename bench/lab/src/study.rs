@@ -367,7 +367,7 @@ pub fn study(
         .iter()
         .try_for_each(|side| side.job.check(&side.target))?;
     if plan.layers {
-        block::layer::count();
+        layer_cpu::count();
     }
     let stored = sides.iter().map(Side::stored).collect();
     journal.begin(first.job.entry().name, stored, plan)?;

@@ -5,7 +5,7 @@
 //!   sides ── a text or a file becomes targets with a name and facts
 //!     │
 //!     ├─ device                 a stack of blocks     ├─ own_mount ── own_fs   mounted here
-//!     ├─ paths ── numa          over limited paths    ├─ in_process ─ own_fs   called, not mounted
+//!     ├─ paths ── simulated_numa  limited paths       ├─ in_process ─ own_fs   called, not mounted
 //!     └─ kernel ── orphans      ext4, xfs, btrfs      └─ afs ── own_cell       behind an AFS server
 //! ```
 //!
@@ -17,13 +17,13 @@ mod device;
 mod error;
 mod in_process;
 mod kernel;
-mod numa;
 mod orphans;
 mod own_cell;
 mod own_fs;
 mod own_mount;
 mod paths;
 mod sides;
+mod simulated_numa;
 
 pub use costs::{by_turns, costs};
 pub use device::{BenchDevice, BenchStack, StackKind};

@@ -14,7 +14,7 @@
 //! connect: sockets are unlinked as soon as they listen, and reached through descriptors of this
 //! process.
 
-use crate::numa;
+use crate::simulated_numa::{self, NumaPath};
 use block::BlockDevice;
 use export_nbd::{Config as ServerConfig, Export, Listen, Server};
 use lab::{Carried, Paths};
@@ -140,7 +140,7 @@ impl PathConfig {
     }
 
     /// Describes the paths for the report.
-    pub fn note(&self, topology: &block::topology::Topology) -> String {
+    pub fn note(&self, topology: &numa::Topology) -> String {
         let limit = |path: usize| {
             let rate = match of(&self.rates, path) {
                 None | Some(0) => "no limit".to_owned(),
@@ -206,7 +206,7 @@ impl PathBench {
     pub fn start(
         lower: &Arc<dyn BlockDevice>,
         ways: &PathConfig,
-        topology: &block::topology::Topology,
+        topology: &numa::Topology,
     ) -> Result<PathBench> {
         let failed = |what: &str, e: std::io::Error| Error::Failed(format!("{what}: {e}"));
         let folder = tempfile::Builder::new()
@@ -351,19 +351,15 @@ fn nbd(socket: &Path) -> Result<NbdPath> {
     Ok(NbdPath::new(NbdUri::parse(&uri)?, options))
 }
 
-fn open(
-    paths: Vec<NbdPath>,
-    ways: &PathConfig,
-    topology: &block::topology::Topology,
-) -> Result<Lun> {
+fn open(paths: Vec<NbdPath>, ways: &PathConfig, topology: &numa::Topology) -> Result<Lun> {
     let topology = match ways.cells {
         0 => topology.clone(),
-        cells => numa::dealt(cells)?,
+        cells => simulated_numa::dealt(cells)?,
     };
     let spec = |(n, path): (usize, NbdPath)| PathSpec {
         path: match ways.cells {
             0 => Arc::new(path) as Arc<dyn Lunpath>,
-            cells => Arc::new(numa::NumaPath::new(path, n as u32 % cells)),
+            cells => Arc::new(NumaPath::new(path, n as u32 % cells)),
         },
         legacy: format!("c{n}t0d0"),
         enabled: true,
@@ -389,9 +385,9 @@ fn open(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use block::topology::Topology;
     use block_testing::Mem;
     use lab::{Extent, Job, Target};
+    use numa::Topology;
     use std::time::Instant;
 
     const DEADLINE: Duration = Duration::from_secs(30);

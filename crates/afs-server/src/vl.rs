@@ -12,7 +12,7 @@ use afs_proto::vl::{
     VolumeEntry, VolumeName, address_by, site_flag, volume_flag,
 };
 use afs_proto::{Abort, List};
-use block::layer::{Layer, home};
+use layer_cpu::{Layer, home};
 use rx::{Call, Handler};
 use std::net::Ipv4Addr;
 use std::sync::Arc;

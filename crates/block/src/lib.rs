@@ -35,12 +35,10 @@ mod blocking;
 mod buf;
 mod device;
 mod error;
-pub mod layer;
 mod pool;
 mod request;
 mod stats;
 mod sticky_flush;
-pub mod topology;
 mod wait_pair;
 
 pub use blocking::Blocking;

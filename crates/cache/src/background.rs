@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::stats::EvictReason;
 use crate::tree::{CacheShared, LoadRequest, OpenState, Vnode, VolumeShared};
 use block::Result;
-use block::layer::{Layer, home};
+use layer_cpu::{Layer, home};
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::Sender;

@@ -3,8 +3,8 @@
 use crate::policy::{Policy, Ufc};
 use crate::tunables::{self, Name, Tunables, Value};
 use crate::window;
-use block::topology::Topology;
 use block::{Error, ErrorKind, Result};
+use numa::Topology;
 use std::time::Duration;
 
 /// Creates a policy; takes the exclusive upper bound of frame numbers, and the number of frames

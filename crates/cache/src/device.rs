@@ -8,8 +8,8 @@ use crate::open::OpenFile;
 use crate::session::Session;
 use crate::tree::Vnode;
 use crate::volume::{Cache, Volume};
-use block::layer::{Layer, within};
 use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
+use layer_cpu::{Layer, within};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! The NUMA node that memory is requested from. A guest with two nodes tests the actual placement.
 
 use block::BlockDevice;
-use block::topology::Topology;
 use block_testing::Mem;
 use cache::{Attributes, Cache, Config, DEVICE_FILE, DevicePager, Vnode, Volume};
+use numa::Topology;
 use std::path::Path;
 use std::sync::Arc;
 

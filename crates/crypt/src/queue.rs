@@ -11,8 +11,8 @@
 //! waits for one. A write-zeroes writes encrypted zeros, a few buffers at a time.
 
 use crate::shared::Shared;
-use block::layer::{Layer, within};
 use block::{BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
+use layer_cpu::{Layer, within};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -12,11 +12,11 @@ mod xattrs;
 pub(crate) use invalidation::InvalidationQueue;
 
 use crate::config::MountConfig;
-use block::layer::{Layer, home};
 use fs::{Files, Lane, Watch, Watcher};
 use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
 use fuser::Errno;
 use handles::Handles;
+use layer_cpu::{Layer, home};
 use privileges::Capabilities;
 use removed::RemovedDirectories;
 use std::cell::RefCell;

@@ -4,7 +4,7 @@ use crate::connection::{Connection, Newcomer, Next, Status};
 use crate::engine::{Engine, Pending};
 use crate::hub::Hub;
 use crate::wake;
-use block::layer::{Layer, home};
+use layer_cpu::{Layer, home};
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use std::collections::BTreeMap;

@@ -7,8 +7,8 @@
 //! data. Deliberately absent: file data, which goes through queues of its callers.
 
 use crate::error::{Error, Kind, Result};
-use block::layer::{Layer, home};
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait};
+use layer_cpu::{Layer, home};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;

@@ -7,11 +7,11 @@
 //!
 //! `cargo run --release -p multipath --example cells`
 
-use block::topology::{LOCAL, Topology};
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use block_testing::Mem;
 use lunpath::{Access, AccessHint, Connection, Identity, Lunpath, PathQueue, Transport};
 use multipath::{Attributes, Config, Lun, PathSpec, Proof};
+use numa::{LOCAL, Topology};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs::{create_dir_all, write};
 use std::os::fd::BorrowedFd;

@@ -15,9 +15,9 @@ use crate::state::{
 use crate::status::{LunStatus, health, path_status};
 use crate::trace::Trace;
 use crate::unanswered::UnansweredWrites;
-use block::topology::{LOCAL, Topology};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use lunpath::{Identity, Lunpath};
+use numa::{LOCAL, Topology};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};

@@ -15,15 +15,10 @@ use std::sync::Arc;
 /// Open file or block device.
 #[derive(Debug)]
 pub struct FileDevice {
-    shared: Arc<OpenFile>,
+    pub(crate) shared: Arc<OpenFile>,
 }
 
 impl FileDevice {
-    /// Returns the part that queues share.
-    pub(crate) fn shared(&self) -> Arc<Shared> {
-        Arc::clone(&self.shared)
-    }
-
     /// Opens an existing file or block device.
     ///
     /// # Errors
@@ -241,6 +236,6 @@ impl BlockDevice for FileDevice {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        Ok(Box::new(FileQueue::open(self.shared())?))
+        Ok(Box::new(FileQueue::open(Arc::clone(&self.shared))?))
     }
 }

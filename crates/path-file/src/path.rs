@@ -108,7 +108,7 @@ impl Connection for FileConnection {
     }
 
     fn open(self: Box<Self>) -> Result<Box<dyn PathQueue>> {
-        Ok(Box::new(FileQueue::open(self.device.shared())?))
+        Ok(Box::new(FileQueue::open(Arc::clone(&self.device.shared))?))
     }
 }
 

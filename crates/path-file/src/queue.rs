@@ -9,10 +9,10 @@ use crate::options::Engine;
 use crate::psync::Psync;
 use crate::ring::Ring;
 use crate::sys::Sys;
-use block::layer::{Layer, within};
 use block::{
     Buf, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
+use layer_cpu::{Layer, within};
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

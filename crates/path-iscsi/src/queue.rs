@@ -12,10 +12,10 @@ use crate::job::{Job, Next};
 use crate::link::Link;
 use crate::unit::{Unit, UnitProperties};
 use crate::wire::Memory;
-use block::layer::{Layer, within};
 use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
 use iscsi_proto::scsi::{Action, Fault, PortState, Sense, classify};
 use iscsi_proto::{Event, TaskId, Transfer, slot_of};
+use layer_cpu::{Layer, within};
 use lunpath::{AccessHint, PathQueue};
 use rustix::event::{Timespec, epoll};
 use rustix::time::{

@@ -6,8 +6,8 @@
 use crate::connect::Negotiated;
 use crate::message::{Abilities, Job, Next};
 use crate::wire::Wire;
-use block::layer::{Layer, within};
 use block::{Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use layer_cpu::{Layer, within};
 use lunpath::{AccessHint, PathQueue};
 use nbd_proto::ProtocolError;
 use nbd_proto::client::{ERROR_BYTES_MAX, Reply, chunk_error, chunk_hole, request};

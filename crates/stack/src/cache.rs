@@ -8,7 +8,6 @@ use crate::tunables::{parse, with};
 pub use crate::tunables::{parse_change, parse_changes};
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
-use block::topology::Topology;
 pub use cache::ATTRIBUTES as ADVICE;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
@@ -16,6 +15,7 @@ use cache::{
     Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
     Vnode, Volume,
 };
+use numa::Topology;
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 

@@ -2,9 +2,9 @@
 //! which node the kernel has placed them. Runs in a guest with two nodes.
 
 use block::BlockDevice;
-use block::topology::Topology;
 use block_testing::Mem;
 use cache::{Attributes, Cache, Config, DEVICE_FILE, DevicePager};
+use numa::Topology;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -1,6 +1,6 @@
 //! Prints the NUMA cells of this machine as `multipath` sees them, as JSON; a guest runs it.
 
-use block::topology::Topology;
+use numa::Topology;
 use serde_json::{Value, json};
 use std::path::Path;
 

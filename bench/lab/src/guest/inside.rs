@@ -143,7 +143,7 @@ fn answer(
         }
         AgentRequest::DropCaches => drop_caches().map(|()| AgentReply::Done),
         AgentRequest::CountLayers => {
-            block::layer::count();
+            layer_cpu::count();
             Ok(AgentReply::Done)
         }
     }

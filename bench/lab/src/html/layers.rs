@@ -3,7 +3,7 @@
 use super::svg::{Drawing, steps};
 use crate::figures::number;
 use crate::study::{Study, layer_rows, title};
-use block::layer::Layer;
+use layer_cpu::Layer;
 
 /// Maximum number of bars in the chart.
 const BARS_MAX: usize = 60;

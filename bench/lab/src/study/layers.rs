@@ -8,7 +8,7 @@
 use super::{Study, table};
 use crate::figures::number;
 use crate::record::{Better, Phase};
-use block::layer::Layer;
+use layer_cpu::Layer;
 
 /// CPU by layer of one phase and side.
 #[derive(Debug, Clone, PartialEq)]

@@ -11,8 +11,8 @@ use crate::open::{OpenFile, Pinned, pages_of};
 use crate::policy::Entry;
 use crate::tree::OpenState;
 use crate::window;
-use block::layer::{Layer, within};
 use block::{Bufs, Error, ErrorKind, Op, Result, Wait};
+use layer_cpu::{Layer, within};
 use std::ops::Range;
 use std::sync::Arc;
 

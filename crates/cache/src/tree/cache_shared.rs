@@ -12,7 +12,7 @@ use crate::stats::{Counters, Counts};
 use crate::wait::WaitTable;
 use crate::window;
 use block::Result;
-use block::topology::Topology;
+use numa::Topology;
 use std::sync::atomic::{
     AtomicU64, AtomicUsize,
     Ordering::{AcqRel, Relaxed},

@@ -3,7 +3,6 @@
 use super::handles::Open;
 use super::privileges::{is_loss, without_set_ids};
 use super::{Tree, convert, errno, xattrs};
-use block::layer::{Layer, home};
 use fs::{
     Allocate, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
     WritePosition,
@@ -15,6 +14,7 @@ use fuser::{
     ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use layer_cpu::{Layer, home};
 use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;

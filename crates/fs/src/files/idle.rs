@@ -10,7 +10,7 @@
 
 use super::Shared;
 use crate::metadata::shared::FsShared;
-use block::layer::{Layer, home};
+use layer_cpu::{Layer, home};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;

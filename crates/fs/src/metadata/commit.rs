@@ -22,7 +22,7 @@ use crate::metadata::item_map::Frozen;
 use crate::metadata::journal::Delta;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
-use block::layer::{Layer, home};
+use layer_cpu::{Layer, home};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
 use std::thread::JoinHandle;

@@ -5,8 +5,8 @@
 //! not.
 
 use block::DeviceInfo;
-use block::topology::Topology;
 use lunpath::{Access, Connection, Identity, Lunpath, PathQueue, Transport};
+use numa::Topology;
 use path_nbd::NbdPath;
 use stack::{Error, Result};
 use std::path::Path;

@@ -11,7 +11,7 @@
 //!
 //! A layer calls [`within`] at its entry points. Until [`count`] enables accounting, that costs two
 //! stores to memory of the thread; afterwards it reads the thread's clock on entry and on exit,
-//! which takes a few hundred nanoseconds, and more in virtual machines (`examples/layer.rs`
+//! which takes a few hundred nanoseconds, and more in virtual machines (`examples/cost.rs`
 //! measures it).
 //!
 //! Deliberately absent: time spent waiting, which a thread's CPU clock does not include, and the

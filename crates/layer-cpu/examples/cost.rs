@@ -1,12 +1,12 @@
-//! Measures the cost of entering and leaving a layer: `cargo run --release -p block --example
-//! layer`.
+//! Measures the cost of entering and leaving a layer: `cargo run --release -p layer-cpu
+//! --example cost`.
 //!
 //! Runs three loops in turn: an empty one, one that enters a layer without accounting, and one with
 //! accounting. Prints the nanoseconds for each pair of entering and leaving, as the minimum of all
 //! rounds, which other load on the machine disturbs least. Accounting cannot be disabled within a
 //! process, so its rounds run last.
 
-use block::layer::{self, Layer};
+use layer_cpu::Layer;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn main() {
         black_box(Layer::Fs);
     };
     let entered = || {
-        let within = layer::within(black_box(Layer::Fs));
+        let within = layer_cpu::within(black_box(Layer::Fs));
         black_box(&within);
     };
     let (mut nothing, mut idle, mut counted) = (f64::MAX, f64::MAX, f64::MAX);
@@ -34,7 +34,7 @@ fn main() {
         nothing = nothing.min(round(empty));
         idle = idle.min(round(entered));
     }
-    layer::count();
+    layer_cpu::count();
     for _ in 0..3 {
         counted = counted.min(round(entered));
     }
