@@ -31,6 +31,7 @@
 //! Deliberately absent: callbacks, async runtimes, locks on the data path, and any knowledge of the
 //! layers above and below.
 
+mod backlog;
 mod blocking;
 mod buf;
 mod device;
@@ -39,8 +40,9 @@ mod pool;
 mod request;
 mod stats;
 mod sticky_flush;
-mod wait_pair;
+mod wait;
 
+pub use backlog::Backlog;
 pub use blocking::Blocking;
 pub use buf::{BUF_ALIGN, Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
@@ -49,4 +51,4 @@ pub use pool::BufPool;
 pub use request::{Completion, Op, OpKind, Request};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
-pub use wait_pair::WaitPair;
+pub use wait::{WaitPair, Waker};

@@ -7,6 +7,7 @@
 
 use crate::{BlockDevice, BufPool, Completion, DeviceInfo, OpKind, Queue, Request, Result, Wait};
 use serde::Serialize;
+use slab::Slab;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -272,8 +273,7 @@ impl BlockDevice for Stats {
             lower,
             counters,
             shared: Arc::clone(&self.shared),
-            tags: vec![None; capacity],
-            free: (0..capacity).rev().collect(),
+            tags: Slab::with_capacity(capacity),
             below: Vec::new(),
         }))
     }
@@ -284,8 +284,7 @@ struct StatsQueue {
     counters: Arc<[Counters; KIND_COUNT]>,
     shared: Arc<Mutex<Shared>>,
     /// The caller's tag and the submit time of each request in the lower queue, by its tag there.
-    tags: Vec<Option<(u64, Instant)>>,
-    free: Vec<usize>,
+    tags: Slab<(u64, Instant)>,
     below: Vec<Completion>,
 }
 
@@ -301,32 +300,28 @@ impl Queue for StatsQueue {
     }
 
     fn capacity(&self) -> usize {
-        self.tags.len()
+        self.lower.capacity()
     }
 
     fn in_flight(&self) -> usize {
-        self.tags.len() - self.free.len()
+        self.tags.len()
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
-        let Some(slot) = self.free.pop() else {
-            return Err(request);
-        };
         // Taken before the submit: some devices do all their work in it.
         let since = Instant::now();
         let Request { tag, op } = request;
-        match self.lower.submit(Request {
-            tag: slot as u64,
+        let slot = self.tags.vacant_entry();
+        let lower = Request {
+            tag: slot.key() as u64,
             op,
-        }) {
+        };
+        match self.lower.submit(lower) {
             Ok(()) => {
-                self.tags[slot] = Some((tag, since));
+                slot.insert((tag, since));
                 Ok(())
             }
-            Err(Request { op, .. }) => {
-                self.free.push(slot);
-                Err(Request { tag, op })
-            }
+            Err(Request { op, .. }) => Err(Request { tag, op }),
         }
     }
 
@@ -341,11 +336,8 @@ impl Queue for StatsQueue {
         }
         let (now, count) = (Instant::now(), self.below.len());
         for mut completion in self.below.drain(..) {
-            let slot = completion.tag as usize;
-            let (tag, since) = self.tags[slot]
-                .take()
-                .expect("each tag below stands for one request");
-            self.free.push(slot);
+            // Each tag of the lower queue stands for one request.
+            let (tag, since) = self.tags.remove(completion.tag as usize);
             completion.tag = tag;
             let ns = u64::try_from((now - since).as_nanos()).unwrap_or(u64::MAX);
             self.counters[index(completion.op.kind())].count(&completion, ns);

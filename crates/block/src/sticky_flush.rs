@@ -21,11 +21,10 @@
 
 use crate::{
     BlockDevice, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result,
-    Wait, WaitPair,
+    Wait, WaitPair, Waker,
 };
-use rustix::event::EventfdFlags;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
@@ -56,7 +55,7 @@ struct Flights {
     /// Requests that the lower device has not answered.
     open: BTreeSet<u64>,
     /// Queues that hold completions until no request with a smaller number is open.
-    sleepers: Vec<(u64, Arc<OwnedFd>)>,
+    sleepers: Vec<(u64, Arc<Waker>)>,
 }
 
 impl Flights {
@@ -74,8 +73,7 @@ impl Flights {
             .sleepers
             .extract_if(.., |(until, _)| *until <= first_open)
         {
-            // Fails only if the eventfd is already readable.
-            let _ = rustix::io::write(waker.as_ref(), &1u64.to_ne_bytes());
+            waker.wake();
         }
     }
 
@@ -112,8 +110,7 @@ impl BlockDevice for StickyFlush {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
-        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|e| Error::from_io(&lower.info().name, e.into()))?;
+        let waker = Waker::new().map_err(|e| Error::from_io(&lower.info().name, e))?;
         Ok(Box::new(StickyQueue {
             pair: WaitPair::new(&*lower, waker.as_fd())?,
             lower,
@@ -135,7 +132,7 @@ struct StickyQueue {
     /// Completions to return once no request with a smaller number is open.
     held: Vec<(u64, Completion)>,
     /// Readable when a held completion may be returned.
-    waker: Arc<OwnedFd>,
+    waker: Arc<Waker>,
     /// The queue is in `sleepers`, or has been woken since.
     sleeps: bool,
     pair: WaitPair,
@@ -212,11 +209,11 @@ impl StickyQueue {
     /// Has the waker signal when the next held completion may be returned.
     fn wake_when_free(&mut self, flights: &mut Flights) {
         if std::mem::take(&mut self.sleeps) {
-            let own = |sleeper: &(u64, Arc<OwnedFd>)| Arc::ptr_eq(&sleeper.1, &self.waker);
+            let own = |sleeper: &(u64, Arc<Waker>)| Arc::ptr_eq(&sleeper.1, &self.waker);
             match flights.sleepers.iter().position(own) {
                 Some(at) => drop(flights.sleepers.swap_remove(at)),
                 // No thread writes to it before it is a sleeper again.
-                None => drop(rustix::io::read(&self.waker, &mut [0u8; 8])),
+                None => drop(self.waker.take()),
             }
         }
         if let Some(until) = self.held.iter().map(|(until, _)| *until).min() {

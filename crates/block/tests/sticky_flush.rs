@@ -3,11 +3,11 @@
 
 use block::{
     BlockDevice, Blocking, Buf, Completion, DeviceInfo, Error, ErrorKind, Op, OpKind, Queue,
-    Request, Result, StickyFlush, Wait,
+    Request, Result, StickyFlush, Wait, Waker,
 };
 use block_testing::{Delay, ErrorDevice, Failure, Mem, conformance};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, poll};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 struct Line {
     asked: Mutex<Vec<Request>>,
     answered: Mutex<Vec<Completion>>,
-    bell: OwnedFd,
+    waker: Waker,
 }
 
 impl Line {
@@ -29,7 +29,7 @@ impl Line {
         };
         let completion = Completion { tag, op, result };
         self.answered.lock().unwrap().push(completion);
-        rustix::io::write(&self.bell, &1u64.to_ne_bytes()).unwrap();
+        self.waker.wake();
     }
 }
 
@@ -44,11 +44,10 @@ impl BlockDevice for Disk {
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let line = Arc::new(Line {
             asked: Mutex::default(),
             answered: Mutex::default(),
-            bell: rustix::event::eventfd(0, flags).unwrap(),
+            waker: Waker::new().unwrap(),
         });
         self.lines.lock().unwrap().push(Arc::clone(&line));
         let info = self.info().clone();
@@ -85,16 +84,16 @@ impl Queue for DiskQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         if wait == Wait::Block {
-            wait_for(self.line.bell.as_fd());
+            wait_for(self.line.waker.as_fd());
         }
-        let _ = rustix::io::read(&self.line.bell, &mut [0u8; 8]);
+        self.line.waker.take();
         let had = done.len();
         done.append(&mut self.line.answered.lock().unwrap());
         Ok(done.len() - had)
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.line.bell.as_fd())
+        Some(self.line.waker.as_fd())
     }
 }
 

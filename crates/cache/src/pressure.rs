@@ -7,7 +7,8 @@
 
 use crate::machine;
 use crate::volume::Cache;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use block::Waker;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -29,7 +30,7 @@ const PAUSE: Timespec = Timespec {
 
 /// A thread that watches memory pressure until this is dropped.
 pub struct PressureWatch {
-    stop: Arc<OwnedFd>,
+    stop: Arc<Waker>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -55,7 +56,7 @@ impl PressureWatch {
 
     /// Shrinks the cache by a step each time `fd` reports `events`.
     fn on(cache: &Arc<Cache>, fd: OwnedFd, events: PollFlags) -> Result<PressureWatch> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
+        let stop = Arc::new(Waker::new()?);
         let watch = Watch {
             cache: Arc::downgrade(cache),
             stop: Arc::clone(&stop),
@@ -70,7 +71,7 @@ impl PressureWatch {
 
 impl Drop for PressureWatch {
     fn drop(&mut self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        self.stop.wake();
         if let Some(thread) = self.thread.take() {
             // The panic message has been printed, and there is no state to restore.
             let _ = thread.join();
@@ -81,7 +82,7 @@ impl Drop for PressureWatch {
 /// State of the thread.
 struct Watch {
     cache: Weak<Cache>,
-    stop: Arc<OwnedFd>,
+    stop: Arc<Waker>,
     pressure: OwnedFd,
     events: PollFlags,
 }
@@ -132,6 +133,7 @@ mod tests {
     use crate::{CachedDevice, Config};
     use block::Blocking;
     use block_testing::Mem;
+    use rustix::event::{EventfdFlags, eventfd};
     use std::time::{Duration, Instant};
 
     #[test]

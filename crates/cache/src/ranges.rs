@@ -3,7 +3,8 @@
 //! **Invariant:** a range is registered before its pages are dropped, and a page is made `LOADING`
 //! before the ranges are checked; so a page that the drop misses is rejected by the check.
 
-use crate::wait::{WaitList, Waker};
+use crate::wait::WaitList;
+use block::Waker;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};

@@ -36,8 +36,7 @@ use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
 use crate::policy::{Entry, FrameNo};
 use crate::tree::VolumeShared;
-use crate::wait::Waker;
-use block::{Bufs, Completion, Error, Op, Request, Result, Wait};
+use block::{Bufs, Completion, Error, Op, Request, Result, Wait, Waker};
 use io::PagerLink;
 use job::{Job, Target};
 use jobs::Jobs;
@@ -71,8 +70,8 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn open(below: Arc<VolumeShared>) -> Result<Session> {
-        let waker = Waker::new()?;
-        Session::with_waker(below, waker)
+        let waker = Waker::new().map_err(|e| Error::from_io(&below.info.name, e))?;
+        Session::with_waker(below, Arc::new(waker))
     }
 
     pub(crate) fn with_waker(below: Arc<VolumeShared>, waker: Arc<Waker>) -> Result<Session> {
@@ -170,10 +169,7 @@ impl Session {
     /// # Errors
     /// Fatal: the pager's queue must be dropped.
     pub fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let until = match wait {
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = wait.deadline();
         loop {
             self.poll(Wait::Poll)?;
             let count = self.ready.len();

@@ -4,52 +4,9 @@
 //! changes the condition changes it first and then checks for waiters. One of the two sees the
 //! other, so no wake-up is lost. Wake-ups may be spurious.
 
-use block::{Error, Result};
-use rustix::event::EventfdFlags;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use block::Waker;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst, fence};
 use std::sync::{Arc, Mutex};
-
-/// Wakes one session.
-pub struct Waker {
-    fd: OwnedFd,
-    set: AtomicBool,
-}
-
-impl Waker {
-    /// Creates a waker that is not set.
-    ///
-    /// # Errors
-    /// The system has no descriptor left.
-    pub fn new() -> Result<Arc<Waker>> {
-        let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-        let fd = rustix::event::eventfd(0, flags).map_err(|e| Error::from_io("cache", e.into()))?;
-        let set = AtomicBool::new(false);
-        Ok(Arc::new(Waker { fd, set }))
-    }
-
-    /// Wakes the session, from any thread.
-    pub fn wake(&self) {
-        if !self.set.swap(true, SeqCst) {
-            // The counter cannot overflow: it is written once for each time it is read.
-            let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
-        }
-    }
-
-    /// Checks whether the session was woken since the last call, and resets the waker.
-    pub fn take(&self) -> bool {
-        if !self.set.load(SeqCst) {
-            return false;
-        }
-        let _ = rustix::io::read(&self.fd, &mut [0u8; 8]);
-        self.set.swap(false, SeqCst)
-    }
-
-    /// Returns a descriptor that is readable while the waker is set.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
 
 /// Sessions that wait for one condition.
 #[derive(Default)]
@@ -119,7 +76,8 @@ mod tests {
 
     #[test]
     fn a_wake_is_taken_once_and_reaches_every_registered_waiter() {
-        let (one, two) = (Waker::new().unwrap(), Waker::new().unwrap());
+        let waker = || Arc::new(Waker::new().unwrap());
+        let (one, two) = (waker(), waker());
         let table = WaitTable::default();
         let list = table.of(0x40);
         list.wake_all();

@@ -55,12 +55,11 @@ pub use lease::Lease;
 pub use mapping::Mapping;
 
 use crate::copy;
-use block::{Error, ErrorKind, Result};
+use block::{Error, ErrorKind, Result, Waker};
 use memory::Memory;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
@@ -196,7 +195,7 @@ pub struct Windows {
 struct Shared {
     uffd: Uffd,
     /// Readable once the threads are to exit.
-    stop: OwnedFd,
+    stop: Waker,
     /// All user views, by start address.
     views: RwLock<BTreeMap<usize, Arc<View>>>,
     faults: AtomicU64,
@@ -226,8 +225,7 @@ impl Windows {
             let detail = format!("the page size of the machine is {size} bytes, not {PAGE}");
             return invalid(ErrorKind::Unsupported, detail);
         }
-        let stop = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
-            .map_err(|e| Error::from_io("cache window", e.into()))?;
+        let stop = Waker::new().map_err(|e| Error::from_io("cache window", e))?;
         let shared = Arc::new(Shared {
             uffd: Uffd::open(config.user_faults_only)?,
             stop,
@@ -267,7 +265,7 @@ impl Windows {
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes()).expect("an eventfd takes a one");
+        self.shared.stop.wake();
         let threads = self.threads.get_mut().expect("no panic under this lock");
         for thread in threads.drain(..) {
             // The last reference may have been held by the view that one of these threads just

@@ -11,8 +11,11 @@
 //! waits for one. A write-zeroes writes encrypted zeros, a few buffers at a time.
 
 use crate::shared::Shared;
-use block::{BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
+use block::{
+    Backlog, BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
+};
 use layer_cpu::{Layer, within};
+use slab::Slab;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -41,15 +44,14 @@ pub(crate) fn max_transfer(below: u32, block: u32) -> u32 {
 
 pub(crate) struct CryptQueue {
     shared: Arc<Shared>,
-    lower: Box<dyn Queue>,
+    lower: Backlog,
+    /// Maximum number of requests in flight.
+    capacity: usize,
     pool: BufPool,
-    /// Job of each request in flight; the index is the tag on the lower queue.
-    slots: Vec<Option<Job>>,
-    free: Vec<usize>,
-    /// Slots of writes and write-zeroes that wait for cipher buffers, oldest first.
+    /// Job of each request in flight, by its tag on the lower queue.
+    jobs: Slab<Job>,
+    /// Keys of writes and write-zeroes that wait for cipher buffers, oldest first.
     starved: VecDeque<usize>,
-    /// Requests that the lower queue had no room for.
-    held: VecDeque<Request>,
     /// Completions not yet reaped by the caller.
     ready: VecDeque<Completion>,
     /// Scratch vector for reaping the lower queue.
@@ -81,177 +83,103 @@ struct ZeroJob {
     error: Option<Error>,
 }
 
+impl ZeroJob {
+    /// Keeps up to [`ZERO_BUFS`] buffers of encrypted zeros in flight; returns false if there is
+    /// more to write but no buffer is in flight.
+    fn feed(&mut self, key: usize, shared: &Shared, pool: &BufPool, lower: &mut Backlog) -> bool {
+        while self.next < self.end && self.running < ZERO_BUFS && self.error.is_none() {
+            let longest = CIPHER_BUF_BYTES.min(shared.info.max_transfer as usize) as u64;
+            let len = longest.min(self.end - self.next) as usize;
+            let Some(mut buf) = pool.take(len) else {
+                break;
+            };
+            buf.fill(0);
+            shared.xts.encrypt(shared.unit(self.next), &mut buf);
+            let op = Op::Write {
+                offset: shared.lower_offset(self.next),
+                bufs: buf.into(),
+                fua: self.fua,
+            };
+            self.next += len as u64;
+            self.running += 1;
+            let tag = key as u64;
+            lower.submit(Request { tag, op });
+        }
+        self.running > 0 || self.next >= self.end
+    }
+
+    fn is_over(&self) -> bool {
+        self.running == 0 && (self.next >= self.end || self.error.is_some())
+    }
+}
+
 impl CryptQueue {
     pub(crate) fn open(shared: Arc<Shared>) -> Result<CryptQueue> {
-        let mut lower = shared.lower.queue()?;
+        let lower = shared.lower.queue()?;
+        let capacity = lower.capacity();
+        let mut lower = Backlog::new(lower);
         let pool = BufPool::new(CIPHER_BUF_BYTES, CIPHER_BUFS);
         lower.register(&pool);
-        let capacity = lower.capacity();
         Ok(CryptQueue {
             shared,
             lower,
+            capacity,
             pool,
-            slots: (0..capacity).map(|_| None).collect(),
-            free: (0..capacity).rev().collect(),
+            jobs: Slab::with_capacity(capacity),
             starved: VecDeque::new(),
-            held: VecDeque::new(),
             ready: VecDeque::new(),
             below: Vec::new(),
         })
     }
 
-    /// Computes the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
-    /// for every sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
-    fn unit(&self, offset: u64) -> u64 {
-        self.shared.segment.iv_tweak.wrapping_add(offset / 512)
-    }
-
-    fn lower_offset(&self, offset: u64) -> u64 {
-        // Cannot overflow: the request was checked against a size that lies within the device.
-        self.shared.segment.offset + offset
-    }
-
-    /// Submits a request to the lower queue, or holds it until the queue has room.
-    fn send(&mut self, request: Request) {
-        if !self.held.is_empty() {
-            self.held.push_back(request);
-        } else if let Err(request) = self.lower.submit(request) {
-            self.held.push_back(request);
-        }
-    }
-
-    /// Starts the job of a slot as far as buffers allow; returns false if it must wait for some.
-    fn start(&mut self, slot: usize) -> bool {
-        match self.slots[slot].take() {
-            Some(Job::Write { tag, op }) => {
-                let Op::Write { offset, bufs, fua } = &op else {
+    /// Starts a job as far as buffers allow; returns false if it must wait for some.
+    fn start(&mut self, key: usize) -> bool {
+        match &mut self.jobs[key] {
+            Job::Write { op, .. } => {
+                let Op::Write { offset, bufs, fua } = op else {
                     unreachable!("a write job holds a write")
                 };
                 let (offset, fua) = (*offset, *fua);
-                let ciphered = self.encipher(offset, bufs);
-                self.slots[slot] = Some(Job::Write { tag, op });
-                let Some(bufs) = ciphered else { return false };
-                let offset = self.lower_offset(offset);
-                self.send(Request {
-                    tag: slot as u64,
-                    op: Op::Write { offset, bufs, fua },
-                });
+                let Some(bufs) = encrypted(&self.shared, &self.pool, offset, bufs) else {
+                    return false;
+                };
+                let offset = self.shared.lower_offset(offset);
+                let op = Op::Write { offset, bufs, fua };
+                let tag = key as u64;
+                self.lower.submit(Request { tag, op });
                 true
             }
-            Some(Job::Zero(mut job)) => {
-                let fed = self.feed_zeroes(slot, &mut job);
-                self.slots[slot] = Some(Job::Zero(job));
-                fed
-            }
-            other => {
-                self.slots[slot] = other;
-                true
-            }
+            Job::Zero(job) => job.feed(key, &self.shared, &self.pool, &mut self.lower),
+            Job::Through { .. } => true,
         }
-    }
-
-    /// Encrypts `clear` into buffers of the queue; `None` while too few are free.
-    fn encipher(&self, offset: u64, clear: &Bufs) -> Option<Bufs> {
-        let total = clear.total_len();
-        let mut out = take_bufs(&self.pool, total)?;
-        let mut unit = self.unit(offset);
-        let mut at = 0;
-        for piece in clear.iter() {
-            let mut src = &piece[..];
-            while !src.is_empty() {
-                let dst = &mut out.as_mut_slice()[at / CIPHER_BUF_BYTES][at % CIPHER_BUF_BYTES..];
-                let len = src.len().min(dst.len());
-                self.shared
-                    .xts
-                    .encrypt_to(unit, &src[..len], &mut dst[..len]);
-                src = &src[len..];
-                at += len;
-                unit = unit.wrapping_add(len as u64 / 512);
-            }
-        }
-        Some(out)
-    }
-
-    /// Keeps up to [`ZERO_BUFS`] buffers of encrypted zeros in flight; returns false if there is
-    /// more to write but no buffer is in flight.
-    fn feed_zeroes(&mut self, slot: usize, job: &mut ZeroJob) -> bool {
-        while job.next < job.end && job.running < ZERO_BUFS && job.error.is_none() {
-            let longest = CIPHER_BUF_BYTES.min(self.shared.info.max_transfer as usize) as u64;
-            let len = longest.min(job.end - job.next) as usize;
-            let Some(mut buf) = self.pool.take(len) else {
-                break;
-            };
-            buf.fill(0);
-            self.shared.xts.encrypt(self.unit(job.next), &mut buf);
-            let offset = self.lower_offset(job.next);
-            let op = Op::Write {
-                offset,
-                bufs: buf.into(),
-                fua: job.fua,
-            };
-            job.next += len as u64;
-            job.running += 1;
-            self.send(Request {
-                tag: slot as u64,
-                op,
-            });
-        }
-        job.running > 0 || job.next >= job.end
     }
 
     /// Processes a completion of the lower queue: decrypts data, releases buffers, advances jobs.
     fn complete(&mut self, done: Completion) {
-        let slot = done.tag as usize;
-        match self.slots[slot]
-            .take()
-            .expect("each tag below stands for one job")
-        {
-            Job::Through { tag } => {
+        let key = done.tag as usize;
+        let (tag, op, result) = match &mut self.jobs[key] {
+            &mut Job::Through { tag } => {
                 let op = self.unshift(done.op, done.result.is_ok());
-                self.finish(
-                    slot,
-                    Completion {
-                        tag,
-                        op,
-                        result: done.result,
-                    },
-                );
+                (tag, op, done.result)
             }
-            Job::Write { tag, op } => {
-                drop(done.op);
-                self.finish(
-                    slot,
-                    Completion {
-                        tag,
-                        op,
-                        result: done.result,
-                    },
-                );
-            }
-            Job::Zero(mut job) => {
+            Job::Write { tag, op } => (*tag, std::mem::replace(op, Op::Flush), done.result),
+            Job::Zero(job) => {
                 drop(done.op);
                 job.running -= 1;
                 job.error = job.error.take().or(done.result.err());
-                let fed = self.feed_zeroes(slot, &mut job);
-                let over = job.running == 0 && (job.next >= job.end || job.error.is_some());
-                if over {
-                    let ZeroJob { tag, op, error, .. } = job;
-                    self.finish(
-                        slot,
-                        Completion {
-                            tag,
-                            op,
-                            result: error.map_or(Ok(()), Err),
-                        },
-                    );
-                } else {
-                    self.slots[slot] = Some(Job::Zero(job));
+                let fed = job.feed(key, &self.shared, &self.pool, &mut self.lower);
+                if !job.is_over() {
                     if !fed {
-                        self.starved.push_back(slot);
+                        self.starved.push_back(key);
                     }
+                    return;
                 }
+                let op = std::mem::replace(&mut job.op, Op::Flush);
+                (job.tag, op, job.error.take().map_or(Ok(()), Err))
             }
-        }
+        };
+        self.jobs.remove(key);
+        self.ready.push_back(Completion { tag, op, result });
     }
 
     /// Restores the caller's view of an operation: its own offset, and plaintext if it was a read.
@@ -261,7 +189,7 @@ impl CryptQueue {
             Op::Read { offset, bufs } => {
                 *offset -= start;
                 if went_well {
-                    let mut unit = self.unit(*offset);
+                    let mut unit = self.shared.unit(*offset);
                     for buf in bufs.iter_mut() {
                         self.shared.xts.decrypt(unit, buf);
                         unit = unit.wrapping_add(buf.len() as u64 / 512);
@@ -274,27 +202,38 @@ impl CryptQueue {
         op
     }
 
-    fn finish(&mut self, slot: usize, completion: Completion) {
-        self.slots[slot] = None;
-        self.free.push(slot);
-        self.ready.push_back(completion);
-    }
-
     /// Submits waiting requests: first those the lower queue refused, then those lacking buffers.
     fn resume(&mut self) {
-        while let Some(request) = self.held.pop_front() {
-            if let Err(request) = self.lower.submit(request) {
-                self.held.push_front(request);
-                return;
-            }
+        if !self.lower.resume() {
+            return;
         }
-        while let Some(slot) = self.starved.pop_front() {
-            if !self.start(slot) {
-                self.starved.push_front(slot);
+        while let Some(key) = self.starved.pop_front() {
+            if !self.start(key) {
+                self.starved.push_front(key);
                 return;
             }
         }
     }
+}
+
+/// Encrypts `clear` into buffers of `pool`; `None` while too few are free.
+fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &Bufs) -> Option<Bufs> {
+    let total = clear.total_len();
+    let mut out = take_bufs(pool, total)?;
+    let mut unit = shared.unit(offset);
+    let mut at = 0;
+    for piece in clear.iter() {
+        let mut src = &piece[..];
+        while !src.is_empty() {
+            let dst = &mut out.as_mut_slice()[at / CIPHER_BUF_BYTES][at % CIPHER_BUF_BYTES..];
+            let len = src.len().min(dst.len());
+            shared.xts.encrypt_to(unit, &src[..len], &mut dst[..len]);
+            src = &src[len..];
+            at += len;
+            unit = unit.wrapping_add(len as u64 / 512);
+        }
+    }
+    Some(out)
 }
 
 /// Takes buffers for `total` bytes, or `None` while too few are free. Takes all or none, so that
@@ -319,16 +258,16 @@ impl Queue for CryptQueue {
     }
 
     fn capacity(&self) -> usize {
-        self.slots.len()
+        self.capacity
     }
 
     fn in_flight(&self) -> usize {
-        self.slots.len() - self.free.len() + self.ready.len()
+        self.jobs.len() + self.ready.len()
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
         let _here = within(Layer::Crypt);
-        if self.in_flight() >= self.slots.len() {
+        if self.in_flight() >= self.capacity {
             return Err(request);
         }
         let Request { tag, op } = request;
@@ -340,35 +279,20 @@ impl Queue for CryptQueue {
                 return Ok(());
             }
         }
-        let slot = self
-            .free
-            .pop()
-            .expect("fewer than `capacity` are in flight");
-        match op {
+        let op = match op {
             Op::Read { offset, bufs } => {
-                self.slots[slot] = Some(Job::Through { tag });
-                let offset = self.lower_offset(offset);
-                self.send(Request {
-                    tag: slot as u64,
-                    op: Op::Read { offset, bufs },
-                });
+                let offset = self.shared.lower_offset(offset);
+                Op::Read { offset, bufs }
             }
             Op::Discard { offset, len } => {
-                self.slots[slot] = Some(Job::Through { tag });
-                let offset = self.lower_offset(offset);
-                self.send(Request {
-                    tag: slot as u64,
-                    op: Op::Discard { offset, len },
-                });
+                let offset = self.shared.lower_offset(offset);
+                Op::Discard { offset, len }
             }
-            Op::Flush => {
-                self.slots[slot] = Some(Job::Through { tag });
-                self.send(Request {
-                    tag: slot as u64,
-                    op,
-                });
+            Op::Flush => Op::Flush,
+            Op::Write { .. } => {
+                self.begin(Job::Write { tag, op });
+                return Ok(());
             }
-            Op::Write { .. } => self.begin(slot, Job::Write { tag, op }),
             Op::WriteZeroes {
                 offset, len, fua, ..
             } => {
@@ -382,9 +306,12 @@ impl Queue for CryptQueue {
                     running: 0,
                     error: None,
                 };
-                self.begin(slot, Job::Zero(job));
+                self.begin(Job::Zero(job));
+                return Ok(());
             }
-        }
+        };
+        let tag = self.jobs.insert(Job::Through { tag }) as u64;
+        self.lower.submit(Request { tag, op });
         Ok(())
     }
 
@@ -396,11 +323,7 @@ impl Queue for CryptQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Crypt);
-        let until = match wait {
-            // A time too long for the clock waits indefinitely.
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = wait.deadline();
         let mut wait = wait;
         loop {
             self.resume();
@@ -436,7 +359,7 @@ impl Queue for CryptQueue {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.lower.wait_fd()
+        self.lower.queue().wait_fd()
     }
 
     fn register(&mut self, pool: &BufPool) {
@@ -445,11 +368,11 @@ impl Queue for CryptQueue {
 }
 
 impl CryptQueue {
-    /// Stores a job that needs buffers in its slot and starts it, after those already waiting.
-    fn begin(&mut self, slot: usize, job: Job) {
-        self.slots[slot] = Some(job);
-        if !self.starved.is_empty() || !self.start(slot) {
-            self.starved.push_back(slot);
+    /// Starts a job that needs buffers, after those already waiting.
+    fn begin(&mut self, job: Job) {
+        let key = self.jobs.insert(job);
+        if !self.starved.is_empty() || !self.start(key) {
+            self.starved.push_back(key);
         }
     }
 }

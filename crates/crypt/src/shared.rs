@@ -22,3 +22,17 @@ pub(crate) struct Shared {
     pub(crate) info: DeviceInfo,
     pub(crate) segment: DataSegment,
 }
+
+impl Shared {
+    /// Computes the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
+    /// for every sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
+    pub(crate) fn unit(&self, offset: u64) -> u64 {
+        self.segment.iv_tweak.wrapping_add(offset / 512)
+    }
+
+    /// Computes the place of `offset` on the lower device.
+    pub(crate) fn lower_offset(&self, offset: u64) -> u64 {
+        // Cannot overflow: the request was checked against a size that lies within the device.
+        self.segment.offset + offset
+    }
+}

@@ -2,9 +2,10 @@
 
 use crate::config::MountConfig;
 use crate::tree::{InvalidationQueue, Tree};
+use block::Waker;
 use fuse_mount::{Error, Settings};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ pub struct Mount {
     mount: fuse_mount::Mount,
     recall: Recall,
     /// Readable when the last request is done.
-    ended: Arc<OwnedFd>,
+    ended: Arc<Waker>,
 }
 
 /// Notifies the kernel of changes by other clients until it is dropped.
@@ -35,8 +36,8 @@ impl Mount {
     /// # Errors
     /// As [`fuse_mount::Mount::start`].
     pub fn start(config: MountConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
-        let ended = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let ended = Arc::new(ended.map_err(|e| Error::io("cannot create an eventfd", e.into()))?);
+        let ended = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
+        let ended = Arc::new(ended);
         let recall = Recall(Arc::default());
         let tree = Tree::new(&files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
         let settings = Settings {
@@ -117,7 +118,7 @@ impl Mount {
 }
 
 /// Waits up to `time` for a descriptor to become readable.
-fn is_readable_within(fd: &OwnedFd, time: Duration) -> bool {
+fn is_readable_within(fd: &impl AsFd, time: Duration) -> bool {
     let end = Instant::now() + time;
     loop {
         let left = end.saturating_duration_since(Instant::now());

@@ -12,6 +12,7 @@ mod xattrs;
 pub(crate) use invalidation::InvalidationQueue;
 
 use crate::config::MountConfig;
+use block::Waker;
 use fs::{Files, Lane, Watch, Watcher};
 use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
 use fuser::Errno;
@@ -21,7 +22,6 @@ use privileges::Capabilities;
 use removed::RemovedDirectories;
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -53,17 +53,17 @@ pub(crate) struct Tree {
     recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
-    ended: Arc<OwnedFd>,
+    ended: Arc<Waker>,
 }
 
 impl Tree {
     /// Registers as a separate client of the files, whose watcher `recall` receives the changes of
-    /// others. Writes to `ended` when the last request is done.
+    /// others. Wakes `ended` when the last request is done.
     pub(crate) fn new(
         files: &Arc<Files>,
         config: &MountConfig,
         recall: Arc<InvalidationQueue>,
-        ended: Arc<OwnedFd>,
+        ended: Arc<Waker>,
     ) -> Tree {
         let files = files.client_with(config.atime);
         Tree {

@@ -1,10 +1,9 @@
 //! Requests in the device queues of a worker, and their buffers.
 
 use crate::session::Session;
-use block::{Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
+use block::{Backlog, Buf, BufPool, Bufs, Completion, Op, OpKind, Queue, Request, Wait};
 use nbd_proto::{Command, Errno, RequestHeader};
 use slab::Slab;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Longest payload buffer, in bytes: a 64 KiB or 128 KiB request fits one.
@@ -47,9 +46,8 @@ pub(crate) struct Engine {
     piece: usize,
     /// Used in shares when `pool` is empty, by connections that hold no payload.
     reserve: BufPool,
-    queues: Vec<Box<dyn Queue>>,
-    /// Requests for which a queue had no room, by export.
-    backlog: Vec<VecDeque<Request>>,
+    /// By export.
+    queues: Vec<Backlog>,
     /// Keyed by the tag of their operations.
     pending: Slab<Pending>,
     done: Vec<Completion>,
@@ -59,13 +57,14 @@ pub(crate) struct Engine {
 
 impl Engine {
     /// Creates an engine over unused queues.
-    pub(crate) fn new(mut queues: Vec<Box<dyn Queue>>) -> Engine {
+    pub(crate) fn new(queues: Vec<Box<dyn Queue>>) -> Engine {
         // No buffer exceeds the shortest maximum transfer of the devices, so a request is split
         // between buffers and never inside one.
         let limits = queues.iter().map(|queue| buf_bytes(queue.info()));
         let bytes = limits.min().unwrap_or(BUF_BYTES);
         let pool = BufPool::new(bytes, POOL_BYTES / bytes);
         let reserve = BufPool::new(bytes, RESERVE_BYTES / bytes);
+        let mut queues: Vec<Backlog> = queues.into_iter().map(Backlog::new).collect();
         for queue in &mut queues {
             queue.register(&pool);
         }
@@ -73,7 +72,6 @@ impl Engine {
             pool,
             piece: bytes,
             reserve,
-            backlog: queues.iter().map(|_| VecDeque::new()).collect(),
             queues,
             pending: Slab::new(),
             done: Vec::new(),
@@ -81,8 +79,9 @@ impl Engine {
         }
     }
 
-    pub(crate) fn queues(&self) -> &[Box<dyn Queue>] {
-        &self.queues
+    /// Iterates over the queues by export.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &dyn Queue> {
+        self.queues.iter().map(Backlog::queue)
     }
 
     /// Reports whether requests are in flight.
@@ -109,7 +108,7 @@ impl Engine {
         bufs: Vec<Buf>,
         session: Option<Arc<Session>>,
     ) -> Option<Errno> {
-        let info = self.queues[export].info();
+        let info = self.queues[export].queue().info();
         let (offset, len) = (header.offset, u64::from(header.len));
         let block = u64::from(info.logical_block_size);
         let flush = matches!(header.command, Command::Flush);
@@ -134,7 +133,7 @@ impl Engine {
         let mut left = 0;
         let mut start = |op| {
             left += 1;
-            self.submit(export, Request { tag, op });
+            self.queues[export].submit(Request { tag, op });
         };
         match header.command {
             // No data to transfer: an empty read gets its answer from the device.
@@ -172,25 +171,10 @@ impl Engine {
         None
     }
 
-    fn submit(&mut self, export: usize, request: Request) {
-        let backlog = &mut self.backlog[export];
-        if !backlog.is_empty() {
-            backlog.push_back(request);
-        } else if let Err(request) = self.queues[export].submit(request) {
-            backlog.push_back(request);
-        }
-    }
-
     /// Kicks and reaps all queues, and adds the completed requests to `finished`.
     pub(crate) fn poll(&mut self, finished: &mut Vec<Pending>) -> block::Result<()> {
         for export in 0..self.queues.len() {
             loop {
-                while let Some(request) = self.backlog[export].pop_front() {
-                    if let Err(request) = self.queues[export].submit(request) {
-                        self.backlog[export].push_front(request);
-                        break;
-                    }
-                }
                 let mut done = std::mem::take(&mut self.done);
                 self.queues[export].reap(Wait::Poll, &mut done)?;
                 let made_room = !done.is_empty();
@@ -200,7 +184,7 @@ impl Engine {
                 self.done = done;
                 // A request submitted since, or a backlog that now has room, needs the kick of
                 // another reap.
-                let waits = made_room && !self.backlog[export].is_empty();
+                let waits = made_room && self.queues[export].is_waiting();
                 if !std::mem::take(&mut self.followed) && !waits {
                     break;
                 }
@@ -227,7 +211,7 @@ impl Engine {
         if pending.then_flush && kind != OpKind::Flush && pending.error.is_none() {
             pending.left = 1;
             let export = pending.export;
-            self.submit(export, Request { tag, op: Op::Flush });
+            self.queues[export].submit(Request { tag, op: Op::Flush });
             self.followed = true;
             return None;
         }

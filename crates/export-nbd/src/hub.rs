@@ -4,10 +4,11 @@ use crate::admission::Admission;
 use crate::config::{Export, Limits};
 use crate::engine::REQUEST_BYTES_MAX;
 use crate::session::Sessions;
-use crate::wake::{self, Wakes};
+use crate::wakers::Wakers;
+use block::Waker;
 use nbd_proto::{ExportInfo, constants as c};
 use rustls::ServerConfig;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -17,8 +18,8 @@ pub(crate) struct Hub {
     infos: Arc<[ExportInfo]>,
     tls: Option<Arc<ServerConfig>>,
     stopping: AtomicBool,
-    stop: OwnedFd,
-    pub(crate) wakes: Arc<Wakes>,
+    stop: Waker,
+    pub(crate) wakers: Arc<Wakers>,
     admission: Arc<Admission>,
     pub(crate) limits: Limits,
     pub(crate) sessions: Arc<Sessions>,
@@ -31,16 +32,16 @@ impl Hub {
         door: Arc<Admission>,
         limits: Limits,
     ) -> Hub {
-        let wakes = Arc::new(Wakes::default());
+        let wakers = Arc::new(Wakers::default());
         let infos = exports.iter().map(export_info).collect();
         Hub {
             exports,
             infos,
             tls,
             stopping: AtomicBool::new(false),
-            stop: wake::eventfd(),
-            sessions: Arc::new(Sessions::new(Arc::clone(&wakes))),
-            wakes,
+            stop: Waker::new().expect("the system has a descriptor left"),
+            sessions: Arc::new(Sessions::new(Arc::clone(&wakers))),
+            wakers,
             admission: door,
             limits,
         }
@@ -48,8 +49,8 @@ impl Hub {
 
     pub(crate) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        wake::wake(&self.stop);
-        self.wakes.wake_all();
+        self.stop.wake();
+        self.wakers.wake_all();
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

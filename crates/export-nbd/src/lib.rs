@@ -36,7 +36,7 @@ mod server;
 mod session;
 mod socket;
 mod tls;
-mod wake;
+mod wakers;
 mod worker;
 
 pub use config::{Config, Export, Limits, Listen, Tls};

@@ -337,7 +337,7 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                         );
                     }
                     if pushed {
-                        hub.wakes.wake_all();
+                        hub.wakers.wake_all();
                     }
                 }
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}

@@ -9,7 +9,7 @@
 //! fenced or not. A client that invents keys cannot displace those: when the table is full, new
 //! sessions are refused.
 
-use crate::wake::Wakes;
+use crate::wakers::Wakers;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -45,7 +45,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.sessions.end(self.key, Instant::now());
         if self.is_fenced() {
-            self.sessions.wakes.wake_all();
+            self.sessions.wakers.wake_all();
         }
     }
 }
@@ -63,7 +63,7 @@ pub(crate) struct Fence {
 pub(crate) struct Sessions {
     state: Mutex<State>,
     /// The workers, which close connections and continue negotiations when a fence begins or ends.
-    wakes: Arc<Wakes>,
+    wakers: Arc<Wakers>,
 }
 
 #[derive(Default)]
@@ -144,9 +144,9 @@ impl State {
 }
 
 impl Sessions {
-    pub(crate) fn new(wakes: Arc<Wakes>) -> Sessions {
+    pub(crate) fn new(wakers: Arc<Wakers>) -> Sessions {
         let state = Mutex::default();
-        Sessions { state, wakes }
+        Sessions { state, wakers }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -244,7 +244,7 @@ impl Sessions {
         let known = session.is_some();
         if let Some(Some(session)) = session {
             session.fenced.store(true, Ordering::SeqCst);
-            self.wakes.wake_all();
+            self.wakers.wake_all();
         }
         Fence {
             key,

@@ -3,7 +3,7 @@
 use crate::connection::{Connection, Newcomer, Next, Status};
 use crate::engine::{Engine, Pending};
 use crate::hub::Hub;
-use crate::wake;
+use block::Waker;
 use layer_cpu::{Layer, home};
 use rustix::event::epoll;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec};
@@ -33,7 +33,7 @@ const DEVICE: u64 = 1 << 32;
 /// Queue of connections from the acceptor to a worker.
 #[derive(Clone)]
 pub(crate) struct Inbox {
-    wake: Arc<OwnedFd>,
+    waker: Arc<Waker>,
     /// `None` once the worker has ended.
     waiting: Arc<Mutex<Option<Vec<Newcomer>>>>,
 }
@@ -45,7 +45,7 @@ impl Inbox {
             Some(waiting) => waiting.push(newcomer),
             None => return Err(newcomer),
         }
-        wake::wake(&self.wake);
+        self.waker.wake();
         Ok(())
     }
 
@@ -74,12 +74,12 @@ pub(crate) struct Worker {
 impl Worker {
     pub(crate) fn new(hub: Arc<Hub>) -> std::io::Result<(Inbox, Worker)> {
         let inbox = Inbox {
-            wake: hub.wakes.add(),
+            waker: hub.wakers.add()?,
             waiting: Arc::new(Mutex::new(Some(Vec::new()))),
         };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKE);
-        epoll::add(&epoll, inbox.wake.as_ref(), data, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &*inbox.waker, data, epoll::EventFlags::IN)?;
         Ok((inbox.clone(), Worker { hub, inbox, epoll }))
     }
 
@@ -97,7 +97,7 @@ impl Worker {
             }
         }
         let engine = Engine::new(queues);
-        for (index, queue) in engine.queues().iter().enumerate() {
+        for (index, queue) in engine.queues().enumerate() {
             if let Some(fd) = queue.wait_fd() {
                 let data = epoll::EventData::new_u64(DEVICE + index as u64);
                 if let Err(e) = epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN) {
@@ -189,7 +189,7 @@ impl Service<'_> {
             for event in &events {
                 let data = event.data.u64();
                 if data == WAKE {
-                    let _ = rustix::io::read(inbox.wake.as_ref(), &mut [0u8; 8]);
+                    inbox.waker.take();
                     for newcomer in inbox.take() {
                         self.add_connection(newcomer);
                     }

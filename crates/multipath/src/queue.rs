@@ -128,7 +128,7 @@ impl LunQueue {
             let data = epoll::EventData::new_u64(event);
             epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(system)
         };
-        add(shared.eventfd.as_fd(), EVENT_MAIL)?;
+        add(shared.waker.as_fd(), EVENT_MAIL)?;
         add(timer.as_fd(), EVENT_TIMER)?;
         let now = lun.clock.now();
         // A queue stays on its thread, and an affine thread stays on its NUMA node.

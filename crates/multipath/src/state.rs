@@ -4,12 +4,11 @@
 use crate::access::PortAccess;
 use crate::policy::Nanos;
 use crate::trace::Recorder;
+use block::Waker;
 use lunpath::{Access, Connection, Lunpath};
-use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -589,8 +588,7 @@ pub(crate) struct QueueShared {
     /// Waiting I/Os as of the queue's last tick.
     pub(crate) shown: Mutex<Vec<WaitingIo>>,
     pub(crate) recorder: Mutex<Recorder>,
-    pub(crate) eventfd: OwnedFd,
-    has_mail: AtomicBool,
+    pub(crate) waker: Waker,
     messages: Mutex<Vec<QueueMessage>>,
 }
 
@@ -606,23 +604,20 @@ impl QueueShared {
             held: AtomicU32::new(0),
             shown: Mutex::new(Vec::new()),
             recorder: Mutex::new(Recorder::new(RECORDS)),
-            eventfd: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            has_mail: AtomicBool::new(false),
+            waker: Waker::new()?,
             messages: Mutex::new(Vec::new()),
         })
     }
 
     pub(crate) fn post(&self, mail: QueueMessage) {
         lock(&self.messages).push(mail);
-        self.has_mail.store(true, Release);
-        let _ = rustix::io::write(&self.eventfd, &1u64.to_ne_bytes());
+        self.waker.wake();
     }
 
     pub(crate) fn take_messages(&self) -> Vec<QueueMessage> {
-        if !self.has_mail.swap(false, AcqRel) {
+        if !self.waker.take() {
             return Vec::new();
         }
-        let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
         std::mem::take(&mut *lock(&self.messages))
     }
 }

@@ -13,6 +13,7 @@ use block::{
     Buf, BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
 use layer_cpu::{Layer, within};
+use slab::Slab;
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -54,8 +55,8 @@ pub(crate) struct FileQueue {
     // Declared first, dropped first: the ring releases all memory before the jobs free it.
     carrier: Carrier,
     shared: Arc<OpenFile>,
-    jobs: Vec<Option<Job>>,
-    free: Vec<usize>,
+    /// Keyed by the tags of their operations.
+    jobs: Slab<Job>,
     /// Jobs whose next stage waits to be passed to the carrier.
     staged: VecDeque<usize>,
     /// Completions to be reaped.
@@ -67,6 +68,7 @@ pub(crate) struct FileQueue {
 impl FileQueue {
     pub(crate) fn open(shared: Arc<OpenFile>) -> Result<FileQueue> {
         let depth = shared.queue_depth;
+        let jobs = Slab::with_capacity(depth as usize);
         let carrier = match shared.engine {
             Engine::Psync => Carrier::Psync(Psync::default()),
             Engine::IoUring | Engine::Auto => match Ring::new(&shared.file, depth) {
@@ -89,8 +91,7 @@ impl FileQueue {
         Ok(FileQueue {
             carrier,
             shared,
-            jobs: (0..depth).map(|_| None).collect(),
-            free: (0..depth as usize).rev().collect(),
+            jobs,
             staged: VecDeque::new(),
             ready: VecDeque::new(),
             zeros: None,
@@ -115,9 +116,7 @@ impl FileQueue {
     /// Passes staged jobs to the carrier until it is full.
     fn feed(&mut self) {
         while let Some(&index) = self.staged.front() {
-            let Some(job) = self.jobs[index].as_mut() else {
-                unreachable!("staged jobs exist")
-            };
+            let job = &mut self.jobs[index];
             if matches!(job.stage, Stage::Zeros { .. }) && self.zeros.is_none() {
                 self.zeros = Some(Buf::zeroed(ZEROS_BYTES));
             }
@@ -143,10 +142,7 @@ impl FileQueue {
     }
 
     fn complete(&mut self, index: usize, result: i32) {
-        let job = self.jobs[index]
-            .as_mut()
-            .expect("each result stands for a job");
-        match job.after(result) {
+        match self.jobs[index].after(result) {
             After::Again => self.staged.push_back(index),
             After::Done => self.finish(index, Ok(())),
             After::Failed(errno) => {
@@ -166,11 +162,8 @@ impl FileQueue {
     }
 
     fn finish(&mut self, index: usize, result: Result<()>) {
-        let Some(Job { tag, op, .. }) = self.jobs[index].take() else {
-            unreachable!("a job ends once")
-        };
+        let Job { tag, op, .. } = self.jobs.remove(index);
         let result = result.map_err(|e| e.in_op(&op));
-        self.free.push(index);
         self.ready.push_back(Completion { tag, op, result });
     }
 }
@@ -357,16 +350,16 @@ impl Queue for FileQueue {
     }
 
     fn capacity(&self) -> usize {
-        self.jobs.len()
+        self.shared.queue_depth as usize
     }
 
     fn in_flight(&self) -> usize {
-        self.jobs.len() - self.free.len() + self.ready.len()
+        self.jobs.len() + self.ready.len()
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
         let _here = within(Layer::Path);
-        if self.in_flight() >= self.jobs.len() {
+        if self.in_flight() >= self.capacity() {
             return Err(request);
         }
         let Request { tag, op } = request;
@@ -385,11 +378,7 @@ impl Queue for FileQueue {
         let idle = matches!(op, Op::Flush) && self.shared.info.read_only;
         match checked {
             Ok(()) if !empty && !idle => {
-                let index = self
-                    .free
-                    .pop()
-                    .expect("fewer than `capacity` are in flight");
-                self.jobs[index] = Some(Job::new(tag, op));
+                let index = self.jobs.insert(Job::new(tag, op));
                 self.staged.push_back(index);
             }
             result => self.ready.push_back(Completion { tag, op, result }),
@@ -409,14 +398,10 @@ impl Queue for FileQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Path);
-        let until = match wait {
-            // A timeout beyond the range of the clock waits indefinitely.
-            Wait::AtMost(time) => std::time::Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = wait.deadline();
         loop {
             self.feed();
-            let busy = self.free.len() < self.jobs.len();
+            let busy = !self.jobs.is_empty();
             match &mut self.carrier {
                 Carrier::Psync(psync) => psync.drain(&mut self.results),
                 Carrier::Ring(ring) if busy => {
@@ -431,7 +416,7 @@ impl Queue for FileQueue {
                 Carrier::Ring(_) => {}
             }
             self.settle_all();
-            let idle = self.free.len() == self.jobs.len();
+            let idle = self.jobs.is_empty();
             let count = self.ready.len();
             let late = until.is_some_and(|until| std::time::Instant::now() >= until);
             if count > 0 || idle || late || (wait == Wait::Poll && self.staged.is_empty()) {

@@ -526,11 +526,7 @@ impl Queue for IscsiQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Path);
-        let until = match wait {
-            // A deadline past the clock's range waits indefinitely.
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = wait.deadline();
         loop {
             self.send();
             self.receive();

@@ -565,10 +565,7 @@ impl Queue for NbdQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let _here = within(Layer::Path);
-        let until = match wait {
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            Wait::Poll | Wait::Block => None,
-        };
+        let until = wait.deadline();
         self.push();
         self.receive();
         self.push();

@@ -16,7 +16,8 @@ use crate::peer::peer;
 use crate::signals::StopSignals;
 use crate::status::Status;
 use crate::{Error, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use block::Waker;
+use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -124,7 +125,7 @@ pub fn serve(all: Vec<Box<dyn Serving>>, signals: &StopSignals, reload: &Reload)
 /// All services of the process.
 pub struct Hub {
     slots: Mutex<Vec<Arc<Slot>>>,
-    wake: OwnedFd,
+    waker: Waker,
     work: Mutex<Work>,
     idle: Condvar,
     /// First error of data that could not be made durable.
@@ -143,10 +144,10 @@ struct Work {
 
 impl Hub {
     fn new(all: Vec<Box<dyn Serving>>) -> Result<Hub> {
-        let failed = |e: rustix::io::Errno| Error::Failed(format!("cannot create an eventfd: {e}"));
+        let failed = |e: std::io::Error| Error::Failed(format!("cannot create an eventfd: {e}"));
         let hub = Hub {
             slots: Mutex::default(),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed)?,
+            waker: Waker::new().map_err(failed)?,
             work: Mutex::default(),
             idle: Condvar::new(),
             lost: Mutex::default(),
@@ -168,7 +169,7 @@ impl Hub {
         }
         slots.push(slot);
         drop(slots);
-        self.wake();
+        self.waker.wake();
         Ok(())
     }
 
@@ -185,7 +186,7 @@ impl Hub {
         let slots = self.slots();
         let slot = slots.iter().find(|slot| slot.name == name);
         let stopped = slot.map_or(Ok(()), |slot| slot.stop(false));
-        self.wake();
+        self.waker.wake();
         stopped
     }
 
@@ -207,10 +208,6 @@ impl Hub {
         lock(&self.work)
     }
 
-    fn wake(&self) {
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
-    }
-
     /// Runs `work` on a thread of its own.
     fn start(self: &Arc<Hub>, work: impl FnOnce(&Hub) + Send + 'static) {
         /// Records the end of the work, even if it panics.
@@ -219,7 +216,7 @@ impl Hub {
             fn drop(&mut self) {
                 self.0.work().threads -= 1;
                 self.0.idle.notify_all();
-                self.0.wake();
+                self.0.waker.wake();
             }
         }
         self.work().threads += 1;
@@ -240,7 +237,7 @@ impl Hub {
             .filter(|slot| !slot.ended_seen.load(Ordering::SeqCst))
             .filter_map(|slot| Some((slot, slot.ended.as_ref()?)))
             .collect();
-        let own = [signals.as_fd(), self.wake.as_fd()];
+        let own = [signals.as_fd(), self.waker.as_fd()];
         let listeners = slots.iter().map(|slot| slot.listener.as_fd());
         let ended = ends.iter().map(|(_, fd)| fd.as_fd());
         let watched = own.into_iter().chain(listeners).chain(ended);
@@ -252,7 +249,7 @@ impl Hub {
             Err(e) => return Err(Error::Failed(format!("cannot wait for requests: {e}"))),
         }
         signals.drain();
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
+        self.waker.take();
         let happened = |(_, fd): &(&Arc<Slot>, &PollFd<'_>)| !fd.revents().is_empty();
         let (listeners, ended) = fds[own.len()..].split_at(slots.len());
         let asked = slots.iter().zip(listeners).filter(happened);

@@ -1,9 +1,9 @@
 //! Workloads on a cell in memory: the server's counters compared with calculated values.
 
 use super::*;
+use crate::{BenchDevice, StackKind};
 use lab::workload::{clientload, nfsbasic};
 use lab::{Job, Target};
-use stack::bench::{BenchDevice, StackKind};
 use stack::{ProcessCache, Settings};
 
 fn cell() -> AfsCell {

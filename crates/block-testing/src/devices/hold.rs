@@ -9,6 +9,7 @@ use block::{
 };
 use rustix::event::Timespec;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use slab::Slab;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,12 +34,10 @@ impl Hold {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
         let pair = WaitPair::new(&*lower, timer.as_fd())?;
-        let capacity = lower.capacity();
         Ok(Box::new(HoldQueue {
             lower,
             deadline: Arc::clone(&self.deadline),
-            tags: (0..capacity).map(|_| None).collect(),
-            free: (0..capacity).rev().collect(),
+            tags: Slab::new(),
             held: Vec::new(),
             below: Vec::new(),
             timer,
@@ -51,8 +50,7 @@ struct HoldQueue {
     lower: Box<dyn Queue>,
     deadline: Arc<dyn Deadline>,
     /// The caller's tag and the deadline of each request in the lower queue, by its tag there.
-    tags: Vec<Option<(u64, Instant)>>,
-    free: Vec<usize>,
+    tags: Slab<(u64, Instant)>,
     held: Vec<(Instant, Completion)>,
     below: Vec<Completion>,
     timer: OwnedFd,
@@ -67,11 +65,8 @@ impl HoldQueue {
     fn collect(&mut self) -> Result<()> {
         self.lower.reap(Wait::Poll, &mut self.below)?;
         for mut completion in self.below.drain(..) {
-            let slot = completion.tag as usize;
-            let (tag, at) = self.tags[slot]
-                .take()
-                .expect("each tag below stands for one request");
-            self.free.push(slot);
+            // Each tag of the lower queue stands for one request.
+            let (tag, at) = self.tags.remove(completion.tag as usize);
             completion.tag = tag;
             self.held.push((at, completion));
         }
@@ -122,36 +117,31 @@ impl Queue for HoldQueue {
     }
 
     fn capacity(&self) -> usize {
-        self.tags.len()
+        self.lower.capacity()
     }
 
     fn in_flight(&self) -> usize {
-        self.tags.len() - self.free.len() + self.held.len()
+        self.tags.len() + self.held.len()
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
-        if self.in_flight() >= self.tags.len() {
+        if self.in_flight() >= self.capacity() {
             return Err(request);
         }
         let Request { tag, op } = request;
         let now = Instant::now();
         let at = self.deadline.of(&op, now).unwrap_or(now + FAR_AWAY);
-        let slot = self
-            .free
-            .pop()
-            .expect("fewer than `capacity` are in flight");
-        match self.lower.submit(Request {
-            tag: slot as u64,
+        let slot = self.tags.vacant_entry();
+        let lower = Request {
+            tag: slot.key() as u64,
             op,
-        }) {
+        };
+        match self.lower.submit(lower) {
             Ok(()) => {
-                self.tags[slot] = Some((tag, at));
+                slot.insert((tag, at));
                 Ok(())
             }
-            Err(Request { op, .. }) => {
-                self.free.push(slot);
-                Err(Request { tag, op })
-            }
+            Err(Request { op, .. }) => Err(Request { tag, op }),
         }
     }
 

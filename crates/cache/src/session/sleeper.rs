@@ -1,7 +1,6 @@
 //! Waiting of a session's thread for its pager, for other sessions, and for a time.
 
-use crate::wait::Waker;
-use block::{Error, Result};
+use block::{Error, Result, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,7 +30,7 @@ impl Sleeper {
         let timer =
             rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(failed)?;
         let all = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        let fds = [Some(waker.fd()), Some(timer.as_fd()), queue];
+        let fds = [Some(waker.as_fd()), Some(timer.as_fd()), queue];
         for (tag, fd) in fds.into_iter().enumerate() {
             if let Some(fd) = fd {
                 let data = epoll::EventData::new_u64(tag as u64);

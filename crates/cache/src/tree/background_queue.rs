@@ -4,8 +4,7 @@ use super::open_state::OpenState;
 use super::vnode::Vnode;
 use crate::dirty_vnodes::DirtyVnodes;
 use crate::stream::ReadAhead;
-use crate::wait::Waker;
-use block::Result;
+use block::{Error, Result, Waker};
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::atomic::{
@@ -47,7 +46,7 @@ const JOBS_MAX: usize = 1024;
 impl BackgroundQueue {
     pub(crate) fn new() -> Result<BackgroundQueue> {
         Ok(BackgroundQueue {
-            waker: Waker::new()?,
+            waker: Arc::new(Waker::new().map_err(|e| Error::from_io("cache", e))?),
             dirty: DirtyVnodes::default(),
             own_sync_ms: AtomicU64::new(u64::MAX),
             unflushed: Mutex::default(),

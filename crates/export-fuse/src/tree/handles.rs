@@ -2,6 +2,7 @@
 
 use fs::{Handle, Ino};
 use fuser::FileHandle;
+use slab::Slab;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, Weak};
@@ -31,12 +32,11 @@ impl Open {
 
 /// Table of open files.
 #[derive(Default)]
-pub(super) struct Handles(RwLock<Slots>);
+pub(super) struct Handles(RwLock<Inner>);
 
 #[derive(Default)]
-struct Slots {
-    slots: Vec<Option<Arc<Open>>>,
-    free: Vec<usize>,
+struct Inner {
+    open: Slab<Arc<Open>>,
     paged: HashMap<Ino, Weak<AtomicBool>>,
 }
 
@@ -47,39 +47,28 @@ impl Handles {
         let known = inner.paged.get(&handle.ino()).and_then(Weak::upgrade);
         let paged = known.unwrap_or_default();
         inner.paged.insert(handle.ino(), Arc::downgrade(&paged));
-        let open = Some(Arc::new(Open {
+        let number = inner.open.insert(Arc::new(Open {
             handle,
             had_capabilities,
             paged,
         }));
-        match inner.free.pop() {
-            Some(at) => {
-                inner.slots[at] = open;
-                FileHandle(at as u64)
-            }
-            None => {
-                inner.slots.push(open);
-                FileHandle(inner.slots.len() as u64 - 1)
-            }
-        }
+        FileHandle(number as u64)
     }
 
     /// Looks up the open file with this number.
     pub fn get(&self, number: FileHandle) -> Option<Arc<Open>> {
         let inner = self.0.read().expect("no panic under this lock");
-        inner.slots.get(number.0 as usize).cloned().flatten()
+        inner.open.get(number.0 as usize).cloned()
     }
 
     /// Closes the file with this number.
     pub fn remove(&self, number: FileHandle) {
         let mut inner = self.0.write().expect("no panic under this lock");
-        let slot = inner.slots.get_mut(number.0 as usize);
-        let open = slot.and_then(Option::take);
-        if let Some(open) = &open {
-            inner.free.push(number.0 as usize);
-            if Arc::strong_count(&open.paged) == 1 {
-                inner.paged.remove(&open.handle.ino());
-            }
+        let open = inner.open.try_remove(number.0 as usize);
+        if let Some(open) = &open
+            && Arc::strong_count(&open.paged) == 1
+        {
+            inner.paged.remove(&open.handle.ino());
         }
         drop(inner);
         // May delete the file, which takes a while; the lock is already released.

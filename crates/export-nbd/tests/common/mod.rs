@@ -1,13 +1,12 @@
 //! Fixtures of the fence tests: a device whose writes wait at a gate, and a forwarder that delays
 //! bytes.
 
-use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Wait};
+use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Wait, Waker};
 use block_testing::Mem;
-use rustix::event::EventfdFlags;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -18,7 +17,7 @@ pub struct Gate {
     open: Arc<AtomicBool>,
     /// Number of waiting writes.
     waiting: Arc<AtomicUsize>,
-    bells: Mutex<Vec<Arc<OwnedFd>>>,
+    wakers: Mutex<Vec<Arc<Waker>>>,
 }
 
 impl Gate {
@@ -27,7 +26,7 @@ impl Gate {
             mem: Mem::new(size, 512),
             open: Arc::new(AtomicBool::new(true)),
             waiting: Arc::default(),
-            bells: Mutex::default(),
+            wakers: Mutex::default(),
         }
     }
 
@@ -37,8 +36,8 @@ impl Gate {
 
     pub fn open(&self) {
         self.open.store(true, Ordering::SeqCst);
-        for bell in self.bells.lock().unwrap().iter() {
-            rustix::io::write(bell.as_ref(), &1u64.to_ne_bytes()).unwrap();
+        for waker in self.wakers.lock().unwrap().iter() {
+            waker.wake();
         }
     }
 
@@ -53,15 +52,14 @@ impl BlockDevice for Gate {
     }
 
     fn queue(&self) -> block::Result<Box<dyn Queue>> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let bell = Arc::new(rustix::event::eventfd(0, flags).unwrap());
-        self.bells.lock().unwrap().push(Arc::clone(&bell));
+        let waker = Arc::new(Waker::new().unwrap());
+        self.wakers.lock().unwrap().push(Arc::clone(&waker));
         Ok(Box::new(GateQueue {
             lower: self.mem.queue()?,
             open: Arc::clone(&self.open),
             waiting: Arc::clone(&self.waiting),
             held: VecDeque::new(),
-            bell,
+            waker,
         }))
     }
 }
@@ -71,7 +69,7 @@ struct GateQueue {
     open: Arc<AtomicBool>,
     waiting: Arc<AtomicUsize>,
     held: VecDeque<Request>,
-    bell: Arc<OwnedFd>,
+    waker: Arc<Waker>,
 }
 
 impl Queue for GateQueue {
@@ -105,7 +103,7 @@ impl Queue for GateQueue {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
         assert_eq!(wait, Wait::Poll, "the server never waits here");
-        let _ = rustix::io::read(self.bell.as_ref(), &mut [0u8; 8]);
+        self.waker.take();
         while self.open.load(Ordering::SeqCst)
             && let Some(request) = self.held.pop_front()
         {
@@ -116,7 +114,7 @@ impl Queue for GateQueue {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+        Some(self.waker.as_fd())
     }
 }
 

@@ -8,13 +8,12 @@ use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
-use block::{BufPool, Completion, Op, Queue, Request, Wait};
+use block::{Backlog, BufPool, Completion, Op, Request, Wait, WaitPair};
 use cache::{FileId, PagerInfo, PagerQueue};
 use layer_cpu::{Layer, within};
-use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
-use std::collections::VecDeque;
+use slab::Slab;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -22,19 +21,18 @@ use std::time::Instant;
 pub(super) struct FsQueue {
     fileset: Fileset,
     name: String,
-    below: Box<dyn Queue>,
+    below: Backlog,
     sync: SyncHandle,
     inbox: Arc<Inbox>,
-    /// Epoll descriptor, readable when the device or the inbox has completions.
-    both: OwnedFd,
-    /// Requests of the caller by slot.
-    running: Vec<Option<Running>>,
-    /// Device requests by number, and the unused numbers.
-    children: Vec<Option<Child>>,
-    free: Vec<usize>,
-    /// Device requests for which the device's queue has no room yet.
-    waiting: VecDeque<Request>,
-    ready: VecDeque<Completion>,
+    /// Readable when the device or the inbox has completions.
+    pair: WaitPair,
+    /// Maximum number of requests of the caller.
+    capacity: usize,
+    /// Requests of the caller.
+    running: Slab<Running>,
+    /// Device requests, by their tags.
+    children: Slab<Child>,
+    ready: Vec<Completion>,
     /// Number of outstanding syncs.
     syncing: usize,
 }
@@ -77,31 +75,24 @@ impl FsQueue {
     pub fn open(fileset: &Fileset, info: &PagerInfo, sync: SyncHandle) -> block::Result<FsQueue> {
         let below = fileset.fs.device.queue()?;
         let inbox = Inbox::new(&info.name)?;
-        let failed = |e: rustix::io::Errno| block::Error::from_io(&info.name, e.into());
-        let both = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
-        for fd in [Some(inbox.fd()), below.wait_fd()].into_iter().flatten() {
-            let data = epoll::EventData::new_u64(0);
-            epoll::add(&both, fd, data, epoll::EventFlags::IN).map_err(failed)?;
-        }
-        let capacity = below.capacity();
+        let pair = WaitPair::new(&*below, inbox.fd())?;
         Ok(FsQueue {
             fileset: fileset.clone(),
             name: info.name.clone(),
-            below,
+            capacity: below.capacity(),
+            below: Backlog::new(below),
             sync,
             inbox: Arc::new(inbox),
-            both,
-            running: (0..capacity).map(|_| None).collect(),
-            children: Vec::new(),
-            free: Vec::new(),
-            waiting: VecDeque::new(),
-            ready: VecDeque::new(),
+            pair,
+            running: Slab::new(),
+            children: Slab::new(),
+            ready: Vec::new(),
             syncing: 0,
         })
     }
 
     /// Starts a request; if it completes immediately, adds it to `ready`.
-    fn start(&mut self, slot: usize, ino: Ino, tag: u64, op: Op) {
+    fn start(&mut self, ino: Ino, tag: u64, op: Op) {
         let space = Arc::clone(&self.fileset.fs.space);
         let entered = space.enter();
         let planned = self.plan(ino, op);
@@ -116,11 +107,11 @@ impl FsQueue {
                 } else {
                     Err(below(&self.name, ino, error).in_op(&op))
                 };
-                self.ready.push_back(Completion { tag, op, result });
+                self.ready.push(Completion { tag, op, result });
                 return;
             }
         };
-        self.running[slot] = Some(Running {
+        let key = self.running.insert(Running {
             tag,
             ino,
             what,
@@ -128,12 +119,9 @@ impl FsQueue {
             error: None,
             entered,
         });
-        self.start_children(slot, &parts);
-        if self.running[slot]
-            .as_ref()
-            .is_some_and(|running| running.left == 0)
-        {
-            self.end(slot);
+        self.start_children(key, &parts);
+        if self.running[key].left == 0 {
+            self.end(key);
         }
     }
 
@@ -188,10 +176,8 @@ impl FsQueue {
         }
     }
 
-    fn start_children(&mut self, slot: usize, parts: &[Part]) {
-        let Some(running) = &mut self.running[slot] else {
-            return;
-        };
+    fn start_children(&mut self, key: usize, parts: &[Part]) {
+        let running = &mut self.running[key];
         let (bufs, write) = match &mut running.what {
             What::Read { bufs, .. } => (bufs, false),
             What::Write { bufs, .. } => (bufs, true),
@@ -205,39 +191,17 @@ impl FsQueue {
                 } else {
                     Op::Read { offset, bufs }
                 };
-                let number = self.free.pop().unwrap_or(self.children.len());
-                if number == self.children.len() {
-                    self.children.push(None);
-                }
-                self.children[number] = Some(Child { of: slot, carried });
-                let tag = number as u64;
-                self.waiting.push_back(Request { tag, op });
+                let tag = self.children.insert(Child { of: key, carried }) as u64;
+                self.below.submit(Request { tag, op });
                 running.left += 1;
-            }
-        }
-    }
-
-    /// Submits waiting device requests as far as the queue has room.
-    fn submit_waiting(&mut self) {
-        while let Some(request) = self.waiting.pop_front() {
-            if let Err(request) = self.below.submit(request) {
-                self.waiting.push_front(request);
-                return;
             }
         }
     }
 
     /// Handles a completion from the device.
     fn child_done(&mut self, done: Completion) {
-        let number = done.tag as usize;
-        let child = self.children.get_mut(number).and_then(Option::take);
-        let Some(Child { of, carried }) = child else {
-            return;
-        };
-        self.free.push(number);
-        let Some(running) = &mut self.running[of] else {
-            return;
-        };
+        let Child { of, carried } = self.children.remove(done.tag as usize);
+        let running = &mut self.running[of];
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
                 bufs.put_back(carried, back, true);
@@ -257,10 +221,8 @@ impl FsQueue {
     }
 
     /// Ends a request whose device requests have all completed.
-    fn end(&mut self, slot: usize) {
-        let Some(running) = self.running[slot].take() else {
-            return;
-        };
+    fn end(&mut self, key: usize) {
+        let running = self.running.remove(key);
         let Running {
             tag,
             ino,
@@ -296,20 +258,20 @@ impl FsQueue {
                 let bufs = bufs.finish();
                 let op = Op::Write { offset, bufs, fua };
                 if fua && result.is_ok() {
-                    return self.start_sync(slot, tag, ino, op);
+                    return self.start_sync(tag, ino, op);
                 }
                 op
             }
             What::Sync(op @ (Op::Flush | Op::WriteZeroes { fua: true, .. })) => {
-                return self.start_sync(slot, tag, ino, op);
+                return self.start_sync(tag, ino, op);
             }
             What::Sync(op) => op,
         };
         self.complete(tag, ino, op, result);
     }
 
-    fn start_sync(&mut self, slot: usize, tag: u64, ino: Ino, op: Op) {
-        self.running[slot] = Some(Running {
+    fn start_sync(&mut self, tag: u64, ino: Ino, op: Op) {
+        let key = self.running.insert(Running {
             tag,
             ino,
             what: What::Sync(op),
@@ -318,7 +280,7 @@ impl FsQueue {
             entered: 0,
         });
         self.syncing += 1;
-        self.sync.sync(slot, &self.inbox);
+        self.sync.sync(key, &self.inbox);
     }
 
     fn complete(&mut self, tag: u64, ino: Ino, op: Op, result: block::Result<()>) {
@@ -330,21 +292,18 @@ impl FsQueue {
                 e.in_op(&op)
             }
         });
-        self.ready.push_back(Completion { tag, op, result });
+        self.ready.push(Completion { tag, op, result });
     }
 
     /// Makes all progress that is possible without blocking, except for `wait` at the device.
     fn advance(&mut self, wait: Wait) -> block::Result<()> {
-        self.submit_waiting();
         let mut done = Vec::new();
         self.below.reap(wait, &mut done)?;
         for done in done {
             self.child_done(done);
         }
-        for (slot, result) in self.inbox.take() {
-            let Some(running) = self.running.get_mut(slot).and_then(Option::take) else {
-                continue;
-            };
+        for (key, result) in self.inbox.take() {
+            let running = self.running.remove(key);
             self.syncing -= 1;
             let What::Sync(op) = running.what else {
                 continue;
@@ -352,59 +311,48 @@ impl FsQueue {
             let result = result.map_err(|e| below(&self.name, running.ino, e));
             self.complete(running.tag, running.ino, op, result);
         }
-        self.submit_waiting();
+        self.below.resume();
         Ok(())
     }
 
     /// Sleeps until there may be a completion, at most until `until`.
     fn sleep(&mut self, until: Option<Instant>) -> block::Result<()> {
-        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         if self.syncing == 0 {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             return self.advance(left.map_or(Wait::Block, Wait::AtMost));
         }
         self.below.kick()?;
-        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
-        let mut fds = [PollFd::new(&self.both, PollFlags::IN)];
-        match poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(block::Error::from_io(&self.name, e.into())),
-        }
+        self.pair.sleep(until, &self.name)
     }
 }
 
 impl PagerQueue for FsQueue {
     fn capacity(&self) -> usize {
-        self.running.len()
+        self.capacity
     }
 
     fn in_flight(&self) -> usize {
-        self.running.iter().flatten().count() + self.ready.len()
+        self.running.len() + self.ready.len()
     }
 
     fn submit(&mut self, file: FileId, request: Request) -> Result<(), Request> {
         let _here = within(Layer::Fs);
-        let slot = self.running.iter().position(Option::is_none);
-        let (Some(slot), true) = (slot, self.in_flight() < self.capacity()) else {
+        if self.in_flight() >= self.capacity {
             return Err(request);
-        };
+        }
         let FileId(ino) = file;
-        self.start(slot, ino, request.tag, request.op);
-        self.submit_waiting();
+        self.start(ino, request.tag, request.op);
         Ok(())
     }
 
     fn kick(&mut self) -> block::Result<()> {
         let _here = within(Layer::Fs);
-        self.submit_waiting();
         self.below.kick()
     }
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> block::Result<usize> {
         let _here = within(Layer::Fs);
-        let until = match wait {
-            Wait::AtMost(time) => Instant::now().checked_add(time),
-            _ => None,
-        };
+        let until = wait.deadline();
         self.advance(Wait::Poll)?;
         while self.ready.is_empty() && wait != Wait::Poll && self.in_flight() > 0 {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -414,12 +362,12 @@ impl PagerQueue for FsQueue {
             self.advance(Wait::Poll)?;
         }
         let count = self.ready.len();
-        done.extend(self.ready.drain(..));
+        done.append(&mut self.ready);
         Ok(count)
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.both.as_fd())
+        Some(self.pair.fd())
     }
 
     fn register(&mut self, pool: &BufPool) {
@@ -431,12 +379,7 @@ impl Drop for FsQueue {
     /// Waits for the device, so that allocated blocks are either mapped or released.
     fn drop(&mut self) {
         let mut done = Vec::new();
-        while self
-            .running
-            .iter()
-            .flatten()
-            .any(|running| running.left > 0)
-        {
+        while self.running.iter().any(|(_, running)| running.left > 0) {
             if self.reap(Wait::Block, &mut done).is_err() {
                 // The device's queue has failed; the blocks stay allocated until the next open.
                 return;

@@ -4,8 +4,8 @@
 
 use crate::error::Error;
 use crate::fileset::Fileset;
-use rustix::event::EventfdFlags;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use block::Waker;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -13,39 +13,32 @@ use std::thread::JoinHandle;
 /// Completed syncs of one queue.
 pub(super) struct Inbox {
     answers: Mutex<Vec<(usize, Result<(), Error>)>>,
-    /// Eventfd, readable while there are answers.
-    event: OwnedFd,
+    /// Readable while there are answers.
+    waker: Waker,
 }
 
 impl Inbox {
     pub fn new(name: &str) -> block::Result<Inbox> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event =
-            rustix::event::eventfd(0, flags).map_err(|e| block::Error::from_io(name, e.into()))?;
         Ok(Inbox {
             answers: Mutex::default(),
-            event,
+            waker: Waker::new().map_err(|e| block::Error::from_io(name, e))?,
         })
     }
 
     fn put(&self, request: usize, result: Result<(), Error>) {
         let mut answers = self.answers.lock().expect("no panic under this lock");
         answers.push((request, result));
-        // It cannot overflow: it is read whenever answers are taken.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.waker.wake();
     }
 
     /// Takes all answers so far.
     pub fn take(&self) -> Vec<(usize, Result<(), Error>)> {
-        let mut answers = self.answers.lock().expect("no panic under this lock");
-        if !answers.is_empty() {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
-        }
-        std::mem::take(&mut answers)
+        self.waker.take();
+        std::mem::take(&mut self.answers.lock().expect("no panic under this lock"))
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+        self.waker.as_fd()
     }
 }
 
