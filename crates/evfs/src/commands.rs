@@ -7,6 +7,7 @@ mod cell_shown;
 mod config;
 mod confirm;
 mod detach;
+mod device;
 mod files;
 mod fileset;
 mod key;

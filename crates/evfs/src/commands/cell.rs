@@ -2,7 +2,7 @@
 
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
 use super::confirm::or_force;
-use super::files::{DeviceArgs, named};
+use super::device::{DeviceArgs, named};
 use super::unlock::UnlockArgs;
 use cli::Context;
 use cli::output::{self, parse_size};

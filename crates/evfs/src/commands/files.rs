@@ -2,17 +2,15 @@
 
 use super::attach::{in_background, serve};
 use super::confirm::or_force;
+use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
-use super::{Context, volume::volume_name};
-use crate::{background, output};
-use clap::builder::NonEmptyStringValueParser;
+use crate::background;
+use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
-use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, Target};
+use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding};
 use stack::volume::{OpenOptions, or_read_only};
-use stack::{
-    Atime, Error, KeySource, MountService, MountSpec, Needs, ProcessCache, Result, confine, exit,
-};
+use stack::{Atime, Error, MountService, MountSpec, Needs, ProcessCache, Result, confine, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -157,75 +155,12 @@ pub struct DfArgs {
     on: DeviceArgs,
 }
 
-/// A DEVICE with a file system, and the key to it.
-#[derive(clap::Args, Debug, Clone)]
-pub struct DeviceArgs {
-    /// Encrypted volume, or unencrypted file, disk or LUN, as for `attach`
-    device: PathBuf,
-    #[command(flatten)]
-    unlock: UnlockArgs,
-    /// Name of the systemd credential, where it is not the device's.
-    #[arg(skip)]
-    credential: Option<String>,
-}
-
-impl DeviceArgs {
-    /// Builds the arguments for a DEVICE of a configuration table, whose credential has the
-    /// table's name.
-    pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
-        DeviceArgs {
-            device: device.to_owned(),
-            unlock,
-            credential: Some(name.to_owned()),
-        }
-    }
-
-    /// Builds the arguments for a DEVICE of a command that accepts names as well.
-    pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
-        DeviceArgs {
-            device: device.to_owned(),
-            unlock: unlock.clone(),
-            credential: None,
-        }
-    }
-
-    /// Returns the path or address of the device.
-    pub fn device(&self) -> &Path {
-        &self.device
-    }
-}
-
 fn fs_first() -> &'static str {
     filesystem::FIRST_FILESET
 }
 
-impl DeviceArgs {
-    /// Runs `work` on the device.
-    pub fn with<T>(
-        &self,
-        context: &Context,
-        work: impl FnOnce(&Target<'_>) -> Result<T>,
-    ) -> Result<T> {
-        let opener = context.opener();
-        let source = || self.source();
-        work(&Target {
-            path: &self.device,
-            opener: &opener,
-            source: &source,
-            key_given: self.unlock.is_given(),
-            settings: &context.settings,
-        })
-    }
-
-    fn source(&self) -> Result<KeySource> {
-        let name = self.credential.clone();
-        self.unlock
-            .source(&name.unwrap_or_else(|| volume_name(&self.device)))
-    }
-}
-
 pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
-    let device = args.on.device.display().to_string();
+    let device = args.on.device().display().to_string();
     let made = or_force(args.force, &device, |force| {
         args.on.with(context, |target| {
             filesystem::format(target, &args.label, args.size, force)
@@ -240,7 +175,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
         });
         format!(
             "formatted {}: {}, {}, uuid {}{}",
-            args.on.device.display(),
+            args.on.device().display(),
             output::size(made.size),
             if made.encrypted {
                 "encrypted"
@@ -263,7 +198,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
     let cache = ProcessCache::new(&context.settings)?;
     confine(&context.settings, Needs::mount(), &cache)?;
     let run_dir = stack::run_dir(&context.settings.run_dir())?;
-    let mut spec = MountSpec::new(&args.on.device, &args.dir);
+    let mut spec = MountSpec::new(args.on.device(), &args.dir);
     if let Some(name) = &args.name {
         spec.name.clone_from(name);
     }
@@ -417,7 +352,7 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
         filesystem::request(target, &FsRequest::Usage)
     })?;
     output::show(context.json, &value, || {
-        describe_usage(&args.on.device, &value)
+        describe_usage(args.on.device(), &value)
     });
     Ok(exit::OK)
 }
@@ -437,9 +372,4 @@ fn describe_usage(device: &Path, value: &Value) -> String {
         bytes("journal_bytes"),
         super::fileset::table(value),
     )
-}
-
-/// Returns the parser for names of filesets and labels, which must not be empty.
-pub fn named() -> NonEmptyStringValueParser {
-    NonEmptyStringValueParser::new()
 }

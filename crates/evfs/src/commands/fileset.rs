@@ -1,7 +1,7 @@
 //! `evfs fileset`: the filesets of a file system.
 
 use super::confirm::or_force;
-use super::files::{DeviceArgs, named};
+use super::device::{DeviceArgs, named};
 use cli::Context;
 use cli::output::{self, parse_size, size};
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! `evfs serve`: a file system for AFS clients.
 
 use super::attach::{in_background, serve};
-use super::files::DeviceArgs;
+use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
 use crate::background;
 use cli::Context;

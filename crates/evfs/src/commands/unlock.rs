@@ -2,7 +2,7 @@
 
 use cli::secrets;
 use stack::{KeySource, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// How to open a volume. Without any of these: the systemd credential `evfs.NAME`, then the key
 /// pairs of this user that the volume knows, then a passphrase asked for at the terminal.
@@ -58,9 +58,17 @@ impl OwnerArgs {
     }
 }
 
+/// Derives the default name of an attached volume, which is also the name of its credential.
+pub fn volume_name(device: &Path) -> String {
+    device
+        .file_stem()
+        .map(|s| s.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
 fn source(
     key: Option<&str>,
-    key_file: Option<&std::path::Path>,
+    key_file: Option<&Path>,
     passphrase_fd: Option<i32>,
     volume: &str,
 ) -> Result<KeySource> {

@@ -1,7 +1,7 @@
 //! `evfs volume`: create, inspect, repair and destroy encrypted volumes.
 
 use super::confirm::{Answer, Yes, confirm, or_force};
-use super::unlock::OwnerArgs;
+use super::unlock::{OwnerArgs, volume_name};
 use super::{Context, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::output;
@@ -450,14 +450,6 @@ fn erase(
         },
     );
     Ok(exit::OK)
-}
-
-/// Derives the default name of an attached volume, which is also the name of its credential.
-pub fn volume_name(device: &Path) -> String {
-    device
-        .file_stem()
-        .map(|s| s.to_string_lossy().into_owned())
-        .unwrap_or_default()
 }
 
 fn volume_value(volume: &crypt::Volume) -> Value {

@@ -1,8 +1,7 @@
 //! `evfs volume key`: the keys that open a volume.
 
 use super::confirm::{Answer, Yes, confirm};
-use super::unlock::OwnerArgs;
-use super::volume::volume_name;
+use super::unlock::{OwnerArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
 use cli::{output, secrets};

@@ -1,0 +1,74 @@
+//! DEVICE options: a device with a file system, and the key to it.
+
+use super::unlock::{UnlockArgs, volume_name};
+use clap::builder::NonEmptyStringValueParser;
+use cli::Context;
+use stack::filesystem::Target;
+use stack::{KeySource, Result};
+use std::path::{Path, PathBuf};
+
+/// A DEVICE with a file system, and the key to it.
+#[derive(clap::Args, Debug, Clone)]
+pub struct DeviceArgs {
+    /// Encrypted volume, or unencrypted file, disk or LUN, as for `attach`
+    device: PathBuf,
+    #[command(flatten)]
+    unlock: UnlockArgs,
+    /// Name of the systemd credential, where it is not the device's.
+    #[arg(skip)]
+    credential: Option<String>,
+}
+
+impl DeviceArgs {
+    /// Builds the arguments for a DEVICE of a configuration table, whose credential has the
+    /// table's name.
+    pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
+        DeviceArgs {
+            device: device.to_owned(),
+            unlock,
+            credential: Some(name.to_owned()),
+        }
+    }
+
+    /// Builds the arguments for a DEVICE of a command that accepts names as well.
+    pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
+        DeviceArgs {
+            device: device.to_owned(),
+            unlock: unlock.clone(),
+            credential: None,
+        }
+    }
+
+    /// Returns the path or address of the device.
+    pub fn device(&self) -> &Path {
+        &self.device
+    }
+
+    /// Runs `work` on the device.
+    pub fn with<T>(
+        &self,
+        context: &Context,
+        work: impl FnOnce(&Target<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let opener = context.opener();
+        let source = || self.source();
+        work(&Target {
+            path: &self.device,
+            opener: &opener,
+            source: &source,
+            key_given: self.unlock.is_given(),
+            settings: &context.settings,
+        })
+    }
+
+    fn source(&self) -> Result<KeySource> {
+        let name = self.credential.clone();
+        self.unlock
+            .source(&name.unwrap_or_else(|| volume_name(&self.device)))
+    }
+}
+
+/// Returns the parser for names of filesets and labels, which must not be empty.
+pub fn named() -> NonEmptyStringValueParser {
+    NonEmptyStringValueParser::new()
+}
