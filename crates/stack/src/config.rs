@@ -23,12 +23,11 @@
 //! allow = ["10.0.0.0/24"]
 //! ```
 
-use crate::attach::AttachSpec;
-use crate::cell_service::ServeSpec;
-use crate::mount_service::{Atime, MountSpec};
+use crate::service::{AttachSpec, MountSpec, ServeSpec};
 use crate::state_file::read_text;
 use crate::text::did_you_mean;
 use crate::{Error, Result};
+use ::fs::Atime;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -8,8 +8,8 @@
 //! **Invariant:** a denied system call never kills the process, which would lose acknowledged data
 //! that is not yet written. It fails with `EPERM` instead, and the server continues.
 
-use crate::attach::AttachSpec;
 use crate::config::ServiceSpec;
+use crate::service::AttachSpec;
 use crate::{Error, ProcessCache, Result, Settings};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};

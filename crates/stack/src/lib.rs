@@ -6,11 +6,9 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
-pub mod attach;
 pub mod cache;
 pub mod cell;
 mod cell_record;
-mod cell_service;
 mod claim;
 pub mod config;
 mod confine;
@@ -21,33 +19,31 @@ pub mod filesystem;
 mod in_use;
 pub mod lun;
 mod memory;
-mod mount_service;
 mod paths;
 mod peer;
 mod place;
 pub mod registry;
-mod serve;
+pub mod service;
 mod settings;
 mod signals;
 pub mod signature;
 pub mod state_file;
-pub mod status;
 mod text;
 pub mod trust;
 mod tunables;
 pub mod volume;
 
 pub use crate::cache::ProcessCache;
+pub use ::fs::Atime;
 pub use afs_server::{NoPrefix, Prefix};
-pub use attach::{AttachSpec, Attachment};
-pub use cell_service::{CellService, ServeSpec};
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use in_use::InUseRecord;
-pub use mount_service::{Atime, MountService, MountSpec};
 pub use paths::{own_dir, run_dir};
-pub use serve::{Ended, Hub, Reload, Serving, serve};
+pub use service::{
+    AttachSpec, Attachment, CellService, Ended, Hub, MountService, MountSpec, Reload, ServeSpec,
+    Serving, Status, serve,
+};
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;
-pub use status::Status;
 pub use volume::{KeySource, Opener};

@@ -4,16 +4,15 @@
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── mount point
 //! ```
 
+use super::hub::Serving;
+use super::status::{ExportAt, Status};
 use crate::cache::ProcessCache;
 use crate::control::{ControlRequest, Listener, check_name};
 use crate::device::OpenLun;
 use crate::filesystem::{execute, open_counted, resolve};
-use crate::serve::Serving;
-use crate::status::{ExportAt, Status};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
-pub use ::fs::Atime;
-use ::fs::{FIRST_FILESET, Files, Fs};
+use ::fs::{Atime, FIRST_FILESET, Files, Fs};
 use block::StatsHandle;
 use cache::{FileId, Vnode};
 use export_fuse::{Mount, MountConfig};

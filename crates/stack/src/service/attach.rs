@@ -5,12 +5,12 @@
 //!                                                                       └── FUSE ── loop device
 //! ```
 
+use super::hub::Serving;
+use super::mount::check_folder;
+use super::status::{ExportAt, Status};
 use crate::cache::ProcessCache;
 use crate::control::{ControlRequest, Listener, check_name};
 use crate::device::OpenLun;
-use crate::mount_service::check_folder;
-use crate::serve::Serving;
-use crate::status::{ExportAt, Status};
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
 use cache::CachedDevice;

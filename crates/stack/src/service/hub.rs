@@ -10,11 +10,11 @@
 //! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
 //! request waits for no other request, except one that stops the same service.
 
+use super::status::Status;
 use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
 use crate::peer::peer;
 use crate::signals::StopSignals;
-use crate::status::Status;
 use crate::{Error, Result};
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, poll};

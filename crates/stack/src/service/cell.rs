@@ -4,14 +4,14 @@
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
 //! ```
 
+use super::hub::Serving;
+use super::status::{ExportAt, Status};
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
 use crate::control::{self, CellRequest, ControlRequest, FsRequest, Listener, check_name};
 use crate::device::OpenLun;
 use crate::filesystem::{execute, open_counted, resolve};
-use crate::serve::Serving;
-use crate::status::{ExportAt, Status};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
 use ::fs::Fs;
