@@ -14,6 +14,7 @@ mod key;
 mod lun;
 mod path;
 mod serve;
+mod service;
 mod stats;
 mod status;
 mod unlock;

@@ -23,7 +23,7 @@
 //! allow = ["10.0.0.0/24"]
 //! ```
 
-use crate::service::{AttachSpec, MountSpec, ServeSpec};
+use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec};
 use crate::state_file::read_text;
 use crate::text::did_you_mean;
 use crate::{Error, Result};
@@ -145,17 +145,6 @@ struct ServeTable {
     allow_discards: bool,
 }
 
-/// Service that a table defines.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServiceSpec {
-    /// A cell to serve.
-    Serve(ServeSpec),
-    /// A volume to attach.
-    Attach(AttachSpec),
-    /// A file system to mount.
-    Mount(MountSpec),
-}
-
 /// A table of the file: a service and the key for its device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceTable {
@@ -168,22 +157,14 @@ pub struct ServiceTable {
 }
 
 impl ServiceTable {
-    /// Returns the name in the table's header.
-    pub fn name(&self) -> &str {
-        match &self.spec {
-            ServiceSpec::Serve(spec) => &spec.name,
-            ServiceSpec::Attach(spec) => &spec.name,
-            ServiceSpec::Mount(spec) => &spec.name,
-        }
-    }
-
     /// Formats the table's header, with brackets.
     pub fn table(&self) -> String {
-        match &self.spec {
-            ServiceSpec::Serve(spec) => format!("[serve.{}]", spec.name),
-            ServiceSpec::Attach(spec) => format!("[volume.{}]", spec.name),
-            ServiceSpec::Mount(spec) => format!("[mount.{}]", spec.name),
-        }
+        let kind = match &self.spec {
+            ServiceSpec::Serve(_) => "serve",
+            ServiceSpec::Attach(_) => "volume",
+            ServiceSpec::Mount(_) => "mount",
+        };
+        format!("[{kind}.{}]", self.spec.name())
     }
 }
 

@@ -8,8 +8,7 @@
 //! **Invariant:** a denied system call never kills the process, which would lose acknowledged data
 //! that is not yet written. It fails with `EPERM` instead, and the server continues.
 
-use crate::config::ServiceSpec;
-use crate::service::AttachSpec;
+use crate::service::{AttachSpec, ServiceSpec};
 use crate::{Error, ProcessCache, Result, Settings};
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -32,8 +31,16 @@ pub struct Needs {
 }
 
 impl Needs {
-    /// Lists the needs of an attached volume.
-    pub fn attach(spec: &AttachSpec) -> Needs {
+    /// Lists the needs of a service.
+    pub fn of(spec: &ServiceSpec) -> Needs {
+        match spec {
+            ServiceSpec::Attach(spec) => Needs::attach(spec),
+            ServiceSpec::Mount(_) => Needs::mount(),
+            ServiceSpec::Serve(_) => Needs::serve(),
+        }
+    }
+
+    fn attach(spec: &AttachSpec) -> Needs {
         Needs {
             cache: spec.cached,
             mounts: spec.fuse.is_some() || spec.loop_device,
@@ -44,8 +51,7 @@ impl Needs {
         }
     }
 
-    /// Lists the needs of a mounted file system.
-    pub fn mount() -> Needs {
+    fn mount() -> Needs {
         Needs {
             cache: true,
             mounts: true,
@@ -53,21 +59,11 @@ impl Needs {
         }
     }
 
-    /// Lists the needs of a served cell.
-    pub fn serve() -> Needs {
+    fn serve() -> Needs {
         Needs {
             cache: true,
             cell: true,
             ..Needs::default()
-        }
-    }
-
-    /// Lists the needs of a table of the configuration.
-    pub fn table(what: &ServiceSpec) -> Needs {
-        match what {
-            ServiceSpec::Attach(spec) => Needs::attach(spec),
-            ServiceSpec::Mount(_) => Needs::mount(),
-            ServiceSpec::Serve(_) => Needs::serve(),
         }
     }
 

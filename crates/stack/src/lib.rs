@@ -41,8 +41,7 @@ pub use error::{Error, Left, Result, exit, without_number};
 pub use in_use::InUseRecord;
 pub use paths::{own_dir, run_dir};
 pub use service::{
-    AttachSpec, Attachment, CellService, Ended, Hub, MountService, MountSpec, Reload, ServeSpec,
-    Serving, Status, serve,
+    AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
 };
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;

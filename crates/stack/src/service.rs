@@ -1,13 +1,271 @@
-//! Services: attached volumes, mounted file systems and served cells.
+//! Services: attached volumes, mounted file systems and served cells. All have one life cycle:
+//!
+//! ```text
+//!   ServiceSpec ── start ──▶ Service: status, control requests, flush ── stop ──▶ closed
+//! ```
+//!
+//! A [`Service`] is a graph of devices with exports above them, a control socket, and the locks of
+//! its DEVICE. Only the graph depends on the kind of the service. A process runs its services in
+//! the main loop, [`serve`].
+//!
+//! **Invariant:** a stop makes data durable, closes the exports, makes durable what arrived in
+//! between, and closes the device; the locks come last. A stop without force that fails opens the
+//! exports again.
 
 mod attach;
 mod cell;
 mod hub;
 mod mount;
+mod spec;
 mod status;
 
-pub use attach::{AttachSpec, Attachment};
-pub use cell::{CellService, ServeSpec};
-pub use hub::{Ended, Hub, Reload, Serving, serve};
-pub use mount::{MountService, MountSpec};
+use crate::cache::{ProcessCache, dirty_bytes};
+use crate::cell::not_served;
+use crate::control::{CellRequest, ControlRequest, FsRequest, Listener};
+use crate::device::OpenLun;
+use crate::filesystem::Target;
+use crate::{Error, Result, Settings, lun, signals};
+use ::cache::{Vnode, Volume};
+use block::StatsHandle;
+use serde_json::Value;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use attach::AttachSpec;
+pub use cell::ServeSpec;
+pub use hub::{Ended, Hub, Reload, serve};
+pub use mount::MountSpec;
+pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Status, WriteBack};
+
+/// Devices and exports of a service. Dropping it also closes the exports.
+trait Graph: Send + Sync {
+    /// Starts those exports that are not open, and adds them to the status.
+    ///
+    /// # Errors
+    /// Those of the exports.
+    fn open_exports(&mut self, status: &mut Status) -> Result<()>;
+
+    /// Checks whether the exports can be closed without disturbing a user.
+    ///
+    /// # Errors
+    /// [`Error::Busy`], naming the user.
+    fn in_use(&self) -> Result<()>;
+
+    /// Makes acknowledged data durable.
+    ///
+    /// # Errors
+    /// Not everything could be written; nothing is discarded.
+    fn flush(&self) -> Result<()>;
+
+    /// Closes the exports, with `force` even if they are in use.
+    ///
+    /// # Errors
+    /// An export cannot be closed; those that are still open can be used as before.
+    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()>;
+
+    /// Makes everything durable, wipes the cached pages and closes the file system, after the
+    /// exports have been closed.
+    ///
+    /// # Errors
+    /// Not everything could be written; nothing is discarded.
+    fn close(&mut self) -> Result<()>;
+
+    /// Returns a descriptor that becomes readable when the export has ended by itself.
+    fn ended(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Updates a copy of the status with the current state of the device.
+    fn update(&self, status: &mut Status);
+
+    /// Returns the cached volumes.
+    ///
+    /// # Errors
+    /// The service has none.
+    fn cached(&self) -> Result<Vec<Arc<Volume>>>;
+
+    /// Looks up the vnode of a file, or of a volume without `path`.
+    ///
+    /// # Errors
+    /// There is no such file.
+    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>>;
+
+    /// Answers a request to the file system.
+    ///
+    /// # Errors
+    /// The request cannot be fulfilled.
+    fn files(&self, request: &FsRequest) -> Result<Value>;
+
+    /// Answers a request to the cell. `status` returns the current status.
+    ///
+    /// # Errors
+    /// The request cannot be fulfilled.
+    fn cell(&self, _request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
+        Err(not_served(&status().name))
+    }
+}
+
+/// A graph without exports, and its status.
+struct Built {
+    graph: Box<dyn Graph>,
+    status: Status,
+    stats: StatsHandle,
+}
+
+/// A running service. Dropping it without [`Service::stop`] also closes its exports.
+pub struct Service {
+    status: Status,
+    listener: Arc<Listener>,
+    graph: Box<dyn Graph>,
+    stats: StatsHandle,
+    cache: Arc<ProcessCache>,
+    lun: Option<Arc<OpenLun>>,
+    settings: Settings,
+}
+
+impl Service {
+    /// Opens the DEVICE of `spec`, which is `target`, builds the graph and starts the exports.
+    ///
+    /// # Errors
+    /// The device cannot be opened or holds other data; the name is taken; those of the exports.
+    /// Exports that were started are closed again.
+    pub fn start(
+        spec: &ServiceSpec,
+        target: &Target<'_>,
+        run_dir: &Path,
+        cache: &Arc<ProcessCache>,
+    ) -> Result<Service> {
+        let open = spec.open(target)?;
+        signals::stop_in_order();
+        let listener = Listener::bind(run_dir, spec.name())?;
+        let settings = target.settings;
+        let built = match spec {
+            ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, cache)?,
+            ServiceSpec::Mount(spec) => mount::build(spec, &open, settings, cache)?,
+            ServiceSpec::Serve(spec) => cell::build(spec, &open, run_dir, settings, cache)?,
+        };
+        let mut service = Service {
+            status: built.status,
+            listener: Arc::new(listener),
+            graph: built.graph,
+            stats: built.stats,
+            cache: Arc::clone(cache),
+            lun: open.disk.lun().cloned(),
+            settings: settings.clone(),
+        };
+        service.graph.open_exports(&mut service.status)?;
+        Ok(service)
+    }
+
+    /// Returns the status as of the start.
+    pub fn status(&self) -> &Status {
+        &self.status
+    }
+
+    /// Returns the current status.
+    fn status_now(&self) -> Status {
+        let mut status = self.status.clone();
+        self.graph.update(&mut status);
+        if let Ok(volumes) = self.graph.cached() {
+            status.note_write_back(&refs(&volumes));
+        }
+        status
+    }
+
+    /// Returns a descriptor that becomes readable when the export has ended by itself, for example
+    /// by a manual unmount, and the service must be stopped. `None` for exports that never do.
+    fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.graph.ended()
+    }
+
+    /// Checks whether the exports can be closed without disturbing a user.
+    fn in_use(&self) -> Result<()> {
+        self.graph.in_use()
+    }
+
+    /// Makes acknowledged data durable.
+    fn flush(&self) -> Result<()> {
+        self.graph.flush()
+    }
+
+    /// Answers a control request.
+    fn answer(&self, request: &ControlRequest) -> Result<Value> {
+        match request {
+            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
+                Ok(self.status_now().to_value())
+            }
+            ControlRequest::Stats => {
+                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
+            }
+            ControlRequest::Lun(request) => {
+                let lun = self.lun.as_deref();
+                lun::answer(&self.status.name, lun, request, &self.settings)
+            }
+            ControlRequest::Cache(request) => {
+                let volumes = self.graph.cached()?;
+                let vnode = |path: Option<&str>| self.graph.vnode(path);
+                self.cache.answer(&refs(&volumes), &vnode, request)
+            }
+            ControlRequest::Files(request) => self.graph.files(request),
+            ControlRequest::Cell(request) => self.graph.cell(request, &|| self.status_now()),
+        }
+    }
+
+    /// Makes everything durable and closes the exports. The device is closed on drop.
+    ///
+    /// With `force` an export is closed even if it is in use, and data that cannot be written is
+    /// discarded. Without it, an error leaves everything as it was.
+    ///
+    /// # Errors
+    /// The service is still in use, or not all data could be written. [`Error::DataLost`] means
+    /// that it has ended nevertheless.
+    fn stop(&mut self, force: bool) -> Result<()> {
+        if force {
+            return self.stop_by_force();
+        }
+        let stopped = self.stop_in_order();
+        if stopped.is_err()
+            && let Err(error) = self.graph.open_exports(&mut self.status)
+        {
+            let volume = &self.status.name;
+            tracing::error!(volume, "cannot reopen an export: {}", error.chain());
+        }
+        stopped
+    }
+
+    fn stop_in_order(&mut self) -> Result<()> {
+        self.graph.in_use()?;
+        self.graph.flush()?;
+        self.graph.close_exports(&mut self.status, false)?;
+        self.graph.close()
+    }
+
+    fn stop_by_force(&mut self) -> Result<()> {
+        self.graph.close_exports(&mut self.status, true)?;
+        self.graph.close().map_err(|error| {
+            let lost = self.graph.cached().ok();
+            let lost = lost.map(|volumes| dirty_bytes(&refs(&volumes)));
+            Error::data_lost(&self.status.name, lost, &error)
+        })
+    }
+}
+
+fn refs(volumes: &[Arc<Volume>]) -> Vec<&Volume> {
+    volumes.iter().map(|volume| &**volume).collect()
+}
+
+/// Checks whether `folder` is a directory to mount on.
+fn check_mount_point(folder: &Path) -> Result<()> {
+    match std::fs::metadata(folder) {
+        Ok(meta) if !meta.is_dir() => {
+            let why = format!("{} is not a directory", folder.display());
+            Err(Error::Usage(why))
+        }
+        // The stale mount of a killed process answers no request; it is removed later.
+        Err(e) if fuse_mount::server_died(&e) => Ok(()),
+        Err(e) => Err(Error::io("cannot mount at", folder, e)),
+        Ok(_) => Ok(()),
+    }
+}

@@ -20,9 +20,8 @@ pub struct DeviceArgs {
 }
 
 impl DeviceArgs {
-    /// Builds the arguments for a DEVICE of a configuration table, whose credential has the
-    /// table's name.
-    pub fn of_table(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
+    /// Builds the arguments for a DEVICE whose credential has the name of the service.
+    pub fn of_service(device: &Path, unlock: UnlockArgs, name: &str) -> DeviceArgs {
         DeviceArgs {
             device: device.to_owned(),
             unlock,

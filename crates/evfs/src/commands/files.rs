@@ -1,19 +1,15 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::attach::{in_background, serve};
 use super::confirm::or_force;
 use super::device::DeviceArgs;
-use super::unlock::UnlockArgs;
-use crate::background;
+use super::service;
 use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
 use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding};
-use stack::volume::{OpenOptions, or_read_only};
-use stack::{Atime, Error, MountService, MountSpec, Needs, ProcessCache, Result, confine, exit};
+use stack::{Atime, Error, MountSpec, Result, ServiceSpec, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -190,19 +186,11 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
 }
 
 pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
-    in_background(args.background, |ready| mount_it(context, &args, ready))
-}
-
-fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = stack::StopSignals::for_service()?;
-    let cache = ProcessCache::new(&context.settings)?;
-    confine(&context.settings, Needs::mount(), &cache)?;
-    let run_dir = stack::run_dir(&context.settings.run_dir())?;
     let mut spec = MountSpec::new(args.on.device(), &args.dir);
-    if let Some(name) = &args.name {
-        spec.name.clone_from(name);
+    if let Some(name) = args.name {
+        spec.name = name;
     }
-    spec.fileset.clone_from(&args.fileset);
+    spec.fileset = args.fileset;
     spec.read_only = args.read_only;
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
@@ -213,41 +201,7 @@ fn mount_it(context: &Context, args: &MountArgs, ready: Option<background::Ready
         AtimeArg::None => Atime::None,
     };
     spec.allow_discards = args.allow_discards;
-    spec.check()?;
-    let mounted = mount_on(context, &args.on, &spec, &run_dir, &cache)?;
-    serve(context, Box::new(mounted), &cache, &signals, ready)
-}
-
-/// Mounts a file system from a table of a configuration.
-pub fn mount_as(
-    context: &Context,
-    spec: &MountSpec,
-    unlock: UnlockArgs,
-    run_dir: &Path,
-    cache: &Arc<ProcessCache>,
-) -> Result<MountService> {
-    spec.check()?;
-    let on = DeviceArgs::of_table(&spec.device, unlock, &spec.name);
-    mount_on(context, &on, spec, run_dir, cache)
-}
-
-fn mount_on(
-    context: &Context,
-    on: &DeviceArgs,
-    spec: &MountSpec,
-    run_dir: &Path,
-    cache: &Arc<ProcessCache>,
-) -> Result<MountService> {
-    let options = OpenOptions {
-        read_only: spec.read_only,
-        allow_discards: spec.allow_discards,
-    };
-    on.with(context, |target| {
-        let open = target
-            .open(options)
-            .map_err(|e| or_read_only(e, &spec.device, spec.config.is_some()))?;
-        MountService::start(spec, open, run_dir, &context.settings, cache)
-    })
+    service::run(context, &args.on, ServiceSpec::Mount(spec), args.background)
 }
 
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {

@@ -1,15 +1,10 @@
 //! `evfs serve`: a file system for AFS clients.
 
-use super::attach::{in_background, serve};
 use super::device::DeviceArgs;
-use super::unlock::UnlockArgs;
-use crate::background;
+use super::service;
 use cli::Context;
-use stack::volume::OpenOptions;
-use stack::{CellService, Needs, Prefix, ProcessCache, Result, ServeSpec, confine};
+use stack::{Prefix, Result, ServeSpec, ServiceSpec};
 use std::net::Ipv4Addr;
-use std::path::Path;
-use std::sync::Arc;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -68,56 +63,16 @@ pub struct Args {
 }
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
-    in_background(args.background, |ready| serve_it(context, &args, ready))
-}
-
-fn serve_it(context: &Context, args: &Args, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = stack::StopSignals::for_service()?;
-    let cache = ProcessCache::new(&context.settings)?;
-    confine(&context.settings, Needs::serve(), &cache)?;
-    let run_dir = stack::run_dir(&context.settings.run_dir())?;
-    let defaults = ServeSpec::new(args.on.device());
-    let spec = ServeSpec {
-        name: args.name.clone().unwrap_or(defaults.name),
-        listen: args.listen.clone(),
-        announce: args.announce.clone(),
-        allow: args.allow.clone(),
-        rxdebug: args.rxdebug,
-        anonymous_write: args.anonymous_write,
-        threads: args.threads.map(usize::from),
-        allow_discards: args.allow_discards,
-        ..ServeSpec::new(args.on.device())
-    };
-    let served = serve_on(context, &args.on, &spec, &run_dir, &cache)?;
-    serve(context, Box::new(served), &cache, &signals, ready)
-}
-
-/// Serves a cell from a table of a configuration.
-pub fn serve_as(
-    context: &Context,
-    spec: &ServeSpec,
-    unlock: UnlockArgs,
-    run_dir: &Path,
-    cache: &Arc<ProcessCache>,
-) -> Result<CellService> {
-    let on = DeviceArgs::of_table(&spec.device, unlock, &spec.name);
-    serve_on(context, &on, spec, run_dir, cache)
-}
-
-fn serve_on(
-    context: &Context,
-    on: &DeviceArgs,
-    spec: &ServeSpec,
-    run_dir: &Path,
-    cache: &Arc<ProcessCache>,
-) -> Result<CellService> {
-    spec.check()?;
-    let options = OpenOptions {
-        read_only: false,
-        allow_discards: spec.allow_discards,
-    };
-    on.with(context, |target| {
-        let open = target.open(options)?;
-        CellService::start(spec, open, run_dir, &context.settings, cache)
-    })
+    let mut spec = ServeSpec::new(args.on.device());
+    if let Some(name) = args.name {
+        spec.name = name;
+    }
+    spec.listen = args.listen;
+    spec.announce = args.announce;
+    spec.allow = args.allow;
+    spec.rxdebug = args.rxdebug;
+    spec.anonymous_write = args.anonymous_write;
+    spec.threads = args.threads.map(usize::from);
+    spec.allow_discards = args.allow_discards;
+    service::run(context, &args.on, ServiceSpec::Serve(spec), args.background)
 }

@@ -1,17 +1,16 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
-use super::attach::{announce, end, in_background, reload_settings, start};
-use super::files::mount_as;
-use super::serve::serve_as;
+use super::device::DeviceArgs;
+use super::service::{announce, end, in_background, reload_settings, start};
 use super::unlock::UnlockArgs;
-use crate::{background, output};
-use cli::Context;
+use crate::background;
+use cli::{Context, output};
 use serde_json::{Value, json};
-use stack::config::{ServiceSpec, ServiceTable};
-use stack::control::ControlRequest;
+use stack::config::{self, ServiceTable};
+use stack::control::{self, ControlRequest};
 use stack::{
-    Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Serving, config, confine,
-    control, exit,
+    Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Service, StopSignals,
+    confine, exit,
 };
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,9 +57,9 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 }
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
-    let signals = stack::StopSignals::for_service()?;
+    let signals = StopSignals::for_service()?;
     let entries = config::read(&args.config, context.settings.threads())?;
-    let needs = entries.iter().map(|entry| Needs::table(&entry.spec));
+    let needs = entries.iter().map(|entry| Needs::of(&entry.spec));
     let cache = ProcessCache::new(&context.settings)?;
     let kept = confine(
         &context.settings,
@@ -75,7 +74,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
         kept,
         running: Mutex::default(),
     };
-    let mut attached: Vec<Box<dyn Serving>> = Vec::new();
+    let mut attached: Vec<Service> = Vec::new();
     for entry in entries {
         // If one fails, dropping the others closes everything they have opened.
         let within = |error| Error::Within {
@@ -103,23 +102,16 @@ struct Up {
 }
 
 impl Up {
-    fn start(&self, entry: &ServiceTable) -> Result<Box<dyn Serving>> {
-        self.kept.allows(Needs::table(&entry.spec))?;
+    fn start(&self, entry: &ServiceTable) -> Result<Service> {
+        let spec = &entry.spec;
+        self.kept.allows(Needs::of(spec))?;
         let unlock = UnlockArgs {
             key: entry.key.clone(),
             key_file: entry.key_file.clone(),
             passphrase_fd: None,
         };
-        let (context, run_dir, cache) = (&self.context, &self.run_dir, &self.cache);
-        Ok(match &entry.spec {
-            ServiceSpec::Attach(spec) => {
-                let spec = spec.clone().complete(run_dir)?;
-                let source = unlock.source(&spec.name)?;
-                Box::new(start(context, &spec, &source, run_dir, cache)?)
-            }
-            ServiceSpec::Mount(spec) => Box::new(mount_as(context, spec, unlock, run_dir, cache)?),
-            ServiceSpec::Serve(spec) => Box::new(serve_as(context, spec, unlock, run_dir, cache)?),
-        })
+        let on = DeviceArgs::of_service(spec.device(), unlock, spec.name());
+        start(&self.context, &on, spec.clone(), &self.run_dir, &self.cache)
     }
 
     /// Reloads the settings and the configuration, and applies the changes.
@@ -143,10 +135,10 @@ impl Up {
         let mut running = lock(&self.running);
         // Some tables may have been detached since.
         let served = hub.names();
-        running.retain(|entry| served.iter().any(|name| name == entry.name()));
+        running.retain(|entry| served.iter().any(|name| name == entry.spec.name()));
         running.retain(|entry| {
-            let name = entry.name();
-            if wanted.iter().any(|other| other.name() == name) {
+            let name = entry.spec.name();
+            if wanted.iter().any(|other| other.spec.name() == name) {
                 return true;
             }
             let stopped = hub.stop(name);
@@ -163,8 +155,8 @@ impl Up {
         // A process that serves nothing any more exits.
         let alone = wanted.len() == 1 && hub.names().len() == 1;
         for entry in wanted {
-            let name = entry.name();
-            if let Some(before) = running.iter().find(|other| other.name() == name) {
+            let name = entry.spec.name();
+            if let Some(before) = running.iter().find(|other| other.spec.name() == name) {
                 let how = if alone {
                     format!("`evfs detach {name}; evfs up {file}`")
                 } else {
@@ -181,7 +173,7 @@ impl Up {
                 hub.note(name, note);
                 continue;
             }
-            match self.start(&entry).and_then(|serving| hub.add(serving)) {
+            match self.start(&entry).and_then(|service| hub.add(service)) {
                 Ok(()) => {
                     tracing::info!("{name} is served");
                     running.push(entry);

@@ -1,20 +1,20 @@
-//! An attached volume: the graph from a file to its exports, and its orderly shutdown.
+//! An attached volume: the graph from a file to its exports.
 //!
 //! ```text
 //!   FileDevice ── CryptDevice ── StickyFlush ── CachedDevice ── Stats ──┬── NBD server
 //!                                                                       └── FUSE ── loop device
 //! ```
 
-use super::hub::Serving;
-use super::mount::check_folder;
 use super::status::{ExportAt, Status};
+use super::{Built, Graph, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{ControlRequest, Listener, check_name};
-use crate::device::OpenLun;
-use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
-use block::{BlockDevice, Blocking, Stats, StatsHandle, StickyFlush};
-use cache::CachedDevice;
+use crate::control::{FsRequest, check_name};
+use crate::volume::OpenedDevice;
+use crate::{Error, Result};
+use ::cache::{CachedDevice, Vnode, Volume};
+use block::{BlockDevice, Blocking, Stats, StickyFlush};
 use export_file::loopdev::LoopDevice;
+use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -78,7 +78,7 @@ impl AttachSpec {
     pub fn complete(mut self, run_dir: &Path) -> Result<AttachSpec> {
         check_name(&self.name, "an attached volume")?;
         if let Some(folder) = &self.fuse {
-            check_folder(folder)?;
+            check_mount_point(folder)?;
         }
         if self.loop_device && self.fuse.is_none() {
             self.fuse = Some(run_dir.join(format!("{}.fuse", self.name)));
@@ -101,11 +101,49 @@ impl AttachSpec {
     }
 }
 
-/// A running graph. Dropping it without [`Serving::stop`] also closes the exports.
-pub struct Attachment {
+/// Builds the graph over an open volume.
+pub(super) fn build(
+    spec: &AttachSpec,
+    open: &OpenedDevice,
+    run_dir: &Path,
+    cache: &ProcessCache,
+) -> Result<Built> {
+    let sticky = StickyFlush::new(Arc::clone(&open.device));
+    let lost = sticky.failure();
+    let mut device: Arc<dyn BlockDevice> = Arc::new(sticky);
+    let mut cached = None;
+    if spec.cached {
+        let over = cache.device(device)?;
+        device = Arc::new(over.clone());
+        cached = Some(over);
+    }
+    let (device, stats) = Stats::new(device);
+    let status = Status {
+        cached: spec.cached,
+        direct: !spec.cached,
+        config: spec.config.clone(),
+        ..Status::of(&spec.name, &spec.device, spec.threads, open, device.info())
+    };
+    let graph = AttachGraph {
+        spec: spec.clone(),
+        loop_device: None,
+        mount: None,
+        made_dir: None,
+        run_dir: run_dir.to_owned(),
+        nbd: None,
+        device: Arc::new(device),
+        lost,
+        cached,
+    };
+    Ok(Built {
+        graph: Box::new(graph),
+        status,
+        stats,
+    })
+}
+
+struct AttachGraph {
     spec: AttachSpec,
-    status: Status,
-    listener: Arc<Listener>,
     // Fields drop in this order: exports before devices.
     loop_device: Option<LoopDevice>,
     mount: Option<export_file::Mount>,
@@ -115,80 +153,12 @@ pub struct Attachment {
     device: Arc<dyn BlockDevice>,
     /// Error of the first failed flush of the device.
     lost: Arc<OnceLock<block::Error>>,
-    cached: Option<(CachedDevice, Arc<ProcessCache>)>,
-    stats: StatsHandle,
-    lun: Option<Arc<OpenLun>>,
-    settings: Settings,
+    cached: Option<CachedDevice>,
 }
 
-impl Attachment {
-    /// Builds the graph over an open volume and starts its exports.
-    ///
-    /// # Errors
-    /// Those of the exports; exports that were started are closed again.
-    pub fn start(
-        spec: &AttachSpec,
-        open: OpenedDevice,
-        run_dir: &Path,
-        settings: &Settings,
-        cache: &Arc<ProcessCache>,
-    ) -> Result<Attachment> {
-        signals::stop_in_order();
-        let listener = Listener::bind(run_dir, &spec.name)?;
-        let lun = open.disk.lun().cloned();
-        let sticky = StickyFlush::new(Arc::clone(&open.device));
-        let lost = sticky.failure();
-        let mut device: Arc<dyn BlockDevice> = Arc::new(sticky);
-        let mut cached = None;
-        if spec.cached {
-            let over = cache.device(device)?;
-            device = Arc::new(over.clone());
-            cached = Some((over, Arc::clone(cache)));
-        }
-        let (device, stats) = Stats::new(device);
-        let device: Arc<dyn BlockDevice> = Arc::new(device);
-        let info = device.info();
-        let mut attachment = Attachment {
-            spec: spec.clone(),
-            status: Status {
-                cached: spec.cached,
-                direct: !spec.cached,
-                config: spec.config.clone(),
-                ..Status::of(&spec.name, &spec.device, spec.threads, &open, info)
-            },
-            listener: Arc::new(listener),
-            loop_device: None,
-            mount: None,
-            made_dir: None,
-            run_dir: run_dir.to_owned(),
-            nbd: None,
-            device,
-            lost,
-            cached,
-            stats,
-            lun,
-            settings: settings.clone(),
-        };
-        attachment.open_exports()?;
-        Ok(attachment)
-    }
-
-    /// Starts those exports of the spec that are not running.
-    fn open_exports(&mut self) -> Result<()> {
-        let spec = self.spec.clone();
-        if self.nbd.is_none() {
-            self.start_nbd(&spec)?;
-        }
-        if self.mount.is_none() {
-            self.start_fuse(&spec)?;
-        }
-        if self.loop_device.is_none() {
-            self.start_loop(&spec)?;
-        }
-        Ok(())
-    }
-
-    fn start_nbd(&mut self, spec: &AttachSpec) -> Result<()> {
+impl AttachGraph {
+    fn start_nbd(&mut self, status: &mut Status) -> Result<()> {
+        let spec = &self.spec;
         let unix = spec
             .nbd_unix
             .iter()
@@ -200,9 +170,9 @@ impl Attachment {
         }
         let export = export_nbd::Export {
             name: spec.name.clone(),
-            description: self.status.label.clone(),
+            description: status.label.clone(),
             device: Arc::clone(&self.device),
-            read_only: self.status.read_only,
+            read_only: status.read_only,
         };
         let config = export_nbd::Config {
             listen,
@@ -213,7 +183,7 @@ impl Attachment {
         };
         let server = export_nbd::Server::start(config, vec![export])?;
         let uris = server.uris(&spec.name);
-        self.status
+        status
             .exports
             .extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
         let proven = spec.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -223,7 +193,7 @@ impl Attachment {
             } else {
                 "any client that can reach this machine"
             };
-            let may = if self.status.read_only {
+            let may = if status.read_only {
                 "read"
             } else {
                 "read and change"
@@ -232,13 +202,14 @@ impl Attachment {
                 "--anonymous: {whoever} can {may} the unencrypted data at {address}; --tls-ca \
                  admits only clients with a certificate"
             );
-            self.status.warn(warning);
+            status.warn(warning);
         }
         self.nbd = Some(server);
         Ok(())
     }
 
-    fn start_fuse(&mut self, spec: &AttachSpec) -> Result<()> {
+    fn start_fuse(&mut self, status: &mut Status) -> Result<()> {
+        let spec = &self.spec;
         let Some(folder) = &spec.fuse else {
             return Ok(());
         };
@@ -251,7 +222,7 @@ impl Attachment {
         let export = export_file::Export {
             name: spec.name.clone(),
             device: Arc::clone(&self.device),
-            read_only: self.status.read_only,
+            read_only: status.read_only,
         };
         let config = export_file::Config {
             threads: spec.threads,
@@ -260,152 +231,53 @@ impl Attachment {
         let mount = export_file::Mount::start(config, vec![export])?;
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);
-        self.status.exports.push(ExportAt {
+        status.exports.push(ExportAt {
             kind: "fuse",
             at: file.display().to_string(),
         });
         Ok(())
     }
 
-    fn start_loop(&mut self, spec: &AttachSpec) -> Result<()> {
-        let Some(mount) = self.mount.as_ref().filter(|_| spec.loop_device) else {
+    fn start_loop(&mut self, status: &mut Status) -> Result<()> {
+        let Some(mount) = self.mount.as_ref().filter(|_| self.spec.loop_device) else {
             return Ok(());
         };
-        let file = mount.path_of(&spec.name);
+        let file = mount.path_of(&self.spec.name);
         let block = self.device.info().logical_block_size;
-        let device = LoopDevice::attach(&file, block, self.status.read_only, true)?;
+        let device = LoopDevice::attach(&file, block, status.read_only, true)?;
         let at = device.path().display().to_string();
-        self.status.exports.push(ExportAt { kind: "loop", at });
-        if !device.pass_discards(mount.holes().filter(|_| self.status.discards)) {
+        status.exports.push(ExportAt { kind: "loop", at });
+        if !device.pass_discards(mount.holes().filter(|_| status.discards)) {
             let why = "the loop device does not pass discards: this kernel cannot distinguish them \
                        from zeroing (Linux 6.11 and later can); NBD passes them";
-            self.status.warn(why);
+            status.warn(why);
         }
         self.loop_device = Some(device);
         Ok(())
     }
 
-    /// Updates a copy of the status with the current state of the device.
-    fn status_now(&self) -> Status {
-        let mut status = self.status.clone();
-        if let Some(error) = self.lost.get() {
-            let lost = format!(
-                "a flush failed, and all later flushes fail too: {error}; data written by clients \
-                 may be lost; detach with --force, check the device and the data, and attach again"
-            );
-            status.warn(lost);
-        }
-        if let Some((cached, _)) = &self.cached {
-            status.note_write_back(&[cached.volume()]);
-        }
-        status
-    }
-
-    /// Makes everything durable and wipes the cached pages.
-    fn close(&self) -> Result<()> {
-        self.flush()?;
-        match &self.cached {
-            Some((cached, _)) => Ok(cached.volume().close()?),
-            None => Ok(()),
-        }
-    }
-
-    /// Writes everything out, closes the exports, and writes out data that arrived in between.
-    fn stop_in_order(&mut self) -> Result<()> {
-        self.in_use()?;
-        self.flush()?;
-        self.close_exports(false)?;
-        self.close()
-    }
-
-    /// Closes the exports even if they are in use, and writes out as much as possible.
-    fn stop_by_force(&mut self) -> Result<()> {
-        // Now, while a file system on the loop device can still write.
-        if let Err(error) = self.flush() {
-            tracing::warn!(volume = self.status.name, "cannot flush: {}", error.chain());
-        }
-        self.close_exports(true)?;
-        self.close().map_err(|error| {
-            let lost = self.cached.as_ref();
-            let lost = lost.map(|(cached, _)| crate::cache::dirty_bytes(&[cached.volume()]));
-            Error::data_lost(&self.status.name, lost, &error)
+    fn cached_device(&self) -> Result<&CachedDevice> {
+        self.cached.as_ref().ok_or_else(|| {
+            Error::NotFound(format!(
+                "{} is attached with --direct, which bypasses the cache",
+                self.spec.name
+            ))
         })
-    }
-
-    fn close_exports(&mut self, force: bool) -> Result<()> {
-        if let Some(device) = self.loop_device.take()
-            && let Err((device, error)) = device.detach(force)
-        {
-            self.loop_device = Some(device);
-            return Err(error.into());
-        }
-        self.status.exports.retain(|e| e.kind != "loop");
-        if let Some(mount) = self.mount.take()
-            && let Err(kept) = mount.unmount(force)
-        {
-            let (mount, error) = *kept;
-            self.mount = Some(mount);
-            return Err(error.into());
-        }
-        self.status.exports.retain(|e| e.kind != "fuse");
-        if let Some(dir) = self.made_dir.take() {
-            let _ = std::fs::remove_dir(dir);
-        }
-        self.status.exports.retain(|e| e.kind != "nbd");
-        if let Some(server) = self.nbd.take() {
-            server.shutdown()?;
-        }
-        Ok(())
     }
 }
 
-impl Serving for Attachment {
-    fn status(&self) -> &Status {
-        &self.status
-    }
-
-    fn listener(&self) -> &Arc<Listener> {
-        &self.listener
-    }
-
-    fn lun(&self) -> Option<&Arc<OpenLun>> {
-        self.lun.as_ref()
-    }
-
-    fn answer(&self, ask: &ControlRequest) -> Result<serde_json::Value> {
-        match ask {
-            ControlRequest::Stats => {
-                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
-            }
-            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
-                Ok(self.status_now().to_value())
-            }
-            ControlRequest::Lun(ask) => {
-                crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
-            }
-            ControlRequest::Cache(ask) => {
-                let none = || {
-                    Error::NotFound(format!(
-                        "{} is attached with --direct, which bypasses the cache",
-                        self.status.name
-                    ))
-                };
-                let (device, cache) = self.cached.as_ref().ok_or_else(none)?;
-                let vnode = |path: Option<&str>| match path {
-                    None => Ok(Arc::clone(device.vnode())),
-                    Some(_) => Err(Error::Usage(format!(
-                        "{} is a block device, which is cached as a single file; omit --file",
-                        self.status.name
-                    ))),
-                };
-                cache.answer(&[device.volume()], &vnode, ask)
-            }
-            ControlRequest::Cell(_) => Err(crate::cell::not_served(&self.status.name)),
-            ControlRequest::Files(_) => Err(Error::NotFound(format!(
-                "{} is exported as a block device; evfs does not manage a file system on it",
-                self.status.name
-            ))),
+impl Graph for AttachGraph {
+    fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        if self.nbd.is_none() {
+            self.start_nbd(status)?;
         }
+        if self.mount.is_none() {
+            self.start_fuse(status)?;
+        }
+        if self.loop_device.is_none() {
+            self.start_loop(status)?;
+        }
+        Ok(())
     }
 
     fn in_use(&self) -> Result<()> {
@@ -423,23 +295,78 @@ impl Serving for Attachment {
         if let Some(device) = &self.loop_device {
             device.flush()?;
         }
-        if let Some((cached, _)) = &self.cached {
+        if let Some(cached) = &self.cached {
             cached.volume().flush()?;
         }
         Ok(Blocking::open(&self.device)?.flush()?)
     }
 
-    fn stop(&mut self, force: bool) -> Result<()> {
-        if force {
-            return self.stop_by_force();
+    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()> {
+        // Now, while a file system on the loop device can still write.
+        if force && let Err(error) = self.flush() {
+            tracing::warn!(volume = self.spec.name, "cannot flush: {}", error.chain());
         }
-        let stopped = self.stop_in_order();
-        if stopped.is_err()
-            && let Err(error) = self.open_exports()
+        if let Some(device) = self.loop_device.take()
+            && let Err((device, error)) = device.detach(force)
         {
-            let volume = &self.status.name;
-            tracing::error!(volume, "cannot reopen an export: {}", error.chain());
+            self.loop_device = Some(device);
+            return Err(error.into());
         }
-        stopped
+        status.exports.retain(|e| e.kind != "loop");
+        if let Some(mount) = self.mount.take()
+            && let Err(kept) = mount.unmount(force)
+        {
+            let (mount, error) = *kept;
+            self.mount = Some(mount);
+            return Err(error.into());
+        }
+        status.exports.retain(|e| e.kind != "fuse");
+        if let Some(dir) = self.made_dir.take() {
+            let _ = std::fs::remove_dir(dir);
+        }
+        status.exports.retain(|e| e.kind != "nbd");
+        if let Some(server) = self.nbd.take() {
+            server.shutdown()?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.flush()?;
+        match &self.cached {
+            Some(cached) => Ok(cached.volume().close()?),
+            None => Ok(()),
+        }
+    }
+
+    fn update(&self, status: &mut Status) {
+        if let Some(error) = self.lost.get() {
+            let lost = format!(
+                "a flush failed, and all later flushes fail too: {error}; data written by clients \
+                 may be lost; detach with --force, check the device and the data, and attach again"
+            );
+            status.warn(lost);
+        }
+    }
+
+    fn cached(&self) -> Result<Vec<Arc<Volume>>> {
+        Ok(vec![Arc::clone(self.cached_device()?.volume())])
+    }
+
+    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
+        match path {
+            None => Ok(Arc::clone(self.cached_device()?.vnode())),
+            Some(_) => Err(Error::Usage(format!(
+                "{} is a block device, which is cached as a single file; omit --file",
+                self.spec.name
+            ))),
+        }
+    }
+
+    fn files(&self, _request: &FsRequest) -> Result<Value> {
+        Err(Error::NotFound(format!(
+            "{} is exported as a block device; evfs does not manage a file system on it",
+            self.spec.name
+        )))
     }
 }

@@ -1,23 +1,22 @@
-//! A served cell: the graph from a DEVICE to the ports of a file server, and its orderly shutdown.
+//! A served cell: the graph from a DEVICE to the ports of a file server.
 //!
 //! ```text
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
 //! ```
 
-use super::hub::Serving;
 use super::status::{ExportAt, Status};
+use super::{Built, Graph};
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
-use crate::control::{self, CellRequest, ControlRequest, FsRequest, Listener, check_name};
-use crate::device::OpenLun;
+use crate::control::{self, CellRequest, FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
 use crate::text::uuid_text;
-use crate::{Error, Result, Settings, signals, volume::OpenedDevice};
+use crate::volume::OpenedDevice;
+use crate::{Error, Result, Settings};
+use ::cache::{FileId, Vnode};
 use ::fs::Fs;
 use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
-use block::StatsHandle;
-use cache::{FileId, Vnode};
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -80,126 +79,93 @@ impl ServeSpec {
     }
 }
 
-/// A served cell. Dropping it without [`Serving::stop`] also closes its ports.
-pub struct CellService {
-    status: Status,
-    listener: Arc<Listener>,
+/// Builds the graph over an open DEVICE, up to its file system.
+pub(super) fn build(
+    spec: &ServeSpec,
+    open: &OpenedDevice,
+    run_dir: &Path,
+    settings: &Settings,
+    cache: &Arc<ProcessCache>,
+) -> Result<Built> {
+    let name = spec.device.display().to_string();
+    let (fs, device, stats) = open_counted(open, &name, settings, false)?;
+    let record = Record::of(&fs, &name)?;
+    let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
+        [] => or.to_vec(),
+        given => given.to_vec(),
+    };
+    let listen = first_of(&spec.listen, &record.listen);
+    let announced = first_of(&spec.announce, &listen);
+    check_addresses(&listen, &announced)?;
+    let config = config(spec, &listen, &announced, settings);
+    let superblock = fs.superblock();
+    let mut status = Status {
+        uuid: uuid_text(&superblock.uuid),
+        label: superblock.label,
+        cell: Some(record.name.clone()),
+        config: spec.config.clone(),
+        ..Status::of(
+            &spec.name,
+            &spec.device,
+            config.workers,
+            open,
+            device.info(),
+        )
+    };
+    if let Some(warning) = warning(spec, &listen) {
+        status.warn(warning);
+    }
+    let graph = CellGraph {
+        spec: spec.clone(),
+        run_dir: run_dir.to_owned(),
+        record,
+        listen,
+        announced,
+        config: Some(config),
+        cache: Arc::clone(cache),
+        server: None,
+        volumes: Vec::new(),
+        fs: Some(Arc::new(fs)),
+    };
+    Ok(Built {
+        graph: Box::new(graph),
+        status,
+        stats,
+    })
+}
+
+struct CellGraph {
+    spec: ServeSpec,
+    run_dir: PathBuf,
     record: Record,
     listen: Vec<Ipv4Addr>,
     announced: Vec<Ipv4Addr>,
-    allow: Vec<Prefix>,
-    anonymous_write: bool,
+    /// Configuration of the server, until it is started. A failed stop does not start it again: the
+    /// cache may still have pages of its volumes, which a new server would open a second time.
+    config: Option<Config>,
+    cache: Arc<ProcessCache>,
     // Fields drop in this order: the ports before the files, the files before the file system.
     server: Option<Server>,
     /// Volumes whose files are still to be closed after the server has stopped.
     volumes: Vec<Arc<Volume>>,
     fs: Option<Arc<Fs>>,
-    cache: Arc<ProcessCache>,
-    stats: StatsHandle,
-    lun: Option<Arc<OpenLun>>,
-    settings: Settings,
 }
 
-impl CellService {
-    /// Opens the file system on an open DEVICE and serves its filesets.
-    ///
-    /// # Errors
-    /// The device holds no cell, or a port is taken.
-    pub fn start(
-        spec: &ServeSpec,
-        open: OpenedDevice,
-        run_dir: &Path,
-        settings: &Settings,
-        cache: &Arc<ProcessCache>,
-    ) -> Result<CellService> {
-        signals::stop_in_order();
-        let listener = Listener::bind(run_dir, &spec.name)?;
-        let name = spec.device.display().to_string();
-        let (fs, device, stats) = open_counted(&open, &name, settings, false)?;
-        let record = Record::of(&fs, &name)?;
-        let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
-            [] => or.to_vec(),
-            given => given.to_vec(),
-        };
-        let listen = first_of(&spec.listen, &record.listen);
-        let announced = first_of(&spec.announce, &listen);
-        check_addresses(&listen, &announced)?;
-        let config = config(spec, &listen, &announced, settings);
-        let threads = config.workers;
-        let fs = Arc::new(fs);
-        let started = Server::start(config, Arc::clone(&fs), cache.cache()?);
-        let server = started.map_err(|error| not_started(spec, error, run_dir))?;
-        let superblock = fs.superblock();
-        let mut status = Status::of(&spec.name, &spec.device, threads, &open, device.info());
-        status.uuid = uuid_text(&superblock.uuid);
-        status.label = superblock.label;
-        status.cell = Some(record.name.clone());
-        status.config.clone_from(&spec.config);
-        let at = |address: &Ipv4Addr| ExportAt {
-            kind: "afs",
-            at: address.to_string(),
-        };
-        status.exports = listen.iter().map(at).collect();
-        if let Some(warning) = warning(spec, &listen) {
-            status.warn(warning);
-        }
-        Ok(CellService {
-            status,
-            listener: Arc::new(listener),
-            record,
-            listen,
-            announced,
-            allow: spec.allow.clone(),
-            anonymous_write: spec.anonymous_write,
-            server: Some(server),
-            volumes: Vec::new(),
-            fs: Some(fs),
-            cache: Arc::clone(cache),
-            stats,
-            lun: open.disk.lun().cloned(),
-            settings: settings.clone(),
-        })
-    }
-
+impl CellGraph {
     fn server(&self) -> Result<&Server> {
-        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
-        self.server.as_ref().ok_or_else(ending)
+        self.server.as_ref().ok_or_else(|| self.ending())
     }
 
-    fn fs(&self) -> Result<&Fs> {
-        let ending = || Error::Failed(format!("{} is being stopped", self.status.name));
-        self.fs.as_deref().ok_or_else(ending)
+    fn fs(&self) -> Result<&Arc<Fs>> {
+        self.fs.as_ref().ok_or_else(|| self.ending())
     }
 
-    /// Updates a copy of the status with the current state of the file system.
-    fn status_now(&self) -> Status {
-        let mut status = self.status.clone();
-        if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
-            status.read_only = true;
-            status.warn(format!("{why}; detach, check the device, and serve again"));
-        }
-        if let Some(server) = &self.server {
-            let all = server.volumes().all();
-            let volumes: Vec<&cache::Volume> =
-                all.iter().map(|volume| &**volume.files.volume()).collect();
-            status.note_write_back(&volumes);
-        }
-        status
-    }
-
-    /// Answers a request about the cell.
-    fn cell(&self, ask: &CellRequest) -> Result<Value> {
-        let server = self.server()?;
-        let mut answer = cell::execute(&self.record, &server.administration(), ask)?;
-        if let CellRequest::Status { clients } = ask {
-            self.add_status(server, *clients, &mut answer);
-        }
-        Ok(answer)
+    fn ending(&self) -> Error {
+        Error::Failed(format!("{} is being stopped", self.spec.name))
     }
 
     /// Adds the values that exist only while the cell is served.
-    fn add_status(&self, server: &Server, clients: bool, answer: &mut Value) {
-        let status = self.status_now();
+    fn add_status(&self, server: &Server, clients: bool, status: &Status, answer: &mut Value) {
         answer["served"] = true.into();
         answer["name"] = json!(status.name);
         answer["device"] = json!(status.device);
@@ -210,8 +176,8 @@ impl CellService {
         answer["warning"] = json!(status.warning);
         answer["listen"] = json!(self.listen);
         answer["announced"] = json!(self.announced);
-        answer["allowed"] = self.allow.iter().map(Prefix::to_string).collect();
-        answer["anonymous_write"] = json!(self.anonymous_write);
+        answer["allowed"] = self.spec.allow.iter().map(Prefix::to_string).collect();
+        answer["anonymous_write"] = json!(self.spec.anonymous_write);
         answer["cellservdb"] = json!(cell_serv_db(&self.record.name, &self.announced));
         answer["stats"] = of_server(server);
         if clients {
@@ -220,121 +186,30 @@ impl CellService {
         }
     }
 
-    /// Answers a request about filesets and updates the volumes that clients see.
-    fn files(&self, ask: &FsRequest) -> Result<Value> {
-        let server = self.server()?;
-        let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
-        match ask {
-            FsRequest::Remove { name, .. } | FsRequest::Rename { from: name, .. }
-                if is_volume(name) =>
-            {
-                return Err(Error::Busy(format!(
-                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and \
-                     only filesets that are not served can be renamed"
-                )));
-            }
-            _ => {}
-        }
-        let sync = || {
-            let failed = || Error::files(format!("cannot write back {}", self.status.name));
-            let all = server.volumes().all();
-            all.iter()
-                .try_for_each(|volume| volume.files.sync().map_err(failed()))
-        };
-        let answer = execute(self.fs()?, ask, &sync, None)?;
-        server.administration().refresh()?;
-        Ok(answer)
-    }
-
-    /// Looks up the vnode of a file, whose path begins with its volume.
-    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
-        let usage = || {
-            Error::Usage(format!(
-                "{} is a cell: select a file in it with --file VOLUME/PATH",
-                self.status.name
-            ))
-        };
-        let (volume, path) = path
-            .and_then(|path| path.split_once('/'))
-            .ok_or_else(usage)?;
-        let volume = self.server()?.administration().volume(volume)?;
-        let attr = resolve(volume.files.fileset(), path)?;
-        if attr.inode.kind != ::fs::FileType::File {
-            return Err(Error::Usage(format!("{path} is not a regular file")));
-        }
-        let pages = volume.files.volume();
-        Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
-    }
-
-    /// Closes the ports after the calls in progress have ended.
-    fn end_calls(&mut self) {
-        if let Some(server) = self.server.take() {
-            self.volumes = server.volumes().all();
-        }
-    }
-
     /// Builds the error for failed write-back, given its source.
     fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
         Error::files(format!(
             "cannot write back {} (--force discards unwritten data)",
-            self.status.name
+            self.spec.name
         ))
-    }
-
-    /// Writes everything out and closes the device.
-    fn close(&mut self) -> Result<()> {
-        while let Some(volume) = self.volumes.last() {
-            volume.files.close().map_err(self.not_written())?;
-            self.volumes.pop();
-        }
-        if let Some(fs) = &self.fs {
-            fs.finish().map_err(self.not_written())?;
-            if Arc::strong_count(fs) > 1 {
-                tracing::error!(
-                    name = self.status.name,
-                    "the device stays in use: the server still holds the file system"
-                );
-            }
-        }
-        self.fs = None;
-        Ok(())
     }
 }
 
-impl Serving for CellService {
-    fn status(&self) -> &Status {
-        &self.status
-    }
-
-    fn listener(&self) -> &Arc<Listener> {
-        &self.listener
-    }
-
-    fn lun(&self) -> Option<&Arc<OpenLun>> {
-        self.lun.as_ref()
-    }
-
-    fn answer(&self, ask: &ControlRequest) -> Result<Value> {
-        match ask {
-            ControlRequest::Stats => {
-                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
-            }
-            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
-                Ok(self.status_now().to_value())
-            }
-            ControlRequest::Lun(ask) => {
-                crate::lun::answer(&self.status.name, self.lun.as_deref(), ask, &self.settings)
-            }
-            ControlRequest::Cache(ask) => {
-                let vnode = |path: Option<&str>| self.vnode(path);
-                let all = self.server()?.volumes().all();
-                let volumes: Vec<&cache::Volume> =
-                    all.iter().map(|volume| &**volume.files.volume()).collect();
-                self.cache.answer(&volumes, &vnode, ask)
-            }
-            ControlRequest::Files(ask) => self.files(ask),
-            ControlRequest::Cell(ask) => self.cell(ask),
-        }
+impl Graph for CellGraph {
+    fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        let Some(config) = self.config.take() else {
+            return Ok(());
+        };
+        let fs = Arc::clone(self.fs()?);
+        let started = Server::start(config, fs, self.cache.cache()?);
+        let server = started.map_err(|error| not_started(&self.spec, error, &self.run_dir))?;
+        let at = |address: &Ipv4Addr| ExportAt {
+            kind: "afs",
+            at: address.to_string(),
+        };
+        status.exports = self.listen.iter().map(at).collect();
+        self.server = Some(server);
+        Ok(())
     }
 
     fn in_use(&self) -> Result<()> {
@@ -354,24 +229,103 @@ impl Serving for CellService {
         }
     }
 
-    fn stop(&mut self, force: bool) -> Result<()> {
-        if !force {
-            self.flush()?;
+    /// Closes the ports after the calls in progress have ended.
+    fn close_exports(&mut self, _status: &mut Status, _force: bool) -> Result<()> {
+        if let Some(server) = self.server.take() {
+            self.volumes = server.volumes().all();
         }
-        self.end_calls();
-        self.close().map_err(|error| {
-            if force {
-                let volumes: Vec<&cache::Volume> =
-                    self.volumes.iter().map(|v| &**v.files.volume()).collect();
-                let lost = crate::cache::dirty_bytes(&volumes);
-                Error::data_lost(&self.status.name, Some(lost), &error)
-            } else {
-                error
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        while let Some(volume) = self.volumes.last() {
+            volume.files.close().map_err(self.not_written())?;
+            self.volumes.pop();
+        }
+        if let Some(fs) = &self.fs {
+            fs.finish().map_err(self.not_written())?;
+            if Arc::strong_count(fs) > 1 {
+                tracing::error!(
+                    name = self.spec.name,
+                    "the device stays in use: the server still holds the file system"
+                );
             }
-        })
+        }
+        self.fs = None;
+        Ok(())
+    }
+
+    fn update(&self, status: &mut Status) {
+        if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
+            status.read_only = true;
+            status.warn(format!("{why}; detach, check the device, and serve again"));
+        }
+    }
+
+    fn cached(&self) -> Result<Vec<Arc<::cache::Volume>>> {
+        let all = match &self.server {
+            Some(server) => server.volumes().all(),
+            None => self.volumes.clone(),
+        };
+        let pages = |volume: &Arc<Volume>| Arc::clone(volume.files.volume());
+        Ok(all.iter().map(pages).collect())
+    }
+
+    fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
+        let usage = || {
+            Error::Usage(format!(
+                "{} is a cell: select a file in it with --file VOLUME/PATH",
+                self.spec.name
+            ))
+        };
+        // The path begins with the volume.
+        let (volume, path) = path
+            .and_then(|path| path.split_once('/'))
+            .ok_or_else(usage)?;
+        let volume = self.server()?.administration().volume(volume)?;
+        let attr = resolve(volume.files.fileset(), path)?;
+        if attr.inode.kind != ::fs::FileType::File {
+            return Err(Error::Usage(format!("{path} is not a regular file")));
+        }
+        let pages = volume.files.volume();
+        Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    fn files(&self, request: &FsRequest) -> Result<Value> {
+        let server = self.server()?;
+        let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
+        match request {
+            FsRequest::Remove { name, .. } | FsRequest::Rename { from: name, .. }
+                if is_volume(name) =>
+            {
+                return Err(Error::Busy(format!(
+                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and \
+                     only filesets that are not served can be renamed"
+                )));
+            }
+            _ => {}
+        }
+        let sync = || {
+            let failed = || Error::files(format!("cannot write back {}", self.spec.name));
+            let all = server.volumes().all();
+            all.iter()
+                .try_for_each(|volume| volume.files.sync().map_err(failed()))
+        };
+        let answer = execute(self.fs()?, request, &sync, None)?;
+        // Clients see the changed volumes.
+        server.administration().refresh()?;
+        Ok(answer)
+    }
+
+    fn cell(&self, request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
+        let server = self.server()?;
+        let mut answer = cell::execute(&self.record, &server.administration(), request)?;
+        if let CellRequest::Status { clients } = request {
+            self.add_status(server, *clients, &status(), &mut answer);
+        }
+        Ok(answer)
     }
 }
-
 fn config(
     spec: &ServeSpec,
     listen: &[Ipv4Addr],

@@ -3,14 +3,14 @@
 //!
 //! ```text
 //!   signals ──┐                     ┌── a thread per request ──┐
-//!   sockets ──┼── the main thread ──┼── a thread per reload ───┼── Slot ── Serving
+//!   sockets ──┼── the main thread ──┼── a thread per reload ───┼── Slot ── Service
 //!   exports ──┘                     └── a thread per stop ─────┘
 //! ```
 //!
 //! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
 //! request waits for no other request, except one that stops the same service.
 
-use super::status::Status;
+use super::Service;
 use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
 use crate::peer::peer;
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::Value;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
@@ -29,52 +29,6 @@ use std::time::Duration;
 const ASKERS_MAX: usize = 128;
 /// Limit for the wait for requests in progress when the process ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(5);
-
-/// A service of the process. Dropping it without [`Serving::stop`] also closes its exports.
-pub trait Serving: Send + Sync {
-    /// Returns the status as of the start.
-    fn status(&self) -> &Status;
-
-    /// Returns the listener for control requests.
-    fn listener(&self) -> &Arc<Listener>;
-
-    /// Returns the underlying LUN, if there is one.
-    fn lun(&self) -> Option<&Arc<OpenLun>>;
-
-    /// Returns a descriptor that becomes readable when the export has ended by itself, for example
-    /// by a manual unmount, and the service must be stopped. `None` for exports that never do.
-    fn ended(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    /// Answers a control request.
-    ///
-    /// # Errors
-    /// The request cannot be fulfilled.
-    fn answer(&self, ask: &ControlRequest) -> Result<Value>;
-
-    /// Checks whether the exports can be closed without disturbing a user.
-    ///
-    /// # Errors
-    /// [`Error::Busy`], naming the user.
-    fn in_use(&self) -> Result<()>;
-
-    /// Makes acknowledged data durable.
-    ///
-    /// # Errors
-    /// Not everything could be written; nothing is discarded.
-    fn flush(&self) -> Result<()>;
-
-    /// Makes everything durable and closes the exports. The device is closed on drop.
-    ///
-    /// With `force` an export is closed even if it is in use, and data that cannot be written is
-    /// discarded. Without it, an error leaves everything as it was.
-    ///
-    /// # Errors
-    /// The service is still in use, or not all data could be written. [`Error::DataLost`] means
-    /// that it has ended nevertheless.
-    fn stop(&mut self, force: bool) -> Result<()>;
-}
 
 /// Reason for the end of [`serve`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +47,7 @@ pub type Reload = Arc<dyn Fn(&Hub) -> Vec<String> + Send + Sync>;
 /// # Errors
 /// Waiting for events failed. Or a service that ended by itself or by a signal could not make its
 /// data durable; this is reported after all others have ended.
-pub fn serve(all: Vec<Box<dyn Serving>>, signals: &StopSignals, reload: &Reload) -> Result<Ended> {
+pub fn serve(all: Vec<Service>, signals: &StopSignals, reload: &Reload) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
     let ended = loop {
         if let Some(signal) = signals.stop_asked() {
@@ -143,7 +97,7 @@ struct Work {
 }
 
 impl Hub {
-    fn new(all: Vec<Box<dyn Serving>>) -> Result<Hub> {
+    fn new(all: Vec<Service>) -> Result<Hub> {
         let failed = |e: std::io::Error| Error::Failed(format!("cannot create an eventfd: {e}"));
         let hub = Hub {
             slots: Mutex::default(),
@@ -153,7 +107,7 @@ impl Hub {
             lost: Mutex::default(),
             hup: Arc::default(),
         };
-        all.into_iter().try_for_each(|serving| hub.add(serving))?;
+        all.into_iter().try_for_each(|service| hub.add(service))?;
         Ok(hub)
     }
 
@@ -161,8 +115,8 @@ impl Hub {
     ///
     /// # Errors
     /// The process has no descriptor left, or is about to end.
-    pub fn add(&self, serving: Box<dyn Serving>) -> Result<()> {
-        let slot = Arc::new(Slot::new(serving, &self.hup)?);
+    pub fn add(&self, service: Service) -> Result<()> {
+        let slot = Arc::new(Slot::new(service, &self.hup)?);
         let mut slots = lock(&self.slots);
         if self.work().stops {
             return Err(Error::Failed("the process is shutting down".into()));
@@ -181,7 +135,7 @@ impl Hub {
     /// Detaches the service `name`.
     ///
     /// # Errors
-    /// Those of [`Serving::stop`] without force.
+    /// Those of [`Service::stop`] without force.
     pub fn stop(&self, name: &str) -> Result<()> {
         let slots = self.slots();
         let slot = slots.iter().find(|slot| slot.name == name);
@@ -285,7 +239,7 @@ impl Hub {
         tracing::info!("HUP: flushing, and reloading the settings");
         let mut failed = Vec::new();
         for slot in self.slots() {
-            if let Some(Err(error)) = slot.with(|serving| serving.flush()) {
+            if let Some(Err(error)) = slot.with(|service| service.flush()) {
                 failed.push(format!("cannot flush {}: {}", slot.name, error.chain()));
             }
         }
@@ -349,40 +303,40 @@ struct Slot {
     ended_seen: AtomicBool,
     is_gone: AtomicBool,
     /// Locked shared by requests, exclusively by a stop.
-    serving: RwLock<Option<Box<dyn Serving>>>,
+    service: RwLock<Option<Service>>,
 }
 
 impl Slot {
-    fn new(serving: Box<dyn Serving>, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
-        let ended = serving.ended().map(|fd| fd.try_clone_to_owned());
+    fn new(service: Service, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
+        let ended = service.ended().map(|fd| fd.try_clone_to_owned());
         let failed = |e| Error::Failed(format!("cannot watch an export: {e}"));
         Ok(Slot {
-            name: serving.status().name.clone(),
-            status: serving.status().to_value(),
+            name: service.status().name.clone(),
+            status: service.status().to_value(),
             note: Mutex::default(),
             hup: Arc::clone(hup),
-            listener: Arc::clone(serving.listener()),
-            lun: Mutex::new(serving.lun().cloned()),
+            listener: Arc::clone(&service.listener),
+            lun: Mutex::new(service.lun.clone()),
             lun_last: OnceLock::new(),
             ended: ended.transpose().map_err(failed)?,
             ended_seen: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
-            serving: RwLock::new(Some(serving)),
+            service: RwLock::new(Some(service)),
         })
     }
 
     /// Runs `work` on the service; returns `None` if it is being stopped.
-    fn with<T>(&self, work: impl FnOnce(&dyn Serving) -> T) -> Option<T> {
-        let serving = match self.serving.try_read() {
-            Ok(serving) => serving,
-            Err(TryLockError::Poisoned(serving)) => serving.into_inner(),
+    fn with<T>(&self, work: impl FnOnce(&Service) -> T) -> Option<T> {
+        let service = match self.service.try_read() {
+            Ok(service) => service,
+            Err(TryLockError::Poisoned(service)) => service.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        serving.as_deref().map(work)
+        service.as_ref().map(work)
     }
 
     fn status(&self) -> Result<Value> {
-        let now = self.with(|serving| serving.answer(&ControlRequest::Status));
+        let now = self.with(|service| service.answer(&ControlRequest::Status));
         let mut status = now.unwrap_or_else(|| {
             let mut status = self.status.clone();
             status["state"] = "detaching".into();
@@ -416,7 +370,7 @@ impl Slot {
         let answer = match ask {
             ControlRequest::Status => self.status(),
             ControlRequest::MayDetach => self
-                .with(|serving| serving.in_use())
+                .with(|service| service.in_use())
                 .unwrap_or(Ok(()))
                 .map(|()| Value::Null),
             ControlRequest::Detach { force } => {
@@ -424,7 +378,7 @@ impl Slot {
                 self.stop(force).map(|()| before)
             }
             ask => self
-                .with(|serving| serving.answer(&ask))
+                .with(|service| service.answer(&ask))
                 .unwrap_or_else(ending),
         };
         asker.send(answer);
@@ -436,14 +390,14 @@ impl Slot {
             // This also ends requests in progress that wait for a path.
             lun.lun().prepare_forced_close();
         }
-        let serving = self.serving.write();
-        let mut serving = serving.unwrap_or_else(PoisonError::into_inner);
+        let service = self.service.write();
+        let mut service = service.unwrap_or_else(PoisonError::into_inner);
         // `None`: another thread has stopped it in the meantime.
-        let stopped = serving
+        let stopped = service
             .as_mut()
-            .map_or(Ok(()), |serving| serving.stop(force));
+            .map_or(Ok(()), |service| service.stop(force));
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
-            *serving = None;
+            *service = None;
             // Releases the locks before a client learns of the end and opens the device again.
             self.let_go_of_lun(force);
             self.listener.close();

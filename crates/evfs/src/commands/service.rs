@@ -1,0 +1,106 @@
+//! The life cycle of services, shared by `evfs attach`, `mount`, `serve` and `up`: confine the
+//! process, start the services, announce them, and run them to their end.
+
+use super::device::DeviceArgs;
+use crate::{background, log};
+use cli::{Context, output};
+use serde_json::json;
+use stack::{
+    Ended, Error, Hub, Needs, ProcessCache, Reload, Result, Service, ServiceSpec, Settings, Status,
+    StopSignals, confine, exit,
+};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Runs a service to its end. `on` is the DEVICE of `spec`, with the key to it.
+pub fn run(context: &Context, on: &DeviceArgs, spec: ServiceSpec, background: bool) -> Result<u8> {
+    in_background(background, |ready| {
+        let signals = StopSignals::for_service()?;
+        let cache = ProcessCache::new(&context.settings)?;
+        confine(&context.settings, Needs::of(&spec), &cache)?;
+        let run_dir = stack::run_dir(&context.settings.run_dir())?;
+        let all = vec![start(context, on, spec, &run_dir, &cache)?];
+        announce(context.json, &all, ready);
+        let reload: Reload =
+            Arc::new(move |_: &Hub| reload_settings(&cache).err().into_iter().collect());
+        end(stack::serve(all, &signals, &reload)?)
+    })
+}
+
+/// Runs `serve` here, or in a child that detaches from the terminal once it is ready.
+pub fn in_background(
+    background: bool,
+    serve: impl FnOnce(Option<background::Ready>) -> Result<u8>,
+) -> Result<u8> {
+    if !background {
+        return serve(None);
+    }
+    match background::split() {
+        Ok(background::Side::Parent(code)) => Ok(code),
+        Ok(background::Side::Child(ready)) => serve(Some(ready)),
+        Err(e) => Err(Error::Failed(format!(
+            "cannot detach from the terminal: {e}"
+        ))),
+    }
+}
+
+/// Opens the DEVICE of a service and starts its exports.
+pub fn start(
+    context: &Context,
+    on: &DeviceArgs,
+    spec: ServiceSpec,
+    run_dir: &Path,
+    cache: &Arc<ProcessCache>,
+) -> Result<Service> {
+    let spec = spec.complete(run_dir)?;
+    on.with(context, |target| {
+        Service::start(&spec, target, run_dir, cache)
+    })
+}
+
+/// Applies the settings that can change while a service runs: the log level, and the cache. Returns
+/// the settings, or the reason why they are invalid.
+pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, String> {
+    let settings = Settings::load().and_then(|settings| {
+        log::reload(settings.log_level());
+        cache.reload(&settings).map(|()| settings)
+    });
+    settings.map_err(|error| format!("settings not reloaded: {}", error.chain()))
+}
+
+/// Prints the services and their exports, and detaches from the terminal if this process
+/// runs in the background.
+pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
+    let services: Vec<&Status> = all.iter().map(Service::status).collect();
+    for warning in services.iter().filter_map(|s| s.warning.as_deref()) {
+        output::say(json, &format!("warning: {warning}"));
+    }
+    let text = if json {
+        let value = match services.as_slice() {
+            [one] => json!(one),
+            many => json!({ "volumes": many }),
+        };
+        serde_json::to_string_pretty(&value).expect("a status serializes")
+    } else {
+        services
+            .iter()
+            .map(|s| {
+                let places: Vec<_> = s.exports.iter().map(|e| e.at.as_str()).collect();
+                format!("{}: {}", s.name, places.join("  "))
+            })
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    match ready {
+        Some(ready) => ready.report_ready(&text),
+        None => output::line(&text),
+    }
+}
+
+/// Returns the exit code for the end of a service.
+pub fn end(ended: Ended) -> Result<u8> {
+    Ok(match ended {
+        Ended::Detached => exit::OK,
+        Ended::Signal(signal) => 128 + signal as u8,
+    })
+}
