@@ -55,9 +55,12 @@ pub fn serve(all: Vec<Service>, signals: &StopSignals, reload: &Reload) -> Resul
             hub.stop_all();
             break Ended::Signal(signal);
         }
-        if hub.begins_reload(signals) {
+        if let Some(reloading) = hub.begin_reload(signals) {
             let reload = Arc::clone(reload);
-            hub.start(move |hub| hub.reload(&reload));
+            hub.start(move |hub| {
+                let _reloading = reloading;
+                hub.reload(&reload);
+            });
         }
         let slots = hub.slots();
         if slots.is_empty() && !hub.work().reloads {
@@ -228,11 +231,10 @@ impl Hub {
         }
     }
 
-    fn begins_reload(&self, signals: &StopSignals) -> bool {
-        let mut work = self.work();
-        let begins = !work.reloads && signals.reload_asked();
-        work.reloads |= begins;
-        begins
+    /// Begins a reload if HUP has requested one and none is in progress.
+    fn begin_reload(self: &Arc<Hub>, signals: &StopSignals) -> Option<Reloading> {
+        let begins = !self.work().reloads && signals.reload_asked();
+        begins.then(|| Reloading::new(self))
     }
 
     fn reload(&self, reload: &Reload) {
@@ -249,7 +251,6 @@ impl Hub {
         }
         let said = format!("the last HUP failed: {}", failed.join("; "));
         *lock(&self.hup) = (!failed.is_empty()).then_some(said);
-        self.work().reloads = false;
     }
 
     /// Stops all services concurrently.
@@ -282,6 +283,23 @@ impl Hub {
         let _ = self
             .idle
             .wait_timeout_while(self.work(), LAST_ANSWERS, busy);
+    }
+}
+
+/// A reload in progress. It ends with this value, even if its thread panics or does not start.
+struct Reloading(Arc<Hub>);
+
+impl Reloading {
+    fn new(hub: &Arc<Hub>) -> Reloading {
+        hub.work().reloads = true;
+        Reloading(Arc::clone(hub))
+    }
+}
+
+impl Drop for Reloading {
+    fn drop(&mut self) {
+        self.0.work().reloads = false;
+        self.0.waker.wake();
     }
 }
 
@@ -424,4 +442,21 @@ impl Slot {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reload_whose_thread_dies_is_over() {
+        let hub = Arc::new(Hub::new(Vec::new()).unwrap());
+        let reloading = Reloading::new(&hub);
+        hub.start(move |_| {
+            let _reloading = reloading;
+            panic!("a panic of the test");
+        });
+        hub.wait_for_answers();
+        assert!(!hub.work().reloads);
+    }
 }
