@@ -408,12 +408,14 @@ fn add_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<Changed
     check_new_path(settings, known, path)?;
     let path = full_address(path);
     let port = lunpath(&path, settings, false)?.target_port();
-    let registry = settings.lun_registry();
-    let added = Registry::update(&registry, |r| r.add(name, &path, &port))?;
-    let (address, legacy) = (added.address, added.legacy);
-    let changed = changed(name, &address, &legacy);
-    ask(settings, name, LunRequest::Add { address, legacy })?;
-    Ok(changed)
+    Registry::update(&settings.lun_registry(), |registry| {
+        let added = registry.add(name, &path, &port)?;
+        let (address, legacy) = (added.address, added.legacy);
+        let changed = changed(name, &address, &legacy);
+        // If the process that has the LUN open refuses the path, the registry stays unchanged.
+        ask(settings, name, LunRequest::Add { address, legacy })?;
+        Ok(changed)
+    })
 }
 
 /// Refuses an address that can never be a path of this LUN, whatever the state of its server.
@@ -674,4 +676,54 @@ fn units(settings: &Settings, portal: &str) -> Result<Vec<String>> {
         }
     }
     Ok(addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::{ControlRequest, Listener, PendingReply};
+
+    /// Answers `count` requests as the holder of `disk1`, which refuses new paths.
+    fn refuse_paths(listener: &Listener, count: usize) {
+        let mut answered = 0;
+        while answered < count {
+            let Ok(Some(stream)) = listener.accept() else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let (request, reply) = PendingReply::to(stream).expect("a request");
+            reply.send(match request {
+                ControlRequest::Status => Ok(json!({ "lun": "disk1" })),
+                _ => Err(Error::Failed("another disk answers there".into())),
+            });
+            answered += 1;
+        }
+    }
+
+    #[test]
+    fn a_path_that_the_holder_refuses_is_not_recorded() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name).display().to_string();
+        let settings = Settings::of_env(&|name| match name {
+            "EVFS_RUN_DIR" => Some(at("run")),
+            "EVFS_LUN_REGISTRY" => Some(at("luns.json")),
+            _ => None,
+        });
+        let lun = json!({
+            "name": "disk1", "wwid": null, "serial": null, "vendor": "IET",
+            "product": "VIRTUAL-DISK", "size": 1 << 20, "block_size": 512, "paths": [],
+        });
+        let registry = json!({ "version": 1, "next_disk": 2, "luns": [lun] });
+        std::fs::write(settings.lun_registry(), registry.to_string()).unwrap();
+        let known = known(&settings, "disk1").unwrap();
+        let run_dir = crate::run_dir(&settings.run_dir()).unwrap();
+        let listener = Listener::bind(&run_dir, "x").unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| refuse_paths(&listener, 2));
+            let refused = add_path(&settings, &known, "nbd://b/x").unwrap_err();
+            assert!(refused.to_string().contains("another disk"), "{refused}");
+        });
+        let registry = Registry::load(&settings.lun_registry()).unwrap();
+        assert_eq!(registry.find("disk1"), Some(&known));
+    }
 }

@@ -305,6 +305,12 @@ impl Settings {
         Settings::from_parts(&paths, file.as_deref().map(|t| (path.as_path(), t)), &env)
     }
 
+    /// Returns the settings of an environment alone.
+    #[cfg(test)]
+    pub(crate) fn of_env(env: &dyn Fn(&str) -> Option<String>) -> Settings {
+        Settings::from_parts(&Paths::of_this_user(), None, env).expect("valid settings")
+    }
+
     fn from_parts(
         paths: &Paths,
         file: Option<(&Path, &str)>,
