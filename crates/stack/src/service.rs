@@ -18,6 +18,8 @@ mod hub;
 mod mount;
 mod spec;
 mod status;
+#[cfg(test)]
+mod tests;
 
 use crate::cache::{ProcessCache, dirty_bytes};
 use crate::cell::not_served;
@@ -75,6 +77,11 @@ trait Graph: Send + Sync {
     /// Returns a descriptor that becomes readable when the export has ended by itself.
     fn ended(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+
+    /// Reports whether the export has ended by itself.
+    fn has_ended(&self) -> bool {
+        false
     }
 
     /// Updates a copy of the status with the current state of the device.
@@ -178,6 +185,11 @@ impl Service {
     /// by a manual unmount, and the service must be stopped. `None` for exports that never do.
     fn ended(&self) -> Option<BorrowedFd<'_>> {
         self.graph.ended()
+    }
+
+    /// Reports whether the export has ended by itself, and was not opened again.
+    fn has_ended(&self) -> bool {
+        self.graph.has_ended()
     }
 
     /// Checks whether the exports can be closed without disturbing a user.

@@ -69,8 +69,11 @@ pub fn serve(all: Vec<Service>, signals: &StopSignals, reload: &Reload) -> Resul
         let (asked, over) = hub.wait(&slots, signals)?;
         for slot in over {
             // The export has no users left, so only the device can make the stop fail.
-            slot.ended_seen.store(true, Ordering::SeqCst);
-            hub.start(move |hub| hub.stop_now(&slot));
+            hub.start(move |hub| {
+                if slot.has_ended() {
+                    hub.stop_now(&slot);
+                }
+            });
         }
         asked.into_iter().for_each(|slot| hub.accept(&slot));
     };
@@ -189,10 +192,9 @@ impl Hub {
 
     /// Waits for an event; returns the services with a new request, and those whose export ended.
     fn wait(&self, slots: &[Arc<Slot>], signals: &StopSignals) -> Result<(Slots, Slots)> {
-        let ends: Vec<(&Arc<Slot>, &OwnedFd)> = slots
+        let ends: Vec<(&Arc<Slot>, Arc<OwnedFd>)> = slots
             .iter()
-            .filter(|slot| !slot.ended_seen.load(Ordering::SeqCst))
-            .filter_map(|slot| Some((slot, slot.ended.as_ref()?)))
+            .filter_map(|slot| Some((slot, lock(&slot.ended).clone()?)))
             .collect();
         let own = [signals.as_fd(), self.waker.as_fd()];
         let listeners = slots.iter().map(|slot| slot.listener.as_fd());
@@ -207,14 +209,19 @@ impl Hub {
         }
         signals.drain();
         self.waker.take();
-        let happened = |(_, fd): &(&Arc<Slot>, &PollFd<'_>)| !fd.revents().is_empty();
+        let happened = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (listeners, ended) = fds[own.len()..].split_at(slots.len());
-        let asked = slots.iter().zip(listeners).filter(happened);
-        let over = ends.iter().map(|(slot, _)| *slot).zip(ended);
-        let all = |found: &mut dyn Iterator<Item = (&Arc<Slot>, &PollFd<'_>)>| {
-            found.map(|(slot, _)| Arc::clone(slot)).collect()
-        };
-        Ok((all(&mut asked.into_iter()), all(&mut over.filter(happened))))
+        let asked = slots.iter().zip(listeners);
+        let asked = asked.filter(|(_, fd)| happened(fd));
+        let over = ends.iter().zip(ended);
+        let over = over.filter(|(_, fd)| happened(fd)).map(|((slot, fd), _)| {
+            slot.unwatch(fd);
+            Arc::clone(slot)
+        });
+        Ok((
+            asked.map(|(slot, _)| Arc::clone(slot)).collect(),
+            over.collect(),
+        ))
     }
 
     /// Accepts a connection with a control request.
@@ -306,7 +313,7 @@ impl Drop for Reloading {
 type Slots = Vec<Arc<Slot>>;
 
 /// One service of the process.
-struct Slot {
+pub(super) struct Slot {
     name: String,
     /// Status as of the start, for use when no newer one is available.
     status: Value,
@@ -317,18 +324,16 @@ struct Slot {
     lun: Mutex<Option<Arc<OpenLun>>>,
     /// State of the LUN just before it was closed.
     lun_last: OnceLock<Value>,
-    ended: Option<OwnedFd>,
-    ended_seen: AtomicBool,
+    /// Readable when the export has ended by itself; `None` once that was noticed.
+    ended: Mutex<Option<Arc<OwnedFd>>>,
     is_gone: AtomicBool,
     /// Locked shared by requests, exclusively by a stop.
     service: RwLock<Option<Service>>,
 }
 
 impl Slot {
-    fn new(service: Service, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
-        let ended = service.ended().map(|fd| fd.try_clone_to_owned());
-        let failed = |e| Error::Failed(format!("cannot watch an export: {e}"));
-        Ok(Slot {
+    pub(super) fn new(service: Service, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
+        let slot = Slot {
             name: service.status().name.clone(),
             status: service.status().to_value(),
             note: Mutex::default(),
@@ -336,11 +341,34 @@ impl Slot {
             listener: Arc::clone(&service.listener),
             lun: Mutex::new(service.lun.clone()),
             lun_last: OnceLock::new(),
-            ended: ended.transpose().map_err(failed)?,
-            ended_seen: AtomicBool::new(false),
+            ended: Mutex::default(),
             is_gone: AtomicBool::new(false),
-            service: RwLock::new(Some(service)),
-        })
+            service: RwLock::default(),
+        };
+        slot.watch(&service)?;
+        *slot.service.write().expect("no other user yet") = Some(service);
+        Ok(slot)
+    }
+
+    /// Watches the export of the service.
+    fn watch(&self, service: &Service) -> Result<()> {
+        let ended = service.ended().map(|fd| fd.try_clone_to_owned());
+        let failed = |e| Error::Failed(format!("cannot watch an export: {e}"));
+        *lock(&self.ended) = ended.transpose().map_err(failed)?.map(Arc::new);
+        Ok(())
+    }
+
+    /// Ends the watch of an export whose end was noticed, unless another one has taken its place.
+    fn unwatch(&self, ended: &Arc<OwnedFd>) {
+        lock(&self.ended).take_if(|watched| Arc::ptr_eq(watched, ended));
+    }
+
+    /// Reports whether the export has ended by itself. Waits for a stop in progress, which ends it,
+    /// too, but opens it again if it fails.
+    pub(super) fn has_ended(&self) -> bool {
+        let service = self.service.read();
+        let service = service.unwrap_or_else(PoisonError::into_inner);
+        service.as_ref().is_some_and(Service::has_ended)
     }
 
     /// Runs `work` on the service; returns `None` if it is being stopped.
@@ -403,7 +431,7 @@ impl Slot {
     }
 
     /// Stops the service once all requests in progress are done.
-    fn stop(&self, force: bool) -> Result<()> {
+    pub(super) fn stop(&self, force: bool) -> Result<()> {
         if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
             // This also ends requests in progress that wait for a path.
             lun.lun().prepare_forced_close();
@@ -420,6 +448,10 @@ impl Slot {
             self.let_go_of_lun(force);
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
+        } else if let Some(service) = &*service
+            && let Err(error) = self.watch(service)
+        {
+            tracing::error!(volume = self.name, "{}", error.chain());
         }
         stopped
     }

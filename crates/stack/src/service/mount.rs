@@ -149,7 +149,7 @@ struct MountGraph {
     name: String,
     fileset: String,
     read_only: bool,
-    /// Configuration of the mount, until it is mounted.
+    /// Configuration of the mount; `None` once it must not be mounted again.
     config: Option<MountConfig>,
     // Fields drop in this order: the mount before the files, the files before the file system.
     mount: Option<Mount>,
@@ -165,42 +165,34 @@ impl MountGraph {
         self.fs.as_ref().ok_or_else(closed)
     }
 
-    /// Makes everything durable and, with `wipe`, removes all pages from the cache.
-    fn write_out(&self, wipe: bool) -> Result<()> {
-        let name = &self.name;
-        let failed = || {
-            Error::files(format!(
-                "cannot write back {name} (--force discards unwritten data)"
-            ))
-        };
-        if wipe {
-            self.files.close().map_err(failed())?
-        } else {
-            self.files.sync().map_err(failed())?
-        }
-        if self.read_only {
-            Ok(())
-        } else {
-            self.fs()?.commit().map_err(failed())
-        }
+    /// Builds the error for failed write-back, given its source.
+    fn not_written(&self) -> impl FnOnce(::fs::Error) -> Error + use<> {
+        Error::files(format!(
+            "cannot write back {} (--force discards unwritten data)",
+            self.name
+        ))
     }
 }
 
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        if self.mount.is_some() {
+            return Ok(());
+        }
         let Some(config) = self.config.take() else {
             return Ok(());
         };
-        let folder = config.mountpoint.clone();
+        let folder = &config.mountpoint;
         // It may be that of an attached volume, with a loop device.
-        export_file::clear_dead(&folder)?;
-        let mount = Mount::start(config, Arc::clone(&self.files))?;
-        let at = std::fs::canonicalize(&folder).unwrap_or(folder);
+        export_file::clear_dead(folder)?;
+        let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
+        let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
         status.exports.push(ExportAt {
             kind: "mount",
             at: at.display().to_string(),
         });
         self.mount = Some(mount);
+        self.config = Some(config);
         Ok(())
     }
 
@@ -212,14 +204,21 @@ impl Graph for MountGraph {
     }
 
     fn flush(&self) -> Result<()> {
-        self.write_out(false)
+        self.files.sync().map_err(self.not_written())?;
+        if self.read_only {
+            Ok(())
+        } else {
+            self.fs()?.commit().map_err(self.not_written())
+        }
     }
 
-    fn close_exports(&mut self, _status: &mut Status, force: bool) -> Result<()> {
+    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()> {
         let Some(mount) = self.mount.take() else {
             return Ok(());
         };
         if mount.has_ended() {
+            // An administrator has unmounted it.
+            self.config = None;
             mount.wait();
             self.unused = true;
         } else {
@@ -232,11 +231,21 @@ impl Graph for MountGraph {
                 }
             }
         }
+        status.exports.clear();
+        if !self.unused {
+            // Its last users still have it.
+            self.config = None;
+        }
         Ok(())
     }
 
     fn close(&mut self) -> Result<()> {
-        self.write_out(self.unused)?;
+        self.flush()?;
+        // From here on, the files cannot be used again.
+        self.config = None;
+        if self.unused {
+            self.files.close().map_err(self.not_written())?;
+        }
         if let Some(fs) = &self.fs {
             fs.finish()
                 .map_err(Error::files(format!("cannot close {}", self.name)))?;
@@ -247,6 +256,10 @@ impl Graph for MountGraph {
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
         self.mount.as_ref().map(Mount::ended)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.mount.as_ref().is_none_or(Mount::has_ended)
     }
 
     fn update(&self, status: &mut Status) {
