@@ -6,8 +6,8 @@
 //! without such a process was left behind by a killed one. Deadlines limit an exchange as a whole,
 //! however slowly the bytes arrive.
 //!
-//! [`protocol`] defines the requests, [`server`] receives them and [`client`] sends them. None of
-//! them knows the modules that answer.
+//! `protocol` defines the requests, `server` receives them and `client` sends them. None of them
+//! knows the modules that answer.
 
 mod client;
 mod protocol;
