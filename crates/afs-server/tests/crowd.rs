@@ -8,7 +8,7 @@ mod common;
 use afs_client::{Client, Options, PortSet};
 use afs_proto::AfsFid;
 use block_testing::Random;
-use common::process::{Disk, Process, serve_if_told};
+use common::process::{Disk, Process};
 use common::{CACHE_BYTES, seed};
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,11 +27,6 @@ const ROUNDS: usize = 30;
 const SMALL: usize = 4096;
 /// Stack size of a client's thread in bytes.
 const STACK: usize = 256 << 10;
-
-#[test]
-fn serves_when_it_is_told_to() {
-    serve_if_told();
-}
 
 /// Returns the `n`-th client address in 127/8.
 fn address(n: usize) -> Ipv4Addr {

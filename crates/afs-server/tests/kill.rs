@@ -11,7 +11,7 @@ mod common;
 use afs_client::{Client, Error, Options, PortSet};
 use afs_proto::AfsFid;
 use block_testing::Random;
-use common::process::{Disk, Process, free_port, serve_if_told};
+use common::process::{Disk, Process, free_port};
 use common::{PATIENCE, seed};
 use rx::Timeouts;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,12 +24,6 @@ const READERS: usize = 2;
 const RENAMERS: usize = 2;
 /// Size of each store in bytes: several pages and a partial one.
 const BYTES: usize = 50_001;
-
-/// Serves the file named by the environment until it is killed.
-#[test]
-fn serves_when_it_is_told_to() {
-    serve_if_told();
-}
 
 /// File written by one client, with its expected state.
 struct Written {

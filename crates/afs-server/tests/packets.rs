@@ -10,7 +10,7 @@ mod common;
 
 use afs_client::{Options, PortSet};
 use block_testing::Random;
-use common::process::{Disk, Process, serve_if_told};
+use common::process::{Disk, Process};
 use common::{CACHE_BYTES, PATIENCE, seed};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Instant;
@@ -20,11 +20,6 @@ const SOCKETS: usize = 200;
 const MEMORY_MAX: usize = 512 << 20;
 /// Number of packets between two checks that the server still serves.
 const LOOK: usize = 10_000;
-
-#[test]
-fn serves_when_it_is_told_to() {
-    serve_if_told();
-}
 
 /// Returns packets of each kind, and calls in wire format.
 fn samples() -> Vec<Vec<u8>> {

@@ -282,78 +282,6 @@ fn truncates_under_threads_that_touch_leave_no_old_bytes() {
 }
 
 #[test]
-fn appends_under_threads_that_touch_leave_no_poison() {
-    let bench = Bench::calm(64);
-    let (mut session, mut open) = bench.open();
-    session.truncate(&mut open, 0).unwrap();
-    bench.pager.forget_from(FILE, 0);
-    let mapping = open.map(0..64 * PAGE, Access::Store).unwrap();
-    for round in 0..20 {
-        std::thread::scope(|scope| {
-            let touch =
-                scope.spawn(|| (0..64).filter(|page| !is_poisoned(&mapping, *page)).count());
-            let data = [round; 1000];
-            for at in (0..64 * PAGE).step_by(data.len()) {
-                let rest = data.len().min((64 * PAGE - at) as usize);
-                session.write(&mut open, at, &data[..rest]).unwrap();
-            }
-            touch.join().unwrap();
-        });
-        for page in 0..64 {
-            assert!(!is_poisoned(&mapping, page), "page {page} of round {round}");
-        }
-        session.truncate(&mut open, 0).unwrap();
-        bench.pager.forget_from(FILE, 0);
-    }
-}
-
-#[test]
-fn a_page_that_cannot_be_loaded_is_an_error_or_poison_until_it_can() {
-    let bench = Bench::calm(64);
-    let (_, open) = bench.open();
-    let mapping = all(&open);
-    let failure = Failure::every(1, ErrorKind::Media).of(OpKind::Read);
-    let fails = &bench.errors;
-    fails.set(Some(failure.within(2 * PAGE, 2 * PAGE)));
-    let error = mapping
-        .prefault(0..mapping.len(), Access::Read)
-        .unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Media);
-    assert!(mapping.copy_out(2 * PAGE as usize, &mut [0]).is_err());
-    assert!(is_poisoned(&mapping, 2) && is_poisoned(&mapping, 3));
-    for page in [0, 1, 4, 15, 63] {
-        assert!(!is_poisoned(&mapping, page), "a neighbour, page {page}");
-    }
-    fails.set(None);
-    assert!(is_poisoned(&mapping, 2), "nobody has tried again");
-    let third = 2 * PAGE as usize..3 * PAGE as usize;
-    mapping.prefault(third, Access::Read).unwrap();
-    assert_eq!(load(&mapping, 2), 2);
-    mapping.prefault(0..mapping.len(), Access::Read).unwrap();
-    assert_eq!(load(&mapping, 3), 3);
-}
-
-#[test]
-fn a_store_that_finds_no_space_fails_and_leaves_the_page_clean() {
-    let bench = Bench::calm(4);
-    let (mut session, mut open) = bench.open();
-    let mapping = all(&open);
-    assert_eq!(load(&mapping, 1), 1);
-    bench.pager.full.store(true, Relaxed);
-    let error = mapping.prefault(0..1, Access::Store).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace);
-    let failed = kernel_stores(&mapping, PAGE, &[9]).unwrap_err();
-    assert_eq!(failed.raw_os_error(), Some(libc::EFAULT));
-    assert_eq!(open.vnode().dirty_pages(), 0);
-    assert_eq!(number(&mut session, &mut open, 1), 1);
-    bench.pager.full.store(false, Relaxed);
-    mapping.prefault(0..mapping.len(), Access::Read).unwrap();
-    kernel_stores(&mapping, PAGE, &[9]).unwrap();
-    session.flush(&mut open).unwrap();
-    assert_eq!(bench.below(1), 9);
-}
-
-#[test]
 fn a_failed_write_behind_keeps_what_was_stored_and_is_told_to_the_mapping_once() {
     let bench = Bench::calm(4);
     let (mut session, mut open) = bench.open();
@@ -589,5 +517,85 @@ fn count_by_session(bench: &Bench, thread: u64, stop: &AtomicBool) {
         if thread == 0 {
             bench.cache.shrink(0);
         }
+    }
+}
+
+mod needs_root {
+    use super::*;
+    use test_support::needs_root;
+
+    #[test]
+    fn appends_under_threads_that_touch_leave_no_poison() {
+        needs_root("userfaultfd with page faults of the kernel");
+        let bench = Bench::calm(64);
+        let (mut session, mut open) = bench.open();
+        session.truncate(&mut open, 0).unwrap();
+        bench.pager.forget_from(FILE, 0);
+        let mapping = open.map(0..64 * PAGE, Access::Store).unwrap();
+        for round in 0..20 {
+            std::thread::scope(|scope| {
+                let touch =
+                    scope.spawn(|| (0..64).filter(|page| !is_poisoned(&mapping, *page)).count());
+                let data = [round; 1000];
+                for at in (0..64 * PAGE).step_by(data.len()) {
+                    let rest = data.len().min((64 * PAGE - at) as usize);
+                    session.write(&mut open, at, &data[..rest]).unwrap();
+                }
+                touch.join().unwrap();
+            });
+            for page in 0..64 {
+                assert!(!is_poisoned(&mapping, page), "page {page} of round {round}");
+            }
+            session.truncate(&mut open, 0).unwrap();
+            bench.pager.forget_from(FILE, 0);
+        }
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_loaded_is_an_error_or_poison_until_it_can() {
+        needs_root("userfaultfd with page faults of the kernel");
+        let bench = Bench::calm(64);
+        let (_, open) = bench.open();
+        let mapping = all(&open);
+        let failure = Failure::every(1, ErrorKind::Media).of(OpKind::Read);
+        let fails = &bench.errors;
+        fails.set(Some(failure.within(2 * PAGE, 2 * PAGE)));
+        let error = mapping
+            .prefault(0..mapping.len(), Access::Read)
+            .unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Media);
+        assert!(mapping.copy_out(2 * PAGE as usize, &mut [0]).is_err());
+        assert!(is_poisoned(&mapping, 2) && is_poisoned(&mapping, 3));
+        for page in [0, 1, 4, 15, 63] {
+            assert!(!is_poisoned(&mapping, page), "a neighbour, page {page}");
+        }
+        fails.set(None);
+        assert!(is_poisoned(&mapping, 2), "nobody has tried again");
+        let third = 2 * PAGE as usize..3 * PAGE as usize;
+        mapping.prefault(third, Access::Read).unwrap();
+        assert_eq!(load(&mapping, 2), 2);
+        mapping.prefault(0..mapping.len(), Access::Read).unwrap();
+        assert_eq!(load(&mapping, 3), 3);
+    }
+
+    #[test]
+    fn a_store_that_finds_no_space_fails_and_leaves_the_page_clean() {
+        needs_root("userfaultfd with page faults of the kernel");
+        let bench = Bench::calm(4);
+        let (mut session, mut open) = bench.open();
+        let mapping = all(&open);
+        assert_eq!(load(&mapping, 1), 1);
+        bench.pager.full.store(true, Relaxed);
+        let error = mapping.prefault(0..1, Access::Store).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        let failed = kernel_stores(&mapping, PAGE, &[9]).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(libc::EFAULT));
+        assert_eq!(open.vnode().dirty_pages(), 0);
+        assert_eq!(number(&mut session, &mut open, 1), 1);
+        bench.pager.full.store(false, Relaxed);
+        mapping.prefault(0..mapping.len(), Access::Read).unwrap();
+        kernel_stores(&mapping, PAGE, &[9]).unwrap();
+        session.flush(&mut open).unwrap();
+        assert_eq!(bench.below(1), 9);
     }
 }

@@ -9,7 +9,6 @@ mod touch;
 
 use bench::{Bench, OTHER, all, number, until};
 use block::{Buf, ErrorKind};
-use block_testing::Failure;
 use cache::window::{self, covers};
 use cache::{Access, Config};
 use std::os::unix::process::ExitStatusExt;
@@ -125,9 +124,6 @@ fn a_lease_for_reading_follows_what_is_written_and_cannot_be_written_through() {
     bench.evict();
 }
 
-/// Tells a child of [`touching_poison_is_a_sigbus`] which access to make.
-const TOUCH: &str = "EVFS_TEST_TOUCH";
-
 #[test]
 fn touching_poison_is_a_sigbus() {
     for (touch, signal) in [
@@ -135,58 +131,13 @@ fn touching_poison_is_a_sigbus() {
         ("end", Some(libc::SIGBUS)),
         ("good", None),
     ] {
-        let status = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_child_touches", "--nocapture"])
-            .env(TOUCH, touch)
+        let status = Command::new(test_support::example("touch_page"))
+            .arg(touch)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status();
         assert_eq!(status.unwrap().signal(), signal, "{touch}");
     }
-}
-
-#[test]
-fn a_child_touches() {
-    let Ok(touch) = std::env::var(TOUCH) else {
-        return;
-    };
-    // The child must not dump core.
-    rustix::process::setrlimit(
-        rustix::process::Resource::Core,
-        rustix::process::Rlimit {
-            current: Some(0),
-            maximum: Some(0),
-        },
-    )
-    .unwrap();
-    let bench = Bench::calm(4);
-    let (_, open) = bench.open();
-    let mapping = open.map(0..8 * PAGE, Access::Read).unwrap();
-    match &*touch {
-        "error" => {
-            bench.errors.set(Some(Failure::every(1, ErrorKind::Io)));
-            load(&mapping, 1);
-        }
-        "end" => _ = load(&mapping, 4),
-        _ => assert_eq!(load(&mapping, 1), 1),
-    }
-}
-
-#[test]
-fn system_calls_on_missing_pages_are_served() {
-    let bench = Bench::calm(4);
-    let (mut session, open) = bench.open();
-    let mut other = bench.volume.open(&bench.volume.vnode(OTHER, 4 * PAGE));
-    let mapping = all(&open);
-    kernel_loads(&mapping, 0, &mut [1]).unwrap();
-    kernel_stores(&mapping, PAGE, &[200]).unwrap();
-    assert_eq!(open.vnode().dirty_pages(), 1);
-    // A mapped page of one file is written to the other file.
-    let theirs = all(&other);
-    session
-        .write(&mut other, 0, slice(&mapping, PAGE, PAGE as usize))
-        .unwrap();
-    assert_eq!(load(&theirs, 0), 200);
 }
 
 #[test]
@@ -354,4 +305,27 @@ fn a_forked_child_does_not_have_the_mapping() {
     let status = std::process::ExitStatus::from_raw(status);
     assert_eq!(status.signal(), Some(libc::SIGSEGV));
     assert_eq!(load(&mapping, 0), 5);
+}
+
+mod needs_root {
+    use super::*;
+    use test_support::needs_root;
+
+    #[test]
+    fn system_calls_on_missing_pages_are_served() {
+        needs_root("userfaultfd with page faults of the kernel");
+        let bench = Bench::calm(4);
+        let (mut session, open) = bench.open();
+        let mut other = bench.volume.open(&bench.volume.vnode(OTHER, 4 * PAGE));
+        let mapping = all(&open);
+        kernel_loads(&mapping, 0, &mut [1]).unwrap();
+        kernel_stores(&mapping, PAGE, &[200]).unwrap();
+        assert_eq!(open.vnode().dirty_pages(), 1);
+        // A mapped page of one file is written to the other file.
+        let theirs = all(&other);
+        session
+            .write(&mut other, 0, slice(&mapping, PAGE, PAGE as usize))
+            .unwrap();
+        assert_eq!(load(&theirs, 0), 200);
+    }
 }

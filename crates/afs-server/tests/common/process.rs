@@ -1,50 +1,16 @@
-//! Server in a separate process, which can be killed: the test program itself, restarted with the
-//! name of the test that serves.
+//! Server in a separate process, which can be killed: the example `test_server`.
 
-use super::{Cell, config};
 use afs_proto::AfsFid;
 use block::BlockDevice;
 use path_file::FileDevice;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
-use std::time::Duration;
-
-const FILE: &str = "EVFS_TEST_SERVE";
-const PORT: &str = "EVFS_TEST_SERVE_PORT";
-
-/// Name of the test that calls [`serve_if_told`].
-pub const SERVES: &str = "serves_when_it_is_told_to";
 
 pub fn device(path: &Path) -> Arc<dyn BlockDevice> {
     FileDevice::open(path, &Default::default()).expect("a device")
-}
-
-/// Serves the file named by the environment until standard input ends.
-pub fn serve_if_told() {
-    let test = std::thread::current();
-    assert!(
-        test.name().is_none_or(|name| name == SERVES),
-        "a process is told to run another test"
-    );
-    let Some(path) = std::env::var_os(FILE) else {
-        return;
-    };
-    let port = std::env::var(PORT).ok().and_then(|port| port.parse().ok());
-    let config = afs_server::Config {
-        file_service: vec![(Ipv4Addr::LOCALHOST, port.unwrap_or(0)).into()],
-        workers: 64,
-        // For a loaded machine.
-        answer_time: Duration::from_secs(20),
-        ..config()
-    };
-    let cell = Cell::on(&device(Path::new(&path)), config);
-    let (address, volume) = (cell.server.file_service(), cell.root().volume);
-    println!("\nserving {address} {volume}");
-    let _ = std::io::stdin().read(&mut [0]);
-    std::process::exit(0);
 }
 
 /// Process of a server, which is terminated on drop.
@@ -52,8 +18,6 @@ pub struct Process {
     child: Child,
     /// The process ends when this is closed.
     _stdin: ChildStdin,
-    /// Kept open: the test harness exits if it cannot print that a test takes long.
-    _stdout: BufReader<ChildStdout>,
     pub address: SocketAddr,
     pub volume: u32,
 }
@@ -61,26 +25,22 @@ pub struct Process {
 impl Process {
     /// Serves a file at `port`; 0 for any port.
     pub fn start(path: &Path, port: u16) -> Process {
-        let program = std::env::current_exe().expect("this program");
-        let mut child = Command::new(program)
-            .args(["--exact", SERVES, "--nocapture"])
-            .env(FILE, path)
-            .env(PORT, port.to_string())
+        let mut child = Command::new(test_support::example("test_server"))
+            .arg(path)
+            .arg(port.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("started");
+        let mut line = String::new();
         let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
-        let lines = stdout.by_ref().lines().map(|line| line.expect("a line"));
-        let line = lines.into_iter().find(|line| line.starts_with("serving "));
-        let line = line.expect("it serves");
-        let mut words = line.split(' ').skip(1);
+        stdout.read_line(&mut line).expect("a line");
+        let mut words = line.split_whitespace();
         let mut word = || words.next().expect("a word");
         Process {
             address: word().parse().expect("an address"),
             volume: word().parse().expect("a volume"),
             _stdin: child.stdin.take().expect("piped"),
-            _stdout: stdout,
             child,
         }
     }

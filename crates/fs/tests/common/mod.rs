@@ -4,6 +4,7 @@
 #![allow(dead_code)] // Each test uses a part of it.
 
 pub mod client;
+pub mod image;
 pub mod model;
 pub mod pair;
 
