@@ -23,6 +23,14 @@ pub const ADDRESS: &str = "10.0.2.2";
 /// Name of the cell.
 pub const CELL: &str = "test.local";
 
+/// Options of `afsd.fuse` without which FUSE caches the server's attributes and entries for a
+/// second.
+pub const ASK_ALWAYS: &[&str] = &["-oattr_timeout=0,entry_timeout=0"];
+
+/// Names of guests, and their kernels.
+pub const KERNELS: [(&str, &str); 2] =
+    [("a", "linux-image-amd64"), ("b", "linux-image-6.12-amd64")];
+
 /// Returns the directory of the scripts.
 fn scripts() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+pub use test_support::{installed, needs_root};
 
 /// The private directory of one test: key pairs, sockets, backups, images. On drop everything still
 /// attached is detached by force.
@@ -154,17 +155,12 @@ impl Drop for Sandbox {
 
 /// Returns the path of the program under test, which is built in the target directory of the tests.
 pub fn program() -> PathBuf {
-    let here = std::env::current_exe().expect("a test knows where it is");
-    let folder = here
-        .ancestors()
-        .nth(2)
-        .expect("tests lie in target/PROFILE/deps");
-    let program = folder.join("evfs");
-    assert!(
-        program.exists(),
-        "{program:?} is missing; `cargo xtask check` builds it, or `cargo build -p evfs` with the profile of the tests"
-    );
-    program
+    let here = std::env::current_exe().expect("the path of this program");
+    // Tests are in target/PROFILE/deps, programs in target/PROFILE.
+    let mut directories = here.ancestors().skip(1).take(2);
+    directories
+        .find_map(|directory| Some(directory.join("evfs")).filter(|program| program.is_file()))
+        .expect("needs evfs: cargo build, with the profile of the tests")
 }
 
 /// Longer than any program of the tests takes on the slowest machine.
@@ -211,7 +207,8 @@ impl Ran {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap_or_else(|e| {
-                panic!("{shown}: {e}; `cargo xtask setup` installs what is missing")
+                let program = command.get_program().display();
+                panic!("needs {program}: {e}; `cargo xtask setup` installs what is missing")
             });
         let pid = child.id() as i32;
         let (ended, end) = channel::<()>();
@@ -275,16 +272,6 @@ pub fn peer<S: AsRef<OsStr>>(program: &str, args: &[S]) -> String {
         .stdout
 }
 
-/// Returns the path of an installed program.
-pub fn installed(name: &str) -> PathBuf {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    std::env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .map(|folder| folder.join(name))
-        .find(|file| file.exists())
-        .unwrap_or_else(|| panic!("{name} is missing; `cargo xtask setup` installs it"))
-}
-
 /// Waits until `done`, and fails after a minute: long enough for the slowest machine, and never a
 /// property that a test checks.
 #[track_caller]
@@ -294,14 +281,6 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "waited a minute until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-/// Fails unless the test runs as root, with the reason in the message.
-#[track_caller]
-pub fn needs_root(what: &str) {
-    // SAFETY: geteuid has no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    assert!(root, "needs root: {what}; run `cargo xtask test` as root");
 }
 
 /// A child process that is killed on drop.

@@ -54,7 +54,10 @@ fn is_free(port: u16) -> bool {
 
 fn spawn(command: &mut Command) -> Killed {
     let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn();
-    Killed(child.unwrap_or_else(|e| panic!("{command:?} (cargo xtask setup): {e}")))
+    Killed(child.unwrap_or_else(|e| {
+        let program = command.get_program().display();
+        panic!("needs {program}: {e}; `cargo xtask setup` installs what is missing")
+    }))
 }
 
 /// Waits for the server itself: if it ended, its port was taken, and another server would answer

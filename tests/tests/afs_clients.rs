@@ -5,8 +5,8 @@
 //! symbolic links, which it writes with another target (Connectathon's test 8); changing the length
 //! of a file beyond 2 GiB.
 //!
-//! `cargo test -p tests --test afs_clients -- --ignored` transfers a file with 4.1 GiB of data
-//! through each client, in addition to the sparse file of the normal run; it takes many minutes.
+//! The large file is sparse. `cargo run --release -p tests --bin afs_large_file` transfers one with
+//! 4.1 GiB of data through each client, which takes many minutes.
 
 use serde_json::Value;
 use std::collections::HashMap;
@@ -15,15 +15,9 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
-use tests::afs::{Client, Machine};
+use tests::afs::{ASK_ALWAYS, Client, KERNELS, Machine};
 use tests::mounts::On;
 use tests::{PATIENCE, Ran, Random, Sandbox, installed, lua, needs_root, peer, wait_until};
-
-/// Options without which FUSE caches the server's attributes and entries for a second.
-const ASK_ALWAYS: &[&str] = &["-oattr_timeout=0,entry_timeout=0"];
-
-/// Names of the guests in this test, and their kernels.
-const KERNELS: [(&str, &str); 2] = [("a", "linux-image-amd64"), ("b", "linux-image-6.12-amd64")];
 
 const MIB: u64 = 1 << 20;
 
@@ -159,48 +153,6 @@ fn afsd_fuse_uses_a_cell_in_the_clear_as_a_disk() {
 #[test]
 fn afsd_fuse_uses_an_encrypted_cell_as_a_disk() {
     afsd_fuse_uses_a_cell_as_a_disk(On::Encrypted);
-}
-
-/// Writes and compares a file of more than 4 GiB without repeated content.
-#[test]
-#[ignore = "takes many minutes; see the head of this file"]
-fn a_file_of_4_gib_comes_back_through_each_client() {
-    const PIECES: u64 = 2100;
-    /// Time limit for the emulated kernel.
-    const LONG: Duration = Duration::from_secs(6000);
-    needs_root("it makes namespaces and mounts");
-    let s = Sandbox::new();
-    let share = s.path("share");
-    fs::create_dir(&share).unwrap();
-    let piece = Random::from_environment().bytes(2 * MIB as usize);
-    fs::write(share.join("piece"), piece).unwrap();
-    fs::write(share.join("pieces"), PIECES.to_string()).unwrap();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/whole.sh");
-    fs::copy(script, share.join("whole.sh")).unwrap();
-    let machine = Machine::new(&s);
-    let device = machine.cell(On::Clear, "6G");
-    let served = machine.serve(device);
-    let whole = format!("cd {}; exec sh whole.sh piece {PIECES}", share.display());
-    let began = Instant::now();
-    let lap = |what: &str| println!("{what}: {:.1} s", began.elapsed().as_secs_f64());
-    let client = machine.mount("one", ASK_ALWAYS);
-    machine.shell(&client.folder(), &format!("({whole}) > whole"));
-    client.unmount();
-    lap("afsd.fuse wrote");
-    let client = machine.mount("two", ASK_ALWAYS);
-    machine.shell(
-        &client.folder(),
-        &format!("({whole}) | cmp - whole; rm whole"),
-    );
-    client.unmount();
-    lap("afsd.fuse read");
-    for (_, kernel) in KERNELS {
-        machine
-            .guest(kernel, "kafs_whole.sh", &share, &[], LONG)
-            .ok();
-        lap(kernel);
-    }
-    served.end();
 }
 
 /// Creates the /share of a guest: the tree, a compiler's files, and the names of the guests.

@@ -87,37 +87,6 @@ fn a_pipe_is_not_kept_open_by_the_background() {
     s.detach("a");
 }
 
-/// Without a suitable standard error, the background process logs to the system log.
-#[test]
-fn the_background_logs_to_the_system_log() {
-    needs_root("a /run of its own");
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    let socket = std::os::unix::net::UnixDatagram::bind(s.path("log.sock")).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    // Covers the system log of this machine, which usually is a link into /run.
-    let line = format!(
-        "mount -t tmpfs none /run; mkdir -p /run/systemd/journal; \
-         ln -s {log} /run/systemd/journal/dev-log; \
-         if [ -e /dev/log ] && [ ! -L /dev/log ]; then mount --bind {log} /dev/log; fi; \
-         {program} --log info attach a.img --background",
-        log = s.path("log.sock").display(),
-        program = tests::program().display()
-    );
-    let mut apart = Command::new("unshare");
-    s.environment(&mut apart);
-    Ran::of(apart.args(["-m", "bash", "-ec", &line])).ok();
-    send(pid_of(&s, "a"), libc::SIGHUP);
-    let mut said = [0; 4096];
-    let len = socket.recv(&mut said).expect("a line of the log");
-    let said = String::from_utf8_lossy(&said[..len]).into_owned();
-    // Facility daemon, severity informational.
-    assert!(said.starts_with("<30>evfs["), "{said}");
-    s.detach("a");
-}
-
 /// Detaching the only table ends the process, so the status advises to start it again.
 #[test]
 fn the_advice_for_the_only_table_works() {
@@ -177,5 +146,40 @@ fn places_that_cannot_be_exported_to_are_refused() {
         if code.parse::<u8>().is_ok_and(|code| code < 128) {
             assert!(codes.split_whitespace().any(listed), "{code} in {codes}");
         }
+    }
+}
+
+mod needs_root {
+    use super::*;
+
+    /// Without a suitable standard error, the background process logs to the system log.
+    #[test]
+    fn the_background_logs_to_the_system_log() {
+        needs_root("a /run of its own");
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        let socket = std::os::unix::net::UnixDatagram::bind(s.path("log.sock")).unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        // Covers the system log of this machine, which usually is a link into /run.
+        let line = format!(
+            "mount -t tmpfs none /run; mkdir -p /run/systemd/journal; \
+             ln -s {log} /run/systemd/journal/dev-log; \
+             if [ -e /dev/log ] && [ ! -L /dev/log ]; then mount --bind {log} /dev/log; fi; \
+             {program} --log info attach a.img --background",
+            log = s.path("log.sock").display(),
+            program = tests::program().display()
+        );
+        let mut apart = Command::new("unshare");
+        s.environment(&mut apart);
+        Ran::of(apart.args(["-m", "bash", "-ec", &line])).ok();
+        send(pid_of(&s, "a"), libc::SIGHUP);
+        let mut said = [0; 4096];
+        let len = socket.recv(&mut said).expect("a line of the log");
+        let said = String::from_utf8_lossy(&said[..len]).into_owned();
+        // Facility daemon, severity informational.
+        assert!(said.starts_with("<30>evfs["), "{said}");
+        s.detach("a");
     }
 }

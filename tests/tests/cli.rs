@@ -323,39 +323,6 @@ fn exit_130_and_143_for_signals_after_an_orderly_stop() {
 }
 
 #[test]
-fn create_refuses_a_known_signature_and_force_keeps_what_it_overwrites() {
-    let s = Sandbox::new();
-    let image = s.path("a.img");
-    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
-    tests::peer("mkfs.ext4", &["-q", image.to_str().unwrap()]);
-    s.key("owner");
-    let before = fs::read(&image).unwrap();
-    let ran = s
-        .run(&["volume", "create", "a.img", "--owner", "owner"])
-        .code(2);
-    assert!(
-        ran.stderr.contains("ext") && ran.stderr.contains("--force"),
-        "{}",
-        ran.stderr
-    );
-    assert!(
-        fs::read(&image).unwrap() == before,
-        "a refused command changed the device"
-    );
-    let made = s.json(&["volume", "create", "a.img", "--owner", "owner", "--force"]);
-    let undo = fs::read(made["undo"].as_str().unwrap()).unwrap();
-    let after = fs::read(&image).unwrap();
-    assert!(
-        undo == before[..undo.len()],
-        "the backup is not what was there"
-    );
-    assert!(
-        after[undo.len()..] == before[undo.len()..],
-        "more was overwritten than was kept"
-    );
-}
-
-#[test]
 fn erase_is_undone_by_the_backup_it_leaves() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -448,40 +415,6 @@ fn errors_are_json_too_when_asked_for() {
 }
 
 #[test]
-fn passphrases_and_key_files_open_and_ssh_keys_enrol() {
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    s.run_with_input(
-        &["volume", "key", "add", "a.img", "--passphrase-fd", "0"],
-        b"open sesame\n",
-    )
-    .ok();
-    let mut key_file = vec![0u8; 4096];
-    key_file[17] = 10;
-    fs::write(s.path("k"), &key_file).unwrap();
-    s.run(&["volume", "key", "add", "a.img", "--key-file", "k"])
-        .ok();
-    let ssh = s.path("id");
-    tests::peer(
-        "ssh-keygen",
-        &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
-    );
-    s.run(&["key", "import", "id", "--name", "me"]).ok();
-    s.run(&["volume", "key", "add", "a.img", "--user", "me"])
-        .ok();
-    let ran = s.run_with_input(
-        &["attach", "a.img", "--passphrase-fd", "0", "--background"],
-        b"open sesame\n",
-    );
-    ran.ok();
-    s.detach("a");
-    s.attach(&["a.img", "--key-file", "k"]);
-    s.detach("a");
-    s.attach(&["a.img", "--key", "me"]);
-    s.detach("a");
-}
-
-#[test]
 fn up_attaches_all_of_a_file_and_down_only_those() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -528,4 +461,75 @@ fn a_file_of_rubbish_or_too_short_is_refused_with_a_sentence() {
     }
     s.run(&["volume", "info", "/dev/null"]).code(1);
     s.run(&["volume", "info", "."]).code(1);
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn create_refuses_a_known_signature_and_force_keeps_what_it_overwrites() {
+        let s = Sandbox::new();
+        let image = s.path("a.img");
+        fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+        tests::peer("mkfs.ext4", &["-q", image.to_str().unwrap()]);
+        s.key("owner");
+        let before = fs::read(&image).unwrap();
+        let ran = s
+            .run(&["volume", "create", "a.img", "--owner", "owner"])
+            .code(2);
+        assert!(
+            ran.stderr.contains("ext") && ran.stderr.contains("--force"),
+            "{}",
+            ran.stderr
+        );
+        assert!(
+            fs::read(&image).unwrap() == before,
+            "a refused command changed the device"
+        );
+        let made = s.json(&["volume", "create", "a.img", "--owner", "owner", "--force"]);
+        let undo = fs::read(made["undo"].as_str().unwrap()).unwrap();
+        let after = fs::read(&image).unwrap();
+        assert!(
+            undo == before[..undo.len()],
+            "the backup is not what was there"
+        );
+        assert!(
+            after[undo.len()..] == before[undo.len()..],
+            "more was overwritten than was kept"
+        );
+    }
+
+    #[test]
+    fn passphrases_and_key_files_open_and_ssh_keys_enrol() {
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        s.run_with_input(
+            &["volume", "key", "add", "a.img", "--passphrase-fd", "0"],
+            b"open sesame\n",
+        )
+        .ok();
+        let mut key_file = vec![0u8; 4096];
+        key_file[17] = 10;
+        fs::write(s.path("k"), &key_file).unwrap();
+        s.run(&["volume", "key", "add", "a.img", "--key-file", "k"])
+            .ok();
+        let ssh = s.path("id");
+        tests::peer(
+            "ssh-keygen",
+            &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
+        );
+        s.run(&["key", "import", "id", "--name", "me"]).ok();
+        s.run(&["volume", "key", "add", "a.img", "--user", "me"])
+            .ok();
+        let ran = s.run_with_input(
+            &["attach", "a.img", "--passphrase-fd", "0", "--background"],
+            b"open sesame\n",
+        );
+        ran.ok();
+        s.detach("a");
+        s.attach(&["a.img", "--key-file", "k"]);
+        s.detach("a");
+        s.attach(&["a.img", "--key", "me"]);
+        s.detach("a");
+    }
 }

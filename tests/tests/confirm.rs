@@ -112,35 +112,6 @@ fn data_behind_the_last_whole_block_of_a_file_is_seen() {
 }
 
 #[test]
-fn what_lies_on_a_volume_is_seen_through_its_key() {
-    let s = Sandbox::new();
-    s.volume("a.img", "64M", &[]);
-    // Sectors that were never written are not data, although they decrypt to noise.
-    s.run(&["format", "a.img"]).ok();
-    s.run(&["format", "a.img"]).code(2);
-    let raw = fs::read(s.path("a.img")).unwrap();
-    let kept = undo(&s, &["format", "a.img", "--force"]);
-    assert!(
-        kept == raw[..kept.len()],
-        "the backup is not as it lay on the disk"
-    );
-    // Text written to the block device is data, with any beginning.
-    s.volume("b.img", "64M", &[]);
-    let attached = s.attach(&["b.img"]);
-    let uri = attached["exports"][0]["at"].as_str().unwrap();
-    fs::write(
-        s.path("text"),
-        b"some words, again and again. ".repeat(4096),
-    )
-    .unwrap();
-    let text = s.path("text");
-    peer("nbdcopy", &[text.to_str().unwrap(), uri]);
-    s.detach("b");
-    let ran = s.run(&["format", "b.img"]).code(2);
-    assert!(ran.stderr.contains("unknown kind"), "{}", ran.stderr);
-}
-
-#[test]
 fn without_a_terminal_what_destroys_needs_yes_or_force() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -293,4 +264,37 @@ fn a_new_owner_is_said_to_take_the_keyslot_of_the_old_one() {
     assert!(ran.stderr.contains("key pair owner"), "{}", ran.stderr);
     let made = s.json(&[&set[..], &["--yes"]].concat());
     assert_eq!(made["removed"][0]["name"], "owner");
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn what_lies_on_a_volume_is_seen_through_its_key() {
+        let s = Sandbox::new();
+        s.volume("a.img", "64M", &[]);
+        // Sectors that were never written are not data, although they decrypt to noise.
+        s.run(&["format", "a.img"]).ok();
+        s.run(&["format", "a.img"]).code(2);
+        let raw = fs::read(s.path("a.img")).unwrap();
+        let kept = undo(&s, &["format", "a.img", "--force"]);
+        assert!(
+            kept == raw[..kept.len()],
+            "the backup is not as it lay on the disk"
+        );
+        // Text written to the block device is data, with any beginning.
+        s.volume("b.img", "64M", &[]);
+        let attached = s.attach(&["b.img"]);
+        let uri = attached["exports"][0]["at"].as_str().unwrap();
+        fs::write(
+            s.path("text"),
+            b"some words, again and again. ".repeat(4096),
+        )
+        .unwrap();
+        let text = s.path("text");
+        peer("nbdcopy", &[text.to_str().unwrap(), uri]);
+        s.detach("b");
+        let ran = s.run(&["format", "b.img"]).code(2);
+        assert!(ran.stderr.contains("unknown kind"), "{}", ran.stderr);
+    }
 }

@@ -262,109 +262,6 @@ fn sbox() -> [u8; 256] {
     sbox
 }
 
-/// The whole life of a volume with the log at its most verbose; then a core dump of the process
-/// that serves it under load, its command line, environment, log, and every file it left.
-#[test]
-fn no_secret_in_core_dump_log_command_line_environment_or_files() {
-    assert_eq!(
-        round_keys(&[0; 16])[16..20],
-        [0x62, 0x63, 0x63, 0x63],
-        "FIPS 197 key schedule"
-    );
-    let s = Sandbox::new();
-    let passphrase = b"canary passphrase 7f3a9c51e8d24b60";
-    let pair_passphrase = b"canary pair passphrase 1b2c3d4e5f60718";
-    fs::write(s.path("pair-phrase"), pair_passphrase).unwrap();
-    fs::write(s.path("phrase"), passphrase).unwrap();
-    let log = s.path("log");
-    // Through a shell, because one command takes two secrets by two descriptors.
-    let shell = |command: &str| {
-        let mut bash = Command::new("bash");
-        s.environment(&mut bash);
-        let line = command.replace(
-            "evfs ",
-            &format!("{} --log trace ", tests::program().display()),
-        );
-        Ran::of(bash.arg("-c").arg(format!("{{ {line} ; }} >> log 2>&1"))).ok();
-    };
-    shell("evfs key generate owner --passphrase-fd 3 3< pair-phrase");
-    shell("evfs key generate plain --no-passphrase");
-    shell("evfs volume create a.img --size 48M --owner owner --key-bits 256");
-    shell(
-        "evfs volume key add a.img --user plain --key owner --unlock-passphrase-fd 4 4< pair-phrase",
-    );
-    shell(
-        "evfs volume key add a.img --passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
-    );
-    let canaries = secrets_of(&s, passphrase, pair_passphrase);
-
-    for unlock in [
-        "--passphrase-fd 3 3< phrase",
-        "--key owner --passphrase-fd 3 3< pair-phrase",
-        "--key plain",
-    ] {
-        shell(&format!("evfs attach a.img --background {unlock}"));
-        let mut client = Client::connect(&s.path("run/a.nbd"), "a").unwrap();
-        for number in 0..64 {
-            client
-                .write_at(number * BLOCK as u64, &block(number, 1))
-                .unwrap();
-            client
-                .read_at(number * BLOCK as u64, &mut vec![0; BLOCK])
-                .unwrap();
-        }
-        client.flush().unwrap();
-        let pid = s.json(&["status"])["volumes"][0]["pid"].to_string();
-        for file in ["cmdline", "environ"] {
-            let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap();
-            canaries
-                .iter()
-                .for_each(|c| c.must_not_be_in(&format!("{file} ({unlock})"), &bytes));
-        }
-        needs_root("a core dump of a process that refuses to be traced");
-        let core = s.path("core");
-        peer("gcore", &["-o", core.to_str().unwrap(), &pid]);
-        let core = s.path(&format!("core.{pid}"));
-        let bytes = fs::read(&core).unwrap();
-        assert!(
-            contains(&bytes, b"a.img"),
-            "that is no dump of this process"
-        );
-        canaries
-            .iter()
-            .for_each(|c| c.must_not_be_in(&format!("a core dump ({unlock})"), &bytes));
-        fs::remove_file(&core).unwrap();
-        client.disconnect().unwrap();
-        s.detach("a");
-    }
-    for verb in [
-        "evfs volume info a.img",
-        "evfs volume check a.img",
-        "evfs volume header backup a.img header",
-        "evfs key list",
-        "evfs format a.img --key plain --force",
-        "evfs fsck a.img --key plain",
-        "evfs volume key remove a.img plain --yes --key owner --unlock-passphrase-fd 4 4< pair-phrase",
-    ] {
-        shell(verb);
-    }
-    let logged = fs::read(&log).unwrap();
-    assert!(!logged.is_empty(), "the log at its most verbose is empty");
-    canaries
-        .iter()
-        .for_each(|c| c.must_not_be_in("the log", &logged));
-    // Every file left behind, except those that are secrets themselves.
-    let own = ["phrase", "pair-phrase", "plain.key"];
-    for file in files_below(&s.path("")) {
-        if !own.iter().any(|name| file.ends_with(name)) {
-            let bytes = fs::read(&file).unwrap();
-            canaries
-                .iter()
-                .for_each(|c| c.must_not_be_in(&file.display().to_string(), &bytes));
-        }
-    }
-}
-
 /// Returns the secrets to search for, obtained with the real `cryptsetup` and `age`.
 fn secrets_of(s: &Sandbox, passphrase: &[u8], pair_passphrase: &[u8]) -> Vec<Canary> {
     let identity = fs::read_to_string(s.path("keys/plain.key")).unwrap();
@@ -490,4 +387,111 @@ fn sockets_and_keys_are_for_their_user_alone() {
         assert_eq!(meta.file_type().is_socket(), socket);
     }
     s.detach("a");
+}
+
+mod needs_root {
+    use super::*;
+
+    /// The whole life of a volume with the log at its most verbose; then a core dump of the process
+    /// that serves it under load, its command line, environment, log, and every file it left.
+    #[test]
+    fn no_secret_in_core_dump_log_command_line_environment_or_files() {
+        assert_eq!(
+            round_keys(&[0; 16])[16..20],
+            [0x62, 0x63, 0x63, 0x63],
+            "FIPS 197 key schedule"
+        );
+        let s = Sandbox::new();
+        let passphrase = b"canary passphrase 7f3a9c51e8d24b60";
+        let pair_passphrase = b"canary pair passphrase 1b2c3d4e5f60718";
+        fs::write(s.path("pair-phrase"), pair_passphrase).unwrap();
+        fs::write(s.path("phrase"), passphrase).unwrap();
+        let log = s.path("log");
+        // Through a shell, because one command takes two secrets by two descriptors.
+        let shell = |command: &str| {
+            let mut bash = Command::new("bash");
+            s.environment(&mut bash);
+            let line = command.replace(
+                "evfs ",
+                &format!("{} --log trace ", tests::program().display()),
+            );
+            Ran::of(bash.arg("-c").arg(format!("{{ {line} ; }} >> log 2>&1"))).ok();
+        };
+        shell("evfs key generate owner --passphrase-fd 3 3< pair-phrase");
+        shell("evfs key generate plain --no-passphrase");
+        shell("evfs volume create a.img --size 48M --owner owner --key-bits 256");
+        shell(
+            "evfs volume key add a.img --user plain --key owner --unlock-passphrase-fd 4 4< pair-phrase",
+        );
+        shell(
+            "evfs volume key add a.img --passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
+        );
+        let canaries = secrets_of(&s, passphrase, pair_passphrase);
+
+        for unlock in [
+            "--passphrase-fd 3 3< phrase",
+            "--key owner --passphrase-fd 3 3< pair-phrase",
+            "--key plain",
+        ] {
+            shell(&format!("evfs attach a.img --background {unlock}"));
+            let mut client = Client::connect(&s.path("run/a.nbd"), "a").unwrap();
+            for number in 0..64 {
+                client
+                    .write_at(number * BLOCK as u64, &block(number, 1))
+                    .unwrap();
+                client
+                    .read_at(number * BLOCK as u64, &mut vec![0; BLOCK])
+                    .unwrap();
+            }
+            client.flush().unwrap();
+            let pid = s.json(&["status"])["volumes"][0]["pid"].to_string();
+            for file in ["cmdline", "environ"] {
+                let bytes = fs::read(format!("/proc/{pid}/{file}")).unwrap();
+                canaries
+                    .iter()
+                    .for_each(|c| c.must_not_be_in(&format!("{file} ({unlock})"), &bytes));
+            }
+            needs_root("a core dump of a process that refuses to be traced");
+            let core = s.path("core");
+            peer("gcore", &["-o", core.to_str().unwrap(), &pid]);
+            let core = s.path(&format!("core.{pid}"));
+            let bytes = fs::read(&core).unwrap();
+            assert!(
+                contains(&bytes, b"a.img"),
+                "that is no dump of this process"
+            );
+            canaries
+                .iter()
+                .for_each(|c| c.must_not_be_in(&format!("a core dump ({unlock})"), &bytes));
+            fs::remove_file(&core).unwrap();
+            client.disconnect().unwrap();
+            s.detach("a");
+        }
+        for verb in [
+            "evfs volume info a.img",
+            "evfs volume check a.img",
+            "evfs volume header backup a.img header",
+            "evfs key list",
+            "evfs format a.img --key plain --force",
+            "evfs fsck a.img --key plain",
+            "evfs volume key remove a.img plain --yes --key owner --unlock-passphrase-fd 4 4< pair-phrase",
+        ] {
+            shell(verb);
+        }
+        let logged = fs::read(&log).unwrap();
+        assert!(!logged.is_empty(), "the log at its most verbose is empty");
+        canaries
+            .iter()
+            .for_each(|c| c.must_not_be_in("the log", &logged));
+        // Every file left behind, except those that are secrets themselves.
+        let own = ["phrase", "pair-phrase", "plain.key"];
+        for file in files_below(&s.path("")) {
+            if !own.iter().any(|name| file.ends_with(name)) {
+                let bytes = fs::read(&file).unwrap();
+                canaries
+                    .iter()
+                    .for_each(|c| c.must_not_be_in(&file.display().to_string(), &bytes));
+            }
+        }
+    }
 }

@@ -32,89 +32,6 @@ fn foreign(s: &Sandbox, name: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn a_keyslot_that_cannot_be_used_here_is_no_wrong_key() {
-    let s = Sandbox::new();
-    let cipher = ["--keyslot-cipher", "aes-cbc-plain64"];
-    let size = ["--keyslot-key-size", "256"];
-    let image = foreign(&s, "a.img", &[CHEAP, &cipher, &size].concat());
-    let ran = s.run(&["attach", "a.img", "--key-file", "k"]).code(1);
-    assert!(ran.stderr.contains("aes-cbc-plain64"), "{}", ran.stderr);
-    let keys = s.json(&["volume", "key", "list", "a.img"]);
-    let kdf = keys["keys"][0]["kdf"].as_str().unwrap();
-    assert!(kdf.contains("aes-cbc-plain64"), "{kdf}");
-    // A keyslot of another key has no role.
-    fs::write(s.path("other"), "other").unwrap();
-    let other = s.path("other");
-    let unbound = ["luksAddKey", "--unbound", "--key-size", "256", &image];
-    let unbound = [&unbound[..], CHEAP, &[other.to_str().unwrap()]].concat();
-    cryptsetup(&s, &unbound);
-    let keys = s.json(&["volume", "key", "list", "a.img"]);
-    assert_eq!(keys["keys"][1]["role"], "unbound");
-}
-
-#[test]
-fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
-    let s = Sandbox::new();
-    let argon = ["--pbkdf", "argon2id", "--pbkdf-force-iterations", "4"];
-    let memory = ["--pbkdf-memory", "65536", "--pbkdf-parallel", "1"];
-    foreign(&s, "a.img", &[argon, memory].concat());
-    let attach = |name: &str, key: &str, variable: &str, value: &str| {
-        let mut command = s.evfs();
-        command.args(["attach", name, "--key-file", key, "--background"]);
-        Ran::of(command.env(variable, value))
-    };
-    let ran = attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65535").code(1);
-    let setting = "kdf.memory-max-kib";
-    assert!(ran.stderr.contains(setting), "{}", ran.stderr);
-    attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65536").ok();
-    s.detach("a");
-    // The work of all keyslots counts together: each of these is within the limit.
-    let half = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1500000"];
-    let image = foreign(&s, "b.img", &half);
-    fs::write(s.path("second"), "second").unwrap();
-    let second = s.path("second");
-    let add = ["luksAddKey", &image];
-    let add = [&add[..], &half, &[second.to_str().unwrap()]].concat();
-    cryptsetup(&s, &add);
-    let ran = attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
-    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
-    attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
-    // The digest that verifies a key counts for each keyslot.
-    foreign(&s, "c.img", &half);
-    forge(&s.path("c.img"), |json| {
-        json["digests"]["0"]["iterations"] = 2_000_000.into();
-    });
-    let ran = attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
-    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
-    attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
-    // So does each keyslot that claims to be of one key pair: its public key is no secret.
-    s.volume("d.img", "32M", &[]);
-    s.run(&["key", "generate", "bob", "--no-passphrase"]).ok();
-    s.run(&["volume", "key", "add", "d.img", "--user", "bob"])
-        .ok();
-    forge(&s.path("d.img"), |json| {
-        for keyslot in json["keyslots"].as_object_mut().unwrap().values_mut() {
-            keyslot["kdf"]["iterations"] = 1_500_000.into();
-        }
-        let tokens = json["tokens"].as_object_mut().unwrap();
-        let of_key = tokens.values_mut().filter(|t| t["type"] == "evfs-key");
-        let mut of_key: Vec<_> = of_key.collect();
-        of_key.sort_by_key(|token| token["role"] != "owner");
-        for name in ["recipient", "envelope"] {
-            of_key[1][name] = of_key[0][name].clone();
-        }
-    });
-    let own = |most: &str| {
-        let mut command = s.evfs();
-        command.args(["attach", "d.img", "--key", "owner", "--background"]);
-        Ran::of(command.env("EVFS_KDF_WORK_MAX_GIB", most))
-    };
-    let ran = own("1").code(1);
-    assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
-    own("2").code(12);
-}
-
-#[test]
 fn keys_in_memory_that_may_be_swapped_are_said_to_be() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -440,4 +357,91 @@ fn a_wrong_use_is_said_as_other_errors_are() {
     // Without a command there is no error to report: the usage is printed.
     let ran = s.run::<&str>(&[]).code(2);
     assert!(ran.stderr.contains("Usage:"), "{}", ran.stderr);
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn a_keyslot_that_cannot_be_used_here_is_no_wrong_key() {
+        let s = Sandbox::new();
+        let cipher = ["--keyslot-cipher", "aes-cbc-plain64"];
+        let size = ["--keyslot-key-size", "256"];
+        let image = foreign(&s, "a.img", &[CHEAP, &cipher, &size].concat());
+        let ran = s.run(&["attach", "a.img", "--key-file", "k"]).code(1);
+        assert!(ran.stderr.contains("aes-cbc-plain64"), "{}", ran.stderr);
+        let keys = s.json(&["volume", "key", "list", "a.img"]);
+        let kdf = keys["keys"][0]["kdf"].as_str().unwrap();
+        assert!(kdf.contains("aes-cbc-plain64"), "{kdf}");
+        // A keyslot of another key has no role.
+        fs::write(s.path("other"), "other").unwrap();
+        let other = s.path("other");
+        let unbound = ["luksAddKey", "--unbound", "--key-size", "256", &image];
+        let unbound = [&unbound[..], CHEAP, &[other.to_str().unwrap()]].concat();
+        cryptsetup(&s, &unbound);
+        let keys = s.json(&["volume", "key", "list", "a.img"]);
+        assert_eq!(keys["keys"][1]["role"], "unbound");
+    }
+
+    #[test]
+    fn what_trying_a_key_costs_has_limits_that_can_be_raised() {
+        let s = Sandbox::new();
+        let argon = ["--pbkdf", "argon2id", "--pbkdf-force-iterations", "4"];
+        let memory = ["--pbkdf-memory", "65536", "--pbkdf-parallel", "1"];
+        foreign(&s, "a.img", &[argon, memory].concat());
+        let attach = |name: &str, key: &str, variable: &str, value: &str| {
+            let mut command = s.evfs();
+            command.args(["attach", name, "--key-file", key, "--background"]);
+            Ran::of(command.env(variable, value))
+        };
+        let ran = attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65535").code(1);
+        let setting = "kdf.memory-max-kib";
+        assert!(ran.stderr.contains(setting), "{}", ran.stderr);
+        attach("a.img", "k", "EVFS_KDF_MEMORY_MAX_KIB", "65536").ok();
+        s.detach("a");
+        // The work of all keyslots counts together: each of these is within the limit.
+        let half = ["--pbkdf", "pbkdf2", "--pbkdf-force-iterations", "1500000"];
+        let image = foreign(&s, "b.img", &half);
+        fs::write(s.path("second"), "second").unwrap();
+        let second = s.path("second");
+        let add = ["luksAddKey", &image];
+        let add = [&add[..], &half, &[second.to_str().unwrap()]].concat();
+        cryptsetup(&s, &add);
+        let ran = attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
+        assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+        attach("b.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
+        // The digest that verifies a key counts for each keyslot.
+        foreign(&s, "c.img", &half);
+        forge(&s.path("c.img"), |json| {
+            json["digests"]["0"]["iterations"] = 2_000_000.into();
+        });
+        let ran = attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "1").code(1);
+        assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+        attach("c.img", "wrong", "EVFS_KDF_WORK_MAX_GIB", "2").code(12);
+        // So does each keyslot that claims to be of one key pair: its public key is no secret.
+        s.volume("d.img", "32M", &[]);
+        s.run(&["key", "generate", "bob", "--no-passphrase"]).ok();
+        s.run(&["volume", "key", "add", "d.img", "--user", "bob"])
+            .ok();
+        forge(&s.path("d.img"), |json| {
+            for keyslot in json["keyslots"].as_object_mut().unwrap().values_mut() {
+                keyslot["kdf"]["iterations"] = 1_500_000.into();
+            }
+            let tokens = json["tokens"].as_object_mut().unwrap();
+            let of_key = tokens.values_mut().filter(|t| t["type"] == "evfs-key");
+            let mut of_key: Vec<_> = of_key.collect();
+            of_key.sort_by_key(|token| token["role"] != "owner");
+            for name in ["recipient", "envelope"] {
+                of_key[1][name] = of_key[0][name].clone();
+            }
+        });
+        let own = |most: &str| {
+            let mut command = s.evfs();
+            command.args(["attach", "d.img", "--key", "owner", "--background"]);
+            Ran::of(command.env("EVFS_KDF_WORK_MAX_GIB", most))
+        };
+        let ran = own("1").code(1);
+        assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
+        own("2").code(12);
+    }
 }

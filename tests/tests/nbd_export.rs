@@ -109,70 +109,78 @@ fn port_of(status: &serde_json::Value) -> u16 {
     port.parse().unwrap()
 }
 
-#[test]
-fn on_loopback_only_root_and_the_own_user_are_served_unless_all_are() {
-    needs_root("to connect as another user");
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    let port = port_of(&s.attach(&["a.img", "--nbd", "127.0.0.1:0"]));
-    assert!(is_greeted(port, None), "the own user");
-    assert!(!is_greeted(port, Some(65_534)), "another user was served");
-    s.detach("a");
-    let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--anonymous"]);
-    assert!(is_greeted(port_of(&status), Some(65_534)));
-    let shown = s.run(&["status"]).ok().stdout;
-    assert!(
-        shown.contains("--anonymous: any user of this machine"),
-        "{shown}"
-    );
-    s.detach("a");
+mod needs_root {
+    use super::*;
+
+    #[test]
+    fn on_loopback_only_root_and_the_own_user_are_served_unless_all_are() {
+        needs_root("to connect as another user");
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        let port = port_of(&s.attach(&["a.img", "--nbd", "127.0.0.1:0"]));
+        assert!(is_greeted(port, None), "the own user");
+        assert!(!is_greeted(port, Some(65_534)), "another user was served");
+        s.detach("a");
+        let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--anonymous"]);
+        assert!(is_greeted(port_of(&status), Some(65_534)));
+        let shown = s.run(&["status"]).ok().stdout;
+        assert!(
+            shown.contains("--anonymous: any user of this machine"),
+            "{shown}"
+        );
+        s.detach("a");
+    }
 }
 
-#[test]
-fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
-    let s = Sandbox::new();
-    certificate(&s);
-    s.volume("a.img", "32M", &[]);
-    let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"];
-    let with = |more: &[&str]| {
-        let all = [
-            &["attach", "a.img", "--nbd", "0.0.0.0:0"],
-            more,
-            &["--background"],
-        ]
-        .concat();
-        s.run(&all)
-    };
-    let refused = with(&tls).code(2).stderr;
-    assert!(
-        refused.contains("--tls-ca") && refused.contains("--anonymous"),
-        "{refused}"
-    );
-    with(&["--anonymous"]).code(2);
-    let warned = with(&[&tls[..], &["--anonymous"]].concat()).ok();
-    assert!(
-        warned.stderr.contains("any client that can reach"),
-        "{}",
-        warned.stderr
-    );
-    s.detach("a");
-    with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat()).ok();
-    s.detach("a");
-    // The same from a configuration file.
-    let table = "[volume.a]\ndevice = \"a.img\"\nkey = \"owner\"\nnbd = \"0.0.0.0:0\"\ntls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n";
-    std::fs::write(s.path("up.toml"), table).unwrap();
-    let refused = s.run(&["up", "up.toml", "--background"]).code(2).stderr;
-    assert!(refused.contains("--tls-ca"), "{refused}");
-    std::fs::write(s.path("up.toml"), format!("{table}anonymous = true\n")).unwrap();
-    s.run(&["up", "up.toml", "--background"]).ok();
-    let status = s.json(&["status"]);
-    let warning = status["volumes"][0]["warning"].as_str().unwrap();
-    assert!(warning.contains("any client that can reach"), "{warning}");
-    s.run(&["down"]).ok();
-    let readable = std::fs::Permissions::from_mode(0o640);
-    std::fs::set_permissions(s.path("key.pem"), readable).unwrap();
-    let refused = with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat())
-        .code(1)
-        .stderr;
-    assert!(refused.contains("chmod 600"), "{refused}");
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn beyond_loopback_clients_have_to_prove_who_they_are_unless_all_are_served() {
+        let s = Sandbox::new();
+        certificate(&s);
+        s.volume("a.img", "32M", &[]);
+        let tls = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"];
+        let with = |more: &[&str]| {
+            let all = [
+                &["attach", "a.img", "--nbd", "0.0.0.0:0"],
+                more,
+                &["--background"],
+            ]
+            .concat();
+            s.run(&all)
+        };
+        let refused = with(&tls).code(2).stderr;
+        assert!(
+            refused.contains("--tls-ca") && refused.contains("--anonymous"),
+            "{refused}"
+        );
+        with(&["--anonymous"]).code(2);
+        let warned = with(&[&tls[..], &["--anonymous"]].concat()).ok();
+        assert!(
+            warned.stderr.contains("any client that can reach"),
+            "{}",
+            warned.stderr
+        );
+        s.detach("a");
+        with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat()).ok();
+        s.detach("a");
+        // The same from a configuration file.
+        let table = "[volume.a]\ndevice = \"a.img\"\nkey = \"owner\"\nnbd = \"0.0.0.0:0\"\ntls-cert = \"cert.pem\"\ntls-key = \"key.pem\"\n";
+        std::fs::write(s.path("up.toml"), table).unwrap();
+        let refused = s.run(&["up", "up.toml", "--background"]).code(2).stderr;
+        assert!(refused.contains("--tls-ca"), "{refused}");
+        std::fs::write(s.path("up.toml"), format!("{table}anonymous = true\n")).unwrap();
+        s.run(&["up", "up.toml", "--background"]).ok();
+        let status = s.json(&["status"]);
+        let warning = status["volumes"][0]["warning"].as_str().unwrap();
+        assert!(warning.contains("any client that can reach"), "{warning}");
+        s.run(&["down"]).ok();
+        let readable = std::fs::Permissions::from_mode(0o640);
+        std::fs::set_permissions(s.path("key.pem"), readable).unwrap();
+        let refused = with(&[&tls[..], &["--tls-ca", "cert.pem"]].concat())
+            .code(1)
+            .stderr;
+        assert!(refused.contains("chmod 600"), "{refused}");
+    }
 }

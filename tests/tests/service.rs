@@ -278,46 +278,6 @@ fn a_server_gives_up_what_it_does_not_need() {
     s.detach("a");
 }
 
-/// The same for a server with mounts, which only root can make without a helper.
-#[test]
-fn a_server_with_mounts_gives_up_what_it_does_not_need() {
-    needs_root("to mount without fusermount3");
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    s.run(&["format", "m.img", "--size", "128M"]).ok();
-    for dir in ["folder", "mnt"] {
-        fs::create_dir(s.path(dir)).unwrap();
-    }
-    let kept = [&EACH_KEEPS[..], &MOUNTS_KEEP].concat();
-    for how in [&["--loop"][..], &["--fuse", "folder"]] {
-        s.attach(&[&["a.img"], how].concat());
-        must_be_confined(&s, "a", &kept);
-        s.detach("a");
-    }
-    s.run(&["mount", "m.img", "mnt", "--background"]).ok();
-    must_be_confined(&s, "m", &kept);
-    s.run(&["unmount", "mnt"]).ok();
-    let up = "[volume.a]\ndevice = \"a.img\"\nloop = true\n[mount.m]\ndevice = \"m.img\"\nat = \"mnt\"\n";
-    fs::write(s.path("up.toml"), up).unwrap();
-    s.run(&["up", "up.toml", "--background"]).ok();
-    must_be_confined(&s, "a", &kept);
-    s.run(&["down"]).ok();
-    // A privileged port, in another network namespace where no other program has it.
-    let attach = format!(
-        "ip link set lo up; {} attach a.img --nbd 127.0.0.1:809 --background",
-        tests::program().display()
-    );
-    let mut apart = Command::new("unshare");
-    s.environment(&mut apart);
-    Ran::of(apart.args(["-n", "sh", "-ec", &attach])).ok();
-    must_be_confined(
-        &s,
-        "a",
-        &[&EACH_KEEPS[..], &[CAP_NET_BIND_SERVICE]].concat(),
-    );
-    s.detach("a");
-}
-
 /// A HUP that needs privileges dropped at the start of `up` fails for that table only; the others
 /// continue.
 #[test]
@@ -435,35 +395,6 @@ fn a_directory_that_others_may_write_to_is_not_believed() {
     s.detach("a");
 }
 
-/// The server gets the user ID of a client from the kernel.
-#[test]
-fn another_user_is_not_answered() {
-    needs_root("a thread of another user");
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    s.attach(&["a.img"]);
-    for (path, mode) in [("", 0o755), ("run", 0o755), ("run/a.control", 0o777)] {
-        let mode = fs::Permissions::from_mode(mode);
-        fs::set_permissions(s.path(path), mode).unwrap();
-    }
-    let ask = |as_user: i32| {
-        let socket = s.path("run/a.control");
-        let asked = std::thread::spawn(move || {
-            // SAFETY: changes the user of this thread alone, which ends soon.
-            unsafe { libc::syscall(libc::SYS_setresuid, -1, as_user, -1) };
-            let mut stream = UnixStream::connect(socket).unwrap();
-            let _ = stream.write_all(b"\"status\"\n");
-            let mut answer = String::new();
-            let _ = stream.read_to_string(&mut answer);
-            answer
-        });
-        asked.join().unwrap()
-    };
-    assert!(ask(-1).contains("\"name\":\"a\""));
-    assert_eq!(ask(65534), "");
-    s.detach("a");
-}
-
 /// A name belongs to the process that holds its lock; leftovers of a killed process do not block
 /// it.
 #[test]
@@ -485,83 +416,6 @@ fn a_name_belongs_to_one_process() {
     assert!(!s.path("run/a.lock").exists() && !s.path("run/a.control").exists());
 }
 
-/// A full underlying disk: acknowledged data is kept until space is available, or dropped by
-/// an explicit command.
-#[test]
-fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
-    needs_root("a small tmpfs");
-    let s = Sandbox::new();
-    let small = s.path("small");
-    fs::create_dir(&small).unwrap();
-    let at = small.to_str().unwrap();
-    peer("mount", &["-t", "tmpfs", "-o", "size=20M", "none", at]);
-    let _mounted = Unmounted(at.to_owned());
-    s.volume("small/a.img", "64M", &[]);
-    let fill = || {
-        s.attach(&["small/a.img"]);
-        let mut client = client(&s);
-        for n in 0..30 {
-            client.write_at((n * MIB) as u64, &[6; MIB]).unwrap();
-        }
-        client
-    };
-    let mut still = fill();
-    let refused = s.run(&["detach", "a"]).code(1);
-    assert!(refused.stderr.contains("pace"), "{refused:?}");
-    // The connection still works, and returns the data it has written.
-    let mut read = vec![0; MIB];
-    still.read_at(29 * MIB as u64, &mut read).unwrap();
-    assert_eq!(read, [6; MIB]);
-    client(&s);
-    // The status reports the failing write-back, until it has succeeded.
-    let write_back = || s.json(&["status"])["volumes"][0]["write_back"].clone();
-    let waits = write_back();
-    assert_eq!(waits["state"], "failing", "{waits}");
-    assert!(waits["dirty_bytes"].as_u64() > Some(0), "{waits}");
-    assert!(
-        waits["error"].as_str().unwrap().contains("no space"),
-        "{waits}"
-    );
-    let said = s.run(&["status"]).ok().stdout;
-    assert!(
-        said.contains("in memory only") && said.contains("free space"),
-        "{said}"
-    );
-    peer("mount", &["-o", "remount,size=100M", at]);
-    wait_until("it is written out", || write_back()["state"] == "ok");
-    let said = s.run(&["status"]).ok().stdout;
-    assert!(!said.contains("in memory only"), "{said}");
-    s.detach("a");
-    s.attach(&["small/a.img"]);
-    client(&s).read_at(29 * MIB as u64, &mut read).unwrap();
-    assert_eq!(read, [6; MIB]);
-    s.detach("a");
-
-    for by_signal in [false, true] {
-        fs::remove_file(s.path("small/a.img")).unwrap();
-        let shrink = ["-o", "remount,size=20M", at];
-        // The kernel frees the removed image once the process that used it has ended completely.
-        wait_until("the disk is small again", || {
-            Ran::of(Command::new("mount").args(shrink)).status.success()
-        });
-        s.volume("small/a.img", "64M", &[]);
-        drop(fill());
-        if by_signal {
-            let pid = pid_of(&s, "a");
-            send(pid, libc::SIGTERM);
-            let gone = || !Path::new(&format!("/proc/{pid}/fd")).exists();
-            wait_until("TERM has ended it", gone);
-        } else {
-            let forced = s.run(&["detach", "a", "--force"]).code(30);
-            assert!(
-                forced.stderr.contains("acknowledged but unflushed bytes"),
-                "{forced:?}"
-            );
-        }
-        assert_eq!(names(&s), [""; 0]);
-    }
-}
-
 /// Unmounts even if the test fails halfway.
 struct Unmounted(String);
 
@@ -569,65 +423,6 @@ impl Drop for Unmounted {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg("-l").arg(&self.0).output();
     }
-}
-
-/// A dead mount and a loop device that a killed process has left do not block later commands.
-#[test]
-fn what_a_killed_process_left_is_cleared() {
-    needs_root("a loop device");
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    fs::create_dir(s.path("folder")).unwrap();
-    let folder = s.path("folder").to_str().unwrap().to_owned();
-    let loops = || {
-        let devices = fs::read_dir("/sys/block").unwrap().flatten();
-        let files = devices.map(|d| fs::read_to_string(d.path().join("loop/backing_file")));
-        let ours = |file: &String| file.contains(s.path("").to_str().unwrap());
-        files.flatten().filter(ours).count()
-    };
-    for how in [
-        &["--loop"][..],
-        &["--fuse", &folder],
-        &["--loop", "--fuse", &folder],
-    ] {
-        let args = [&["a.img"], how].concat();
-        let pid = s.attach(&args)["pid"].as_i64().unwrap() as i32;
-        kill_9(pid);
-        s.attach(&args);
-        s.detach("a");
-        wait_until("no loop device is left", || loops() == 0);
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        assert!(!mounts.contains(s.path("").to_str().unwrap()), "{mounts}");
-        assert!(!s.path("run/a.fuse").exists());
-    }
-}
-
-#[test]
-fn down_detaches_all_or_none() {
-    let s = Sandbox::new();
-    for image in ["a.img", "b.img", "c.img"] {
-        s.volume(image, "32M", &[]);
-    }
-    let up = "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n\
-              [volume.c]\ndevice = \"c.img\"\n";
-    fs::write(s.path("up.toml"), up).unwrap();
-    fs::create_dir(s.path("folder")).unwrap();
-    s.run(&["up", "up.toml", "--background"]).ok();
-    let open = fs::File::open(s.path("folder/b")).unwrap();
-    let refused = s.run(&["down"]).code(11);
-    assert!(
-        refused.stderr.contains("nothing was detached"),
-        "{refused:?}"
-    );
-    assert_eq!(names(&s), ["a", "b", "c"]);
-    drop(open);
-    s.run(&["down"]).ok();
-    assert_eq!(names(&s), [""; 0]);
-    s.run(&["up", "up.toml", "--background"]).ok();
-    let open = fs::File::open(s.path("folder/b")).unwrap();
-    s.run(&["down", "--force"]).ok();
-    assert_eq!(names(&s), [""; 0]);
-    drop(open);
 }
 
 /// HUP makes a running `up` match its configuration, as far as possible.
@@ -691,76 +486,6 @@ fn tells_discards_from_zeroing() -> bool {
     (next(), next()) >= (6, 11)
 }
 
-/// Discards free space if the kernel distinguishes them from zeroing, and never allocate any;
-/// zeroed ranges read as zeros.
-#[test]
-fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
-    needs_root("a loop device");
-    let s = Sandbox::new();
-    let image = s.volume("a.img", "200M", &[]);
-    let used = || {
-        let file = fs::File::open(&image).unwrap();
-        file.sync_all().unwrap();
-        file.metadata().unwrap().blocks() * 512
-    };
-    let empty = used();
-    let with = &["--loop", "--allow-discards"][..];
-    // An attach without discards takes them from no later one.
-    for (how, passes) in [(with, true), (&["--loop"], false), (with, true)] {
-        let status = s.attach(&[&["a.img"], how].concat());
-        let exports = status["exports"].as_array().unwrap();
-        let device = exports.iter().find(|e| e["kind"] == "loop").unwrap();
-        let device = device["at"].as_str().unwrap();
-        let queue = Path::new("/sys/block").join(device.strip_prefix("/dev/").unwrap());
-        let limit = fs::read_to_string(queue.join("queue/discard_max_bytes")).unwrap();
-        // A kernel that does not distinguish discards from zeroing gets no discard support.
-        let warned = !status["warning"].is_null();
-        assert_eq!(warned, passes && !tells_discards_from_zeroing(), "{status}");
-        let passes = passes && !warned;
-        assert_eq!(limit.trim() != "0", passes, "{status}");
-        let before = used();
-        let _ = Ran::of(Command::new("blkdiscard").arg(device));
-        assert!(used() <= before + MIB as u64, "a discard took space");
-        let ones = vec![1; 64 * MIB];
-        let mut file = fs::File::options()
-            .read(true)
-            .write(true)
-            .open(device)
-            .unwrap();
-        file.write_all(&ones).unwrap();
-        file.sync_all().unwrap();
-        let full = used();
-        assert!(full > empty + 60 * MIB as u64);
-        // A file system may zero a range, and permit that its blocks are freed.
-        for mode in [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE] {
-            file.write_all_at(&ones[..6 * MIB], 0).unwrap();
-            file.sync_all().unwrap();
-            let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
-            // SAFETY: our own descriptor, and plain numbers.
-            let zeroed =
-                unsafe { libc::fallocate(file.as_raw_fd(), mode, MIB as i64, 4 * MIB as i64) };
-            if zeroed != 0 {
-                // A refused request has no effect to verify.
-                assert_eq!(mode & libc::FALLOC_FL_ZERO_RANGE, 0);
-                continue;
-            }
-            let mut read = vec![9; 6 * MIB];
-            peer("blockdev", &["--flushbufs", device]);
-            file.read_exact_at(&mut read, 0).unwrap();
-            assert!(read[MIB..5 * MIB].iter().all(|b| *b == 0), "mode {mode}");
-            assert!(read[..MIB].iter().chain(&read[5 * MIB..]).all(|b| *b == 1));
-        }
-        drop(file);
-        let _ = Ran::of(Command::new("blkdiscard").arg(device));
-        s.detach("a");
-        if passes {
-            assert!(used() < full - 60 * MIB as u64, "a discard freed nothing")
-        } else {
-            assert!(used() > empty + 60 * MIB as u64)
-        }
-    }
-}
-
 /// An incomplete request gets an answer, too.
 #[test]
 fn half_a_question_is_refused() {
@@ -774,4 +499,287 @@ fn half_a_question_is_refused() {
     stream.read_to_string(&mut answer).unwrap();
     assert!(answer.contains("does not know the request"), "{answer}");
     s.detach("a");
+}
+
+mod needs_root {
+    use super::*;
+
+    /// The same for a server with mounts, which only root can make without a helper.
+    #[test]
+    fn a_server_with_mounts_gives_up_what_it_does_not_need() {
+        needs_root("to mount without fusermount3");
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        s.run(&["format", "m.img", "--size", "128M"]).ok();
+        for dir in ["folder", "mnt"] {
+            fs::create_dir(s.path(dir)).unwrap();
+        }
+        let kept = [&EACH_KEEPS[..], &MOUNTS_KEEP].concat();
+        for how in [&["--loop"][..], &["--fuse", "folder"]] {
+            s.attach(&[&["a.img"], how].concat());
+            must_be_confined(&s, "a", &kept);
+            s.detach("a");
+        }
+        s.run(&["mount", "m.img", "mnt", "--background"]).ok();
+        must_be_confined(&s, "m", &kept);
+        s.run(&["unmount", "mnt"]).ok();
+        let up = "[volume.a]\ndevice = \"a.img\"\nloop = true\n[mount.m]\ndevice = \"m.img\"\nat = \"mnt\"\n";
+        fs::write(s.path("up.toml"), up).unwrap();
+        s.run(&["up", "up.toml", "--background"]).ok();
+        must_be_confined(&s, "a", &kept);
+        s.run(&["down"]).ok();
+        // A privileged port, in another network namespace where no other program has it.
+        let attach = format!(
+            "ip link set lo up; {} attach a.img --nbd 127.0.0.1:809 --background",
+            tests::program().display()
+        );
+        let mut apart = Command::new("unshare");
+        s.environment(&mut apart);
+        Ran::of(apart.args(["-n", "sh", "-ec", &attach])).ok();
+        must_be_confined(
+            &s,
+            "a",
+            &[&EACH_KEEPS[..], &[CAP_NET_BIND_SERVICE]].concat(),
+        );
+        s.detach("a");
+    }
+
+    /// The server gets the user ID of a client from the kernel.
+    #[test]
+    fn another_user_is_not_answered() {
+        needs_root("a thread of another user");
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        s.attach(&["a.img"]);
+        for (path, mode) in [("", 0o755), ("run", 0o755), ("run/a.control", 0o777)] {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(s.path(path), mode).unwrap();
+        }
+        let ask = |as_user: i32| {
+            let socket = s.path("run/a.control");
+            let asked = std::thread::spawn(move || {
+                // SAFETY: changes the user of this thread alone, which ends soon.
+                unsafe { libc::syscall(libc::SYS_setresuid, -1, as_user, -1) };
+                let mut stream = UnixStream::connect(socket).unwrap();
+                let _ = stream.write_all(b"\"status\"\n");
+                let mut answer = String::new();
+                let _ = stream.read_to_string(&mut answer);
+                answer
+            });
+            asked.join().unwrap()
+        };
+        assert!(ask(-1).contains("\"name\":\"a\""));
+        assert_eq!(ask(65534), "");
+        s.detach("a");
+    }
+
+    /// A full underlying disk: acknowledged data is kept until space is available, or dropped by
+    /// an explicit command.
+    #[test]
+    fn a_full_disk_keeps_the_export_and_force_says_what_is_lost() {
+        needs_root("a small tmpfs");
+        let s = Sandbox::new();
+        let small = s.path("small");
+        fs::create_dir(&small).unwrap();
+        let at = small.to_str().unwrap();
+        peer("mount", &["-t", "tmpfs", "-o", "size=20M", "none", at]);
+        let _mounted = Unmounted(at.to_owned());
+        s.volume("small/a.img", "64M", &[]);
+        let fill = || {
+            s.attach(&["small/a.img"]);
+            let mut client = client(&s);
+            for n in 0..30 {
+                client.write_at((n * MIB) as u64, &[6; MIB]).unwrap();
+            }
+            client
+        };
+        let mut still = fill();
+        let refused = s.run(&["detach", "a"]).code(1);
+        assert!(refused.stderr.contains("pace"), "{refused:?}");
+        // The connection still works, and returns the data it has written.
+        let mut read = vec![0; MIB];
+        still.read_at(29 * MIB as u64, &mut read).unwrap();
+        assert_eq!(read, [6; MIB]);
+        client(&s);
+        // The status reports the failing write-back, until it has succeeded.
+        let write_back = || s.json(&["status"])["volumes"][0]["write_back"].clone();
+        let waits = write_back();
+        assert_eq!(waits["state"], "failing", "{waits}");
+        assert!(waits["dirty_bytes"].as_u64() > Some(0), "{waits}");
+        assert!(
+            waits["error"].as_str().unwrap().contains("no space"),
+            "{waits}"
+        );
+        let said = s.run(&["status"]).ok().stdout;
+        assert!(
+            said.contains("in memory only") && said.contains("free space"),
+            "{said}"
+        );
+        peer("mount", &["-o", "remount,size=100M", at]);
+        wait_until("it is written out", || write_back()["state"] == "ok");
+        let said = s.run(&["status"]).ok().stdout;
+        assert!(!said.contains("in memory only"), "{said}");
+        s.detach("a");
+        s.attach(&["small/a.img"]);
+        client(&s).read_at(29 * MIB as u64, &mut read).unwrap();
+        assert_eq!(read, [6; MIB]);
+        s.detach("a");
+
+        for by_signal in [false, true] {
+            fs::remove_file(s.path("small/a.img")).unwrap();
+            let shrink = ["-o", "remount,size=20M", at];
+            // The kernel frees the removed image once the process that used it has ended completely.
+            wait_until("the disk is small again", || {
+                Ran::of(Command::new("mount").args(shrink)).status.success()
+            });
+            s.volume("small/a.img", "64M", &[]);
+            drop(fill());
+            if by_signal {
+                let pid = pid_of(&s, "a");
+                send(pid, libc::SIGTERM);
+                let gone = || !Path::new(&format!("/proc/{pid}/fd")).exists();
+                wait_until("TERM has ended it", gone);
+            } else {
+                let forced = s.run(&["detach", "a", "--force"]).code(30);
+                assert!(
+                    forced.stderr.contains("acknowledged but unflushed bytes"),
+                    "{forced:?}"
+                );
+            }
+            assert_eq!(names(&s), [""; 0]);
+        }
+    }
+
+    /// A dead mount and a loop device that a killed process has left do not block later commands.
+    #[test]
+    fn what_a_killed_process_left_is_cleared() {
+        needs_root("a loop device");
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        fs::create_dir(s.path("folder")).unwrap();
+        let folder = s.path("folder").to_str().unwrap().to_owned();
+        let loops = || {
+            let devices = fs::read_dir("/sys/block").unwrap().flatten();
+            let files = devices.map(|d| fs::read_to_string(d.path().join("loop/backing_file")));
+            let ours = |file: &String| file.contains(s.path("").to_str().unwrap());
+            files.flatten().filter(ours).count()
+        };
+        for how in [
+            &["--loop"][..],
+            &["--fuse", &folder],
+            &["--loop", "--fuse", &folder],
+        ] {
+            let args = [&["a.img"], how].concat();
+            let pid = s.attach(&args)["pid"].as_i64().unwrap() as i32;
+            kill_9(pid);
+            s.attach(&args);
+            s.detach("a");
+            wait_until("no loop device is left", || loops() == 0);
+            let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+            assert!(!mounts.contains(s.path("").to_str().unwrap()), "{mounts}");
+            assert!(!s.path("run/a.fuse").exists());
+        }
+    }
+
+    /// Discards free space if the kernel distinguishes them from zeroing, and never allocate any;
+    /// zeroed ranges read as zeros.
+    #[test]
+    fn discards_of_a_loop_device_free_space_and_zeroing_gives_zeros() {
+        needs_root("a loop device");
+        let s = Sandbox::new();
+        let image = s.volume("a.img", "200M", &[]);
+        let used = || {
+            let file = fs::File::open(&image).unwrap();
+            file.sync_all().unwrap();
+            file.metadata().unwrap().blocks() * 512
+        };
+        let empty = used();
+        let with = &["--loop", "--allow-discards"][..];
+        // An attach without discards takes them from no later one.
+        for (how, passes) in [(with, true), (&["--loop"], false), (with, true)] {
+            let status = s.attach(&[&["a.img"], how].concat());
+            let exports = status["exports"].as_array().unwrap();
+            let device = exports.iter().find(|e| e["kind"] == "loop").unwrap();
+            let device = device["at"].as_str().unwrap();
+            let queue = Path::new("/sys/block").join(device.strip_prefix("/dev/").unwrap());
+            let limit = fs::read_to_string(queue.join("queue/discard_max_bytes")).unwrap();
+            // A kernel that does not distinguish discards from zeroing gets no discard support.
+            let warned = !status["warning"].is_null();
+            assert_eq!(warned, passes && !tells_discards_from_zeroing(), "{status}");
+            let passes = passes && !warned;
+            assert_eq!(limit.trim() != "0", passes, "{status}");
+            let before = used();
+            let _ = Ran::of(Command::new("blkdiscard").arg(device));
+            assert!(used() <= before + MIB as u64, "a discard took space");
+            let ones = vec![1; 64 * MIB];
+            let mut file = fs::File::options()
+                .read(true)
+                .write(true)
+                .open(device)
+                .unwrap();
+            file.write_all(&ones).unwrap();
+            file.sync_all().unwrap();
+            let full = used();
+            assert!(full > empty + 60 * MIB as u64);
+            // A file system may zero a range, and permit that its blocks are freed.
+            for mode in [libc::FALLOC_FL_ZERO_RANGE, libc::FALLOC_FL_PUNCH_HOLE] {
+                file.write_all_at(&ones[..6 * MIB], 0).unwrap();
+                file.sync_all().unwrap();
+                let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
+                // SAFETY: our own descriptor, and plain numbers.
+                let zeroed =
+                    unsafe { libc::fallocate(file.as_raw_fd(), mode, MIB as i64, 4 * MIB as i64) };
+                if zeroed != 0 {
+                    // A refused request has no effect to verify.
+                    assert_eq!(mode & libc::FALLOC_FL_ZERO_RANGE, 0);
+                    continue;
+                }
+                let mut read = vec![9; 6 * MIB];
+                peer("blockdev", &["--flushbufs", device]);
+                file.read_exact_at(&mut read, 0).unwrap();
+                assert!(read[MIB..5 * MIB].iter().all(|b| *b == 0), "mode {mode}");
+                assert!(read[..MIB].iter().chain(&read[5 * MIB..]).all(|b| *b == 1));
+            }
+            drop(file);
+            let _ = Ran::of(Command::new("blkdiscard").arg(device));
+            s.detach("a");
+            if passes {
+                assert!(used() < full - 60 * MIB as u64, "a discard freed nothing")
+            } else {
+                assert!(used() > empty + 60 * MIB as u64)
+            }
+        }
+    }
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn down_detaches_all_or_none() {
+        let s = Sandbox::new();
+        for image in ["a.img", "b.img", "c.img"] {
+            s.volume(image, "32M", &[]);
+        }
+        let up = "[volume.a]\ndevice = \"a.img\"\n[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n\
+                  [volume.c]\ndevice = \"c.img\"\n";
+        fs::write(s.path("up.toml"), up).unwrap();
+        fs::create_dir(s.path("folder")).unwrap();
+        s.run(&["up", "up.toml", "--background"]).ok();
+        let open = fs::File::open(s.path("folder/b")).unwrap();
+        let refused = s.run(&["down"]).code(11);
+        assert!(
+            refused.stderr.contains("nothing was detached"),
+            "{refused:?}"
+        );
+        assert_eq!(names(&s), ["a", "b", "c"]);
+        drop(open);
+        s.run(&["down"]).ok();
+        assert_eq!(names(&s), [""; 0]);
+        s.run(&["up", "up.toml", "--background"]).ok();
+        let open = fs::File::open(s.path("folder/b")).unwrap();
+        s.run(&["down", "--force"]).ok();
+        assert_eq!(names(&s), [""; 0]);
+        drop(open);
+    }
 }

@@ -284,69 +284,6 @@ fn a_header_that_was_restored_by_force_is_expected_there_from_then_on() {
 }
 
 #[test]
-fn luns_of_two_registries_with_one_name_are_two() {
-    let s = Sandbox::new();
-    s.key("owner");
-    let servers = ["one", "two"].map(|name| {
-        let (disk, port) = (image(&s, name, 32 << 20), free_port());
-        (nbdkit(&disk, port), format!("nbd://127.0.0.1:{port}/e"))
-    });
-    let at = |registry: usize, args: &[&str]| {
-        let registry = s.path(&format!("state/luns{registry}.json"));
-        Ran::of(s.evfs().env("EVFS_LUN_REGISTRY", registry).args(args))
-    };
-    for (n, (_server, uri)) in servers.iter().enumerate() {
-        at(n, &["volume", "create", uri, "--owner", "owner"]).ok();
-        at(n, &["format", "disk1"]).ok();
-    }
-    // Both are named `disk1`, and each is recognized.
-    for n in [0, 1, 0] {
-        at(n, &["fsck", "disk1"]).ok();
-    }
-    // Forgetting one leaves no record of it, and keeps that of the other.
-    let store = || fs::read_to_string(s.path("state/trust.json")).unwrap();
-    assert_eq!(store().matches(":disk1").count(), 2);
-    at(0, &["lun", "forget", "disk1", "--yes"]).ok();
-    assert_eq!(store().matches(":disk1").count(), 1);
-    assert!(store().contains("luns1.json:disk1"), "{}", store());
-    at(1, &["fsck", "disk1"]).ok();
-}
-
-#[test]
-fn a_directory_that_others_can_write_to_is_named_with_its_own_variable() {
-    let s = Sandbox::new();
-    s.volume("a.img", "32M", &[]);
-    let (disk, port) = (image(&s, "disk", 32 << 20), free_port());
-    let _server = nbdkit(&disk, port);
-    let uri = format!("nbd://127.0.0.1:{port}/e");
-    let open = s.path("open");
-    fs::create_dir(&open).unwrap();
-    fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
-    let cases: [(&str, &str, &[&str]); 4] = [
-        ("EVFS_TRUST_STORE", "open/trust.json", &["fsck", "a.img"]),
-        (
-            "EVFS_LUN_REGISTRY",
-            "open/luns.json",
-            &["lun", "scan", &uri],
-        ),
-        (
-            "EVFS_BACKUP_DIR",
-            "open",
-            &["key", "remove", "owner", "--yes"],
-        ),
-        ("EVFS_RUN_DIR", "open", &["attach", "a.img", "--background"]),
-    ];
-    for (variable, value, args) in cases {
-        let ran = Ran::of(s.evfs().env(variable, s.path(value)).args(args));
-        assert!(!ran.status.success(), "{ran:?}");
-        assert!(ran.stderr.contains("others cannot write to"), "{ran:?}");
-        for (other, ..) in cases {
-            assert_eq!(ran.stderr.contains(other), other == variable, "{ran:?}");
-        }
-    }
-}
-
-#[test]
 fn a_volume_that_pretends_to_be_another_is_refused() {
     let s = Sandbox::new();
     volume(&s);
@@ -595,4 +532,71 @@ fn changes_and_openings_at_once_are_not_taken_for_a_rollback() {
     assert_eq!(s.json(&["volume", "trust", "a.img"])["epoch"], 9);
     s.attach(&["a.img"]);
     s.detach("a");
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn luns_of_two_registries_with_one_name_are_two() {
+        let s = Sandbox::new();
+        s.key("owner");
+        let servers = ["one", "two"].map(|name| {
+            let (disk, port) = (image(&s, name, 32 << 20), free_port());
+            (nbdkit(&disk, port), format!("nbd://127.0.0.1:{port}/e"))
+        });
+        let at = |registry: usize, args: &[&str]| {
+            let registry = s.path(&format!("state/luns{registry}.json"));
+            Ran::of(s.evfs().env("EVFS_LUN_REGISTRY", registry).args(args))
+        };
+        for (n, (_server, uri)) in servers.iter().enumerate() {
+            at(n, &["volume", "create", uri, "--owner", "owner"]).ok();
+            at(n, &["format", "disk1"]).ok();
+        }
+        // Both are named `disk1`, and each is recognized.
+        for n in [0, 1, 0] {
+            at(n, &["fsck", "disk1"]).ok();
+        }
+        // Forgetting one leaves no record of it, and keeps that of the other.
+        let store = || fs::read_to_string(s.path("state/trust.json")).unwrap();
+        assert_eq!(store().matches(":disk1").count(), 2);
+        at(0, &["lun", "forget", "disk1", "--yes"]).ok();
+        assert_eq!(store().matches(":disk1").count(), 1);
+        assert!(store().contains("luns1.json:disk1"), "{}", store());
+        at(1, &["fsck", "disk1"]).ok();
+    }
+
+    #[test]
+    fn a_directory_that_others_can_write_to_is_named_with_its_own_variable() {
+        let s = Sandbox::new();
+        s.volume("a.img", "32M", &[]);
+        let (disk, port) = (image(&s, "disk", 32 << 20), free_port());
+        let _server = nbdkit(&disk, port);
+        let uri = format!("nbd://127.0.0.1:{port}/e");
+        let open = s.path("open");
+        fs::create_dir(&open).unwrap();
+        fs::set_permissions(&open, fs::Permissions::from_mode(0o777)).unwrap();
+        let cases: [(&str, &str, &[&str]); 4] = [
+            ("EVFS_TRUST_STORE", "open/trust.json", &["fsck", "a.img"]),
+            (
+                "EVFS_LUN_REGISTRY",
+                "open/luns.json",
+                &["lun", "scan", &uri],
+            ),
+            (
+                "EVFS_BACKUP_DIR",
+                "open",
+                &["key", "remove", "owner", "--yes"],
+            ),
+            ("EVFS_RUN_DIR", "open", &["attach", "a.img", "--background"]),
+        ];
+        for (variable, value, args) in cases {
+            let ran = Ran::of(s.evfs().env(variable, s.path(value)).args(args));
+            assert!(!ran.status.success(), "{ran:?}");
+            assert!(ran.stderr.contains("others cannot write to"), "{ran:?}");
+            for (other, ..) in cases {
+                assert_eq!(ran.stderr.contains(other), other == variable, "{ran:?}");
+            }
+        }
+    }
 }

@@ -2,13 +2,14 @@
 
 mod common;
 
-use common::{c, check, configured, device, in_another_process, mounted, needs_root};
+use common::{c, check, configured, device, in_another_process, mounted};
 use fs::Atime;
 use std::fs::{self as sys, File};
 use std::io::Read as _;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use test_support::needs_root;
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -93,7 +94,7 @@ fn nobody_reads(path: &Path) -> bool {
 
 #[test]
 fn names_of_attributes_are_those_of_other_file_systems_and_root_alone_sees_trusted_ones() {
-    needs_root();
+    needs_root("trusted attributes");
     mounted(&device(), |dir| {
         let path = dir.join("file");
         sys::write(&path, "x").expect("written");
@@ -163,7 +164,7 @@ fn reading_leaves_the_time_of_the_last_reading_where_that_is_wanted() {
 
 #[test]
 fn extended_attributes_are_kept_by_name_listed_and_removed() {
-    needs_root();
+    needs_root("trusted attributes");
     mounted(&device(), |dir| {
         let path = dir.join("file");
         sys::write(&path, "x").expect("written");
@@ -205,7 +206,7 @@ fn extended_attributes_are_kept_by_name_listed_and_removed() {
 
 #[test]
 fn access_lists_decide_follow_the_mode_and_are_inherited() {
-    needs_root();
+    needs_root("other users");
     mounted(&device(), |dir| {
         sys::set_permissions(dir, sys::Permissions::from_mode(0o755)).expect("set");
         let folder = dir.parent().expect("a folder");
@@ -278,7 +279,7 @@ fn times_are_kept_to_the_nanosecond_and_before_1970() {
 
 #[test]
 fn devices_fifos_and_sockets_are_what_they_were_made() {
-    needs_root();
+    needs_root("device nodes");
     configured(
         &device(),
         |config| config.dev = true,
@@ -314,7 +315,7 @@ fn devices_fifos_and_sockets_are_what_they_were_made() {
 
 #[test]
 fn a_write_takes_the_privileges_of_a_file_away() {
-    needs_root();
+    needs_root("other users");
     mounted(&device(), |dir| {
         let folder = dir.parent().expect("a folder");
         sys::set_permissions(folder, sys::Permissions::from_mode(0o755)).expect("set");

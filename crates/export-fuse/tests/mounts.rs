@@ -4,7 +4,7 @@ mod common;
 
 use block::BlockDevice;
 use cache::{Cache, Config};
-use common::{check, configured, device, device_of, mounted, needs_root, wait_until};
+use common::{check, configured, device, device_of, mounted, wait_until};
 use export_fuse::{Mount, MountConfig};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::fs::{self as sys, File, OpenOptions};
@@ -13,6 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use test_support::needs_root;
 
 /// Values to keep alive while a file system is mounted by hand.
 struct Served {
@@ -79,7 +80,7 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
 
 #[test]
 fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
-    needs_root();
+    needs_root("a mount namespace");
     let device = device();
     let served = serve(&device);
     let folder = tempfile::tempdir().expect("a folder");

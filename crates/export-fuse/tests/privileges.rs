@@ -3,11 +3,12 @@
 
 mod common;
 
-use common::{c, check, configured, device, in_another_process, needs_root};
+use common::{c, check, configured, device, in_another_process};
 use std::ffi::CString;
 use std::fs as sys;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
+use test_support::needs_root;
 
 const NOBODY: u32 = 65_534;
 
@@ -119,19 +120,19 @@ fn changes_take_them(exclusive: bool) {
 
 #[test]
 fn a_change_of_content_clears_set_ids_before_the_file_can_be_run() {
-    needs_root();
+    needs_root("files of other users");
     changes_take_them(false);
 }
 
 #[test]
 fn so_it_does_where_the_kernel_holds_back_what_is_written() {
-    needs_root();
+    needs_root("files of other users");
     changes_take_them(true);
 }
 
 #[test]
 fn root_keeps_set_ids_when_it_writes() {
-    needs_root();
+    needs_root("files of other users");
     configured(
         &device(),
         |_| (),
@@ -180,7 +181,7 @@ fn kernel_mode_now(path: &CString) -> u32 {
 
 #[test]
 fn an_access_list_takes_set_group_id_from_a_file_of_a_group_that_its_owner_is_not_in() {
-    needs_root();
+    needs_root("files of other users");
     configured(
         &device(),
         |_| (),
@@ -211,7 +212,7 @@ fn flags(dir: &Path) -> u64 {
 
 #[test]
 fn set_ids_and_devices_count_only_where_they_were_asked_for() {
-    needs_root();
+    needs_root("files of other users");
     for asked in [false, true] {
         let set =
             |config: &mut export_fuse::MountConfig| (config.suid, config.dev) = (asked, asked);

@@ -34,12 +34,12 @@ fn phrase(text: &'static str) -> impl FnMut(&Prompt) -> keyring::Result<SecretBy
 /// Runs a real tool, which must be installed and succeed.
 fn tool(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
     use std::io::Write;
-    let mut child = Command::new(program)
+    let mut child = Command::new(test_support::installed(program))
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .unwrap_or_else(|e| panic!("{program}: {e}; `cargo xtask setup` installs it"));
+        .unwrap();
     child.stdin.take().unwrap().write_all(input).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{program} {args:?}");
@@ -145,172 +145,6 @@ fn a_new_key_is_not_named_like_a_number() {
 }
 
 #[test]
-fn the_real_age_opens_our_envelopes_and_we_open_its() {
-    let folder = Folder::new();
-    let keys = folder.keyring();
-    let info = keys.generate("a", None).unwrap();
-    let secret = SecretBytes::random(32);
-    let key_file = folder.path("keys/a.key");
-    let opened = tool(
-        "age",
-        &["-d", "-i", key_file.to_str().unwrap()],
-        &info.recipient.wrap(&secret).unwrap(),
-    );
-    assert_eq!(opened, secret[..]);
-    let theirs = tool("age", &["-r", &info.recipient.to_string()], &secret);
-    assert!(
-        keys.identity("a", &mut never)
-            .unwrap()
-            .unwrap(&theirs)
-            .unwrap()
-            == secret
-    );
-}
-
-#[test]
-fn keys_of_age_and_of_ssh_are_taken_over() {
-    let folder = Folder::new();
-    let keys = folder.keyring();
-    fs::write(folder.path("age.key"), tool("age-keygen", &[], b"")).unwrap();
-    assert_eq!(
-        keys.import("a", &folder.path("age.key")).unwrap().private,
-        Private::Plain
-    );
-    let public = keys.recipient("a").unwrap().to_string();
-    fs::write(folder.path("bob.pub"), format!("# bob\n{public}\n")).unwrap();
-    assert_eq!(
-        keys.import("bob", &folder.path("bob.pub")).unwrap().private,
-        Private::Absent
-    );
-    assert!(matches!(
-        keys.identity("bob", &mut never),
-        Err(Error::PublicOnly(_))
-    ));
-    for (name, passphrase, private) in [
-        ("plain", "", Private::Plain),
-        ("locked", "sesame", Private::Passphrase),
-    ] {
-        let file = folder.path(name);
-        tool(
-            "ssh-keygen",
-            &[
-                "-q",
-                "-t",
-                "ed25519",
-                "-N",
-                passphrase,
-                "-f",
-                file.to_str().unwrap(),
-            ],
-            b"",
-        );
-        let info = keys.import(name, &file).unwrap();
-        assert_eq!(info.private, private);
-        let line = fs::read_to_string(folder.path(&format!("{name}.pub"))).unwrap();
-        assert!(
-            line.starts_with(&info.recipient.to_string()),
-            "{line} is not {}",
-            info.recipient
-        );
-        let secret = SecretBytes::random(32);
-        let envelope = info.recipient.wrap(&secret).unwrap();
-        let identity = keys.identity(name, &mut phrase("sesame")).unwrap();
-        assert!(identity.unwrap(&envelope).unwrap() == secret);
-        // age decrypts envelopes of EVFS, and EVFS those of age.
-        let public = folder.path(&format!("{name}.pub"));
-        let theirs = tool("age", &["-R", public.to_str().unwrap()], &secret);
-        assert!(identity.unwrap(&theirs).unwrap() == secret);
-        if passphrase.is_empty() {
-            let opened = tool("age", &["-d", "-i", file.to_str().unwrap()], &envelope);
-            assert_eq!(opened, secret[..]);
-        }
-        // The public half of the key, as another user would import it.
-        let other = format!("{name}-public");
-        assert_eq!(
-            keys.import(&other, &folder.path(&format!("{name}.pub")))
-                .unwrap()
-                .recipient,
-            info.recipient
-        );
-    }
-    assert!(matches!(
-        keys.identity("locked", &mut phrase("wrong")),
-        Err(Error::WrongPassphrase(_))
-    ));
-}
-
-#[test]
-fn rsa_is_refused_with_a_reason() {
-    let folder = Folder::new();
-    let file = folder.path("rsa");
-    tool(
-        "ssh-keygen",
-        &[
-            "-q",
-            "-t",
-            "rsa",
-            "-b",
-            "2048",
-            "-N",
-            "",
-            "-f",
-            file.to_str().unwrap(),
-        ],
-        b"",
-    );
-    for file in [file, folder.path("rsa.pub")] {
-        let error = folder.keyring().import("r", &file).unwrap_err();
-        assert!(
-            matches!(error, Error::Unsupported(_)) && error.to_string().contains("RUSTSEC"),
-            "{error}"
-        );
-    }
-}
-
-#[test]
-fn damaged_files_are_errors_at_every_length_and_never_panics() {
-    let folder = Folder::new();
-    let keys = folder.keyring();
-    keys.generate("plain", None).unwrap();
-    keys.generate("locked", Some(&SecretBytes::from_slice(b"p")))
-        .unwrap();
-    let ssh = folder.path("ssh");
-    tool(
-        "ssh-keygen",
-        &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
-        b"",
-    );
-    keys.import("ssh", &ssh).unwrap();
-    for name in ["plain", "locked", "ssh"] {
-        let path = folder.path(&format!("keys/{name}.key"));
-        let whole = fs::read(&path).unwrap();
-        // A missing last newline does no harm.
-        for len in (0..whole.len() - 8).step_by(if name == "locked" { 7 } else { 3 }) {
-            fs::write(&path, &whole[..len]).unwrap();
-            assert!(
-                keys.identity(name, &mut phrase("p")).is_err(),
-                "{name} cut to {len} bytes"
-            );
-            let _ = keys.import("copy", &path).map(|_| keys.remove("copy"));
-        }
-        fs::write(&path, vec![b'x'; 70_000]).unwrap();
-        assert!(keys.identity(name, &mut phrase("p")).is_err());
-    }
-    let envelope = keys
-        .recipient("plain")
-        .unwrap()
-        .wrap(&SecretBytes::random(32))
-        .unwrap();
-    fs::remove_file(folder.path("keys/plain.key")).unwrap();
-    fs::remove_file(folder.path("keys/plain.pub")).unwrap();
-    keys.generate("plain", None).unwrap();
-    let identity = keys.identity("plain", &mut never).unwrap();
-    for len in 0..envelope.len() {
-        assert!(identity.unwrap(&envelope[..len]).is_err());
-    }
-}
-
-#[test]
 fn text_that_is_no_key_is_never_quoted_in_an_error() {
     let folder = Folder::new();
     let secret = "age-secret-key-1qqqsyqcyq5rqwzqf hunter2 correct horse battery";
@@ -366,24 +200,6 @@ fn what_a_crash_left_of_a_new_key_can_be_removed() {
 }
 
 #[test]
-fn an_ssh_key_that_asks_for_endless_work_is_refused_before_it_is_done() {
-    let folder = Folder::new();
-    let file = folder.path("slow");
-    let path = file.to_str().unwrap();
-    tool(
-        "ssh-keygen",
-        &[
-            "-q", "-t", "ed25519", "-a", "2000", "-N", "sesame", "-f", path,
-        ],
-        b"",
-    );
-    let keys = folder.keyring();
-    keys.import("slow", &file).unwrap();
-    let error = keys.identity("slow", &mut never).unwrap_err();
-    assert!(matches!(error, Error::Unsupported(_)), "{error}");
-}
-
-#[test]
 fn a_key_that_cannot_be_used_is_listed_with_the_reason() {
     let folder = Folder::new();
     let keys = folder.keyring();
@@ -413,4 +229,192 @@ fn two_threads_that_make_one_key_make_it_once() {
     folder.keyring().identity("one", &mut never).unwrap();
     let left = fs::read_dir(folder.path("keys")).unwrap().count();
     assert_eq!(left, 2, "the two files of the key and nothing else");
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn the_real_age_opens_our_envelopes_and_we_open_its() {
+        let folder = Folder::new();
+        let keys = folder.keyring();
+        let info = keys.generate("a", None).unwrap();
+        let secret = SecretBytes::random(32);
+        let key_file = folder.path("keys/a.key");
+        let opened = tool(
+            "age",
+            &["-d", "-i", key_file.to_str().unwrap()],
+            &info.recipient.wrap(&secret).unwrap(),
+        );
+        assert_eq!(opened, secret[..]);
+        let theirs = tool("age", &["-r", &info.recipient.to_string()], &secret);
+        assert!(
+            keys.identity("a", &mut never)
+                .unwrap()
+                .unwrap(&theirs)
+                .unwrap()
+                == secret
+        );
+    }
+
+    #[test]
+    fn keys_of_age_and_of_ssh_are_taken_over() {
+        let folder = Folder::new();
+        let keys = folder.keyring();
+        fs::write(folder.path("age.key"), tool("age-keygen", &[], b"")).unwrap();
+        assert_eq!(
+            keys.import("a", &folder.path("age.key")).unwrap().private,
+            Private::Plain
+        );
+        let public = keys.recipient("a").unwrap().to_string();
+        fs::write(folder.path("bob.pub"), format!("# bob\n{public}\n")).unwrap();
+        assert_eq!(
+            keys.import("bob", &folder.path("bob.pub")).unwrap().private,
+            Private::Absent
+        );
+        assert!(matches!(
+            keys.identity("bob", &mut never),
+            Err(Error::PublicOnly(_))
+        ));
+        for (name, passphrase, private) in [
+            ("plain", "", Private::Plain),
+            ("locked", "sesame", Private::Passphrase),
+        ] {
+            let file = folder.path(name);
+            tool(
+                "ssh-keygen",
+                &[
+                    "-q",
+                    "-t",
+                    "ed25519",
+                    "-N",
+                    passphrase,
+                    "-f",
+                    file.to_str().unwrap(),
+                ],
+                b"",
+            );
+            let info = keys.import(name, &file).unwrap();
+            assert_eq!(info.private, private);
+            let line = fs::read_to_string(folder.path(&format!("{name}.pub"))).unwrap();
+            assert!(
+                line.starts_with(&info.recipient.to_string()),
+                "{line} is not {}",
+                info.recipient
+            );
+            let secret = SecretBytes::random(32);
+            let envelope = info.recipient.wrap(&secret).unwrap();
+            let identity = keys.identity(name, &mut phrase("sesame")).unwrap();
+            assert!(identity.unwrap(&envelope).unwrap() == secret);
+            // age decrypts envelopes of EVFS, and EVFS those of age.
+            let public = folder.path(&format!("{name}.pub"));
+            let theirs = tool("age", &["-R", public.to_str().unwrap()], &secret);
+            assert!(identity.unwrap(&theirs).unwrap() == secret);
+            if passphrase.is_empty() {
+                let opened = tool("age", &["-d", "-i", file.to_str().unwrap()], &envelope);
+                assert_eq!(opened, secret[..]);
+            }
+            // The public half of the key, as another user would import it.
+            let other = format!("{name}-public");
+            assert_eq!(
+                keys.import(&other, &folder.path(&format!("{name}.pub")))
+                    .unwrap()
+                    .recipient,
+                info.recipient
+            );
+        }
+        assert!(matches!(
+            keys.identity("locked", &mut phrase("wrong")),
+            Err(Error::WrongPassphrase(_))
+        ));
+    }
+
+    #[test]
+    fn rsa_is_refused_with_a_reason() {
+        let folder = Folder::new();
+        let file = folder.path("rsa");
+        tool(
+            "ssh-keygen",
+            &[
+                "-q",
+                "-t",
+                "rsa",
+                "-b",
+                "2048",
+                "-N",
+                "",
+                "-f",
+                file.to_str().unwrap(),
+            ],
+            b"",
+        );
+        for file in [file, folder.path("rsa.pub")] {
+            let error = folder.keyring().import("r", &file).unwrap_err();
+            assert!(
+                matches!(error, Error::Unsupported(_)) && error.to_string().contains("RUSTSEC"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn damaged_files_are_errors_at_every_length_and_never_panics() {
+        let folder = Folder::new();
+        let keys = folder.keyring();
+        keys.generate("plain", None).unwrap();
+        keys.generate("locked", Some(&SecretBytes::from_slice(b"p")))
+            .unwrap();
+        let ssh = folder.path("ssh");
+        tool(
+            "ssh-keygen",
+            &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
+            b"",
+        );
+        keys.import("ssh", &ssh).unwrap();
+        for name in ["plain", "locked", "ssh"] {
+            let path = folder.path(&format!("keys/{name}.key"));
+            let whole = fs::read(&path).unwrap();
+            // A missing last newline does no harm.
+            for len in (0..whole.len() - 8).step_by(if name == "locked" { 7 } else { 3 }) {
+                fs::write(&path, &whole[..len]).unwrap();
+                assert!(
+                    keys.identity(name, &mut phrase("p")).is_err(),
+                    "{name} cut to {len} bytes"
+                );
+                let _ = keys.import("copy", &path).map(|_| keys.remove("copy"));
+            }
+            fs::write(&path, vec![b'x'; 70_000]).unwrap();
+            assert!(keys.identity(name, &mut phrase("p")).is_err());
+        }
+        let envelope = keys
+            .recipient("plain")
+            .unwrap()
+            .wrap(&SecretBytes::random(32))
+            .unwrap();
+        fs::remove_file(folder.path("keys/plain.key")).unwrap();
+        fs::remove_file(folder.path("keys/plain.pub")).unwrap();
+        keys.generate("plain", None).unwrap();
+        let identity = keys.identity("plain", &mut never).unwrap();
+        for len in 0..envelope.len() {
+            assert!(identity.unwrap(&envelope[..len]).is_err());
+        }
+    }
+
+    #[test]
+    fn an_ssh_key_that_asks_for_endless_work_is_refused_before_it_is_done() {
+        let folder = Folder::new();
+        let file = folder.path("slow");
+        let path = file.to_str().unwrap();
+        tool(
+            "ssh-keygen",
+            &[
+                "-q", "-t", "ed25519", "-a", "2000", "-N", "sesame", "-f", path,
+            ],
+            b"",
+        );
+        let keys = folder.keyring();
+        keys.import("slow", &file).unwrap();
+        let error = keys.identity("slow", &mut never).unwrap_err();
+        assert!(matches!(error, Error::Unsupported(_)), "{error}");
+    }
 }

@@ -31,67 +31,6 @@ fn two_states() -> (Image, Vec<u8>, Vec<u8>) {
     (image, old, new)
 }
 
-/// Expects the same four results as `cryptsetup` on the same images, and a repair by each program.
-#[test]
-fn a_lost_torn_or_older_copy_heals_as_with_cryptsetup_and_two_torn_ones_do_not() {
-    let (image, old, new) = two_states();
-    let torn = |at: usize| {
-        let mut bytes = new.clone();
-        bytes[at..at + 512].fill(0x5a);
-        bytes
-    };
-    let join = |a: &[u8], b: &[u8]| [&a[..0x4000], &b[0x4000..]].concat();
-    let zeroed = join(&[0; 0x4000], &new);
-    let cases = [
-        ("primary zeroed", zeroed, true),
-        ("primary JSON torn", torn(4096), true),
-        ("primary binary header torn", torn(0), true),
-        ("secondary JSON torn", torn(0x4000 + 4096), true),
-        ("secondary binary header torn", torn(0x4000), true),
-        ("primary older", join(&old, &new), true),
-        ("secondary older", join(&new, &old), true),
-        ("both torn", join(&torn(4096), &torn(0x4000 + 4096)), false),
-    ];
-    for (name, bytes, heals) in cases {
-        image.write(0, &bytes);
-        let ours = image.open();
-        if !heals {
-            assert_eq!(ours.expect_err(name).kind(), ErrorKind::Damaged);
-            assert!(!image.opens("pw"), "{name}");
-            continue;
-        }
-        let opened = ours.expect(name);
-        assert!(
-            opened.needs_repair() && opened.header.allow_discards(),
-            "{name}"
-        );
-        let mut header = opened.header;
-        let seqid = header.seqid();
-        image.carry_out(header.repair().expect("a plan"));
-        assert!(
-            header.repair().expect("a plan").is_empty(),
-            "{name}: repaired once"
-        );
-        let repaired = image.header();
-        assert_eq!(
-            (repaired.seqid(), repaired.allow_discards()),
-            (seqid, true),
-            "{name}"
-        );
-        let ours = image.read(0, COPIES as u64);
-        assert!(image.opens("pw"), "{name}");
-        assert_eq!(
-            image.read(0, COPIES as u64),
-            ours,
-            "{name}: cryptsetup repairs no more"
-        );
-        // And the other way round: after cryptsetup repairs the copy, nothing is left to repair.
-        image.write(0, &bytes);
-        assert!(image.opens("pw"), "{name}");
-        assert_eq!(image.header().seqid(), seqid, "{name}");
-    }
-}
-
 #[test]
 fn copies_of_one_sequence_id_that_differ_are_noticed() {
     let (_, _, new) = two_states();
@@ -471,5 +410,70 @@ fn wiping_the_unused_leaves_what_is_used() {
     assert_ne!(image.read(gone.offset, gone.len), material);
     for (slot, pass) in [(0, "pw"), (2, "third")] {
         assert!(image.unlock(&header, slot, pass).expect("untouched") == key);
+    }
+}
+
+mod needs_peer {
+    use super::*;
+
+    /// Expects the same four results as `cryptsetup` on the same images, and a repair by each program.
+    #[test]
+    fn a_lost_torn_or_older_copy_heals_as_with_cryptsetup_and_two_torn_ones_do_not() {
+        let (image, old, new) = two_states();
+        let torn = |at: usize| {
+            let mut bytes = new.clone();
+            bytes[at..at + 512].fill(0x5a);
+            bytes
+        };
+        let join = |a: &[u8], b: &[u8]| [&a[..0x4000], &b[0x4000..]].concat();
+        let zeroed = join(&[0; 0x4000], &new);
+        let cases = [
+            ("primary zeroed", zeroed, true),
+            ("primary JSON torn", torn(4096), true),
+            ("primary binary header torn", torn(0), true),
+            ("secondary JSON torn", torn(0x4000 + 4096), true),
+            ("secondary binary header torn", torn(0x4000), true),
+            ("primary older", join(&old, &new), true),
+            ("secondary older", join(&new, &old), true),
+            ("both torn", join(&torn(4096), &torn(0x4000 + 4096)), false),
+        ];
+        for (name, bytes, heals) in cases {
+            image.write(0, &bytes);
+            let ours = image.open();
+            if !heals {
+                assert_eq!(ours.expect_err(name).kind(), ErrorKind::Damaged);
+                assert!(!image.opens("pw"), "{name}");
+                continue;
+            }
+            let opened = ours.expect(name);
+            assert!(
+                opened.needs_repair() && opened.header.allow_discards(),
+                "{name}"
+            );
+            let mut header = opened.header;
+            let seqid = header.seqid();
+            image.carry_out(header.repair().expect("a plan"));
+            assert!(
+                header.repair().expect("a plan").is_empty(),
+                "{name}: repaired once"
+            );
+            let repaired = image.header();
+            assert_eq!(
+                (repaired.seqid(), repaired.allow_discards()),
+                (seqid, true),
+                "{name}"
+            );
+            let ours = image.read(0, COPIES as u64);
+            assert!(image.opens("pw"), "{name}");
+            assert_eq!(
+                image.read(0, COPIES as u64),
+                ours,
+                "{name}: cryptsetup repairs no more"
+            );
+            // And the other way round: after cryptsetup repairs the copy, nothing is left to repair.
+            image.write(0, &bytes);
+            assert!(image.opens("pw"), "{name}");
+            assert_eq!(image.header().seqid(), seqid, "{name}");
+        }
     }
 }

@@ -198,41 +198,43 @@ fn dropping_a_queue_with_requests_in_flight_gives_every_buffer_back() {
     });
 }
 
-#[test]
-fn a_full_file_system_is_no_space_and_what_was_written_stays() {
-    // SAFETY: geteuid has no arguments.
-    let root = unsafe { libc::geteuid() } == 0;
-    assert!(root, "needs root: a small tmpfs");
-    let dir = tempfile::tempdir().unwrap();
-    let small = |args: &[&str]| {
-        assert!(
-            std::process::Command::new(args[0])
-                .args(&args[1..])
-                .arg(dir.path())
-                .status()
-                .unwrap()
-                .success()
-        );
-    };
-    small(&["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs"]);
-    let result = std::panic::catch_unwind(|| {
-        let device =
-            FileDevice::create(&dir.path().join("disk"), SIZE, &Options::default()).unwrap();
-        let mut device = Blocking::open(&device).unwrap();
-        device.write_at(0, &[1; 65536]).unwrap();
-        assert_eq!(
-            device
-                .write_at(65536, &vec![2; 4 << 20])
-                .unwrap_err()
-                .kind(),
-            ErrorKind::NoSpace
-        );
-        let mut back = vec![0; 65536];
-        device.read_at(0, &mut back).unwrap();
-        assert!(back.iter().all(|b| *b == 1));
-    });
-    small(&["umount", "-l"]);
-    result.unwrap();
+mod needs_root {
+    use super::*;
+
+    #[test]
+    fn a_full_file_system_is_no_space_and_what_was_written_stays() {
+        test_support::needs_root("a small tmpfs");
+        let dir = tempfile::tempdir().unwrap();
+        let small = |args: &[&str]| {
+            assert!(
+                std::process::Command::new(args[0])
+                    .args(&args[1..])
+                    .arg(dir.path())
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        };
+        small(&["mount", "-t", "tmpfs", "-o", "size=1M", "tmpfs"]);
+        let result = std::panic::catch_unwind(|| {
+            let device =
+                FileDevice::create(&dir.path().join("disk"), SIZE, &Options::default()).unwrap();
+            let mut device = Blocking::open(&device).unwrap();
+            device.write_at(0, &[1; 65536]).unwrap();
+            assert_eq!(
+                device
+                    .write_at(65536, &vec![2; 4 << 20])
+                    .unwrap_err()
+                    .kind(),
+                ErrorKind::NoSpace
+            );
+            let mut back = vec![0; 65536];
+            device.read_at(0, &mut back).unwrap();
+            assert!(back.iter().all(|b| *b == 1));
+        });
+        small(&["umount", "-l"]);
+        result.unwrap();
+    }
 }
 
 #[test]

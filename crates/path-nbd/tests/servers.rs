@@ -47,12 +47,12 @@ fn nbdkit_at(args: &[&str], uri: impl Fn(u16) -> String) -> (Peer, u16) {
 
 /// Starts a server and waits until it answers. Returns its exit status if it ends before.
 fn try_spawn(program: &str, args: &[&str], uri: String) -> Result<Peer, ExitStatus> {
-    let child = Command::new(program)
+    let child = Command::new(test_support::installed(program))
         .args(args)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|e| panic!("{program} is needed (cargo xtask setup): {e}"));
+        .unwrap();
     let mut peer = Peer { child, uri };
     let until = Instant::now() + WITHIN;
     while path(&peer.uri).identify(Duration::from_secs(1)).is_err() {
@@ -180,6 +180,7 @@ fn certificates(dir: &Path) -> String {
                   printf 'subjectAltName=IP:127.0.0.1' > san && \
                   openssl x509 -req -in s.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial \
                   -out server-cert.pem -days 2 -extfile san";
+    test_support::installed("openssl");
     let made = Command::new("sh")
         .args(["-c", script])
         .current_dir(dir)

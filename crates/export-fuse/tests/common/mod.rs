@@ -89,14 +89,6 @@ pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
     }
 }
 
-/// Panics if the test does not run as root.
-#[track_caller]
-pub fn needs_root() {
-    // SAFETY: it has no arguments and cannot fail.
-    let root = unsafe { libc::geteuid() } == 0;
-    assert!(root, "needs root; run `cargo xtask test` as root");
-}
-
 /// Waits for a condition, longer than the slowest machine takes.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

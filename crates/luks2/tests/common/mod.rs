@@ -176,13 +176,13 @@ const PBKDF2_ARGS: &[&str] = &["--pbkdf-force-iterations=1000"];
 
 pub(crate) fn cryptsetup(args: &[&str], input: &str) -> Output {
     use std::io::Write;
-    let mut child = Command::new("cryptsetup")
+    let mut child = Command::new(test_support::installed("cryptsetup"))
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .expect("cryptsetup is installed");
+        .expect("it starts");
     // A cryptsetup that does not read its input closes the pipe; that is not a failure.
     let _ = child
         .stdin

@@ -102,7 +102,7 @@ impl Server {
 
     fn qemu_nbd(&self) -> Command {
         let image = self.image.display();
-        let mut command = Command::new("qemu-nbd");
+        let mut command = Command::new(test_support::installed("qemu-nbd"));
         command
             .args(["-x", "e", "--shared=0", "-t", "--discard=unmap", "-D"])
             .arg(format!("wwid={}", self.wwid))
@@ -118,7 +118,7 @@ impl Server {
 
     fn nbdkit_command(&self) -> Command {
         let mut parts = self.extra.splitn(2, |e| e == "--");
-        let mut command = Command::new("nbdkit");
+        let mut command = Command::new(test_support::installed("nbdkit"));
         command
             .args(["-f", "-U"])
             .arg(&self.socket)
@@ -132,7 +132,7 @@ impl Server {
 
     fn flushless_command(&self) -> Command {
         let image = self.image.display();
-        let mut command = Command::new("nbdkit");
+        let mut command = Command::new(test_support::installed("nbdkit"));
         command
             .args(["-f", "-U"])
             .arg(&self.socket)

@@ -55,13 +55,13 @@ impl Tgtd {
         let image = dir.path().join("lun");
         let file = std::fs::File::create(&image).expect("an image");
         file.set_len(super::SIZE).expect("its size");
-        let child = Command::new("tgtd")
+        let child = Command::new(test_support::installed("tgtd"))
             .args(["-f", "-C", &control, "--iscsi"])
             .arg(format!("portal={},portal={}", portals[0], portals[1]))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
-            .expect("tgtd starts; it is in the package `tgt`");
+            .expect("it starts");
         let tgtd = Tgtd {
             child,
             control,
@@ -90,13 +90,13 @@ impl Tgtd {
     }
 
     fn try_admin(&self, arguments: &str) -> bool {
-        Command::new("tgtadm")
+        Command::new(test_support::installed("tgtadm"))
             .args(["-C", &self.control, "--lld", "iscsi"])
             .args(arguments.split(' '))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
-            .expect("tgtadm is in the package `tgt`")
+            .expect("it starts")
             .success()
     }
 

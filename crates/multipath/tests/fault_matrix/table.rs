@@ -19,7 +19,7 @@ fn place(named: &str) -> (PathBuf, &str) {
 /// Returns the names of the tests in a source file.
 fn tests_in(path: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let lines: Vec<_> = text.lines().collect();
+    let lines: Vec<_> = text.lines().map(str::trim_start).collect();
     let name = |line: &str| {
         let rest = line.strip_prefix("fn ")?;
         Some(rest.split('(').next()?.to_owned())
