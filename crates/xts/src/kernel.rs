@@ -128,3 +128,37 @@ impl Engine {
         }
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::*;
+
+    /// Tweaks that carry out of every bit, and between the halves.
+    const EXTREME: [u128; 6] = [
+        1,
+        1 << 63,
+        1 << 127,
+        u128::MAX,
+        u128::MAX << 64,
+        0x8000_0000_0000_0001 << 60,
+    ];
+
+    #[test]
+    fn every_kernel_of_this_cpu_makes_the_powers_that_the_portable_one_makes() {
+        for (kernel, start) in Kernel::available()
+            .into_iter()
+            .flat_map(|kernel| EXTREME.map(|start| (kernel, start)))
+        {
+            let made = match kernel {
+                Kernel::Portable => continue,
+                // SAFETY: the CPU has the features of an available kernel.
+                Kernel::AesNi => unsafe { aesni::ladder_and_next(start) },
+                // SAFETY: as above.
+                Kernel::Vaes512 => unsafe { vaes512::lanes_and_next(start) },
+            };
+            let mut right = vec![0; made.len()];
+            portable::powers(start, &mut right);
+            assert_eq!(made, right, "{kernel}, {start:032x}");
+        }
+    }
+}

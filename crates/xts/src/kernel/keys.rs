@@ -157,6 +157,7 @@ fn store(to: &mut [u8], index: usize, key: __m128i) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Kernel;
 
     /// Keys of FIPS 197 appendix A.1 and A.3, each with its last round key.
     const EXPANSIONS: [(&str, &str); 2] = [
@@ -171,20 +172,19 @@ mod tests {
     ];
 
     #[test]
-    fn expansion_ends_as_in_fips_197_appendix_a() {
-        if !is_x86_feature_detected!("aes") {
-            return;
-        }
-        for (key, last) in EXPANSIONS {
+    fn expansion_ends_as_in_fips_197_appendix_a_for_every_kernel_of_this_cpu() {
+        let kernels = Kernel::available();
+        let instructions = kernels.iter().filter(|kernel| **kernel != Kernel::Portable);
+        for (kernel, (key, last)) in instructions.flat_map(|k| EXPANSIONS.map(|e| (k, e))) {
             let key = crate::vectors::unhex(key);
             let keys = RoundKeys::new(&[&key[..], &key[..]].concat());
             let schedule = keys.bytes().len() / 3;
             let last = crate::vectors::unhex(last);
-            assert_eq!(keys.bytes()[schedule - 16..schedule], last);
+            assert_eq!(keys.bytes()[schedule - 16..schedule], last, "{kernel}");
             assert_eq!(
                 keys.bytes()[schedule..schedule + 16],
                 last,
-                "deciphering starts with it"
+                "{kernel}: decryption starts with it"
             );
             assert_eq!(keys.bytes()[..schedule], keys.bytes()[2 * schedule..]);
         }
