@@ -10,7 +10,6 @@ const LINES_MAX: usize = 800;
 const UNFINISHED: &[&str] = &[
     concat!("TO", "DO"),
     concat!("FIX", "ME"),
-    concat!("#[ig", "nore]"),
     concat!("todo", "!("),
     concat!("unimpl", "emented!("),
 ];
@@ -176,8 +175,50 @@ fn broken(text: &str) -> Vec<String> {
         if let Some(word) = UNFINISHED.iter().find(|word| line.contains(**word)) {
             rules.push(format!("line {}: {word}", number + 1));
         }
+        if is_fence_of_ignored_example(line) {
+            rules.push(format!("line {}: {IGNORED}", number + 1));
+        }
+    }
+    if ignores_a_test(text) {
+        rules.push(IGNORED.into());
     }
     rules
+}
+
+/// Rule on tests that are compiled and not run.
+const IGNORED: &str = "an ignored test; make it run, or an example, or a command";
+
+/// Checks whether a text has an attribute `ignore`, alone or in a `cfg_attr`, in any spelling.
+fn ignores_a_test(text: &str) -> bool {
+    let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+    let attributes = text.split("#[").skip(1);
+    attributes.into_iter().any(|rest| {
+        let is_ignore = |part: &str| {
+            let name = part.split(['=', ']', ')', '"']).next();
+            name == Some("ignore")
+        };
+        let condition = rest.strip_prefix("cfg_attr(");
+        let attribute = condition.map(|rest| rest.split("#[").next().unwrap_or_default());
+        match attribute {
+            None => is_ignore(rest),
+            Some(rest) => {
+                let end = rest.find(")]").unwrap_or(rest.len());
+                rest[..end].split(',').skip(1).any(is_ignore)
+            }
+        }
+    })
+}
+
+/// Checks whether a line begins an example in the documentation that is not compiled.
+fn is_fence_of_ignored_example(line: &str) -> bool {
+    let comment = line
+        .trim_start()
+        .trim_start_matches(['/', '!'])
+        .trim_start();
+    let words = comment.strip_prefix("```").unwrap_or_default();
+    words
+        .split([',', ' '])
+        .any(|word| word.starts_with("ignore"))
 }
 
 /// Words that add nothing to a name.
@@ -271,6 +312,33 @@ mod tests {
             broken(&format!("//! x\n{}", "\n".repeat(LINES_MAX))).len(),
             1
         );
+    }
+
+    #[test]
+    fn ignored_tests_are_found_in_every_spelling() {
+        let ignored = [
+            "#[IG]",
+            "#[IG = \"slow\"]",
+            "#[ IG ]",
+            "#[test]\n# [\n    IG\n]",
+            "#[cfg_attr(miri, IG)]",
+            "#[cfg_attr(all(unix, miri), IG = \"slow\", allow(unused))]",
+            "#[cfg_attr(miri, allow(unused), IG)]",
+            "#[cfg_attr(\n    miri,\n    IG\n)]",
+            "/// ```IG",
+            "//! ```rust,IG",
+        ];
+        for text in ignored {
+            let text = format!("//! x\n{}\nfn main() {{}}\n", text.replace("IG", "ignore"));
+            assert_eq!(broken(&text).len(), 1, "{text}");
+        }
+        for text in [
+            "#[cfg_attr(miri, allow(dead_code))]\nfn f(a: u8, ignore: u8) {}",
+            "/// ```\n/// ignore(1);\n/// ```\nfn g() {}",
+            "#[test]\nfn ignore() {}",
+        ] {
+            assert!(broken(&format!("//! x\n{text}\n")).is_empty(), "{text}");
+        }
     }
 
     #[test]
