@@ -1,45 +1,21 @@
-//! Access states of a target's ports (ALUA, SPC-4, section 5.15.2): learned from I/O errors and
-//! from queries.
-//!
-//! ```text
-//!   queue ── "port is standby", "access changed" ──► PortAccess ◄── queries ── monitor
-//!                                                        │
-//!                                 dispatch: which links may carry I/O
-//! ```
-//!
-//! A state learned from I/O takes effect immediately; a later query result replaces it. Each query
-//! runs on its own thread, so that an unresponsive port delays nothing.
-//!
-//! Deliberately absent: activating a port (SET TARGET PORT GROUPS). That would move the LUN for
-//! every host that uses it.
+//! Access state of a target's port (ALUA, SPC-4, section 5.15.2).
 
-use crate::lun::Shared;
-use crate::policy::Nanos;
-use crate::state::{QueueMessage, SharedPath, lock};
-use lunpath::{Access, AccessHint};
-use std::sync::Arc;
+use lunpath::Access;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
-
-/// Query interval of a port while all is well. A change is reported with the next I/O; the query is
-/// for a port that carries none, and for a target that does not report changes.
-const EVERY: Nanos = 5_000_000_000;
-/// Query interval while I/O waits for a port.
-const EVERY_URGENT: Nanos = 200_000_000;
-/// Minimum time between two queries, for a target whose answers contradict its errors.
-const AT_LEAST: Nanos = 100_000_000;
 
 /// Access state of one path's port.
 #[derive(Debug)]
 pub(crate) struct PortAccess {
     state: AtomicU8,
     /// The target reports different states for its ports.
-    varies: AtomicBool,
+    pub(crate) varies: AtomicBool,
     /// The state may have changed since the last query.
-    doubtful: AtomicBool,
-    asking: AtomicBool,
+    pub(crate) doubtful: AtomicBool,
+    /// A query is running.
+    pub(crate) asking: AtomicBool,
     /// Time of the last query.
-    asked: AtomicU64,
+    pub(crate) asked: AtomicU64,
 }
 
 const ALL: [Access; 5] = [
@@ -65,6 +41,11 @@ impl PortAccess {
         ALL[usize::from(self.state.load(Acquire))]
     }
 
+    /// Records the state; returns whether it has changed.
+    pub(crate) fn set(&self, access: Access) -> bool {
+        self.state.swap(access as u8, AcqRel) != access as u8
+    }
+
     pub(crate) fn carries(&self) -> bool {
         self.get().carries()
     }
@@ -73,98 +54,8 @@ impl PortAccess {
         self.varies.store(varies, Relaxed);
     }
 
-    fn doubt(&self) {
+    pub(crate) fn doubt(&self) {
         self.varies.store(true, Relaxed);
         self.doubtful.store(true, Release);
     }
-}
-
-/// Records the access state of a port.
-pub(crate) fn note(shared: &Shared, path: &SharedPath, access: Access) {
-    if access != Access::Optimized {
-        path.access.set_varies(true);
-    }
-    let before = path.access.state.swap(access as u8, AcqRel);
-    if before != access as u8 {
-        let what = format!("its port is {}", access.name().replace('_', "-"));
-        tracing::info!(path = path.path.name(), "{what}");
-        shared.log.add(path.path.name(), what, 0);
-    }
-}
-
-/// Handles a hint about a port's access from a queue. A change of one port usually affects others,
-/// so all ports are queried again.
-pub(crate) fn handle_hint(shared: &Shared, path: &SharedPath, sign: AccessHint) {
-    if let AccessHint::Is(access) = sign {
-        note(shared, path, access);
-    }
-    path.access.doubt();
-    for other in shared.paths() {
-        if other.access.varies.load(Relaxed) {
-            other.access.doubt();
-        }
-    }
-    shared.wake_monitor();
-}
-
-/// Starts a query of a path's port if one is due. Returns whether its result is awaited.
-pub(crate) fn query_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) -> bool {
-    let access = &path.access;
-    if !access.varies.load(Relaxed) || !path.eligible() {
-        return false;
-    }
-    let carries = |p: &Arc<SharedPath>| p.access.carries() && p.links_up.load(Relaxed) > 0;
-    let urgent = access.get() == Access::Transitioning || !shared.paths().iter().any(carries);
-    let since = shared.clock.now() - access.asked.load(Relaxed);
-    let due = match (access.doubtful.load(Acquire), urgent) {
-        (true, _) => since >= AT_LEAST,
-        (false, true) => since >= EVERY_URGENT,
-        (false, false) => since >= EVERY,
-    };
-    if due && !access.asking.swap(true, AcqRel) {
-        let (shared, path) = (Arc::clone(shared), Arc::clone(path));
-        let task = move || {
-            query(&shared, &path);
-            path.access.asking.store(false, Release);
-        };
-        let thread = std::thread::Builder::new().name("lun-access".into());
-        if thread.spawn(task).is_err() {
-            access.asking.store(false, Release);
-        }
-    }
-    urgent || access.doubtful.load(Relaxed)
-}
-
-/// Queries a path's port and notifies the queues.
-pub(crate) fn query(shared: &Shared, path: &SharedPath) {
-    let access = &path.access;
-    // A hint that arrives from here on may be newer than the query result.
-    access.doubtful.store(false, Release);
-    let answer = path.path.access(shared.connect_within);
-    access.asked.store(shared.clock.now(), Relaxed);
-    let unlinked = path.links_up.load(Relaxed) == 0;
-    match answer {
-        Ok(now) => {
-            access.set_varies(now.is_some());
-            if unlinked {
-                path.failing.store(false, Relaxed);
-            }
-            if !access.doubtful.load(Acquire) {
-                note(shared, path, now.unwrap_or(Access::Optimized));
-            }
-            for queue in lock(&shared.queues).iter() {
-                queue.post(QueueMessage::Recheck);
-            }
-        }
-        Err(error) => {
-            tracing::debug!(
-                path = path.path.name(),
-                "cannot query its access state: {error}"
-            );
-            if unlinked {
-                path.fails(error.to_string());
-            }
-        }
-    }
-    shared.wake_monitor();
 }

@@ -1,7 +1,8 @@
 //! A queue's connection on one path, with the queue's knowledge about it.
 
+use crate::latency::{Latencies, quantile};
+use crate::path::SharedPath;
 use crate::policy::Nanos;
-use crate::state::{Latencies, SharedPath, quantile};
 use lunpath::PathQueue;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,23 +1,25 @@
 //! A LUN: its paths, its identity, and the administrative operations on it while it is in use.
 
-use crate::access;
 use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
+use crate::clock::Clock;
 use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
 use crate::identity::{self, Proof};
+use crate::log::Log;
+use crate::mailbox::{LINK_UP, QueueShared, WaitingIo};
 use crate::monitor::Monitor;
-use crate::policy::{PathView, Policy};
+use crate::path::{Admin, PathState, SharedPath};
+use crate::proving;
 use crate::queue::LunQueue;
-use crate::state::{
-    Admin, Clock, LINK_UP, Log, PATHS_MAX, PathState, Port, QueueMessage, QueueShared, Refusal,
-    SharedPath, WaitingIo, lock,
-};
+use crate::refusal::Refusal;
+use crate::shared::{PathSpec, Shared};
 use crate::status::{LunStatus, health, path_status};
+use crate::sync::lock;
 use crate::trace::Trace;
 use crate::unanswered::UnansweredWrites;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
-use lunpath::{Identity, Lunpath};
-use numa::{LOCAL, Topology};
+use lunpath::Identity;
+use numa::Topology;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -31,23 +33,13 @@ const CLOSE_WITHIN: Duration = Duration::from_secs(1);
 /// Pause between two checks for lost writes.
 const SETTLE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Configuration of one path when a LUN is opened.
-pub struct PathSpec {
-    /// The path itself.
-    pub path: Arc<dyn Lunpath>,
-    /// Legacy name of the path, `cXtYdZ`.
-    pub legacy: String,
-    /// If false, the path is known but not used.
-    pub enabled: bool,
-}
-
 /// Configuration with which a LUN is opened.
 pub struct Config {
     /// Persistent name, `diskN`.
     pub name: String,
     /// Attribute values.
     pub attributes: Attributes,
-    /// At least one path, at most [`PATHS_MAX`].
+    /// At least one path, at most [`crate::PATHS_MAX`].
     pub paths: Vec<PathSpec>,
     /// Identity when the LUN was last seen. `None` accepts the first path that answers.
     pub identity: Option<Identity>,
@@ -65,168 +57,7 @@ pub struct Lun {
     _monitor: Monitor,
 }
 
-/// State shared by all threads of a LUN.
-pub(crate) struct Shared {
-    pub(crate) name: String,
-    pub(crate) info: DeviceInfo,
-    pub(crate) clock: Clock,
-    /// Incremented by each change of paths or attributes.
-    pub(crate) generation: AtomicU64,
-    pub(crate) unanswered: UnansweredWrites,
-    pub(crate) log: Log,
-    pub(crate) connect_within: Duration,
-    pub(crate) closing: AtomicBool,
-    /// Set for a forced close: I/O no longer waits for a path.
-    pub(crate) abandoned: AtomicBool,
-    /// Held while a path is proven. Proofs run one at a time, so that none finds the nonce of
-    /// another, and so that of several paths that return together each is compared with the first.
-    pub(crate) proving: Mutex<()>,
-    pub(crate) queues: Mutex<Vec<Arc<QueueShared>>>,
-    pub(crate) identity: Mutex<Identity>,
-    proof: Proof,
-    attributes: RwLock<Arc<Attributes>>,
-    paths: RwLock<Vec<Arc<SharedPath>>>,
-    wake: (Mutex<bool>, Condvar),
-    pub(crate) topology: Topology,
-    next_queue: AtomicU64,
-}
-
 impl Shared {
-    pub(crate) fn attributes(&self) -> Arc<Attributes> {
-        Arc::clone(&self.attributes.read().unwrap_or_else(|e| e.into_inner()))
-    }
-
-    fn put(&self, attributes: Attributes) {
-        *self.attributes.write().unwrap_or_else(|e| e.into_inner()) = Arc::new(attributes);
-        self.changed();
-    }
-
-    pub(crate) fn policy(&self) -> Policy {
-        self.attributes().load_bal_policy
-    }
-
-    pub(crate) fn proof(&self) -> Proof {
-        self.proof
-    }
-
-    pub(crate) fn paths(&self) -> Vec<Arc<SharedPath>> {
-        self.paths.read().unwrap_or_else(|e| e.into_inner()).clone()
-    }
-
-    /// Builds the part of the path views that is constant between changes of paths or attributes.
-    pub(crate) fn views(&self, paths: &[Arc<SharedPath>], own_cell: Option<u32>) -> Vec<PathView> {
-        let attributes = self.attributes();
-        let names = |path: &SharedPath, name: &str| {
-            !name.is_empty() && (path.path.name() == name || path.legacy == name)
-        };
-        let view = |path: &Arc<SharedPath>| {
-            let mut weights = attributes.wrr_path_weight.iter();
-            let cell = Some(path.cell.load(Relaxed)).filter(|c| *c != u32::MAX);
-            // Without distance information, every path counts as local.
-            let distance = own_cell
-                .zip(cell)
-                .and_then(|(a, b)| self.topology.distance(a, b));
-            PathView {
-                usable: false,
-                optimized: true,
-                in_flight: 0,
-                bytes_in_flight: 0,
-                cell,
-                distance: distance.unwrap_or(LOCAL),
-                weight: weights
-                    .find(|(name, _)| names(path, name))
-                    .map_or(1, |(_, w)| *w),
-                port: path.port.index,
-                throughput: 1,
-                preferred: names(path, &attributes.preferred_path),
-                preferred_port: path.port.name == attributes.pref_tport,
-                lockdown: names(path, &attributes.lpt_to_lockdown),
-            }
-        };
-        paths.iter().map(view).collect()
-    }
-
-    pub(crate) fn wake_monitor(&self) {
-        *lock(&self.wake.0) = true;
-        self.wake.1.notify_one();
-    }
-
-    /// Blocks until the monitor is woken, or for at most `time`.
-    pub(crate) fn monitor_sleep(&self, time: Duration) {
-        let woken = lock(&self.wake.0);
-        let (mut woken, _) = self
-            .wake
-            .1
-            .wait_timeout_while(woken, time, |woken| !*woken)
-            .unwrap_or_else(|e| e.into_inner());
-        *woken = false;
-    }
-
-    pub(crate) fn forget_queue(&self, id: u64) {
-        lock(&self.queues).retain(|q| q.id != id);
-    }
-
-    pub(crate) fn changed(&self) {
-        self.generation.fetch_add(1, Release);
-        for queue in lock(&self.queues).iter() {
-            queue.post(QueueMessage::Recheck);
-        }
-        self.wake_monitor();
-    }
-
-    /// Notifies all queues that a path is out of use.
-    pub(crate) fn drop_path(&self, path: &SharedPath) {
-        for queue in lock(&self.queues).iter() {
-            queue.post(QueueMessage::Drop(path.id));
-        }
-    }
-
-    pub(crate) fn refuse(&self, path: &SharedPath, refusal: Refusal) {
-        let (name, why) = (path.path.name(), &refusal.why);
-        tracing::error!(lun = self.name, path = name, "AUTH_FAILED: {why}");
-        self.log
-            .add(name, format!("refused (AUTH_FAILED): {why}"), 0);
-        path.refuse(refusal, self.clock.now());
-        self.drop_path(path);
-    }
-
-    fn add_path(&self, spec: PathSpec) -> Result<Arc<SharedPath>> {
-        let mut paths = self.paths.write().unwrap_or_else(|e| e.into_inner());
-        let invalid = |why: String| Err(Error::new(ErrorKind::Invalid, &self.name, why));
-        if paths.len() >= PATHS_MAX {
-            return invalid(format!("a LUN has at most {PATHS_MAX} paths"));
-        }
-        let same = |p: &&Arc<SharedPath>| p.path.name() == spec.path.name();
-        if paths
-            .iter()
-            .find(same)
-            .is_some_and(|p| p.admin() != Admin::Removed)
-        {
-            return invalid(format!(
-                "`{}` is already one of its paths",
-                spec.path.name()
-            ));
-        }
-        let name = spec.path.target_port();
-        let known = paths.iter().find(|p| p.port.name == name);
-        let port = known.map(|p| Arc::clone(&p.port)).unwrap_or_else(|| {
-            let index = paths.iter().map(|p| p.port.index + 1).max().unwrap_or(0);
-            let in_flight = Default::default();
-            Arc::new(Port {
-                name,
-                index,
-                in_flight,
-            })
-        });
-        let path = SharedPath::new(paths.len(), spec.path, spec.legacy, port);
-        if !spec.enabled {
-            path.set_admin(Admin::Disabled);
-        }
-        let path = Arc::new(path);
-        paths.push(Arc::clone(&path));
-        Ok(path)
-    }
-
     /// Opens a queue. Waits for the first connection, and for a limited time for the others, but
     /// not for a path that is known to be lost: it is added when it answers. During a forced close,
     /// does not wait even for the first connection if every path is lost.
@@ -247,9 +78,8 @@ impl Shared {
             opened.kick()?;
             let paths = self.paths();
             let heeded = self.attributes().alua_enabled;
-            let wants = |p: &&Arc<SharedPath>| {
-                crate::monitor::wants_link(p, only) && (p.access.carries() || !heeded)
-            };
+            let wants =
+                |p: &&Arc<SharedPath>| p.wants_link(only) && (p.access.carries() || !heeded);
             let wanted = paths.iter().filter(wants);
             let missing: Vec<_> = wanted
                 .filter(|p| queue.links[p.id].load(Acquire) != LINK_UP)
@@ -496,7 +326,7 @@ impl Lun {
             return Err(Error::new(ErrorKind::Invalid, &self.shared.name, why));
         }
         *lock(&self.shared.identity) = found;
-        path.accept();
+        path.refusals.lift();
         self.shared
             .log
             .add(path.path.name(), "its identity was accepted".into(), 0);
@@ -657,7 +487,7 @@ impl Shared {
         let mut reference: Option<Arc<SharedPath>> = None;
         for (id, found, info) in answers {
             let path = &paths[*id];
-            self.learn(path, found, info);
+            proving::learn(self, path, found, info);
             if let Some(why) = identity::differs(identity, found) {
                 self.refuse(path, Refusal::described(why));
                 continue;
@@ -669,7 +499,7 @@ impl Shared {
                 }
                 Some(reference) => {
                     // A path that cannot be proven now is proven when it is connected.
-                    match self.prove(reference, path) {
+                    match proving::prove(self, reference, path) {
                         Ok(Some(refusal)) => self.refuse(path, refusal),
                         Ok(None) => path.proven.store(true, Release),
                         Err(error) => tracing::warn!("{error}"),
@@ -677,63 +507,5 @@ impl Shared {
                 }
             }
         }
-    }
-
-    /// Records the properties that a path's target reports.
-    pub(crate) fn learn(&self, path: &SharedPath, found: &Identity, info: &DeviceInfo) {
-        // A path whose server reports another cache mode than the LUN does not keep the LUN's
-        // promise: without FLUSH, nothing on that path makes a write durable.
-        let other_cache = info.volatile_write_cache != self.info.volatile_write_cache;
-        let takes_none = found.read_only || other_cache;
-        if takes_none && !found.read_only && !path.read_only.load(Relaxed) {
-            let what = "accepts no writes: its cache mode (FLUSH) differs from the LUN's";
-            self.log.add(path.path.name(), what.into(), 0);
-        }
-        path.read_only.store(takes_none, Relaxed);
-        access::note(self, path, found.access);
-        path.cell.store(info.numa_node.unwrap_or(u32::MAX), Relaxed);
-    }
-
-    /// Checks whether a nonce may be written through a path.
-    fn writable(&self, reference: &SharedPath) -> bool {
-        !lock(&self.identity).read_only && !reference.read_only.load(Relaxed)
-    }
-
-    /// Checks whether a path can be proven by a nonce written through another path.
-    pub(crate) fn proves_by_nonce(&self, reference: &SharedPath) -> bool {
-        self.proof() != Proof::Compare && self.writable(reference)
-    }
-
-    /// Compares two paths over new connections. Returns a refusal if they lead to different LUNs.
-    pub(crate) fn prove(
-        &self,
-        reference: &SharedPath,
-        path: &SharedPath,
-    ) -> Result<Option<Refusal>> {
-        let within = self.connect_within;
-        let proof = self.proof();
-        let identity = lock(&self.identity).clone();
-        let writable = self.writable(reference);
-        if identity::is_generic(identity.wwid.as_deref()) && writable && proof == Proof::Compare {
-            let wwid = identity.wwid.as_deref().unwrap_or("none");
-            return Ok(Some(Refusal::described(format!(
-                "world-wide ID {wwid} may not be unique, and nothing on the LUN can prove that it \
-                 is the same; `evfs path replace-wwid` accepts the path"
-            ))));
-        }
-        let mut ours = reference.path.connect(within)?.open()?;
-        let mut theirs = path.path.connect(within)?.open()?;
-        let until = Instant::now() + within;
-        let proof = if writable { proof } else { Proof::Compare };
-        let refuted = identity::prove(&mut *ours, &mut *theirs, proof, until);
-        if refuted.is_err() {
-            // The drop of a queue waits for requests in flight.
-            let _ = ours.withdraw(identity::PROBE);
-            let _ = theirs.withdraw(identity::PROBE);
-        }
-        Ok(refuted?.map(|why| Refusal {
-            why,
-            other_blocks: true,
-        }))
     }
 }

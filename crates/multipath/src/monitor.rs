@@ -1,19 +1,19 @@
 //! Control plane of a LUN: opens connections, proves paths, fences lost ones. It may block; I/O
 //! threads never wait for it.
 
-use crate::access;
+use crate::access_query;
 use crate::attributes::Recovery;
 use crate::identity;
-use crate::lun::Shared;
-use crate::state::{
-    Admin, LINK_CONNECTING, LINK_DOWN, LINK_UP, QueueMessage, QueueShared, Refusal, SharedPath,
-    lock,
-};
+use crate::mailbox::{LINK_CONNECTING, LINK_DOWN, LINK_UP, QueueMessage, QueueShared};
+use crate::path::SharedPath;
+use crate::proving;
+use crate::refusal::Refusal;
+use crate::shared::Shared;
+use crate::sync::lock;
 use block::{Error, ErrorKind, Result};
 use lunpath::{Connection, Identity};
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -23,9 +23,6 @@ const ROUND: Duration = Duration::from_millis(20);
 const IDLE_ROUND: Duration = Duration::from_millis(500);
 /// Pause while no queue is open; until it is woken, the monitor has no work.
 const REST: Duration = Duration::from_secs(60);
-/// Backoff between connection attempts: doubled with each failure, up to [`RETRY_LAST`].
-const RETRY_FIRST: Duration = Duration::from_millis(20);
-const RETRY_LAST: Duration = Duration::from_secs(1);
 /// Backoff between attempts to fence a key, up to [`FENCE_LAST`].
 const FENCE_FIRST: Duration = Duration::from_millis(50);
 const FENCE_LAST: Duration = Duration::from_secs(5);
@@ -61,7 +58,7 @@ fn watch(shared: &Arc<Shared>) {
         }
         if !queues.is_empty() {
             for path in shared.paths() {
-                down |= access::query_if_due(shared, &path);
+                down |= access_query::query_if_due(shared, &path);
                 examine_if_due(shared, &path);
             }
         }
@@ -87,15 +84,15 @@ fn watch(shared: &Arc<Shared>) {
 /// Starts a connection attempt if one is missing and due. Returns whether a connection is missing.
 fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<SharedPath>) -> bool {
     let cell = &queue.links[path.id];
-    if !wants_link(path, queue.only) || cell.load(Acquire) == LINK_UP {
+    if !path.wants_link(queue.only) || cell.load(Acquire) == LINK_UP {
         return false;
     }
     // A port without access is queried until it has access, and not connected to.
     if !path.access.carries() && shared.attributes().alua_enabled {
         return false;
     }
-    let next = &queue.next_try[path.id];
-    let due = next.load(Relaxed).max(path.next_try.load(Relaxed)) <= shared.clock.now();
+    let attempts = &queue.attempts[path.id];
+    let due = attempts.next_try().max(path.attempts.next_try()) <= shared.clock.now();
     let taken = due
         && cell
             .compare_exchange(LINK_DOWN, LINK_CONNECTING, Release, Relaxed)
@@ -110,12 +107,12 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
                 }
                 Ok(None) => queue.links[path.id].store(LINK_DOWN, Release),
                 Err(error) if error.kind() == ErrorKind::NotNow => {
-                    access::query(&shared, &path);
-                    pause(&shared, &queue, path.id);
+                    access_query::query(&shared, &path);
+                    queue.attempts[path.id].delay(shared.clock.now());
                     queue.links[path.id].store(LINK_DOWN, Release);
                 }
                 Err(error) => {
-                    pause(&shared, &queue, path.id);
+                    queue.attempts[path.id].delay(shared.clock.now());
                     queue.links[path.id].store(LINK_DOWN, Release);
                     tracing::debug!(
                         path = path.path.name(),
@@ -136,18 +133,6 @@ fn connect_if_due(shared: &Arc<Shared>, queue: &Arc<QueueShared>, path: &Arc<Sha
     true
 }
 
-/// Delays the next attempt of a queue on a path, longer each time until a connection was useful.
-pub(crate) fn pause(shared: &Shared, queue: &QueueShared, path: usize) {
-    later(shared, &queue.tries[path], &queue.next_try[path]);
-}
-
-fn later(shared: &Shared, tries: &AtomicU32, next_try: &AtomicU64) {
-    let failed = tries.fetch_add(1, Relaxed).min(16);
-    let pause = RETRY_LAST.min(RETRY_FIRST * (1 << failed));
-    let next = shared.clock.now() + pause.as_nanos() as u64;
-    next_try.store(next, Relaxed);
-}
-
 /// Opens a connection to this LUN; `None` if the path was refused or taken out of use.
 fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection>>> {
     let failures = path.failures.load(Acquire);
@@ -163,7 +148,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
             Ok(Some(connection)) => connection,
             Err(error) if error.kind() != ErrorKind::NotNow => {
                 path.fails(error.to_string());
-                later(shared, &path.tries, &path.next_try);
+                path.attempts.delay(shared.clock.now());
                 path.failures.fetch_add(1, Release);
                 return Err(error);
             }
@@ -175,7 +160,7 @@ fn admit(shared: &Shared, path: &SharedPath) -> Result<Option<Box<dyn Connection
         shared.refuse(path, Refusal::described(why));
         return Ok(None);
     }
-    shared.learn(path, connection.identity(), connection.info());
+    proving::learn(shared, path, connection.identity(), connection.info());
     path.access.set_varies(connection.access_varies());
     Ok(path.eligible().then_some(connection))
 }
@@ -242,7 +227,7 @@ fn reference(shared: &Shared, path: &SharedPath) -> (Option<Arc<SharedPath>>, bo
 /// Compares a path with a proven one. Without another path, only its identity can be checked.
 fn compare(shared: &Shared, path: &SharedPath, found: &Identity) -> Result<Option<Refusal>> {
     match reference(shared, path) {
-        (Some(reference), _) => shared.prove(&reference, path),
+        (Some(reference), _) => proving::prove(shared, &reference, path),
         // The ports used until now have no access. When an array moves a LUN between ports, the
         // identity must suffice, provided that no other LUN can have the same ID.
         (None, any) if !any || !identity::is_generic(found.wwid.as_deref()) => Ok(None),
@@ -267,7 +252,7 @@ fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
         _ => (0, Duration::ZERO),
     };
     let held = || {
-        path.held_back(shared.clock.now())
+        path.flaps.hold_back(shared.clock.now())
             && shared.paths().iter().any(|p| {
                 p.id != path.id
                     && p.eligible()
@@ -300,34 +285,34 @@ fn observe(shared: &Shared, path: &SharedPath) -> Result<()> {
 
 /// Starts another examination of a refused path if one is due.
 fn examine_if_due(shared: &Arc<Shared>, path: &Arc<SharedPath>) {
-    if !path.to_examine(shared.clock.now()) || path.examined.swap(true, AcqRel) {
+    if !path.to_examine(shared.clock.now()) || path.refusals.examined.swap(true, AcqRel) {
         return;
     }
     let (owned, examined) = (Arc::clone(shared), Arc::clone(path));
     let task = move || {
         examine(&owned, &examined);
-        examined.examined.store(false, Release);
+        examined.refusals.examined.store(false, Release);
     };
     let thread = std::thread::Builder::new().name("lun-examine".into());
     if thread.spawn(task).is_err() {
-        path.examined.store(false, Release);
+        path.refusals.examined.store(false, Release);
     }
 }
 
 /// Lifts a refusal if the path is proven to lead to the LUN; otherwise schedules the next
 /// examination.
 fn examine(shared: &Shared, path: &SharedPath) {
-    let Some(refusal) = path.refusal() else {
+    let Some(refusal) = path.refusals.current() else {
         return;
     };
     match still_refused(shared, path, &refusal) {
         // An administrator may have accepted the path in the meantime.
-        _ if path.refusal().is_none() => {}
+        _ if path.refusals.current().is_none() => {}
         Ok(None) => {
             let what = "now leads to the LUN: no longer refused";
             tracing::info!(lun = shared.name, path = path.path.name(), "{what}");
             shared.log.add(path.path.name(), what.into(), 0);
-            path.accept();
+            path.refusals.lift();
             shared.changed();
         }
         Ok(Some(refusal)) => path.refuse(refusal, shared.clock.now()),
@@ -350,7 +335,9 @@ fn still_refused(shared: &Shared, path: &SharedPath, refusal: &Refusal) -> Resul
     let _alone = lock(&shared.proving);
     let found = connection.identity();
     let enough = match reference(shared, path) {
-        (Some(reference), _) => !refusal.other_blocks || shared.proves_by_nonce(&reference),
+        (Some(reference), _) => {
+            !refusal.other_blocks || proving::proves_by_nonce(shared, &reference)
+        }
         (None, _) => !refusal.other_blocks && !identity::is_generic(found.wwid.as_deref()),
     };
     if enough {
@@ -392,9 +379,4 @@ fn start_fence(shared: &Arc<Shared>, lost: usize, key: u64, fences: &Fences) {
     let _ = std::thread::Builder::new()
         .name("lun-fence".into())
         .spawn(task);
-}
-
-/// Checks whether a path may have a link.
-pub(crate) fn wants_link(path: &SharedPath, only: Option<usize>) -> bool {
-    path.admin() == Admin::Enabled && path.eligible() && only.is_none_or(|o| o == path.id)
 }

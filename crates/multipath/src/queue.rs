@@ -15,13 +15,13 @@ mod lost;
 mod verify;
 mod watch;
 
-use crate::access;
+use crate::access_query;
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
-use crate::lun::Shared;
-use crate::monitor::wants_link;
+use crate::mailbox::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared};
 use crate::policy::{Io, Nanos, PathView, Selector};
-use crate::state::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared, lock};
+use crate::shared::Shared;
+use crate::sync::lock;
 use crate::trace::Record;
 use crate::unanswered::OPEN;
 use block::{BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
@@ -372,7 +372,7 @@ impl LunQueue {
             }
             // Without its own connection, this thread waits for one: another thread still has the
             // path.
-            let asked = link.queue.is_some() || (own && wants_link(&link.path, self.shared.only));
+            let asked = link.queue.is_some() || (own && link.path.wants_link(self.shared.only));
             if asked && written != link.path.flushed.load(Acquire) {
                 parts.push((index, written));
             }
@@ -434,7 +434,7 @@ impl LunQueue {
             let mut late = std::mem::take(&mut self.tags);
             queue.drain_late(&mut late);
             if let Some(sign) = queue.access_sign() {
-                access::handle_hint(&self.lun, &self.links[path].path, sign);
+                access_query::handle_hint(&self.lun, &self.links[path].path, sign);
             }
             let now = self.lun.clock.now();
             if !done.is_empty() || !late.is_empty() {
@@ -483,7 +483,7 @@ impl LunQueue {
         link.heard = now;
         if let LinkState::Suspect(since) = link.state {
             let back = *link.back.get_or_insert(now);
-            let penalty = link.path.penalty_secs(longest, now);
+            let penalty = link.path.flaps.penalty_secs(longest, now);
             if ((now - back) as f64) < penalty * 1e9 {
                 return;
             }

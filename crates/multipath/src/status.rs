@@ -1,6 +1,8 @@
 //! Status of a LUN and its paths.
 
-use crate::state::{Event, PathState, SharedPath, quantile};
+use crate::latency::quantile;
+use crate::log::Event;
+use crate::path::{PathState, SharedPath};
 use serde::Serialize;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;

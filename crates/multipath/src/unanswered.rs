@@ -1,7 +1,7 @@
 //! Lost writes: writes that a lost path left unanswered. A slow server may still execute them.
 
 use crate::policy::Nanos;
-use crate::state::lock;
+use crate::sync::lock;
 use block::Op;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;

@@ -107,10 +107,10 @@ impl LunQueue {
     fn leave_to_writable(&mut self, now: Nanos) {
         let heeded = self.attributes.alua_enabled;
         let takes = |l: &Link| !l.path.read_only.load(Relaxed);
-        let spare = |l: &Link| l.serves(heeded) && takes(l) && !l.path.held_back(now);
+        let spare = |l: &Link| l.serves(heeded) && takes(l) && !l.path.flaps.hold_back(now);
         let spared = self.shared.only.is_none() && self.links.iter().any(spare);
         for (view, link) in self.views.iter_mut().zip(&self.links) {
-            view.usable &= takes(link) && !(spared && link.path.held_back(now));
+            view.usable &= takes(link) && !(spared && link.path.flaps.hold_back(now));
         }
     }
 

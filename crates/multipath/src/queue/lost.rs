@@ -2,7 +2,6 @@
 
 use super::{LunQueue, Owner, TICK, nanos};
 use crate::link::LinkState;
-use crate::monitor::pause;
 use crate::policy::Nanos;
 use crate::unanswered::{OPEN, UnansweredWrite};
 use block::{Op, Wait};
@@ -48,11 +47,13 @@ impl LunQueue {
             }
         }
         if shared.eligible() {
-            shared.flapped(since, self.attributes.flap_penalty_secs, now);
+            shared
+                .flaps
+                .record(since, self.attributes.flap_penalty_secs, now);
             if useful {
-                self.shared.tries[path].store(0, Relaxed)
+                self.shared.attempts[path].forget_failures();
             } else {
-                pause(&self.lun, &self.shared, path)
+                self.shared.attempts[path].delay(self.lun.clock.now());
             }
         }
         drop(queue);

@@ -46,7 +46,10 @@ impl LunQueue {
     /// path; while the path is held back, writes go to other paths.
     pub(super) fn record_refusal(&mut self, path: usize, since: Nanos, now: Nanos) {
         let shared = &self.links[path].path;
-        if shared.flapped(since, self.attributes.flap_penalty_secs, now) {
+        if shared
+            .flaps
+            .record(since, self.attributes.flap_penalty_secs, now)
+        {
             let what = "refused a write that another path completed";
             self.lun.log.add(shared.path.name(), what.into(), 0);
         }

@@ -2,8 +2,9 @@
 
 use super::{LunQueue, Owner, TICK};
 use crate::link::{Link, LinkState};
+use crate::mailbox::WaitingIo;
 use crate::policy::Nanos;
-use crate::state::{WaitingIo, lock};
+use crate::sync::lock;
 use block::{Buf, Error, ErrorKind, Op};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -133,7 +134,7 @@ impl LunQueue {
         link.state = LinkState::Suspect(now);
         link.back = None;
         if link.path.links_suspect.load(Relaxed) == 0 {
-            link.path.flapped(link.heard, longest, now);
+            link.path.flaps.record(link.heard, longest, now);
         }
         link.count_suspect(true);
         link.path.counters.suspect_events.fetch_add(1, Relaxed);

@@ -105,7 +105,7 @@ fn only_the_log_looks_at_the_wall_clock() {
         }
     }
     assert!(files > 50, "{files}");
-    let log = crates.join("multipath/src/state.rs");
+    let log = crates.join("multipath/src/log.rs");
     assert!(found.iter().all(|(path, _)| *path == log), "{found:#?}");
     let looks = found
         .iter()
