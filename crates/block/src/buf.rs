@@ -4,16 +4,13 @@
 //! at least as long as the `Buf`. A queue that owns a `Buf` may therefore pass its address to the
 //! kernel.
 
-use crate::pool::Arena;
+use crate::arena::{Arena, BUF_ALIGN};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::any::Any;
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Alignment of a buffer's first byte: a page, which O_DIRECT and every ring accept.
-pub const BUF_ALIGN: usize = 4096;
 
 /// A range of bytes with one owner: the caller, or a queue while a request is in flight.
 pub struct Buf {

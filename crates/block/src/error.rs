@@ -1,6 +1,6 @@
 //! Errors of block devices: a kind to match on, a context for messages, and a source.
 
-use crate::{Op, OpKind};
+use crate::op::{Op, OpKind};
 use std::fmt;
 use std::io;
 

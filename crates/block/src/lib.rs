@@ -31,24 +31,28 @@
 //! Deliberately absent: callbacks, async runtimes, locks on the data path, and any knowledge of the
 //! layers above and below.
 
+mod arena;
 mod backlog;
 mod blocking;
 mod buf;
 mod device;
 mod error;
+mod op;
 mod pool;
 mod request;
 mod stats;
 mod sticky_flush;
 mod wait;
 
+pub use arena::BUF_ALIGN;
 pub use backlog::Backlog;
 pub use blocking::Blocking;
-pub use buf::{BUF_ALIGN, Buf, Bufs};
+pub use buf::{Buf, Bufs};
 pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
 pub use error::{Error, ErrorKind, Result};
+pub use op::{Op, OpKind};
 pub use pool::BufPool;
-pub use request::{Completion, Op, OpKind, Request};
+pub use request::{Completion, Request};
 pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
 pub use wait::{WaitPair, Waker};

@@ -4,9 +4,10 @@
 //! Buffers are not zeroed between uses, only when the pool is freed: the user of a buffer fills it
 //! before other code can read it.
 
-use crate::Buf;
+use crate::arena::Arena;
+use crate::buf::Buf;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// A pool of buffers of one size, of which at most `count` are in use at a time.
 ///
@@ -16,62 +17,14 @@ pub struct BufPool {
     arena: Arc<Arena>,
 }
 
-/// The mapping behind a pool. Exists until the pool and all its buffers are dropped.
-pub(crate) struct Arena {
-    base: NonNull<u8>,
-    buf_size: usize,
-    count: usize,
-    free: Mutex<Vec<u32>>,
-}
-
-// SAFETY: the mapping belongs to the arena; the free list, which decides which buffer owns which
-// part of it, is behind a mutex.
-unsafe impl Send for Arena {}
-// SAFETY: as above.
-unsafe impl Sync for Arena {}
-
 impl BufPool {
     /// Creates a pool of `count` buffers of `buf_size` bytes, rounded up to whole pages.
     ///
     /// # Panics
     /// When the system has no memory to map.
     pub fn new(buf_size: usize, count: usize) -> BufPool {
-        let buf_size = buf_size.max(1).next_multiple_of(crate::BUF_ALIGN);
-        let count = count.max(1);
-        let bytes = buf_size
-            .checked_mul(count)
-            .expect("a pool fits the address space");
-        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing. It is
-        // zero, so all of it is initialized.
-        let base = unsafe {
-            let at = libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            );
-            assert!(
-                at != libc::MAP_FAILED,
-                "cannot allocate a pool of {bytes} bytes"
-            );
-            // Plaintext must not reach a core dump; large pages save TLB misses. Miri supports
-            // neither call and needs neither.
-            if !cfg!(miri) {
-                libc::madvise(at, bytes, libc::MADV_DONTDUMP);
-                libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
-            }
-            NonNull::new(at.cast::<u8>()).expect("mmap does not return null")
-        };
-        let free = Mutex::new((0..count as u32).rev().collect());
         BufPool {
-            arena: Arc::new(Arena {
-                base,
-                buf_size,
-                count,
-                free,
-            }),
+            arena: Arc::new(Arena::new(buf_size, count)),
         }
     }
 
@@ -81,52 +34,26 @@ impl BufPool {
     /// # Panics
     /// When `len` is more than [`BufPool::buf_size`].
     pub fn take(&self, len: usize) -> Option<Buf> {
-        let arena = &self.arena;
-        assert!(
-            len <= arena.buf_size,
-            "{len} bytes requested from a pool of {}",
-            arena.buf_size
-        );
-        let slot = arena.free.lock().expect("no panic under this lock").pop()? as usize;
-        // SAFETY: `slot < count`, so the sum stays inside the mapping.
-        let ptr = unsafe { arena.base.add(slot * arena.buf_size) };
-        Some(Buf::of_arena(ptr, len, arena.buf_size, Arc::clone(arena)))
+        let size = self.buf_size();
+        assert!(len <= size, "{len} bytes requested from a pool of {size}");
+        let ptr = self.arena.take()?;
+        Some(Buf::of_arena(ptr, len, size, Arc::clone(&self.arena)))
     }
 
     /// Returns the capacity of each buffer in bytes.
     pub fn buf_size(&self) -> usize {
-        self.arena.buf_size
+        self.arena.buf_size()
     }
 
     /// Returns the number of buffers in the pool, in use or free.
     pub fn count(&self) -> usize {
-        self.arena.count
+        self.arena.count()
     }
 
     /// Returns the whole memory of the pool, for registration with a ring. It stays mapped while a
     /// clone of the pool exists.
     pub fn region(&self) -> (NonNull<u8>, usize) {
-        (self.arena.base, self.arena.buf_size * self.arena.count)
-    }
-}
-
-impl Arena {
-    pub(crate) fn take_back(&self, ptr: NonNull<u8>) {
-        let slot = (ptr.as_ptr() as usize - self.base.as_ptr() as usize) / self.buf_size;
-        self.free
-            .lock()
-            .expect("no panic under this lock")
-            .push(slot as u32);
-    }
-}
-
-impl Drop for Arena {
-    fn drop(&mut self) {
-        let bytes = self.buf_size * self.count;
-        // SAFETY: every buffer holds an `Arc` of the arena, so no buffer remains. Unmapping private
-        // anonymous memory returns the pages to the kernel, which zeroes them before it reuses
-        // them; zeroing them here would only fault in pages that were never used.
-        unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+        self.arena.region()
     }
 }
 

@@ -1,0 +1,103 @@
+//! The memory of a buffer pool: one mapping in equal parts, and the list of free ones.
+
+use std::ptr::NonNull;
+use std::sync::Mutex;
+
+/// Alignment of a buffer's first byte: a page, which O_DIRECT and every ring accept.
+pub const BUF_ALIGN: usize = 4096;
+
+/// The mapping behind a pool. Exists until the pool and all its buffers are dropped.
+pub(crate) struct Arena {
+    base: NonNull<u8>,
+    buf_size: usize,
+    count: usize,
+    free: Mutex<Vec<u32>>,
+}
+
+// SAFETY: the mapping belongs to the arena; the free list, which decides which buffer owns which
+// part of it, is behind a mutex.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `count` parts of `buf_size` bytes, rounded up to whole pages.
+    ///
+    /// # Panics
+    /// When the system has no memory to map.
+    pub(crate) fn new(buf_size: usize, count: usize) -> Arena {
+        let buf_size = buf_size.max(1).next_multiple_of(BUF_ALIGN);
+        let count = count.max(1);
+        let bytes = buf_size
+            .checked_mul(count)
+            .expect("a pool fits the address space");
+        // SAFETY: an anonymous mapping at an address of the kernel's choice aliases nothing. It is
+        // zero, so all of it is initialized.
+        let base = unsafe {
+            let at = libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            );
+            assert!(
+                at != libc::MAP_FAILED,
+                "cannot allocate a pool of {bytes} bytes"
+            );
+            // Plaintext must not reach a core dump; large pages save TLB misses. Miri supports
+            // neither call and needs neither.
+            if !cfg!(miri) {
+                libc::madvise(at, bytes, libc::MADV_DONTDUMP);
+                libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+            }
+            NonNull::new(at.cast::<u8>()).expect("mmap does not return null")
+        };
+        let free = Mutex::new((0..count as u32).rev().collect());
+        Arena {
+            base,
+            buf_size,
+            count,
+            free,
+        }
+    }
+
+    /// Takes a part with the content that its previous user left; `None` while all are in use.
+    pub(crate) fn take(&self) -> Option<NonNull<u8>> {
+        let slot = self.free.lock().expect("no panic under this lock").pop()? as usize;
+        // SAFETY: `slot < count`, so the sum stays inside the mapping.
+        Some(unsafe { self.base.add(slot * self.buf_size) })
+    }
+
+    /// Returns a part.
+    pub(crate) fn take_back(&self, ptr: NonNull<u8>) {
+        let slot = (ptr.as_ptr() as usize - self.base.as_ptr() as usize) / self.buf_size;
+        self.free
+            .lock()
+            .expect("no panic under this lock")
+            .push(slot as u32);
+    }
+
+    pub(crate) fn buf_size(&self) -> usize {
+        self.buf_size
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn region(&self) -> (NonNull<u8>, usize) {
+        (self.base, self.buf_size * self.count)
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let bytes = self.buf_size * self.count;
+        // SAFETY: every buffer holds an `Arc` of the arena, so no buffer remains. Unmapping private
+        // anonymous memory returns the pages to the kernel, which zeroes them before it reuses
+        // them; zeroing them here would only fault in pages that were never used.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), bytes) };
+    }
+}
