@@ -9,6 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Maximum number of entries in the failover log.
 const LOG_ENTRIES: usize = 256;
+
 /// An event of a path.
 #[derive(Debug, Clone, Serialize)]
 pub struct Event {

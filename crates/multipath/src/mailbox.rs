@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32};
 
 /// Number of I/Os of one queue that are recorded for advice.
 const RECORDS: usize = 16_384;
+
 /// A waiting I/O.
 #[derive(Debug, Clone, Serialize)]
 pub struct WaitingIo {

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 
 /// Maximum number of lunpaths of one LUN (as in HP-UX 11i v3).
 pub const PATHS_MAX: usize = 32;
+
 /// Administrative state of a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

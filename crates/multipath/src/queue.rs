@@ -11,7 +11,9 @@
 //! Nothing here connects, queries a target, or waits for another thread.
 
 mod dispatch;
+mod jobs;
 mod lost;
+mod sleeper;
 mod verify;
 mod watch;
 
@@ -19,73 +21,32 @@ use crate::access_query;
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
 use crate::mailbox::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared};
-use crate::policy::{Io, Nanos, PathView, Selector};
+use crate::policy::{Nanos, PathView, Selector};
 use crate::shared::Shared;
 use crate::sync::lock;
 use crate::trace::Record;
 use crate::unanswered::OPEN;
 use block::{BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Request, Result, Wait};
+use jobs::{JobTable, Owner};
 use layer_cpu::{Layer, within};
 use lunpath::Connection;
-use rustix::event::{Timespec, epoll};
-use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+use sleeper::{Sleeper, TICK};
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
+use watch::Watch;
 
 /// Maximum number of requests in one queue.
 const CAPACITY: usize = 256;
-/// Timer interval while I/O is in flight.
-const TICK: Duration = Duration::from_millis(5);
-const EVENT_MAIL: u64 = u64::MAX;
-const EVENT_TIMER: u64 = u64::MAX - 1;
-
-/// Origin of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Owner {
-    /// A request of the queue's user, with its tag.
-    User(u64),
-    /// A part of a flush, with the slot of the job that waits for all parts.
-    Part(u32),
-    /// A probe of a silent path.
-    Probe,
-}
-
-struct Job {
-    owner: Owner,
-    /// `None` while a link owns it, or while its parts are in flight.
-    op: Option<Op>,
-    io: Io,
-    /// Time of submission, and start of the current attempt.
-    first: Nanos,
-    started: Nanos,
-    /// Earliest time of the next attempt.
-    after: Nanos,
-    path: usize,
-    attempts: u32,
-    /// Path that failed this job; another path is tried first.
-    avoid: Option<usize>,
-    /// Path whose error is being verified on another path.
-    verifying: Option<usize>,
-    /// Time of the first `NotNow` result from a path, and number of these results.
-    refused: Option<(Nanos, u32)>,
-    /// For a part of a flush: its path, and the number of writes that it covers there.
-    flush_of: Option<(usize, u64)>,
-    parts: u32,
-    failed: Option<Error>,
-    moved_by: Option<u64>,
-}
 
 /// Request queue of a LUN.
 pub(crate) struct LunQueue {
     lun: Arc<Shared>,
     shared: Arc<QueueShared>,
     info: DeviceInfo,
-    epoll: OwnedFd,
-    timer: OwnedFd,
-    timer_runs: bool,
+    sleeper: Sleeper,
     links: Vec<Link>,
     views: Vec<PathView>,
     own_cell: Option<u32>,
@@ -93,22 +54,17 @@ pub(crate) struct LunQueue {
     attributes: Arc<Attributes>,
     /// Generation of paths and attributes that was applied last.
     seen: u64,
-    /// Jobs by slot, each with a generation counter, so that a stale completion matches no job.
-    jobs: Vec<(u32, Option<Job>)>,
-    free: Vec<u32>,
+    jobs: JobTable,
+    /// Jobs that wait for a path, in order, and writes that wait for a lost write.
     waiting: VecDeque<u32>,
     held: Vec<u32>,
+    /// Bytes in flight on all links.
     bytes: u64,
     in_flight: usize,
     ready: VecDeque<Completion>,
     pools: Vec<BufPool>,
-    /// Times of the last tick and of the last latency update.
-    looked: Nanos,
-    learned: Nanos,
-    /// Time since which no link is up.
-    no_path_since: Option<Nanos>,
-    /// Time since which no link is up that takes writes.
-    unwritable: Option<Nanos>,
+    watch: Watch,
+    /// Completions and late tags of a link. Empty between calls, kept for their capacity.
     done: Vec<Completion>,
     tags: Vec<u64>,
 }
@@ -119,17 +75,8 @@ impl LunQueue {
         shared: Arc<QueueShared>,
         info: DeviceInfo,
     ) -> Result<LunQueue> {
-        let system = |e: rustix::io::Errno| Error::from_io(&info.name, e.into());
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system)?;
-        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
-        let timer =
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags).map_err(system)?;
-        let add = |fd: BorrowedFd<'_>, event| {
-            let data = epoll::EventData::new_u64(event);
-            epoll::add(&epoll, fd, data, epoll::EventFlags::IN).map_err(system)
-        };
-        add(shared.waker.as_fd(), EVENT_MAIL)?;
-        add(timer.as_fd(), EVENT_TIMER)?;
+        let sleeper =
+            Sleeper::new(shared.waker.as_fd()).map_err(|e| Error::from_io(&info.name, e.into()))?;
         let now = lun.clock.now();
         // A queue stays on its thread, and an affine thread stays on its NUMA node.
         let own_cell = lun.topology.current_node();
@@ -140,23 +87,17 @@ impl LunQueue {
             seen: 0,
             lun,
             shared,
-            epoll,
-            timer,
-            timer_runs: false,
+            sleeper,
             links: Vec::new(),
             views: Vec::new(),
-            jobs: Vec::new(),
-            free: Vec::new(),
+            jobs: JobTable::default(),
             waiting: VecDeque::new(),
             held: Vec::new(),
             bytes: 0,
             in_flight: 0,
             ready: VecDeque::new(),
             pools: Vec::new(),
-            looked: now,
-            learned: now,
-            no_path_since: Some(now),
-            unwritable: None,
+            watch: Watch::new(now),
             done: Vec::new(),
             tags: Vec::new(),
             info,
@@ -218,8 +159,8 @@ impl LunQueue {
                 queue.register(pool);
             }
             if let Some(fd) = queue.wait_fd() {
-                let data = epoll::EventData::new_u64(path as u64);
-                epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+                self.sleeper
+                    .add_link(path, fd)
                     .map_err(|e| Error::from_io(&self.info.name, e.into()))?;
             }
             Ok(queue)
@@ -250,64 +191,11 @@ impl LunQueue {
 
     // ---- jobs -------------------------------------------------------------------------------
 
-    fn child_tag(&self, slot: u32) -> u64 {
-        u64::from(self.jobs[slot as usize].0) << 32 | u64::from(slot)
-    }
-
-    fn job(&mut self, slot: u32) -> &mut Job {
-        let job = &mut self.jobs[slot as usize].1;
-        job.as_mut().expect("a job lives until it is answered")
-    }
-
-    fn add_job(&mut self, owner: Owner, op: Op, now: Nanos) -> u32 {
-        let io = Io {
-            write: op.changes_data(),
-            bytes: match &op {
-                Op::Read { bufs, .. } | Op::Write { bufs, .. } => bufs.total_len() as u32,
-                _ => 0,
-            },
-        };
-        let job = Job {
-            owner,
-            op: Some(op),
-            io,
-            first: now,
-            started: now,
-            after: 0,
-            path: 0,
-            attempts: 0,
-            avoid: None,
-            verifying: None,
-            refused: None,
-            flush_of: None,
-            parts: 0,
-            failed: None,
-            moved_by: None,
-        };
-        match self.free.pop() {
-            Some(slot) => {
-                self.jobs[slot as usize].1 = Some(job);
-                slot
-            }
-            None => {
-                self.jobs.push((0, Some(job)));
-                self.jobs.len() as u32 - 1
-            }
-        }
-    }
-
-    fn remove_job(&mut self, slot: u32) -> Job {
-        let entry = &mut self.jobs[slot as usize];
-        entry.0 = entry.0.wrapping_add(1);
-        self.free.push(slot);
-        entry.1.take().expect("a job lives until it is answered")
-    }
-
     /// Handles a job that ended without a result: resubmits it, or fails it after too many
     /// attempts.
     fn again(&mut self, slot: u32, op: Op, event: Option<u64>, why: &str, now: Nanos) {
         let retries = self.attributes.max_retries;
-        let job = self.job(slot);
+        let job = self.jobs.job(slot);
         job.moved_by = event.or(job.moved_by);
         job.attempts += 1;
         if job.owner != Owner::Probe && job.attempts > retries {
@@ -323,12 +211,12 @@ impl LunQueue {
     /// Queues a job again; ends it if it is a probe.
     fn requeue(&mut self, slot: u32, op: Op) {
         // A stale completion must match no job, so each attempt has its own tag.
-        self.jobs[slot as usize].0 = self.jobs[slot as usize].0.wrapping_add(1);
-        let job = self.job(slot);
+        self.jobs.begin_attempt(slot);
+        let job = self.jobs.job(slot);
         let path = job.path;
         if job.owner == Owner::Probe {
             self.links[path].probing = false;
-            self.remove_job(slot);
+            self.jobs.remove(slot);
             return;
         }
         job.op = Some(op);
@@ -337,7 +225,7 @@ impl LunQueue {
     }
 
     fn finish(&mut self, slot: u32, op: Op, result: Result<()>, now: Nanos) {
-        let job = self.remove_job(slot);
+        let job = self.jobs.remove(slot);
         if let Some(event) = job.moved_by {
             self.lun.log.stalled(event, now - job.first);
         }
@@ -348,7 +236,7 @@ impl LunQueue {
                 if let (Ok(()), Some((path, seen))) = (&result, job.flush_of) {
                     self.links[path].path.flushed.fetch_max(seen, Release);
                 }
-                let parent = self.job(whole);
+                let parent = self.jobs.job(whole);
                 parent.parts -= 1;
                 if let Err(error) = result {
                     parent.failed.get_or_insert(error);
@@ -377,15 +265,15 @@ impl LunQueue {
                 parts.push((index, written));
             }
         }
-        self.job(slot).op = None;
-        self.job(slot).parts = parts.len().max(1) as u32;
+        self.jobs.job(slot).op = None;
+        self.jobs.job(slot).parts = parts.len().max(1) as u32;
         if parts.is_empty() {
-            let part = self.add_job(Owner::Part(slot), Op::Flush, now);
+            let part = self.jobs.add(Owner::Part(slot), Op::Flush, now);
             self.waiting.push_back(part);
         }
         for (path, written) in parts {
-            let part = self.add_job(Owner::Part(slot), Op::Flush, now);
-            self.job(part).flush_of = Some((path, written));
+            let part = self.jobs.add(Owner::Part(slot), Op::Flush, now);
+            self.jobs.job(part).flush_of = Some((path, written));
             self.waiting.push_back(part);
         }
     }
@@ -497,17 +385,15 @@ impl LunQueue {
 
     fn answered(&mut self, path: usize, completion: Completion, now: Nanos) {
         let Completion { tag, op, result } = completion;
-        let slot = tag as u32;
-        let entry = self.jobs.get(slot as usize);
-        if entry.is_none_or(|(turn, job)| *turn != (tag >> 32) as u32 || job.is_none()) {
+        let Some(slot) = self.jobs.find(tag) else {
             return;
-        }
+        };
         let started = self.unload(path, slot);
         let link = &mut self.links[path];
         if let Some(at) = link.jobs.iter().position(|s| *s == slot) {
             link.jobs.swap_remove(at);
         }
-        let job = self.job(slot);
+        let job = self.jobs.job(slot);
         let (io, first, doubted) = (job.io, job.first, job.verifying);
         self.selector
             .completed(path, io, started, now, result.is_ok());
@@ -581,56 +467,16 @@ impl LunQueue {
         }
     }
 
-    /// Runs the timer while I/O is in flight.
-    fn run_timer(&mut self) {
-        let runs = self.in_flight > 0;
-        if runs == self.timer_runs {
-            return;
-        }
-        let every = Timespec {
-            tv_sec: 0,
-            tv_nsec: if runs { TICK.subsec_nanos().into() } else { 0 },
-        };
-        let spec = Itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        let flags = TimerfdTimerFlags::empty();
-        if rustix::time::timerfd_settime(&self.timer, flags, &spec).is_ok() {
-            self.timer_runs = runs;
-        }
-    }
-
     /// Blocks until a link is ready or the timer expires.
     fn sleep(&mut self, time: Duration) -> Result<()> {
-        let timeout = Timespec::try_from(time).ok();
-        let mut space = [epoll::Event {
-            flags: epoll::EventFlags::empty(),
-            data: epoll::EventData::new_u64(0),
-        }; 16];
-        let events = match epoll::wait(&self.epoll, &mut space[..], timeout.as_ref()) {
-            Ok(count) => &space[..count],
-            Err(rustix::io::Errno::INTR) => &[],
-            Err(e) => return Err(Error::from_io(&self.info.name, e.into())),
-        };
-        for event in events {
-            let data = event.data;
-            match data.u64() {
-                EVENT_MAIL => {}
-                EVENT_TIMER => {
-                    let _ = rustix::io::read(&self.timer, &mut [0; 8]);
-                    if self.in_flight == 0 {
-                        self.run_timer();
-                    }
-                }
-                path => {
-                    if let Some(link) = self.links.get_mut(path as usize) {
-                        link.signalled = true;
-                    }
-                }
+        let (links, busy) = (&mut self.links, self.in_flight > 0);
+        let ready = |path| {
+            if let Some(link) = links.get_mut::<usize>(path) {
+                link.signalled = true;
             }
-        }
-        Ok(())
+        };
+        let slept = self.sleeper.sleep(time, busy, ready);
+        slept.map_err(|e| Error::from_io(&self.info.name, e.into()))
     }
 }
 
@@ -663,13 +509,13 @@ impl Queue for LunQueue {
         let now = self.lun.clock.now();
         if self.in_flight == 1 {
             // The queue was idle until now.
-            self.looked = now;
+            self.watch.resume(now);
             self.note_no_path(now);
             self.links.iter_mut().for_each(|l| l.count_suspect(true));
         }
         let hold = self.lun.unanswered.must_wait(&op, now);
         let flush = matches!(op, Op::Flush);
-        let slot = self.add_job(Owner::User(tag), op, now);
+        let slot = self.jobs.add(Owner::User(tag), op, now);
         match (hold, flush) {
             (true, _) => self.held.push(slot),
             (false, true) => self.split_flush(slot, now),
@@ -704,7 +550,7 @@ impl Queue for LunQueue {
             Wait::AtMost(time) => Some(self.lun.clock.now().saturating_add(nanos(time))),
             Wait::Poll | Wait::Block => None,
         };
-        self.run_timer();
+        self.sleeper.run_timer(self.in_flight > 0);
         self.kick()?;
         loop {
             self.harvest()?;
@@ -734,7 +580,7 @@ impl Queue for LunQueue {
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.epoll.as_fd())
+        Some(self.sleeper.fd())
     }
 
     fn register(&mut self, pool: &BufPool) {

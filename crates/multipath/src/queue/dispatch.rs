@@ -45,7 +45,7 @@ impl LunQueue {
         let max_bytes = self.attributes.max_bytes;
         let mut later = VecDeque::new();
         while let Some(slot) = self.waiting.pop_front() {
-            let job = self.job(slot);
+            let job = self.jobs.job(slot);
             let (io, avoid, bound, after) =
                 (job.io, job.avoid, job.flush_of.map(|f| f.0), job.after);
             if after > now || (self.bytes > 0 && self.bytes + u64::from(io.bytes) > max_bytes) {
@@ -70,7 +70,7 @@ impl LunQueue {
             // A silent path gets only the flushes that no other path can cover.
             let own = !self.attributes.shared_cache;
             if let Some(to) = bound.filter(|b| own && self.links[*b].queue.is_none()) {
-                if now - self.job(slot).first > self.grace() {
+                if now - self.jobs.job(slot).first > self.grace() {
                     self.fail_flush(slot, to, now)
                 } else {
                     later.push_back(slot)
@@ -116,10 +116,9 @@ impl LunQueue {
 
     /// Submits a job to a link. Returns `false` if the link does not accept it.
     pub(super) fn send(&mut self, slot: u32, path: usize, now: Nanos) -> bool {
-        let tag = self.child_tag(slot);
+        let tag = self.jobs.tag(slot);
         let link = &mut self.links[path];
-        let job = self.jobs[slot as usize].1.as_mut();
-        let job = job.expect("a job lives until it is answered");
+        let job = self.jobs.job(slot);
         let Some(queue) = link.queue.as_mut() else {
             return false;
         };
@@ -150,7 +149,7 @@ impl LunQueue {
 
     /// Removes a job from the accounting of a link. Returns the start of its attempt.
     pub(super) fn unload(&mut self, path: usize, slot: u32) -> Nanos {
-        let job = self.job(slot);
+        let job = self.jobs.job(slot);
         let (io, started) = (job.io, job.started);
         let shared = &self.links[path].path;
         shared.in_flight.fetch_sub(1, Relaxed);

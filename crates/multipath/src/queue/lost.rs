@@ -1,11 +1,12 @@
 //! Handling of a connection that is lost or closed, and of its unanswered requests.
 
-use super::{LunQueue, Owner, TICK, nanos};
+use super::jobs::Owner;
+use super::sleeper::TICK;
+use super::{LunQueue, nanos};
 use crate::link::LinkState;
 use crate::policy::Nanos;
 use crate::unanswered::{OPEN, UnansweredWrite};
 use block::{Op, Wait};
-use rustix::event::epoll;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Duration;
 
@@ -28,7 +29,7 @@ impl LunQueue {
             return;
         };
         if let Some(fd) = queue.wait_fd() {
-            let _ = epoll::delete(&self.epoll, fd);
+            self.sleeper.remove_link(fd);
         }
         link.state = LinkState::Down;
         link.count_suspect(false);
@@ -85,7 +86,7 @@ impl LunQueue {
         let mut kept = Vec::new();
         let mut moved = Vec::new();
         for slot in jobs {
-            let tag = self.child_tag(slot);
+            let tag = self.jobs.tag(slot);
             let link = &mut self.links[path];
             let back = link.queue.as_mut().and_then(|queue| queue.withdraw(tag));
             match back {
@@ -100,7 +101,7 @@ impl LunQueue {
         }
         self.links[path].jobs = kept;
         let users = moved.iter().filter(|(slot, _)| {
-            let job = self.jobs[*slot as usize].1.as_ref();
+            let job = self.jobs.get(*slot);
             job.is_some_and(|j| j.owner != Owner::Probe)
         });
         let name = self.links[path].path.path.name();
@@ -167,7 +168,7 @@ impl Drop for LunQueue {
         let now = self.lun.clock.now();
         for path in 0..self.links.len() {
             for slot in self.links[path].jobs.clone() {
-                let tag = self.child_tag(slot);
+                let tag = self.jobs.tag(slot);
                 let queue = self.links[path].queue.as_mut();
                 if let Some(request) = queue.and_then(|queue| queue.withdraw(tag)) {
                     self.record_unanswered(path, tag, &request.op, now, OPEN);

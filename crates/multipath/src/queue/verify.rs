@@ -1,6 +1,7 @@
 //! Verification of errors: an error of one path is tried on another path before it is reported.
 
-use super::{LunQueue, Owner};
+use super::LunQueue;
+use super::jobs::Owner;
 use crate::link::Link;
 use crate::policy::{Io, Nanos};
 use block::{Error, ErrorKind, Op};
@@ -13,7 +14,7 @@ const BUSY_DOUBLINGS: u32 = 8;
 impl LunQueue {
     /// Retries a failed job on another path.
     pub(super) fn retry_elsewhere(&mut self, path: usize, slot: u32, op: Op, now: Nanos) {
-        let job = self.job(slot);
+        let job = self.jobs.job(slot);
         if job.verifying.is_some() {
             // The retry ran on the same path: the others are silent or have no room.
             job.after = now + (BUSY_PAUSE << job.attempts.min(BUSY_DOUBLINGS));
@@ -39,7 +40,7 @@ impl LunQueue {
         let mut links = self.links.iter().enumerate();
         self.shared.only.is_none()
             && links.any(|(i, l)| i != path && may(l))
-            && self.job(slot).attempts < self.attributes.max_retries
+            && self.jobs.job(slot).attempts < self.attributes.max_retries
     }
 
     /// Handles a write that a path refused and another path completed. It counts as a loss of the
@@ -66,7 +67,7 @@ impl LunQueue {
     pub(super) fn not_now(&mut self, path: usize, slot: u32, op: Op, error: Error, now: Nanos) {
         let (grace, other) = (self.grace(), self.has_other(path));
         self.links[path].path.counters.busy.fetch_add(1, Relaxed);
-        let job = self.job(slot);
+        let job = self.jobs.job(slot);
         let (since, times) = job.refused.unwrap_or((now, 0));
         job.refused = Some((since, times + 1));
         job.avoid = Some(path);

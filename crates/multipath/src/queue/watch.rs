@@ -1,6 +1,8 @@
 //! Timeouts of a queue: silent paths, overdue requests, and requests that waited too long.
 
-use super::{LunQueue, Owner, TICK};
+use super::LunQueue;
+use super::jobs::Owner;
+use super::sleeper::TICK;
 use crate::link::{Link, LinkState};
 use crate::mailbox::WaitingIo;
 use crate::policy::Nanos;
@@ -21,26 +23,51 @@ const LEARN_EVERY: Nanos = 500_000_000;
 /// Maximum number of waiting I/Os that are listed.
 const SHOWN_MAX: usize = 64;
 
+/// Times at which a queue checks its links, and since when it lacks them.
+pub(super) struct Watch {
+    /// Time of the last tick, and of the last latency update.
+    ticked: Nanos,
+    learned: Nanos,
+    /// Time since which no link is up, and since which none is up that takes writes.
+    no_path_since: Option<Nanos>,
+    unwritable_since: Option<Nanos>,
+}
+
+impl Watch {
+    /// Creates the times of a queue that has no link yet.
+    pub(super) fn new(now: Nanos) -> Watch {
+        Watch {
+            ticked: now,
+            learned: now,
+            no_path_since: Some(now),
+            unwritable_since: None,
+        }
+    }
+
+    /// Continues after the queue was idle.
+    pub(super) fn resume(&mut self, now: Nanos) {
+        self.ticked = now;
+    }
+}
+
 impl LunQueue {
     pub(super) fn tick(&mut self, now: Nanos) {
-        let away = now - self.looked;
+        let away = now - self.watch.ticked;
         if away < TICK.as_nanos() as Nanos {
             return;
         }
-        self.looked = now;
+        self.watch.ticked = now;
         if away > OWN_STALL {
             // Completions that arrived during the stall could not be received.
             for link in &mut self.links {
                 link.heard = now.min(link.heard + away);
             }
-            for (_, job) in &mut self.jobs {
-                if let Some(job) = job {
-                    job.started = now.min(job.started + away);
-                }
+            for job in self.jobs.iter_mut() {
+                job.started = now.min(job.started + away);
             }
         }
-        if now - self.learned > LEARN_EVERY {
-            self.learned = now;
+        if now - self.watch.learned > LEARN_EVERY {
+            self.watch.learned = now;
             self.links.iter_mut().for_each(Link::learn);
         }
         let attributes = Arc::clone(&self.attributes);
@@ -103,7 +130,7 @@ impl LunQueue {
             return;
         }
         let overdue = |slot: &u32| {
-            let job = self.jobs[*slot as usize].1.as_ref();
+            let job = self.jobs.get(*slot);
             job.is_some_and(|j| now.saturating_sub(j.started) > deadline)
         };
         if self.links[path].jobs.iter().any(overdue) {
@@ -155,10 +182,10 @@ impl LunQueue {
             offset: 0,
             bufs: Buf::zeroed(PROBE_BYTES.max(self.info.logical_block_size as usize)).into(),
         };
-        let slot = self.add_job(Owner::Probe, op, now);
+        let slot = self.jobs.add(Owner::Probe, op, now);
         let heard = self.links[path].heard;
         if !self.send(slot, path, now) {
-            self.remove_job(slot);
+            self.jobs.remove(slot);
             return;
         }
         let link = &mut self.links[path];
@@ -178,14 +205,14 @@ impl LunQueue {
         let abandoned = self.lun.abandoned.load(Relaxed);
         for slot in std::mem::take(&mut self.held) {
             if abandoned {
-                let op = self.job(slot).op.take().unwrap_or(Op::Flush);
+                let op = self.jobs.job(slot).op.take().unwrap_or(Op::Flush);
                 let why = "an older write to the same blocks may still arrive, and the LUN is \
                            being closed by force";
                 let error = Error::new(ErrorKind::PathLost, &self.info.name, why).in_op(&op);
                 self.finish(slot, op, Err(error), now);
                 continue;
             }
-            let job = self.jobs[slot as usize].1.as_ref();
+            let job = self.jobs.get(slot);
             let op = job.and_then(|j| j.op.as_ref());
             if op.is_some_and(|op| self.lun.unanswered.must_wait(op, now)) {
                 self.held.push(slot)
@@ -221,8 +248,8 @@ impl LunQueue {
                 _ = since.get_or_insert(now)
             }
         };
-        note(any, &mut self.no_path_since);
-        note(writable, &mut self.unwritable);
+        note(any, &mut self.watch.no_path_since);
+        note(writable, &mut self.watch.unwritable_since);
     }
 
     /// Fails jobs that have waited too long for a path. Writes wait for a writable path.
@@ -231,7 +258,10 @@ impl LunQueue {
         let attributes = Arc::clone(&self.attributes);
         let grace = self.grace();
         let over = |since: Option<Nanos>| since.is_some_and(|s| now.saturating_sub(s) >= grace);
-        let (reads, writes) = (over(self.no_path_since), over(self.unwritable));
+        let (reads, writes) = (
+            over(self.watch.no_path_since),
+            over(self.watch.unwritable_since),
+        );
         if !(reads || writes) {
             return;
         }
@@ -246,7 +276,7 @@ impl LunQueue {
             )
         };
         for slot in std::mem::take(&mut self.waiting) {
-            let job = self.job(slot);
+            let job = self.jobs.job(slot);
             if !reads && !job.io.write {
                 self.waiting.push_back(slot);
                 continue;
@@ -261,7 +291,7 @@ impl LunQueue {
     fn show_waiting(&self, now: Nanos) {
         let mut shown = lock(&self.shared.shown);
         shown.clear();
-        let no_path = match self.no_path_since {
+        let no_path = match self.watch.no_path_since {
             Some(_) => "no path carries I/O",
             None => "every path is at its limit or cannot carry this I/O",
         };
@@ -269,7 +299,7 @@ impl LunQueue {
         let waiting = self.waiting.iter().map(|slot| (slot, no_path));
         let held = self.held.iter().map(|slot| (slot, held));
         for (slot, why) in waiting.chain(held).take(SHOWN_MAX) {
-            let job = self.jobs[*slot as usize].1.as_ref();
+            let job = self.jobs.get(*slot);
             let Some((job, op)) = job.and_then(|j| Some((j, j.op.as_ref()?))) else {
                 continue;
             };
