@@ -13,8 +13,8 @@ use crate::socket::{Raw, Socket};
 use block::{Buf, Bufs};
 use input::{Filled, Input};
 use nbd_proto::{
-    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, constants as c,
-    simple_reply, structured_data, structured_done, structured_error,
+    Command, Errno, ExportInfo, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy,
+    constants as c, simple_reply, structured_data, structured_done, structured_error,
 };
 use output::Output;
 use progress::Progress;
@@ -372,71 +372,45 @@ impl Connection {
                 return Step::Wait;
             }
         };
-        let export = *export;
-        match header.command {
-            _ if header.unknown_flags
-                && !matches!(header.command, Command::Write | Command::Disconnect) =>
-            {
-                self.input.consume(REQUEST_BYTES);
-                self.reply(&header, Some(Errno::Invalid), Vec::new());
-                Step::Again
-            }
-            Command::Disconnect => {
-                self.phase = Phase::Closing;
-                Step::Wait
-            }
-            Command::Write => {
-                let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
-                let refused = match header.len {
-                    _ if read_only => Some(Errno::Permission),
-                    _ if header.unknown_flags => Some(Errno::Invalid),
-                    len if len > REQUEST_BYTES_MAX => Some(Errno::Overflow),
-                    _ => None,
-                };
-                *incoming = Some(Incoming {
-                    header,
-                    bufs: Vec::new(),
-                    room: 0,
-                    got: 0,
-                    empty_handed,
-                    refused,
-                });
-                self.input.consume(REQUEST_BYTES);
-                Step::Again
-            }
-            Command::Read if header.len > REQUEST_BYTES_MAX => {
-                self.input.consume(REQUEST_BYTES);
-                self.reply(&header, Some(Errno::Overflow), Vec::new());
-                Step::Again
-            }
-            Command::Read => {
-                let end = header.offset.checked_add(u64::from(header.len));
-                let sane = end.is_some_and(|end| end <= self.hub.infos()[export].size);
-                let payload = match take(if sane { header.len as usize } else { 0 }, empty_handed) {
-                    Some(bufs) => bufs,
-                    None => return Step::Starved,
-                };
-                self.input.consume(REQUEST_BYTES);
-                Step::Request(Next::Request {
-                    export,
-                    header,
-                    payload,
-                })
-            }
-            _ => {
-                let read_only = self.hub.infos()[export].flags & c::FLAG_READ_ONLY != 0;
-                self.input.consume(REQUEST_BYTES);
-                if read_only && matches!(header.command, Command::Trim | Command::WriteZeroes) {
-                    self.reply(&header, Some(Errno::Permission), Vec::new());
-                    return Step::Again;
-                }
-                Step::Request(Next::Request {
-                    export,
-                    header,
-                    payload: Vec::new(),
-                })
-            }
+        if matches!(header.command, Command::Disconnect) {
+            self.phase = Phase::Closing;
+            return Step::Wait;
         }
+        let export = *export;
+        let info = &self.hub.infos()[export];
+        let refused = refusal(info, &header);
+        if matches!(header.command, Command::Write) {
+            *incoming = Some(Incoming {
+                header,
+                bufs: Vec::new(),
+                room: 0,
+                got: 0,
+                empty_handed,
+                refused,
+            });
+            self.input.consume(REQUEST_BYTES);
+            return Step::Again;
+        }
+        if refused.is_some() {
+            self.input.consume(REQUEST_BYTES);
+            self.reply(&header, refused, Vec::new());
+            return Step::Again;
+        }
+        let mut payload = Vec::new();
+        if matches!(header.command, Command::Read) {
+            let end = header.offset.checked_add(u64::from(header.len));
+            let sane = end.is_some_and(|end| end <= info.size);
+            payload = match take(if sane { header.len as usize } else { 0 }, empty_handed) {
+                Some(bufs) => bufs,
+                None => return Step::Starved,
+            };
+        }
+        self.input.consume(REQUEST_BYTES);
+        Step::Request(Next::Request {
+            export,
+            header,
+            payload,
+        })
     }
 
     /// Moves payload into its buffers: first the part that came with the header, then from the
@@ -625,6 +599,19 @@ impl Connection {
     fn break_off(&mut self, why: &str) {
         tracing::debug!("closing an NBD connection: {why}");
         self.broken = true;
+    }
+}
+
+/// Returns the error of a request that is not passed to the device; the payload of a write is
+/// received first.
+fn refusal(info: &ExportInfo, header: &RequestHeader) -> Option<Errno> {
+    let read_only = info.flags & c::FLAG_READ_ONLY != 0;
+    match header.command {
+        Command::Write if read_only => Some(Errno::Permission),
+        _ if header.unknown_flags => Some(Errno::Invalid),
+        Command::Read | Command::Write if header.len > REQUEST_BYTES_MAX => Some(Errno::Overflow),
+        Command::Trim | Command::WriteZeroes if read_only => Some(Errno::Permission),
+        _ => None,
     }
 }
 
