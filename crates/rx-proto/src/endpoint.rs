@@ -13,6 +13,8 @@
 //! | `arrival.rs` | effect of a packet on its call |
 //! | `output.rs` | selection of the next packets to send |
 //! | `clock.rs` | timer expiry |
+//! | `services.rs` | services and security classes |
+//! | `tables.rs` | connections and paths by address |
 //! | `connections.rs` | creation and removal of connections and paths |
 //! | `address_validation.rs` | proof of peer addresses |
 //! | `hosts.rs` | limits per host |
@@ -30,30 +32,31 @@ mod debug_requests;
 mod hosts;
 mod input;
 mod output;
+mod services;
+mod tables;
 #[cfg(test)]
 mod wrap_tests;
 
 pub use api::{CallError, Connect, Read, StartError, WriteError};
-pub use connections::Service;
 pub use hosts::Host;
+pub use services::Service;
 
 use crate::call::Call;
 use crate::config::Config;
-use crate::connection::{Connection, ConnectionKey};
 use crate::event::Event;
 use crate::packet::EPOCH_RANDOM;
-use crate::path::Path;
 use crate::payload::{Datagram, Payload};
-use crate::secret::{Keyed, Secret};
-use crate::security::Acceptor;
+use crate::secret::Secret;
 use crate::slab::{Key, Slab};
 use crate::stats::Stats;
 use crate::time::Timestamp;
 use crate::timers::{Timer, Timers};
+use address_validation::Proofs;
 use control::{Control, Strays};
 use hosts::Hosts;
-use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use services::Services;
+use std::collections::VecDeque;
+use tables::{ConnectionTable, PathTable};
 
 /// Client and server side of Rx on one port.
 ///
@@ -76,25 +79,12 @@ pub struct Endpoint<P, D> {
     config: Config,
     secret: Secret,
     epoch: u32,
-    services: Vec<Service>,
-    acceptors: Vec<Box<dyn Acceptor<P, D>>>,
+    services: Services<P, D>,
 
-    connections: Slab<Connection<P, D>>,
-    by_key: HashMap<ConnectionKey, Key, Keyed>,
-    /// The connection found last: datagrams arrive in runs.
-    recent: Option<(ConnectionKey, Key)>,
+    connections: ConnectionTable<P, D>,
+    proofs: Proofs,
+    paths: PathTable,
     hosts: Hosts,
-    /// Number of incoming connections, and the position of the next search for an idle one.
-    connections_in: usize,
-    sweep: usize,
-    /// Connections whose peer has not answered yet, oldest first; may contain some that have.
-    unproven: VecDeque<Key>,
-    unproven_count: usize,
-    /// Hasher for the numbers of their pings, and the time until which a second ping is required.
-    proofs: Keyed,
-    doubts_until: Timestamp,
-    paths: Slab<Path>,
-    by_peer: HashMap<SocketAddr, Key, Keyed>,
 
     calls: Slab<Call<P, D>>,
     /// Number of incoming calls, and bytes received and not read over all calls.
@@ -127,20 +117,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let config = config.checked();
         Endpoint {
             epoch: secret.next() | EPOCH_RANDOM,
-            services: Vec::new(),
-            acceptors: Vec::new(),
-            connections: Slab::new(),
-            by_key: HashMap::with_hasher(secret.table()),
-            recent: None,
+            services: Services::new(),
+            connections: ConnectionTable::new(secret.table()),
             hosts: Hosts::new(secret.table()),
-            connections_in: 0,
-            sweep: 0,
-            unproven: VecDeque::new(),
-            unproven_count: 0,
-            proofs: secret.table(),
-            doubts_until: Timestamp::from_nanos(0),
-            paths: Slab::new(),
-            by_peer: HashMap::with_hasher(secret.table()),
+            proofs: Proofs::new(secret.table()),
+            paths: PathTable::new(secret.table()),
             calls: Slab::new(),
             calls_in: 0,
             held_bytes: 0,

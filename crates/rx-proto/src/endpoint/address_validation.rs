@@ -25,6 +25,7 @@
 //! could still be in flight; and if the connection is no longer known.
 
 use super::Endpoint;
+use super::tables::ConnectionTable;
 use crate::ack::{Ack, AckOut, Reason};
 use crate::connection::{AddressValidation, Connection, ConnectionKey};
 use crate::event::code;
@@ -35,6 +36,7 @@ use crate::secret::Keyed;
 use crate::slab::Key;
 use crate::time::Timestamp;
 use crate::transmit::Route;
+use std::collections::VecDeque;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
@@ -67,25 +69,55 @@ fn answer(datagram: &[u8]) -> Option<Serial> {
     (ack.reason == Some(Reason::PingResponse)).then_some(ack.serial)
 }
 
-/// Returns the serial number for a ping on a connection.
-pub(super) fn ping_serial<P, D>(
-    now: Timestamp,
-    secret: &Keyed,
-    connection: &mut Connection<P, D>,
-    header: &Header,
-) -> Serial {
-    match &mut connection.validation {
-        AddressValidation::Proven => connection.take_serials(1),
-        AddressValidation::Again(serial) => *serial,
-        AddressValidation::Asked { pinged } => {
-            *pinged = true;
-            let (channel, call) = (header.channel(), header.call_number);
-            number(secret, &connection.key, channel, call, period(now))
-        }
-    }
+/// Proofs of all unproven peers.
+pub(super) struct Proofs {
+    /// Connections whose peer has not answered yet, oldest first; may contain some that have.
+    queue: VecDeque<Key>,
+    /// Number of connections whose peer has not answered yet.
+    unproven: usize,
+    /// Hasher for the numbers of pings.
+    numbers: Keyed,
+    /// Time until which two answers are required.
+    doubts_until: Timestamp,
 }
 
-impl<P: Payload, D: Datagram> Endpoint<P, D> {
+impl Proofs {
+    pub(super) fn new(numbers: Keyed) -> Proofs {
+        Proofs {
+            queue: VecDeque::new(),
+            unproven: 0,
+            numbers,
+            doubts_until: Timestamp::from_nanos(0),
+        }
+    }
+
+    /// Returns the number of connections whose peer has not answered yet.
+    pub(super) const fn unproven(&self) -> usize {
+        self.unproven
+    }
+
+    /// Adds a new connection.
+    pub(super) fn asked(&mut self, connection: Key) {
+        self.queue.push_back(connection);
+        self.unproven += 1;
+    }
+
+    /// Records that a connection's peer has answered, or that the connection was removed.
+    pub(super) fn settled<P, D>(&mut self, connection: &Connection<P, D>) {
+        self.unproven -= usize::from(connection.is_asked());
+    }
+
+    /// Finds the oldest connection whose peer has not answered yet.
+    pub(super) fn oldest<P, D>(&mut self, connections: &ConnectionTable<P, D>) -> Option<Key> {
+        while let Some(oldest) = self.queue.front() {
+            if connections.get(*oldest).is_some_and(Connection::is_asked) {
+                return Some(*oldest);
+            }
+            self.queue.pop_front();
+        }
+        None
+    }
+
     /// Checks whether `serial` is the number of a recent ping for the call of `header`.
     fn is_right(
         &self,
@@ -98,7 +130,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let (channel, call) = (header.channel(), header.call_number);
         [latest, latest.wrapping_sub(1)]
             .iter()
-            .any(|at| number(&self.proofs, key, channel, call, *at) == serial)
+            .any(|at| number(&self.numbers, key, channel, call, *at) == serial)
     }
 
     /// Requires two answers of unproven peers for a while.
@@ -106,11 +138,31 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.doubts_until = self.doubts_until.max(now + time);
     }
 
+    /// Returns the serial number for a ping on a connection.
+    pub(super) fn ping_serial<P, D>(
+        &self,
+        now: Timestamp,
+        connection: &mut Connection<P, D>,
+        header: &Header,
+    ) -> Serial {
+        match &mut connection.validation {
+            AddressValidation::Proven => connection.take_serials(1),
+            AddressValidation::Again(serial) => *serial,
+            AddressValidation::Asked { pinged } => {
+                *pinged = true;
+                let (channel, call) = (header.channel(), header.call_number);
+                number(&self.numbers, &connection.key, channel, call, period(now))
+            }
+        }
+    }
+}
+
+impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Handles the removal of a proven peer's connection. If the connection is young, late copies
     /// of its first packet and of its answer could pass for a new one.
     pub(super) fn forgets(&mut self, now: Timestamp, created: Timestamp) {
         if now.since(created) < self.config.reach_time + 2 * PERIOD {
-            self.doubt(now, 2 * PERIOD);
+            self.proofs.doubt(now, 2 * PERIOD);
         }
     }
 
@@ -129,13 +181,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return self.stats.stray += 1;
         };
         let (key, reach) = (c.key, c.validation);
-        let right = self.is_right(now, &key, header, serial);
+        let right = self.proofs.is_right(now, &key, header, serial);
         match reach {
             AddressValidation::Proven => {}
             AddressValidation::Again(asked) if asked == serial => {
                 self.believe(now, connection, header, serial)
             }
-            AddressValidation::Asked { pinged: true } if right && now < self.doubts_until => {
+            AddressValidation::Asked { pinged: true }
+                if right && now < self.proofs.doubts_until =>
+            {
                 self.challenge_again(connection, header, serial);
             }
             AddressValidation::Asked { pinged: true } if right => {
@@ -145,7 +199,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             AddressValidation::Again(_) if right => {}
             AddressValidation::Again(_) | AddressValidation::Asked { .. } => {
                 self.stats.not_genuine += 1;
-                self.doubt(now, DOUBT);
+                self.proofs.doubt(now, DOUBT);
             }
         }
     }
@@ -173,9 +227,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             }
             return None;
         };
-        if !self.is_right(now, key, header, serial) {
+        if !self.proofs.is_right(now, key, header, serial) {
             self.stats.not_genuine += 1;
-            self.doubt(now, DOUBT);
+            self.proofs.doubt(now, DOUBT);
             return None;
         }
         Some(serial)
@@ -201,7 +255,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.connections.get_mut(connection) else {
             return;
         };
-        self.unproven_count -= usize::from(c.is_asked());
+        self.proofs.settled(c);
         c.validation = AddressValidation::Again(again);
         let mut ping = c.header(PacketType::Ack, header.channel(), header.call_number);
         ping.flags |= flag::REQUEST_ACK | flag::SLOW_START_OK;

@@ -2,7 +2,7 @@
 
 use super::Endpoint;
 use super::arrival::send_limit;
-use super::connections::Service;
+use super::services::Service;
 use crate::ack::Reason;
 use crate::call::Role;
 use crate::config::Timeouts;
@@ -78,14 +78,12 @@ pub enum StartError {
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Accepts calls of a service from now on.
     pub fn serve(&mut self, service: Service) {
-        self.services.retain(|s| s.id != service.id);
-        self.services.push(service);
+        self.services.add(service);
     }
 
     /// Registers the server side of a security class; services list the classes that they accept.
     pub fn accept_class(&mut self, acceptor: Box<dyn Acceptor<P, D>>) {
-        self.acceptors.retain(|a| a.index() != acceptor.index());
-        self.acceptors.push(acceptor);
+        self.services.add_class(acceptor);
     }
 
     /// Makes a connection. Nothing is sent before its first call.
@@ -100,7 +98,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         // must not know the others.
         loop {
             key.cid = self.secret.next() & !CHANNEL_MASK;
-            if !self.by_key.contains_key(&key) {
+            if !self.connections.contains(&key) {
                 break;
             }
         }
@@ -109,7 +107,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         connection.timeouts = connect.timeouts;
         connection.security_index = connect.security.as_ref().map_or(0, |s| s.index());
         connection.security = connect.security;
-        ConnectionId(self.insert_connection(connection))
+        ConnectionId(self.connections.insert(connection))
     }
 
     /// Closes an outgoing connection and ends its calls, or drops an incoming one. A server that
@@ -192,7 +190,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         call: CallId,
         payload: P,
     ) -> Result<usize, WriteError<P>> {
-        let Some(c) = self.calls.get_mut(call.0).filter(|c| c.held) else {
+        let Some(c) = self.calls.get_mut(call.0).filter(|c| c.user.held) else {
             return Err(WriteError::Call(payload, CallError::Unknown));
         };
         if let Some(reason) = c.ended {
@@ -201,11 +199,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.sender.is_finished() {
             return Err(WriteError::Finished(payload));
         }
-        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.host));
+        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.place.host));
         if c.sender.stream.held() >= limit
             || c.sender.stream.pieces() >= self.config.send_buffer_pieces
         {
-            c.writer_waits = true;
+            c.user.writer_waits = true;
             // Many small pieces may be less than a packet, and nothing else would make room.
             c.sender.push();
             self.ready_to_send(call.0);
@@ -213,9 +211,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         if c.sender.stream.held() == 0 {
             // The wait for the peer starts now.
-            c.moved = now;
+            c.clocks.moved = now;
         }
-        self.hosts.wrote(c.host, payload.len() as u64);
+        self.hosts.wrote(c.place.host, payload.len() as u64);
         c.sender.stream.push(payload);
         let room = limit.saturating_sub(c.sender.stream.held());
         self.ready_to_send(call.0);
@@ -228,7 +226,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let c = self
             .calls
             .get_mut(call.0)
-            .filter(|c| c.held)
+            .filter(|c| c.user.held)
             .ok_or(CallError::Unknown)?;
         if let Some(reason) = c.ended {
             self.release(now, call);
@@ -236,12 +234,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         c.sender.finish();
         if c.role == Role::Server {
-            c.held = false;
+            c.user.held = false;
             let before = c.receiver.held();
             c.receiver.discard();
             self.held_bytes = self.held_bytes - before + c.receiver.held();
         }
-        c.moved = now;
+        c.clocks.moved = now;
         self.ready_to_send(call.0);
         Ok(())
     }
@@ -249,7 +247,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Queues a call after a write, if it has data to send.
     fn ready_to_send(&mut self, call: Key) {
         let sends = self.calls.get(call).is_some_and(|c| {
-            let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
+            let room = self
+                .paths
+                .get(c.place.path)
+                .map_or(0, |path| path.data_bytes());
             c.has_data(room)
         });
         if sends {
@@ -263,7 +264,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             let c = self
                 .calls
                 .get_mut(call.0)
-                .filter(|c| c.held)
+                .filter(|c| c.user.held)
                 .ok_or(CallError::Unknown)?;
             if let Some(reason) = c.ended {
                 return Err(CallError::Ended(reason));
@@ -283,7 +284,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 return Ok(Read::Data(data));
             }
             if !c.receiver.at_end() {
-                c.reader_waits = true;
+                c.user.reader_waits = true;
                 return Ok(Read::Pending);
             }
             if c.role == Role::Client {
@@ -295,10 +296,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// Ends a call with a code for the peer's application.
     pub fn abort(&mut self, now: Timestamp, call: CallId, code: i32) {
-        let Some(c) = self.calls.get_mut(call.0).filter(|c| c.held) else {
+        let Some(c) = self.calls.get_mut(call.0).filter(|c| c.user.held) else {
             return;
         };
-        c.held = false;
+        c.user.held = false;
         if c.ended.is_some() {
             self.remove_call(now, call.0);
         } else {
@@ -315,9 +316,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// at most `bytes` bytes of UDP payload.
     pub fn too_long(&mut self, route: Route, bytes: usize) {
         let path = self
-            .by_peer
-            .get(&route.peer)
-            .and_then(|path| self.paths.get_mut(*path));
+            .paths
+            .to(&route.peer)
+            .and_then(|path| self.paths.get_mut(path));
         if let Some(path) = path {
             path.local_limit(bytes);
         }

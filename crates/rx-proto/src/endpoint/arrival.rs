@@ -80,10 +80,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         let bound = c.sender.since_last(now);
-        self.hosts.released(c.host, c.sender.stream.held());
+        self.hosts.released(c.place.host, c.sender.stream.held());
         let in_flight = c.sender.clear();
-        let path = c.path;
-        c.moved = now;
+        let path = c.place.path;
+        c.clocks.moved = now;
         if let Some(path) = self.paths.get_mut(path) {
             if let Some(bound) = bound {
                 path.rtt.at_most(now, bound);
@@ -99,7 +99,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let Some(connection) = self.connections.get_mut(c.connection) else {
+        let Some(connection) = self.connections.get_mut(c.place.connection) else {
             return;
         };
         let proven = connection.is_proven();
@@ -153,20 +153,20 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                     Ok(data) => data,
                     Err(SecurityError::Discard) => return self.stats.not_genuine += 1,
                     Err(SecurityError::Abort(code)) => {
-                        let connection = c.connection;
+                        let connection = c.place.connection;
                         return self.abort_connection(now, connection, code);
                     }
                 }
             }
         };
         self.stats.bytes_in += data.len() as u64;
-        if let Some(path) = self.paths.get_mut(c.path) {
+        if let Some(path) = self.paths.get_mut(c.place.path) {
             path.bytes_received += data.len() as u64;
         }
         let held = c.receiver.held();
         c.receiver.insert(packet, data);
         self.held_bytes = self.held_bytes - held + c.receiver.held();
-        c.moved = now;
+        c.clocks.moved = now;
         if proven {
             let requested = packet.flags & flag::REQUEST_ACK != 0;
             for reason in prompt
@@ -185,7 +185,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let connection = c.connection;
+        let connection = c.place.connection;
         if self
             .connections
             .get(connection)
@@ -194,16 +194,19 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             c.ping_due = true;
             return self.mark_ready(call);
         }
-        if !c.announced {
+        if !c.user.announced {
             self.announce(call);
-        } else if c.reader_waits && (c.receiver.is_readable() || c.receiver.at_end()) {
-            c.reader_waits = false;
+        } else if c.user.reader_waits && (c.receiver.is_readable() || c.receiver.at_end()) {
+            c.user.reader_waits = false;
             self.queue_event(call, |news| news.readable = true);
         }
         let Some(c) = self.calls.get(call) else {
             return;
         };
-        let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
+        let room = self
+            .paths
+            .get(c.place.path)
+            .map_or(0, |path| path.data_bytes());
         if c.acks.is_due() || c.has_data(room) {
             self.mark_ready(call);
         }
@@ -214,14 +217,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let (connection, path) = (c.connection, c.path);
+        let (connection, path) = (c.place.connection, c.place.path);
         if ack.reason == Some(Reason::PingResponse) {
             self.pong(now, call, ack.serial);
         }
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        c.heard = now;
+        c.clocks.heard = now;
         if ack.reason == Some(Reason::Ping) {
             c.acks.ping = Some(header.serial);
         } else if header.has(flag::REQUEST_ACK) {
@@ -244,7 +247,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         }
         let held = c.sender.stream.held();
         let acknowledged = c.sender.acknowledge(now, ack, &mut path.rtt);
-        self.hosts.released(c.host, held - c.sender.stream.held());
+        self.hosts
+            .released(c.place.host, held - c.sender.stream.held());
         match acknowledged {
             Ok(effect) => self.apply(now, call, &effect),
             Err(_) => self.end_call(now, call, End::Violation, Some(code::PROTOCOL_ERROR)),
@@ -256,7 +260,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let (connection, path) = (c.connection, c.path);
+        let (connection, path) = (c.place.connection, c.place.path);
         let pinged = c.pinged.filter(|ping| ping.serial == serial);
         if let (Some(ping), Some(path)) = (pinged, self.paths.get_mut(path)) {
             let sample = now.nanos_since(ping.at);
@@ -272,14 +276,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let Some(path) = self.paths.get_mut(c.path) else {
+        let Some(path) = self.paths.get_mut(c.place.path) else {
             return;
         };
         if let Some(sample) = effect.rtt {
             self.stats.rtt(sample);
         }
         if effect.arrived + effect.late > 0 {
-            c.moved = now;
+            c.clocks.moved = now;
             path.congestion.acknowledged(now, effect.arrived, &path.rtt);
         }
         if effect.jumbogram_arrived {
@@ -296,17 +300,17 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.stats.late += u64::from(effect.late);
         let room = path.data_bytes();
         let stream = &c.sender.stream;
-        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.host));
+        let limit = send_limit(&self.config, self.hosts.unacknowledged(c.place.host));
         let room_to_write =
             stream.held() <= limit / 2 && stream.pieces() <= self.config.send_buffer_pieces / 2;
-        if c.writer_waits && room_to_write {
-            c.writer_waits = false;
+        if c.user.writer_waits && room_to_write {
+            c.user.writer_waits = false;
             self.queue_event(call, |news| news.writable = true);
         }
         let Some(c) = self.calls.get(call) else {
             return;
         };
-        let path = c.path;
+        let path = c.place.path;
         if c.acks.is_due() || c.has_data(room) {
             self.mark_ready(call);
         }

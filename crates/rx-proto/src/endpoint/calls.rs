@@ -56,7 +56,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub(super) fn count_call(&mut self, call: Key) {
         if let Some(c) = self.calls.get_mut(call) {
             c.counted = true;
-            self.hosts.called(c.host);
+            self.hosts.called(c.place.host);
         }
     }
 
@@ -80,11 +80,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let loss = match self.paths.get(c.path) {
+        let loss = match self.paths.get(c.place.path) {
             Some(path) => c.sender.deadline(c.role == Role::Server, &path.rtt),
             None => Timestamp::NEVER,
         };
-        let deadline = loss.min(c.acks.delay_at).min(c.slow_at).max(earliest);
+        let deadline = loss
+            .min(c.acks.delay_at)
+            .min(c.clocks.slow_at)
+            .max(earliest);
         self.timers
             .set(Timer::Call(call), &mut c.timer_entry, deadline);
     }
@@ -97,11 +100,11 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let proven = self
             .connections
-            .get(c.connection)
+            .get(c.place.connection)
             .is_some_and(|c| c.is_proven());
-        if !c.announced && proven && c.receiver.is_readable() {
-            c.announced = true;
-            c.held = true;
+        if !c.user.announced && proven && c.receiver.is_readable() {
+            c.user.announced = true;
+            c.user.held = true;
             self.queue_event(call, |news| news.call = true);
         }
     }
@@ -111,9 +114,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        what(&mut c.events);
-        if !c.events.queued {
-            c.events.queued = true;
+        what(&mut c.user.events);
+        if !c.user.events.queued {
+            c.user.events.queued = true;
             self.notices.push_back(PendingEvent::Call(call));
         }
     }
@@ -122,12 +125,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub(super) fn next_event(&mut self, call: Key) -> Option<Event> {
         let c = self.calls.get_mut(call)?;
         let id = CallId(call);
-        let news = &mut c.events;
+        let news = &mut c.user.events;
         let event = if std::mem::take(&mut news.call) {
-            let connection = self.connections.get(c.connection)?;
+            let connection = self.connections.get(c.place.connection)?;
             Event::Call(Incoming {
                 call: id,
-                connection: ConnectionId(c.connection),
+                connection: ConnectionId(c.place.connection),
                 peer: connection.key.peer,
                 service: connection.service,
                 user_status: c.user_status,
@@ -157,8 +160,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         }
         // The application need not know of a call that was not shown to it.
-        let held = c.held && !c.events.call;
-        let (connection, channel) = (c.connection, c.channel);
+        let held = c.user.held && !c.user.events.call;
+        let (connection, channel) = (c.place.connection, c.place.channel);
         c.ended = Some(reason);
         self.let_go(now, call);
         if let Some(code) = abort {
@@ -186,8 +189,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.held_bytes -= c.receiver.held();
         c.receiver.forget();
         c.acks.data_sent();
-        let path = c.path;
-        self.hosts.released(c.host, c.sender.stream.held());
+        let path = c.place.path;
+        self.hosts.released(c.place.host, c.sender.stream.held());
         let in_flight = c.sender.clear();
         if let Some(path) = self.paths.get_mut(path) {
             path.congestion.forgotten(in_flight);
@@ -210,7 +213,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         if c.waiting
-            && let Some(path) = self.paths.get_mut(c.path)
+            && let Some(path) = self.paths.get_mut(c.place.path)
         {
             path.waiting.retain(|waiting| *waiting != call);
         }
@@ -218,30 +221,30 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             self.calls_in -= 1;
         }
         if c.counted {
-            self.hosts.call_over(c.host);
+            self.hosts.call_over(c.place.host);
         }
-        self.hosts.leave(c.host);
-        let Some(connection) = self.connections.get_mut(c.connection) else {
+        self.hosts.leave(c.place.host);
+        let Some(connection) = self.connections.get_mut(c.place.connection) else {
             return;
         };
         connection.active = now;
-        if let Some(slot) = connection.channels.get_mut(c.channel)
+        if let Some(slot) = connection.channels.get_mut(c.place.channel)
             && slot.call == Some(call)
         {
             slot.call = None;
         }
         if std::mem::take(&mut connection.channel_wanted) {
-            let free = Event::ChannelFree(ConnectionId(c.connection));
+            let free = Event::ChannelFree(ConnectionId(c.place.connection));
             self.notices.push_back(PendingEvent::Event(free));
         }
         let until = now + self.config.connection_idle;
-        self.set_connection_timer(c.connection, until);
+        self.set_connection_timer(c.place.connection, until);
     }
 
     /// Removes a server's call if the peer has the whole reply and the application has finished.
     pub(super) fn remove_if_done(&mut self, now: Timestamp, call: Key) {
         let done = self.calls.get(call).is_some_and(|c| {
-            c.role == Role::Server && !c.held && c.announced && c.sender.complete()
+            c.role == Role::Server && !c.user.held && c.user.announced && c.sender.complete()
         });
         if done {
             self.remove_call(now, call);

@@ -2,8 +2,9 @@
 
 use super::Endpoint;
 use crate::ack::Reason;
+use crate::call::Role;
+use crate::call::clocks::{Due, HEAD_NANOS};
 use crate::call::loss::Expired;
-use crate::call::{Due, HEAD_NANOS, Role};
 use crate::connection::{AddressValidation, LastCallEnd};
 use crate::event::{End, code};
 use crate::number::{Seq, Serial};
@@ -48,7 +49,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         if c.ended.is_some() {
-            c.slow_at = Timestamp::NEVER;
+            c.clocks.slow_at = Timestamp::NEVER;
             return;
         }
         c.acks.expire(now, c.receiver.has_gap());
@@ -57,7 +58,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get(call) else {
             return;
         };
-        let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
+        let room = self
+            .paths
+            .get(c.place.path)
+            .map_or(0, |path| path.data_bytes());
         if c.acks.is_due() || c.ping_due || c.has_data(room) {
             self.mark_ready(call);
         }
@@ -67,7 +71,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let Some(path) = self.paths.get_mut(c.path) else {
+        let Some(path) = self.paths.get_mut(c.place.path) else {
             return;
         };
         let server = c.role == Role::Server;
@@ -80,7 +84,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 self.stats.timeouts += 1;
                 self.stats.lost += u64::from(effect.lost);
                 path.congestion.timed_out(now, effect.lost, &path.rtt);
-                let path = c.path;
+                let path = c.place.path;
                 self.wake_path(now, path);
             }
         }
@@ -90,23 +94,27 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        if now < c.slow_at {
+        if now < c.clocks.slow_at {
             return;
         }
-        let Some(connection) = self.connections.get(c.connection) else {
+        let Some(connection) = self.connections.get(c.place.connection) else {
             return;
         };
         let (proven, timeouts) = (connection.is_proven(), connection.timeouts);
         let due = c.slow_clocks(now, &timeouts);
-        if !c.announced && proven {
+        if !c.user.announced && proven {
             // A server's call without its first packet.
-            if now.nanos_since(c.started) >= HEAD_NANOS {
+            if now.nanos_since(c.clocks.started) >= HEAD_NANOS {
                 self.end_call(now, call, End::Forgotten, Some(code::RESTARTING));
                 return;
             }
-            c.slow_at = c.slow_at.min(c.started.plus(HEAD_NANOS)).max(now.plus(1));
-        } else if !c.announced {
-            c.slow_at = c.slow_at.min(now.plus(HEAD_NANOS));
+            c.clocks.slow_at = c
+                .clocks
+                .slow_at
+                .min(c.clocks.started.plus(HEAD_NANOS))
+                .max(now.plus(1));
+        } else if !c.user.announced {
+            c.clocks.slow_at = c.clocks.slow_at.min(now.plus(HEAD_NANOS));
         }
         match due {
             Due::Nothing => {}
@@ -164,7 +172,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         let last = Seq(c.receiver.next_read().0.wrapping_sub(1));
-        let (connection, channel, asked) = (c.connection, c.channel, c.acks.asked());
+        let (connection, channel, asked) = (c.place.connection, c.place.channel, c.acks.asked());
         let tell_at = match asked {
             Some(_) => Timestamp::NEVER,
             None => now + self.config.ack_delay,

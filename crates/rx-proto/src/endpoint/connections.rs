@@ -20,28 +20,7 @@ use crate::transmit::Route;
 /// Connections examined in a search for an idle one.
 const SWEEP: usize = 64;
 
-/// A service that clients may call.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Service {
-    /// Service id.
-    pub id: u16,
-    /// Accepted security classes; 0 is rxnull. The others need an [`Acceptor`](crate::Acceptor).
-    pub classes: Vec<u8>,
-}
-
 impl<P: Payload, D: Datagram> Endpoint<P, D> {
-    /// Finds the connection that a packet belongs to.
-    pub(super) fn find(&mut self, key: &ConnectionKey) -> Option<Key> {
-        match self.recent {
-            Some((recent, connection)) if recent == *key => Some(connection),
-            _ => {
-                let connection = *self.by_key.get(key)?;
-                self.recent = Some((*key, connection));
-                Some(connection)
-            }
-        }
-    }
-
     /// Handles the first packet of an unknown peer: creates a connection, or refuses it.
     pub(super) fn admit(
         &mut self,
@@ -60,12 +39,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             PacketType::Data => None,
             _ => Some(self.handle_unknown_ack(now, &key, route, header, datagram)?),
         };
-        let service = self.services.iter().find(|s| s.id == header.service);
         let class = header.security_index;
         // Peers of other classes answer challenges, not pings.
-        let known = class == RXNULL
-            || answer.is_none() && self.acceptors.iter().any(|a| a.index() == class);
-        if !known || !service.is_some_and(|s| s.classes.contains(&class)) {
+        let answers_pings = class == RXNULL;
+        if !self.services.accept(header.service, class) || answer.is_some() && !answers_pings {
             let code = code::INVALID_OPERATION.to_be_bytes();
             self.answer_stray(now, route, header, PacketType::Abort, &code);
             return None;
@@ -80,16 +57,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         connection.timeouts = Timeouts::of_server(&self.config);
         if class != RXNULL {
             let entropy = std::array::from_fn(|_| self.secret.next());
-            let acceptor = self.acceptors.iter_mut().find(|a| a.index() == class);
+            let acceptor = self.services.acceptor(class);
             connection.security = acceptor.map(|a| a.accept(key.epoch, key.cid, entropy));
         }
         if let Some(path) = self.paths.get(connection.path) {
             self.hosts.connected(path.host);
         }
-        let connection = self.insert_connection(connection);
-        self.unproven.push_back(connection);
-        self.unproven_count += 1;
-        self.connections_in += 1;
+        let connection = self.connections.insert(connection);
+        self.proofs.asked(connection);
         self.set_connection_timer(connection, now + self.config.reach_time);
         match answer {
             None => Some(connection),
@@ -106,34 +81,22 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if self.hosts.connections(host) >= self.config.connections_per_host {
             return false;
         }
-        while self.unproven_count >= self.config.unproven_max {
-            let Some(oldest) = self.unproven.pop_front() else {
+        while self.proofs.unproven() >= self.config.unproven_max {
+            let Some(oldest) = self.proofs.oldest(&self.connections) else {
                 break;
             };
-            let asked = Connection::is_asked;
-            if self.connections.get(oldest).is_some_and(asked) {
-                self.remove_connection(now, oldest);
-            }
+            self.remove_connection(now, oldest);
         }
-        while self
-            .unproven
-            .front()
-            .is_some_and(|c| self.connections.get(*c).is_none_or(|c| !c.is_asked()))
-        {
-            self.unproven.pop_front();
-        }
-        if self.connections_in < self.config.connections_max {
+        // Drops settled entries from the front of the queue.
+        self.proofs.oldest(&self.connections);
+        if self.connections.incoming() < self.config.connections_max {
             return true;
         }
         // In small steps, so that a full table does not make each packet of an unknown peer costly.
-        let idle = self
-            .connections
-            .some(self.sweep, SWEEP)
-            .find_map(|(key, c)| {
-                let long = now.since(c.active) >= self.config.connection_idle_min;
-                (c.is_server() && !c.has_calls() && long).then_some(key)
-            });
-        self.sweep = self.sweep.wrapping_add(SWEEP);
+        let idle = self.connections.sweep(SWEEP).find_map(|(key, c)| {
+            let long = now.since(c.active) >= self.config.connection_idle_min;
+            (c.is_server() && !c.has_calls() && long).then_some(key)
+        });
         let Some(idle) = idle else {
             return false;
         };
@@ -148,14 +111,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         key: ConnectionKey,
         route: Route,
     ) -> Connection<P, D> {
-        let path = match self.by_peer.get(&route.peer) {
-            Some(path) => *path,
+        let path = match self.paths.to(&route.peer) {
+            Some(path) => path,
             None => {
                 let host = self.hosts.share(Host::of(route.peer));
                 let path = Path::new(route.peer, host, self.config.jumbo_packets);
-                let path = self.paths.insert(path);
-                self.by_peer.insert(route.peer, path);
-                path
+                self.paths.insert(path)
             }
         };
         if let Some(path) = self.paths.get_mut(path) {
@@ -164,14 +125,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         // Below 2^30, because peers compare serial numbers with 0 as signed numbers.
         let serial = Serial((self.secret.next() >> 2).max(1));
         Connection::new(now, key, route, path, serial)
-    }
-
-    /// Inserts a connection into the tables.
-    pub(super) fn insert_connection(&mut self, connection: Connection<P, D>) -> Key {
-        let key = connection.key;
-        let connection = self.connections.insert(connection);
-        self.by_key.insert(key, connection);
-        connection
     }
 
     /// Removes a connection with its calls.
@@ -186,16 +139,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.connections.remove(connection) else {
             return;
         };
-        self.recent = None;
-        self.by_key.remove(&c.key);
         if c.channel_wanted {
             // A caller that waits for a channel must learn that none will become free.
             let free = Event::ChannelFree(ConnectionId(connection));
             self.notices.push_back(PendingEvent::Event(free));
         }
         if c.is_server() {
-            self.connections_in -= 1;
-            self.unproven_count -= usize::from(c.is_asked());
+            self.proofs.settled(&c);
             if let Some(path) = self.paths.get(c.path) {
                 self.hosts.disconnected(path.host);
             }
@@ -210,7 +160,6 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             path.users == 0
         });
         if unused && let Some(path) = self.paths.remove(c.path) {
-            self.by_peer.remove(&path.peer);
             self.hosts.leave(path.host);
         }
     }
@@ -223,7 +172,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         if c.is_proven() {
             return;
         }
-        self.unproven_count -= usize::from(c.is_asked());
+        self.proofs.settled(c);
         c.validation = AddressValidation::Proven;
         c.active = now;
         let (path, calls) = (c.path, c.calls().collect::<Vec<Key>>());
@@ -253,13 +202,12 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Removes a call that was not shown to the application, as if it had never begun: its client
     /// will send it again.
     fn put_off(&mut self, now: Timestamp, call: Key) {
-        let Some((connection, channel)) = self.calls.get(call).map(|c| (c.connection, c.channel))
-        else {
+        let Some(place) = self.calls.get(call).map(|c| c.place) else {
             return;
         };
         self.remove_call(now, call);
-        if let Some(c) = self.connections.get_mut(connection)
-            && let Some(slot) = c.channels.get_mut(channel)
+        if let Some(c) = self.connections.get_mut(place.connection)
+            && let Some(slot) = c.channels.get_mut(place.channel)
         {
             slot.number = CallNumber(0);
         }

@@ -80,8 +80,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     fn totals(&self) -> Totals {
         Totals {
-            server_connections: self.connections_in,
-            client_connections: self.connections.len() - self.connections_in,
+            server_connections: self.connections.incoming(),
+            client_connections: self.connections.len() - self.connections.incoming(),
             peers: self.paths.len(),
             calls: self.calls.len(),
         }
@@ -104,7 +104,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 }
 
 fn channel_view<P: Payload, D: Payload>(call: &Call<P, D>) -> ChannelView {
-    let state = match (call.announced, call.held) {
+    let state = match (call.user.announced, call.user.held) {
         (false, _) => CallState::Precall,
         (true, true) => CallState::Active,
         (true, false) => CallState::Hold,
@@ -114,7 +114,7 @@ fn channel_view<P: Payload, D: Payload>(call: &Call<P, D>) -> ChannelView {
         Role::Server => call.receiver.complete(),
     };
     ChannelView {
-        number: call.number.0,
+        number: call.place.number.0,
         state,
         sending,
         holds_input: call.receiver.held() > 0,

@@ -44,7 +44,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         let route = Route { peer, local: None };
-        let connection = self.find(&key_of(route, &header, Role::Client));
+        let connection = self.connections.find(&key_of(route, &header, Role::Client));
         let channels = connection.and_then(|c| self.connections.get(c));
         let call = channels
             .and_then(|c| c.channels.get(header.channel()))
@@ -52,11 +52,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             .and_then(|channel| channel.call);
         if let Some(call) = call
             && let Some(c) = self.calls.get_mut(call)
-            && c.refused.is_none()
-            && c.heard == c.started
+            && c.clocks.refuse(now)
         {
-            c.refused = Some(now);
-            c.slow_at = now;
             self.set_call_timer(call);
         }
     }
@@ -65,7 +62,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     fn client_packet(&mut self, now: Timestamp, route: Route, header: &Header, datagram: D) {
         let key = key_of(route, header, Role::Server);
         let about_a_call = header.call_number != CallNumber(0);
-        let connection = match self.find(&key) {
+        let connection = match self.connections.find(&key) {
             Some(connection) => connection,
             None if !about_a_call => return self.stats.stray += 1,
             None => match self.admit(now, route, header, datagram.as_ref()) {
@@ -130,7 +127,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         header: &Header,
     ) -> Option<Key> {
         if let Some(before) = before {
-            if self.calls.get(before).is_some_and(|c| c.held) {
+            if self.calls.get(before).is_some_and(|c| c.user.held) {
                 self.end_call(now, before, End::Superseded, None);
                 self.say_busy(connection, header);
                 return None;
@@ -152,7 +149,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Records that the next call on the channel implies the arrival of the previous reply.
     fn reply_arrived(&mut self, now: Timestamp, call: Key) {
         if let Some(c) = self.calls.get_mut(call)
-            && let Some(path) = self.paths.get_mut(c.path)
+            && let Some(path) = self.paths.get_mut(c.place.path)
         {
             c.sender.all_arrived(now, &mut path.rtt);
         }
@@ -170,7 +167,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// Handles a packet of a connection that we made.
     fn server_packet(&mut self, now: Timestamp, route: Route, header: &Header, datagram: D) {
-        let Some(connection) = self.find(&key_of(route, header, Role::Client)) else {
+        let Some(connection) = self.connections.find(&key_of(route, header, Role::Client)) else {
             self.stats.stray += 1;
             if header.kind == PacketType::Data {
                 // A reply to an earlier user of this address and port. Its server would retransmit
@@ -252,7 +249,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let server = c.role == Role::Server;
         match header.kind {
             PacketType::Data => {
-                c.heard = now;
+                c.clocks.heard = now;
                 self.data(now, call, header, datagram);
             }
             PacketType::Ack => match datagram.as_ref().get(HEADER_BYTES..).and_then(Ack::parse) {
@@ -260,7 +257,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 None => self.stats.malformed += 1,
             },
             PacketType::AckAll => {
-                c.heard = now;
+                c.clocks.heard = now;
                 self.all_received(now, call);
             }
             PacketType::Abort => {
@@ -269,7 +266,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 self.end_call(now, call, End::Aborted(code), None);
             }
             // The server is alive; the timer retransmits the call (Linux ignores BUSY too).
-            PacketType::Busy if !server => c.heard = now,
+            PacketType::Busy if !server => c.clocks.heard = now,
             _ => self.stats.stray += 1,
         }
         self.set_call_timer(call);

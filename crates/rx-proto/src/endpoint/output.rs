@@ -1,7 +1,6 @@
 //! Selects the next packets to send: control packets first, then calls in turn, a batch each.
 
 use super::Endpoint;
-use super::address_validation::ping_serial;
 use crate::ack::{AckOut, Reason};
 use crate::call::Role;
 use crate::call::loss::Transmission;
@@ -70,7 +69,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let proven = self
             .connections
-            .get(c.connection)
+            .get(c.place.connection)
             .is_some_and(|c| c.is_proven());
         if !proven {
             return std::mem::take(&mut c.ping_due) && self.ask_for_proof(now, call, out);
@@ -103,7 +102,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get(call) else {
             return false;
         };
-        let Some(connection) = self.connections.get_mut(c.connection) else {
+        let Some(connection) = self.connections.get_mut(c.place.connection) else {
             return false;
         };
         let Some(challenge) = connection.security.as_mut().and_then(|s| s.challenge()) else {
@@ -135,7 +134,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     /// Queues a call again if it has more to send.
     fn stay_ready(&mut self, call: Key) {
         let more = self.calls.get(call).is_some_and(|c| {
-            let room = self.paths.get(c.path).map_or(0, |path| path.data_bytes());
+            let room = self
+                .paths
+                .get(c.place.path)
+                .map_or(0, |path| path.data_bytes());
             c.acks.is_due() || c.ping_due || c.has_data(room)
         });
         if more {
@@ -148,7 +150,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get(call) else {
             return false;
         };
-        let Some(path) = self.paths.get(c.path) else {
+        let Some(path) = self.paths.get(c.place.path) else {
             return false;
         };
         if !c.has_data(path.data_bytes()) {
@@ -189,14 +191,14 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return Ok(Stopped::Empty);
         };
         let (Some(connection), Some(path)) = (
-            self.connections.get_mut(c.connection),
-            self.paths.get_mut(c.path),
+            self.connections.get_mut(c.place.connection),
+            self.paths.get_mut(c.place.path),
         ) else {
             return Ok(Stopped::Empty);
         };
         let (mut left, by_window) = path.allowance(now);
         let (jumbo, room) = (path.jumbo.carries(), path.data_bytes());
-        let mut header = connection.header(PacketType::Data, c.channel, c.number);
+        let mut header = connection.header(PacketType::Data, c.place.channel, c.place.number);
         let place = connection.place(&header);
         let (mut packets, mut departed, mut largest) = (0, 0, 1);
         out.begin(connection.route, false);
@@ -243,7 +245,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
                 packets.into(),
             );
             c.acks.data_sent();
-            c.spoke = now;
+            c.clocks.spoke = now;
             connection.active = now;
         }
         Ok(stopped)
@@ -254,7 +256,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get_mut(call) else {
             return;
         };
-        let Some(path) = self.paths.get_mut(c.path) else {
+        let Some(path) = self.paths.get_mut(c.place.path) else {
             return;
         };
         if !c.waiting {
@@ -266,7 +268,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         } else {
             let at = path.pace_at();
             self.timers
-                .set(Timer::Path(c.path), &mut path.timer_entry, at);
+                .set(Timer::Path(c.place.path), &mut path.timer_entry, at);
         }
     }
 
@@ -302,7 +304,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(c) = self.calls.get(call) else {
             return false;
         };
-        let Some(path) = self.paths.get_mut(c.path) else {
+        let Some(path) = self.paths.get_mut(c.place.path) else {
             return false;
         };
         let uncut = c.sender.uncut();
@@ -312,7 +314,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(packets) = path.jumbo.wanted(now) else {
             return false;
         };
-        let (connection, path_key) = (c.connection, c.path);
+        let (connection, path_key) = (c.place.connection, c.place.path);
         let bytes = crate::jumbo::datagram_bytes(packets);
         let Some(serial) = self.connections.get(connection).map(|c| c.next_serial()) else {
             return false;
@@ -340,15 +342,15 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return false;
         };
         let (Some(connection), Some(path)) = (
-            self.connections.get_mut(c.connection),
-            self.paths.get(c.path),
+            self.connections.get_mut(c.place.connection),
+            self.paths.get(c.place.path),
         ) else {
             return false;
         };
-        let mut header = connection.header(PacketType::Ack, c.channel, c.number);
+        let mut header = connection.header(PacketType::Ack, c.place.channel, c.place.number);
         header.flags |= flag::SLOW_START_OK;
         if reason == Reason::Ping {
-            header.serial = ping_serial(now, &self.proofs, connection, &header);
+            header.serial = self.proofs.ping_serial(now, connection, &header);
             header.flags |= flag::REQUEST_ACK;
             c.pinged = Some(Transmission {
                 at: now,
@@ -386,7 +388,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         });
         out.segment(bytes);
         Stats::packets(&mut self.stats.packets_out, PacketType::Ack as u8, 1);
-        c.spoke = now;
+        c.clocks.spoke = now;
         true
     }
 }

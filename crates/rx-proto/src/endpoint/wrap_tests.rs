@@ -237,7 +237,7 @@ fn epochs_are_names_and_nothing_more() {
             cid: echo.client.connections.get(connection.0).unwrap().key.cid,
             role: crate::call::Role::Server,
         };
-        assert!(echo.server.find(&key).is_some());
+        assert!(echo.server.connections.find(&key).is_some());
         echo.client.close(echo.now, connection);
     }
     assert_eq!(echo.server.connections(), 5);
