@@ -63,7 +63,7 @@ impl Fileset {
     /// Reads the attributes of an inode.
     ///
     /// # Errors
-    /// [`Kind::Stale`]: there is no inode with this number.
+    /// [`crate::Kind::Stale`]: there is no inode with this number.
     pub fn attr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.fs.read().inode_shown(self.id, ino)?;
         Ok(Attr { ino, inode })

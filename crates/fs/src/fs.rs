@@ -48,7 +48,7 @@ impl Fs {
     /// Creates a handle to a fileset or a snapshot.
     ///
     /// # Errors
-    /// [`Kind::NotFound`].
+    /// [`crate::Kind::NotFound`].
     pub fn fileset(&self, id: TreeId) -> Result<Fileset> {
         self.inner.read().tree(id)?;
         Ok(Fileset {

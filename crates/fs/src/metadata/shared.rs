@@ -30,7 +30,7 @@ pub struct Options {
     /// Read every page of the metadata first, and compare its checksum.
     pub verify: bool,
     /// Open the file system even if the free blocks or the filesets cannot be determined, so that
-    /// [`Fs::repair`] can find them; until then no block can be allocated.
+    /// [`crate::Fs::repair`] can find them; until then no block can be allocated.
     pub rescue: bool,
     /// Longest time that a change waits for its commit without an explicit request.
     pub commit_interval: Duration,
