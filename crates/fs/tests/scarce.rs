@@ -7,7 +7,9 @@ use block::{BlockDevice, ErrorKind, OpKind};
 use block_testing::{ErrorDevice, Failure, Mem, Random};
 use common::client::{Client, PAGE};
 use common::{assert_clean, format, open};
-use fs::{Allocate, FIRST_FILESET, FileType, Fs, Kind, New, ROOT, SetAttr};
+use fs::{
+    Allocate, FIRST_FILESET, FileType, Fileset, Fs, Ino, Kind, New, ROOT, Rename, SetAttr, SetXattr,
+};
 use std::sync::Arc;
 
 const NEW: New = New::of_root(FileType::File, 0o644);
@@ -157,6 +159,50 @@ fn what_a_snapshot_keeps_on_a_full_disk_leaves_it_alive() {
         }
         drop(client);
         assert_lives(&device, fs, "snapshot");
+    }
+}
+
+#[test]
+fn space_that_a_sync_makes_usable_is_found_by_every_change() {
+    type Change = fn(&Fs, &Fileset, Ino) -> fs::Result<()>;
+    let changes: [(&str, Change); 5] = [
+        ("set_xattr", |_, files, ino| {
+            files.set_xattr(ino, b"user.a", b"1", SetXattr::Any)
+        }),
+        ("link", |_, files, ino| {
+            files.link(ino, ROOT, b"b").map(drop)
+        }),
+        ("rename", |_, files, _| {
+            let (from, to) = ((ROOT, &b"a"[..]), (ROOT, &b"b"[..]));
+            files.rename(from, to, Rename::NoReplace).map(drop)
+        }),
+        ("create_fileset", |fs, _, _| {
+            fs.create_fileset("new").map(drop)
+        }),
+        ("snapshot", |fs, files, _| {
+            fs.snapshot(files.id(), "now").map(drop)
+        }),
+    ];
+    for (name, change) in changes {
+        let (device, fs) = formatted(24);
+        let client = client(&fs);
+        let files = &client.fileset;
+        let ino = files.create(ROOT, b"a", &NEW).expect("made").ino;
+        let filler = fill(&client);
+        let is_full = |i: u64| {
+            let name = format!("{i}").into_bytes();
+            files.create(ROOT, &name, &NEW).is_err() && {
+                fs.commit().expect("committed");
+                files.create(ROOT, &name, &NEW).is_err()
+            }
+        };
+        assert!((0..100_000).any(is_full), "{:?}", fs.usage());
+        let error = change(&fs, files, ino).expect_err(name);
+        assert_eq!(error.kind(), Kind::NoSpace, "{name}");
+        files.truncate(filler, 0).expect("needs no room");
+        change(&fs, files, ino).unwrap_or_else(|error| panic!("{name}: {error}"));
+        drop(client);
+        assert_lives(&device, fs, name);
     }
 }
 

@@ -215,11 +215,13 @@ impl Fileset {
     /// # Errors
     /// [`Kind::FileTooLarge`]; [`Kind::IsDirectory`], [`Kind::Invalid`]: not a regular file.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<Attr> {
-        let mut op = Op::begin(&self.fs, self.id)?;
-        self.cut_or_grow(&mut op, ino, size)?;
-        let inode = op.read_inode(ino)?;
-        op.finish();
-        Ok(Attr { ino, inode })
+        self.fs.with_room(|| {
+            let mut op = Op::begin(&self.fs, self.id)?;
+            self.cut_or_grow(&mut op, ino, size)?;
+            let inode = op.read_inode(ino)?;
+            op.finish();
+            Ok(Attr { ino, inode })
+        })
     }
 
     /// Sets the length. Comes last in its operation: it ends the promises of the truncated part.

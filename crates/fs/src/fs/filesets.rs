@@ -55,6 +55,12 @@ impl Fs {
     /// # Errors
     /// [`Kind::Exists`]; [`Kind::Invalid`]: `name` is not a valid fileset name.
     pub fn create_fileset(&self, name: &str) -> Result<Fileset> {
+        let id = self.inner().with_room(|| self.add_fileset(name))?;
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    fn add_fileset(&self, name: &str) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), 0)?;
         check_name(&op, name)?;
         op.check_room()?;
@@ -81,8 +87,7 @@ impl Fs {
         };
         op.put(id, ROOT, (Item::Inode, 0), root.encode(), true)?;
         op.finish();
-        self.sync()?;
-        self.fileset(id)
+        Ok(id)
     }
 
     /// Creates a snapshot: a read-only view of the fileset as it is now. The caller has already
@@ -92,6 +97,12 @@ impl Fs {
     /// [`Kind::Exists`]; [`Kind::Invalid`]: `of` is itself a snapshot; [`Kind::NoSpace`]: dirty
     /// pages that were to be written in place now need new blocks, and there are not enough.
     pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
+        let id = self.inner().with_room(|| self.add_snapshot(of, name))?;
+        self.sync()?;
+        self.fileset(id)
+    }
+
+    fn add_snapshot(&self, of: TreeId, name: &str) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), of)?;
         check_name(&op, name)?;
         op.check_room()?;
@@ -118,8 +129,7 @@ impl Fs {
             .snapshots
             .push(id);
         op.finish();
-        self.sync()?;
-        self.fileset(id)
+        Ok(id)
     }
 
     /// Renames a fileset or a snapshot. The new name is durable when this returns.

@@ -89,6 +89,10 @@ impl Fileset {
     /// # Errors
     /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: an invalid time.
     pub fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        self.fs.with_room(|| self.try_set_attr(ino, set))
+    }
+
+    fn try_set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let now = op.now;
         let time = |set: Option<SetTime>, old: Time| match set {
@@ -196,6 +200,11 @@ impl Fileset {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Kind::TooBig.into());
         }
+        self.fs
+            .with_room(|| self.try_set_xattr(ino, name, value, how))
+    }
+
+    fn try_set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.read_inode(ino)?;
         let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;

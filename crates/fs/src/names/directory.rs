@@ -315,6 +315,10 @@ impl Fileset {
     /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost all its names.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
+        self.fs.with_room(|| self.try_link(ino, dir, name))
+    }
+
+    fn try_link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let inode = op.read_inode(ino)?;
         if inode.is_dir() {
@@ -462,6 +466,23 @@ impl Fileset {
     ) -> Result<Option<Attr>> {
         check_name(from.1)?;
         check_name(to.1)?;
+        let replaced = self.fs.with_room(|| self.try_rename(from, to, how))?;
+        let Some((ino, (inode, left))) = replaced else {
+            return Ok(None);
+        };
+        if left {
+            self.remove_orphan(ino)?;
+        }
+        Ok(Some(Attr { ino, inode }))
+    }
+
+    /// Renames; the caller removes the replaced inode if it is left.
+    fn try_rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        how: Rename,
+    ) -> Result<Option<(Ino, (Inode, bool))>> {
         let mut op = Op::begin(&self.fs, self.id)?;
         op.check_kept_room()?;
         op.directory(self.id, from.0)?;
@@ -518,13 +539,7 @@ impl Fileset {
         }
         op.check_held()?;
         op.finish();
-        let Some((ino, (inode, left))) = replaced else {
-            return Ok(None);
-        };
-        if left {
-            self.remove_orphan(ino)?;
-        }
-        Ok(Some(Attr { ino, inode }))
+        Ok(replaced)
     }
 
     /// Checks that a directory is not moved below itself.
