@@ -207,6 +207,31 @@ fn space_that_a_sync_makes_usable_is_found_by_every_change() {
 }
 
 #[test]
+fn long_names_that_a_snapshot_keeps_on_a_full_disk_leave_it_alive() {
+    let (device, fs) = formatted(24);
+    let client = client(&fs);
+    let files = &client.fileset;
+    let name = |i: u64| format!("{i:x>250}").into_bytes();
+    for i in 0..9000 {
+        files.create(ROOT, &name(i), &NEW).expect("made");
+    }
+    fs.snapshot(files.id(), "before").expect("made");
+    fill(&client);
+    let mut refused = 0;
+    for i in (0..9000).step_by(2) {
+        let (one, two) = (name(i), name(i + 1));
+        let exchanged = files.rename((ROOT, &one), (ROOT, &two), Rename::Exchange);
+        if let Err(error) = exchanged {
+            assert_eq!(error.kind(), Kind::NoSpace, "{i}: {error}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0, "{:?}", fs.usage());
+    drop(client);
+    assert_lives(&device, fs, "exchanged names");
+}
+
+#[test]
 fn after_a_flush_that_failed_nothing_more_is_called_durable() {
     let plain: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
     format(&plain);

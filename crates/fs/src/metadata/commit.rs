@@ -31,7 +31,7 @@ use std::thread::JoinHandle;
 const BACKLOGS_MAX: usize = 2;
 
 /// Number of changed keys below which no commit is forced.
-const BACKLOG_MIN: usize = 32;
+const BACKLOG_MIN: usize = 8;
 
 /// Pages of the tree to be set aside for each changed key.
 const PAGES_PER_KEY: usize = 8;
