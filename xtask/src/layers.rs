@@ -18,6 +18,9 @@ const BENCHMARKS: &str = "bench";
 /// The program. It may use one crate of the benchmarks, which can be left out of a build.
 const PROGRAM: &str = "evfs";
 
+/// Crate of test devices. In the product, only tests use it.
+const TEST_DEVICES: &str = "block-testing";
+
 /// Crates outside of the product: they may use any crate, and no crate may use them.
 const BESIDE: &[&str] = &["tests", "xtask"];
 
@@ -168,6 +171,7 @@ fn upward(package: &Package, levels: &Levels) -> Vec<String> {
         let is_lower = match (package.is_benchmark, used.is_benchmark) {
             (true, false) => used.name != PROGRAM,
             (false, true) => name == PROGRAM && used.is_optional,
+            (false, false) if used.name == TEST_DEVICES => false,
             _ => levels.get(&used.name).is_some_and(|theirs| theirs < own),
         };
         if !is_lower {
@@ -231,6 +235,18 @@ mod tests {
             ..on("stack")
         };
         assert_eq!(super::upward(&with("crypt", for_tests), &levels).len(), 0);
+    }
+
+    #[test]
+    fn test_devices_are_for_tests_and_benchmarks() {
+        let levels = levels("| 1 | `block-testing` | x |\n| 3 | `crypt` | x |\n");
+        let mut crypt = with("crypt", on("block-testing"));
+        assert_eq!(upward(&crypt, &levels).len(), 1);
+        crypt.is_benchmark = true;
+        assert_eq!(upward(&crypt, &levels).len(), 0);
+        crypt.is_benchmark = false;
+        crypt.uses[0].is_for_tests = true;
+        assert_eq!(upward(&crypt, &levels).len(), 0);
     }
 
     #[test]
