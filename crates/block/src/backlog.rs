@@ -1,17 +1,17 @@
 //! A queue for callers that do not keep the requests that it refuses.
 
-use crate::{BufPool, Completion, Queue, Request, Result, Wait};
+use crate::{BufPool, Completion, DeviceInfo, Queue, Request, Result, Wait};
 use std::collections::VecDeque;
 
 /// A queue, and the requests for which it had no room, oldest first. Reaping makes room for them.
-pub struct Backlog {
-    queue: Box<dyn Queue>,
-    waiting: VecDeque<Request>,
+pub struct Backlog<R = Request, I = DeviceInfo> {
+    queue: Box<dyn Queue<R, I>>,
+    waiting: VecDeque<R>,
 }
 
-impl Backlog {
+impl<R, I> Backlog<R, I> {
     /// Creates a backlog without requests.
-    pub fn new(queue: Box<dyn Queue>) -> Backlog {
+    pub fn new(queue: Box<dyn Queue<R, I>>) -> Backlog<R, I> {
         Backlog {
             queue,
             waiting: VecDeque::new(),
@@ -19,7 +19,7 @@ impl Backlog {
     }
 
     /// Returns the queue, for its properties.
-    pub fn queue(&self) -> &dyn Queue {
+    pub fn queue(&self) -> &dyn Queue<R, I> {
         &*self.queue
     }
 
@@ -28,8 +28,13 @@ impl Backlog {
         !self.waiting.is_empty()
     }
 
+    /// Drops the waiting requests.
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
     /// Submits a request after those that wait, or has it wait. Does not block.
-    pub fn submit(&mut self, request: Request) {
+    pub fn submit(&mut self, request: R) {
         if !self.waiting.is_empty() {
             self.waiting.push_back(request);
         } else if let Err(request) = self.queue.submit(request) {

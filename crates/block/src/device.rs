@@ -106,7 +106,9 @@ impl Wait {
     }
 }
 
-/// A queue of requests to a device, used by one thread.
+/// A queue of requests to a device, used by one thread. `R`: kind of request, where one names more
+/// than a range of the device; `I`: properties of the storage behind the queue. A completion is the
+/// same for all kinds.
 ///
 /// ```text
 ///            submit              kick or reap               reap
@@ -119,9 +121,9 @@ impl Wait {
 ///   completions were *reaped* before it was submitted.
 /// * Dropping a queue with requests in flight waits until the device no longer uses their buffers;
 ///   the requests may or may not have been carried out.
-pub trait Queue {
-    /// Describes the device behind the queue.
-    fn info(&self) -> &DeviceInfo;
+pub trait Queue<R = Request, I = DeviceInfo> {
+    /// Describes the storage behind the queue.
+    fn info(&self) -> &I;
 
     /// Returns the maximum number of requests that are submitted and not yet reaped.
     fn capacity(&self) -> usize;
@@ -137,7 +139,7 @@ pub trait Queue {
 
     /// Takes a request, or returns it when `capacity` requests are in flight; the caller then reaps
     /// first. Does not block. May leave the request staged until [`Queue::kick`].
-    fn submit(&mut self, request: Request) -> std::result::Result<(), Request>;
+    fn submit(&mut self, request: R) -> std::result::Result<(), R>;
 
     /// Passes all staged requests to the device as one batch. Does not block.
     ///

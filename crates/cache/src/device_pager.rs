@@ -4,7 +4,7 @@
 //! rest of the page reads as zeros and is not written.
 
 use crate::frames::PAGE_BYTES;
-use crate::pager::{FileId, Pager, PagerInfo, PagerQueue};
+use crate::pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 use block::{
     BlockDevice, Buf, BufPool, Bufs, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
 };
@@ -61,17 +61,18 @@ impl Pager for DevicePager {
         &self.info
     }
 
-    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
-        let size = self.device.info().size;
+    fn queue(&self) -> Result<Box<PagerQueue>> {
         Ok(Box::new(DevicePagerQueue {
+            info: self.info.clone(),
             queue: self.device.queue()?,
-            size,
+            size: self.device.info().size,
             shortened: Vec::new(),
         }))
     }
 }
 
 struct DevicePagerQueue {
+    info: PagerInfo,
     queue: Box<dyn Queue>,
     size: u64,
     /// Tags of the requests in flight that reached beyond the device; few, because only its last
@@ -118,7 +119,11 @@ fn lengthen(bufs: &mut Bufs, zero: bool) {
     bufs.iter_mut().for_each(restore);
 }
 
-impl PagerQueue for DevicePagerQueue {
+impl Queue<FileRequest, PagerInfo> for DevicePagerQueue {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
     fn capacity(&self) -> usize {
         self.queue.capacity()
     }
@@ -127,7 +132,8 @@ impl PagerQueue for DevicePagerQueue {
         self.queue.in_flight()
     }
 
-    fn submit(&mut self, _file: FileId, request: Request) -> std::result::Result<(), Request> {
+    fn submit(&mut self, request: FileRequest) -> std::result::Result<(), FileRequest> {
+        let FileRequest { file, request } = request;
         let Request { tag, mut op } = request;
         let excess = self.excess(&op);
         if excess > 0 && self.queue.in_flight() < self.queue.capacity() {
@@ -138,7 +144,8 @@ impl PagerQueue for DevicePagerQueue {
                 Op::Flush => {}
             }
         }
-        self.queue.submit(Request { tag, op })
+        let submitted = self.queue.submit(Request { tag, op });
+        submitted.map_err(|request| FileRequest { file, request })
     }
 
     fn kick(&mut self) -> Result<()> {
@@ -163,6 +170,10 @@ impl PagerQueue for DevicePagerQueue {
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.queue.wait_fd()
+    }
+
+    fn holds_answers(&self) -> bool {
+        self.queue.holds_answers()
     }
 
     fn register(&mut self, pool: &BufPool) {

@@ -9,7 +9,7 @@
 //!                                      |
 //!                Pool of frames, Policy;  Window                residency and eviction
 //!                                      |
-//!                              Pager, PagerQueue                getpage, putpage, sync
+//!                     Pager, Queue<FileRequest>                 getpage, putpage, sync
 //! ```
 //!
 //! **Invariant:** a page is in one place, either a frame of the pool or the window of a file that
@@ -96,7 +96,7 @@ pub use loan::Loan;
 pub use machine::memory_bytes;
 pub use memory::Backing;
 pub use open::OpenFile;
-pub use pager::{FileId, Pager, PagerInfo, PagerQueue};
+pub use pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 pub use pressure::PressureWatch;
 pub use session::Session;
 pub use stats::{CacheStats, Counts, FileStats};

@@ -91,20 +91,19 @@ impl Session {
         })
     }
 
-    /// Returns the number of requests that may be submitted and not yet reaped.
+    /// As [`block::Queue::capacity`].
     pub fn capacity(&self) -> usize {
         CAPACITY
     }
 
-    /// Returns the number of requests that are submitted and not yet reaped.
+    /// As [`block::Queue::in_flight`].
     pub fn in_flight(&self) -> usize {
         self.submitted
     }
 
-    /// Takes a request on a file, or returns it when [`Session::capacity`] requests are in flight.
-    /// A read beyond the end of the file fills with zeros; a write beyond it makes the file longer.
-    /// Does not block. `direct`: bypasses the cache; offset and length must be multiples of the
-    /// pager's block size.
+    /// Takes a request on an open file, as [`block::Queue::submit`]. A read beyond the end of the
+    /// file fills with zeros; a write beyond it makes the file longer. `direct`: bypasses the cache;
+    /// offset and length must be multiples of the pager's block size.
     pub fn submit(
         &mut self,
         open: &mut OpenFile,
@@ -155,19 +154,12 @@ impl Session {
         self.ready.push_back(Completion { tag, op, result });
     }
 
-    /// Submits the staged requests to the pager.
-    ///
-    /// # Errors
-    /// Fatal: the pager's queue must be dropped.
+    /// As [`block::Queue::kick`].
     pub fn kick(&mut self) -> Result<()> {
-        self.pager.send();
         self.pager.kick()
     }
 
-    /// Kicks, then appends completions to `done` and returns their number.
-    ///
-    /// # Errors
-    /// Fatal: the pager's queue must be dropped.
+    /// As [`block::Queue::reap`].
     pub fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
         let until = wait.deadline();
         loop {
@@ -186,12 +178,12 @@ impl Session {
         }
     }
 
-    /// Returns a descriptor that becomes readable when a reap may return completions.
+    /// As [`block::Queue::wait_fd`].
     pub fn wait_fd(&self) -> BorrowedFd<'_> {
         self.sleeper.fd()
     }
 
-    /// Reports whether completions may be ready without [`Session::wait_fd`] being readable.
+    /// As [`block::Queue::holds_answers`].
     pub fn holds_answers(&self) -> bool {
         !self.ready.is_empty() || self.pager.is_deaf()
     }

@@ -2,11 +2,11 @@
 
 mod common;
 
-use block::{BlockDevice, Completion, Request, Result, Wait};
+use block::{BlockDevice, Completion, Queue, Request, Result, Wait};
 use block_testing::{Mem, Random};
 use cache::{
-    Cache, Config, FileId, OpenFile, Pager, PagerInfo, PagerQueue, Session, Vnode, Volume,
-    tunables::Tunables,
+    Cache, Config, FileId, FileRequest, OpenFile, Pager, PagerInfo, PagerQueue, Session, Vnode,
+    Volume, tunables::Tunables,
 };
 use common::{Parts, until};
 use std::os::fd::BorrowedFd;
@@ -286,6 +286,7 @@ struct Gate {
 }
 
 struct GateQueue {
+    info: PagerInfo,
     held: Vec<Completion>,
     open: Arc<AtomicBool>,
 }
@@ -295,15 +296,20 @@ impl Pager for Gate {
         &self.info
     }
 
-    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
+    fn queue(&self) -> Result<Box<PagerQueue>> {
         Ok(Box::new(GateQueue {
+            info: self.info.clone(),
             held: Vec::new(),
             open: Arc::clone(&self.open),
         }))
     }
 }
 
-impl PagerQueue for GateQueue {
+impl Queue<FileRequest, PagerInfo> for GateQueue {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
     fn capacity(&self) -> usize {
         64
     }
@@ -312,8 +318,8 @@ impl PagerQueue for GateQueue {
         self.held.len()
     }
 
-    fn submit(&mut self, _: FileId, request: Request) -> std::result::Result<(), Request> {
-        let Request { tag, op } = request;
+    fn submit(&mut self, request: FileRequest) -> std::result::Result<(), FileRequest> {
+        let Request { tag, op } = request.request;
         let result = Ok(());
         self.held.push(Completion { tag, op, result });
         Ok(())

@@ -3,9 +3,9 @@
 
 mod common;
 
-use block::{Completion, Op, Request, Result, Wait};
+use block::{Completion, Op, Queue, Request, Result, Wait};
 use block_testing::Random;
-use cache::{Cache, Config, FileId, Pager, PagerInfo, PagerQueue};
+use cache::{Cache, Config, FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -14,34 +14,38 @@ const SIZE: u64 = 10 << 40;
 /// A file of 10 TiB that holds zeros.
 struct Nothing(PagerInfo);
 
-struct NothingQueue(Vec<Completion>);
+struct NothingQueue(PagerInfo, Vec<Completion>);
 
 impl Pager for Nothing {
     fn info(&self) -> &PagerInfo {
         &self.0
     }
 
-    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
-        Ok(Box::new(NothingQueue(Vec::new())))
+    fn queue(&self) -> Result<Box<PagerQueue>> {
+        Ok(Box::new(NothingQueue(self.0.clone(), Vec::new())))
     }
 }
 
-impl PagerQueue for NothingQueue {
+impl Queue<FileRequest, PagerInfo> for NothingQueue {
+    fn info(&self) -> &PagerInfo {
+        &self.0
+    }
+
     fn capacity(&self) -> usize {
         64
     }
 
     fn in_flight(&self) -> usize {
-        self.0.len()
+        self.1.len()
     }
 
-    fn submit(&mut self, _: FileId, request: Request) -> std::result::Result<(), Request> {
-        let Request { tag, mut op } = request;
+    fn submit(&mut self, request: FileRequest) -> std::result::Result<(), FileRequest> {
+        let Request { tag, mut op } = request.request;
         if let Op::Read { bufs, .. } = &mut op {
             bufs.iter_mut().for_each(|b| b.fill(0));
         }
         let result = Ok(());
-        self.0.push(Completion { tag, op, result });
+        self.1.push(Completion { tag, op, result });
         Ok(())
     }
 
@@ -50,8 +54,8 @@ impl PagerQueue for NothingQueue {
     }
 
     fn reap(&mut self, _: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        let count = self.0.len();
-        done.append(&mut self.0);
+        let count = self.1.len();
+        done.append(&mut self.1);
         Ok(count)
     }
 

@@ -65,7 +65,7 @@ mod metadata;
 mod names;
 mod space;
 
-pub use cache::{FileId, Loan, Pager, PagerInfo, PagerQueue};
+pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
 pub use check::{Finding, FindingKind, Repair, Report};
 pub use data::content::{Allocate, Seek, Stamp};
 pub use data::pager::FsPager;

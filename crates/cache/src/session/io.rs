@@ -3,12 +3,11 @@
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
 use crate::leaf::LeafAt;
-use crate::pager::{FileId, PagerQueue};
+use crate::pager::{FileId, FileRequest, PagerInfo, PagerQueue};
 use crate::policy::{Entry, FrameNo};
 use crate::tree::{OpenState, Vnode};
-use block::{Buf, Bufs, Completion, Op, Request, Result, Wait};
+use block::{Backlog, Buf, Bufs, Completion, Op, Request, Result, Wait};
 use slab::Slab;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,20 +50,17 @@ pub(super) struct Store {
 
 /// A session's queue to the pager, and the requests in flight.
 pub(super) struct PagerLink {
-    queue: Box<dyn PagerQueue>,
+    queue: Backlog<FileRequest, PagerInfo>,
     ios: Slab<Io>,
-    /// Requests that the queue had no room for.
-    outgoing: VecDeque<(FileId, Request)>,
     /// A request was submitted to the queue since the last reap.
     sent: bool,
 }
 
 impl PagerLink {
-    pub(super) fn new(queue: Box<dyn PagerQueue>) -> PagerLink {
+    pub(super) fn new(queue: Box<PagerQueue>) -> PagerLink {
         PagerLink {
-            queue,
+            queue: Backlog::new(queue),
             ios: Slab::new(),
-            outgoing: VecDeque::new(),
             sent: false,
         }
     }
@@ -72,18 +68,17 @@ impl PagerLink {
     /// Submits an operation, or queues it until there is room.
     pub(super) fn submit(&mut self, file: FileId, io: Io, op: Op) {
         let tag = self.ios.insert(io) as u64;
-        self.outgoing.push_back((file, Request { tag, op }));
-        self.send();
+        let request = Request { tag, op };
+        self.queue.submit(FileRequest { file, request });
+        self.sent = true;
     }
 
     /// Submits queued requests as far as there is room.
     pub(super) fn send(&mut self) {
-        while let Some((file, request)) = self.outgoing.pop_front() {
-            if let Err(request) = self.queue.submit(file, request) {
-                self.outgoing.push_front((file, request));
-                return;
-            }
-            self.sent = true;
+        if self.queue.is_waiting() {
+            let before = self.queue.queue().in_flight();
+            self.queue.resume();
+            self.sent |= self.queue.queue().in_flight() > before;
         }
     }
 
@@ -98,7 +93,6 @@ impl PagerLink {
 
     /// Submits queued requests, then reaps.
     pub(super) fn reap(&mut self, wait: Wait, done: &mut Vec<Completion>) -> Result<usize> {
-        self.send();
         self.sent = false;
         self.queue.reap(wait, done)
     }
@@ -110,28 +104,28 @@ impl PagerLink {
 
     /// Ends all requests, after a fatal error of the queue: no completion will follow.
     pub(super) fn end_all(&mut self) -> Slab<Io> {
-        self.outgoing.clear();
+        self.queue.clear();
         std::mem::take(&mut self.ios)
     }
 
     /// Checks whether the queue has requests to complete.
     pub(super) fn in_flight(&self) -> bool {
-        self.queue.in_flight() > 0
+        self.queue.queue().in_flight() > 0
     }
 
     /// Checks whether requests are in flight or queued.
     pub(super) fn is_busy(&self) -> bool {
-        self.in_flight() || !self.outgoing.is_empty()
+        self.in_flight() || self.queue.is_waiting()
     }
 
     /// Checks whether completions make no descriptor readable.
     pub(super) fn is_deaf(&self) -> bool {
-        self.queue.wait_fd().is_none() && self.in_flight()
+        self.queue.queue().wait_fd().is_none() && self.in_flight()
     }
 
     /// Checks whether a request waits for room in the queue, which makes no descriptor readable.
     pub(super) fn is_full(&self) -> bool {
-        !self.outgoing.is_empty()
+        self.queue.is_waiting()
     }
 
     /// Counts the pages that are being loaded.

@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use block::{
-    BlockDevice, Blocking, BufPool, Completion, Error, ErrorKind, Op, Queue, Request, Result, Wait,
+    BlockDevice, Blocking, BufPool, Completion, Error, ErrorKind, Op, Queue, Result, Wait,
 };
-use cache::{FileId, Pager, PagerInfo, PagerQueue};
+use cache::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -58,9 +58,12 @@ impl Pager for Parts {
         &self.info
     }
 
-    fn queue(&self) -> Result<Box<dyn PagerQueue>> {
-        let (queue, span) = (self.device.queue()?, self.span);
-        Ok(Box::new(PartsQueue { queue, span }))
+    fn queue(&self) -> Result<Box<PagerQueue>> {
+        Ok(Box::new(PartsQueue {
+            info: self.info.clone(),
+            queue: self.device.queue()?,
+            span: self.span,
+        }))
     }
 
     fn will_write(&self, _: FileId, _: Range<u64>) -> Result<()> {
@@ -73,11 +76,16 @@ impl Pager for Parts {
 }
 
 struct PartsQueue {
+    info: PagerInfo,
     queue: Box<dyn Queue>,
     span: u64,
 }
 
-impl PagerQueue for PartsQueue {
+impl Queue<FileRequest, PagerInfo> for PartsQueue {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
     fn capacity(&self) -> usize {
         self.queue.capacity()
     }
@@ -86,12 +94,13 @@ impl PagerQueue for PartsQueue {
         self.queue.in_flight()
     }
 
-    fn submit(&mut self, file: FileId, mut request: Request) -> std::result::Result<(), Request> {
+    fn submit(&mut self, request: FileRequest) -> std::result::Result<(), FileRequest> {
+        let FileRequest { file, mut request } = request;
         let base = file.0 * self.span;
         shift(&mut request.op, |at| at + base);
         self.queue.submit(request).map_err(|mut request| {
             shift(&mut request.op, |at| at - base);
-            request
+            FileRequest { file, request }
         })
     }
 

@@ -60,7 +60,7 @@ impl Pager for FsPager {
         &self.info
     }
 
-    fn queue(&self) -> block::Result<Box<dyn PagerQueue>> {
+    fn queue(&self) -> block::Result<Box<PagerQueue>> {
         let queue = queue::FsQueue::open(&self.fileset, &self.info, self.sync.handle())?;
         Ok(Box::new(queue))
     }

@@ -2,7 +2,7 @@
 
 use block::{Buf, Completion, Op, Request, Wait};
 use block_testing::Random;
-use fs::{Allocate, FileId, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
+use fs::{Allocate, FileId, FileRequest, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
 use std::collections::{BTreeMap, HashMap};
 
 pub const PAGE: u64 = 4096;
@@ -11,8 +11,15 @@ pub const PAGE: u64 = 4096;
 pub struct Client {
     pub fileset: Fileset,
     pub pager: FsPager,
-    queue: Box<dyn PagerQueue>,
+    queue: Box<PagerQueue>,
     dirty: HashMap<Ino, BTreeMap<u64, Vec<u8>>>,
+}
+
+fn request_on(ino: Ino, tag: u64, op: Op) -> FileRequest {
+    FileRequest {
+        file: FileId(ino),
+        request: Request { tag, op },
+    }
 }
 
 impl Client {
@@ -30,7 +37,7 @@ impl Client {
     /// Executes one request and returns its operation.
     pub fn run(&mut self, ino: Ino, op: Op) -> block::Result<Op> {
         self.queue
-            .submit(FileId(ino), Request { tag: 7, op })
+            .submit(request_on(ino, 7, op))
             .expect("room for one request");
         let mut done: Vec<Completion> = Vec::new();
         while done.is_empty() {
@@ -146,9 +153,9 @@ impl Client {
             };
             sent.insert(tag as u64, (first, run));
             let tag = tag as u64;
-            let mut request = Some(Request { tag, op });
+            let mut request = Some(request_on(ino, tag, op));
             while let Some(next) = request.take() {
-                if let Err(full) = self.queue.submit(FileId(ino), next) {
+                if let Err(full) = self.queue.submit(next) {
                     request = Some(full);
                     self.queue
                         .reap(Wait::Block, &mut done)

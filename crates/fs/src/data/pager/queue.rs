@@ -8,8 +8,8 @@ use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
-use block::{Backlog, BufPool, Completion, Op, Request, Wait, WaitPair};
-use cache::{FileId, PagerInfo, PagerQueue};
+use block::{Backlog, BufPool, Completion, Op, Queue, Request, Wait, WaitPair};
+use cache::{FileId, FileRequest, PagerInfo};
 use layer_cpu::{Layer, within};
 use slab::Slab;
 use std::ops::Range;
@@ -20,7 +20,7 @@ use std::time::Instant;
 /// See [`crate::FsPager`].
 pub(super) struct FsQueue {
     fileset: Fileset,
-    name: String,
+    info: PagerInfo,
     below: Backlog,
     sync: SyncHandle,
     inbox: Arc<Inbox>,
@@ -78,7 +78,7 @@ impl FsQueue {
         let pair = WaitPair::new(&*below, inbox.fd())?;
         Ok(FsQueue {
             fileset: fileset.clone(),
-            name: info.name.clone(),
+            info: info.clone(),
             capacity: below.capacity(),
             below: Backlog::new(below),
             sync,
@@ -105,7 +105,7 @@ impl FsQueue {
                 let result = if unwanted {
                     Ok(())
                 } else {
-                    Err(below(&self.name, ino, error).in_op(&op))
+                    Err(below(&self.info.name, ino, error).in_op(&op))
                 };
                 self.ready.push(Completion { tag, op, result });
                 return;
@@ -253,7 +253,7 @@ impl FsQueue {
             } => {
                 let ended = self.fileset.end_write(plan, result.is_ok());
                 if let (Ok(()), Err(error)) = (&result, ended) {
-                    result = Err(below(&self.name, ino, error));
+                    result = Err(below(&self.info.name, ino, error));
                 }
                 let bufs = bufs.finish();
                 let op = Op::Write { offset, bufs, fua };
@@ -308,7 +308,7 @@ impl FsQueue {
             let What::Sync(op) = running.what else {
                 continue;
             };
-            let result = result.map_err(|e| below(&self.name, running.ino, e));
+            let result = result.map_err(|e| below(&self.info.name, running.ino, e));
             self.complete(running.tag, running.ino, op, result);
         }
         self.below.resume();
@@ -322,11 +322,15 @@ impl FsQueue {
             return self.advance(left.map_or(Wait::Block, Wait::AtMost));
         }
         self.below.kick()?;
-        self.pair.sleep(until, &self.name)
+        self.pair.sleep(until, &self.info.name)
     }
 }
 
-impl PagerQueue for FsQueue {
+impl Queue<FileRequest, PagerInfo> for FsQueue {
+    fn info(&self) -> &PagerInfo {
+        &self.info
+    }
+
     fn capacity(&self) -> usize {
         self.capacity
     }
@@ -335,11 +339,12 @@ impl PagerQueue for FsQueue {
         self.running.len() + self.ready.len()
     }
 
-    fn submit(&mut self, file: FileId, request: Request) -> Result<(), Request> {
+    fn submit(&mut self, request: FileRequest) -> Result<(), FileRequest> {
         let _here = within(Layer::Fs);
         if self.in_flight() >= self.capacity {
             return Err(request);
         }
+        let FileRequest { file, request } = request;
         let FileId(ino) = file;
         self.start(ino, request.tag, request.op);
         Ok(())
