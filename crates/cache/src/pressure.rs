@@ -6,6 +6,7 @@
 //! limit there takes effect before that of the machine.
 
 use crate::machine;
+use crate::stats::CacheStats;
 use crate::volume::Cache;
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,7 +20,7 @@ use std::thread::JoinHandle;
 /// Threshold: tasks stalled for memory during a tenth of two seconds. Two seconds is the shortest
 /// window that the kernel allows unprivileged processes.
 const TRIGGER: &[u8] = b"some 200000 2000000\0";
-/// Percentage of the pages in frames that is kept at each step, down to `filecache_min`.
+/// Percentage of the pages that is kept at each step, down to `filecache_min`.
 const KEEP_PERCENT: u64 = 75;
 /// Pause between two steps of shrinking, so that the kernel can determine whether the first was
 /// enough.
@@ -105,8 +106,7 @@ impl Watch {
                 return;
             };
             if pressure.intersects(self.events) {
-                let target = cache.stats().used_bytes / 100 * KEEP_PERCENT;
-                let used = cache.shrink(target);
+                let used = cache.shrink(target(&cache.stats()));
                 tracing::info!(
                     bytes = used,
                     "the system is short of memory: pages were evicted"
@@ -119,6 +119,11 @@ impl Watch {
             }
         }
     }
+}
+
+/// Computes the bytes in pages, in frames and in windows, that a step keeps.
+fn target(stats: &CacheStats) -> u64 {
+    (stats.used_bytes + stats.mapped_bytes) / 100 * KEEP_PERCENT
 }
 
 fn armed(file: &Path) -> Result<OwnedFd> {
@@ -163,6 +168,17 @@ mod tests {
         assert!(stats.counts.evicted_pressure > 0 && stats.counts.evicted_limit == 0);
         drop(watch);
         assert_eq!(cache.stats().max_bytes, 8 << 20, "the limit is as it was");
+    }
+
+    #[test]
+    fn a_step_keeps_a_share_of_mapped_pages_too() {
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let stats = CacheStats {
+            used_bytes: 1000,
+            mapped_bytes: 3000,
+            ..cache.stats()
+        };
+        assert_eq!(target(&stats), 3000);
     }
 
     #[test]
