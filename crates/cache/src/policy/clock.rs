@@ -23,6 +23,22 @@ impl Clock {
             marked: vec![false; limit as usize],
         }
     }
+
+    /// Names victims, as [`Policy::victims`], and returns the number of clean ones.
+    pub(super) fn name_victims(
+        &mut self,
+        want: usize,
+        touched: &mut dyn FnMut(FrameNo) -> Touched,
+        out: &mut Vec<FrameNo>,
+    ) -> usize {
+        let marked = &mut self.marked;
+        let mut ask = |frame: FrameNo| {
+            let mut state = touched(frame);
+            state.frequency |= u8::from(std::mem::take(&mut marked[frame.0 as usize]));
+            state
+        };
+        take_oldest(&mut self.lists, CIRCLE, NAMED, want, &mut ask, out)
+    }
 }
 
 impl Policy for Clock {
@@ -46,13 +62,7 @@ impl Policy for Clock {
         touched: &mut dyn FnMut(FrameNo) -> Touched,
         out: &mut Vec<FrameNo>,
     ) {
-        let marked = &mut self.marked;
-        let mut ask = |frame: FrameNo| {
-            let mut state = touched(frame);
-            state.frequency |= u8::from(std::mem::take(&mut marked[frame.0 as usize]));
-            state
-        };
-        take_oldest(&mut self.lists, CIRCLE, NAMED, want, &mut ask, out);
+        self.name_victims(want, touched, out);
     }
 
     fn kept(&mut self, frame: FrameNo) {

@@ -72,7 +72,7 @@ impl Policy for Lru {
 
 /// Names frames from the back of `queue`; a frame that was referenced or is busy moves to the
 /// front. Makes at most two rounds: in the second, only frames referenced since the first are
-/// spared.
+/// spared. Returns the number of clean frames named.
 pub(super) fn take_oldest(
     lists: &mut Lists,
     queue: Queue,
@@ -80,11 +80,11 @@ pub(super) fn take_oldest(
     want: usize,
     touched: &mut dyn FnMut(FrameNo) -> Touched,
     out: &mut Vec<FrameNo>,
-) {
+) -> usize {
     let mut batch = Batch::new(want, out);
     for _ in 0..lists.len(queue) * 2 {
         let Some(frame) = lists.back(queue).filter(|_| !batch.full()) else {
-            return;
+            break;
         };
         debug_assert_ne!(lists.queue_of(frame), NONE);
         let state = touched(frame);
@@ -94,7 +94,8 @@ pub(super) fn take_oldest(
             lists.move_front(named, frame);
             batch.push(frame, state.dirty);
         } else {
-            return;
+            break;
         }
     }
+    batch.clean
 }

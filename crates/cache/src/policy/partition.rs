@@ -104,12 +104,11 @@ impl Policy for Partition {
     ) {
         let had = out.len();
         let over = self.metadata.resident().saturating_sub(self.share);
-        if over > 0 {
-            self.metadata.victims(want.min(over), touched, out);
-        }
+        // Dirty metadata frees no frame until it is written back, so data makes up for it.
+        let clean = self.metadata.name_victims(want.min(over), touched, out);
         let first = out.len();
-        if first - had < want {
-            self.data.victims(want - (first - had), touched, out);
+        if clean < want {
+            self.data.victims(want - clean, touched, out);
         }
         self.stolen = first..first + self.data.stolen();
         if out.len() == had {
@@ -184,6 +183,21 @@ mod tests {
         insert(&mut policy, 4..5, Entry::Read);
         assert_eq!((policy.metadata(), policy.resident()), (1, 2));
         assert_eq!(evict(&mut policy, 1), [4]);
+    }
+
+    #[test]
+    fn dirty_metadata_beyond_its_share_does_not_keep_clean_data() {
+        let mut policy = partition(16, 0);
+        insert(&mut policy, 0..5, Entry::Metadata);
+        insert(&mut policy, 5..10, Entry::Read);
+        let dirty = |frame: FrameNo| Touched {
+            dirty: frame.0 < 5,
+            ..Touched::default()
+        };
+        let mut out = Vec::new();
+        policy.victims(2, &mut { dirty }, &mut out);
+        let clean: Vec<u32> = out.iter().map(|f| f.0).filter(|f| *f >= 5).collect();
+        assert_eq!(clean, [5, 6]);
     }
 
     #[test]
