@@ -61,8 +61,9 @@ impl VolumeShared {
     /// Computes the number of pages in an efficient transfer: the larger of 1 MiB and the optimal
     /// size, limited by the longest transfer.
     pub(crate) fn cluster_pages(&self) -> usize {
-        const CLUSTER_MAX: usize = 1 << 20;
-        let best = (self.info.optimal_io_size as usize).max(CLUSTER_MAX);
+        // Of a file on a file system the optimal size is often one block, which is too short.
+        const CLUSTER_MIN: usize = 1 << 20;
+        let best = (self.info.optimal_io_size as usize).max(CLUSTER_MIN);
         (best.min(self.info.max_transfer as usize) / PAGE_BYTES).max(1)
     }
 
