@@ -1,10 +1,10 @@
 //! A small AFS-3 client for benchmarks and tests: a thousand clients fit in one process.
 //!
 //! ```text
-//!   Net ── line (one UDP port, one thread) ──┬── Client 127.0.0.1 ── cache ── file server
-//!    │                                       ├── Client 127.0.0.2 ── cache
-//!    │                                       └── …
-//!    └── line …                CallBack, InitCallBackState3 ──► the cache of the client that was called
+//!   PortSet ── line (one UDP port, one thread) ──┬── Client 127.0.0.1 ── cache ── file server
+//!      │                                           ├── Client 127.0.0.2 ── cache
+//!      │                                           └── …
+//!      └── line …        CallBack, InitCallBackState3 ──► the cache of the client that was called
 //! ```
 //!
 //! To a server, a client is an address and a port. So clients share ports, each with an address of
@@ -23,9 +23,11 @@ mod client;
 mod error;
 mod location;
 mod net;
+mod port_set;
 
 pub use calls::ANY;
 pub use client::{Client, Options};
 pub use error::{Error, Result};
 pub use location::{VolumeLocation, locate};
-pub use net::{CallbackObserver, PortSet};
+pub use net::CallbackObserver;
+pub use port_set::PortSet;

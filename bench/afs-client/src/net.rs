@@ -1,9 +1,8 @@
-//! UDP ports shared by many clients, and the dispatch of a server's callbacks to them.
+//! A UDP port shared by many clients, and the dispatch of a server's callbacks to them.
 //!
-//! **Invariant:** no two clients have the same address and port at a time.
+//! **Invariant:** no two clients of a port have the same address at a time.
 
 use crate::cache::Cache;
-use crate::client::{Client, Options};
 use afs_proto::cb::{self, InterfaceAddr};
 use afs_proto::{Abort, List, Uuid, capability, prefix};
 use rx::{Call, Connection, Port, Service, Settings, Timeouts};
@@ -27,12 +26,6 @@ const WORKERS: usize = 16;
 /// server gets its answer. If it blocks, the client looks dead to the server.
 pub type CallbackObserver = Box<dyn Fn(&cb::Request) + Send + Sync>;
 
-/// Ports of many clients.
-#[derive(Default)]
-pub struct PortSet {
-    lines: Mutex<Vec<Arc<Line>>>,
-}
-
 /// A port, and its clients by address.
 pub(crate) struct Line {
     port: Port,
@@ -48,57 +41,8 @@ pub(crate) struct CallbackState {
     pub(crate) observer: Option<CallbackObserver>,
 }
 
-impl PortSet {
-    /// Creates a net without ports: they are opened for new clients.
-    pub fn new() -> Arc<PortSet> {
-        Arc::default()
-    }
-
-    /// Creates a client at a local address, for the file server at `server`. At 0.0.0.0 the client
-    /// has the port to itself, and uses the local address that routes to the server.
-    ///
-    /// # Errors
-    /// A port could not be opened; no random numbers for a UUID.
-    pub fn client(
-        &self,
-        address: Ipv4Addr,
-        server: SocketAddr,
-        options: Options,
-    ) -> io::Result<Client> {
-        let mut uuid = [0; 16];
-        getrandom::fill(&mut uuid).map_err(|e| io::Error::other(e.to_string()))?;
-        let heard = Arc::new(CallbackState {
-            uuid: Uuid(uuid),
-            cache: Cache::new(options.cache_bytes_max),
-            observer: options.observer,
-        });
-        let line = self.line(address.into(), &heard)?;
-        Ok(Client::new(
-            line,
-            address,
-            server,
-            (options.timeouts, options.retry_time),
-            heard,
-        ))
-    }
-
-    /// Finds the first port at which the address is free, or opens a new one.
-    fn line(&self, address: IpAddr, heard: &Arc<CallbackState>) -> io::Result<Arc<Line>> {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        for line in &*lines {
-            if line.take(address, heard) {
-                return Ok(Arc::clone(line));
-            }
-        }
-        let line = Arc::new(Line::open()?);
-        line.take(address, heard);
-        lines.push(Arc::clone(&line));
-        Ok(line)
-    }
-}
-
 impl Line {
-    fn open() -> io::Result<Line> {
+    pub(crate) fn open() -> io::Result<Line> {
         let clients: Arc<Clients> = Arc::default();
         let settings = Settings {
             listen: (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -115,7 +59,7 @@ impl Line {
     }
 
     /// Assigns the address to a client if it is free and the port has room; returns whether it did.
-    fn take(&self, address: IpAddr, heard: &Arc<CallbackState>) -> bool {
+    pub(crate) fn take(&self, address: IpAddr, heard: &Arc<CallbackState>) -> bool {
         let mut clients = lock(&self.clients);
         clients.retain(|_, client| client.strong_count() > 0);
         let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);

@@ -2,11 +2,12 @@
 
 use crate::guest::GuestArgs;
 use crate::units::{duration, part, seconds};
+use bench_core::Workload;
+use bench_load::workload::{devmix, mailmix};
+use bench_load::{Extent, Job, Processors, RunEnvironment};
+use bench_report::suite::Part;
 use bench_targets::{Builder, assignment, program_error};
 use cli::{Context, output};
-use lab::suite::Part;
-use lab::workload::{devmix, mailmix};
-use lab::{Extent, Job, Processors, RunEnvironment, Workload};
 use stack::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -4,13 +4,14 @@
 use crate::arguments::{CompareArgs, MeasureArgs};
 use crate::{guest, machine, units};
 use crate::{measure, session};
+use bench_load::{CATALOGUE, Extent, Job};
+use bench_report::Results;
+use bench_report::suite::SUITES;
+use bench_study as study;
 use bench_targets::{guard, program_error};
 use clap::Subcommand;
 use cli::Context;
 use cli::output;
-use lab::study::{self, Results};
-use lab::suite::SUITES;
-use lab::{CATALOGUE, Extent, Job};
 use serde_json::json;
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
@@ -211,7 +212,7 @@ fn report(
     };
     let folder = out.unwrap_or_else(own);
     std::fs::create_dir_all(&folder).map_err(|e| Error::io("cannot create", &folder, e))?;
-    results.write(&folder).map_err(program_error)?;
+    bench_report::write(&results, &folder).map_err(program_error)?;
     session::show(context, &results);
     let page = folder.join("report.html");
     output::say(context.json, &format!("see {}", page.display()));
@@ -284,7 +285,7 @@ fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
     let after = after
         .ok_or_else(|| Error::Usage("Rx uses the next port; choose a port before 65535".into()))?;
     let calls_at = std::net::SocketAddr::new(listen.ip(), after);
-    let _server = lab::workload::packets::serve(calls_at)
+    let _server = bench_load::workload::packets::serve(calls_at)
         .map_err(|e| Error::Failed(format!("cannot serve Rx at {calls_at}: {e}")))?;
     output::say(
         context.json,
@@ -292,6 +293,6 @@ fn echo(context: &Context, listen: std::net::SocketAddr) -> Result<u8> {
     );
     // Never set: a signal ends the process, which holds no state.
     let never = AtomicBool::new(false);
-    lab::workload::packets::echo(&socket, &never).map_err(failed)?;
+    bench_load::workload::packets::echo(&socket, &never).map_err(failed)?;
     Ok(exit::OK)
 }

@@ -1,14 +1,16 @@
 //! Sides in guests: the guest of each side, started on first use and kept until the command ends,
 //! and the agent, which is this program in the guest.
 
+use bench_core::facts::Accelerator;
+use bench_core::{Facts, Target};
+use bench_guest::{Disk, Guest, Kernel, Plan, serve};
+use bench_load::Processors;
+use bench_study::Side;
 use bench_targets::{
     BenchDevice, Builder, Built, CALLED, FILES, Recipe, SERVED, bare, machine, program_error,
 };
 use cli::Context;
 use cli::output;
-use lab::guest::{Accelerator, Disk, Guest, Kernel, Plan, serve};
-use lab::study::Side;
-use lab::{Facts, Processors, Target};
 use serde::{Deserialize, Serialize};
 use stack::{Error, Result, exit};
 use std::cell::RefCell;
@@ -179,11 +181,11 @@ pub fn agent(context: &Context) -> Result<u8> {
     let mut kept = None;
     let done = serve(&mut |open| {
         let open: Open = serde_json::from_value(open.clone()).map_err(|e| {
-            lab::Error::Spec(format!(
+            bench_core::Error::Spec(format!(
                 "incompatible version of the benchmark program: {e}"
             ))
         })?;
-        let built = again(context, &open).map_err(|e| lab::Error::Spec(e.chain()))?;
+        let built = again(context, &open).map_err(|e| bench_core::Error::Spec(e.chain()))?;
         let given = (built.target.clone(), built.facts.clone());
         kept = Some(built);
         Ok(given)
@@ -207,7 +209,7 @@ fn again(context: &Context, open: &Open) -> Result<Built> {
     match &open.recipe {
         Recipe::Machine => Ok(machine()),
         Recipe::Folder(path) => {
-            let target = Target::shared(open.name.clone()).map_err(program_error)?;
+            let target = bench_guest::shared(open.name.clone()).map_err(program_error)?;
             let mut built = bare(target, Recipe::Folder(path.clone()));
             built.facts.note = Some("shared with the guest by 9p, without a cache".into());
             Ok(built)

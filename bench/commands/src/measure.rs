@@ -3,11 +3,12 @@
 use crate::arguments::{CompareArgs, MeasureArgs};
 use crate::guest::Guests;
 use crate::session::{Planned, Session, Sides, side};
+use bench_core::Workload;
+use bench_load::{Job, Needs, RunEnvironment};
+use bench_report::suite::{Axis, Columns, Part, SUITES, Suite};
+use bench_study::Side;
 use bench_targets::{Built, assignment, folder, machine, program_error};
 use cli::Context;
-use lab::study::Side;
-use lab::suite::{Axis, Columns, Part, SUITES, Suite};
-use lab::{Job, Needs, RunEnvironment, Workload};
 use stack::{Error, Result};
 
 /// Runs `evfs bench run`.

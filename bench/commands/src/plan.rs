@@ -1,11 +1,12 @@
 //! `evfs plan`: the cost of encrypting a device, measured in advance.
 
+use bench_report::notes;
+use bench_study::price::{Half, MIXES, Mix, Price, prices};
+use bench_study::{Judgement, Step, Study, StudyPlan, findings};
 use bench_targets::{BenchDevice, StackKind, by_turns};
 use cli::Context;
 use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
-use lab::price::{Half, MIXES, Mix, Price, prices};
-use lab::study::{Judgement, Step, Study, StudyPlan, findings, notes};
 use serde_json::json;
 use stack::{Error, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
@@ -131,7 +132,7 @@ impl Measuring {
         &self,
         what: &'static str,
         bench: Rc<BenchDevice>,
-        job: &lab::Job,
+        job: &bench_load::Job,
     ) -> Result<Option<Study>> {
         let folder = tempfile::tempdir()
             .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))?;

@@ -6,12 +6,12 @@ mod paths;
 mod store;
 mod tree;
 
+use bench_core::Workload;
+use bench_load::workload::devmix;
+use bench_study::StudyPlan;
 use bench_targets::{BenchDevice, StackKind, costs};
 use cli::Context;
 use cli::output;
-use lab::Workload;
-use lab::study::StudyPlan;
-use lab::workload::devmix;
 use serde_json::{Value, json};
 use stack::{Error, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};

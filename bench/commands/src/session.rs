@@ -1,11 +1,13 @@
 //! Runs planned studies, and writes and prints their results.
 
 use crate::arguments::MeasureArgs;
+use bench_load::Job;
+use bench_report::Results;
+use bench_study as study;
+use bench_study::{Caches, Journal, Side, Step, Study, StudyPlan, journal_path};
 use bench_targets::{Builder, Built, program_error};
 use cli::{Context, output};
 use indicatif::{ProgressBar, ProgressStyle};
-use lab::Job;
-use lab::study::{self, Caches, Journal, Results, Side, Step, Study, StudyPlan, journal_path};
 use stack::{Error, Result, StopSignals, exit};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -192,7 +194,7 @@ impl<'a> Session<'a> {
     /// Writes the report of all results in the directory, including those of earlier commands.
     fn write(&self) -> Result<()> {
         let results = Results::read(&self.folder).map_err(program_error)?;
-        results.write(&self.folder).map_err(program_error)?;
+        bench_report::write(&results, &self.folder).map_err(program_error)?;
         let page = self.folder.join("report.html");
         output::say(self.context.json, &format!("see {}", page.display()));
         Ok(())

@@ -3,11 +3,11 @@
 use crate::device::{BenchDevice, StackKind};
 use crate::error::program_error;
 use crate::sides::over;
-use lab::study::{
+use bench_load::workload::devmix;
+use bench_load::{Job, RunEnvironment};
+use bench_study::{
     Finding, Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study,
 };
-use lab::workload::devmix;
-use lab::{Job, RunEnvironment};
 use serde_json::{Value, json};
 use stack::Result;
 use std::ops::ControlFlow;

@@ -3,11 +3,13 @@
 use stack::Error;
 
 /// Converts an error of a benchmark, with its causes, to one of the program.
-pub fn program_error(error: lab::Error) -> Error {
+pub fn program_error(error: bench_core::Error) -> Error {
     let text = error.in_words();
     match error {
-        lab::Error::Spec(_) => Error::Usage(text),
-        lab::Error::Journal { source, .. } if source.kind() == std::io::ErrorKind::ResourceBusy => {
+        bench_core::Error::Spec(_) => Error::Usage(text),
+        bench_core::Error::Journal { source, .. }
+            if source.kind() == std::io::ErrorKind::ResourceBusy =>
+        {
             Error::Busy(text)
         }
         _ => Error::Failed(text),

@@ -8,7 +8,7 @@
 
 use crate::own_fs::OwnFs;
 use ::fs::{Attr, FileType, Handle, Lane, New, ROOT, Rename, SetAttr, WritePosition};
-use lab::files::{Files, Open, OpenFile, Stat};
+use bench_core::files::{Files, Open, OpenFile, Stat};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{Error, ErrorKind, Result};

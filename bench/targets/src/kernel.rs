@@ -8,7 +8,7 @@
 //! themselves and pass the directory.
 
 use crate::orphans;
-use lab::Remount;
+use bench_core::Remount;
 use stack::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;

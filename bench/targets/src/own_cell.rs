@@ -5,7 +5,7 @@
 //! its file system is closed.
 
 use ::fs::Fs;
-use afs_server::{Config, Kind, Server, ServerStats, StartError};
+use afs_server::{Config, Kind, Server, StartError};
 use block::BlockDevice;
 use stack::filesystem::{open_fs, options};
 use stack::{Error, ProcessCache, Result, Settings};
@@ -83,11 +83,6 @@ impl OwnCell {
     /// Returns the number of its volume.
     pub fn volume(&self) -> u32 {
         self.volume
-    }
-
-    /// Returns the counters of its server.
-    pub fn stats(&self) -> ServerStats {
-        self.server().stats()
     }
 
     /// Returns the names, or prefixes of names, of the threads that work for it.

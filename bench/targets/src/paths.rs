@@ -15,9 +15,9 @@
 //! process.
 
 use crate::simulated_numa::{self, NumaPath};
+use bench_core::{Carried, Paths};
 use block::BlockDevice;
 use export_nbd::{Config as ServerConfig, Export, Listen, Server};
-use lab::{Carried, Paths};
 use lunpath::Lunpath;
 use multipath::policy::Policy;
 use multipath::{Attributes, Config, Lun, PATHS_MAX, PathSpec, Proof};
@@ -385,8 +385,9 @@ fn open(paths: Vec<NbdPath>, ways: &PathConfig, topology: &numa::Topology) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use bench_core::Target;
+    use bench_load::{Extent, Job};
     use block_testing::Mem;
-    use lab::{Extent, Job, Target};
     use numa::Topology;
     use std::time::Instant;
 
@@ -409,7 +410,7 @@ mod tests {
 
     /// Runs a job over two paths, and cuts `count` of them, from the last on, once both have
     /// carried I/O.
-    fn cut_in_the_middle(count: usize) -> lab::Result<lab::Record> {
+    fn cut_in_the_middle(count: usize) -> bench_core::Result<bench_core::Record> {
         let lower: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
         let ways = PathConfig::parse("paths-2-round-robin").unwrap().unwrap();
         let paths = Arc::new(PathBench::start(&lower, &ways, &Topology::default()).unwrap());

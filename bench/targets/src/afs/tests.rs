@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::{BenchDevice, StackKind};
-use lab::workload::{clientload, nfsbasic};
-use lab::{Job, Target};
+use bench_core::Target;
+use bench_load::Job;
+use bench_load::workload::{clientload, nfsbasic};
 use stack::{ProcessCache, Settings};
 
 fn cell() -> AfsCell {
@@ -127,7 +128,7 @@ fn the_servers_cpu_is_a_figure_of_its_own() {
     let cell = Arc::new(cell());
     let mut target = Target::files("afs-test", cell.client(0).unwrap());
     target.server = Some(cell);
-    let mut job = Job::named("clientload", lab::Extent::Quick).unwrap();
+    let mut job = Job::named("clientload", bench_load::Extent::Quick).unwrap();
     job.set("file", "4M").unwrap();
     let record = job.run(&target, 1).unwrap();
     let phase = &record.phases[0];
