@@ -1,6 +1,7 @@
 //! Commands of the program that measure: `evfs bench`, `evfs plan` and `evfs quickstart`. A build
 //! of the program may leave them out.
 
+mod advice;
 mod arguments;
 pub mod bench;
 mod guest;
@@ -10,3 +11,5 @@ pub mod plan;
 pub mod quickstart;
 mod session;
 mod units;
+
+pub use advice::lun_advice;

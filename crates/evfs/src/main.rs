@@ -48,6 +48,8 @@ fn main() -> ExitCode {
         Err(error) => return output::usage::<Cli>(error),
     };
     secret::harden_process();
+    #[cfg(feature = "bench")]
+    stack::lun::set_advisor(bench_commands::lun_advice);
     let settings = match Settings::load() {
         Ok(settings) => settings,
         Err(error) => return output::fail(cli.json, &error),

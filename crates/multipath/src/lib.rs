@@ -14,7 +14,6 @@
 
 mod access;
 mod access_query;
-pub mod advise;
 pub mod attributes;
 mod backoff;
 mod clock;
@@ -37,7 +36,6 @@ mod status;
 mod sync;
 pub mod trace;
 mod unanswered;
-pub mod virtual_time;
 
 pub use attributes::{ATTRIBUTES, Attributes};
 pub use contact::identify;

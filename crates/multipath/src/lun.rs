@@ -1,6 +1,5 @@
 //! A LUN: its paths, its identity, and the administrative operations on it while it is in use.
 
-use crate::advise::{self, Advice};
 use crate::attributes::Attributes;
 use crate::clock::Clock;
 use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
@@ -15,7 +14,7 @@ use crate::refusal::Refusal;
 use crate::shared::{PathSpec, Shared};
 use crate::status::{LunStatus, health, path_status};
 use crate::sync::lock;
-use crate::trace::Trace;
+use crate::trace::{Recording, Trace};
 use crate::unanswered::UnansweredWrites;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use lunpath::Identity;
@@ -396,22 +395,23 @@ impl Lun {
         queues.iter().flat_map(|q| lock(&q.shown).clone()).collect()
     }
 
-    /// Estimates how each policy would have performed for the recorded I/O.
-    ///
-    /// # Errors
-    /// Too little I/O was recorded; the text names the required number.
-    pub fn advise(&self) -> std::result::Result<Advice, String> {
+    /// Returns the most recent I/O, with the facts from which other policies would have chosen.
+    pub fn recording(&self) -> Recording {
         let paths = self.shared.paths();
         let trace = {
             let queues = lock(&self.shared.queues);
             let recorders: Vec<_> = queues.iter().map(|q| lock(&q.recorder)).collect();
             Trace::collect(paths.len() as u16, recorders.iter().map(|r| &**r))
         };
-        let own_cell = self.shared.topology.current_node();
-        let mut views = self.shared.views(&paths, own_cell);
+        let node = self.shared.topology.current_node();
+        let mut views = self.shared.views(&paths, node);
         views.iter_mut().for_each(|v| v.usable = true);
-        let policy = self.shared.policy();
-        advise::advise(&trace, &views, policy, own_cell).map_err(|e| e.to_string())
+        Recording {
+            trace,
+            views,
+            policy: self.shared.policy(),
+            node,
+        }
     }
 
     /// Returns the status of the LUN and its paths.

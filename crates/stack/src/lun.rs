@@ -11,12 +11,26 @@ use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, control};
 use lunpath::{Identity, Lunpath};
 use multipath::identity::is_generic;
+use multipath::trace::Recording;
 use multipath::{ATTRIBUTES, Lun, PathSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileTypeExt;
+use std::sync::OnceLock;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+/// Estimates from the recorded I/O of a LUN how each policy would have performed. Returns the answer
+/// of `evfs lun advise`, or the reason why there is none.
+pub type Advisor = fn(&Recording) -> std::result::Result<Value, String>;
+
+/// Set by a program that has an [`Advisor`].
+static ADVISOR: OnceLock<Advisor> = OnceLock::new();
+
+/// Sets the function that answers `evfs lun advise`.
+pub fn set_advisor(advisor: Advisor) {
+    let _ = ADVISOR.set(advisor);
+}
 
 /// Answers a request, in the process that has the LUN open.
 pub(crate) fn answer(
@@ -41,10 +55,10 @@ pub(crate) fn answer(
         LunRequest::Set { name, value } => lun.set(name, value)?,
         LunRequest::Waiting => return Ok(json_of(&lun.waiting())),
         LunRequest::Advise => {
-            let advice = lun.advise().map_err(Error::Failed)?;
-            return Ok(
-                json!({ "text": advice.to_string(), "recommended": advice.recommended().name() }),
-            );
+            let advisor = ADVISOR.get().ok_or_else(|| {
+                Error::Usage("this program was built without the benchmarks".into())
+            })?;
+            return advisor(&lun.recording()).map_err(Error::Failed);
         }
         LunRequest::Add { address, legacy } => lun.add(PathSpec {
             path: lunpath(address, settings, lun_read_only(lun))?,

@@ -7,9 +7,9 @@
 //! first, by replaying every I/O on the path it actually took: the advice is only as good as that
 //! agreement.
 
-use crate::policy::{Nanos, PathView, Policy};
-use crate::trace::{Record, Trace};
 use crate::virtual_time::{Arrival, Load, Share, SimPath, SimResult, run};
+use multipath::policy::{Nanos, PathView, Policy};
+use multipath::trace::{Record, Trace};
 use std::fmt;
 
 /// Minimum number of I/Os on a path for a fit.
@@ -374,8 +374,8 @@ fn agreement(pairs: &[(Nanos, Nanos)]) -> Agreement {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Io;
-    use crate::trace::Recorder;
+    use multipath::policy::Io;
+    use multipath::trace::Recorder;
 
     /// Records a trace of `policy` on `links` with `depth` I/Os in flight.
     fn recorded(links: &[SimPath], policy: Policy, depth: u32, time: Nanos) -> Trace {

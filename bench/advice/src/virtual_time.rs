@@ -4,8 +4,8 @@
 //! A path is a serial link (first come, first served, `rate` bytes per second) followed by a base
 //! latency that I/Os spend in parallel, plus a uniformly distributed jitter.
 
-use crate::policy::{Io, Nanos, PathView, Policy, Selector};
 use block_testing::Random;
+use multipath::policy::{Io, Nanos, PathView, Policy, Selector};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;

@@ -4,8 +4,8 @@
 //! Ratios are relative to the best single path. "Measured" values come from an independent
 //! simulation of the same model (serial links, closed loop) with other random numbers.
 
+use bench_advice::virtual_time::{Load, SimPath, SimResult, ratio_to_best_single, run};
 use multipath::policy::{Io, PathView, Policy, Selector};
-use multipath::virtual_time::{Load, SimPath, SimResult, ratio_to_best_single, run};
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
