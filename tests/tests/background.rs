@@ -1,7 +1,7 @@
 //! Output of a process in the background: its log, and the report of a failed HUP in its status.
 //! Also the refusal of places that cannot be exported to.
 
-use export_nbd::client::Client;
+use nbd_client::Client;
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Stdio};

@@ -35,7 +35,7 @@ fn rubbish_and_broken_connections_harm_no_other_client() {
     s.attach(&["a.img"]);
     let socket = s.path("run/a.nbd");
     let mut random = Random::from_environment();
-    let mut good = export_nbd::client::Client::connect(&socket, "a").unwrap();
+    let mut good = nbd_client::Client::connect(&socket, "a").unwrap();
     good.write_at(0, &[7; 4096]).unwrap();
     for round in 0..200 {
         let mut stream = UnixStream::connect(&socket).unwrap();

@@ -4,7 +4,7 @@
 //! offline (`reencrypt --decrypt`) and encrypt one in place (`reencrypt --encrypt`), which
 //! exercises its whole data path.
 
-use export_nbd::client::Client;
+use nbd_client::Client;
 use std::fs;
 use std::path::Path;
 use tests::{Random, Sandbox, peer};

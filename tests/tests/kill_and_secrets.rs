@@ -1,7 +1,7 @@
 //! The process is killed, or its memory is inspected: no acknowledged data is lost, and no secret
 //! is found.
 
-use export_nbd::client::Client;
+use nbd_client::Client;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileTypeExt;

@@ -3,8 +3,8 @@
 
 use block::{ErrorKind, OpKind};
 use block_testing::{ErrorDevice, Failure, Mem};
-use export_nbd::client::Client;
 use export_nbd::{Config, Export, Listen, Server};
+use nbd_client::Client;
 use std::io::Read;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;

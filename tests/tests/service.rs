@@ -1,6 +1,6 @@
 //! The serving process: signals, its control socket, and its end when the underlying disk fails.
 
-use export_nbd::client::Client;
+use nbd_client::Client;
 use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};

@@ -25,7 +25,6 @@
 //! Deliberately absent: block status, resizing, and adding or removing exports at run time.
 
 mod admission;
-pub mod client;
 mod config;
 mod connection;
 mod engine;

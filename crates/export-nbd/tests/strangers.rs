@@ -2,8 +2,8 @@
 
 use block::{BlockDevice, Error, Queue};
 use block_testing::{Mem, MemConfig};
-use export_nbd::client::Client;
 use export_nbd::{Config, Export, Limits, Listen, Server};
+use nbd_client::Client;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

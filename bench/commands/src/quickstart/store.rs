@@ -2,7 +2,7 @@
 //! volume over NBD.
 
 use super::tree::{Amount, Copied, Stopped, Tree, changed};
-use export_nbd::client::Client;
+use nbd_client::Client;
 use serde_json::Value;
 use stack::{Error, Result};
 use std::io::{self, Read, Write};
