@@ -11,7 +11,7 @@
 #            gocryptfs, cryfs, securefs   with the ciphers and caches that they choose themselves
 #   ROWS     postmark-small, postmark-large: Debian's postmark, FILES_SMALL files of 500 to 10000 bytes
 #            or FILES_LARGE of 10 KB to 1 MB, as many transactions as files, reads and writes of 8 KB
-#            mailmix     the same work as postmark-small, by the laboratory's own
+#            mailmix     the same work as postmark-small, by EVFS's own
 #            fio-RW-BS   sr, sw, rr, rw: sequential and random reads and writes of BS = 4k or 64k, on a
 #                        file of SIZE MiB
 #            untar, rm   unpack and remove TREE, a tar file

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Whether the laboratory can be believed, on this machine and now: our workloads beside the programs that they follow,
+# Whether the benchmarks can be believed, on this machine and now: our workloads beside the programs that they follow,
 # by turns in one folder, and comparisons of a thing with itself. Prints tables of paired ratios.
 #
 #   benches/peers/lab.sh DIR [PAIRS]        needs fio and postmark; EVFS is the program [target/release/evfs]

@@ -383,6 +383,9 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["up"],
         &["down"],
         &["config", "show"],
+        &["bench", "compare"],
+        &["bench", "machine"],
+        // Former names.
         &["benchmark"],
         &["lab", "compare"],
     ];
@@ -397,7 +400,7 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["key", "generate"],
         &["volume", "create"],
         &["attach"],
-        &["lab", "compare"],
+        &["bench", "compare"],
     ] {
         let mut args = verb.to_vec();
         args.push("--help");

@@ -1,4 +1,4 @@
-//! Independent checks of the laboratory's results: system calls by `strace`, the report by a
+//! Independent checks of the benchmark's results: system calls by `strace`, the report by a
 //! browser.
 
 use serde_json::Value;

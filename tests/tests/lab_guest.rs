@@ -1,4 +1,4 @@
-//! `evfs bench --env guest`: the same work inside and outside, leftovers of a killed laboratory, and
+//! `evfs bench --env guest`: the same work inside and outside, leftovers of a killed benchmark, and
 //! the errors where no guest can run.
 //!
 //! The kernels are those that `tests/guest/boot.sh` downloads, unpacked and not installed.
@@ -19,7 +19,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Parts of a kernel package that a guest of the laboratory may need.
+/// Parts of a kernel package that a guest of the benchmark may need.
 const PARTS: &[&str] = &[
     "./boot/vmlinuz-*",
     "*/modules.builtin",
@@ -174,7 +174,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
 }
 
 #[test]
-fn a_killed_laboratory_leaves_no_guest_and_goes_on() {
+fn a_killed_benchmark_leaves_no_guest_and_goes_on() {
     let _one = alone();
     let s = Sandbox::new();
     let kernel = kernel("linux-image-amd64");

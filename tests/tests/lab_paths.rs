@@ -136,7 +136,7 @@ fn what_is_read_over_encrypted_paths_is_what_was_written() {
 }
 
 #[test]
-fn a_killed_laboratory_leaves_no_socket_and_no_file() {
+fn a_killed_benchmark_leaves_no_socket_and_no_file() {
     let s = Sandbox::new();
     fs::create_dir(s.path("tmp")).unwrap();
     let args = [

@@ -172,7 +172,7 @@ fn file_systems_over_stacks_are_compared_layer_by_layer_and_leave_nothing() {
 }
 
 #[test]
-fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
+fn what_a_killed_benchmark_leaves_mounted_ends_with_it_or_with_the_next_one() {
     needs_root("mounting in the process that measures");
     let s = Sandbox::new();
     for name in ["below", "tmp", "other"] {
@@ -228,7 +228,7 @@ fn what_a_killed_laboratory_leaves_mounted_ends_with_it_or_with_the_next_one() {
                 child.try_wait().unwrap().is_some()
             });
             wait_until("its mounts are gone", || {
-                of_kind(&format!("evfs-lab-{pid}-")) == 0
+                of_kind(&format!("evfs-bench-{pid}-")) == 0
             });
         }
         // The file under the kernel's file system, which may just have been unmounted.
@@ -256,7 +256,7 @@ fn a_full_file_system_ends_a_comparison_with_its_words_and_keeps_what_was_run() 
     }
     // A kernel file system with room for 4 MiB.
     let narrow = s.path("narrow");
-    let mount = ["-t", "tmpfs", "-o", "size=4m", "evfs-lab-test"];
+    let mount = ["-t", "tmpfs", "-o", "size=4m", "evfs-bench-test"];
     let mounted = Command::new("mount")
         .args(mount)
         .arg(&narrow)

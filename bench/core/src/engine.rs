@@ -106,7 +106,7 @@ pub fn run_between(
             let (gate, layout) = (&gate, &layout);
             let worker = move || Worker::new(arm, device, spec, layout, index).run(gate);
             match std::thread::Builder::new()
-                .name(format!("lab-{index}"))
+                .name(format!("bench-{index}"))
                 .spawn_scoped(scope, worker)
             {
                 Ok(handle) => handles.push(handle),

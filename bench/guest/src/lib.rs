@@ -40,7 +40,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// Arguments that start this program as the agent of a guest.
 const AGENT: [&str; 2] = ["bench", "agent"];
 /// Name of the agent's virtio port.
-const PORT: &str = "evfs.lab";
+const PORT: &str = "evfs.bench";
 /// 9p tag of the shared directory; [`FOLDER`] is its mount point.
 const TAG: &str = "folder";
 const FOLDER: &str = "/folder";

@@ -67,7 +67,9 @@ impl Machine {
         within: Duration,
     ) -> Result<Machine> {
         let failed = |e: std::io::Error| lost(&format!("cannot create temporary files: {e}"));
-        let folder = tempfile::Builder::new().prefix("evfs-lab-guest-").tempdir();
+        let folder = tempfile::Builder::new()
+            .prefix("evfs-bench-guest-")
+            .tempdir();
         let folder = folder.map_err(failed)?;
         let file = folder.path().join("initramfs");
         std::fs::write(&file, initramfs).map_err(failed)?;

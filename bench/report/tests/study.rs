@@ -137,7 +137,7 @@ fn every_workload_runs_and_leaves_its_folder_empty() {
 #[test]
 fn what_a_killed_run_left_is_gone_before_the_next() {
     let dir = tempfile::tempdir().unwrap();
-    let left = dir.path().join("evfs-lab.work/tree/more");
+    let left = dir.path().join("evfs-bench.work/tree/more");
     std::fs::create_dir_all(&left).unwrap();
     std::fs::write(dir.path().join("mine"), "kept").unwrap();
     let target = Target::folder(dir.path()).unwrap();

@@ -257,7 +257,7 @@ fn bell(rng: &mut Rng, deviation: f64) -> f64 {
 /// Simulates `labs` studies with this spread whose second side is `factor` times as fast. Returns
 /// the judgements, the fraction of intervals that contain the true value, and the mean number of
 /// pairs.
-fn laboratories(labs: u64, spread: f64, factor: f64) -> (Vec<Judgement>, f64, f64) {
+fn repeated(labs: u64, spread: f64, factor: f64) -> (Vec<Judgement>, f64, f64) {
     let plan = StudyPlan {
         pairs: 6,
         max_pairs: 100,
@@ -286,7 +286,7 @@ fn laboratories(labs: u64, spread: f64, factor: f64) -> (Vec<Judgement>, f64, f6
 fn a_thing_against_itself_is_called_different_at_most_once_in_twenty() {
     let labs = 1000;
     for spread in [0.005, 0.03, 0.1] {
-        let (said, covered, pairs) = laboratories(labs, spread, 1.0);
+        let (said, covered, pairs) = repeated(labs, spread, 1.0);
         let wrong = said
             .iter()
             .filter(|j| matches!(j, Judgement::Better | Judgement::Worse))
@@ -306,10 +306,10 @@ fn a_thing_against_itself_is_called_different_at_most_once_in_twenty() {
 
 #[test]
 fn effects_are_found_where_the_spread_allows_it() {
-    let (said, _, few) = laboratories(300, 0.01, 0.9);
+    let (said, _, few) = repeated(300, 0.01, 0.9);
     let worse = said.iter().filter(|j| **j == Judgement::Worse).count();
     assert!(worse >= 285, "{worse} of 300 found a slowdown of a tenth");
-    let (said, _, many) = laboratories(300, 0.05, 0.99);
+    let (said, _, many) = repeated(300, 0.05, 0.99);
     let cried = said.iter().filter(|j| **j == Judgement::Worse).count();
     assert!(cried <= 15, "{cried} of 300 called one percent worse");
     assert!(

@@ -88,7 +88,7 @@ impl BenchDevice {
                 getrandom::fill(&mut name).map_err(|e| Error::Failed(e.to_string()))?;
                 let name = u64::from_le_bytes(name);
                 let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
-                folder.join(format!("evfs-lab-{name:016x}"))
+                folder.join(format!("evfs-bench-{name:016x}"))
             }
         };
         let options = path_file::Options {

@@ -25,7 +25,7 @@ const KINDS: [(&str, &[&str]); 3] = [
 
 /// Prefix of the mount points of our processes, and of the files under these mounts; the process ID
 /// follows it.
-const PREFIX: &str = "evfs-lab-loop-";
+const PREFIX: &str = "evfs-bench-loop-";
 
 /// A mount, removed on drop.
 pub struct Mounted {

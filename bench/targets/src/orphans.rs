@@ -1,7 +1,7 @@
 //! Cleanup after benchmarks that were killed.
 //!
-//! Every object that may be left has a name that begins with `evfs-lab-`, followed by its kind, the
-//! process that created it and a random part. Only the existence of that process is checked; a
+//! Every object that may be left has a name that begins with `evfs-bench-`, followed by its kind,
+//! the process that created it and a random part. Only the existence of that process is checked; a
 //! mount is never accessed, because a mount whose server was killed may never respond.
 //!
 //! A killed process that has mounted its own file system cannot even exit if some of its threads
@@ -17,7 +17,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Prefix of the process ID in the name of a directory on which we mount a file system.
-const MOUNT: &str = "evfs-lab-";
+const MOUNT: &str = "evfs-bench-";
 
 /// Builds the prefix of names of this process.
 pub fn own(kind: &str) -> String {
@@ -139,11 +139,11 @@ mod tests {
 
     #[test]
     fn mount_points_are_told_from_what_is_mounted() {
-        let mounts = "evfs /tmp/evfs-lab-1 fuse.evfs rw 0 0\nevfs-lab-2 /mnt/a\\040b\\134c ext4 rw 0 0\n\nrubbish";
+        let mounts = "evfs /tmp/evfs-bench-1 fuse.evfs rw 0 0\nevfs-bench-2 /mnt/a\\040b\\134c ext4 rw 0 0\n\nrubbish";
         let points: Vec<_> = mount_points(mounts).collect();
         assert_eq!(
             points,
-            [Path::new("/tmp/evfs-lab-1"), Path::new("/mnt/a b\\c")]
+            [Path::new("/tmp/evfs-bench-1"), Path::new("/mnt/a b\\c")]
         );
     }
 

@@ -210,7 +210,7 @@ impl PathBench {
     ) -> Result<PathBench> {
         let failed = |what: &str, e: std::io::Error| Error::Failed(format!("{what}: {e}"));
         let folder = tempfile::Builder::new()
-            .prefix("evfs-lab-paths-")
+            .prefix("evfs-bench-paths-")
             .tempdir()
             .map_err(|e| failed("cannot create a temporary directory", e))?;
         let at = |kind: &str, n: usize| folder.path().join(format!("{kind}{n}"));
@@ -313,8 +313,8 @@ fn serve(lower: &Arc<dyn BlockDevice>, sockets: &[PathBuf]) -> Result<Server> {
     let mut key = [0; 8];
     getrandom::fill(&mut key).map_err(|e| Error::Failed(e.to_string()))?;
     let export = Export {
-        name: "lab".into(),
-        description: format!("wwid=evfs-lab-{:016x}", u64::from_le_bytes(key)),
+        name: "bench".into(),
+        description: format!("wwid=evfs-bench-{:016x}", u64::from_le_bytes(key)),
         device: Arc::clone(lower),
         read_only: false,
     };
@@ -343,7 +343,7 @@ fn held(socket: &Path, held: &mut Vec<OwnedFd>) -> Result<PathBuf> {
 }
 
 fn nbd(socket: &Path) -> Result<NbdPath> {
-    let uri = format!("nbd+unix:///lab?socket={}", socket.display());
+    let uri = format!("nbd+unix:///bench?socket={}", socket.display());
     let options = path_nbd::Options {
         queue_depth: DEPTH,
         ..path_nbd::Options::default()
@@ -365,7 +365,7 @@ fn open(paths: Vec<NbdPath>, ways: &PathConfig, topology: &numa::Topology) -> Re
         enabled: true,
     };
     let config = Config {
-        name: "lab".into(),
+        name: "bench".into(),
         attributes: Attributes {
             load_bal_policy: ways.policy,
             max_q_depth: DEPTH,
@@ -487,7 +487,7 @@ mod tests {
         let ways = PathConfig::parse("paths-2").unwrap().unwrap();
         let paths = PathBench::start(&lower, &ways, &Topology::default()).unwrap();
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-        let named = |line: &&str| line.contains("evfs-lab-paths-");
+        let named = |line: &&str| line.contains("evfs-bench-paths-");
         for path in sockets
             .lines()
             .filter(named)

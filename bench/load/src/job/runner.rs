@@ -435,7 +435,7 @@ fn processor(target: &Target, config: &dhrystone::Config) -> Result<Vec<Phase>> 
 
 fn building(target: &Target, config: &build::Config) -> Result<Vec<Phase>> {
     let tree = build::Tree::new(config)?;
-    let at = target.path()?.join("evfs-lab.build");
+    let at = target.path()?.join("evfs-bench.build");
     let part = |part: build::Part| {
         let watch = Watch::start(target);
         let began = std::time::Instant::now();

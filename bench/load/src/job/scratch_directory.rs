@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Name of the directory. Any directory of this name belongs to a benchmark and is removed.
-pub(super) const NAME: &str = "evfs-lab.work";
+pub(super) const NAME: &str = "evfs-bench.work";
 
 /// The directory; removed with its contents on drop.
 pub(super) struct ScratchDirectory {

@@ -1,7 +1,7 @@
 //! Two control groups of equal weight, one for the workload and one for its competitor.
 //!
 //! ```text
-//!   HERE/evfs-lab-PID/work    this process and the daemons of the target
+//!   HERE/evfs-bench-PID/work    this process and the daemons of the target
 //!                    /load    the competitor
 //! ```
 //!
@@ -18,7 +18,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const PREFIX: &str = "evfs-lab-";
+const PREFIX: &str = "evfs-bench-";
 /// Maximum time that a group may stay busy with killed processes.
 const EMPTIED_WITHIN: Duration = Duration::from_secs(5);
 

@@ -62,7 +62,7 @@ impl LoadGenerator {
     /// directory for temporary files.
     fn make_folder(&mut self, target: &Target, n: usize) -> Result<PathBuf> {
         let root = self.folder.get_or_insert_with(|| {
-            let name = format!("evfs-lab.competitor.{}", std::process::id());
+            let name = format!("evfs-bench.competitor.{}", std::process::id());
             match &target.place {
                 TargetKind::Files(_, Some(path)) => path.join(name),
                 TargetKind::Guest(guest) if let Some(path) = guest.folder() => path.join(name),

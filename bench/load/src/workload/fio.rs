@@ -89,7 +89,7 @@ pub fn run(folder: &Path, config: &Config) -> Result<FioResult> {
     let printed = output(&mut fio, "fio");
     for job in 0..config.jobs {
         // The file is missing if fio failed early; fio's error is more useful than this one.
-        let _ = std::fs::remove_file(folder.join(format!("evfs-lab.{job}.0")));
+        let _ = std::fs::remove_file(folder.join(format!("evfs-bench.{job}.0")));
     }
     parse(&printed?)
 }
@@ -111,7 +111,7 @@ fn check(config: &Config) -> Result<()> {
 fn arguments(c: &Config) -> Vec<String> {
     vec![
         "--output-format=json".into(),
-        "--name=evfs-lab".into(),
+        "--name=evfs-bench".into(),
         "--group_reporting".into(),
         format!("--rw={}", c.rw),
         format!("--bs={}", c.block),
@@ -185,7 +185,7 @@ mod tests {
 
     /// Shortened output of fio 3.33, `--rw=randread --bs=4096 --size=1M`.
     const PRINTED: &str = r#"note: both iodepth >= 1 and synchronous I/O engine are selected
-{ "fio version" : "fio-3.33", "jobs" : [ { "jobname" : "evfs-lab",
+{ "fio version" : "fio-3.33", "jobs" : [ { "jobname" : "evfs-bench",
   "read" : { "io_bytes" : 1048576, "total_ios" : 256, "runtime" : 12, "bw_bytes" : 87381333,
     "clat_ns" : { "min" : 1000, "max" : 90000, "mean" : 4321.5, "percentile" : { "50.000000" : 4000, "99.000000" : 60000 } } },
   "write" : { "io_bytes" : 0, "total_ios" : 0, "runtime" : 0 } } ] }"#;
