@@ -125,55 +125,59 @@ fn openafs(s: &Sandbox) -> PathBuf {
     program
 }
 
-#[test]
-fn calls_over_rx_are_exchanged_with_openafs_both_ways() {
-    let s = Sandbox::new();
-    let openafs = openafs(&s);
+mod needs_peer {
+    use super::*;
 
-    let port = free_ports();
-    let server = Command::new(&openafs)
-        .args(["server", &port.to_string(), "0", "65536"])
-        .stdout(Stdio::null())
-        .spawn();
-    let mut server = Running(server.unwrap());
-    wait_for_port(&mut server, port);
-    let given = format!("rx_peer=127.0.0.1:{port}");
-    let run = [
-        "lab", "run", "packets", "--quick", "--runs", "2", "--out", "out",
-    ];
-    let sets = [
-        "--set",
-        &given,
-        "--set",
-        "sizes=",
-        "--set",
-        "rx_sizes=4,1500,100000",
-    ];
-    let once = ["--seconds", "0.001", "--set", "rx_exchanges=50"];
-    s.run(&[&run[..], &sets[..], &once[..]].concat()).ok();
-    drop(server);
-    let all = phases(&result(&s), 0, 0);
-    let calls: Vec<f64> = all.iter().map(|p| figure(p, "exchange").0).collect();
-    assert!(
-        calls.len() >= 6 && calls.iter().all(|n| n % 50.0 == 0.0),
-        "{calls:?}"
-    );
+    #[test]
+    fn calls_over_rx_are_exchanged_with_openafs_both_ways() {
+        let s = Sandbox::new();
+        let openafs = openafs(&s);
 
-    let port = free_ports();
-    let echo = s
-        .evfs()
-        .args(["lab", "echo", &format!("127.0.0.1:{port}")])
-        .stdout(Stdio::null())
-        .spawn();
-    let mut echo = Running(echo.unwrap());
-    wait_for_port(&mut echo, port + 1);
-    let to = (port + 1).to_string();
-    for (command, bytes) in [("rpc", "1500"), ("send", "1000000"), ("recv", "1000000")] {
-        let said = peer(
-            openafs.to_str().unwrap(),
-            &[command, "127.0.0.1", &to, bytes, "20", "1", "0"],
+        let port = free_ports();
+        let server = Command::new(&openafs)
+            .args(["server", &port.to_string(), "0", "65536"])
+            .stdout(Stdio::null())
+            .spawn();
+        let mut server = Running(server.unwrap());
+        wait_for_port(&mut server, port);
+        let given = format!("rx_peer=127.0.0.1:{port}");
+        let run = [
+            "lab", "run", "packets", "--quick", "--runs", "2", "--out", "out",
+        ];
+        let sets = [
+            "--set",
+            &given,
+            "--set",
+            "sizes=",
+            "--set",
+            "rx_sizes=4,1500,100000",
+        ];
+        let once = ["--seconds", "0.001", "--set", "rx_exchanges=50"];
+        s.run(&[&run[..], &sets[..], &once[..]].concat()).ok();
+        drop(server);
+        let all = phases(&result(&s), 0, 0);
+        let calls: Vec<f64> = all.iter().map(|p| figure(p, "exchange").0).collect();
+        assert!(
+            calls.len() >= 6 && calls.iter().all(|n| n % 50.0 == 0.0),
+            "{calls:?}"
         );
-        assert!(said.contains("\"calls_s\""), "{said}");
+
+        let port = free_ports();
+        let echo = s
+            .evfs()
+            .args(["lab", "echo", &format!("127.0.0.1:{port}")])
+            .stdout(Stdio::null())
+            .spawn();
+        let mut echo = Running(echo.unwrap());
+        wait_for_port(&mut echo, port + 1);
+        let to = (port + 1).to_string();
+        for (command, bytes) in [("rpc", "1500"), ("send", "1000000"), ("recv", "1000000")] {
+            let said = peer(
+                openafs.to_str().unwrap(),
+                &[command, "127.0.0.1", &to, bytes, "20", "1", "0"],
+            );
+            assert!(said.contains("\"calls_s\""), "{said}");
+        }
+        drop(echo);
     }
-    drop(echo);
 }

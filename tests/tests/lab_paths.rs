@@ -170,59 +170,63 @@ fn a_killed_benchmark_leaves_no_socket_and_no_file() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-#[test]
-fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
-    let s = Sandbox::new();
-    let disk = image(&s, "disk", 64 << 20);
-    let tgtd = Tgtd::start(&disk, Some(&format!("scsi_id={WWID}")));
-    let uri = |port| format!("iscsi://127.0.0.1:{port}/{IQN}/1");
-    let lun = tgtd.ports.map(uri).join("+");
-    let work = [
-        "--quick",
-        "--size",
-        "16M",
-        "--set",
-        "patterns=rand-write,rand-read",
-        "--set",
-        "blocks=4k",
-        "--set",
-        "requests=400",
-        "--runs",
-        "2",
-        "--workload",
-        "devmix",
-        "--no-control",
-    ];
-    let on_it = ["lab", "compare", "clear", "encrypted-256", "--device", &lun];
-    let all: Vec<&str> = on_it.iter().chain(&work).copied().collect();
-    let value = s.json(&all);
-    let study = &value["studies"][0];
-    for (side, runs) in study["sides"].as_array().unwrap().iter().zip(0..) {
-        let note = side["facts"]["note"].as_str().unwrap_or_default();
-        assert!(note.contains("disk1, paths: 2, "), "{side}");
-        for phase in phases(study, runs) {
-            let paths = phase["paths"].as_array().unwrap();
-            let bytes: u64 = paths.iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
-            assert_eq!((paths.len(), bytes), (2, 400 * 4096), "{phase}");
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn encryption_is_priced_on_a_lun_of_an_iscsi_target_whose_paths_are_counted() {
+        let s = Sandbox::new();
+        let disk = image(&s, "disk", 64 << 20);
+        let tgtd = Tgtd::start(&disk, Some(&format!("scsi_id={WWID}")));
+        let uri = |port| format!("iscsi://127.0.0.1:{port}/{IQN}/1");
+        let lun = tgtd.ports.map(uri).join("+");
+        let work = [
+            "--quick",
+            "--size",
+            "16M",
+            "--set",
+            "patterns=rand-write,rand-read",
+            "--set",
+            "blocks=4k",
+            "--set",
+            "requests=400",
+            "--runs",
+            "2",
+            "--workload",
+            "devmix",
+            "--no-control",
+        ];
+        let on_it = ["lab", "compare", "clear", "encrypted-256", "--device", &lun];
+        let all: Vec<&str> = on_it.iter().chain(&work).copied().collect();
+        let value = s.json(&all);
+        let study = &value["studies"][0];
+        for (side, runs) in study["sides"].as_array().unwrap().iter().zip(0..) {
+            let note = side["facts"]["note"].as_str().unwrap_or_default();
+            assert!(note.contains("disk1, paths: 2, "), "{side}");
+            for phase in phases(study, runs) {
+                let paths = phase["paths"].as_array().unwrap();
+                let bytes: u64 = paths.iter().map(|p| p["bytes"].as_u64().unwrap()).sum();
+                assert_eq!((paths.len(), bytes), (2, 400 * 4096), "{phase}");
+            }
         }
+        // The LUN can also be given by its name, and for a side alone.
+        let alone = [
+            "lab",
+            "run",
+            "devmix",
+            "--force",
+            "--target",
+            "device:disk1",
+        ];
+        let alone: Vec<&str> = alone.iter().chain(&work[..9]).copied().collect();
+        s.run(&alone).ok();
+        // A guest cannot reach the LUN.
+        let guest = [&all[..], &["--env", "guest", "--force"]].concat();
+        let refused = s.run(&guest).code(2);
+        assert!(
+            refused.stderr.contains("which a guest cannot reach"),
+            "{}",
+            refused.stderr
+        );
     }
-    // The LUN can also be given by its name, and for a side alone.
-    let alone = [
-        "lab",
-        "run",
-        "devmix",
-        "--force",
-        "--target",
-        "device:disk1",
-    ];
-    let alone: Vec<&str> = alone.iter().chain(&work[..9]).copied().collect();
-    s.run(&alone).ok();
-    // A guest cannot reach the LUN.
-    let guest = [&all[..], &["--env", "guest", "--force"]].concat();
-    let refused = s.run(&guest).code(2);
-    assert!(
-        refused.stderr.contains("which a guest cannot reach"),
-        "{}",
-        refused.stderr
-    );
 }

@@ -44,8 +44,10 @@ fn counts_of_the_real_program(config: &str) -> Vec<f64> {
     let file = dir.path().join("config");
     let location = format!("set location {}\n", dir.path().display());
     std::fs::write(&file, format!("{location}{config}run\nquit\n")).unwrap();
-    let output = Command::new("postmark").arg(&file).output();
-    let output = output.expect("postmark is installed by `cargo xtask setup`");
+    let output = Command::new(test_support::installed("postmark"))
+        .arg(&file)
+        .output();
+    let output = output.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let lines = text.lines().skip_while(|l| !l.starts_with("Files:"));
     lines
@@ -55,50 +57,6 @@ fn counts_of_the_real_program(config: &str) -> Vec<f64> {
         })
         .filter_map(|l| l.split_whitespace().find_map(|w| w.parse().ok()))
         .collect()
-}
-
-#[test]
-fn the_counts_are_those_of_the_real_program() {
-    for config in [
-        "set number 200\nset transactions 500\nset size 500 20000\n",
-        "set number 100\nset transactions 1000\nset size 100 3000\nset subdirectories 7\nset seed 99\n",
-        "set number 20\nset transactions 300\nset size 1000\nset bias create 9\n",
-    ] {
-        let theirs = counts_of_the_real_program(config);
-        let dir = tempfile::tempdir().unwrap();
-        let ours = run(
-            &HostDirectory::open(dir.path()).unwrap(),
-            &Config::parse(config).unwrap(),
-        )
-        .unwrap();
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        let created = ours.created_alone + ours.created_mixed;
-        let deleted = ours.deleted_alone + ours.deleted_mixed;
-        let counts = [
-            created,
-            ours.created_alone,
-            ours.created_mixed,
-            ours.read,
-            ours.appended,
-            deleted,
-            ours.deleted_alone,
-            ours.deleted_mixed,
-        ];
-        assert_eq!(theirs[..8], counts.map(|n| n as f64), "{config}");
-        // PostMark rounds bytes and prints them in units of its own choice.
-        for (theirs, ours) in theirs[8..]
-            .iter()
-            .zip([ours.bytes_read, ours.bytes_written])
-        {
-            let near = |unit: f64| {
-                (theirs * unit - ours as f64).abs() <= 0.006 * unit + ours as f64 * 1e-6
-            };
-            assert!(
-                [1.0, 1024.0, 1048576.0].iter().any(|u| near(*u)),
-                "{config}: {theirs} {ours}"
-            );
-        }
-    }
 }
 
 #[test]
@@ -159,4 +117,52 @@ fn a_target_that_fails_ends_the_run_with_its_words() {
     std::fs::create_dir(dir.path().join("3")).unwrap();
     let error = run(&folder, &Config::default()).unwrap_err();
     assert!(error.to_string().contains("open 3"), "{error}");
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn the_counts_are_those_of_the_real_program() {
+        for config in [
+            "set number 200\nset transactions 500\nset size 500 20000\n",
+            "set number 100\nset transactions 1000\nset size 100 3000\nset subdirectories 7\nset seed 99\n",
+            "set number 20\nset transactions 300\nset size 1000\nset bias create 9\n",
+        ] {
+            let theirs = counts_of_the_real_program(config);
+            let dir = tempfile::tempdir().unwrap();
+            let ours = run(
+                &HostDirectory::open(dir.path()).unwrap(),
+                &Config::parse(config).unwrap(),
+            )
+            .unwrap();
+            assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+            let created = ours.created_alone + ours.created_mixed;
+            let deleted = ours.deleted_alone + ours.deleted_mixed;
+            let counts = [
+                created,
+                ours.created_alone,
+                ours.created_mixed,
+                ours.read,
+                ours.appended,
+                deleted,
+                ours.deleted_alone,
+                ours.deleted_mixed,
+            ];
+            assert_eq!(theirs[..8], counts.map(|n| n as f64), "{config}");
+            // PostMark rounds bytes and prints them in units of its own choice.
+            for (theirs, ours) in theirs[8..]
+                .iter()
+                .zip([ours.bytes_read, ours.bytes_written])
+            {
+                let near = |unit: f64| {
+                    (theirs * unit - ours as f64).abs() <= 0.006 * unit + ours as f64 * 1e-6
+                };
+                assert!(
+                    [1.0, 1024.0, 1048576.0].iter().any(|u| near(*u)),
+                    "{config}: {theirs} {ours}"
+                );
+            }
+        }
+    }
 }

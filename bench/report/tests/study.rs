@@ -1,49 +1,19 @@
 //! Studies from their sides to the HTML page: on directories and devices, with known speeds, and
 //! with a killed process.
 
-use bench_core::{Facts, Target};
-use bench_load::{CATALOGUE, Extent, Job, Needs, RunEnvironment};
+mod sides;
+
+use bench_core::Target;
+use bench_load::{CATALOGUE, Job, Needs};
 use bench_report::{Results, write};
-use bench_study::{Journal, Judgement, Kind, Side, StudyPlan, findings, journal_path, study};
+use bench_study::{Journal, Judgement, Kind, StudyPlan, findings, journal_path, study};
 use block::BlockDevice;
 use block_testing::{Mem, Rate};
+use sides::{job, long_sides, side, whole};
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-fn side(name: &str, target: Target, job: Job) -> Side {
-    Side {
-        name: name.to_owned(),
-        target,
-        again: None,
-        job,
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
-    }
-}
-
-fn job(name: &str, set: &[(&str, &str)]) -> Job {
-    let mut job = Job::named(name, Extent::Quick).unwrap();
-    set.iter()
-        .for_each(|(key, value)| job.set(key, value).unwrap());
-    job
-}
-
-fn whole(folder: &Path, sides: &[Side], plan: &StudyPlan) -> bench_study::Study {
-    let path = journal_path(folder, sides[0].job.entry().name);
-    let mut journal = Journal::open(&path).unwrap();
-    study(
-        sides,
-        plan,
-        &mut journal,
-        &mut |_| ControlFlow::Continue(()),
-    )
-    .unwrap()
-}
 
 fn short() -> StudyPlan {
     StudyPlan {
@@ -76,7 +46,12 @@ fn tiny(name: &str) -> Job {
 
 #[test]
 fn every_workload_runs_and_leaves_its_folder_empty() {
-    for entry in CATALOGUE {
+    run_workloads(|name| name != "build");
+}
+
+/// Runs the workloads of these names.
+fn run_workloads(wanted: impl Fn(&str) -> bool) {
+    for entry in CATALOGUE.iter().filter(|entry| wanted(entry.name)) {
         let dir = tempfile::tempdir().unwrap();
         let mut job = tiny(entry.name);
         let target = match entry.needs {
@@ -311,33 +286,11 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     assert!(refused.contains("evfs-lab-result/9"), "{refused}");
 }
 
-/// Environment variable of the process that is to be killed: its result directory.
-const VICTIM: &str = "EVFS_LAB_TEST_VICTIM";
-
-fn victims_sides() -> [Side; 2] {
-    let set = [("millis", "20")];
-    ["a", "b"].map(|name| side(name, Target::machine(), job("dhrystone", &set)))
-}
-
-/// Runs in a separate process, and does nothing in a normal test run.
-#[test]
-fn victim() {
-    if let Some(folder) = std::env::var_os(VICTIM) {
-        let plan = StudyPlan {
-            pairs: 500,
-            max_pairs: 500,
-            ..StudyPlan::default()
-        };
-        whole(Path::new(&folder), &victims_sides(), &plan);
-    }
-}
-
 #[test]
 fn a_killed_process_leaves_a_result_that_can_be_taken_up() {
     let dir = tempfile::tempdir().unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "victim", "--nocapture"])
-        .env(VICTIM, dir.path())
+    let mut child = Command::new(test_support::example("long_study"))
+        .arg(dir.path())
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
@@ -360,7 +313,7 @@ fn a_killed_process_leaves_a_result_that_can_be_taken_up() {
     let plan = kept.studies[0].plan.clone();
     let mut journal = Journal::open(&journal).unwrap();
     let (mut replayed, mut made) = (0, 0);
-    let on = study(&victims_sides(), &plan, &mut journal, &mut |step| {
+    let on = study(&long_sides(), &plan, &mut journal, &mut |step| {
         if let bench_study::Step::Ran { replayed: old, .. } = step {
             *(if old { &mut replayed } else { &mut made }) += 1;
         }
@@ -374,4 +327,14 @@ fn a_killed_process_leaves_a_result_that_can_be_taken_up() {
     assert_eq!((replayed, made), (runs, 6));
     assert_eq!(on.sessions.len(), 2);
     assert_eq!(on.runs.iter().map(Vec::len).sum::<usize>(), runs + 6);
+}
+
+mod needs_peer {
+    use super::*;
+
+    #[test]
+    fn a_build_runs_and_leaves_its_folder_empty() {
+        test_support::installed("make");
+        run_workloads(|name| name == "build");
+    }
 }

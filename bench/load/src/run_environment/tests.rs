@@ -112,9 +112,9 @@ fn a_competitor_that_ended_fails_the_run() {
     let dir = tempfile::tempdir().unwrap();
     let target = Target::folder(dir.path()).unwrap();
     let beside = named("loaded-io").begin(&target).unwrap();
-    let pid = beside.pids()[0].to_string();
-    let killed = Command::new("kill").args(["-9", &pid]).status().unwrap();
-    assert!(killed.success());
+    let pid = beside.pids()[0];
+    let process = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
     eventually("killed", || {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.contains(") Z ")

@@ -1,6 +1,7 @@
 //! Tests with both ends in this process, with exact counts, and with misbehaving peers.
 
 use super::*;
+use rustix::thread::{CapabilitySet, CapabilitySets};
 
 fn config(link: Link) -> Config {
     Config {
@@ -36,27 +37,40 @@ fn every_size_is_answered() {
     assert_eq!(rx.packets.unwrap() - rx.again, 2 * 100);
 }
 
-/// 1500 bytes and two headers exceed an Ethernet packet by 28 bytes; 4 bytes do not.
 #[test]
-fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
-    if !rustix::process::geteuid().is_root() {
-        assert!(run(&config(Link::Veth)).is_err());
-        return;
+fn a_link_like_an_ethernet_is_refused_without_the_privilege_for_networks() {
+    // Capabilities belong to a thread; an ordinary user has none.
+    let none = CapabilitySets {
+        effective: CapabilitySet::empty(),
+        permitted: CapabilitySet::empty(),
+        inheritable: CapabilitySet::empty(),
+    };
+    rustix::thread::set_capabilities(None, none).unwrap();
+    assert!(run(&config(Link::Veth)).is_err());
+}
+
+mod needs_root {
+    use super::*;
+
+    /// 1500 bytes and two headers exceed an Ethernet packet by 28 bytes; 4 bytes do not.
+    #[test]
+    fn on_a_link_like_an_ethernet_the_kernel_cuts_what_is_too_long() {
+        test_support::needs_root("a network between two namespaces");
+        let outcomes = run(&config(Link::Veth)).unwrap();
+        for (outcome, packets) in outcomes.iter().zip([1, 2, 2]) {
+            let sent = outcome.exchanges + outcome.again;
+            assert_eq!(outcome.packets, Some(packets * sent), "{outcome:?}");
+            assert_eq!(outcome.fragments, Some(packets == 2), "{outcome:?}");
+        }
+        assert_eq!(outcomes[2].name(), "1526 bytes over veth, in fragments");
+        assert_eq!(outcomes[3].name(), "Rx 1500 bytes over veth");
+        // No part of the link remains in the network of this process.
+        let links = std::fs::read_to_string("/proc/self/net/dev").unwrap();
+        assert!(
+            !links.contains("near:") && !links.contains("far:"),
+            "{links}"
+        );
     }
-    let outcomes = run(&config(Link::Veth)).unwrap();
-    for (outcome, packets) in outcomes.iter().zip([1, 2, 2]) {
-        let sent = outcome.exchanges + outcome.again;
-        assert_eq!(outcome.packets, Some(packets * sent), "{outcome:?}");
-        assert_eq!(outcome.fragments, Some(packets == 2), "{outcome:?}");
-    }
-    assert_eq!(outcomes[2].name(), "1526 bytes over veth, in fragments");
-    assert_eq!(outcomes[3].name(), "Rx 1500 bytes over veth");
-    // No part of the link remains in the network of this process.
-    let links = std::fs::read_to_string("/proc/self/net/dev").unwrap();
-    assert!(
-        !links.contains("near:") && !links.contains("far:"),
-        "{links}"
-    );
 }
 
 #[test]
