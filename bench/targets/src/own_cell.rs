@@ -85,6 +85,12 @@ impl OwnCell {
         self.volume
     }
 
+    /// Returns the counters of its server, with which tests prove where an answer came from.
+    #[cfg(test)]
+    pub(crate) fn stats(&self) -> afs_server::ServerStats {
+        self.server().stats()
+    }
+
     /// Returns the names, or prefixes of names, of the threads that work for it.
     pub fn threads() -> &'static [&'static str] {
         THREADS
