@@ -2,7 +2,7 @@
 NAME=$(basename "$0" .sh)
 REPO=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 EVFS=${EVFS:-$REPO/target/release/evfs}
-PAIRED=${PAIRED:-cargo run --quiet --release --manifest-path $REPO/Cargo.toml -p bench-core --example paired --}
+PAIRED=${PAIRED:-cargo run --quiet --release --manifest-path $REPO/Cargo.toml -p evfs-bench-core --example paired --}
 
 die() { echo "$NAME.sh: $*" >&2; exit 1; }
 say() { echo "$NAME.sh: $*" >&2; }

@@ -11,7 +11,7 @@ pairs=${2:-8}
 evfs=${EVFS:-target/release/evfs}
 work=$(mktemp -d "$folder/credible.XXXXXX")
 trap 'rm -rf "$work"' EXIT
-paired() { ${PAIRED:-cargo run -q --release -p bench-core --example paired --} --theta 0.1; }
+paired() { ${PAIRED:-cargo run -q --release -p evfs-bench-core --example paired --} --theta 0.1; }
 
 # The value of a figure of a run: WORKLOAD PHASE FIGURE, and parameters.
 value() {

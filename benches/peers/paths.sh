@@ -46,7 +46,7 @@ begin() {
   [ "$(id -u)" = 0 ] || die 'run as root'
   local tool
   for tool in qemu-nbd qemu-img jq "$@"; do command -v "$tool" > /dev/null || die "$tool is missing"; done
-  [ -x "$BIN/examples/paths" ] || die "no $BIN/examples/paths; cargo build --release -p multipath --examples makes it"
+  [ -x "$BIN/examples/paths" ] || die "no $BIN/examples/paths; cargo build --release -p evfs-multipath --examples makes it"
   [ "$NICE" = 0 ] || renice -n "$NICE" $$ > /dev/null
   trap 'r=$?; clean_up; exit $r' EXIT; trap 'exit 130' INT; trap 'exit 143' TERM
   mkdir -p "$WORK"
@@ -138,7 +138,7 @@ spaces_and_proxy() {
 }
 policies() {
   begin ip tc
-  [ -x "$BIN/evfs-pathsim" ] || die "no $BIN/evfs-pathsim; cargo build --release -p pathsim makes it"
+  [ -x "$BIN/evfs-pathsim" ] || die "no $BIN/evfs-pathsim; cargo build --release -p evfs-pathsim makes it"
   SETUP=spaces_and_proxy; $SETUP
   local r c p half=$((RATE / 2)) mix qd second
   for ((r = 1; r <= ROUNDS; r++)); do

@@ -29,7 +29,7 @@ PIDS=()
 clean_up() { local p; for p in ${PIDS[@]+"${PIDS[@]}"}; do kill -9 "$p" 2> /dev/null || :; wait "$p" 2> /dev/null || :; done; }
 
 build() {
-  [ -x "$OURS" ] || die "no $OURS; cargo build --release -p rx --examples makes it"
+  [ -x "$OURS" ] || die "no $OURS; cargo build --release -p evfs-rx --examples makes it"
   mkdir -p "$WORK"
   if [ ! -x "$WORK/rxc" ]; then
     (cd "$WORK" && apt-get download -q libopenafs-dev > /dev/null && dpkg -x libopenafs-dev_*.deb dev)

@@ -57,6 +57,7 @@ fn full(root: &Path) -> Outcome {
     // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(root, &["test", "--workspace", "--release", "--doc"])?;
     suite::run(root, &["--release".into()])?;
+    against_openssl(root)?;
     interleavings(root)?;
     let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];
     fuzz::run(root, &fuzz.map(String::from))
@@ -81,6 +82,15 @@ fn lints(root: &Path) -> Outcome {
         .arg("--document-private-items")
         .env("RUSTDOCFLAGS", "-D warnings")
         .current_dir(root))
+}
+
+/// Compares the cipher kernels with OpenSSL, whose headers only a full check needs.
+fn against_openssl(root: &Path) -> Outcome {
+    let feature = ["--package", "evfs-xts", "--features", "openssl"];
+    let clippy = ["clippy", "--all-targets", "--quiet"];
+    let clippy = [&clippy[..], &feature, &["--", "-D", "warnings"]].concat();
+    cargo(root, &clippy)?;
+    cargo(root, &[&["test", "--release"], &feature[..]].concat())
 }
 
 /// Tests every interleaving of the lock-free shared state with loom, which replaces the standard

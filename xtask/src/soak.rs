@@ -11,35 +11,38 @@ use std::time::{Duration, Instant};
 
 /// Suites of tests that take a seed from `EVFS_SEED`, as filters of nextest.
 const SUITES: &[(&str, &str)] = &[
-    ("hostile headers", "package(luks2) & binary(hostile)"),
-    ("encrypted data path", "package(crypt) & binary(data_path)"),
+    ("hostile headers", "package(evfs-luks2) & binary(hostile)"),
+    (
+        "encrypted data path",
+        "package(evfs-crypt) & binary(data_path)",
+    ),
     (
         "cache against a model",
         "package(evfs-cache) & binary(/model|race/)",
     ),
     (
         "file system against a model",
-        "package(fs) & binary(/model|files|grow|full|defrag/)",
+        "package(evfs-fs) & binary(/model|files|grow|full|defrag/)",
     ),
     (
         "power cuts",
-        "package(fs) & binary(/powercut/) | package(tests) & binary(mount_crash)",
+        "package(evfs-fs) & binary(/powercut/) | package(tests) & binary(mount_crash)",
     ),
     (
         "damaged images",
-        "package(fs) & (binary(/hostile|faults/) | test(/repair/))",
+        "package(evfs-fs) & (binary(/hostile|faults/) | test(/repair/))",
     ),
     (
         "path faults",
-        "package(multipath) & binary(/fault|failover|model/)",
+        "package(evfs-multipath) & binary(/fault|failover|model/)",
     ),
     (
         "lossy networks",
-        "package(rx-proto) | package(rx) & kind(test)",
+        "package(evfs-rx-proto) | package(evfs-rx) & kind(test)",
     ),
     (
         "AFS clients",
-        "package(afs-server) & binary(/model|loss|kill|crowd/)",
+        "package(evfs-afs-server) & binary(/model|loss|kill|crowd/)",
     ),
     ("POSIX", "package(tests) & binary(posix)"),
 ];

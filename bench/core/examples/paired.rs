@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! printf 'seq-read 100 97\nseq-read 101 99\n' |
-//!   cargo run -q -p bench-core --example paired -- [--json] [--theta 0.05]
+//!   cargo run -q -p evfs-bench-core --example paired -- [--json] [--theta 0.05]
 //! ```
 
 use bench_core::{Ratio, Verdict, median, paired, verdict};

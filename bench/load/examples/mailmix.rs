@@ -4,7 +4,7 @@
 //! seconds, those of the transactions, and the number of files created.
 //!
 //! ```text
-//! echo 'set number 1000' | cargo run -q -p bench-load --example mailmix -- FOLDER
+//! echo 'set number 1000' | cargo run -q -p evfs-bench-load --example mailmix -- FOLDER
 //! ```
 
 use bench_core::files::HostDirectory;

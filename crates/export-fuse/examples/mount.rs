@@ -1,6 +1,6 @@
 //! Mounts a file system stored in a file or on a device, until it is unmounted.
 //!
-//! `cargo run --release -p export-fuse --example mount -- [--format] [--exclusive] FILE DIR [CACHE_MIB]`
+//! `cargo run --release -p evfs-export-fuse --example mount -- [--format] [--exclusive] FILE DIR [CACHE_MIB]`
 
 use cache::{Cache, Config};
 use export_fuse::{Mount, MountConfig};

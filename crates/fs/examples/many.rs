@@ -1,6 +1,6 @@
 //! Cost per file in a tree that already has many: creating, looking up, checking, removing.
 //!
-//! `cargo run --release -p fs --example many [FILES] [FILE_OR_DEVICE]`
+//! `cargo run --release -p evfs-fs --example many [FILES] [FILE_OR_DEVICE]`
 //!
 //! A directory has a thousand files, its parent a thousand directories; prints a line for each
 //! tenth of the files.

@@ -1,6 +1,6 @@
 //! Rate of metadata operations, on a disk in memory or on a file or device.
 //!
-//! `cargo run --release -p fs --example metadata [FILES] [FILE_OR_DEVICE]`
+//! `cargo run --release -p evfs-fs --example metadata [FILES] [FILE_OR_DEVICE]`
 
 mod support;
 

@@ -7,7 +7,7 @@
 //! volatile cache, whose log is then cut at random points, keeping any part of the volatile writes.
 //!
 //! `EVFS_CUTS` is the number of images, in steps of 200. Five thousand in pieces, each with its own
-//! seed: `for s in $(seq 301 325); do EVFS_SEED=$s EVFS_CUTS=200 cargo test -p fs --test powercut;
+//! seed: `for s in $(seq 301 325); do EVFS_SEED=$s EVFS_CUTS=200 cargo test -p evfs-fs --test powercut;
 //! done`
 
 mod common;

@@ -10,7 +10,7 @@
 //! then cut at random points, keeping any part of the volatile writes.
 //!
 //! `EVFS_CUTS` is the number of images, in steps of 100. Five thousand in pieces, each with its own
-//! seeds: `for s in 1 2 3 4 5 6 7 8 9 10; do EVFS_SEED=${s}00 EVFS_CUTS=500 cargo test -p fs --test
+//! seeds: `for s in 1 2 3 4 5 6 7 8 9 10; do EVFS_SEED=${s}00 EVFS_CUTS=500 cargo test -p evfs-fs --test
 //! powercut_files; done`
 
 mod common;

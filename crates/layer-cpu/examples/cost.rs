@@ -1,4 +1,4 @@
-//! Measures the cost of entering and leaving a layer: `cargo run --release -p layer-cpu
+//! Measures the cost of entering and leaving a layer: `cargo run --release -p evfs-layer-cpu
 //! --example cost`.
 //!
 //! Runs three loops in turn: an empty one, one that enters a layer without accounting, and one with

@@ -5,7 +5,7 @@
 //! firmware reports for one hop. Hop counts are therefore exact, but no memory is remote: the CPU
 //! column shows the cost of the selection, not of remote accesses.
 //!
-//! `cargo run --release -p multipath --example cells`
+//! `cargo run --release -p evfs-multipath --example cells`
 
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
 use block_testing::Mem;

@@ -2,7 +2,7 @@
 //! JSON object with requests per second, latencies, CPU time, and the I/O carried by each path.
 //!
 //! ```text
-//!   cargo run --release -p multipath --example paths -- --seconds 3 nbd://10.77.1.1 nbd://10.77.2.1
+//!   cargo run --release -p evfs-multipath --example paths -- --seconds 3 nbd://10.77.1.1 nbd://10.77.2.1
 //! ```
 
 use block::{BlockDevice, Buf, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Wait};

@@ -1,7 +1,7 @@
 //! Cost of path selection: nanoseconds for `select`, `started` and `completed` together, for each
 //! policy on 2, 8 and 32 paths.
 //!
-//! `cargo run --release -p multipath --example select_cost`
+//! `cargo run --release -p evfs-multipath --example select_cost`
 
 use multipath::policy::{Io, PathView, Policy, Selector};
 use std::hint::black_box;

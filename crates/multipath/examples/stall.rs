@@ -3,7 +3,7 @@
 //! object per round.
 //!
 //! ```text
-//!   cargo run --release -p multipath --example stall -- --rounds 50 SOCKET SOCKET
+//!   cargo run --release -p evfs-multipath --example stall -- --rounds 50 SOCKET SOCKET
 //! ```
 
 use block::{BlockDevice, Buf, Completion, Op, Request, Wait};

@@ -5,7 +5,7 @@
 //! request of both, and the median of the paired ratios.
 //!
 //! ```text
-//! cargo run --release -p path-file --example ring_against_threads [FILE]
+//! cargo run --release -p evfs-path-file --example ring_against_threads [FILE]
 //! ```
 
 use block::{BlockDevice, BufPool, Op, Request, Wait};

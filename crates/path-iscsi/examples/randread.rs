@@ -2,7 +2,7 @@
 //! requests per second and the CPU time of this process per request.
 //!
 //! ```text
-//!   cargo run --release -p path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS [BYTES]]
+//!   cargo run --release -p evfs-path-iscsi --example randread -- iscsi://HOST:PORT/TARGET/LUN [SECONDS [BYTES]]
 //! ```
 
 use block::{Buf, Completion, Op, Request, Wait};

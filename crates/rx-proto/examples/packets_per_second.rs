@@ -1,7 +1,7 @@
 //! Cost of the core per full packet: two endpoints in one thread, a large reply, no network.
 //!
 //! ```text
-//!   cargo run --release -p rx-proto --example packets_per_second [ROUNDS]
+//!   cargo run --release -p evfs-rx-proto --example packets_per_second [ROUNDS]
 //! ```
 //!
 //! Sending consists of `write`, `poll_transmit` and processing the returned acknowledgements;

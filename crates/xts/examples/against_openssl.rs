@@ -1,7 +1,7 @@
 //! Compares every kernel that this CPU supports with the system's OpenSSL, in one thread.
 //!
 //! ```text
-//! cargo run --release -p xts --features openssl --example against_openssl [-- [--json] [--rounds N] [--millis N]]
+//! cargo run --release -p evfs-xts --features openssl --example against_openssl [-- [--json] [--rounds N] [--millis N]]
 //! ```
 //!
 //! Both sides run in the same loop and are measured by the thread's CPU time. The contestants take

@@ -230,7 +230,7 @@ impl Rng {
         let random = || u64::from_le_bytes(SecretBytes::random(8)[..].try_into().expect("8"));
         let given = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
         let seed = given.unwrap_or_else(random);
-        println!("replay with: EVFS_SEED={seed} cargo test -p luks2 {test}");
+        println!("replay with: EVFS_SEED={seed} cargo test -p evfs-luks2 {test}");
         Rng(seed)
     }
 
