@@ -121,7 +121,7 @@ struct Built {
     stats: StatsHandle,
 }
 
-/// A running service. Dropping it without [`Service::stop`] also closes its exports.
+/// A running service. Dropping it without a stop also closes its exports.
 pub struct Service {
     status: Status,
     listener: Arc<Listener>,

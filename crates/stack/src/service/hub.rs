@@ -141,7 +141,7 @@ impl Hub {
     /// Detaches the service `name`.
     ///
     /// # Errors
-    /// Those of [`Service::stop`] without force.
+    /// The service is still in use, or not all its data could be written; it continues then.
     pub fn stop(&self, name: &str) -> Result<()> {
         let slots = self.slots();
         let slot = slots.iter().find(|slot| slot.name == name);
