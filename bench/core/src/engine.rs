@@ -502,7 +502,7 @@ impl<'a> Line<'a> {
 }
 
 fn magic(seed: u64) -> u64 {
-    Rng::stream(seed, 1 << 33).next()
+    Rng::stream(seed, 1 << 33).next_u64()
 }
 
 /// Marks every 4 KiB with its offset and with the number of the request that writes it, so blocks

@@ -94,7 +94,7 @@ mod tests {
     fn a_bucket_holds_its_values_and_is_narrow() {
         let mut rng = Rng::new(3);
         for _ in 0..100_000 {
-            let value = rng.next() >> rng.below(64);
+            let value = rng.next_u64() >> rng.below(64);
             let top = upper(bucket(value));
             assert!(top >= value, "{value} in a bucket up to {top}");
             assert!(
@@ -123,7 +123,7 @@ mod tests {
         for _ in 0..5 {
             let mut part = Histogram::new();
             for _ in 0..1000 {
-                let value = rng.next() >> (30 + rng.below(20));
+                let value = rng.next_u64() >> (30 + rng.below(20));
                 part.record(value);
                 values.push(value);
             }

@@ -12,10 +12,10 @@ impl Rng {
 
     /// Creates an independent stream for part `index` of the object that `seed` stands for.
     pub fn stream(seed: u64, index: u64) -> Rng {
-        Rng(Rng(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93)).next())
+        Rng(Rng(seed ^ index.wrapping_mul(0xd6e8_feb8_6659_fd93)).next_u64())
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,12 +26,12 @@ impl Rng {
     /// Draws a number less than `bound`. Uses Lemire's multiplication; its bias is less than
     /// 2^-32 for the bounds used here, which are counts of records.
     pub fn below(&mut self, bound: u32) -> u32 {
-        (((self.next() >> 32) * u64::from(bound)) >> 32) as u32
+        (((self.next_u64() >> 32) * u64::from(bound)) >> 32) as u32
     }
 
     pub fn fill(&mut self, out: &mut [u8]) {
         for chunk in out.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
+            let word = self.next_u64().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
@@ -53,8 +53,8 @@ mod tests {
     fn first_numbers_of_seed_zero_are_the_published_ones() {
         // From the reference implementation (prng.di.unimi.it/splitmix64.c) with x = 0.
         let mut rng = Rng::new(0);
-        assert_eq!(rng.next(), 0xe220_a839_7b1d_cdaf);
-        assert_eq!(rng.next(), 0x6e78_9e6a_a1b9_65f4);
+        assert_eq!(rng.next_u64(), 0xe220_a839_7b1d_cdaf);
+        assert_eq!(rng.next_u64(), 0x6e78_9e6a_a1b9_65f4);
     }
 
     #[test]

@@ -303,7 +303,7 @@ mod tests {
     /// Draws a positive number whose logarithm is uniform over ±0.5: not a normal distribution,
     /// which the interval must not require.
     fn draw(rng: &mut Rng) -> f64 {
-        ((rng.next() >> 11) as f64 / (1u64 << 53) as f64 - 0.5).exp()
+        ((rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64 - 0.5).exp()
     }
 
     #[test]

@@ -146,7 +146,8 @@ mod tests {
         for lab in 0..labs {
             let mut rng = Rng::stream(3, lab);
             let mut set = || -> Vec<f64> {
-                let draw = |rng: &mut Rng| ((rng.next() >> 11) as f64 / (1u64 << 53) as f64).exp();
+                let draw =
+                    |rng: &mut Rng| ((rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64).exp();
                 (0..8).map(|_| draw(&mut rng)).collect()
             };
             let (a, b) = (set(), set());

@@ -9,7 +9,7 @@ use std::path::Path;
 /// Writes all files derived from the journals.
 ///
 /// # Errors
-/// [`Error::Journal`] if a file cannot be written.
+/// [`bench_core::Error::Journal`] if a file cannot be written.
 pub fn write(results: &Results, folder: &Path) -> Result<()> {
     let json = serde_json::to_string_pretty(results).expect("plain data has a JSON form");
     put(&folder.join("result.json"), &json)?;

@@ -125,7 +125,7 @@ pub struct SideFacts {
 /// A study as stored: all runs, and nothing derived.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Study {
-    /// Name and version of this layout, [`STUDY_SCHEMA`].
+    /// Name and version of this layout, [`crate::STUDY_SCHEMA`].
     pub schema: String,
     /// Name of the workload.
     pub workload: String,

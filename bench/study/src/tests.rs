@@ -249,7 +249,7 @@ fn made_up(plan: &StudyPlan, mut value: impl FnMut(usize) -> f64) -> Study {
 /// Draws a number around 1 with approximately this standard deviation, from the sum of twelve
 /// uniform ones.
 fn bell(rng: &mut Rng, deviation: f64) -> f64 {
-    let even = |rng: &mut Rng| (rng.next() >> 11) as f64 / (1u64 << 53) as f64;
+    let even = |rng: &mut Rng| (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
     let sum: f64 = (0..12).map(|_| even(rng)).sum();
     ((sum - 6.0) * deviation).exp()
 }

@@ -83,7 +83,7 @@ fn a_drift_of_the_machine_falls_out() {
 fn a_tenth_is_found_under_load_that_comes_and_goes() {
     let mut rng = Rng::new(41);
     let mut noise = |spread: f64| {
-        let unit = (rng.next() >> 11) as f64 / (1u64 << 53) as f64;
+        let unit = (rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
         1.0 + spread * (unit - 0.5)
     };
     let (mut runs, mut load) = (0, 1.0);

@@ -186,7 +186,7 @@ fn source(n: usize, rng: &mut Rng) -> (String, u32) {
     let mut text = String::from("#include \"../all.h\"\n\n");
     let mut value = n as u32;
     for f in 0..FUNCTIONS {
-        let (add, times) = (rng.next() as u32, rng.next() as u32 | 1);
+        let (add, times) = (rng.next_u64() as u32, rng.next_u64() as u32 | 1);
         let turn = 1 + rng.below(31);
         let _ = write!(
             text,

@@ -204,7 +204,11 @@ fn text(config: &Config, user: u64) -> String {
     let words = ["disk", "page", "record", "file", "cache", "path", "key"];
     let line = |rng: &mut Rng| {
         let word = words[rng.below(words.len() as u32) as usize];
-        format!("{word} {:016x} {:016x} {word}\n", rng.next(), rng.next())
+        format!(
+            "{word} {:016x} {:016x} {word}\n",
+            rng.next_u64(),
+            rng.next_u64()
+        )
     };
     (0..config.lines).map(|_| line(&mut rng)).collect()
 }

@@ -197,7 +197,7 @@ fn assemble(scratch: &Scratch<'_>, outcome: &mut SolverResult) -> Result<Vec<f64
             *number = if row == col {
                 config.order as f64
             } else {
-                (rng.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+                (rng.next_u64() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
             };
             right[row] += *number;
             if row != col {

@@ -7,7 +7,7 @@ use crate::security::{Acceptor, RXNULL};
 pub struct Service {
     /// Service id.
     pub id: u16,
-    /// Accepted security classes; 0 is rxnull. The others need an [`Acceptor`](crate::Acceptor).
+    /// Accepted security classes; 0 is rxnull. The others need an [`crate::Acceptor`].
     pub classes: Vec<u8>,
 }
 
