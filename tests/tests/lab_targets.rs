@@ -295,7 +295,7 @@ mod needs_root {
             wait_until("all is mounted", || mounts_below(&s.path("tmp")).len() == 3);
             let pid = child.id().to_string();
             if with_its_guard {
-                let pattern = format!("lab guard {pid}$");
+                let pattern = format!("bench guard {pid}$");
                 tests::peer("pkill", &["-9", "-f", &pattern]);
             }
             child.kill().unwrap();
