@@ -209,8 +209,6 @@ fn access_lists_decide_follow_the_mode_and_are_inherited() {
     needs_root("other users");
     mounted(&device(), |dir| {
         sys::set_permissions(dir, sys::Permissions::from_mode(0o755)).expect("set");
-        let folder = dir.parent().expect("a folder");
-        sys::set_permissions(folder, sys::Permissions::from_mode(0o755)).expect("set");
         let path = dir.join("file");
         sys::write(&path, "x").expect("written");
         sys::set_permissions(&path, sys::Permissions::from_mode(0o600)).expect("set");
@@ -317,8 +315,6 @@ fn devices_fifos_and_sockets_are_what_they_were_made() {
 fn a_write_takes_the_privileges_of_a_file_away() {
     needs_root("other users");
     mounted(&device(), |dir| {
-        let folder = dir.parent().expect("a folder");
-        sys::set_permissions(folder, sys::Permissions::from_mode(0o755)).expect("set");
         let path = dir.join("program");
         sys::write(&path, "x").expect("written");
         // An empty version 2 capability of <linux/capability.h>.
