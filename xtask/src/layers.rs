@@ -72,6 +72,13 @@ pub fn check(root: &Path) -> Outcome {
     let unknown = levels.keys().filter(|name| !exists(name));
     wrong.extend(unknown.map(|name| format!("{PAGE} lists `{name}`, which does not exist")));
     wrong.extend(unexplained(&packages, &reasons(&page)));
+    let exists = |name: &str| {
+        ["crates", BENCHMARKS]
+            .iter()
+            .any(|top| root.join(top).join(name).exists())
+    };
+    let gone = sources(&page).into_iter().filter(|name| !exists(name));
+    wrong.extend(gone.map(|name| format!("{PAGE} names `{name}`, which does not exist")));
     if wrong.is_empty() {
         Ok(())
     } else {
@@ -98,6 +105,14 @@ fn reasons(page: &str) -> BTreeSet<String> {
     names
         .flat_map(|cell| cell.split(", "))
         .map(|name| name.trim_matches('`').to_owned())
+        .collect()
+}
+
+/// Returns the source files that the page names, with the directory of their crate.
+fn sources(page: &str) -> Vec<&str> {
+    let quoted = page.split('`').skip(1).step_by(2);
+    quoted
+        .filter(|name| name.contains("/src/") && name.ends_with(".rs"))
         .collect()
 }
 
@@ -269,6 +284,12 @@ mod tests {
         assert_eq!(upward(&benchmark), 0);
         benchmark.uses = vec![on("evfs")];
         assert_eq!(upward(&benchmark), 1);
+    }
+
+    #[test]
+    fn source_files_of_the_page_are_found() {
+        let page = "From `crypt/src/queue.rs` to `session/write.rs`, not src/a.rs, by `fs::Lane`.";
+        assert_eq!(sources(page), ["crypt/src/queue.rs"]);
     }
 
     #[test]
