@@ -125,8 +125,9 @@ impl RangeSend {
         session: &mut Session,
         open: &mut OpenFile,
     ) -> Result<(), SendError> {
-        self.finish_page(&socket)?;
         loop {
+            // The socket may have room again at once, after it took a part of a page.
+            self.finish_page(&socket)?;
             let (cuts, size) = (open.vnode().truncations(), open.vnode().size());
             let end = self.left.end.min(size);
             if self.left.start >= end {
