@@ -81,6 +81,15 @@ struct Round {
     rtt_min_before: u64,
 }
 
+/// Growth of a window that is the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// The window doubles every round.
+    SlowStart,
+    /// The window gains a packet every round.
+    Linear,
+}
+
 impl Congestion {
     pub(crate) const fn new() -> Congestion {
         Congestion {
@@ -121,9 +130,13 @@ impl Congestion {
         self.window.saturating_sub(self.in_flight)
     }
 
-    /// Checks whether the window still doubles every round.
-    pub(crate) const fn in_slow_start(&self) -> bool {
-        self.window < self.threshold
+    /// Returns how the window grows now.
+    pub(crate) const fn growth(&self) -> Growth {
+        if self.window < self.threshold {
+            Growth::SlowStart
+        } else {
+            Growth::Linear
+        }
     }
 
     /// Records that a packet could have been sent if the window had allowed it.
@@ -179,13 +192,14 @@ impl Congestion {
     }
 
     fn grow(&mut self, packets: u32) {
-        if self.in_slow_start() {
-            self.window += packets;
-        } else {
-            self.credit += packets;
-            if self.credit >= self.window {
-                self.credit -= self.window;
-                self.window += 1;
+        match self.growth() {
+            Growth::SlowStart => self.window += packets,
+            Growth::Linear => {
+                self.credit += packets;
+                if self.credit >= self.window {
+                    self.credit -= self.window;
+                    self.window += 1;
+                }
             }
         }
         self.window = self.window.min(WINDOW_MAX);
@@ -210,7 +224,8 @@ impl Congestion {
         }
         // RFC 9406, section 4.2: a rise by an eighth, clamped to 4 to 16 ms, indicates a queue.
         let rise = (before / 8).clamp(4_000_000, 16_000_000);
-        if self.in_slow_start() && rtt_min != u64::MAX && rtt_min > before.saturating_add(rise) {
+        let rises = rtt_min != u64::MAX && rtt_min > before.saturating_add(rise);
+        if self.growth() == Growth::SlowStart && rises {
             self.threshold = self.window;
         }
         self.limited = [false, self.limited[0]];
@@ -366,7 +381,7 @@ mod tests {
         }
         path.round(0, 5 * MS);
         let before = path.control.window();
-        assert!(!path.control.in_slow_start());
+        assert_eq!(path.control.growth(), Growth::Linear);
         for _ in 0..40 {
             path.round(path.control.room() * 3 / 100, 0);
         }
@@ -413,7 +428,7 @@ mod tests {
         path.round(0, 0);
         path.round(0, 0);
         path.round(0, 5 * MS);
-        assert!(!path.control.in_slow_start());
+        assert_eq!(path.control.growth(), Growth::Linear);
     }
 
     #[test]
@@ -432,7 +447,7 @@ mod tests {
             (path.control.window(), path.control.in_flight()),
             (WINDOW_TIMEOUT, 0)
         );
-        assert!(path.control.in_slow_start());
+        assert_eq!(path.control.growth(), Growth::SlowStart);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use crate::call::Role;
 use crate::config::Timeouts;
-use crate::number::{CallNumber, Seq, Serial};
+use crate::number::{CallNumber, Cid, Epoch, Seq, Serial};
 use crate::packet::{CHANNELS, Header, PacketType, flag};
 use crate::security::{PacketPlace, Security};
 use crate::slab::Key;
@@ -19,9 +19,9 @@ use std::net::SocketAddr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionKey {
     pub(crate) peer: SocketAddr,
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     /// Connection id without the channel bits.
-    pub(crate) cid: u32,
+    pub(crate) cid: Cid,
     pub(crate) role: Role,
 }
 
@@ -165,8 +165,7 @@ impl<P, D> Connection<P, D> {
         let client = self.key.role == Role::Client;
         Header {
             epoch: self.key.epoch,
-            // Less than the number of channels, so it fits two bits.
-            cid: self.key.cid | u32::try_from(channel).unwrap_or(0),
+            cid: self.key.cid.on_channel(channel),
             call_number: number,
             seq: Seq(0),
             serial: Serial(0),
@@ -201,8 +200,8 @@ mod tests {
         let peer = "192.0.2.1:7001".parse().unwrap();
         let key = ConnectionKey {
             peer,
-            epoch: 1,
-            cid: 8,
+            epoch: Epoch(1),
+            cid: Cid(8),
             role,
         };
         let route = Route { peer, local: None };

@@ -44,7 +44,7 @@ pub use services::Service;
 use crate::call::Call;
 use crate::config::Config;
 use crate::event::Event;
-use crate::packet::EPOCH_RANDOM;
+use crate::number::Epoch;
 use crate::payload::{Datagram, Payload};
 use crate::secret::Secret;
 use crate::slab::{Key, Slab};
@@ -78,7 +78,7 @@ use tables::{ConnectionTable, PathTable};
 pub struct Endpoint<P, D> {
     config: Config,
     secret: Secret,
-    epoch: u32,
+    epoch: Epoch,
     services: Services<P, D>,
 
     connections: ConnectionTable<P, D>,
@@ -116,7 +116,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let mut secret = Secret::new(&seed);
         let config = config.checked();
         Endpoint {
-            epoch: secret.next() | EPOCH_RANDOM,
+            epoch: Epoch::random(secret.next()),
             services: Services::new(),
             connections: ConnectionTable::new(secret.table()),
             hosts: Hosts::new(secret.table()),
@@ -171,7 +171,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// Returns the epoch of the connections made here: packets from servers to this endpoint carry
     /// it, and no others do.
-    pub const fn epoch(&self) -> u32 {
+    pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 

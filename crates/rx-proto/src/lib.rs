@@ -103,7 +103,7 @@ pub use ack::{ACK_BYTES_MIN, Ack, AckOut, Reason, Trailer};
 pub use config::{Config, DebugAccess, DebugPolicy, Timeouts};
 pub use endpoint::{CallError, Connect, Endpoint, Host, Read, Service, StartError, WriteError};
 pub use event::{CallId, ConnectionId, End, Event, Incoming, code};
-pub use number::{CallNumber, Seq, Serial};
+pub use number::{CallNumber, Cid, Epoch, Seq, Serial};
 pub use packet::{
     CHANNELS, DataPacket, DataPackets, HEADER_BYTES, Header, JUMBO_HEADER_BYTES, PACKET_DATA_BYTES,
     PacketType, flag,

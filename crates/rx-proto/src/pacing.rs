@@ -4,6 +4,7 @@
 //! leave together cost less (segmentation offload). A burst is never less than 16 packets, so that
 //! pacing a slow path does not wake the driver for each packet.
 
+use crate::congestion::Growth;
 use crate::time::Timestamp;
 
 /// Smallest burst in packets.
@@ -40,9 +41,12 @@ impl Pacer {
         now: Timestamp,
         window: u32,
         rtt_nanos: u64,
-        slow_start: bool,
+        growth: Growth,
     ) -> u32 {
-        let quarters = if slow_start { 8 } else { 5 };
+        let quarters = match growth {
+            Growth::SlowStart => 8,
+            Growth::Linear => 5,
+        };
         self.interval = 4 * rtt_nanos / (quarters * u64::from(window.max(1)));
         if self.interval == 0 {
             return u32::MAX;
@@ -74,7 +78,7 @@ mod tests {
         let mut pacer = Pacer::new();
         let (mut now, mut sent) = (Timestamp::from_nanos(1_000 * MS), 0);
         for _ in 0..100 {
-            let allowed = pacer.allowance(now, 80, 100 * MS, false);
+            let allowed = pacer.allowance(now, 80, 100 * MS, Growth::Linear);
             assert!(allowed <= 16);
             pacer.sent(allowed);
             sent += allowed;
@@ -87,18 +91,18 @@ mod tests {
     fn a_wait_is_for_several_packets() {
         let mut pacer = Pacer::new();
         let now = Timestamp::from_nanos(1_000 * MS);
-        let allowed = pacer.allowance(now, 80, 100 * MS, false);
+        let allowed = pacer.allowance(now, 80, 100 * MS, Growth::Linear);
         pacer.sent(allowed);
-        assert_eq!(pacer.allowance(now, 80, 100 * MS, false), 0);
+        assert_eq!(pacer.allowance(now, 80, 100 * MS, Growth::Linear), 0);
         let later = pacer.wake();
-        assert_eq!(pacer.allowance(later, 80, 100 * MS, false), 8);
+        assert_eq!(pacer.allowance(later, 80, 100 * MS, Growth::Linear), 8);
     }
 
     #[test]
     fn an_unknown_path_and_a_fast_one_are_not_paced() {
         let mut pacer = Pacer::new();
         let now = Timestamp::from_nanos(1_000 * MS);
-        assert_eq!(pacer.allowance(now, 10, 0, true), u32::MAX);
-        assert!(pacer.allowance(now, 255, MS / 10, false) > 2 * 255);
+        assert_eq!(pacer.allowance(now, 10, 0, Growth::SlowStart), u32::MAX);
+        assert!(pacer.allowance(now, 255, MS / 10, Growth::Linear) > 2 * 255);
     }
 }

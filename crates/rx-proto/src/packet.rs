@@ -17,7 +17,7 @@
 //!   26  serviceId     2
 //! ```
 
-use crate::number::{CallNumber, Seq, Serial};
+use crate::number::{CallNumber, Cid, Epoch, Seq, Serial};
 use std::ops::Range;
 
 /// Length of the header in bytes.
@@ -32,13 +32,6 @@ pub const PACKET_DATA_BYTES: usize = 1412;
 
 /// Channels of a connection. Each carries one call at a time.
 pub const CHANNELS: usize = 4;
-
-/// Mask of the channel bits in a cid.
-pub(crate) const CHANNEL_MASK: u32 = 3;
-
-/// Bit of an epoch that was chosen at random; peers then identify a connection by its epoch and cid
-/// alone (OpenAFS, `rxi_FindConnection`).
-pub(crate) const EPOCH_RANDOM: u32 = 0x8000_0000;
 
 /// Bits of [`Header::flags`].
 pub mod flag {
@@ -104,9 +97,9 @@ impl PacketType {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Identifier of the run of the client that made the connection.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Connection and, in the low two bits, channel.
-    pub cid: u32,
+    pub cid: Cid,
     /// Number of the call on that channel.
     pub call_number: CallNumber,
     /// Position in the stream, for DATA.
@@ -134,8 +127,8 @@ impl Header {
     pub fn parse(datagram: &[u8]) -> Option<Header> {
         let h = datagram.first_chunk::<HEADER_BYTES>()?;
         Some(Header {
-            epoch: u32::from_be_bytes([h[0], h[1], h[2], h[3]]),
-            cid: u32::from_be_bytes([h[4], h[5], h[6], h[7]]),
+            epoch: Epoch(u32::from_be_bytes([h[0], h[1], h[2], h[3]])),
+            cid: Cid(u32::from_be_bytes([h[4], h[5], h[6], h[7]])),
             call_number: CallNumber(u32::from_be_bytes([h[8], h[9], h[10], h[11]])),
             seq: Seq(u32::from_be_bytes([h[12], h[13], h[14], h[15]])),
             serial: Serial(u32::from_be_bytes([h[16], h[17], h[18], h[19]])),
@@ -152,8 +145,8 @@ impl Header {
     #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut h = [0; HEADER_BYTES];
-        h[0..4].copy_from_slice(&self.epoch.to_be_bytes());
-        h[4..8].copy_from_slice(&self.cid.to_be_bytes());
+        h[0..4].copy_from_slice(&self.epoch.0.to_be_bytes());
+        h[4..8].copy_from_slice(&self.cid.0.to_be_bytes());
         h[8..12].copy_from_slice(&self.call_number.0.to_be_bytes());
         h[12..16].copy_from_slice(&self.seq.0.to_be_bytes());
         h[16..20].copy_from_slice(&self.serial.0.to_be_bytes());
@@ -173,7 +166,7 @@ impl Header {
 
     /// Returns the channel, 0 to 3.
     pub const fn channel(&self) -> usize {
-        (self.cid & CHANNEL_MASK) as usize
+        self.cid.channel()
     }
 }
 

@@ -82,7 +82,7 @@ impl Path {
             now,
             self.congestion.window(),
             self.rtt.smoothed(),
-            self.congestion.in_slow_start(),
+            self.congestion.growth(),
         );
         (room.min(paced), room <= paced)
     }

@@ -8,7 +8,7 @@
 //!
 //! rxkad is not implemented: its keys have 56 bits.
 
-use crate::number::{CallNumber, Seq};
+use crate::number::{CallNumber, Cid, Epoch, Seq};
 
 /// Index of the class that does nothing.
 pub const RXNULL: u8 = 0;
@@ -17,9 +17,9 @@ pub const RXNULL: u8 = 0;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PacketPlace {
     /// Epoch of the connection.
-    pub epoch: u32,
+    pub epoch: Epoch,
     /// Connection and channel.
-    pub cid: u32,
+    pub cid: Cid,
     /// Number of the call on the channel.
     pub call_number: CallNumber,
     /// Position in the stream.
@@ -82,5 +82,5 @@ pub trait Acceptor<P, D>: Send {
     fn index(&self) -> u8;
 
     /// Creates the state for a new connection; `entropy` is fresh and unpredictable.
-    fn accept(&mut self, epoch: u32, cid: u32, entropy: [u32; 8]) -> Box<dyn Security<P, D>>;
+    fn accept(&mut self, epoch: Epoch, cid: Cid, entropy: [u32; 8]) -> Box<dyn Security<P, D>>;
 }

@@ -123,10 +123,14 @@ impl<P> Transmit<P> {
         self.flags_at = [None; 2];
     }
 
-    /// Sets the route of the batch and whether IP may fragment it.
-    pub(crate) const fn begin(&mut self, route: Route, dont_fragment: bool) {
+    /// Sets the route of the batch.
+    pub(crate) const fn begin(&mut self, route: Route) {
         self.route = route;
-        self.dont_fragment = dont_fragment;
+    }
+
+    /// Prevents IP from fragmenting the datagrams of the batch.
+    pub(crate) const fn forbid_fragments(&mut self) {
+        self.dont_fragment = true;
     }
 
     /// Checks whether a datagram of `bytes` bytes can follow.

@@ -5,8 +5,8 @@ mod common;
 
 use common::{CLIENT, Link, Pair, SERVER, endpoint, seed};
 use rx_proto::{
-    CallNumber, Config, DebugAccess, DebugPolicy, Endpoint, HEADER_BYTES, Header, PacketType,
-    Route, Seq, Serial, Shared, Timestamp, Transmit, flag,
+    CallNumber, Cid, Config, DebugAccess, DebugPolicy, Endpoint, Epoch, HEADER_BYTES, Header,
+    PacketType, Route, Seq, Serial, Shared, Timestamp, Transmit, flag,
 };
 use std::net::IpAddr;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use std::time::Duration;
 /// number.
 fn question(kind: PacketType, number: u32, flags: u8) -> Vec<u8> {
     let header = Header {
-        epoch: 0,
-        cid: 0,
+        epoch: Epoch(0),
+        cid: Cid(0),
         call_number: CallNumber(number),
         seq: Seq(0),
         serial: Serial(0),

@@ -8,9 +8,9 @@ mod common;
 
 use common::{Random, SERVICE, endpoint};
 use rx_proto::{
-    Ack, CallNumber, Config, Connect, DataPackets, End, Endpoint, Event, HEADER_BYTES, Header,
-    Incoming, PACKET_DATA_BYTES, PacketType, Read, Reason, Route, Seq, Serial, Shared, Timeouts,
-    Timestamp, Transmit, code, flag,
+    Ack, CallNumber, Cid, Config, Connect, DataPackets, End, Endpoint, Epoch, Event, HEADER_BYTES,
+    Header, Incoming, PACKET_DATA_BYTES, PacketType, Read, Reason, Route, Seq, Serial, Shared,
+    Timeouts, Timestamp, Transmit, code, flag,
 };
 use std::time::Duration;
 
@@ -89,8 +89,8 @@ impl Wire {
 /// Returns the header of a client's packet for call 1 of channel 2.
 fn client_header(kind: PacketType, seq: u32, serial: u32, flags: u8) -> Vec<u8> {
     let header = Header {
-        epoch: 0x8ed4_0c11,
-        cid: 0x5c0d_e3a2,
+        epoch: Epoch(0x8ed4_0c11),
+        cid: Cid(0x5c0d_e3a2),
         call_number: CallNumber(1),
         seq: Seq(seq),
         serial: Serial(serial),
@@ -152,8 +152,8 @@ fn a_data_packet() {
     );
     let header = Header::parse(&bytes).unwrap();
     let expected = Header {
-        epoch: 0x8ed4_0c11,
-        cid: 0x5c0d_e3a2,
+        epoch: Epoch(0x8ed4_0c11),
+        cid: Cid(0x5c0d_e3a2),
         call_number: CallNumber(3),
         seq: Seq(1),
         serial: Serial(9),
@@ -459,7 +459,7 @@ fn a_clients_side_of_a_call() {
         (header.seq, header.flags, header.service),
         (Seq(1), 0x07, SERVICE)
     );
-    assert_eq!(header.epoch >> 31, 1, "the epoch says that it is random");
+    assert_eq!(header.epoch.0 >> 31, 1, "the epoch says that it is random");
     let reply = wire.reply(&header, PacketType::Data, 1, b"answer");
     assert!(
         wire.exchange(&reply).is_empty(),

@@ -54,7 +54,7 @@ fn questions_give_no_proof() {
     let secrets = [
         ping.0,
         ping.0 + 1,
-        known.header(PacketType::Data, 0, 0).epoch,
+        known.header(PacketType::Data, 0, 0).epoch.0,
     ];
     let mut connections = 0;
     for kind in 1..=6_u32 {

@@ -8,8 +8,8 @@ mod common;
 
 use common::{CLIENT, Link, Outcome, Pair, SERVER, SERVICE, seed};
 use rx_proto::{
-    Acceptor, Connect, ConnectionId, End, PacketPlace, Payload, Sealed, Security, SecurityError,
-    Service, Shared, Timeouts,
+    Acceptor, Cid, Connect, ConnectionId, End, Epoch, PacketPlace, Payload, Sealed, Security,
+    SecurityError, Service, Shared, Timeouts,
 };
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ impl Toy {
     /// Returns a sum bound to the data and its position.
     fn sum(&self, place: &PacketPlace, data: &[u8]) -> Vec<u8> {
         let mut sum = vec![self.key; OVERHEAD];
-        let words = [place.epoch, place.cid, place.call_number.0, place.seq.0];
+        let words = [place.epoch.0, place.cid.0, place.call_number.0, place.seq.0];
         let words = words.map(u32::to_be_bytes).concat();
         let side = [u8::from(place.from_client)];
         for (n, byte) in words.iter().chain(&side).chain(data).enumerate() {
@@ -121,8 +121,8 @@ impl Acceptor<Shared, Shared> for Toys {
 
     fn accept(
         &mut self,
-        _epoch: u32,
-        _cid: u32,
+        _epoch: Epoch,
+        _cid: Cid,
         entropy: [u32; 8],
     ) -> Box<dyn Security<Shared, Shared>> {
         Box::new(Toy {

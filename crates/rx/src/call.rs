@@ -18,6 +18,15 @@ const SLICE_BYTES: usize = 16 * 1024;
 /// Number of small pieces that are collected before they are passed to the endpoint, however short.
 const UNSENT_PIECES: usize = 64;
 
+/// State of a call's written bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stream {
+    /// More bytes may follow.
+    Open,
+    /// All bytes were written.
+    Finished,
+}
+
 /// A call, at a server or at a client.
 ///
 /// A client writes its request, calls [`finish`](Call::finish), and reads the reply to its end. A
@@ -232,7 +241,7 @@ impl Call {
         if self.unsent_bytes <= PACKET_DATA_BYTES && self.unsent.len() < UNSENT_PIECES {
             return Ok(());
         }
-        self.send(false)
+        self.send(Stream::Open)
     }
 
     /// Marks the end of the written data. At a server this ends the program's ownership of the
@@ -244,7 +253,7 @@ impl Call {
         if self.over {
             return Ok(());
         }
-        let sent = self.send(true);
+        let sent = self.send(Stream::Finished);
         if sent.is_err() {
             self.end(code::USER_ABORT);
         }
@@ -252,8 +261,8 @@ impl Call {
         sent
     }
 
-    /// Passes written data, and with `finish` its end, to the endpoint.
-    fn send(&mut self, finish: bool) -> Result<(), Error> {
+    /// Passes written data, and the end of a finished stream, to the endpoint.
+    fn send(&mut self, stream: Stream) -> Result<(), Error> {
         let (id, server) = (self.id, self.link.is_none());
         let unsent = &mut self.unsent;
         self.unsent_bytes = 0;
@@ -277,7 +286,7 @@ impl Call {
                     Err(WriteError::Call(_, error)) => return Some(Err(error.into())),
                 }
             }
-            if !finish {
+            if stream == Stream::Open {
                 return Some(Ok(()));
             }
             if server {

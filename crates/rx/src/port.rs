@@ -4,7 +4,7 @@ use crate::client::Connection;
 use crate::intake::Intake;
 use crate::settings::{Service, Settings};
 use crate::shard::Shard;
-use crate::socket::Socket;
+use crate::socket::{Sharing, Socket};
 use crate::worker::Workers;
 use rx_proto::{Route, Stats, Timeouts};
 use std::io;
@@ -49,14 +49,14 @@ impl Port {
         let buffer = settings.socket_buffer_bytes;
         // Without sharing first: sockets that share a port would share it with another server of
         // the same user.
-        let alone = Socket::bind(settings.listen, false, buffer)?;
+        let alone = Socket::bind(settings.listen, Sharing::Exclusive, buffer)?;
         let address = alone.address()?;
         let count = settings.sockets.max(1);
         let sockets = if count == 1 {
             vec![alone]
         } else {
             drop(alone);
-            let shared = |_| Socket::bind(address, true, buffer);
+            let shared = |_| Socket::bind(address, Sharing::Shared, buffer);
             (0..count).map(shared).collect::<io::Result<_>>()?
         };
         if let Some(socket) = sockets.first() {

@@ -22,7 +22,7 @@ use crate::inbox::{Endpoint, OpenCall};
 use crate::socket::{SendResult, Socket};
 use rustix::time::{Itimerspec, TimerfdFlags, TimerfdTimerFlags, Timespec};
 use rx_proto::{
-    CallId, Config, End, Event, Incoming, Route, SEGMENTS_MAX, Timestamp, Transmit, code,
+    CallId, Config, End, Epoch, Event, Incoming, Route, SEGMENTS_MAX, Timestamp, Transmit, code,
 };
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -36,7 +36,7 @@ pub(crate) struct Shard {
     state: Mutex<State>,
     timer: OwnedFd,
     /// Epoch of the connections made by this endpoint.
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     /// Notified when a channel of a connection becomes free.
     pub(crate) channels: Arc<Condvar>,
     /// Passes a new call to the threads that serve calls.

@@ -23,6 +23,15 @@ pub(crate) enum SendResult {
     TooLong(Route, usize),
 }
 
+/// Use of a port by the sockets of this program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sharing {
+    /// One socket alone.
+    Exclusive,
+    /// Several sockets, among which the kernel distributes the peers.
+    Shared,
+}
+
 /// A socket bound to a port.
 pub(crate) struct Socket {
     fd: OwnedFd,
@@ -35,8 +44,8 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    /// Binds to `address`; `shared` lets other sockets of this program share the port.
-    pub(crate) fn bind(address: SocketAddr, shared: bool, buffer: usize) -> io::Result<Socket> {
+    /// Binds to `address`, with a receive and a send buffer of `buffer` bytes.
+    pub(crate) fn bind(address: SocketAddr, sharing: Sharing, buffer: usize) -> io::Result<Socket> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
             SocketAddr::V6(_) => AddressFamily::INET6,
@@ -44,7 +53,7 @@ impl Socket {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = rustix::net::socket_with(family, SocketType::DGRAM, flags, None)?;
         let v6 = address.is_ipv6();
-        if shared {
+        if sharing == Sharing::Shared {
             sockopt::set_socket_reuseport(&fd, true)?;
         }
         // Exceeding the system's limit requires a privilege.
@@ -70,7 +79,7 @@ impl Socket {
             whole: true,
             errors: 0,
         };
-        socket.keep_whole(false)?;
+        socket.set_whole(false)?;
         Ok(socket)
     }
 
@@ -90,7 +99,7 @@ impl Socket {
 
     pub(crate) fn send(&mut self, batch: &Transmit<Bytes>) -> SendResult {
         let largest = batch.segment_bytes();
-        if largest > SMALL_BYTES && self.keep_whole(batch.dont_fragment()).is_err() {
+        if largest > SMALL_BYTES && self.set_whole(batch.dont_fragment()).is_err() {
             self.errors += 1;
         }
         let slices: Vec<IoSlice<'_>> = batch
@@ -149,9 +158,9 @@ impl Socket {
         }
     }
 
-    /// Sets whether IP may fragment sent datagrams. Never relies on the kernel's knowledge of a
-    /// path's MTU, which third parties may have forged.
-    fn keep_whole(&mut self, whole: bool) -> io::Result<()> {
+    /// Sets whether IP must not fragment sent datagrams. Never relies on the kernel's knowledge of
+    /// a path's MTU, which third parties may have forged.
+    fn set_whole(&mut self, whole: bool) -> io::Result<()> {
         if self.whole != whole {
             let (level, name) = if self.v6 {
                 (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)

@@ -172,9 +172,10 @@ mod tests {
         assert_eq!(spoken[..3], [2, 4, 6]);
         assert_eq!(spoken[31..], [64, 72, 80, 88, 96]);
         assert_eq!(acks.delay_at, at(10));
-        acks.expire(at(9), false);
+        let gap = false;
+        acks.expire(at(9), gap);
         assert!(!acks.is_due());
-        acks.expire(at(10), false);
+        acks.expire(at(10), gap);
         assert_eq!(acks.take(), Some((Reason::Delay, Serial(0))));
         assert_eq!(acks.delay_at, Timestamp::NEVER);
     }

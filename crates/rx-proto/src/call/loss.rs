@@ -40,6 +40,23 @@ impl Transmission {
     pub(crate) fn is_after(self, other: Transmission) -> bool {
         self.at > other.at || self.at == other.at && self.serial.is_after(other.serial)
     }
+
+    /// Checks whether this transmission of a retransmitted packet is not the one whose arrival is
+    /// reported now (section 6.2, step 2): the acknowledgement names an earlier transmission, or
+    /// no round trip is as short.
+    pub(crate) fn is_unrelated(self, now: Timestamp, named: Option<Serial>, rtt: &Rtt) -> bool {
+        let before = named.is_some_and(|n| self.serial.is_after(n));
+        before || now.nanos_since(self.at) < rtt.minimum()
+    }
+}
+
+/// Time at which a peer is expected to acknowledge packets in flight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AckTiming {
+    /// At once.
+    Prompt,
+    /// With a delay, because one of them is the end of a reply.
+    Delayed,
 }
 
 /// Action that an expiry of a call's loss timer requires.
@@ -72,8 +89,8 @@ pub(crate) struct Loss {
     /// Last probe, and the number of probes since the last acknowledgement with news.
     probe: Option<Serial>,
     probes: u8,
-    /// Whether the probe was for the end of a reply.
-    probes_last: bool,
+    /// Expectation that the probe followed: after a delayed one, it was for the end of a reply.
+    probe_timing: AckTiming,
     backoff: u32,
 }
 
@@ -89,7 +106,7 @@ impl Loss {
             since: Timestamp::from_nanos(0),
             probe: None,
             probes: 0,
-            probes_last: false,
+            probe_timing: AckTiming::Prompt,
             backoff: 0,
         }
     }
@@ -104,27 +121,11 @@ impl Loss {
         self.probe = Some(serial);
     }
 
-    /// Records the arrival of a packet (section 6.2, step 2). `again` tells whether it had been
-    /// sent before; `named` is the transmission named by the acknowledgement, if any.
-    pub(crate) fn arrived(
-        &mut self,
-        now: Timestamp,
-        sent: Transmission,
-        again: bool,
-        named: Option<Serial>,
-        rtt: &Rtt,
-    ) {
-        let trip = now.nanos_since(sent.at);
-        if again {
-            let before = named.is_some_and(|n| sent.serial.is_after(n));
-            if before || trip < rtt.minimum() {
-                // The earlier transmission arrived, not this one.
-                return;
-            }
-        }
+    /// Records the arrival of a transmission (section 6.2, step 2).
+    pub(crate) fn arrived(&mut self, now: Timestamp, sent: Transmission) {
         if self.newest.is_none_or(|newest| sent.is_after(newest)) {
             self.newest = Some(sent);
-            self.newest_rtt = trip;
+            self.newest_rtt = now.nanos_since(sent.at);
         }
     }
 
@@ -141,7 +142,7 @@ impl Loss {
             // A probe may be superfluous (section 7.4); that for the end of a reply was sent too
             // early.
             self.probe = None;
-            if self.probes_last {
+            if self.probe_timing == AckTiming::Delayed {
                 rtt.last_was_late();
             }
         } else {
@@ -152,7 +153,7 @@ impl Loss {
 
     /// Handles an acknowledgement with news.
     pub(crate) fn progress(&mut self, now: Timestamp, rtt: &mut Rtt) {
-        if self.probe.is_some() && self.probes_last {
+        if self.probe.is_some() && self.probe_timing == AckTiming::Delayed {
             rtt.last_was_lost();
         }
         self.since = now;
@@ -211,16 +212,18 @@ impl Loss {
         self.reorder_at = Timestamp::NEVER;
     }
 
-    /// Computes the expiry of the timer for `in_flight` packets in flight; `last` tells whether one
-    /// of them is the end of a reply, which clients acknowledge with a delay.
-    pub(crate) fn deadline(&self, in_flight: u32, last: bool, rtt: &Rtt) -> Timestamp {
+    /// Computes the expiry of the timer for `in_flight` packets in flight.
+    pub(crate) fn deadline(&self, in_flight: u32, timing: AckTiming, rtt: &Rtt) -> Timestamp {
         if in_flight == 0 {
             return Timestamp::NEVER;
         }
         if self.reorder_at != Timestamp::NEVER {
             return self.reorder_at;
         }
-        let delay = if last { rtt.last_ack_delay() } else { 0 };
+        let delay = match timing {
+            AckTiming::Delayed => rtt.last_ack_delay(),
+            AckTiming::Prompt => 0,
+        };
         if self.may_probe(rtt) {
             let spread = (4 * rtt.variation()).max(GRANULARITY);
             let probe = rtt.smoothed() + rtt.smoothed().max(spread) + delay;
@@ -238,10 +241,10 @@ impl Loss {
         &mut self,
         now: Timestamp,
         in_flight: u32,
-        last: bool,
+        timing: AckTiming,
         rtt: &Rtt,
     ) -> Expired {
-        if now < self.deadline(in_flight, last, rtt) {
+        if now < self.deadline(in_flight, timing, rtt) {
             return Expired::Nothing;
         }
         if self.reorder_at != Timestamp::NEVER {
@@ -250,7 +253,7 @@ impl Loss {
         self.since = now;
         if self.may_probe(rtt) {
             self.probes += 1;
-            self.probes_last = last;
+            self.probe_timing = timing;
             return Expired::Probe;
         }
         self.backoff += 1;
@@ -262,6 +265,7 @@ impl Loss {
 
 #[cfg(test)]
 mod tests {
+    use super::AckTiming::{Delayed, Prompt};
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -284,59 +288,59 @@ mod tests {
     #[test]
     fn a_packet_is_lost_a_quarter_round_trip_after_a_later_one_arrived() {
         let (rtt, mut loss) = (rtt(40), Loss::new());
-        loss.arrived(at(141), sent(101, 7), false, None, &rtt);
-        let window = loss.window(false, 1, &rtt);
+        loss.arrived(at(141), sent(101, 7));
+        let recovering = false;
+        let window = loss.window(recovering, 1, &rtt);
         assert_eq!(window, 10 * MS);
         loss.begin_scan();
         assert!(!loss.is_lost(at(141), sent(100, 6), window));
         assert!(!loss.is_lost(at(141), sent(102, 8), window));
-        assert_eq!(loss.deadline(2, false, &rtt), at(150));
-        assert_eq!(loss.expire(at(149), 2, false, &rtt), Expired::Nothing);
-        assert_eq!(loss.expire(at(150), 2, false, &rtt), Expired::Reordering);
+        assert_eq!(loss.deadline(2, Prompt, &rtt), at(150));
+        assert_eq!(loss.expire(at(149), 2, Prompt, &rtt), Expired::Nothing);
+        assert_eq!(loss.expire(at(150), 2, Prompt, &rtt), Expired::Reordering);
         assert!(loss.is_lost(at(150), sent(100, 6), window));
     }
 
     #[test]
     fn three_later_arrivals_are_proof_unless_the_path_reorders() {
         let (mut rtt, mut loss) = (rtt(40), Loss::new());
-        assert_eq!(loss.window(false, 3, &rtt), 0);
-        assert_eq!(loss.window(true, 1, &rtt), 0);
+        let (recovering, calm) = (true, false);
+        assert_eq!(loss.window(calm, 3, &rtt), 0);
+        assert_eq!(loss.window(recovering, 1, &rtt), 0);
         loss.reordered();
-        assert_eq!(loss.window(true, 9, &rtt), 10 * MS);
+        assert_eq!(loss.window(recovering, 9, &rtt), 10 * MS);
         loss.was_not_lost(Serial(1), &mut rtt);
-        assert_eq!(loss.window(true, 9, &rtt), 20 * MS);
+        assert_eq!(loss.window(recovering, 9, &rtt), 20 * MS);
         for _ in 0..PERSIST {
             loss.recovered();
         }
-        assert_eq!(loss.window(true, 9, &rtt), 10 * MS);
+        assert_eq!(loss.window(recovering, 9, &rtt), 10 * MS);
     }
 
     #[test]
     fn an_arrival_is_not_credited_to_the_wrong_transmission() {
-        let (rtt, mut loss) = (rtt(40), Loss::new());
+        let (rtt, again) = (rtt(40), sent(145, 9));
         // Sent again 5 ms ago; the acknowledgement is for the first transmission.
-        loss.arrived(at(150), sent(145, 9), true, None, &rtt);
-        loss.arrived(at(200), sent(145, 9), true, Some(Serial(8)), &rtt);
-        assert_eq!(loss.newest, None);
-        loss.arrived(at(200), sent(145, 9), true, Some(Serial(9)), &rtt);
-        assert_eq!(loss.newest, Some(sent(145, 9)));
+        assert!(again.is_unrelated(at(150), None, &rtt));
+        assert!(again.is_unrelated(at(200), Some(Serial(8)), &rtt));
+        assert!(!again.is_unrelated(at(200), Some(Serial(9)), &rtt));
     }
 
     #[test]
     fn silence_brings_a_probe_and_then_timeouts_that_back_off() {
         let (mut rtt, mut loss) = (rtt(40), Loss::new());
         loss.sent(at(100));
-        assert_eq!(loss.deadline(0, false, &rtt), Timestamp::NEVER);
-        assert_eq!(loss.deadline(2, false, &rtt), at(220));
+        assert_eq!(loss.deadline(0, Prompt, &rtt), Timestamp::NEVER);
+        assert_eq!(loss.deadline(2, Prompt, &rtt), at(220));
         for (now, wait) in [(220, 240), (460, 480), (940, 200)] {
-            assert_eq!(loss.expire(at(now), 2, false, &rtt), Expired::Probe);
+            assert_eq!(loss.expire(at(now), 2, Prompt, &rtt), Expired::Probe);
             loss.probe_sent(Serial(5));
-            assert_eq!(loss.deadline(2, false, &rtt), at(now + wait));
+            assert_eq!(loss.deadline(2, Prompt, &rtt), at(now + wait));
         }
-        assert_eq!(loss.expire(at(1140), 2, false, &rtt), Expired::Timeout);
-        assert_eq!(loss.deadline(2, false, &rtt), at(1140 + 400));
+        assert_eq!(loss.expire(at(1140), 2, Prompt, &rtt), Expired::Timeout);
+        assert_eq!(loss.deadline(2, Prompt, &rtt), at(1140 + 400));
         loss.progress(at(1600), &mut rtt);
-        assert_eq!(loss.deadline(2, false, &rtt), at(1720));
+        assert_eq!(loss.deadline(2, Prompt, &rtt), at(1720));
     }
 
     #[test]
@@ -345,9 +349,9 @@ mod tests {
         let mut waits = Vec::new();
         for late in [true, true, true, true, false] {
             loss.sent(at(1000));
-            let deadline = loss.deadline(3, true, &rtt);
+            let deadline = loss.deadline(3, Delayed, &rtt);
             waits.push(deadline.since(at(1000)).as_millis());
-            assert_eq!(loss.expire(deadline, 3, true, &rtt), Expired::Probe);
+            assert_eq!(loss.expire(deadline, 3, Delayed, &rtt), Expired::Probe);
             loss.probe_sent(Serial(9));
             if late {
                 loss.was_not_lost(Serial(9), &mut rtt);

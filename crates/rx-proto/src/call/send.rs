@@ -9,7 +9,8 @@
 //! hard-acknowledges it; until then the peer may revoke a soft acknowledgement. In between it is
 //! sent, declared lost (`loss.rs`), and retransmitted under a new serial number.
 
-use super::loss::{Expired, Loss, Transmission};
+use super::Role;
+use super::loss::{AckTiming, Expired, Loss, Transmission};
 use super::stream::Stream;
 use crate::ack::{Ack, Reason};
 use crate::number::{Seq, Serial};
@@ -416,8 +417,8 @@ impl<P: Payload> Sender<P> {
     ///
     /// A request of a single packet does not ask, on a path with a known round trip: the reply
     /// implies its arrival, and if the reply takes long, the probe asks.
-    pub(crate) fn asks(&mut self, idle: bool, server: bool, rtt: &Rtt) -> bool {
-        let alone = self.window.len() == 1 && self.put_last && !server;
+    pub(crate) fn asks(&mut self, idle: bool, role: Role, rtt: &Rtt) -> bool {
+        let alone = self.window.len() == 1 && self.put_last && role == Role::Client;
         if alone && rtt.known() && self.first == Seq(1) && self.resent == 0 {
             return false;
         }
@@ -432,8 +433,8 @@ impl<P: Payload> Sender<P> {
     /// Returns how many of the packets put into a batch last must not request an acknowledgement:
     /// the last packet of a reply. OpenAFS would answer before the application has read it, and
     /// then never hard-acknowledge it (Linux, `rxrpc_prepare_data_subpacket`).
-    pub(crate) fn must_not_ask(&self, server: bool) -> usize {
-        usize::from(server && self.put_last)
+    pub(crate) fn must_not_ask(&self, role: Role) -> usize {
+        usize::from(role == Role::Server && self.put_last)
     }
 
     /// Processes an acknowledgement.
@@ -545,8 +546,9 @@ impl<P: Payload> Sender<P> {
         packet.state = State::Arrived;
         self.arrived += 1;
         effect.jumbogram_arrived |= packet.joined;
-        self.loss
-            .arrived(now, packet.sent, packet.again, named, rtt);
+        if !(packet.again && packet.sent.is_unrelated(now, named, rtt)) {
+            self.loss.arrived(now, packet.sent);
+        }
         let seq = self.first.plus(small(index));
         if seq.is_after(self.highest) {
             self.highest = seq;
@@ -593,7 +595,8 @@ impl<P: Payload> Sender<P> {
         if self.in_flight == 0 || !(gap || self.again > 0) {
             return;
         }
-        let window = self.loss.window(self.lost > 0, self.arrived, rtt);
+        let recovering = self.lost > 0;
+        let window = self.loss.window(recovering, self.arrived, rtt);
         let mut before = (false, false);
         for packet in &mut self.window {
             let lost =
@@ -613,23 +616,27 @@ impl<P: Payload> Sender<P> {
     }
 
     /// Returns the expiry of the loss timer.
-    pub(crate) fn deadline(&self, server: bool, rtt: &Rtt) -> Timestamp {
+    pub(crate) fn deadline(&self, role: Role, rtt: &Rtt) -> Timestamp {
         self.loss
-            .deadline(self.in_flight, self.last_is_out(server), rtt)
+            .deadline(self.in_flight, self.ack_timing(role), rtt)
     }
 
-    /// Checks whether the end of a reply is in flight.
-    fn last_is_out(&self, server: bool) -> bool {
+    /// Returns when the peer is expected to acknowledge the packets in flight.
+    fn ack_timing(&self, role: Role) -> AckTiming {
         let last = |p: &Packet<P>| p.last && p.state == State::InFlight;
-        server && self.window.back().is_some_and(last)
+        if role == Role::Server && self.window.back().is_some_and(last) {
+            AckTiming::Delayed
+        } else {
+            AckTiming::Prompt
+        }
     }
 
     /// Handles an expiry of the loss timer.
-    pub(crate) fn expire(&mut self, now: Timestamp, server: bool, rtt: &Rtt) -> (Expired, Effect) {
+    pub(crate) fn expire(&mut self, now: Timestamp, role: Role, rtt: &Rtt) -> (Expired, Effect) {
         let mut effect = Effect::default();
         let expired = self
             .loss
-            .expire(now, self.in_flight, self.last_is_out(server), rtt);
+            .expire(now, self.in_flight, self.ack_timing(role), rtt);
         match expired {
             Expired::Nothing => {}
             Expired::Reordering => self.detect(now, rtt, &mut effect),

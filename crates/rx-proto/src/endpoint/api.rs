@@ -8,8 +8,7 @@ use crate::call::Role;
 use crate::config::Timeouts;
 use crate::connection::{ConnectionKey, LastCallEnd};
 use crate::event::{CallId, ConnectionId, End, code};
-use crate::number::{CallNumber, Serial};
-use crate::packet::CHANNEL_MASK;
+use crate::number::{CallNumber, Cid, Serial};
 use crate::payload::{Datagram, Payload};
 use crate::security::{Acceptor, Security};
 use crate::slab::Key;
@@ -91,13 +90,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let mut key = ConnectionKey {
             peer: connect.route.peer,
             epoch: self.epoch,
-            cid: 0,
+            cid: Cid(0),
             role: Role::Client,
         };
         // Chosen at random, because all our peers know the epoch: a peer that knows one connection
         // must not know the others.
         loop {
-            key.cid = self.secret.next() & !CHANNEL_MASK;
+            key.cid = Cid(self.secret.next()).connection();
             if !self.connections.contains(&key) {
                 break;
             }

@@ -81,7 +81,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         let loss = match self.paths.get(c.place.path) {
-            Some(path) => c.sender.deadline(c.role == Role::Server, &path.rtt),
+            Some(path) => c.sender.deadline(c.role, &path.rtt),
             None => Timestamp::NEVER,
         };
         let deadline = loss

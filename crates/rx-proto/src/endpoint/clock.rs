@@ -2,7 +2,6 @@
 
 use super::Endpoint;
 use crate::ack::Reason;
-use crate::call::Role;
 use crate::call::clocks::{Due, HEAD_NANOS};
 use crate::call::loss::Expired;
 use crate::connection::{AddressValidation, LastCallEnd};
@@ -74,8 +73,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let Some(path) = self.paths.get_mut(c.place.path) else {
             return;
         };
-        let server = c.role == Role::Server;
-        let (expired, effect) = c.sender.expire(now, server, &path.rtt);
+        let (expired, effect) = c.sender.expire(now, c.role, &path.rtt);
         match expired {
             Expired::Nothing => {}
             Expired::Reordering => self.apply(now, call, &effect),

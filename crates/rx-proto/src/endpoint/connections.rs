@@ -8,7 +8,7 @@ use crate::config::Timeouts;
 use crate::connection::{AddressValidation, Connection, ConnectionKey};
 use crate::event::{ConnectionId, End, Event, code};
 use crate::number::{CallNumber, Serial};
-use crate::packet::{CHANNEL_MASK, Header, PacketType};
+use crate::packet::{Header, PacketType};
 use crate::path::Path;
 use crate::payload::{Datagram, Payload};
 use crate::security::{RXNULL, SecurityError};
@@ -32,7 +32,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let key = ConnectionKey {
             peer: route.peer,
             epoch: header.epoch,
-            cid: header.cid & !CHANNEL_MASK,
+            cid: header.cid.connection(),
             role: Role::Server,
         };
         let answer = match header.kind {
@@ -257,27 +257,22 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             return;
         };
         let header = c.header(PacketType::Abort, 0, CallNumber(0));
-        let server = c.is_server();
         self.queue_on(connection, header, &code.to_be_bytes());
-        self.end_connection(now, connection, End::Security(code), server);
+        self.end_connection(now, connection, End::Security(code));
     }
 
-    /// Ends the calls of a connection, and removes the connection if `forget` is set.
-    pub(super) fn end_connection(
-        &mut self,
-        now: Timestamp,
-        connection: Key,
-        reason: End,
-        forget: bool,
-    ) {
+    /// Ends the calls of a connection that its peer or a security class gave up. An incoming
+    /// connection is removed with them.
+    pub(super) fn end_connection(&mut self, now: Timestamp, connection: Key, reason: End) {
         let Some(c) = self.connections.get(connection) else {
             return;
         };
+        let incoming = c.is_server();
         let calls: Vec<Key> = c.calls().collect();
         for call in calls {
             self.end_call(now, call, reason, None);
         }
-        if forget {
+        if incoming {
             self.remove_connection(now, connection);
         }
     }

@@ -6,7 +6,7 @@ use crate::call::Role;
 use crate::connection::{ConnectionKey, LastCallEnd};
 use crate::event::{End, code};
 use crate::number::CallNumber;
-use crate::packet::{CHANNEL_MASK, HEADER_BYTES, Header, PacketType, abort_code, flag};
+use crate::packet::{HEADER_BYTES, Header, PacketType, abort_code, flag};
 use crate::payload::{Datagram, Payload};
 use crate::slab::Key;
 use crate::stats::Stats;
@@ -229,7 +229,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         match header.kind {
             PacketType::Abort => {
                 let code = abort_code(body).unwrap_or(code::CALL_DEAD);
-                self.end_connection(now, connection, End::Aborted(code), server);
+                self.end_connection(now, connection, End::Aborted(code));
             }
             PacketType::Response if server => self.check_response(now, connection, body),
             PacketType::Challenge if !server => self.respond(now, connection, body),
@@ -277,7 +277,7 @@ fn key_of(route: Route, header: &Header, role: Role) -> ConnectionKey {
     ConnectionKey {
         peer: route.peer,
         epoch: header.epoch,
-        cid: header.cid & !CHANNEL_MASK,
+        cid: header.cid.connection(),
         role,
     }
 }

@@ -37,7 +37,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
     pub fn poll_transmit(&mut self, now: Timestamp, out: &mut Transmit<P>) -> bool {
         out.clear();
         if let Some(packet) = self.control.pop_front() {
-            out.begin(packet.route, false);
+            out.begin(packet.route);
             out.segment(packet.bytes.len());
             out.header(&packet.bytes);
             self.count_out(out);
@@ -110,7 +110,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         };
         let mut header = connection.header(PacketType::Challenge, 0, CallNumber(0));
         header.serial = connection.take_serials(1);
-        out.begin(connection.route, false);
+        out.begin(connection.route);
         out.segment(HEADER_BYTES + challenge.len());
         out.header(&header.encode());
         out.header(&challenge);
@@ -201,7 +201,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         let mut header = connection.header(PacketType::Data, c.place.channel, c.place.number);
         let place = connection.place(&header);
         let (mut packets, mut departed, mut largest) = (0, 0, 1);
-        out.begin(connection.route, false);
+        out.begin(connection.route);
         let stopped = loop {
             let want = left.clamp(1, 2 * u32::from(jumbo));
             c.sender
@@ -228,13 +228,13 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             largest = largest.max(datagram.packets);
         };
         if packets > 0 {
-            let server = c.role == Role::Server;
-            if c.sender.asks(stopped == Stopped::Empty, server, &path.rtt) {
-                let skip = c.sender.must_not_ask(server);
+            let idle = stopped == Stopped::Empty;
+            if c.sender.asks(idle, c.role, &path.rtt) {
+                let skip = c.sender.must_not_ask(c.role);
                 out.flag_last(skip, flag::REQUEST_ACK);
             }
             if largest > 1 {
-                out.begin(connection.route, true);
+                out.forbid_fragments();
             }
             path.sent(now, departed);
             path.sent += u64::from(packets);
@@ -377,7 +377,10 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             takes: path.takes(window, self.config.jumbo_packets),
         };
         let told = if proven { usize::MAX } else { 0 };
-        out.begin(connection.route, padded.is_some());
+        out.begin(connection.route);
+        if padded.is_some() {
+            out.forbid_fragments();
+        }
         out.header(&header.encode());
         let mut bytes = HEADER_BYTES;
         bytes += out.header_with(|buffer| {

@@ -4,7 +4,7 @@ use super::{Connect, Endpoint, Read, Service, StartError};
 use crate::config::{Config, Timeouts};
 use crate::connection::ConnectionKey;
 use crate::event::{ConnectionId, Event};
-use crate::number::{CallNumber, Serial};
+use crate::number::{CallNumber, Epoch, Serial};
 use crate::payload::Shared;
 use crate::time::Timestamp;
 use crate::transmit::{Route, Transmit};
@@ -208,7 +208,7 @@ fn call_numbers_end_and_a_server_takes_those_that_go_around() {
 fn connection_ids_do_not_tell_of_each_other() {
     let mut echo = Echo::new(4);
     let connections = [(); 6].map(|()| echo.connect());
-    let cid = |c: &ConnectionId| echo.client.connections.get(c.0).unwrap().key.cid;
+    let cid = |c: &ConnectionId| echo.client.connections.get(c.0).unwrap().key.cid.0;
     let cids = connections.each_ref().map(cid);
     assert!(cids.iter().all(|cid| cid % 4 == 0));
     let mut steps: Vec<u32> = cids.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect();
@@ -225,7 +225,7 @@ fn connection_ids_do_not_tell_of_each_other() {
 #[test]
 fn epochs_are_names_and_nothing_more() {
     let mut echo = Echo::new(5);
-    for epoch in [u32::MAX, 0, 1, 0x7fff_ffff, 0x8000_0000] {
+    for epoch in [u32::MAX, 0, 1, 0x7fff_ffff, 0x8000_0000].map(Epoch) {
         echo.client.epoch = epoch;
         let connection = echo.connect();
         for _ in 0..3 {

@@ -101,7 +101,7 @@ fn describe(now: Timestamp, to: usize, bytes: &[u8]) -> String {
     let mut line = format!(
         "{at:>10} us to {to}: {:?} cid {:x} call {} seq {} serial {} flags {:02x} {} bytes",
         h.kind,
-        h.cid,
+        h.cid.0,
         h.call_number.0,
         h.seq.0,
         h.serial.0 & 0xffff,

@@ -2,8 +2,8 @@
 
 use super::{SERVICE, endpoint};
 use rx_proto::{
-    CallNumber, Config, Endpoint, Event, HEADER_BYTES, Header, PacketType, Reason, Route, Seq,
-    Serial, Shared, Timestamp, Transmit, flag,
+    CallNumber, Cid, Config, Endpoint, Epoch, Event, HEADER_BYTES, Header, PacketType, Reason,
+    Route, Seq, Serial, Shared, Timestamp, Transmit, flag,
 };
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -62,8 +62,8 @@ impl Stranger {
 
     pub fn header(self, kind: PacketType, seq: u32, flags: u8) -> Header {
         Header {
-            epoch: 0x8000_0001,
-            cid: self.cid,
+            epoch: Epoch(0x8000_0001),
+            cid: Cid(self.cid),
             call_number: CallNumber(self.call),
             seq: Seq(seq),
             serial: Serial(seq),
