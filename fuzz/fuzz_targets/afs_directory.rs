@@ -11,9 +11,18 @@
 //! are left, also where the pages were another server's.
 #![no_main]
 
+use afs_proto::Fid;
 use afs_proto::dir::{Directory, Entry, Image, Layout, LayoutError, PAGE_BYTES, Plan};
 use libfuzzer_sys::fuzz_target;
 use std::collections::HashSet;
+
+/// File that names are changed to refer to.
+const OTHER: Fid = Fid { vnode: 7, unique: 8 };
+
+/// Returns the file of the n-th name.
+fn numbered(n: usize) -> Fid {
+    Fid { vnode: n as u32, unique: !(n as u32) }
+}
 
 /// Removes every second name from valid pages, changes the target of the others, and adds the
 /// removed names again.
@@ -29,14 +38,14 @@ fn change(pages: &[u8]) {
     for (n, name) in names.iter().enumerate() {
         match n % 2 {
             0 => assert!(image.remove(name) && image.find(name).is_none()),
-            _ => assert!(image.replace(name, (7, 8)) && image.find(name) == Some((7, 8))),
+            _ => assert!(image.replace(name, OTHER) && image.find(name) == Some(OTHER)),
         }
     }
     let left = Directory::verify(image.bytes()).expect("still sound").entries().count();
     assert_eq!(left, 2 + names.len() / 2);
     for name in names.iter().step_by(2) {
         let fits = image.fits(name);
-        let entry = Entry { name, vnode: 9, unique: 10 };
+        let entry = Entry { name, fid: Fid { vnode: 9, unique: 10 } };
         assert_eq!(image.insert(entry).is_ok(), fits, "said to fit, or not");
     }
     let now = Directory::verify(image.bytes()).expect("still sound");
@@ -61,8 +70,7 @@ fn write(layout: &Layout, names: &[&[u8]], range: std::ops::Range<usize>) -> Vec
     let mut bytes = Vec::new();
     let mut pages = layout.pages(range);
     for n in pages.entries() {
-        let number = n as u32;
-        let entry = Entry { name: names[n], vnode: number, unique: !number };
+        let entry = Entry { name: names[n], fid: numbered(n) };
         pages.push(entry, &mut bytes).expect("as planned");
     }
     pages.finish(&mut bytes).expect("all of them");
@@ -72,7 +80,7 @@ fn write(layout: &Layout, names: &[&[u8]], range: std::ops::Range<usize>) -> Vec
 fn build(text: &[u8]) {
     let mut lines = text.split(|byte| *byte == b'\n');
     let (mut names, mut seen) = (Vec::new(), HashSet::new());
-    let mut plan = Plan::new((1, 1), (1, 1));
+    let mut plan = Plan::new(Fid::ROOT, Fid::ROOT);
     for name in lines.by_ref().take_while(|name| !name.is_empty()) {
         if !seen.insert(name) {
             continue;
@@ -89,7 +97,7 @@ fn build(text: &[u8]) {
     let listed = directory.entries().skip(2).map(|entry| entry.name);
     assert!(listed.eq(names.iter().copied()));
     for (n, name) in names.iter().enumerate() {
-        assert_eq!(directory.lookup(name), Some((n as u32, !(n as u32))));
+        assert_eq!(directory.lookup(name), Some(numbered(n)));
     }
 
     change(&image);

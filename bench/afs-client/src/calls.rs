@@ -8,7 +8,7 @@ use afs_proto::dir::{Entry, Image};
 use afs_proto::fs::{
     AfsFetchStatus, AfsFetchVolumeStatus, AfsStoreStatus, DataLength, LockType, Reply, Request,
 };
-use afs_proto::{AfsCallBack, AfsFid, List, Name, Opaque, Path, Reader, gather, to_bytes};
+use afs_proto::{AfsCallBack, AfsFid, Fid, List, Name, Opaque, Path, Reader, gather, to_bytes};
 use std::sync::Arc;
 
 /// No attributes requested.
@@ -287,8 +287,7 @@ impl Client {
     ) {
         let entry = Entry {
             name: name.as_bytes(),
-            vnode: fid.vnode,
-            unique: fid.unique,
+            fid: Fid::from(&fid),
         };
         self.changed(
             turn,
@@ -309,11 +308,7 @@ impl Client {
         let pages = before.and_then(|version| cache.pages(directory, version));
         let image = pages.and_then(|pages| Image::from_pages(pages.to_vec()).ok());
         match image.and_then(|image| image.find(name.as_bytes())) {
-            Some((vnode, unique)) => cache.forget(AfsFid {
-                volume: directory.volume,
-                vnode,
-                unique,
-            }),
+            Some(fid) => cache.forget(fid.within(directory.volume)),
             None => cache.flush(),
         }
         self.changed(

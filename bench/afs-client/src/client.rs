@@ -171,12 +171,8 @@ impl Client {
         let entries =
             Directory::verify(&pages).map_err(|_| Error::Nonsense("an invalid directory"))?;
         let found = entries.lookup(name.as_bytes());
-        let (vnode, unique) = found.ok_or_else(|| Error::NoEntry(name.to_owned()))?;
-        Ok(AfsFid {
-            volume: directory.volume,
-            vnode,
-            unique,
-        })
+        let fid = found.ok_or_else(|| Error::NoEntry(name.to_owned()))?;
+        Ok(fid.within(directory.volume))
     }
 
     /// Finds the file that a path refers to, relative to a directory: names separated by slashes.

@@ -35,6 +35,8 @@ pub use image::Image;
 pub use layout::{Layout, LayoutError, Pages, Plan};
 pub use read::{Directory, DirectoryError, Entries};
 
+use crate::Fid;
+
 /// Size of a page in bytes (`AFS_PAGESIZE`).
 pub const PAGE_BYTES: usize = 2048;
 /// Maximum number of pages of a directory (`BIGMAXPAGES`).
@@ -78,10 +80,8 @@ const _: () = assert!(PAGES_MAX * BLOBS <= u16::MAX as usize);
 pub struct Entry<'a> {
     /// Name: 1 to [`NAME_BYTES_MAX`] bytes, no zero byte, no slash.
     pub name: &'a [u8],
-    /// Vnode of the file.
-    pub vnode: u32,
-    /// Uniquifier of the file.
-    pub unique: u32,
+    /// File that the name refers to.
+    pub fid: Fid,
 }
 
 /// Counts the blobs of an entry: one for the header and the first 15 bytes of the name, and one

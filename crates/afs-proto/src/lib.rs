@@ -57,7 +57,7 @@ pub mod xdr;
 pub use abort::{Abort, uae};
 pub use rights::Rights;
 pub use types::{
-    AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, CallBackType, Capabilities, FIDS_MAX,
+    AfsCallBack, AfsCbFids, AfsCbs, AfsFid, AfsVolSync, CallBackType, Capabilities, FIDS_MAX, Fid,
     Message, Name, Opaque, Path, Uuid, capability,
 };
 pub use xdr::{List, Reader, Text, WireError, Xdr, from_bytes, prefix, to_bytes};

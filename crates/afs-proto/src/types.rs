@@ -50,6 +50,41 @@ structure! {
     }
 }
 
+/// File within its volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fid {
+    /// Vnode number.
+    pub vnode: u32,
+    /// Uniquifier, which distinguishes files that have had the same vnode.
+    pub unique: u32,
+}
+
+impl Fid {
+    /// Root directory of a volume.
+    pub const ROOT: Fid = Fid {
+        vnode: 1,
+        unique: 1,
+    };
+
+    /// Qualifies the identifier with a volume.
+    pub fn within(self, volume: u32) -> AfsFid {
+        AfsFid {
+            volume,
+            vnode: self.vnode,
+            unique: self.unique,
+        }
+    }
+}
+
+impl From<&AfsFid> for Fid {
+    fn from(fid: &AfsFid) -> Fid {
+        Fid {
+            vnode: fid.vnode,
+            unique: fid.unique,
+        }
+    }
+}
+
 enumeration! {
     /// Kind of a callback.
     #[derive(Default)]

@@ -4,6 +4,7 @@
 //! and `ordered` had files added and none removed, from `used` every third file was removed and 31
 //! were added.
 
+use afs_proto::Fid;
 use afs_proto::dir::{
     BLOBS_SURE, Directory, DirectoryError, Entry, Image, Layout, LayoutError, PAGE_BYTES,
     PAGES_MAX, Plan, blobs,
@@ -16,8 +17,12 @@ const SMALL: &[u8] = include_bytes!("data/small.dir");
 const ORDERED: &[u8] = include_bytes!("data/ordered.dir");
 const USED: &[u8] = include_bytes!("data/used.dir");
 
-const OWN: (u32, u32) = (1, 1);
-const PARENT: (u32, u32) = (3, 7);
+const OWN: Fid = Fid::ROOT;
+const PARENT: Fid = fid(3, 7);
+
+const fn fid(vnode: u32, unique: u32) -> Fid {
+    Fid { vnode, unique }
+}
 
 fn plan(names: &[Vec<u8>]) -> Result<Layout, LayoutError> {
     let mut plan = Plan::new(OWN, PARENT);
@@ -25,9 +30,9 @@ fn plan(names: &[Vec<u8>]) -> Result<Layout, LayoutError> {
     Ok(plan.finish())
 }
 
-/// Returns vnode and uniquifier of the n-th entry.
-fn numbers(n: usize) -> (u32, u32) {
-    (2 * n as u32 + 2, 1000 + n as u32)
+/// Returns the file of the n-th entry.
+fn numbers(n: usize) -> Fid {
+    fid(2 * n as u32 + 2, 1000 + n as u32)
 }
 
 fn write(
@@ -38,16 +43,9 @@ fn write(
     let mut bytes = Vec::new();
     let mut pages = layout.pages(range);
     for n in pages.entries() {
-        let (vnode, unique) = numbers(n);
+        let fid = numbers(n);
         let name = names.get(n).ok_or(LayoutError::Changed)?;
-        pages.push(
-            Entry {
-                name,
-                vnode,
-                unique,
-            },
-            &mut bytes,
-        )?;
+        pages.push(Entry { name, fid }, &mut bytes)?;
     }
     pages.finish(&mut bytes)?;
     Ok(bytes)
@@ -73,7 +71,7 @@ fn pages_of_openafs_are_written_again_to_the_same_bytes() {
         let [own, parent, rest @ ..] = &entries[..] else {
             panic!("no dots");
         };
-        let mut plan = Plan::new((own.vnode, own.unique), (parent.vnode, parent.unique));
+        let mut plan = Plan::new(own.fid, parent.fid);
         for entry in rest {
             plan.push(entry.name).expect("a good name");
         }
@@ -99,7 +97,7 @@ fn names_are_added_where_openafs_adds_them() {
     for expected in [SMALL, ORDERED] {
         let read = Directory::verify(expected).expect("a good directory");
         let mut entries = read.entries();
-        let mut dot = || entries.next().map(|entry| (entry.vnode, entry.unique));
+        let mut dot = || entries.next().map(|entry| entry.fid);
         let (own, parent) = (dot().expect("a dot"), dot().expect("two dots"));
         let mut image = Image::new(own, parent);
         // Both only grew, with entries of one size or in this order, so position follows age.
@@ -112,17 +110,15 @@ fn names_are_added_where_openafs_adds_them() {
     assert!(image.remove(&victim) && image.find(&victim).is_none());
     let length = image.bytes().len();
     let name = vec![b'z'; victim.len()];
-    let (vnode, unique) = (4, 9);
     let entry = Entry {
         name: &name,
-        vnode,
-        unique,
+        fid: fid(4, 9),
     };
     image.insert(entry).expect("room");
-    assert_eq!(image.find(&name), Some((4, 9)));
+    assert_eq!(image.find(&name), Some(fid(4, 9)));
     assert_eq!(image.bytes().len(), length);
-    assert!(image.replace(&name, (6, 7)) && image.find(&name) == Some((6, 7)));
-    assert!(!image.remove(b"not there") && !image.replace(b"not there", (1, 1)));
+    assert!(image.replace(&name, fid(6, 7)) && image.find(&name) == Some(fid(6, 7)));
+    assert!(!image.remove(b"not there") && !image.replace(b"not there", OWN));
     Directory::verify(image.bytes()).expect("sound");
 }
 
@@ -141,13 +137,13 @@ fn pages_of_openafs_with_gaps_are_read() {
         assert_eq!(read.lookup(name.as_bytes()).is_some(), n % 3 != 0, "{name}");
     }
     for entry in read.entries() {
-        assert_eq!(read.lookup(entry.name), Some((entry.vnode, entry.unique)));
+        assert_eq!(read.lookup(entry.name), Some(entry.fid));
         assert!(
-            entry.vnode % 2 == 0 || entry.name.starts_with(b"."),
+            entry.fid.vnode % 2 == 0 || entry.name.starts_with(b"."),
             "files are even"
         );
     }
-    assert_eq!(read.lookup(b"late-30").map(|(vnode, _)| vnode % 2), Some(0));
+    assert_eq!(read.lookup(b"late-30").map(|fid| fid.vnode % 2), Some(0));
 }
 
 #[test]
@@ -270,22 +266,15 @@ fn entries_that_are_not_those_of_the_plan_are_found_out() {
     let mut pages = layout.pages(0..PAGE_BYTES);
     let mut bytes = Vec::new();
     for n in pages.entries() {
-        let (vnode, unique) = numbers(n);
-        pages
-            .push(
-                Entry {
-                    name: &names[n],
-                    vnode,
-                    unique,
-                },
-                &mut bytes,
-            )
-            .expect("planned");
+        let entry = Entry {
+            name: &names[n],
+            fid: numbers(n),
+        };
+        pages.push(entry, &mut bytes).expect("planned");
     }
     let one_more = Entry {
         name: b"one more",
-        vnode: 2,
-        unique: 2,
+        fid: fid(2, 2),
     };
     assert_eq!(pages.push(one_more, &mut bytes), Err(LayoutError::Changed));
     let none = layout.pages(0..PAGE_BYTES);
@@ -382,7 +371,7 @@ proptest! {
         names.sort_by_key(|name| name.iter().fold(shuffle, |h, b| h.rotate_left(5) ^ u64::from(*b)));
         let image = image(&names);
         let read = Directory::verify(&image).expect("a good directory");
-        let expected: BTreeMap<&[u8], (u32, u32)> =
+        let expected: BTreeMap<&[u8], Fid> =
             names.iter().enumerate().map(|(n, name)| (&name[..], numbers(n))).collect();
         for (name, numbers) in &expected {
             prop_assert_eq!(read.lookup(name), Some(*numbers));
@@ -406,12 +395,12 @@ proptest! {
             prop_assert_eq!(image.find(name), was);
             match (adds, was) {
                 (true, None) => {
-                    model.insert(name.clone(), (vnode, 1));
-                    prop_assert_eq!(image.insert(Entry { name, vnode, unique: 1 }), Ok(()));
+                    model.insert(name.clone(), fid(vnode, 1));
+                    prop_assert_eq!(image.insert(Entry { name, fid: fid(vnode, 1) }), Ok(()));
                 }
                 (true, Some(_)) => {
-                    model.insert(name.clone(), (vnode, 2));
-                    prop_assert!(image.replace(name, (vnode, 2)));
+                    model.insert(name.clone(), fid(vnode, 2));
+                    prop_assert!(image.replace(name, fid(vnode, 2)));
                 }
                 (false, _) => prop_assert_eq!(image.remove(name), model.remove(name).is_some()),
             }
@@ -420,7 +409,7 @@ proptest! {
         let found: BTreeMap<_, _> = read
             .entries()
             .skip(2)
-            .map(|entry| (entry.name.to_vec(), (entry.vnode, entry.unique)))
+            .map(|entry| (entry.name.to_vec(), entry.fid))
             .collect();
         prop_assert_eq!(found, model);
     }

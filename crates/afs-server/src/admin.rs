@@ -8,15 +8,14 @@ use crate::acl::Caller;
 use crate::breaks::CallbackBreaks;
 use crate::config::Config;
 use crate::error::Fault;
-use crate::fid::Fid;
 use crate::fs_service::RequestContext;
 use crate::hosts::Host;
 use crate::shared::Shared;
 use crate::stats::add;
 use crate::volume::{Kind, Volume, VolumeId, Volumes};
-use afs_proto::AfsFid;
 use afs_proto::acl::AccessList;
 use afs_proto::fs::AfsStoreStatus;
+use afs_proto::{AfsFid, Fid};
 use cache::Cache;
 use fs::{Attr, BLOCK_BYTES, FileType, Fs, Quota, ROOT, SetAttr, TreeId};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -456,7 +455,7 @@ fn mounted_by(volume: &Volume, attr: &Attr) -> fs::Result<Option<String>> {
 
 fn fid(volume: &Volume, attr: &Attr) -> AfsFid {
     // An inode that AFS cannot address is represented by 0, which is no valid number.
-    let fid = Fid::of(attr).unwrap_or(Fid {
+    let fid = crate::fid::of(attr).unwrap_or(Fid {
         vnode: 0,
         unique: 0,
     });

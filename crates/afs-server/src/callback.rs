@@ -10,10 +10,9 @@
 //! answer in time delays one change, once, and gets no promise until it calls again.
 
 use crate::breaks::CallbackBreaks;
-use crate::fid::Fid;
 use crate::hosts::{Host, with_slack};
 use crate::volume::VolumeId;
-use afs_proto::{AfsCallBack, AfsFid};
+use afs_proto::{AfsCallBack, AfsFid, Fid};
 use fs::Ino;
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -12,9 +12,9 @@
 //! seen.
 
 use crate::error::{CallResult, Fault};
-use crate::fid::Fid;
-use afs_proto::Abort;
+use crate::fid;
 use afs_proto::dir::{Entry, Image, Plan};
+use afs_proto::{Abort, Fid};
 use fs::{Attr, FileType, Files, Ino, Kind, SetXattr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -204,13 +204,7 @@ impl Pages {
 
     /// Applies the insertion of a name.
     pub(crate) fn insert(&mut self, name: &[u8], fid: Fid) {
-        let Fid { vnode, unique } = fid;
-        let entry = Entry {
-            name,
-            vnode,
-            unique,
-        };
-        self.change(|image| image.insert(entry).is_ok());
+        self.change(|image| image.insert(Entry { name, fid }).is_ok());
     }
 
     /// Applies the removal of a name.
@@ -220,7 +214,7 @@ impl Pages {
 
     /// Applies a move of this directory into another one.
     pub(crate) fn moved(&mut self, parent: Fid) {
-        self.change(|image| image.replace(b"..", (parent.vnode, parent.unique)));
+        self.change(|image| image.replace(b"..", parent));
     }
 
     fn change(&mut self, change: impl FnOnce(&mut Image) -> bool) {
@@ -333,17 +327,17 @@ fn is_full(error: &fs::Error) -> bool {
 
 /// Builds the pages from the names.
 fn build(files: &Files, directory: &Attr) -> CallResult<Image> {
-    let own = Fid::of(directory).ok_or(FULL)?;
+    let own = fid::of(directory).ok_or(FULL)?;
     let parent = files.attr(directory.inode.parent)?;
-    let parent = Fid::of(&parent).ok_or(FULL)?;
-    let mut plan = Plan::new((own.vnode, own.unique), (parent.vnode, parent.unique));
+    let parent = fid::of(&parent).ok_or(FULL)?;
+    let mut plan = Plan::new(own, parent);
     let mut entries = Vec::new();
     let mut full = false;
     files.read_dir_attrs(directory.ino, DOTS, |entry, attr| {
         if !is_shown(entry.kind) {
             return Ok(true);
         }
-        let Some(fid) = Fid::of(&attr).filter(|_| plan.push(entry.name).is_ok()) else {
+        let Some(fid) = fid::of(&attr).filter(|_| plan.push(entry.name).is_ok()) else {
             full = true;
             return Ok(false);
         };
@@ -356,13 +350,8 @@ fn build(files: &Files, directory: &Attr) -> CallResult<Image> {
     let layout = plan.finish();
     let mut bytes = Vec::with_capacity(layout.length());
     let mut pages = layout.pages(0..layout.length());
-    for (name, Fid { vnode, unique }) in &entries {
-        let (vnode, unique) = (*vnode, *unique);
-        let entry = Entry {
-            name,
-            vnode,
-            unique,
-        };
+    for (name, fid) in &entries {
+        let entry = Entry { name, fid: *fid };
         pages.push(entry, &mut bytes).map_err(|_| FULL)?;
     }
     pages.finish(&mut bytes).map_err(|_| FULL)?;

@@ -7,7 +7,7 @@
 //!
 //! **Invariant:** two inodes that ever existed have different AFS identifiers; a root is 1.1.
 
-use afs_proto::AfsFid;
+use afs_proto::Fid;
 use fs::{Attr, Ino, ROOT};
 
 /// Inode numbers in a round: even to preserve parity, and small enough that no vnode is 0.
@@ -19,68 +19,33 @@ const GENERATION_BITS: u32 = 24;
 /// Number of distinguishable generations; the value 0 is reserved.
 const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
 
-/// File within its volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fid {
-    /// Vnode number.
-    pub vnode: u32,
-    /// Uniquifier, which distinguishes files that have had the same vnode.
-    pub unique: u32,
+/// Creates the identifier of an inode; `None` from the 2^40th inode of a fileset on, which AFS
+/// cannot address.
+fn new(ino: Ino, generation: u32) -> Option<Fid> {
+    if ino == ROOT {
+        return Some(Fid::ROOT);
+    }
+    let before = ino.checked_sub(1)?;
+    let round = u8::try_from(before / ROUND).ok()?;
+    let vnode = u32::try_from(before % ROUND).ok()? + 1;
+    let generation = 1 + generation % GENERATIONS;
+    let unique = u32::from(round) << GENERATION_BITS | generation;
+    Some(Fid { vnode, unique })
 }
 
-impl Fid {
-    /// Root directory of a volume.
-    pub const ROOT: Fid = Fid {
-        vnode: 1,
-        unique: 1,
-    };
-
-    /// Creates the identifier of an inode; `None` from the 2^40th inode of a fileset on, which AFS
-    /// cannot address.
-    pub fn new(ino: Ino, generation: u32) -> Option<Fid> {
-        if ino == ROOT {
-            return Some(Fid::ROOT);
-        }
-        let before = ino.checked_sub(1)?;
-        let round = u8::try_from(before / ROUND).ok()?;
-        let vnode = u32::try_from(before % ROUND).ok()? + 1;
-        let generation = 1 + generation % GENERATIONS;
-        let unique = u32::from(round) << GENERATION_BITS | generation;
-        Some(Fid { vnode, unique })
-    }
-
-    /// Creates the identifier of an inode.
-    pub fn of(attr: &Attr) -> Option<Fid> {
-        Fid::new(attr.ino, attr.inode.generation)
-    }
-
-    /// Returns the number of the inode; the caller must compare the inode's generation.
-    pub fn ino(self) -> Option<Ino> {
-        if self == Fid::ROOT {
-            return Some(ROOT);
-        }
-        let round = u64::from(self.unique >> GENERATION_BITS);
-        let within = u64::from(self.vnode).checked_sub(1)?;
-        (within < ROUND).then(|| round * ROUND + within + 1)
-    }
-
-    /// Qualifies the identifier with a volume.
-    pub fn within(self, volume: u32) -> AfsFid {
-        AfsFid {
-            volume,
-            vnode: self.vnode,
-            unique: self.unique,
-        }
-    }
+/// Creates the identifier of the inode with these attributes, like `new`.
+pub(crate) fn of(attr: &Attr) -> Option<Fid> {
+    new(attr.ino, attr.inode.generation)
 }
 
-impl From<&AfsFid> for Fid {
-    fn from(fid: &AfsFid) -> Fid {
-        Fid {
-            vnode: fid.vnode,
-            unique: fid.unique,
-        }
+/// Returns the number of the inode; the caller must compare the inode's generation.
+pub fn ino_of(fid: Fid) -> Option<Ino> {
+    if fid == Fid::ROOT {
+        return Some(ROOT);
     }
+    let round = u64::from(fid.unique >> GENERATION_BITS);
+    let within = u64::from(fid.vnode).checked_sub(1)?;
+    (within < ROUND).then(|| round * ROUND + within + 1)
 }
 
 #[cfg(test)]
@@ -94,18 +59,18 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for ino in inos.into_iter().chain(far) {
             for generation in [0, 1, 2, 77, GENERATIONS - 1] {
-                let fid = Fid::new(ino, generation).expect("within the range");
-                assert_eq!(fid.ino(), Some(ino));
+                let fid = new(ino, generation).expect("within the range");
+                assert_eq!(ino_of(fid), Some(ino));
                 assert_eq!(u64::from(fid.vnode) % 2, ino % 2);
                 assert!(fid.vnode != 0 && fid.unique != 0);
                 assert!(seen.insert(fid) || ino == ROOT, "{ino} {generation}");
             }
         }
-        assert_eq!(Fid::new(ROOT, 9), Some(Fid::ROOT));
-        assert_eq!(Fid::new(256 * ROUND + 1, 1), None);
-        assert_eq!(Fid::new(0, 1), None);
+        assert_eq!(new(ROOT, 9), Some(Fid::ROOT));
+        assert_eq!(new(256 * ROUND + 1, 1), None);
+        assert_eq!(new(0, 1), None);
         for vnode in [0, u32::MAX] {
-            assert_eq!(Fid { vnode, unique: 1 }.ino(), None);
+            assert_eq!(ino_of(Fid { vnode, unique: 1 }), None);
         }
     }
 }

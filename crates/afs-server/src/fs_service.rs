@@ -16,13 +16,13 @@ use crate::acl::{Allowed, Caller};
 use crate::breaks::CallbackBreaks;
 use crate::callback::GrantedPromise;
 use crate::error::{CallResult, DENIED};
-use crate::fid::Fid;
+use crate::fid;
 use crate::hosts::Host;
 use crate::shared::{Shared, receive};
 use crate::stats::add;
 use crate::volume::{Kind, Volume};
 use afs_proto::fs::{Reply, Request};
-use afs_proto::{Abort, AfsCallBack, AfsFid, List, Rights, capability, prefix};
+use afs_proto::{Abort, AfsCallBack, AfsFid, Fid, List, Rights, capability, prefix};
 use fs::{Attr, Ino};
 use layer_cpu::{Layer, home};
 use rx::{Call, Handler};
@@ -305,7 +305,7 @@ impl RequestContext<'_> {
 
     fn give_up(&self, fids: &[AfsFid]) -> CallResult<Reply<'static>> {
         for fid in fids {
-            if let Some(ino) = Fid::from(fid).ino() {
+            if let Some(ino) = fid::ino_of(Fid::from(fid)) {
                 let file = (fid.volume, ino);
                 self.shared.promises.release(&self.host, file);
             }
@@ -315,5 +315,5 @@ impl RequestContext<'_> {
 }
 
 fn fid_of(attr: &Attr) -> CallResult<Fid> {
-    Fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
+    fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
 }

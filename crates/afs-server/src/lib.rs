@@ -48,7 +48,7 @@ mod volume;
 pub use acl::{ACL_ATTRIBUTE, Caller, is_known};
 pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS};
 pub use config::{Config, NoPrefix, Prefix};
-pub use fid::Fid;
+pub use fid::ino_of;
 pub use hosts::{Client, ClientState};
 pub use server::{ADDRESSES_MAX, Server, ServerStats, StartError, THREAD_NAME};
 pub use stats::{Called, Counts};

@@ -1,8 +1,9 @@
 //! Conversion of inodes to AFS file statuses.
 
 use crate::acl::Allowed;
-use crate::fid::Fid;
+use crate::fid;
 use crate::volume::Volume;
+use afs_proto::Fid;
 use afs_proto::fs::{AfsFetchStatus, FileType};
 use fs::{Attr, Time};
 
@@ -17,8 +18,10 @@ pub(crate) fn of(
     let inode = &attr.inode;
     // The parent of a root is the root itself; `afsd.fuse` relies on it.
     let parent = volume.files.attr(inode.parent).ok();
-    let parent = parent.as_ref().and_then(Fid::of);
-    let parent = parent.map_or((0, 0), |fid| (fid.vnode, fid.unique));
+    let parent = parent.as_ref().and_then(fid::of).unwrap_or(Fid {
+        vnode: 0,
+        unique: 0,
+    });
     AfsFetchStatus {
         file_type: file_type(inode.kind),
         link_count: inode.links,
@@ -29,8 +32,8 @@ pub(crate) fn of(
         caller_access: allowed.caller,
         anonymous_access: allowed.anybody,
         unix_mode_bits: inode.permissions,
-        parent_vnode: parent.0,
-        parent_unique: parent.1,
+        parent_vnode: parent.vnode,
+        parent_unique: parent.unique,
         residency_mask: 1,
         client_mod_time: seconds(inode.modified),
         server_mod_time: seconds(inode.changed),

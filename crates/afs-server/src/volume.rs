@@ -11,9 +11,9 @@ use crate::acl::{Allowed, Caller, Lists};
 use crate::config::Config;
 use crate::directories::{Directories, is_shown};
 use crate::error::CallResult;
-use crate::fid::Fid;
+use crate::fid;
 use crate::stores::Stores;
-use afs_proto::{Abort, AfsFid, AfsVolSync};
+use afs_proto::{Abort, AfsFid, AfsVolSync, Fid};
 use cache::Cache;
 use fs::{Attr, Files, Fs, Ino, TreeId, TreeRecord};
 use std::collections::{HashMap, HashSet};
@@ -103,9 +103,9 @@ impl Volume {
     /// Resolves a file identifier to an inode.
     pub(crate) fn ino(&self, fid: &AfsFid) -> CallResult<Ino> {
         let fid = Fid::from(fid);
-        let ino = fid.ino().ok_or(Abort::VNOVNODE)?;
+        let ino = fid::ino_of(fid).ok_or(Abort::VNOVNODE)?;
         let attr = self.files.attr(ino)?;
-        if Fid::of(&attr) == Some(fid) && is_shown(attr.inode.kind) {
+        if fid::of(&attr) == Some(fid) && is_shown(attr.inode.kind) {
             Ok(ino)
         } else {
             Err(Abort::VNOVNODE.into())

@@ -4,8 +4,8 @@ mod common;
 
 use afs_client::ANY;
 use afs_proto::fs::{AfsStoreStatus, LockType, Reply, Request};
-use afs_proto::{Abort, Name, Rights};
-use afs_server::{Config, Fid, Kind, Prefix};
+use afs_proto::{Abort, Fid, Name, Rights};
+use afs_server::{Config, Kind, Prefix, ino_of};
 use common::{Cell, Client, PATIENCE, VOLUME, config};
 use fs::{ROOT, SetXattr};
 use std::net::UdpSocket;
@@ -290,7 +290,7 @@ fn a_file_whose_directory_was_removed_has_no_owner() {
         .find(VOLUME.as_bytes())
         .expect("there")
         .files;
-    let ino = |fid| Fid::from(&fid).ino().expect("a number");
+    let ino = |fid| ino_of(Fid::from(&fid)).expect("a number");
     files.link(ino(fid), ino(private), b"y").expect("linked");
     files.unlink(ino(a), b"x").expect("removed");
     files.rmdir(ROOT, b"a").expect("removed");

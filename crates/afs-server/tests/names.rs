@@ -7,7 +7,7 @@ mod common;
 
 use afs_proto::dir::{Directory, Entry, Image};
 use afs_proto::fs::{AfsFetchStatus, FileType};
-use afs_proto::{Abort, AfsFid};
+use afs_proto::{Abort, AfsFid, Fid};
 use block_testing::Random;
 use common::{Cell, Client, seed};
 use std::collections::BTreeMap;
@@ -52,8 +52,7 @@ impl Copy {
 fn entry(name: &str, fid: AfsFid) -> Entry<'_> {
     Entry {
         name: name.as_bytes(),
-        vnode: fid.vnode,
-        unique: fid.unique,
+        fid: Fid::from(&fid),
     }
 }
 
@@ -144,7 +143,7 @@ fn a_directory_that_moves_has_another_parent_and_another_version() {
     assert_eq!((links(from), links(to)), (2, 3));
     let status = client.status(moved).expect("there");
     copy.changed(&status, |image| {
-        assert!(image.replace(b"..", (to.vnode, to.unique)));
+        assert!(image.replace(b"..", Fid::from(&to)));
     });
     copy.check(&client);
     assert_eq!(

@@ -13,6 +13,7 @@ use super::{
     HASHES_AT, LayoutError, NAME_AT, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, Plan, TAG, blob_bits,
     blobs, chain_of, first_blob,
 };
+use crate::Fid;
 
 /// Mutable pages of a directory.
 #[derive(Debug, Clone)]
@@ -21,8 +22,8 @@ pub struct Image {
 }
 
 impl Image {
-    /// Creates an empty directory; `own` and `parent` are vnode and uniquifier of `.` and `..`.
-    pub fn new(own: (u32, u32), parent: (u32, u32)) -> Image {
+    /// Creates an empty directory; `own` and `parent` are the files of `.` and `..`.
+    pub fn new(own: Fid, parent: Fid) -> Image {
         let layout = Plan::new(own, parent).finish();
         let mut bytes = Vec::with_capacity(PAGE_BYTES);
         let written = layout.pages(0..PAGE_BYTES).finish(&mut bytes);
@@ -41,10 +42,13 @@ impl Image {
         &self.bytes
     }
 
-    /// Looks up vnode and uniquifier of a name.
-    pub fn find(&self, name: &[u8]) -> Option<(u32, u32)> {
+    /// Looks up the file that a name refers to.
+    pub fn find(&self, name: &[u8]) -> Option<Fid> {
         let at = self.locate(name)?.entry;
-        Some((self.word(at + 4), self.word(at + 8)))
+        Some(Fid {
+            vnode: self.word(at + 4),
+            unique: self.word(at + 8),
+        })
     }
 
     /// Checks whether there is room for a name; one that is too long counts as the longest.
@@ -57,11 +61,7 @@ impl Image {
     /// # Errors
     /// [`LayoutError::Name`], [`LayoutError::Full`]: the pages are unchanged.
     pub fn insert(&mut self, entry: Entry<'_>) -> Result<(), LayoutError> {
-        let Entry {
-            name,
-            vnode,
-            unique,
-        } = entry;
+        let Entry { name, fid } = entry;
         let sound = (1..=NAME_BYTES_MAX).contains(&name.len());
         if !sound || name.iter().any(|byte| [0, b'/'].contains(byte)) {
             return Err(LayoutError::Name);
@@ -80,8 +80,7 @@ impl Image {
         self.clear(at, wanted * BLOB_BYTES);
         self.put(at, &[ENTRY_FLAG, 0]);
         self.put(at + 2, &next.to_be_bytes());
-        self.put(at + 4, &vnode.to_be_bytes());
-        self.put(at + 8, &unique.to_be_bytes());
+        self.put_fid(at, fid);
         self.put(at + NAME_AT, name);
         Ok(())
     }
@@ -103,13 +102,18 @@ impl Image {
     }
 
     /// Points an existing name at another file and returns whether the name exists.
-    pub fn replace(&mut self, name: &[u8], (vnode, unique): (u32, u32)) -> bool {
+    pub fn replace(&mut self, name: &[u8], fid: Fid) -> bool {
         let Some(found) = self.locate(name) else {
             return false;
         };
-        self.put(found.entry + 4, &vnode.to_be_bytes());
-        self.put(found.entry + 8, &unique.to_be_bytes());
+        self.put_fid(found.entry, fid);
         true
+    }
+
+    /// Writes the file of the entry at offset `entry`.
+    fn put_fid(&mut self, entry: usize, fid: Fid) {
+        self.put(entry + 4, &fid.vnode.to_be_bytes());
+        self.put(entry + 8, &fid.unique.to_be_bytes());
     }
 
     /// Finds page and blob for an entry of `wanted` blobs: in the first page with room, or in a

@@ -17,6 +17,7 @@ use super::{
     BLOB_BYTES, BLOBS, CHAINS, COUNTED_PAGES, COUNTS_AT, ENTRY_FLAG, Entry, HASHES_AT, NAME_AT,
     NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, TAG, blob_bits, blobs, chain_of, first_blob,
 };
+use crate::Fid;
 use std::ops::Range;
 
 /// Error while writing a directory.
@@ -73,8 +74,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Creates a plan that contains `.` and `..`, each given as vnode and uniquifier.
-    pub fn new(own: (u32, u32), parent: (u32, u32)) -> Plan {
+    /// Creates a plan that contains `.` and `..`; `own` and `parent` are their files.
+    pub fn new(own: Fid, parent: Fid) -> Plan {
         let mut cursor = Cursor {
             page: 0,
             blob: first_blob(0),
@@ -143,7 +144,7 @@ impl Plan {
 /// Positions of all entries of a directory.
 #[derive(Debug, Clone)]
 pub struct Layout {
-    dots: [(&'static [u8], (u32, u32)); 2],
+    dots: [(&'static [u8], Fid); 2],
     pages: Vec<Page>,
     /// Chain heads after the last entry.
     chains: Chains,
@@ -279,13 +280,9 @@ impl Pages<'_> {
         for (chain, first) in layout.chains.iter().enumerate() {
             set(&mut self.page, HASHES_AT + 2 * chain, &first.to_be_bytes());
         }
-        for (name, (vnode, unique)) in layout.dots {
+        for (name, fid) in layout.dots {
             // These two always fit into the first page.
-            let _ = self.put(Entry {
-                name,
-                vnode,
-                unique,
-            });
+            let _ = self.put(Entry { name, fid });
         }
     }
 
@@ -294,8 +291,8 @@ impl Pages<'_> {
         let at = place.blob * BLOB_BYTES;
         set(&mut self.page, at, &[ENTRY_FLAG, 0]);
         set(&mut self.page, at + 2, &place.next.to_be_bytes());
-        set(&mut self.page, at + 4, &entry.vnode.to_be_bytes());
-        set(&mut self.page, at + 8, &entry.unique.to_be_bytes());
+        set(&mut self.page, at + 4, &entry.fid.vnode.to_be_bytes());
+        set(&mut self.page, at + 8, &entry.fid.unique.to_be_bytes());
         set(&mut self.page, at + NAME_AT, entry.name);
         Ok(())
     }

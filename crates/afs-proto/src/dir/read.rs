@@ -9,6 +9,7 @@ use super::{
     HASHES_AT, NAME_AT, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, TAG, blob_bits, blobs, chain_of,
     first_blob,
 };
+use crate::Fid;
 
 /// Defect found in directory pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -59,13 +60,13 @@ impl<'a> Directory<'a> {
         Ok(directory)
     }
 
-    /// Looks up vnode and uniquifier of a name; `.` and `..` are ordinary names.
-    pub fn lookup(&self, name: &[u8]) -> Option<(u32, u32)> {
+    /// Looks up the file that a name refers to; `.` and `..` are ordinary names.
+    pub fn lookup(&self, name: &[u8]) -> Option<Fid> {
         let mut entries = self
             .chain(chain_of(name))
             .filter_map(|number| self.entry(number));
-        let found = entries.find(|found| found.entry.name == name)?.entry;
-        Some((found.vnode, found.unique))
+        let found = entries.find(|found| found.entry.name == name)?;
+        Some(found.entry.fid)
     }
 
     /// Iterates over all entries in page order, `.` and `..` first.
@@ -159,8 +160,10 @@ impl<'a> Directory<'a> {
             bits: blob_bits(blob, blobs(name.len())),
             entry: Entry {
                 name,
-                vnode: u32::from_be_bytes(part(bytes, 4)),
-                unique: u32::from_be_bytes(part(bytes, 8)),
+                fid: Fid {
+                    vnode: u32::from_be_bytes(part(bytes, 4)),
+                    unique: u32::from_be_bytes(part(bytes, 8)),
+                },
             },
         })
     }

@@ -3,11 +3,10 @@
 use super::{Change, RequestContext};
 use crate::acl::ACL_ATTRIBUTE;
 use crate::error::{CallResult, Fault};
-use crate::fid::Fid;
 use crate::stats::add;
 use afs_proto::acl::AccessList;
 use afs_proto::fs::Reply;
-use afs_proto::{AfsFid, Opaque, Rights};
+use afs_proto::{AfsFid, Fid, Opaque, Rights};
 use fs::SetXattr;
 use rx::Call;
 

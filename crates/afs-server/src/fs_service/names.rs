@@ -7,11 +7,11 @@ use super::{ANONYMOUS, Change, RequestContext, SET_ID, fid_of};
 use crate::callback::GrantedPromise;
 use crate::directories::Pages;
 use crate::error::{CallResult, Fault};
-use crate::fid::Fid;
+use crate::fid;
 use crate::lanes;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
-use afs_proto::{AfsFid, Rights};
+use afs_proto::{AfsFid, Fid, Rights};
 use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
@@ -285,7 +285,7 @@ impl RequestContext<'_> {
 /// names left.
 pub(super) fn lost_a_name(attr: &Attr) -> Option<Change> {
     let is_answered = attr.inode.is_dir() || attr.inode.links == 0;
-    Fid::of(attr).map(|fid| Change {
+    fid::of(attr).map(|fid| Change {
         ino: attr.ino,
         fid,
         is_answered,

@@ -4,10 +4,10 @@ use super::names::lost_a_name;
 use super::{Change, RequestContext, fid_of};
 use crate::directories::{Directory, Pages};
 use crate::error::{CallResult, Fault};
-use crate::fid::Fid;
+use crate::fid;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, Reply};
-use afs_proto::{Abort, AfsFid, Rights};
+use afs_proto::{Abort, AfsFid, Fid, Rights};
 use fs::{Attr, Ino, Kind};
 use std::sync::{Arc, MutexGuard};
 
@@ -53,7 +53,7 @@ impl RequestContext<'_> {
                 // A failed rename may have taken effect.
                 Err(_) => {
                     let dirs = [(dirs.0, Fid::from(old.0)), (dirs.1, Fid::from(new.0))];
-                    let moved = Fid::of(&moved).map(|fid| (moved.ino, fid));
+                    let moved = fid::of(&moved).map(|fid| (moved.ino, fid));
                     let all = dirs.into_iter().chain(moved);
                     all.map(|(ino, fid)| Change::answered(ino, fid)).collect()
                 }

@@ -7,13 +7,12 @@
 use super::{ANONYMOUS, Change, RequestContext, SET_ID};
 use crate::admission::RequestReader;
 use crate::error::{CallResult, DENIED, Fault};
-use crate::fid::Fid;
 use crate::lanes;
 use crate::stats::add;
 use crate::stores::Store;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsStoreStatus, Reply};
-use afs_proto::{Abort, AfsFid, Rights};
+use afs_proto::{Abort, AfsFid, Fid, Rights};
 use fs::{Attr, FileType, Handle, Ino, Lane, SetAttr, SetTime, Time, WritePosition};
 use rx::{Bytes, Call};
 use std::sync::Arc;
