@@ -82,6 +82,15 @@ pub struct NewVolume {
     pub owner: (u32, u32),
 }
 
+/// Condition of the removal of a read-write volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Only without files and directories.
+    IfEmpty,
+    /// With its files and directories.
+    WithFiles,
+}
+
 /// Parameters of a new mount point.
 #[derive(Debug, Clone, Copy)]
 pub struct MountPoint<'a> {
@@ -195,12 +204,11 @@ impl Administration {
         self.volume(&clone)
     }
 
-    /// Removes a volume permanently, and a read-write volume's replica and backup with it. `force`
-    /// is required if a read-write volume is not empty.
+    /// Removes a volume permanently, and a read-write volume's replica and backup with it.
     ///
     /// # Errors
     /// The volume does not exist, is required by the cell, has other snapshots, or is not empty.
-    pub fn remove(&self, name: &str, force: bool) -> Result<()> {
+    pub fn remove(&self, name: &str, removal: Removal) -> Result<()> {
         let volume = self.volume(name)?;
         let name = volume.name.clone();
         if ROOTS.contains(&name.as_str()) {
@@ -210,7 +218,7 @@ impl Administration {
         let failed = || files(format!("cannot remove '{name}'"));
         let record = volume.files.fileset().record().map_err(failed())?;
         let holds = record.used_inodes.saturating_sub(1);
-        if volume.kind == Kind::ReadWrite && holds > 0 && !force {
+        if volume.kind == Kind::ReadWrite && holds > 0 && removal == Removal::IfEmpty {
             return Err(AdminError::Refused(format!(
                 "'{name}' is not empty ({holds} files and directories); --force removes them \
                  permanently"
@@ -245,7 +253,7 @@ impl Administration {
     /// Hides a volume from clients, waits for their calls to end, and removes it.
     fn remove_volume(&self, volume: Arc<Volume>) -> Result<()> {
         let tree = volume.files.fileset().id();
-        self.volumes().hide(tree, true);
+        self.volumes().hide(tree);
         let removed = self.refresh().and_then(|()| {
             let until = Instant::now() + LEAVE;
             while Arc::strong_count(&volume) > 1 && Instant::now() < until {
@@ -255,7 +263,7 @@ impl Administration {
             volume.files.close().map_err(failed)?;
             self.remove_tree(tree, &volume.name)
         });
-        self.volumes().hide(tree, false);
+        self.volumes().show(tree);
         match removed {
             Ok(()) => Ok(()),
             // The fileset still exists, so make it visible again.

@@ -11,20 +11,29 @@ pub(crate) type CallResult<T> = Result<T, Fault>;
 pub(crate) enum Fault {
     /// AFS abort code.
     Code(Abort),
-    /// Linux errno: sent as a table code to clients that know the error table, as is to others.
+    /// Linux errno: sent in the [`ErrnoForm`] of the client.
     Errno(i32),
     /// The call itself failed; the client knows.
     Call(rx::Error),
 }
 
+/// Form in which a client receives errno values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ErrnoForm {
+    /// Codes of the error table, for clients that know it.
+    Table,
+    /// Values of Linux.
+    Linux,
+}
+
 impl Fault {
-    /// Returns the abort code for a client that knows the error table, or does not.
-    pub(crate) fn code(self, knows_table: bool) -> Abort {
-        match self {
-            Fault::Code(code) => code,
-            Fault::Errno(errno) if knows_table => Abort::from_errno(errno),
-            Fault::Errno(errno) => Abort(errno),
-            Fault::Call(error) => Abort(rx::Abort::from(error).0),
+    /// Returns the abort code for a client.
+    pub(crate) fn code(self, errno_form: ErrnoForm) -> Abort {
+        match (self, errno_form) {
+            (Fault::Code(code), _) => code,
+            (Fault::Errno(errno), ErrnoForm::Table) => Abort::from_errno(errno),
+            (Fault::Errno(errno), ErrnoForm::Linux) => Abort(errno),
+            (Fault::Call(error), _) => Abort(rx::Abort::from(error).0),
         }
     }
 }

@@ -15,7 +15,7 @@ mod volumes;
 use crate::acl::{Allowed, Caller};
 use crate::breaks::CallbackBreaks;
 use crate::callback::GrantedPromise;
-use crate::error::{CallResult, DENIED};
+use crate::error::{CallResult, DENIED, ErrnoForm, Fault};
 use crate::fid;
 use crate::hosts::Host;
 use crate::shared::{Shared, receive};
@@ -53,7 +53,7 @@ impl Handler for FileService {
 
 impl FileService {
     fn answer(&self, call: &mut Call) -> Result<(), Abort> {
-        let plain = |fault: crate::error::Fault| fault.code(false);
+        let plain = |fault: Fault| fault.code(ErrnoForm::Linux);
         self.shared.check_allowed(call).map_err(plain)?;
         let parse = |bytes: &[u8]| prefix::<Request<'_>>(bytes).map(drop);
         let head = receive(call, &self.shared.hosts.admission, parse).map_err(plain)?;
@@ -74,7 +74,7 @@ impl FileService {
         request: &Request<'_>,
         data: rx::Bytes,
     ) -> Result<(), Abort> {
-        let plain = |fault: crate::error::Fault| fault.code(false);
+        let plain = |fault: Fault| fault.code(ErrnoForm::Linux);
         if let Some(reply) = self.about_server(call, request).map_err(plain)? {
             return write(call, &reply).map_err(plain);
         }
@@ -85,7 +85,7 @@ impl FileService {
         };
         visit
             .answer(call, request, data)
-            .map_err(|fault| fault.code(visit.host.knows_table()))
+            .map_err(|fault| fault.code(visit.host.errno_form()))
     }
 
     /// Handles RPCs that concern no file and need no known client. Clients use `GetTime` and
@@ -262,7 +262,7 @@ impl RequestContext<'_> {
         let ino = volume.ino(fid)?;
         let attr = volume.files.attr(ino)?;
         if !attr.inode.is_dir() {
-            return Err(crate::error::Fault::Errno(libc::ENOTDIR));
+            return Err(Fault::Errno(libc::ENOTDIR));
         }
         let allowed = self.check(&volume, &attr, wanted)?;
         Ok((volume, attr, allowed))
@@ -315,5 +315,5 @@ impl RequestContext<'_> {
 }
 
 fn fid_of(attr: &Attr) -> CallResult<Fid> {
-    fid::of(attr).ok_or(crate::error::Fault::Errno(libc::EOVERFLOW))
+    fid::of(attr).ok_or(Fault::Errno(libc::EOVERFLOW))
 }

@@ -20,7 +20,7 @@
 
 use crate::admission::{AdmissionControl, QUICK};
 use crate::config::Config;
-use crate::error::{CallResult, Fault};
+use crate::error::{CallResult, ErrnoForm, Fault};
 use crate::outbox::Outbox;
 use crate::resets::Resets;
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
@@ -121,7 +121,7 @@ pub enum ClientState {
 struct State {
     stage: Stage,
     uuid: Option<Uuid>,
-    knows_table: bool,
+    errno_form: ErrnoForm,
     connection: Option<Connection>,
     /// Consecutive identity queries without an answer.
     unanswered: u32,
@@ -310,9 +310,13 @@ impl Hosts {
                 capabilities,
             }) => {
                 let first = capabilities.first().copied().unwrap_or_default();
-                (address.uuid, first & capability::ERRORTRANS != 0)
+                let errno_form = match first & capability::ERRORTRANS {
+                    0 => ErrnoForm::Linux,
+                    _ => ErrnoForm::Table,
+                };
+                (address.uuid, errno_form)
             }
-            Ok(cb::Reply::WhoAreYou { address }) => (address.uuid, false),
+            Ok(cb::Reply::WhoAreYou { address }) => (address.uuid, ErrnoForm::Linux),
             _ => return IdentityReply::Nothing,
         };
         match self.end_promises(connection) {
@@ -392,9 +396,9 @@ impl Hosts {
 
 /// Result of an identity query.
 enum IdentityReply {
-    /// Identity, and whether the client knows the error table. It knows that all promises have
-    /// ended.
-    Who((Uuid, bool)),
+    /// Identity, and the form of errno values that the client understands. It knows that all
+    /// promises have ended.
+    Who((Uuid, ErrnoForm)),
     /// The client responds, but has no callback service.
     NoCallbacks,
     Nothing,
@@ -435,7 +439,7 @@ impl Host {
             state: Mutex::new(State {
                 stage: Stage::New,
                 uuid: None,
-                knows_table: false,
+                errno_form: ErrnoForm::Linux,
                 connection: None,
                 unanswered: 0,
                 misses: 0,
@@ -463,13 +467,13 @@ impl Host {
     /// Records a successful identity query, after which all earlier promises have ended.
     fn answered(
         &self,
-        (uuid, knows_table): (Uuid, bool),
+        (uuid, errno_form): (Uuid, ErrnoForm),
         connection: Connection,
         distrusted: Option<Instant>,
     ) {
         let mut state = self.lock();
         state.uuid = Some(uuid);
-        state.knows_table = knows_table;
+        state.errno_form = errno_form;
         state.connection = Some(connection);
         state.unanswered = 0;
         state.distrusted = state.distrusted.max(distrusted);
@@ -516,9 +520,9 @@ impl Host {
         self.era.fetch_add(1, Relaxed);
     }
 
-    /// Checks whether the client understands codes of the error table.
-    pub(crate) fn knows_table(&self) -> bool {
-        self.lock().knows_table
+    /// Returns the form of errno values that the client understands.
+    pub(crate) fn errno_form(&self) -> ErrnoForm {
+        self.lock().errno_form
     }
 
     /// Returns the connection for calls to the client.

@@ -46,7 +46,7 @@ mod vl;
 mod volume;
 
 pub use acl::{ACL_ATTRIBUTE, Caller, is_known};
-pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS};
+pub use admin::{AdminError, Administration, MountPoint, NewVolume, ROOTS, Removal};
 pub use config::{Config, NoPrefix, Prefix};
 pub use fid::ino_of;
 pub use hosts::{Client, ClientState};

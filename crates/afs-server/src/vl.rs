@@ -4,7 +4,7 @@
 //! server by UUID, whose addresses the client then requests.
 
 use crate::admission::AdmissionControl;
-use crate::error::{CallResult, Fault};
+use crate::error::{CallResult, ErrnoForm, Fault};
 use crate::shared::{Shared, receive};
 use crate::volume::{Kind, Volume};
 use afs_proto::vl::{
@@ -33,7 +33,7 @@ impl Handler for Location {
     fn serve(&self, call: &mut Call) -> Result<(), rx::Abort> {
         home(Layer::Protocol);
         self.answer(call)
-            .map_err(|fault| rx::Abort(fault.code(true).0))
+            .map_err(|fault| rx::Abort(fault.code(ErrnoForm::Table).0))
     }
 }
 

@@ -17,7 +17,7 @@ use afs_proto::{Abort, AfsFid, AfsVolSync, Fid};
 use cache::Cache;
 use fs::{Attr, Files, Fs, Ino, TreeId, TreeRecord};
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 
 /// Volume number.
 pub type VolumeId = u32;
@@ -212,11 +212,7 @@ impl Volumes {
     pub fn refresh(&self) -> fs::Result<Vec<VolumeId>> {
         let _alone = self.refreshing.lock().expect("no panic under this lock");
         let trees = self.fs.filesets();
-        let hidden = self
-            .hidden
-            .lock()
-            .expect("no panic under this lock")
-            .clone();
+        let hidden = self.hidden().clone();
         let wanted: Vec<_> = trees
             .iter()
             .filter(|(tree, _)| !hidden.contains(tree))
@@ -257,14 +253,18 @@ impl Volumes {
         first.map(|()| changed)
     }
 
-    /// Hides a tree from clients, from the next refresh on, or shows it again.
-    pub(crate) fn hide(&self, tree: TreeId, hide: bool) {
-        let mut hidden = self.hidden.lock().expect("no panic under this lock");
-        if hide {
-            hidden.insert(tree)
-        } else {
-            hidden.remove(&tree)
-        };
+    /// Hides a tree from clients, from the next refresh on.
+    pub(crate) fn hide(&self, tree: TreeId) {
+        self.hidden().insert(tree);
+    }
+
+    /// Shows a hidden tree again, from the next refresh on.
+    pub(crate) fn show(&self, tree: TreeId) {
+        self.hidden().remove(&tree);
+    }
+
+    fn hidden(&self) -> MutexGuard<'_, HashSet<TreeId>> {
+        self.hidden.lock().expect("no panic under this lock")
     }
 
     fn make(

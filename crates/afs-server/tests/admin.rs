@@ -5,7 +5,7 @@ mod common;
 use afs_proto::acl::{AccessList, Entry};
 use afs_proto::fs::FileType;
 use afs_proto::{Abort, AfsFid, Rights};
-use afs_server::{AdminError, Kind, MountPoint, NewVolume};
+use afs_server::{AdminError, Kind, MountPoint, NewVolume, Removal};
 use block::BlockDevice;
 use block_testing::Mem;
 use common::{Cell, Client, VOLUME, config};
@@ -147,18 +147,19 @@ fn a_volume_is_removed_when_that_is_wanted_and_its_clients_are_told() {
         .expect("stored");
     admin.clone_volume("doomed", Kind::Backup).expect("made");
     admin.set_quota("doomed", 1 << 20).expect("set");
-    let refused = admin.remove("doomed", false);
+    let refused = admin.remove("doomed", Removal::IfEmpty);
     assert!(
         matches!(refused, Err(AdminError::Refused(_))),
         "{refused:?}"
     );
     client.status(file).expect("there still");
     client.ears.take();
-    admin.remove("doomed", true).expect("removed");
+    admin.remove("doomed", Removal::WithFiles).expect("removed");
     assert_eq!(client.ears.take(), [all_of(made)]);
     assert_eq!(client.status(file), Err(Abort::VNOVOL));
     assert!(admin.volume("doomed").is_err() && admin.volume("doomed.backup").is_err());
-    assert!(admin.remove(VOLUME, true).is_err(), "a cell needs it");
+    let needed = admin.remove(VOLUME, Removal::WithFiles);
+    assert!(needed.is_err(), "a cell needs it");
     // Its number is never reused.
     assert_ne!(admin.create(&new("doomed")).expect("made").id, made);
 }

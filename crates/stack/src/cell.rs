@@ -19,7 +19,7 @@ use crate::{Error, Result, Settings, device, volume};
 use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
-use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Volume};
+use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Removal, Volume};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -289,7 +289,12 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             Ok(shown(&*admin.volume(name)?))
         }
         CellRequest::Remove { name, force } => {
-            admin.remove(name, *force)?;
+            let removal = if *force {
+                Removal::WithFiles
+            } else {
+                Removal::IfEmpty
+            };
+            admin.remove(name, removal)?;
             Ok(json!({ "removed": name }))
         }
     }

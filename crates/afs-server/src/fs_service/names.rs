@@ -12,7 +12,7 @@ use crate::lanes;
 use crate::volume::Volume;
 use afs_proto::fs::{AfsFetchStatus, AfsStoreStatus, Reply};
 use afs_proto::{AfsFid, Fid, Rights};
-use fs::{Attr, FileType, Ino, New, SetAttr, SetTime, Time};
+use fs::{Attr, FileType, Files, Ino, New, SetAttr, SetTime, Time};
 use std::sync::Arc;
 
 /// Mode of a file if the client sends none.
@@ -183,7 +183,7 @@ impl RequestContext<'_> {
         directory: &AfsFid,
         name: &[u8],
     ) -> CallResult<Reply<'static>> {
-        let (volume, directory_status) = self.remove(directory, name, false)?;
+        let (volume, directory_status) = self.remove(directory, name, Files::unlink)?;
         Ok(Reply::RemoveFile {
             directory_status,
             sync: volume.sync(),
@@ -191,7 +191,7 @@ impl RequestContext<'_> {
     }
 
     pub(super) fn remove_dir(&self, directory: &AfsFid, name: &[u8]) -> CallResult<Reply<'static>> {
-        let (volume, directory_status) = self.remove(directory, name, true)?;
+        let (volume, directory_status) = self.remove(directory, name, Files::rmdir)?;
         Ok(Reply::RemoveDir {
             directory_status,
             sync: volume.sync(),
@@ -202,7 +202,7 @@ impl RequestContext<'_> {
         &self,
         directory: &AfsFid,
         name: &[u8],
-        is_dir: bool,
+        remove: fn(&Files, Ino, &[u8]) -> fs::Result<Attr>,
     ) -> CallResult<(Arc<Volume>, AfsFetchStatus)> {
         let (volume, dir, _) = self.directory(directory, Rights::DELETE)?;
         let locked = volume.directories.of(dir.ino);
@@ -210,11 +210,7 @@ impl RequestContext<'_> {
         // Check first, so that a missing name leaves no mark.
         let named = volume.files.lookup(dir.ino, name)?;
         let before = pages.prepare(&volume.files, None)?;
-        let removed = if is_dir {
-            volume.files.rmdir(dir.ino, name)
-        } else {
-            volume.files.unlink(dir.ino, name)
-        };
+        let removed = remove(&volume.files, dir.ino, name);
         let mut changed = vec![Change::answered(dir.ino, directory.into())];
         changed.extend(lost_a_name(removed.as_ref().unwrap_or(&named)));
         let removed = removed.map_err(Fault::from).and_then(|gone| {

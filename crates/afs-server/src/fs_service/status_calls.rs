@@ -30,7 +30,7 @@ impl RequestContext<'_> {
     }
 
     pub(super) fn inline_bulk_status(&self, fids: &[AfsFid]) -> CallResult<Reply<'static>> {
-        let knows_table = self.host.knows_table();
+        let errno_form = self.host.errno_form();
         let mut sync = Default::default();
         let mut statuses = Vec::with_capacity(fids.len());
         let mut callbacks = Vec::with_capacity(fids.len());
@@ -42,7 +42,7 @@ impl RequestContext<'_> {
                 }
                 Err(Fault::Call(error)) => return Err(error.into()),
                 Err(fault) => {
-                    let status = AfsFetchStatus::failed(fault.code(knows_table));
+                    let status = AfsFetchStatus::failed(fault.code(errno_form));
                     (status, None)
                 }
             };
