@@ -4,7 +4,7 @@
 //! `ExpStatSN`; commands keep their order. Task data is referenced, not buffered: by
 //! [`Payload::Task`] on output, by [`Event::Data`] and [`Session::direct`] on input.
 
-use crate::framer::{Frame, Framer};
+use crate::framer::{Digests, Frame, Framer};
 use crate::params::Params;
 use crate::pdu::{BHS_BYTES, Bhs, FINAL, NO_TAG, opcode, padding};
 use crate::serial::{Window, before};
@@ -205,11 +205,11 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(params: Params, lun: [u8; 8], cmd_sn: u32, login: &Bhs) -> Session {
-        let framer = Framer::new(
-            params.header_digest,
-            params.data_digest,
-            params.max_recv_data_segment,
-        );
+        let digests = Digests {
+            header: params.header_digest,
+            data: params.data_digest,
+        };
+        let framer = Framer::new(digests, params.max_recv_data_segment);
         Session {
             framer,
             lun,
