@@ -2,7 +2,7 @@
 //! of many pages.
 
 use crate::frames::PAGE_BYTES;
-use crate::latch::Latch;
+use crate::latch::{Content, Latch};
 use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, LeafAt};
 use crate::mapped::Mapped;
 use crate::page_state::PageLocation;
@@ -36,7 +36,7 @@ impl Vnode {
             return false;
         };
         latch.home() == PageLocation::Frame(from.0) && !latch.is_held() && {
-            latch.move_to(to, true);
+            latch.move_to(to, Content::Kept);
             true
         }
     }

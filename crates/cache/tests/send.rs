@@ -5,7 +5,7 @@
 mod touch;
 
 use block_testing::{Mem, Random};
-use cache::send::{Datagrams, Parts, RangeSend, SendError, UdpSender};
+use cache::send::{Datagrams, Parts, Push, RangeSend, SendError, UdpSender};
 use cache::{
     Access, Cache, Config, DEVICE_FILE, DevicePager, FileId, OpenFile, PAGE_BYTES, Session, Vnode,
     Volume,
@@ -231,7 +231,7 @@ fn each_page_is_as_it_was_at_one_moment_of_its_send() {
             );
             let mut parts = Parts::new();
             parts.pages(&held, 0..(PAGES * PAGE) as usize);
-            while let Err(error) = parts.send(&sender, false) {
+            while let Err(error) = parts.send(&sender, Push::Now) {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
                 wait_writable(&sender);
             }
@@ -273,7 +273,7 @@ fn headers_stand_where_the_caller_put_them() {
     let mut got = vec![0; expected.len()];
     std::thread::scope(|scope| {
         scope.spawn(|| receiver.read_exact(&mut got).unwrap());
-        while let Err(error) = parts.send(&sender, false) {
+        while let Err(error) = parts.send(&sender, Push::Now) {
             assert_eq!(error.kind(), ErrorKind::WouldBlock);
             wait_writable(&sender);
         }
@@ -346,7 +346,7 @@ fn what_was_lent_is_as_it_was_until_the_last_loan_is_given_back() {
     let mut got = vec![0; 8 * PAGE_BYTES];
     std::thread::scope(|scope| {
         scope.spawn(|| receiver.read_exact(&mut got).unwrap());
-        while parts.send(&sender, false).is_err() {
+        while parts.send(&sender, Push::Now).is_err() {
             wait_writable(&sender);
         }
     });

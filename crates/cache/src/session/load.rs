@@ -203,7 +203,9 @@ impl Session {
     /// Completes the read of a run.
     pub(super) fn loaded(&mut self, load: Load, result: Result<()>) {
         if let Err(error) = &result {
-            self.give_up_load(&load, error, true);
+            self.give_up_load(&load, error);
+            let frames = load.pages.iter().map(|(_, frame)| *frame);
+            self.shared.core.pool.put(frames);
             return self.jobs.io_done(load.job, result);
         }
         let mut task = load.job.and_then(|id| self.jobs.take(id));
@@ -262,8 +264,8 @@ impl Session {
         self.jobs.io_done(load.job, result);
     }
 
-    /// Aborts the load of a run that failed.
-    fn give_up_load(&self, load: &Load, error: &Error, frames_are_ours: bool) {
+    /// Aborts the load of a run that failed; its frames are left to the caller.
+    fn give_up_load(&self, load: &Load, error: &Error) {
         let vnode = &load.open.vnode;
         let range = load.first..load.first + load.pages.len() as u64;
         vnode.failed_loads.record(range.clone(), error.clone());
@@ -274,14 +276,11 @@ impl Session {
             }
             vnode.index().release(page / LEAF_PAGES, *at);
         }
-        if frames_are_ours {
-            let frames = load.pages.iter().map(|(_, frame)| *frame);
-            self.shared.core.pool.put(frames);
-        }
     }
 
     pub(super) fn load_lost(&mut self, load: Load, error: &Error) {
-        self.give_up_load(&load, error, false);
+        // The device may still write to the frames, so they are not reused.
+        self.give_up_load(&load, error);
         self.jobs.io_done(load.job, Err(error.clone()));
     }
 

@@ -38,7 +38,7 @@ pub struct Vnode {
     pub(crate) ranges: Ranges,
     pub(crate) failed_loads: FailedLoads,
     attributes: SharedAttributes,
-    metadata: bool,
+    class: FileClass,
     pub(crate) opens: OpenStates,
     /// If not [`ALIVE`], no page is loaded any more, and pages whose I/O ends are dropped.
     dead: AtomicU8,
@@ -51,6 +51,23 @@ const ALIVE: u8 = 0;
 const UNLINKED: u8 = 1;
 const CLOSED: u8 = 2;
 
+/// Class of a file's pages in the policy, fixed when the vnode is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileClass {
+    Data,
+    /// Its pages count towards `metadata_share`.
+    Metadata,
+}
+
+/// Reason for which a vnode drops its pages and loads no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// The file was removed.
+    Unlinked,
+    /// Its volume was closed.
+    Closed,
+}
+
 /// Size of a file in bytes, and the number of times it was lowered.
 struct FileSize {
     bytes: AtomicU64,
@@ -62,7 +79,7 @@ impl Vnode {
         number: u64,
         file: FileId,
         size: u64,
-        metadata: bool,
+        class: FileClass,
         below: Arc<VolumeShared>,
     ) -> Vnode {
         let slab = Arc::clone(&below.core.slab);
@@ -81,7 +98,7 @@ impl Vnode {
             ranges: Ranges::default(),
             failed_loads: FailedLoads::default(),
             attributes: SharedAttributes::default(),
-            metadata,
+            class,
             opens: OpenStates::default(),
             dead: AtomicU8::new(ALIVE),
             mapped: OnceLock::new(),
@@ -163,15 +180,14 @@ impl Vnode {
 
     /// Reports whether the file holds metadata.
     pub fn is_metadata(&self) -> bool {
-        self.metadata
+        self.class == FileClass::Metadata
     }
 
     /// Returns the class for the policy of a page of this file that is loaded as `entry`.
     pub(crate) fn entry(&self, entry: Entry) -> Entry {
-        if self.metadata {
-            Entry::Metadata
-        } else {
-            entry
+        match self.class {
+            FileClass::Data => entry,
+            FileClass::Metadata => Entry::Metadata,
         }
     }
 
@@ -188,7 +204,7 @@ impl Vnode {
         FileStats {
             file: self.file,
             size: self.size(),
-            metadata: self.metadata,
+            metadata: self.is_metadata(),
             attributes: self.attributes(),
             counts: self.counts(),
             resident_bytes: pages.saturating_sub(mapped) * PAGE_BYTES as u64,
@@ -217,8 +233,11 @@ impl Vnode {
     }
 
     /// Marks the file as removed, or as belonging to a closed volume, and sets its size to 0.
-    pub(crate) fn mark_dead(&self, closed: bool) {
-        let dead = if closed { CLOSED } else { UNLINKED };
+    pub(crate) fn mark_dead(&self, death: Death) {
+        let dead = match death {
+            Death::Unlinked => UNLINKED,
+            Death::Closed => CLOSED,
+        };
         self.dead.store(dead, Release);
         self.shrink(0);
     }
