@@ -5,7 +5,7 @@
 
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
-use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::leaf::{Leaf, LeafAt, LeafNo};
 use crate::loan::Loan;
 use crate::mapped::Mapped;
 use crate::page_state::{PageLocation, PageState, StateSnapshot};
@@ -313,7 +313,8 @@ impl<'a> Latch<'a> {
         }
         let wasted = u64::from(self.snap.is_ahead());
         self.vnode.opens.closed.left(reason, 1, wasted);
-        self.vnode.index().release(self.page / LEAF_PAGES, self.at);
+        let (number, _) = LeafNo::of_page(self.page);
+        self.vnode.index().release(number, self.at);
         std::mem::forget(self);
     }
 
@@ -361,7 +362,7 @@ impl<'a> Latch<'a> {
     }
 
     fn index(&self) -> u32 {
-        (self.page % LEAF_PAGES) as u32
+        LeafNo::index_of(self.page)
     }
 
     fn bit(&self) -> u64 {

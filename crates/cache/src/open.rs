@@ -6,7 +6,7 @@
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{PageRef, pause};
-use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::leaf::{LeafAt, LeafNo};
 use crate::page_state::{PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
 use crate::stats::add;
@@ -34,7 +34,7 @@ const ASKED_MAX: u32 = 4;
 
 /// The leaf found last, so that a stream searches the index once in 56 pages.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Last(Option<(u64, LeafAt)>);
+pub(crate) struct Last(Option<(LeafNo, LeafAt)>);
 
 /// A pin that was taken, to be released by a [`PageRef`].
 #[derive(Clone, Copy)]
@@ -342,7 +342,7 @@ impl Last {
     /// Looks up the probable leaf and index of a page; the caller verifies the leaf's tag.
     #[inline]
     fn guess(&self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
-        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
         match self.0 {
             Some((last, at)) if last == number => Some((at, index)),
             _ => Some((vnode.index().guess(number)?, index)),
@@ -352,7 +352,7 @@ impl Last {
     /// Records that this is the page's leaf.
     #[inline]
     fn is(&mut self, page: u64, at: LeafAt) {
-        self.0 = Some((page / LEAF_PAGES, at));
+        self.0 = Some((LeafNo::of_page(page).0, at));
     }
 }
 

@@ -10,7 +10,7 @@ use super::job::{Job, Target};
 use super::sync::{SyncWork, mask_of};
 use crate::frames::ones;
 use crate::latch::pause;
-use crate::leaf::LEAF_PAGES;
+use crate::leaf::LeafNo;
 use crate::stats::{EvictReason, add};
 use crate::tree::Vnode;
 use block::{Error, ErrorKind, Op};
@@ -143,11 +143,10 @@ impl Session {
         if pages.is_empty() {
             return Dropped::All;
         }
-        let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
         let mut dropped = Dropped::All;
-        for (number, _) in vnode.index().range(numbers) {
+        for (number, _) in vnode.index().range(LeafNo::of_pages(pages)) {
             for index in ones(mask_of(number, pages)) {
-                let page = number * LEAF_PAGES + u64::from(index);
+                let page = number.page(index);
                 match self.drop_page(vnode, page, cause) {
                     Dropped::All => {}
                     Dropped::Leased => return Dropped::Leased,

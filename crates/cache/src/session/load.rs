@@ -4,7 +4,7 @@ use super::io::{Io, Load, bufs_to_fill};
 use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
-use crate::leaf::LEAF_PAGES;
+use crate::leaf::LeafNo;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
 use crate::stats::add;
@@ -139,7 +139,7 @@ impl Session {
         frame: FrameNo,
         pages: &mut Vec<(crate::leaf::LeafAt, FrameNo)>,
     ) -> LoadStart {
-        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
         let at = vnode.index().acquire(number);
         let word = vnode.index().leaf(at).word(index);
         if !word.begin_load(word.load(), frame.0) {
@@ -232,7 +232,7 @@ impl Session {
             .zip(load.first..)
             .map(|((at, frame), page)| {
                 let leaf = vnode.index().leaf(*at);
-                (*frame, leaf.key((page % LEAF_PAGES) as u32))
+                (*frame, leaf.key(LeafNo::index_of(page)))
             });
         pool.inserted(keyed, vnode.entry(load.entry));
         let ahead = load.entry == Entry::Prefetched;
@@ -243,7 +243,7 @@ impl Session {
             if dirty {
                 vnode.mark_dirty(*at, page);
             }
-            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            let word = vnode.index().leaf(*at).word(LeafNo::index_of(page));
             let awaited = if ahead {
                 word.publish_ahead()
             } else {
@@ -270,11 +270,12 @@ impl Session {
         let range = load.first..load.first + load.pages.len() as u64;
         vnode.failed_loads.record(range.clone(), error.clone());
         for (page, (at, _)) in range.zip(&load.pages) {
-            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            let (number, index) = LeafNo::of_page(page);
+            let word = vnode.index().leaf(*at).word(index);
             if word.abort_load() {
                 self.wake_loads(word);
             }
-            vnode.index().release(page / LEAF_PAGES, *at);
+            vnode.index().release(number, *at);
         }
     }
 

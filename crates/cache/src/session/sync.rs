@@ -9,7 +9,7 @@ use super::job::Job;
 use super::{PAGE, Session};
 use crate::flushes::Turn;
 use crate::frames::ones;
-use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::leaf::{LEAF_PAGES, LeafAt, LeafNo};
 use crate::policy::FrameNo;
 use crate::stats::EvictReason;
 use crate::tree::Vnode;
@@ -47,7 +47,7 @@ enum Flush {
 
 /// Remaining work on one leaf.
 struct LeafWork {
-    number: u64,
+    number: LeafNo,
     at: LeafAt,
     /// Pages to write.
     send: u64,
@@ -81,13 +81,12 @@ impl SyncWork {
 
     /// Creates a sync of a range of pages, which a later flush makes durable.
     pub(super) fn pages(vnode: &Vnode, pages: Range<u64>) -> SyncWork {
-        let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
         let leaves = if pages.is_empty() {
             Vec::new()
         } else {
-            vnode.dirty_leaves(numbers)
+            vnode.dirty_leaves(LeafNo::of_pages(&pages))
         };
-        let work = |(number, at): (u64, LeafAt)| {
+        let work = |(number, at): (LeafNo, LeafAt)| {
             let leaf = vnode.index().leaf(at);
             let wanted = mask_of(number, &pages);
             let send = leaf.dirty() & wanted;
@@ -108,8 +107,8 @@ impl SyncWork {
 }
 
 /// Computes the pages of a leaf that lie in a range.
-pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
-    let first = number * LEAF_PAGES;
+pub(super) fn mask_of(number: LeafNo, pages: &Range<u64>) -> u64 {
+    let first = number.page(0);
     let from = pages.start.saturating_sub(first).min(LEAF_PAGES);
     let to = pages.end.saturating_sub(first).min(LEAF_PAGES);
     if from >= to {
@@ -235,7 +234,7 @@ impl Session {
                 if job.in_flight >= STORES_MAX {
                     break;
                 }
-                let page = work.number * LEAF_PAGES + u64::from(index);
+                let page = work.number.page(index);
                 match self.begin_store(vnode, page, Initiator::Caller) {
                     StoreStart::Frame(frame) => {
                         job.starved_since = None;
@@ -324,7 +323,7 @@ impl Session {
     pub(crate) fn store_leaves(
         &mut self,
         vnode: &Arc<Vnode>,
-        leaves: &[(u64, LeafAt)],
+        leaves: &[(LeafNo, LeafAt)],
         most: usize,
     ) -> usize {
         let mut run = Run::default();
@@ -338,7 +337,7 @@ impl Session {
                 if count >= most {
                     break;
                 }
-                let page = number * LEAF_PAGES + u64::from(index);
+                let page = number.page(index);
                 let frame = match self.begin_store(vnode, page, Initiator::Background) {
                     StoreStart::Frame(frame) => frame,
                     // Other pages, in frames of their own, may still be written.
@@ -375,7 +374,7 @@ impl Session {
             while self.runs_in_flight().1 >= STORES_MAX {
                 self.poll(Wait::Block)?;
             }
-            let leaves = vnode.dirty_leaves(0..=u64::MAX);
+            let leaves = vnode.dirty_leaves(LeafNo::all());
             self.store_leaves(vnode, &leaves, self.shared.cluster_pages());
         }
         Ok(())
@@ -508,11 +507,14 @@ mod tests {
 
     #[test]
     fn the_mask_of_a_leaf_has_the_pages_of_the_range() {
-        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX >> 8);
-        assert_eq!(mask_of(1, &(0..56)), 0);
-        assert_eq!(mask_of(1, &(0..57)), 1);
-        assert_eq!(mask_of(1, &(111..500)), 1 << 55);
-        assert_eq!(mask_of(2, &(114..117)), 0b11100);
-        assert_eq!(mask_of(3, &(5..5)), 0);
+        let mask = |number: u64, pages: Range<u64>| {
+            mask_of(LeafNo::of_page(number * LEAF_PAGES).0, &pages)
+        };
+        assert_eq!(mask(0, 0..u64::MAX), u64::MAX >> 8);
+        assert_eq!(mask(1, 0..56), 0);
+        assert_eq!(mask(1, 0..57), 1);
+        assert_eq!(mask(1, 111..500), 1 << 55);
+        assert_eq!(mask(2, 114..117), 0b11100);
+        assert_eq!(mask(3, 5..5), 0);
     }
 }

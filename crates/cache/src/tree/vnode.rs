@@ -9,7 +9,7 @@ use crate::dirty_leaves::DirtyLeaves;
 use crate::failed_loads::FailedLoads;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::leaf::{FILE_BYTES_MAX, Leaf, LeafAt, LeafNo, Tag};
 use crate::mapped::Mapped;
 use crate::pager::FileId;
 use crate::policy::Entry;
@@ -274,22 +274,21 @@ impl Vnode {
 
     /// Looks up the leaf and the index of a page, if it has a leaf.
     pub(crate) fn find_exact(&self, page: u64) -> Option<(LeafAt, u32)> {
-        let at = self.index.find_exact(page / LEAF_PAGES)?;
-        Some((at, (page % LEAF_PAGES) as u32))
+        let (number, index) = LeafNo::of_page(page);
+        Some((self.index.find_exact(number)?, index))
     }
 
     /// Checks whether the page in a leaf that was found earlier still belongs to this vnode.
     #[inline]
     pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
-        leaf.has(
-            (page % LEAF_PAGES) as u32,
-            Tag::of(self.number, page / LEAF_PAGES),
-        )
+        let (number, index) = LeafNo::of_page(page);
+        leaf.has(index, Tag::of(self.number, number))
     }
 
     /// Records that a page became dirty. The caller holds its latch or is loading it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
-        let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
+        let leaf = self.index.leaf(at);
         let now = self.shared.core.now_ms();
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
@@ -299,7 +298,7 @@ impl Vnode {
             self.shared.core.add_dirty(&self.shared);
         }
         if before == 0 {
-            self.dirty.insert(page / LEAF_PAGES, at);
+            self.dirty.insert(number, at);
         }
     }
 
@@ -311,7 +310,7 @@ impl Vnode {
 
     /// Collects the leaves with pages that are dirty or under write-back, in order, within a range
     /// of leaf numbers.
-    pub(crate) fn dirty_leaves(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
+    pub(crate) fn dirty_leaves(&self, numbers: RangeInclusive<LeafNo>) -> Vec<(LeafNo, LeafAt)> {
         self.dirty.collect(&self.index, numbers)
     }
 
