@@ -184,7 +184,7 @@ impl Fileset {
         let pieces = &pieces[..taken];
         let moved = copy(&self.fs, pieces, run).and_then(|()| self.put_there(ino, pieces, run));
         if let Err(error) = moved {
-            self.fs.space.release_run(run, false);
+            self.fs.space.release_run(run);
             return Err(error);
         }
         Ok(taken)
@@ -209,7 +209,7 @@ impl Fileset {
             Some(run) if run.blocks == blocks => Some((taken, run)),
             part => {
                 if let Some(run) = part {
-                    space.release_run(run, true);
+                    space.return_run(run);
                 }
                 space.release_reserved(blocks);
                 None

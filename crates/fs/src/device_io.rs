@@ -16,6 +16,13 @@ use std::thread::JoinHandle;
 /// Number of threads: one may be busy with a commit while the other reads.
 const THREADS: usize = 2;
 
+/// Whether a durable write first makes all earlier writes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    None,
+    Flush,
+}
+
 /// Operations of a job, in this order.
 #[derive(Default)]
 struct Steps {
@@ -104,16 +111,16 @@ impl DeviceIo {
         self.run(steps).map(drop)
     }
 
-    /// Writes `data` at `offset`; it is durable when this returns. With `flush`, everything written
-    /// before is made durable first.
-    pub fn write_through(&self, flush: bool, offset: u64, data: Buf) -> block::Result<()> {
+    /// Writes `data` at `offset`; it is durable when this returns. With [`Barrier::Flush`], everything
+    /// written before is made durable first.
+    pub fn write_through(&self, barrier: Barrier, offset: u64, data: Buf) -> block::Result<()> {
         let op = Op::Write {
             offset,
             bufs: data.into(),
             fua: true,
         };
         let steps = Steps {
-            flush_before: flush,
+            flush_before: barrier == Barrier::Flush,
             ops: vec![op],
             flush_after: false,
         };
@@ -389,7 +396,8 @@ mod tests {
         let error = io.read(0, &mut [0; 4096]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Media);
         handle.set(None);
-        io.write_through(true, 0, Buf::copy_of(&[1; 4096])).unwrap();
+        io.write_through(Barrier::Flush, 0, Buf::copy_of(&[1; 4096]))
+            .unwrap();
         let mut out = [0; 4096];
         io.read(0, &mut out).unwrap();
         assert_eq!(out, [1; 4096]);

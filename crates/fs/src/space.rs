@@ -248,16 +248,18 @@ impl Space {
         Some(run)
     }
 
-    /// Releases a run that was allocated but that no metadata refers to; with `promise`, the
-    /// promise is restored.
-    pub fn release_run(&self, run: Run, promise: bool) {
-        let mut inner = self.lock();
+    /// Releases a run that was allocated but that no metadata refers to.
+    pub fn release_run(&self, run: Run) {
         // Nothing on disk refers to these blocks, but the request that wrote them may not be the
         // only one that knew them.
+        self.lock().release(run);
+    }
+
+    /// Releases a run like [`Space::release_run`], and restores its promise.
+    pub fn return_run(&self, run: Run) {
+        let mut inner = self.lock();
         inner.release(run);
-        if promise {
-            inner.promised += run.blocks;
-        }
+        inner.promised += run.blocks;
     }
 
     /// Allocates exactly `want` blocks for the metadata, from its reserve if necessary; at `goal`
@@ -307,17 +309,16 @@ impl Space {
         current
     }
 
-    /// Unregisters a request; `wrote` states whether it changed file data.
-    pub fn leave(&self, entered: u64, wrote: bool) {
+    /// Unregisters a request that changed no file data.
+    pub fn leave(&self, entered: u64) {
+        self.lock().leave(entered);
+    }
+
+    /// Unregisters a request that may have changed file data.
+    pub fn leave_after_write(&self, entered: u64) {
         let mut inner = self.lock();
-        inner.written += u64::from(wrote);
-        if let Some(count) = inner.flying.get_mut(&entered) {
-            *count -= 1;
-            if *count == 0 {
-                inner.flying.remove(&entered);
-                inner.wake();
-            }
-        }
+        inner.written += 1;
+        inner.leave(entered);
     }
 
     /// Returns the number of completed writes of file data.
@@ -478,6 +479,16 @@ impl Inner {
         Some(Run { blocks, ..found })
     }
 
+    fn leave(&mut self, entered: u64) {
+        if let Some(count) = self.flying.get_mut(&entered) {
+            *count -= 1;
+            if *count == 0 {
+                self.flying.remove(&entered);
+                self.wake();
+            }
+        }
+    }
+
     /// Frees resting blocks that may be reused.
     fn wake(&mut self) {
         let oldest = self.flying.keys().next().copied().unwrap_or(u64::MAX);
@@ -575,7 +586,7 @@ mod tests {
         assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
         assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));
         for freed in [run(50, 10), run(0, 40), run(60, 10)] {
-            space.release_run(freed, false);
+            space.release_run(freed);
         }
         assert_eq!(space.unused(), [run(0, 100)]);
         assert!(space.remove(run(90, 20)).is_err());
@@ -594,12 +605,12 @@ mod tests {
         space.set_durable(first);
         assert!(!space.reserve(1), "a request may still touch them");
         let later = space.enter();
-        space.leave(reader, false);
+        space.leave(reader);
         assert!(space.reserve(4) && !space.reserve(1));
         let second = space.close_set();
         space.set_durable(second);
         assert!(!space.reserve(1));
-        space.leave(later, true);
+        space.leave_after_write(later);
         assert!(space.reserve(6));
         assert!(space.needs_flush_of(1));
         space.set_flushed(space.written());
@@ -628,7 +639,7 @@ mod tests {
             } else if !held.is_empty() {
                 let gone = held.swap_remove(random.below(held.len() as u64) as usize);
                 used[gone.start as usize..gone.end() as usize].fill(false);
-                space.release_run(gone, false);
+                space.release_run(gone);
             }
             let free = used.iter().filter(|used| !**used).count() as u64;
             assert_eq!(space.usage().free, free);

@@ -231,7 +231,7 @@ impl Fileset {
         // Nothing can fail from here on.
         unwanted
             .into_iter()
-            .for_each(|run| op.space().release_run(run, false));
+            .for_each(|run| op.space().release_run(run));
         op.end_promise(plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
@@ -267,7 +267,7 @@ impl Fileset {
         }
         let all = plan.new_blocks();
         for (_, run) in plan.new {
-            self.fs.space.release_run(run, true);
+            self.fs.space.return_run(run);
         }
         let gone = all - kept;
         self.fs.space.release_reserved(gone);

@@ -11,8 +11,8 @@ use crate::format::superblock::Superblock;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
-use crate::metadata::database::{Db, SpaceChange};
-use crate::metadata::database_file::{DatabaseFile, keep_spare};
+use crate::metadata::database::{Checksums, Db, SpaceChange};
+use crate::metadata::database_file::{Access, DatabaseFile, keep_spare};
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::journal::{self, JournalLocation, Writer};
 use crate::metadata::overlay::Overlay;
@@ -47,8 +47,8 @@ impl Fs {
         keep_spare(&mut superblock, &space);
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
         superblock.write()?;
-        let file = DatabaseFile::new(io, superblock, space, false);
-        let db = Db::open(file, 1 << 20, false)?;
+        let file = DatabaseFile::new(io, superblock, space, Access::ReadWrite);
+        let db = Db::open(file, 1 << 20, Checksums::Trust)?;
         // Creates the tables, so that a missing table is damage and never an empty file system.
         db.commit(&Overlay::default(), &[], 0)?;
         db.close()?;
@@ -70,13 +70,23 @@ impl Fs {
         options.read_only |= io.info().read_only || superblock.lock().is_read_only();
         let device_blocks = superblock.lock().device_blocks;
         let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
+        let access = if options.read_only {
+            Access::ReadOnly
+        } else {
+            Access::ReadWrite
+        };
         let file = DatabaseFile::new(
             Arc::clone(&io),
             Arc::clone(&superblock),
             Arc::clone(&space),
-            options.read_only,
+            access,
         );
-        let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
+        let checksums = if options.verify {
+            Checksums::Verify
+        } else {
+            Checksums::Trust
+        };
+        let db = Db::open(file, options.metadata_cache_bytes, checksums)?;
         let (hasher, place) = {
             let superblock = superblock.lock();
             (

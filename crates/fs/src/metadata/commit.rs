@@ -14,6 +14,7 @@
 //! **Invariant:** file data is durable before the first record or commit that refers to it. A
 //! commit of the tree includes every record of its epoch.
 
+use crate::device_io::Barrier;
 use crate::error::{Error, Kind, Result};
 use crate::format::superblock::SEGMENTS_MAX;
 use crate::metadata::coordination::{Log, Wanted};
@@ -131,8 +132,12 @@ impl FsShared {
             let Some(record) = log.writer.prepare(&taken.delta) else {
                 return Ok(false);
             };
-            let flush = self.space.needs_flush_of(taken.written);
-            log.writer.write(&self.io, record, flush)?;
+            let barrier = if self.space.needs_flush_of(taken.written) {
+                Barrier::Flush
+            } else {
+                Barrier::None
+            };
+            log.writer.write(&self.io, record, barrier)?;
             self.space.set_flushed(taken.written);
         }
         self.space.set_durable(taken.set);

@@ -10,7 +10,7 @@
 //! a failed assertion into an error.
 
 use crate::error::{Error, Result};
-use crate::format::key::{KEY_BYTES, Key};
+use crate::format::key::{Direction, KEY_BYTES, Key};
 use crate::format::record::Run;
 use crate::metadata::overlay::{Change, Overlay};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
@@ -43,6 +43,15 @@ const ITEM_BYTES_PER_PAGE: u64 = 2048;
 pub(crate) struct SpaceChange {
     pub run: Run,
     pub used: bool,
+}
+
+/// Treatment of the checksums of all pages when a database is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksums {
+    /// They are not compared.
+    Trust,
+    /// Every page is read first, and compared with its checksum.
+    Verify,
 }
 
 /// Database handle of the committer.
@@ -105,12 +114,15 @@ fn of_redb(error: redb::Error) -> Error {
 }
 
 impl Db {
-    /// Opens the database, or creates it if the file is empty. With `verify`, first reads every
-    /// page and compares its checksum.
-    pub fn open(file: impl redb::StorageBackend, cache_bytes: usize, verify: bool) -> Result<Db> {
+    /// Opens the database, or creates it if the file is empty.
+    pub fn open(
+        file: impl redb::StorageBackend,
+        cache_bytes: usize,
+        checksums: Checksums,
+    ) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
-        builder.set_check_integrity_on_open(verify);
+        builder.set_check_integrity_on_open(checksums == Checksums::Verify);
         let database = guard(|| Ok(builder.create_with_backend(file)?))?;
         let db = Db {
             database: Some(database),
@@ -291,16 +303,15 @@ impl Base {
 }
 
 impl BaseRange {
-    /// Reads the next item from the front, or from the back.
-    pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
+    /// Reads the next item from the front, or from the back with [`Direction::Backward`].
+    pub fn next(&mut self, direction: Direction) -> Result<Option<BaseItem>> {
         let Some(range) = &mut self.range else {
             return Ok(None);
         };
         let next = guard(|| {
-            let next = if back {
-                range.next_back()
-            } else {
-                range.next()
+            let next = match direction {
+                Direction::Forward => range.next(),
+                Direction::Backward => range.next_back(),
             };
             let Some((key, value)) = next.transpose()? else {
                 return Ok(None);
@@ -316,11 +327,10 @@ impl BaseRange {
                 "the metadata is damaged: keys are out of order",
             ));
         }
-        let rest = if back { key.previous() } else { key.next() };
-        match rest {
-            Some(rest) if back => self.to = rest,
-            Some(rest) => self.from = rest,
-            None => self.range = None,
+        match (key.adjacent(direction), direction) {
+            (Some(rest), Direction::Forward) => self.from = rest,
+            (Some(rest), Direction::Backward) => self.to = rest,
+            (None, _) => self.range = None,
         }
         Ok(Some((key, value)))
     }

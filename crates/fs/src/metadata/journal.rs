@@ -14,13 +14,13 @@
 //! **Invariant:** a record is replayed only if all records before it are intact. Deliberately
 //! absent: when to write a record; see `commit.rs`.
 
-use crate::device_io::DeviceIo;
+use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::key::{KEY_BYTES, Key};
 use crate::format::record::{BLOCK_BYTES, In, Out, Run};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::SpaceChange;
-use crate::metadata::overlay::{Change, Overlay};
+use crate::metadata::overlay::{Change, Overlay, Prior};
 use block::Buf;
 
 /// First eight bytes of a record.
@@ -75,7 +75,7 @@ impl Delta {
             let change = match value {
                 Some(value) => Change::Put {
                     value,
-                    fresh: false,
+                    prior: Prior::Possible,
                 },
                 None => Change::Delete,
             };
@@ -136,14 +136,14 @@ impl Writer {
         })
     }
 
-    /// Writes a record; it is durable when this returns. With `flush`, everything written before is
-    /// made durable first.
-    pub fn write(&mut self, io: &DeviceIo, record: Prepared, flush: bool) -> Result<()> {
+    /// Writes a record; it is durable when this returns. With [`Barrier::Flush`], everything written
+    /// before is made durable first.
+    pub fn write(&mut self, io: &DeviceIo, record: Prepared, barrier: Barrier) -> Result<()> {
         let longest = io.info().max_transfer as usize;
         if record.data.len() <= longest {
-            io.write_through(flush, record.offset, record.data)?;
+            io.write_through(barrier, record.offset, record.data)?;
         } else {
-            if flush {
+            if barrier == Barrier::Flush {
                 io.flush()?;
             }
             let parts = record.data.chunks(longest).enumerate();
@@ -347,7 +347,7 @@ mod tests {
         let mut image = vec![0; 18 * 4096];
         for number in 0..2 {
             let record = writer.prepare(&delta(number)).unwrap();
-            writer.write(&io, record, true).unwrap();
+            writer.write(&io, record, Barrier::Flush).unwrap();
         }
         io.read(0, &mut image).unwrap();
         mem.poke(0, &image);
@@ -376,7 +376,7 @@ mod tests {
         let mut writer = Writer::new(place(), 5);
         for number in 0..4 {
             let record = writer.prepare(&delta(number)).unwrap();
-            writer.write(&io, record, false).unwrap();
+            writer.write(&io, record, Barrier::None).unwrap();
         }
         assert!(writer.prepare(&Delta::default()).is_none());
         writer.next_epoch();

@@ -1,6 +1,6 @@
 //! The superblock of an open file system, and its copies on the device.
 
-use crate::device_io::DeviceIo;
+use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::record::BLOCK_BYTES;
 use crate::format::superblock::{COPIES, Superblock};
@@ -102,7 +102,7 @@ impl SuperblockFile {
             superblock.generation += 1;
             let place = COPIES[(superblock.generation % 2) as usize];
             self.io
-                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+                .write_through(Barrier::Flush, place, Buf::copy_of(&superblock.encode()))?;
         }
         Ok(())
     }

@@ -8,6 +8,13 @@ use crate::data::plan::Part;
 use block::{Buf, Bufs};
 use std::ops::Range;
 
+/// Direction of a transfer between the buffers and the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transfer {
+    Read,
+    Write,
+}
+
 /// Buffers of a request; `None` while one is in a device request.
 pub(super) struct Gather {
     slots: Vec<Option<Buf>>,
@@ -36,7 +43,7 @@ impl Gather {
 
     /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
     /// the buffers of each piece.
-    pub fn lend(&mut self, part: &Part, write: bool) -> Vec<(u64, Carried, Bufs)> {
+    pub fn lend(&mut self, part: &Part, transfer: Transfer) -> Vec<(u64, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
         };
@@ -58,7 +65,9 @@ impl Gather {
                 let end = self.starts[slot + 1].min(part.bytes.end);
                 let range = (at - self.starts[slot]) as usize..(end - self.starts[slot]) as usize;
                 let mut copy = Buf::zeroed(range.len());
-                if write && let Some(buf) = &self.slots[slot] {
+                if transfer == Transfer::Write
+                    && let Some(buf) = &self.slots[slot]
+                {
                     copy.copy_from_slice(&buf[range.clone()]);
                 }
                 lent.push((place, Carried::Copy(slot, range), copy.into()));
@@ -69,14 +78,14 @@ impl Gather {
     }
 
     /// Takes back the buffers of a piece returned by [`Gather::lend`].
-    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
+    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, transfer: Transfer) {
         match carried {
             Carried::Slots(first) => {
                 for (slot, buf) in self.slots[first..].iter_mut().zip(bufs.into_vec()) {
                     *slot = Some(buf);
                 }
             }
-            Carried::Copy(slot, range) if read => {
+            Carried::Copy(slot, range) if transfer == Transfer::Read => {
                 if let (Some(buf), Some(copy)) = (&mut self.slots[slot], bufs.into_first()) {
                     buf[range].copy_from_slice(&copy);
                 }
@@ -140,13 +149,13 @@ mod tests {
             }
             let mut gather = Gather::new(bufs.into());
             for part in &parts {
-                for (place, carried, bufs) in gather.lend(part, true) {
+                for (place, carried, bufs) in gather.lend(part, Transfer::Write) {
                     let mut at = place as usize;
                     for buf in bufs.iter() {
                         disk[at..at + buf.len()].copy_from_slice(buf);
                         at += buf.len();
                     }
-                    gather.put_back(carried, bufs, false);
+                    gather.put_back(carried, bufs, Transfer::Write);
                 }
             }
             let bufs = gather.finish();
@@ -154,14 +163,14 @@ mod tests {
             let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
             let mut gather = Gather::new(empty.into());
             for part in &parts {
-                for (place, carried, mut bufs) in gather.lend(part, false) {
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read) {
                     let mut at = place as usize;
                     for buf in bufs.iter_mut() {
                         let len = buf.len();
                         buf.copy_from_slice(&disk[at..at + len]);
                         at += len;
                     }
-                    gather.put_back(carried, bufs, true);
+                    gather.put_back(carried, bufs, Transfer::Read);
                 }
             }
             gather.zero(5..4000);

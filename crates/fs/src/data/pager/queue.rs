@@ -1,7 +1,7 @@
 //! Queue of one thread for page requests of a fileset.
 
 use super::below;
-use super::gather::{Carried, Gather};
+use super::gather::{Carried, Gather, Transfer};
 use super::sync::{Inbox, SyncHandle};
 use crate::data::content::Allocate;
 use crate::data::plan::{Part, WritePlan, blocks_of};
@@ -99,7 +99,7 @@ impl FsQueue {
         let (what, parts) = match planned {
             Ok(planned) => planned,
             Err((op, error)) => {
-                space.leave(entered, false);
+                space.leave(entered);
                 // The data of a removed file is not needed: the write counts as done.
                 let unwanted = error.kind() == Kind::Stale && matches!(op, Op::Write { .. });
                 let result = if unwanted {
@@ -178,18 +178,17 @@ impl FsQueue {
 
     fn start_children(&mut self, key: usize, parts: &[Part]) {
         let running = &mut self.running[key];
-        let (bufs, write) = match &mut running.what {
-            What::Read { bufs, .. } => (bufs, false),
-            What::Write { bufs, .. } => (bufs, true),
+        let (bufs, transfer) = match &mut running.what {
+            What::Read { bufs, .. } => (bufs, Transfer::Read),
+            What::Write { bufs, .. } => (bufs, Transfer::Write),
             What::Sync(_) => return,
         };
         for part in parts {
-            for (offset, carried, bufs) in bufs.lend(part, write) {
+            for (offset, carried, bufs) in bufs.lend(part, transfer) {
                 let fua = false;
-                let op = if write {
-                    Op::Write { offset, bufs, fua }
-                } else {
-                    Op::Read { offset, bufs }
+                let op = match transfer {
+                    Transfer::Read => Op::Read { offset, bufs },
+                    Transfer::Write => Op::Write { offset, bufs, fua },
                 };
                 let tag = self.children.insert(Child { of: key, carried }) as u64;
                 self.below.submit(Request { tag, op });
@@ -204,10 +203,10 @@ impl FsQueue {
         let running = &mut self.running[of];
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
-                bufs.put_back(carried, back, true);
+                bufs.put_back(carried, back, Transfer::Read);
             }
             (What::Write { bufs, .. }, Op::Write { bufs: back, .. }) => {
-                bufs.put_back(carried, back, false);
+                bufs.put_back(carried, back, Transfer::Write);
             }
             _ => {}
         }
@@ -232,8 +231,10 @@ impl FsQueue {
             ..
         } = running;
         let space = &self.fileset.fs.space;
-        let wrote = matches!(what, What::Write { .. });
-        space.leave(entered, wrote);
+        match what {
+            What::Write { .. } => space.leave_after_write(entered),
+            What::Read { .. } | What::Sync(_) => space.leave(entered),
+        }
         let mut result = error.map_or(Ok(()), Err);
         let op = match what {
             What::Read {
