@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 pub fn abort(mountpoint: &Path) -> Result<(), Error> {
     match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
-        Err(_) => unmount(mountpoint, true),
+        Err(_) => unmount(mountpoint, InUse::Detach),
     }
 }
 
@@ -59,7 +59,7 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
         });
     };
     release(&path);
-    unmount(mountpoint, true)?;
+    unmount(mountpoint, InUse::Detach)?;
     tracing::warn!("unmounted {}, which a killed process left", path.display());
     Ok(true)
 }
@@ -123,12 +123,27 @@ pub(crate) fn mounted_at(path: &Path) -> Option<At> {
         .then_some(At::Alive)
 }
 
-/// Unmounts; with `force`, even if it is in use.
-pub(crate) fn unmount(path: &Path, force: bool) -> Result<(), Error> {
-    let flags = if force {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
+/// Treatment of a mount that is in use when it is to be unmounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InUse {
+    /// It stays mounted, which is an error.
+    Refuse,
+    /// It is unmounted; its users continue until they close their files.
+    Detach,
+}
+
+impl InUse {
+    /// Chooses [`InUse::Detach`] if the unmount is forced.
+    pub fn detach_if(forced: bool) -> InUse {
+        if forced { InUse::Detach } else { InUse::Refuse }
+    }
+}
+
+/// Unmounts.
+pub(crate) fn unmount(path: &Path, in_use: InUse) -> Result<(), Error> {
+    let flags = match in_use {
+        InUse::Refuse => UnmountFlags::empty(),
+        InUse::Detach => UnmountFlags::DETACH,
     };
     match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
@@ -145,7 +160,7 @@ pub(crate) fn unmount(path: &Path, force: bool) -> Result<(), Error> {
             let mut command = Command::new(helper);
             command
                 .arg("-u")
-                .args(force.then_some("-z"))
+                .args((in_use == InUse::Detach).then_some("-z"))
                 .arg("--")
                 .arg(path);
             let output = command
