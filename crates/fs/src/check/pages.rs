@@ -9,7 +9,7 @@ use super::meter::Meter;
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::metadata::database::{Checksums, Db};
+use crate::metadata::database::{Checksums, Db, Epoch};
 use crate::metadata::database_file::{Access, DatabaseFile};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
@@ -30,7 +30,7 @@ const TELL_EVERY: Duration = Duration::from_millis(200);
 pub(super) fn verify(
     io: &Arc<DeviceIo>,
     superblock: &Superblock,
-    epoch: u64,
+    epoch: Epoch,
     meter: &mut Meter,
 ) -> Result<()> {
     meter.begin(meter.pages());
@@ -63,7 +63,7 @@ pub(super) fn verify(
     })
 }
 
-fn read_all(file: Counted, epoch: u64) -> Result<()> {
+fn read_all(file: Counted, epoch: Epoch) -> Result<()> {
     let mut db = Db::open(file, CACHE_BYTES, Checksums::Trust)?;
     db.verify()?;
     if db.epoch()? == epoch {

@@ -16,7 +16,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Item, Key, Section, TreeId};
 use crate::format::record::{Extent, Out, Run};
 use crate::format::superblock::Superblock;
-use crate::metadata::database::{Base, Checksums, Db, SpaceChange};
+use crate::metadata::database::{Base, Checksums, Db, Epoch, SpaceChange};
 use crate::metadata::database_file::{Access, DatabaseFile};
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::overlay::{Change, Overlay, Prior};
@@ -103,7 +103,7 @@ impl FsShared {
         state: &State,
         old: &Superblock,
         new: &Arc<SuperblockFile>,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Result<usize> {
         let mut used = Blocks::default();
         let mut says = 0;

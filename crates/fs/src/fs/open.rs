@@ -11,7 +11,7 @@ use crate::format::superblock::Superblock;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
-use crate::metadata::database::{Checksums, Db, SpaceChange};
+use crate::metadata::database::{Checksums, Db, Epoch, SpaceChange};
 use crate::metadata::database_file::{Access, DatabaseFile, keep_spare};
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::journal::{self, JournalLocation, Writer};
@@ -50,7 +50,7 @@ impl Fs {
         let file = DatabaseFile::new(io, superblock, space, Access::ReadWrite);
         let db = Db::open(file, 1 << 20, Checksums::Trust)?;
         // Creates the tables, so that a missing table is damage and never an empty file system.
-        db.commit(&Overlay::default(), &[], 0)?;
+        db.commit(&Overlay::default(), &[], Epoch::FIRST)?;
         db.close()?;
         let fs = Fs::open(device, Options::default())?;
         fs.create_fileset(FIRST_FILESET)?;
@@ -123,7 +123,7 @@ impl Fs {
             hasher,
             generation,
             db: Mutex::new(Some(db)),
-            log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            log: Mutex::new(Log::new(Writer::new(place, epoch.next()))),
             group: Group::default(),
             state: RwLock::new(load(found.items, bounds, options.rescue)?),
             backlog: AtomicUsize::new(0),
@@ -194,7 +194,7 @@ impl FsShared {
 struct Found {
     items: ItemMap,
     /// Number of the last commit of the tree.
-    epoch: u64,
+    epoch: Epoch,
     /// Whether the journal held any records.
     replayed: bool,
     space: Vec<SpaceChange>,
@@ -209,7 +209,7 @@ impl Found {
             replayed: false,
             space: Vec::new(),
         };
-        for epoch in [epoch + 1, epoch + 2] {
+        for epoch in [epoch.next(), epoch.next().next()] {
             for delta in journal::read(io, place, epoch)? {
                 found.replayed = true;
                 found.space.extend(&delta.space);

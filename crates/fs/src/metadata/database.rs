@@ -16,6 +16,7 @@ use crate::metadata::overlay::{Change, Overlay};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -43,6 +44,37 @@ const ITEM_BYTES_PER_PAGE: u64 = 2048;
 pub(crate) struct SpaceChange {
     pub run: Run,
     pub used: bool,
+}
+
+/// Number of a commit of the tree, and of the records of the journal that lead to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Epoch(u64);
+
+impl Epoch {
+    /// The epoch of a tree without a commit.
+    pub const FIRST: Epoch = Epoch(0);
+
+    /// Creates the epoch of this number, which was read from the device.
+    pub fn of_number(number: u64) -> Epoch {
+        Epoch(number)
+    }
+
+    /// Returns the number, for the device.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Computes the epoch of the following commit.
+    pub fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
 }
 
 /// Treatment of the checksums of all pages when a database is opened.
@@ -143,9 +175,9 @@ impl Db {
         })
     }
 
-    /// Reads the number of the last commit; 0 before the first.
-    pub fn epoch(&self) -> Result<u64> {
-        self.number(EPOCH)
+    /// Reads the number of the last commit; [`Epoch::FIRST`] before the first.
+    pub fn epoch(&self) -> Result<Epoch> {
+        self.number(EPOCH).map(Epoch)
     }
 
     /// Reads every page of the last commit, compares its checksum, and recounts the pages in use.
@@ -207,7 +239,7 @@ impl Db {
     }
 
     /// Makes all changes durable, or none.
-    pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: u64) -> Result<()> {
+    pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: Epoch) -> Result<()> {
         guard(|| {
             let mut write = self.database().begin_write()?;
             write.set_quick_repair(true);
@@ -240,7 +272,7 @@ impl Db {
                     }
                 }
                 let mut state = write.open_table(STATE)?;
-                state.insert(EPOCH, epoch)?;
+                state.insert(EPOCH, epoch.0)?;
                 let bytes = state.get(ITEM_BYTES)?.map_or(0, |bytes| bytes.value());
                 state.insert(ITEM_BYTES, (bytes + more).saturating_sub(less))?;
             }

@@ -3,12 +3,12 @@
 //! The segments of the superblock map its blocks to the device. **Invariant:** a segment and the
 //! length are durable before anything in them is; a block that was never written reads as zeros.
 //! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
-//! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not closed
-//! can be read without changing it.
+//! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not
+//! closed can be read without changing it.
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
-use crate::format::record::{BLOCK_BYTES, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
@@ -92,7 +92,7 @@ impl DatabaseFile {
             let bytes = run.min(left) as usize * BLOCK;
             let part = &mut out[at..at + bytes];
             match place {
-                Some(start) => self.io.read(start * BLOCK_BYTES, part)?,
+                Some(start) => self.io.read(DeviceOffset::of_block(start), part)?,
                 None => part.fill(0),
             }
             at += bytes;
@@ -181,7 +181,7 @@ impl DatabaseFile {
 
 fn write(start: u64, run: Vec<Buf>) -> Op {
     Op::Write {
-        offset: start * BLOCK_BYTES,
+        offset: DeviceOffset::of_block(start).bytes(),
         bufs: run.into(),
         fua: false,
     }

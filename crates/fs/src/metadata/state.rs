@@ -296,8 +296,8 @@ impl State {
         Ok(best)
     }
 
-    /// Sets an item of a fileset. `prior` states whether the tree may have the item already. Returns
-    /// whether an old value has moved into a snapshot's layer.
+    /// Sets an item of a fileset. `prior` states whether the tree may have the item already.
+    /// Returns whether an old value has moved into a snapshot's layer.
     pub fn put(
         &mut self,
         tree: TreeId,

@@ -5,6 +5,7 @@
 //! device requests have completed, the buffers are complete and in order.
 
 use crate::data::plan::Part;
+use crate::format::record::DeviceOffset;
 use block::{Buf, Bufs};
 use std::ops::Range;
 
@@ -43,7 +44,7 @@ impl Gather {
 
     /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
     /// the buffers of each piece.
-    pub fn lend(&mut self, part: &Part, transfer: Transfer) -> Vec<(u64, Carried, Bufs)> {
+    pub fn lend(&mut self, part: &Part, transfer: Transfer) -> Vec<(DeviceOffset, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
         };
@@ -51,7 +52,7 @@ impl Gather {
         let mut at = part.bytes.start;
         while at < part.bytes.end {
             let slot = self.starts.partition_point(|start| *start <= at) - 1;
-            let place = device + (at - part.bytes.start);
+            let place = device.plus(at - part.bytes.start);
             let whole = self.starts[slot] == at && self.starts[slot + 1] <= part.bytes.end;
             if whole {
                 let end = self
@@ -143,14 +144,14 @@ mod tests {
                 place += random.below(2);
                 parts.push(Part {
                     bytes: at * 4096..(at + take) * 4096,
-                    device: Some(place * 4096),
+                    device: Some(DeviceOffset::of_block(place)),
                 });
                 (at, place) = (at + take, place + take);
             }
             let mut gather = Gather::new(bufs.into());
             for part in &parts {
                 for (place, carried, bufs) in gather.lend(part, Transfer::Write) {
-                    let mut at = place as usize;
+                    let mut at = place.bytes() as usize;
                     for buf in bufs.iter() {
                         disk[at..at + buf.len()].copy_from_slice(buf);
                         at += buf.len();
@@ -164,7 +165,7 @@ mod tests {
             let mut gather = Gather::new(empty.into());
             for part in &parts {
                 for (place, carried, mut bufs) in gather.lend(part, Transfer::Read) {
-                    let mut at = place as usize;
+                    let mut at = place.bytes() as usize;
                     for buf in bufs.iter_mut() {
                         let len = buf.len();
                         buf.copy_from_slice(&disk[at..at + len]);

@@ -8,6 +8,7 @@ use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
+use crate::space::ChangeSet;
 use block::{Backlog, BufPool, Completion, Op, Queue, Request, Wait, WaitPair};
 use cache::{FileId, FileRequest, PagerInfo};
 use layer_cpu::{Layer, within};
@@ -45,8 +46,8 @@ struct Running {
     /// Number of outstanding device requests.
     left: usize,
     error: Option<block::Error>,
-    /// Number returned by [`crate::space::Space::enter`].
-    entered: u64,
+    /// Change set returned by [`crate::space::Space::enter`].
+    entered: ChangeSet,
 }
 
 enum What {
@@ -185,7 +186,7 @@ impl FsQueue {
         };
         for part in parts {
             for (offset, carried, bufs) in bufs.lend(part, transfer) {
-                let fua = false;
+                let (offset, fua) = (offset.bytes(), false);
                 let op = match transfer {
                     Transfer::Read => Op::Read { offset, bufs },
                     Transfer::Write => Op::Write { offset, bufs, fua },
@@ -278,7 +279,7 @@ impl FsQueue {
             what: What::Sync(op),
             left: 1,
             error: None,
-            entered: 0,
+            entered: ChangeSet::default(),
         });
         self.syncing += 1;
         self.sync.sync(key, &self.inbox);
