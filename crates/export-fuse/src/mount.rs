@@ -81,7 +81,8 @@ impl Mount {
     }
 
     /// Unmounts and waits until the last request is done. Returns false if the mount is in use and
-    /// was detached, and if another mount namespace, such as a container's, has a copy of the mount.
+    /// was detached, and if another mount namespace, such as a container's, has a copy of the
+    /// mount.
     ///
     /// # Errors
     /// Returned together with the unchanged mount.

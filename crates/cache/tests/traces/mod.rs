@@ -129,8 +129,8 @@ impl Sim {
         }
     }
 
-    /// Simulates one access to one page, which enters as `entry` if it is absent; returns whether it
-    /// was a hit.
+    /// Simulates one access to one page, which enters as `entry` if it is absent; returns whether
+    /// it was a hit.
     fn access(&mut self, key: PageKey, entry: Entry, reference: Reference) -> bool {
         if let Some(&frame) = self.frame_of.get(&key) {
             if reference == Reference::New || !self.filters {
