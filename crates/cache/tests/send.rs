@@ -383,8 +383,8 @@ fn datagram_sockets() -> (UdpSocket, UdpSocket) {
 }
 
 /// Sends datagrams with payloads of these sizes, each preceded by its number, and checks the
-/// received ones.
-fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[usize]) {
+/// received ones. A sender that is not connected names the receiver.
+fn exchange(sender: &UdpSocket, receiver: &UdpSocket, sizes: &[usize]) {
     let bench = Bench::new(1 << 20);
     let (mut session, mut open) = bench.open();
     let held = session.pages(&mut open, 0..1 << 20).unwrap();
@@ -395,7 +395,8 @@ fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[
         datagrams.push(header, &held, at..at + size);
         at += size;
     }
-    let to = (!connected).then(|| receiver.local_addr().unwrap());
+    let is_connected = sender.peer_addr().is_ok();
+    let to = (!is_connected).then(|| receiver.local_addr().unwrap());
     assert_eq!(datagrams.len(), sizes.len());
     UdpSender::new().send(sender, to, &mut datagrams).unwrap();
     assert!(datagrams.is_empty());
@@ -413,14 +414,14 @@ fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[
 #[test]
 fn datagrams_leave_in_batches_and_arrive_one_by_one() {
     let (sender, receiver) = datagram_sockets();
-    exchange(&sender, &receiver, true, &[1400; 40]);
-    exchange(&sender, &receiver, true, &[1400, 1400, 1400, 9]);
+    exchange(&sender, &receiver, &[1400; 40]);
+    exchange(&sender, &receiver, &[1400, 1400, 1400, 9]);
     // Of any size, in any order, including empty ones; more than one call takes.
-    exchange(&sender, &receiver, true, &[9, 1400, 1400, 0, 0, 5000, 1]);
-    exchange(&sender, &receiver, true, &[10; 70]);
-    exchange(&sender, &receiver, true, &[40_000, 40_000]);
+    exchange(&sender, &receiver, &[9, 1400, 1400, 0, 0, 5000, 1]);
+    exchange(&sender, &receiver, &[10; 70]);
+    exchange(&sender, &receiver, &[40_000, 40_000]);
     let anybody = UdpSocket::bind("127.0.0.1:0").unwrap();
-    exchange(&anybody, &receiver, false, &[1000; 30]);
+    exchange(&anybody, &receiver, &[1000; 30]);
 }
 
 #[test]
@@ -439,7 +440,7 @@ fn where_batches_are_not_taken_datagrams_go_one_by_one() {
         )
     };
     assert_eq!(set, 0);
-    exchange(&sender, &receiver, true, &[1400; 20]);
+    exchange(&sender, &receiver, &[1400; 20]);
 }
 
 #[test]
