@@ -25,6 +25,6 @@ pub mod loopdev;
 mod mount;
 
 pub use files::Export;
-pub use fuse_mount::{InUse, Users};
+pub use fuse_mount::{Users, WhenBusy};
 pub use holes::Holes;
 pub use mount::{Config, Mount, clear_dead};

@@ -3,7 +3,7 @@
 use crate::files::{Export, Files};
 use crate::holes::Holes;
 use crate::loopdev;
-use fuse_mount::{Error, InUse, REQUESTS_PER_THREAD, Settings, Users};
+use fuse_mount::{Error, REQUESTS_PER_THREAD, Settings, Users, WhenBusy};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -78,10 +78,10 @@ impl Mount {
     ///
     /// # Errors
     /// Returned together with the unchanged mount.
-    pub fn unmount(self, in_use: InUse) -> Result<bool, Box<(Mount, Error)>> {
+    pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
         let Mount { mount, holes } = self;
         let has_ended = || true;
-        mount.unmount(in_use, has_ended).map_err(|failed| {
+        mount.unmount(when_busy, has_ended).map_err(|failed| {
             let (mount, error) = *failed;
             Box::new((Mount { mount, holes }, error))
         })

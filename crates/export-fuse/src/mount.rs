@@ -3,7 +3,7 @@
 use crate::config::MountConfig;
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, InUse, Settings, Users};
+use fuse_mount::{Error, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -86,13 +86,13 @@ impl Mount {
     ///
     /// # Errors
     /// Returned together with the unchanged mount.
-    pub fn unmount(self, in_use: InUse) -> Result<bool, Box<(Mount, Error)>> {
+    pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
         let Mount {
             mount,
             recall,
             ended,
         } = self;
-        match mount.unmount(in_use, || is_readable_within(&ended, ENDS_WITHIN)) {
+        match mount.unmount(when_busy, || is_readable_within(&ended, ENDS_WITHIN)) {
             Ok(true) => Ok(true),
             Ok(false) => {
                 // The remaining users must still see changes of other clients.

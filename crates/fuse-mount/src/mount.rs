@@ -1,6 +1,6 @@
 //! A mount, from the start of its session to its end.
 
-use crate::mountpoint::{self, At, InUse, clear_dead, mounted_at, no_mounts, unmount};
+use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
 use crate::{Error, users};
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
@@ -156,12 +156,12 @@ impl Mount {
     /// Returned together with the unchanged mount.
     pub fn unmount(
         mut self,
-        in_use: InUse,
+        when_busy: WhenBusy,
         has_ended: impl FnOnce() -> bool,
     ) -> Result<bool, Box<(Mount, Error)>> {
-        let unmounted = match unmount(&self.mountpoint, InUse::Refuse) {
-            Err(Error::Busy { .. }) if in_use == InUse::Detach => {
-                unmount(&self.mountpoint, InUse::Detach).map(|()| false)
+        let unmounted = match unmount(&self.mountpoint, WhenBusy::Refuse) {
+            Err(Error::Busy { .. }) if when_busy == WhenBusy::Detach => {
+                unmount(&self.mountpoint, WhenBusy::Detach).map(|()| false)
             }
             unmounted => unmounted.map(|()| true),
         };
@@ -193,7 +193,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.session.is_some() {
-            let _ = unmount(&self.mountpoint, InUse::Detach);
+            let _ = unmount(&self.mountpoint, WhenBusy::Detach);
         }
     }
 }

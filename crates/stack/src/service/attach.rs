@@ -14,7 +14,7 @@ use crate::{Error, Result};
 use ::cache::{CachedDevice, Vnode, Volume};
 use block::{BlockDevice, Blocking, Stats, StickyFlush};
 use export_file::loopdev::LoopDevice;
-use export_file::{InUse, Users};
+use export_file::{Users, WhenBusy};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -318,7 +318,7 @@ impl Graph for AttachGraph {
         }
         status.exports.retain(|e| e.kind != "loop");
         if let Some(mount) = self.mount.take()
-            && let Err(kept) = mount.unmount(InUse::detach_if(force))
+            && let Err(kept) = mount.unmount(WhenBusy::detach_if(force))
         {
             let (mount, error) = *kept;
             self.mount = Some(mount);
