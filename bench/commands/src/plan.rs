@@ -8,7 +8,7 @@ use cli::Context;
 use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use stack::{Error, Result, Settings, StopSignals, exit, signature};
+use stack::{Error, Existing, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -169,7 +169,12 @@ fn bar(plan: &StudyPlan) -> ProgressBar {
 /// Creates a file in a directory that is removed when the bench is dropped.
 fn scratch_file(folder: &Path, settings: &Settings) -> Result<BenchDevice> {
     let name = format!(".evfs-plan-{}", std::process::id());
-    BenchDevice::open(Some(&folder.join(name)), SCRATCH_BYTES, false, settings)
+    BenchDevice::open(
+        Some(&folder.join(name)),
+        SCRATCH_BYTES,
+        Existing::Keep,
+        settings,
+    )
 }
 
 fn place(args: &Args) -> String {

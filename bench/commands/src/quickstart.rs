@@ -13,7 +13,7 @@ use bench_targets::{BenchDevice, StackKind, costs};
 use cli::Context;
 use cli::output;
 use serde_json::{Value, json};
-use stack::{Error, Result, Settings, StopSignals, exit};
+use stack::{Error, Existing, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -218,7 +218,7 @@ impl Tour {
     /// Runs a short comparison; `evfs bench compare` is the long one.
     fn cost(&self) -> Result<Vec<Value>> {
         let file = self.dir.join("compare.img");
-        let bench = BenchDevice::open(Some(&file), COMPARE_BYTES, false, &self.settings)?;
+        let bench = BenchDevice::open(Some(&file), COMPARE_BYTES, Existing::Keep, &self.settings)?;
         let kinds = [
             StackKind::Clear,
             StackKind::Encrypted(128),

@@ -7,7 +7,7 @@ use path_file::{FileDevice, Lock};
 use secret::SecretBytes;
 use stack::device::{self, OpenLun, Share};
 use stack::signature::{self, View};
-use stack::{Error, Left, Result, Settings};
+use stack::{Access, Error, Existing, Left, Result, Settings};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -62,16 +62,16 @@ impl BenchDevice {
     /// directory for temporary files if `device` is `None`.
     ///
     /// # Errors
-    /// [`Error::WouldDestroy`] for a device that is not empty, unless `force` is set;
+    /// [`Error::WouldDestroy`] for a device that is not empty, if its data is to be kept;
     /// [`Error::Usage`] for one smaller than `size`; those of [`device::open`].
     pub fn open(
         device: Option<&Path>,
         size: u64,
-        force: bool,
+        existing: Existing,
         settings: &Settings,
     ) -> Result<BenchDevice> {
         if let Some(name) = device.filter(|name| device::is_a_lun(name)) {
-            let disk = device::open(name, settings, false, Share::Replace)?;
+            let disk = device::open(name, settings, Access::ReadWrite, Share::Replace)?;
             let bench = BenchDevice {
                 lower: disk.device(),
                 direct: disk.direct(),
@@ -79,7 +79,7 @@ impl BenchDevice {
                 _made: None,
                 lun: disk.lun().cloned(),
             };
-            return bench.overwritable(name, size, force);
+            return bench.overwritable(name, size, existing);
         }
         let path = match device {
             Some(path) if !path.is_dir() => path.to_owned(),
@@ -121,11 +121,11 @@ impl BenchDevice {
             _made: None,
             lun: None,
         };
-        bench.overwritable(&path, size, force)
+        bench.overwritable(&path, size, existing)
     }
 
-    /// Refuses a device that is too small or, without `force`, not empty.
-    fn overwritable(self, name: &Path, size: u64, force: bool) -> Result<BenchDevice> {
+    /// Refuses a device that is too small, or that has data to keep.
+    fn overwritable(self, name: &Path, size: u64, existing: Existing) -> Result<BenchDevice> {
         let has = self.lower.info().size;
         if has < size {
             return Err(Error::Usage(format!(
@@ -135,7 +135,7 @@ impl BenchDevice {
             )));
         }
         match signature::content(&*self.lower, View::Stored)? {
-            Some(found) if !force => Err(Error::WouldDestroy {
+            Some(found) if existing == Existing::Keep => Err(Error::WouldDestroy {
                 device: name.display().to_string(),
                 found: found.to_string(),
                 kept: Left::Nothing,
@@ -149,7 +149,7 @@ impl BenchDevice {
     /// # Errors
     /// Those of [`device::open`].
     pub fn only_read(path: &Path, settings: &Settings) -> Result<BenchDevice> {
-        let disk = device::open(path, settings, true, Share::All)?;
+        let disk = device::open(path, settings, Access::ReadOnly, Share::All)?;
         Ok(BenchDevice {
             lower: disk.device(),
             direct: disk.direct(),

@@ -8,7 +8,7 @@ use ::fs::Fs;
 use afs_server::{Config, Kind, Server, StartError};
 use block::BlockDevice;
 use stack::filesystem::{open_fs, options};
-use stack::{Error, ProcessCache, Result, Settings};
+use stack::{Access, Error, ProcessCache, Result, Settings};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl OwnCell {
     ) -> Result<OwnCell> {
         let failed = || Error::files(format!("cannot format {name}"));
         Fs::format(Arc::clone(device), name).map_err(failed())?;
-        let fs = open_fs(device, name, options(settings, false))?;
+        let fs = open_fs(device, name, options(settings, Access::ReadWrite))?;
         fs.create_fileset(VOLUME).map_err(failed())?;
         let fs = Arc::new(fs);
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));

@@ -3,7 +3,7 @@
 use ::fs::{FIRST_FILESET, Files, Fs};
 use block::BlockDevice;
 use stack::filesystem::{open_fs, options, own_root};
-use stack::{Error, ProcessCache, Result, Settings};
+use stack::{Access, Error, ProcessCache, Result, Settings};
 use std::sync::Arc;
 
 /// An open file system. Dropping it writes out as much as possible.
@@ -21,7 +21,7 @@ impl OwnFs {
     pub fn format(device: &Arc<dyn BlockDevice>, name: &str, settings: &Settings) -> Result<()> {
         let failed = || Error::files(format!("cannot format {name}"));
         Fs::format(Arc::clone(device), name).map_err(failed())?;
-        let fs = open_fs(device, name, options(settings, false))?;
+        let fs = open_fs(device, name, options(settings, Access::ReadWrite))?;
         own_root(&fs, FIRST_FILESET).map_err(failed())?;
         fs.close().map_err(failed())
     }
@@ -36,7 +36,7 @@ impl OwnFs {
         settings: &Settings,
         cache: &Arc<ProcessCache>,
     ) -> Result<OwnFs> {
-        let fs = open_fs(device, name, options(settings, false))?;
+        let fs = open_fs(device, name, options(settings, Access::ReadWrite))?;
         let cache = cache.cache()?;
         let files = fs
             .fileset_named(FIRST_FILESET)

@@ -13,7 +13,7 @@ use bench_core::{Facts, Paths, Remount, Target, TargetKind};
 use bench_load::RunEnvironment;
 use numa::Topology;
 use serde::{Deserialize, Serialize};
-use stack::{Error, ProcessCache, Result, Settings};
+use stack::{Error, Existing, ProcessCache, Result, Settings};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -190,7 +190,8 @@ impl Builder<'_> {
     }
 
     fn bench_of(&self, device: Option<&Path>, size: u64) -> Result<Rc<BenchDevice>> {
-        BenchDevice::open(device, size, self.force, self.settings).map(Rc::new)
+        let existing = Existing::overwrite_if(self.force);
+        BenchDevice::open(device, size, existing, self.settings).map(Rc::new)
     }
 
     /// Opens a bench for a file system; each has its own.

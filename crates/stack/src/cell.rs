@@ -6,6 +6,7 @@
 
 mod acl;
 
+use crate::access::{Access, Existing};
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;
 pub use crate::cell_record::{Record, cell_serv_db, check_name};
@@ -60,7 +61,7 @@ pub fn init(
             target.name()
         )));
     }
-    let (disk, made) = volume::open_or_make(target.path, size, false, target.settings)?;
+    let (disk, made) = volume::open_or_make(target.path, size, Existing::Keep, target.settings)?;
     let open = target.of_disk(disk)?;
     let result = init_on(target, &open, record, cache)?;
     made.map(volume::Made::finish).transpose()?;
@@ -75,7 +76,7 @@ fn init_on(
 ) -> Result<CreatedCell> {
     let formatted = match content(open)? {
         None => {
-            format_device(target, open, &record.name, false)?;
+            format_device(target, open, &record.name, Existing::Keep)?;
             true
         }
         Some(Content::Known(found)) if signature::is_ours(found) => false,
@@ -87,7 +88,11 @@ fn init_on(
         }
     };
     let device = target.name();
-    let fs = open_fs(&open.device, &device, options(target.settings, false))?;
+    let fs = open_fs(
+        &open.device,
+        &device,
+        options(target.settings, Access::ReadWrite),
+    )?;
     if formatted {
         let failed = || Error::files(format!("cannot format {device}"));
         let first = fs.fileset_named(FIRST_FILESET).map_err(failed())?.id();
@@ -183,16 +188,16 @@ pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
             target.name()
         )));
     }
-    let read_only = !ask.changes();
+    let access = Access::read_only_if(!ask.changes());
     let open = target.open(OpenOptions {
-        read_only,
+        read_only: access.is_read_only(),
         ..OpenOptions::default()
     })?;
     let device = target.name();
     let fs = Arc::new(open_fs(
         &open.device,
         &device,
-        options(target.settings, read_only),
+        options(target.settings, access),
     )?);
     let record = Record::of(&fs, &device)?;
     let cache = ProcessCache::new(target.settings)?;
@@ -263,7 +268,7 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
                 ..new_volume(name)
             })?;
             if let Some(path) = mount {
-                admin.mount(&mount_point(name, path, false))?;
+                admin.mount(&mount_point(name, path))?;
             }
             Ok(shown(&made))
         }
@@ -273,7 +278,10 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             read_write,
         } => {
             admin.check_mount(ROOTS[1], path)?;
-            admin.mount(&mount_point(name, path, *read_write))?;
+            admin.mount(&MountPoint {
+                read_write: *read_write,
+                ..mount_point(name, path)
+            })?;
             Ok(json!({ "mounted": name, "path": path }))
         }
         CellRequest::Clone { name, backup } => {
@@ -300,12 +308,12 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
     }
 }
 
-fn mount_point<'a>(of: &'a str, path: &'a str, read_write: bool) -> MountPoint<'a> {
+fn mount_point<'a>(of: &'a str, path: &'a str) -> MountPoint<'a> {
     MountPoint {
         volume: ROOTS[1],
         path,
         of,
-        read_write,
+        read_write: false,
     }
 }
 

@@ -9,6 +9,7 @@
 //! binds its name and then checks for readers; a reader binds a name and then checks for a writer.
 //! The second of two processes therefore always sees the first.
 
+use crate::access::Access;
 use crate::peer::peer;
 use crate::{Error, Result};
 use rustix::fd::OwnedFd;
@@ -34,12 +35,11 @@ impl Claim {
     ///
     /// # Errors
     /// [`Error::Busy`], naming the process that has a claim.
-    pub(crate) fn take(uuid: &str, device: &str, write: bool) -> Result<Claim> {
+    pub(crate) fn take(uuid: &str, device: &str, access: Access) -> Result<Claim> {
         let until = Instant::now() + PATIENCE;
-        let claim = if write {
-            Claim::write(uuid, until)
-        } else {
-            Claim::read(uuid, until)
+        let claim = match access {
+            Access::ReadWrite => Claim::write(uuid, until),
+            Access::ReadOnly => Claim::read(uuid, until),
         };
         claim
             .map_err(|e| Error::Failed(format!("cannot claim {device} for this process: {e}")))?
@@ -47,21 +47,21 @@ impl Claim {
                 holder.refuses(
                     uuid,
                     device,
-                    write,
+                    access,
                     "; a device and a copy of it have the same UUID and count as one volume",
                 )
             })
     }
 
     /// Names the process that has a device locked, if it has a claim on its content.
-    pub(crate) fn refusal(uuid: &str, device: &str, write: bool) -> Option<Error> {
+    pub(crate) fn refusal(uuid: &str, device: &str, access: Access) -> Option<Error> {
         let (writer, readers) = (writer(uuid), readers(uuid));
         let mut names = bound().ok()?;
         names.sort();
         let mut names = names.into_iter();
         // The name of the writer sorts before those of readers.
         let name = names.find(|name| *name == writer || name.starts_with(&readers))?;
-        Some(Holder { name }.refuses(uuid, device, write, ""))
+        Some(Holder { name }.refuses(uuid, device, access, ""))
     }
 
     fn write(uuid: &str, until: Instant) -> Tried {
@@ -125,11 +125,10 @@ struct Holder {
 
 impl Holder {
     /// Builds the error that `device` cannot be opened; `remark` explains a less obvious conflict.
-    fn refuses(&self, uuid: &str, device: &str, write: bool, remark: &str) -> Error {
-        let (how, writes) = if write {
-            ("for writing", self.name == writer(uuid))
-        } else {
-            ("for reading", true)
+    fn refuses(&self, uuid: &str, device: &str, access: Access, remark: &str) -> Error {
+        let (how, writes) = match access {
+            Access::ReadWrite => ("for writing", self.name == writer(uuid)),
+            Access::ReadOnly => ("for reading", true),
         };
         let theirs = if writes { "writing" } else { "reading" };
         Error::Busy(format!(
@@ -211,18 +210,18 @@ mod tests {
     #[test]
     fn one_writes_or_many_read() {
         let (one, other) = (uuid("one"), uuid("other"));
-        let writer = Claim::take(&one, "a", true).unwrap();
-        let _other = Claim::take(&other, "b", true).unwrap();
-        for write in [true, false] {
-            let refused = Claim::take(&one, "a", write).err().unwrap();
+        let writer = Claim::take(&one, "a", Access::ReadWrite).unwrap();
+        let _other = Claim::take(&other, "b", Access::ReadWrite).unwrap();
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            let refused = Claim::take(&one, "a", access).err().unwrap();
             assert!(matches!(&refused, Error::Busy(why) if why.contains("this very process")));
         }
         drop(writer);
-        let readers = [(); 3].map(|()| Claim::take(&one, "a", false).unwrap());
-        let refused = Claim::take(&one, "a", true).err().unwrap();
+        let readers = [(); 3].map(|()| Claim::take(&one, "a", Access::ReadOnly).unwrap());
+        let refused = Claim::take(&one, "a", Access::ReadWrite).err().unwrap();
         assert!(matches!(&refused, Error::Busy(why) if why.contains("open for reading")));
         drop(readers);
-        Claim::take(&one, "a", true).unwrap();
+        Claim::take(&one, "a", Access::ReadWrite).unwrap();
     }
 
     #[test]
@@ -237,7 +236,8 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..5 {
                         let write = (thread + round) % 3 == 0;
-                        let Ok(claim) = Claim::take(uuid, "a", write) else {
+                        let access = Access::read_only_if(!write);
+                        let Ok(claim) = Claim::take(uuid, "a", access) else {
                             continue;
                         };
                         let before = if write {

@@ -155,7 +155,7 @@ pub fn confine(
             e.to_string(),
         );
     }
-    if let Err(e) = deny_system_calls(needs.mounts) {
+    if let Err(e) = deny_system_calls(if needs.mounts { &[] } else { MOUNTS }) {
         failed("cannot deny system calls", e.to_string());
     }
     Ok(RetainedPrivileges(Some(needs)))
@@ -245,8 +245,9 @@ const MOUNTS: &[libc::c_long] = &[libc::SYS_mount, libc::SYS_umount2];
 #[cfg(target_arch = "x86_64")]
 const X32: (i64, std::ops::RangeInclusive<i64>) = (0x4000_0000, 512..=547);
 
-fn deny_system_calls(mounts: bool) -> std::result::Result<(), seccompiler::Error> {
-    let denied = DENIED.iter().chain(if mounts { &[] } else { MOUNTS });
+/// Makes the [`DENIED`] system calls and these fail.
+fn deny_system_calls(besides: &[libc::c_long]) -> std::result::Result<(), seccompiler::Error> {
+    let denied = DENIED.iter().chain(besides);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         denied.map(|&number| (number, Vec::new())).collect();
     #[cfg(target_arch = "x86_64")]
@@ -325,7 +326,7 @@ mod tests {
             wait.recv().unwrap();
             call(libc::SYS_keyctl, -1)
         });
-        deny_system_calls(true).unwrap();
+        deny_system_calls(&[]).unwrap();
         go.send(()).unwrap();
         assert_eq!(earlier.join().unwrap(), Some(libc::EPERM));
         for &number in DENIED {
@@ -345,7 +346,7 @@ mod tests {
         assert!(Command::new("true").status().unwrap().success());
         // System calls for mounts are allowed, and reject these flags, until they are denied, too.
         assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EINVAL));
-        deny_system_calls(false).unwrap();
+        deny_system_calls(MOUNTS).unwrap();
         assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EPERM));
     }
 

@@ -2,6 +2,7 @@
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN. Several of them joined by `+` are paths of
 //! one LUN.
 
+use crate::access::Access;
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
 use crate::paths::run_dir;
@@ -13,7 +14,8 @@ use block::BlockDevice;
 use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
 use numa::Topology;
-use path_file::{FileDevice, FilePath, HeaderGuard, Sharing};
+pub use path_file::Sharing;
+use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
 use std::fs::File;
@@ -38,6 +40,16 @@ pub enum Share {
     Readers,
     /// Any.
     All,
+}
+
+impl Share {
+    /// Returns the access for which the content is claimed.
+    fn claimed(self) -> Access {
+        match self {
+            Share::Readers => Access::ReadOnly,
+            Share::Exclusive | Share::Replace | Share::Bytes | Share::All => Access::ReadWrite,
+        }
+    }
 }
 
 /// A device opened by name.
@@ -167,17 +179,10 @@ impl Disk {
     ///
     /// # Errors
     /// Another process holds the lock.
-    pub fn header_lock(&self, exclusive: bool) -> Result<Guard> {
+    pub fn header_lock(&self, sharing: Sharing) -> Result<Guard> {
         match self {
-            Disk::File(file) => {
-                let sharing = if exclusive {
-                    Sharing::Exclusive
-                } else {
-                    Sharing::Shared
-                };
-                Ok(Guard::File(file.file.header_lock(sharing)?))
-            }
-            Disk::Lun(lun) => Ok(Guard::Lun(take(&lun.lock, "header", exclusive)?)),
+            Disk::File(file) => Ok(Guard::File(file.file.header_lock(sharing)?)),
+            Disk::Lun(lun) => Ok(Guard::Lun(take(&lun.lock, "header", sharing)?)),
         }
     }
 
@@ -203,7 +208,7 @@ impl Disk {
             return Ok(());
         };
         let shown = name.display().to_string();
-        let claim = Claim::take(&content.uuid, &shown, share != Share::Readers)?;
+        let claim = Claim::take(&content.uuid, &shown, share.claimed())?;
         let (below, place) = match self {
             Disk::File(file) => (Arc::clone(&file.file) as Arc<dyn BlockDevice>, &file.hold),
             Disk::Lun(lun) => (Arc::clone(&lun.view), &lun.hold),
@@ -230,7 +235,7 @@ impl Disk {
     /// Identifies the volume or file system on the device, if it can be opened.
     fn content(&self) -> Option<Content> {
         // Plaintext content is readable even without permission to take the header lock.
-        let _guard = self.header_lock(false).ok();
+        let _guard = self.header_lock(Sharing::Shared).ok();
         self.content_now()
     }
 
@@ -280,7 +285,7 @@ pub(crate) fn lock_of_lun(settings: &Settings, name: &str) -> Result<PathBuf> {
 }
 
 /// Takes a lock among the processes of this machine.
-pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
+pub(crate) fn take(base: &Path, what: &str, sharing: Sharing) -> Result<File> {
     let path = base.with_extension(what);
     let failed = |e| Error::io("cannot lock", &path, e);
     let file = std::fs::OpenOptions::new()
@@ -292,10 +297,9 @@ pub(crate) fn take(base: &Path, what: &str, exclusive: bool) -> Result<File> {
         .map_err(failed)?;
     let until = std::time::Instant::now() + Duration::from_secs(1);
     loop {
-        let taken = if exclusive {
-            file.try_lock()
-        } else {
-            file.try_lock_shared()
+        let taken = match sharing {
+            Sharing::Exclusive => file.try_lock(),
+            Sharing::Shared => file.try_lock_shared(),
         };
         match taken {
             Ok(()) => return Ok(file),
@@ -430,25 +434,24 @@ pub(crate) fn full_address(address: &str) -> String {
 ///
 /// # Errors
 /// The address is invalid.
-pub fn lunpath(address: &str, settings: &Settings, read_only: bool) -> Result<Arc<dyn Lunpath>> {
+pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc<dyn Lunpath>> {
     if NbdUri::is_one(address) {
         let options = path_nbd::Options {
-            read_only,
+            read_only: access.is_read_only(),
             ..path_nbd::Options::default()
         };
         return Ok(Arc::new(NbdPath::new(NbdUri::parse(address)?, options)));
     }
     if address.starts_with("iscsi://") {
-        let options = iscsi_options(settings, read_only);
+        let options = iscsi_options(settings, access);
         return Ok(Arc::new(IscsiPath::parse(address, options)?));
     }
     known_scheme(address)?;
     let options = path_file::Options {
-        read_only,
-        lock: if read_only {
-            path_file::Lock::Shared
-        } else {
-            path_file::Lock::Exclusive
+        read_only: access.is_read_only(),
+        lock: match access {
+            Access::ReadOnly => path_file::Lock::Shared,
+            Access::ReadWrite => path_file::Lock::Exclusive,
         },
         ..path_file::Options::default()
     };
@@ -468,7 +471,7 @@ fn known_scheme(address: &str) -> Result<()> {
 }
 
 /// Builds the options of logins to iSCSI targets.
-pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Options {
+pub fn iscsi_options(settings: &Settings, access: Access) -> path_iscsi::Options {
     let digest = |on: bool| {
         if on {
             path_iscsi::DigestPolicy::Prefer
@@ -481,8 +484,9 @@ pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Option
         chap_secret_file: settings.iscsi_chap_secret_file(),
         header_digest: digest(settings.iscsi_digests()),
         data_digest: digest(settings.iscsi_digests()),
-        persistent_reservations: settings.iscsi_persistent_reservations() && !read_only,
-        read_only,
+        persistent_reservations: settings.iscsi_persistent_reservations()
+            && access == Access::ReadWrite,
+        read_only: access.is_read_only(),
         ..path_iscsi::Options::default()
     }
 }
@@ -491,8 +495,8 @@ pub fn iscsi_options(settings: &Settings, read_only: bool) -> path_iscsi::Option
 ///
 /// # Errors
 /// The file or LUN does not exist, it is in use, or no path leads to it.
-pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -> Result<Disk> {
-    let disk = open_unclaimed(device, settings, read_only, share)?;
+pub fn open(device: &Path, settings: &Settings, access: Access, share: Share) -> Result<Disk> {
+    let disk = open_unclaimed(device, settings, access, share)?;
     match share {
         Share::All | Share::Bytes => {}
         share => disk.hold(device, share, settings)?,
@@ -503,11 +507,11 @@ pub fn open(device: &Path, settings: &Settings, read_only: bool, share: Share) -
 fn open_unclaimed(
     device: &Path,
     settings: &Settings,
-    read_only: bool,
+    access: Access,
     share: Share,
 ) -> Result<Disk> {
     if let Some(addresses) = addresses(device) {
-        let open = open_lun(&addresses, settings, read_only, share)?;
+        let open = open_lun(&addresses, settings, access, share)?;
         return Ok(Disk::Lun(Arc::new(open)));
     }
     if let Some(text) = device.to_str() {
@@ -518,7 +522,7 @@ fn open_unclaimed(
         }
     }
     let options = path_file::Options {
-        read_only,
+        read_only: access.is_read_only(),
         lock: match share {
             Share::Exclusive | Share::Replace | Share::Bytes => path_file::Lock::Exclusive,
             Share::Readers => path_file::Lock::Shared,
@@ -528,7 +532,7 @@ fn open_unclaimed(
     };
     match FileDevice::open(device, &options) {
         Ok(file) => Ok(file.into()),
-        Err(error) => Err(who_has(device, share != Share::Readers, error)),
+        Err(error) => Err(who_has(device, share.claimed(), error)),
     }
 }
 
@@ -547,7 +551,7 @@ fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
 
 /// Adds the process that has the file locked to a "busy" error. The lock does not reveal it, but
 /// the claim on the content does.
-fn who_has(device: &Path, write: bool, error: block::Error) -> Error {
+fn who_has(device: &Path, access: Access, error: block::Error) -> Error {
     let named = || {
         let options = path_file::Options {
             read_only: true,
@@ -556,7 +560,7 @@ fn who_has(device: &Path, write: bool, error: block::Error) -> Error {
         };
         let disk = Disk::from(FileDevice::open(device, &options).ok()?);
         let shown = device.display().to_string();
-        Claim::refusal(&disk.content_now()?.uuid, &shown, write)
+        Claim::refusal(&disk.content_now()?.uuid, &shown, access)
     };
     let busy = error.kind() == block::ErrorKind::Busy;
     let named = busy.then(named).flatten();
@@ -566,7 +570,7 @@ fn who_has(device: &Path, write: bool, error: block::Error) -> Error {
 fn open_lun(
     addresses: &[String],
     settings: &Settings,
-    read_only: bool,
+    access: Access,
     share: Share,
 ) -> Result<OpenLun> {
     let file = settings.lun_registry();
@@ -578,12 +582,14 @@ fn open_lun(
     let known = match (&named, addresses) {
         (None, [one]) if is_lun_name(one) => return Err(unknown(one)),
         (Some(known), _) => known.clone(),
-        (None, _) => enrol(addresses, &file, settings, read_only)?,
+        (None, _) => enrol(addresses, &file, settings, access)?,
     };
     let lock = lock_of_lun(settings, &known.name)?;
     let held = match share {
-        Share::Exclusive | Share::Replace | Share::Bytes => Some(take(&lock, "open", true)?),
-        Share::Readers => Some(take(&lock, "open", false)?),
+        Share::Exclusive | Share::Replace | Share::Bytes => {
+            Some(take(&lock, "open", Sharing::Exclusive)?)
+        }
+        Share::Readers => Some(take(&lock, "open", Sharing::Shared)?),
         Share::All => None,
     };
     // The LUN may have been forgotten or changed while this process waited for the lock.
@@ -591,7 +597,7 @@ fn open_lun(
     let known = registry
         .find(&known.name)
         .ok_or_else(|| unknown(&known.name))?;
-    let lun = Arc::new(start(known, &registry, settings, read_only)?);
+    let lun = Arc::new(start(known, &registry, settings, access)?);
     // The view by a legacy name or an address has all paths or only that one, as configured.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
@@ -612,7 +618,7 @@ fn enrol(
     addresses: &[String],
     file: &Path,
     settings: &Settings,
-    read_only: bool,
+    access: Access,
 ) -> Result<KnownLun> {
     let mut lunpaths = Vec::new();
     let mut paths = Vec::new();
@@ -622,7 +628,7 @@ fn enrol(
                 format!("`{address}` is the name of a LUN; join addresses, or use the name alone");
             return Err(Error::Usage(why));
         }
-        let path = lunpath(address, settings, read_only)?;
+        let path = lunpath(address, settings, access)?;
         paths.push((address.clone(), path.target_port()));
         lunpaths.push(path);
     }
@@ -641,12 +647,12 @@ fn start(
     known: &KnownLun,
     registry: &Registry,
     settings: &Settings,
-    read_only: bool,
+    access: Access,
 ) -> Result<Lun> {
     let mut paths = Vec::new();
     for path in &known.paths {
         paths.push(PathSpec {
-            path: lunpath(&path.address, settings, read_only)?,
+            path: lunpath(&path.address, settings, access)?,
             legacy: path.legacy.clone(),
             enabled: path.enabled,
         });
@@ -654,10 +660,9 @@ fn start(
     let transport = paths.first().map_or("file", |p| p.path.transport().name());
     let (attributes, _) = registry.attributes(known, transport)?;
     // Also for a single path: others may be added while the LUN is in use.
-    let proof = if read_only {
-        Proof::Compare
-    } else {
-        proof(&paths)
+    let proof = match access {
+        Access::ReadOnly => Proof::Compare,
+        Access::ReadWrite => proof(&paths),
     };
     let topology = Topology::read(&settings.sysfs_root()).ok();
     Ok(Lun::open(Config {

@@ -4,6 +4,7 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+use crate::access::{Access, Existing};
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits};
 use crate::error::Left;
@@ -93,16 +94,16 @@ pub struct Formatted {
 /// the file system is complete. The root directory belongs to the user of this process.
 ///
 /// # Errors
-/// [`Error::WouldDestroy`] if the device is not empty and `force` is not set.
+/// [`Error::WouldDestroy`] if the device is not empty and its data is to be kept.
 pub fn format(
     target: &Target<'_>,
     label: &str,
     size: Option<u64>,
-    force: bool,
+    existing: Existing,
 ) -> Result<Formatted> {
-    let (disk, made) = volume::open_or_make(target.path, size, force, target.settings)?;
+    let (disk, made) = volume::open_or_make(target.path, size, existing, target.settings)?;
     let open = target.of_disk(disk)?;
-    let formatted = format_device(target, &open, label, force)?;
+    let formatted = format_device(target, &open, label, existing)?;
     made.map(volume::Made::finish).transpose()?;
     Ok(formatted)
 }
@@ -111,13 +112,13 @@ pub(crate) fn format_device(
     target: &Target<'_>,
     open: &OpenedDevice,
     label: &str,
-    force: bool,
+    existing: Existing,
 ) -> Result<Formatted> {
     let device = &open.device;
     let mut undo = None;
     if let Some(found) = content(open)? {
         let head = signature::HEAD_BYTES;
-        if !force {
+        if existing == Existing::Keep {
             return Err(Error::WouldDestroy {
                 device: target.name(),
                 found: found.to_string(),
@@ -198,12 +199,12 @@ pub(crate) fn open_counted(
     open: &OpenedDevice,
     name: &str,
     settings: &Settings,
-    read_only: bool,
+    access: Access,
 ) -> Result<(Fs, Arc<dyn BlockDevice>, StatsHandle)> {
     let (device, stats) = Stats::new(Arc::clone(&open.device));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let fs = open_fs(&device, name, options(settings, read_only))?;
-    if !read_only {
+    let fs = open_fs(&device, name, options(settings, access))?;
+    if access == Access::ReadWrite {
         let failed = Error::files(format!("cannot grow the file system on {name}"));
         fs.grow().map_err(failed)?;
     }
@@ -223,9 +224,9 @@ fn not_opened(name: &str, error: ::fs::Error) -> Error {
     }
 }
 
-pub fn options(settings: &Settings, read_only: bool) -> ::fs::Options {
+pub fn options(settings: &Settings, access: Access) -> ::fs::Options {
     ::fs::Options {
-        read_only,
+        read_only: access.is_read_only(),
         commit_interval: settings.fs_commit_interval(),
         ..::fs::Options::default()
     }
@@ -240,15 +241,15 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return control::send_request(&run_dir, &name, &ControlRequest::Files(ask.clone()));
     }
-    let read_only = !ask.changes();
+    let access = Access::read_only_if(!ask.changes());
     let open = target.open(OpenOptions {
-        read_only,
+        read_only: access.is_read_only(),
         ..OpenOptions::default()
     })?;
     let fs = open_fs(
         &open.device,
         &target.name(),
-        options(target.settings, read_only),
+        options(target.settings, access),
     )?;
     let answer = execute(&fs, ask, &|| Ok(()), None)?;
     fs.close()
@@ -442,7 +443,7 @@ pub fn defrag(
     path: Option<&str>,
     progress: Progress<'_>,
 ) -> Result<Defragmented> {
-    let (fs, failed) = open_unmounted(target, "defragment", false, false)?;
+    let (fs, failed) = open_unmounted(target, WholeOperation::Defragment)?;
     let names: Vec<String> = match (fileset, path) {
         (Some(name), _) => vec![name.to_owned()],
         (None, Some(_)) => vec![FIRST_FILESET.to_owned()],
@@ -492,7 +493,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// The file system cannot be opened at all, or the device fails. Problems found are not errors.
 pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
-    let (fs, failed) = open_unmounted(target, "check", true, true).map_err(beyond_repair)?;
+    let (fs, failed) = open_unmounted(target, WholeOperation::Check).map_err(beyond_repair)?;
     let found = fs.check_with(progress).map_err(failed())?;
     fs.close().map_err(failed())?;
     if !repair || found.is_clean() {
@@ -500,7 +501,7 @@ pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result
         return Ok(Checked { found, repair });
     }
     // Reopened for writing only now, so that a check leaves a sound file system unchanged.
-    let (fs, failed) = open_unmounted(target, "repair", false, true).map_err(beyond_repair)?;
+    let (fs, failed) = open_unmounted(target, WholeOperation::Repair).map_err(beyond_repair)?;
     let repair = Some(fs.repair_with(progress).map_err(failed())?);
     fs.close().map_err(failed())?;
     Ok(Checked { found, repair })
@@ -515,31 +516,63 @@ fn beyond_repair(error: Error) -> Error {
     }
 }
 
+/// Operation on all of a file system that is not mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WholeOperation {
+    Check,
+    Repair,
+    Defragment,
+}
+
+impl WholeOperation {
+    fn verb(self) -> &'static str {
+        match self {
+            WholeOperation::Check => "check",
+            WholeOperation::Repair => "repair",
+            WholeOperation::Defragment => "defragment",
+        }
+    }
+
+    fn access(self) -> Access {
+        match self {
+            WholeOperation::Check => Access::ReadOnly,
+            WholeOperation::Repair | WholeOperation::Defragment => Access::ReadWrite,
+        }
+    }
+
+    /// Reports whether a damaged file system is opened, too.
+    fn takes_damaged(self) -> bool {
+        match self {
+            WholeOperation::Check | WholeOperation::Repair => true,
+            WholeOperation::Defragment => false,
+        }
+    }
+}
+
 /// Opens a file system that is not mounted, for an operation on all of it.
-fn open_unmounted<'a>(
-    target: &'a Target<'_>,
-    what: &'a str,
-    read_only: bool,
-    for_repair: bool,
-) -> Result<(Fs, impl Fn() -> Failed + use<'a>)> {
+fn open_unmounted(
+    target: &Target<'_>,
+    operation: WholeOperation,
+) -> Result<(Fs, impl Fn() -> Failed + use<>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
             "{} is mounted or served as `{name}`; `evfs detach {name}` first",
             target.name()
         )));
     }
+    let access = operation.access();
     let open = target.open(OpenOptions {
-        read_only,
+        read_only: access.is_read_only(),
         ..OpenOptions::default()
     })?;
-    let name = target.name();
+    let (name, verb) = (target.name(), operation.verb());
     let options = ::fs::Options {
-        rescue: for_repair,
-        ..options(target.settings, read_only)
+        rescue: operation.takes_damaged(),
+        ..options(target.settings, access)
     };
     let fs = Fs::open(Arc::clone(&open.device), options).map_err(|e| not_opened(&name, e))?;
     Ok((fs, move || {
-        Box::new(Error::files(format!("cannot {what} {name}"))) as Failed
+        Box::new(Error::files(format!("cannot {verb} {name}"))) as Failed
     }))
 }
 

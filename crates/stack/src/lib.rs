@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
+mod access;
 pub mod cache;
 pub mod cell;
 mod cell_record;
@@ -35,6 +36,7 @@ pub mod volume;
 
 pub use crate::cache::ProcessCache;
 pub use ::fs::Atime;
+pub use access::{Access, Existing};
 pub use afs_server::{NoPrefix, Prefix};
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};

@@ -1,9 +1,11 @@
 //! Administration of LUNs. Requests about an open LUN go to the control socket of the process that
 //! has it open; the registry answers for the others.
 
+use crate::access::Access;
 use crate::control::LunRequest;
 use crate::device::{
-    CONNECT_WITHIN, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun, lunpath, take,
+    CONNECT_WITHIN, Sharing, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun,
+    lunpath, take,
 };
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
@@ -15,7 +17,9 @@ use multipath::trace::Recording;
 use multipath::{ATTRIBUTES, LastPath, Lun, PathSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
+use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -61,7 +65,7 @@ pub(crate) fn answer(
             return advisor(&lun.recording()).map_err(Error::Failed);
         }
         LunRequest::Add { address, legacy } => lun.add(PathSpec {
-            path: lunpath(address, settings, lun_read_only(lun))?,
+            path: lunpath(address, settings, access_of(lun))?,
             legacy: legacy.clone(),
             enabled: true,
         })?,
@@ -82,9 +86,9 @@ fn last_path(force: bool) -> LastPath {
     }
 }
 
-fn lun_read_only(lun: &Lun) -> bool {
+fn access_of(lun: &Lun) -> Access {
     use block::BlockDevice;
-    lun.info().read_only
+    Access::read_only_if(lun.info().read_only)
 }
 
 fn json_of<T: Serialize>(value: &T) -> Value {
@@ -147,7 +151,7 @@ fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
         return Ok(open);
     }
     let path = |p: &crate::registry::KnownPath| {
-        let path = lunpath(&p.address, settings, true);
+        let path = lunpath(&p.address, settings, Access::ReadOnly);
         json!({
             "name": p.address,
             "legacy": p.legacy,
@@ -241,7 +245,7 @@ fn transport(settings: &Settings, lun: &KnownLun) -> &'static str {
     let first = lun
         .paths
         .first()
-        .map(|p| lunpath(&p.address, settings, true));
+        .map(|p| lunpath(&p.address, settings, Access::ReadOnly));
     match first {
         Some(Ok(path)) => path.transport().name(),
         _ => "file",
@@ -320,12 +324,16 @@ pub fn save(
     })
 }
 
-/// Forgets a LUN: its name, paths and saved attributes, and the volume expected on it. The disk is
-/// unchanged. Returns the registry entry; with `only_look` the entry is only returned, not removed.
-///
-/// # Errors
-/// The LUN is unknown or open.
-pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownLun> {
+/// A LUN that is not open. It cannot be opened while this value exists.
+struct ClosedLun {
+    lun: KnownLun,
+    /// Base name of its locks.
+    lock: PathBuf,
+    _locks: [File; 2],
+}
+
+/// Excludes users of a LUN that is to be forgotten.
+fn closed(settings: &Settings, name: &str) -> Result<ClosedLun> {
     let lun = known(settings, name)?;
     if lun.name != name {
         return Err(Error::Usage(format!(
@@ -340,18 +348,39 @@ pub fn forget(settings: &Settings, name: &str, only_look: bool) -> Result<KnownL
         )));
     }
     let lock = lock_of_lun(settings, name)?;
-    let _open = take(&lock, "open", true)?;
-    let _header = take(&lock, "header", true)?;
-    if only_look {
-        return Ok(lun);
-    }
+    let locks = [
+        take(&lock, "open", Sharing::Exclusive)?,
+        take(&lock, "header", Sharing::Exclusive)?,
+    ];
+    Ok(ClosedLun {
+        lun,
+        lock,
+        _locks: locks,
+    })
+}
+
+/// Returns the registry entry of a LUN that [`forget`] would forget.
+///
+/// # Errors
+/// The LUN is unknown or open.
+pub fn forgettable(settings: &Settings, name: &str) -> Result<KnownLun> {
+    closed(settings, name).map(|closed| closed.lun)
+}
+
+/// Forgets a LUN: its name, paths and saved attributes, and the volume expected on it. The disk is
+/// unchanged. Returns the former registry entry.
+///
+/// # Errors
+/// The LUN is unknown or open.
+pub fn forget(settings: &Settings, name: &str) -> Result<KnownLun> {
+    let closed = closed(settings, name)?;
     let registry = settings.lun_registry();
     let forgotten = Registry::update(&registry, |r| r.forget(name))?;
     // Last: while the LUN is known, an exchange of its content must be detected.
     let store = TrustStore::of(settings);
     store.clear_places(&Places::of_lun(place_of_lun(&registry, name)))?;
     for what in ["open", "header"] {
-        let _ = std::fs::remove_file(lock.with_extension(what));
+        let _ = std::fs::remove_file(closed.lock.with_extension(what));
     }
     Ok(forgotten)
 }
@@ -430,7 +459,7 @@ fn add_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<Changed
     let name = &known.name;
     check_new_path(settings, known, path)?;
     let path = full_address(path);
-    let port = lunpath(&path, settings, false)?.target_port();
+    let port = lunpath(&path, settings, Access::ReadWrite)?.target_port();
     Registry::update(&settings.lun_registry(), |registry| {
         let added = registry.add(name, &path, &port)?;
         let (address, legacy) = (added.address, added.legacy);
@@ -456,7 +485,7 @@ fn check_new_path(settings: &Settings, known: &KnownLun, path: &str) -> Result<(
         )));
     }
     // For a malformed address, the parser has the better message.
-    let device = lunpath(path, settings, true)?;
+    let device = lunpath(path, settings, Access::ReadOnly)?;
     let there = there.map_err(|e| Error::io("cannot add", path.as_ref(), e))?;
     if !there.is_file() && !there.file_type().is_block_device() {
         let why = format!("cannot add {path} to {name}: it is neither a file nor a block device");
@@ -505,7 +534,7 @@ fn with_state(settings: &Settings, mut changed: Changed) -> Changed {
         };
         if changed.state == "unopen" {
             // No process has the LUN open and could report the state.
-            let device = lunpath(&changed.path, settings, true).map_err(|e| e.chain());
+            let device = lunpath(&changed.path, settings, Access::ReadOnly).map_err(|e| e.chain());
             let found = device.and_then(|d| d.identify(CONNECT_WITHIN).map_err(|e| e.to_string()));
             if let Err(why) = found {
                 changed.state = "failed".into();
@@ -563,7 +592,10 @@ fn change_path(
         )));
     }
     let found = match verb {
-        PathVerb::ReplaceWwid => Some(lunpath(&address, settings, true)?.identify(CONNECT_WITHIN)?),
+        PathVerb::ReplaceWwid => {
+            let path = lunpath(&address, settings, Access::ReadOnly)?;
+            Some(path.identify(CONNECT_WITHIN)?)
+        }
         _ => None,
     };
     Registry::update(&file, |registry| {
@@ -630,7 +662,7 @@ pub fn scan(
     }
     let mut paths: Vec<Arc<dyn Lunpath>> = Vec::new();
     for address in &addresses {
-        paths.push(lunpath(address, settings, true)?);
+        paths.push(lunpath(address, settings, Access::ReadOnly)?);
     }
     let answers = Mutex::new(vec![None; paths.len()]);
     let next = std::sync::atomic::AtomicUsize::new(0);
@@ -689,7 +721,7 @@ fn portal(place: &str) -> bool {
 
 /// Discovers all units of all targets at a portal, and returns their addresses.
 fn units(settings: &Settings, portal: &str) -> Result<Vec<String>> {
-    let options = iscsi_options(settings, true);
+    let options = iscsi_options(settings, Access::ReadOnly);
     let mut addresses = Vec::new();
     for target in path_iscsi::discover(portal, &options, CONNECT_WITHIN)? {
         for at in &target.portals {

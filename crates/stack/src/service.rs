@@ -61,11 +61,11 @@ trait Graph: Send + Sync {
     /// Not everything could be written; nothing is discarded.
     fn flush(&self) -> Result<()>;
 
-    /// Closes the exports, with `force` even if they are in use.
+    /// Closes the exports; by force, even if they are in use.
     ///
     /// # Errors
     /// An export cannot be closed; those that are still open can be used as before.
-    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()>;
+    fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()>;
 
     /// Makes everything durable, wipes the cached pages and closes the file system, after the
     /// exports have been closed.
@@ -111,6 +111,25 @@ trait Graph: Send + Sync {
     /// The request cannot be fulfilled.
     fn cell(&self, _request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
         Err(not_served(&status().name))
+    }
+}
+
+/// Manner in which a service is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    /// Only if no export is in use and all data can be written.
+    InOrder,
+    /// In any case. Data that cannot be written is discarded.
+    ByForce,
+}
+
+impl Closing {
+    fn by_force_if(forced: bool) -> Closing {
+        if forced {
+            Closing::ByForce
+        } else {
+            Closing::InOrder
+        }
     }
 }
 
@@ -227,14 +246,13 @@ impl Service {
 
     /// Makes everything durable and closes the exports. The device is closed on drop.
     ///
-    /// With `force` an export is closed even if it is in use, and data that cannot be written is
-    /// discarded. Without it, an error leaves everything as it was.
+    /// Unless it is stopped by force, an error leaves everything as it was.
     ///
     /// # Errors
     /// The service is still in use, or not all data could be written. [`Error::DataLost`] means
     /// that it has ended nevertheless.
-    fn stop(&mut self, force: bool) -> Result<()> {
-        if force {
+    fn stop(&mut self, closing: Closing) -> Result<()> {
+        if closing == Closing::ByForce {
             return self.stop_by_force();
         }
         let stopped = self.stop_in_order();
@@ -250,12 +268,14 @@ impl Service {
     fn stop_in_order(&mut self) -> Result<()> {
         self.graph.in_use()?;
         self.graph.flush()?;
-        self.graph.close_exports(&mut self.status, false)?;
+        self.graph
+            .close_exports(&mut self.status, Closing::InOrder)?;
         self.graph.close()
     }
 
     fn stop_by_force(&mut self) -> Result<()> {
-        self.graph.close_exports(&mut self.status, true)?;
+        self.graph
+            .close_exports(&mut self.status, Closing::ByForce)?;
         self.graph.close().map_err(|error| {
             let lost = self.graph.cached().ok();
             let lost = lost.map(|volumes| dirty_bytes(&refs(&volumes)));

@@ -56,29 +56,35 @@ pub struct StopSignals {
     hangup: Arc<AtomicBool>,
     /// Session of the controlling terminal at the start of the process.
     session: Option<Pid>,
-    /// HUP requests a reload while the terminal is open, or if the process never had one.
-    reloads: bool,
+    hup: Hup,
+}
+
+/// Request of HUP while the terminal is open, or to a process that never had one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hup {
+    Stop,
+    Reload,
 }
 
 impl StopSignals {
     /// Installs handlers for the whole process, before any state exists that an early signal would
     /// leave behind; HUP stops it, too.
     pub fn install() -> Result<StopSignals> {
-        StopSignals::take_over(false).map_err(not_installed)
+        StopSignals::take_over(Hup::Stop).map_err(not_installed)
     }
 
     /// Same as [`StopSignals::install`], for a service, which HUP reloads.
     pub fn for_service() -> Result<StopSignals> {
-        StopSignals::take_over(true).map_err(not_installed)
+        StopSignals::take_over(Hup::Reload).map_err(not_installed)
     }
 
-    fn take_over(reloads: bool) -> std::io::Result<StopSignals> {
+    fn take_over(hup: Hup) -> std::io::Result<StopSignals> {
         let which = Arc::new(AtomicUsize::new(0));
         let hangup = Arc::new(AtomicBool::new(false));
         let (wake, write) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         let seen = Arc::clone(AT_ONCE.get_or_init(Arc::default));
-        seen.store(reloads, Ordering::SeqCst);
+        seen.store(hup == Hup::Reload, Ordering::SeqCst);
         for signal in STOP {
             // Order matters: the handler that ends the process runs before the one that notes the
             // first signal, so it acts from the second signal on.
@@ -106,7 +112,7 @@ impl StopSignals {
             which,
             hangup,
             session: has_terminal().then(|| getsid(None).ok()).flatten(),
-            reloads,
+            hup,
         })
     }
 
@@ -127,7 +133,7 @@ impl StopSignals {
     fn hangup_stops(&self) -> bool {
         // A process that moved to a new session, in the background, has lost no terminal.
         let left = || self.session.is_none() || self.session != getsid(None).ok();
-        !self.reloads || !left() && !has_terminal()
+        self.hup == Hup::Stop || !left() && !has_terminal()
     }
 
     /// Empties the descriptor, so that it waits for the next signal.

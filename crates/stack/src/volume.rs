@@ -5,7 +5,8 @@
 //! held during one header operation, so keys can be added to an attached volume. The *open lock* is
 //! held while a volume is attached, or while a command replaces or destroys it.
 
-use crate::device::{self, Disk, Guard, Share};
+use crate::access::{Access, Existing};
+use crate::device::{self, Disk, Guard, Share, Sharing};
 use crate::error::Left;
 use crate::paths::own_dir;
 use crate::trust::{TrustFile, TrustStore};
@@ -104,11 +105,12 @@ impl LockedVolume {
 /// # Errors
 /// Those of [`device::open`].
 pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Disk> {
-    let share = match intent {
-        Intent::Replace => Share::Replace,
-        Intent::Inspect | Intent::ChangeHeader => Share::All,
+    let (access, share) = match intent {
+        Intent::Inspect => (Access::ReadOnly, Share::All),
+        Intent::ChangeHeader => (Access::ReadWrite, Share::All),
+        Intent::Replace => (Access::ReadWrite, Share::Replace),
     };
-    device::open(path, settings, intent == Intent::Inspect, share)
+    device::open(path, settings, access, share)
 }
 
 /// Opens the volume on the DEVICE `path`.
@@ -117,7 +119,10 @@ pub fn open_disk(path: &Path, intent: Intent, settings: &Settings) -> Result<Dis
 /// The device holds no volume, its header is damaged beyond reading, or it is in use.
 pub fn open_locked(path: &Path, intent: Intent, settings: &Settings) -> Result<LockedVolume> {
     let disk = open_disk(path, intent, settings)?;
-    let guard = disk.header_lock(intent != Intent::Inspect)?;
+    let guard = disk.header_lock(match intent {
+        Intent::Inspect => Sharing::Shared,
+        Intent::ChangeHeader | Intent::Replace => Sharing::Exclusive,
+    })?;
     let volume = match intent {
         Intent::Inspect => Volume::inspect(disk.device())?,
         _ => Volume::open(disk.device())?,
@@ -136,8 +141,8 @@ pub struct Create<'a> {
     pub path: &'a Path,
     /// Size of a new file, in bytes.
     pub size: Option<u64>,
-    /// Overwrite existing data.
-    pub force: bool,
+    /// Treatment of data on the device.
+    pub existing: Existing,
     /// Key length, sector size, label.
     pub format: crypt::Format,
     /// Name of the owner's key pair.
@@ -150,7 +155,7 @@ pub struct Create<'a> {
 /// A new file gets its name only when the volume is complete.
 ///
 /// # Errors
-/// [`Error::WouldDestroy`] if the device is not empty and `force` is not set.
+/// [`Error::WouldDestroy`] if the device is not empty and its data is to be kept.
 pub fn create(
     create: &Create<'_>,
     keyring: &Keyring,
@@ -166,7 +171,7 @@ pub fn create(
     if let Some(size) = create.size {
         large_enough(create.path, size)?;
     }
-    let (disk, made) = open_or_make(create.path, create.size, create.force, settings)?;
+    let (disk, made) = open_or_make(create.path, create.size, create.existing, settings)?;
     format_over(create, disk, made, &owner, &recovery, settings)
 }
 
@@ -175,7 +180,7 @@ pub fn create(
 pub(crate) fn open_or_make(
     path: &Path,
     size: Option<u64>,
-    force: bool,
+    existing: Existing,
     settings: &Settings,
 ) -> Result<(Disk, Option<Made>)> {
     let there = path.exists() || device::is_lun(path);
@@ -193,10 +198,12 @@ pub(crate) fn open_or_make(
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
             "--size applies only to new files; the target sets the size of a LUN".into(),
         )),
-        (true, Some(_)) if path.is_file() && !force => Err(Error::Usage(format!(
-            "{} already exists, so --size does not apply; omit it to use the file as it is",
-            path.display()
-        ))),
+        (true, Some(_)) if path.is_file() && existing == Existing::Keep => {
+            Err(Error::Usage(format!(
+                "{} already exists, so --size does not apply; omit it to use the file as it is",
+                path.display()
+            )))
+        }
         (true, _) => Ok((open_disk(path, Intent::Replace, settings)?, None)),
     }
 }
@@ -238,14 +245,14 @@ fn format_over(
     recovery: &[Identified],
     settings: &Settings,
 ) -> Result<(LockedVolume, Option<PathBuf>)> {
-    let guard = disk.header_lock(true)?;
+    let guard = disk.header_lock(Sharing::Exclusive)?;
     let device = disk.device();
     let found = match made {
         Some(_) => None,
         None => signature::content_of(&disk)?,
     };
     if let Some(found) = found
-        && !create.force
+        && create.existing == Existing::Keep
     {
         return Err(Error::WouldDestroy {
             device: create.path.display().to_string(),
@@ -632,12 +639,12 @@ pub fn or_read_only(error: Error, device: &Path, configured: bool) -> Error {
 }
 
 fn open_for_data(path: &Path, options: OpenOptions, settings: &Settings) -> Result<Disk> {
-    let share = if options.read_only {
-        Share::Readers
-    } else {
-        Share::Exclusive
+    let access = Access::read_only_if(options.read_only);
+    let share = match access {
+        Access::ReadOnly => Share::Readers,
+        Access::ReadWrite => Share::Exclusive,
     };
-    device::open(path, settings, options.read_only, share)
+    device::open(path, settings, access, share)
 }
 
 fn decipher(
@@ -649,7 +656,7 @@ fn decipher(
     let known = opener.trust.load()?;
     let volume = {
         // The header is read once, under its lock; later steps use only this copy.
-        let _guard = disk.header_lock(false)?;
+        let _guard = disk.header_lock(Sharing::Shared)?;
         Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
     };
     let action = crypt::Action::Attach;

@@ -2,7 +2,7 @@
 
 use export_nbd::{Config, Export, Listen, Server};
 use stack::device::{Share, open};
-use stack::{Error, Result, Settings};
+use stack::{Access, Error, Result, Settings};
 use std::path::Path;
 
 /// Two servers over one file.
@@ -15,7 +15,7 @@ impl Served {
     /// Serves `NAME.img` in `dir` on two Unix sockets.
     pub fn start(dir: &Path, name: &str, settings: &Settings) -> Result<Served> {
         let image = dir.join(format!("{name}.img"));
-        let device = open(&image, settings, false, Share::Bytes)?.device();
+        let device = open(&image, settings, Access::ReadWrite, Share::Bytes)?.device();
         let mut servers = Vec::new();
         let mut uris = Vec::new();
         let mut id = [0; 8];

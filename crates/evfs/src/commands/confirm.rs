@@ -29,9 +29,10 @@ pub enum Answer<'a> {
 /// # Errors
 /// The answer does not match, or there is no terminal.
 pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
-    if yes {
-        return Ok(());
-    }
+    if yes { Ok(()) } else { ask(what, answer) }
+}
+
+fn ask(what: &str, answer: Answer<'_>) -> Result<()> {
     if !at_terminal() {
         return Err(Error::Usage(format!(
             "{what}; nothing was done, as there is no terminal to confirm at; use --yes to skip the question"
@@ -63,7 +64,7 @@ pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
 pub fn or_force<T>(force: bool, name: &str, work: impl Fn(bool) -> Result<T>) -> Result<T> {
     match work(force) {
         Err(error) if !force && error.wants_force() && at_terminal() => {
-            confirm(false, &error.chain(), Answer::Name(name))?;
+            ask(&error.chain(), Answer::Name(name))?;
             work(true)
         }
         done => done,

@@ -7,7 +7,7 @@ use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
 use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding};
-use stack::{Atime, Error, MountSpec, Result, ServiceSpec, exit};
+use stack::{Atime, Error, Existing, MountSpec, Result, ServiceSpec, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -159,7 +159,8 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
     let device = args.on.device().display().to_string();
     let made = or_force(args.force, &device, |force| {
         args.on.with(context, |target| {
-            filesystem::format(target, &args.label, args.size, force)
+            let existing = Existing::overwrite_if(force);
+            filesystem::format(target, &args.label, args.size, existing)
         })
     })?;
     output::done(context.json, &json!(made), || {

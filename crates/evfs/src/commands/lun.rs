@@ -158,12 +158,12 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 }
 
 fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
-    let known = lun::forget(&context.settings, name, true)?;
+    let known = lun::forgettable(&context.settings, name)?;
     let (paths, values) = (known.paths.len(), known.attributes.len());
     let what =
         format!("This forgets {name}, its paths ({paths}) and its saved attributes ({values})");
     confirm(yes, &what, Answer::Yes)?;
-    let known = lun::forget(&context.settings, name, false)?;
+    let known = lun::forget(&context.settings, name)?;
     let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
     let value = json!({ "forgotten": name, "paths": addresses, "attributes": known.attributes });
     output::done(context.json, &value, || {

@@ -7,9 +7,10 @@ use clap::Subcommand;
 use cli::output;
 use crypt::{Action, CopyReport};
 use serde_json::{Value, json};
+use stack::device::Sharing;
 use stack::trust::TrustStore;
 use stack::volume::{Create, Intent, create, open_disk, open_locked, save_backup, write_new};
-use stack::{Error, Left, Result, exit};
+use stack::{Error, Existing, Left, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -185,7 +186,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         let what = Create {
             path: &args.device,
             size: args.size,
-            force,
+            existing: Existing::overwrite_if(force),
             format: crypt::Format {
                 key_bits: number(&args.key_bits),
                 sector_size: number(&args.sector_size),
@@ -229,7 +230,7 @@ fn info(context: &Context, device: &Path) -> Result<u8> {
 
 fn check(context: &Context, device: &Path) -> Result<u8> {
     let disk = open_disk(device, Intent::Inspect, &context.settings)?;
-    let _guard = disk.header_lock(false)?;
+    let _guard = disk.header_lock(Sharing::Shared)?;
     let report = crypt::check(disk.device())?;
     let copy = |c: &CopyReport| match c {
         CopyReport::Valid { seqid } => format!("valid, sequence id {seqid}"),
@@ -274,7 +275,7 @@ fn repair(
 ) -> Result<u8> {
     let mut done = {
         let disk = open_disk(device, Intent::ChangeHeader, &context.settings)?;
-        let _guard = disk.header_lock(true)?;
+        let _guard = disk.header_lock(Sharing::Exclusive)?;
         crypt::repair(disk.device())?
     };
     if reseal {
@@ -375,7 +376,7 @@ fn restore(
     let bytes = stack::state_file::read_up_to(from, BACKUP_BYTES_MAX)
         .map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
-    let _guard = disk.header_lock(true)?;
+    let _guard = disk.header_lock(Sharing::Exclusive)?;
     let plan = crypt::plan_restore(disk.device(), &bytes)?;
     if let Some(why) = &plan.objection
         && !force

@@ -6,7 +6,7 @@
 //! ```
 
 use super::status::{ExportAt, Status};
-use super::{Built, Graph, check_mount_point};
+use super::{Built, Closing, Graph, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
 use crate::volume::OpenedDevice;
@@ -305,7 +305,8 @@ impl Graph for AttachGraph {
         Ok(Blocking::open(&self.device)?.flush()?)
     }
 
-    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()> {
+    fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
+        let force = closing == Closing::ByForce;
         // Now, while a file system on the loop device can still write.
         if force && let Err(error) = self.flush() {
             tracing::warn!(volume = self.spec.name, "cannot flush: {}", error.chain());

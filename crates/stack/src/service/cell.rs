@@ -5,7 +5,8 @@
 //! ```
 
 use super::status::{ExportAt, Status};
-use super::{Built, Graph};
+use super::{Built, Closing, Graph};
+use crate::access::Access;
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
@@ -88,7 +89,7 @@ pub(super) fn build(
     cache: &Arc<ProcessCache>,
 ) -> Result<Built> {
     let name = spec.device.display().to_string();
-    let (fs, device, stats) = open_counted(open, &name, settings, false)?;
+    let (fs, device, stats) = open_counted(open, &name, settings, Access::ReadWrite)?;
     let record = Record::of(&fs, &name)?;
     let first_of = |given: &[Ipv4Addr], or: &[Ipv4Addr]| match given {
         [] => or.to_vec(),
@@ -230,7 +231,7 @@ impl Graph for CellGraph {
     }
 
     /// Closes the ports after the calls in progress have ended.
-    fn close_exports(&mut self, _status: &mut Status, _force: bool) -> Result<()> {
+    fn close_exports(&mut self, _status: &mut Status, _closing: Closing) -> Result<()> {
         if let Some(server) = self.server.take() {
             self.volumes = server.volumes().all();
         }

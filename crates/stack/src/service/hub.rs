@@ -10,7 +10,7 @@
 //! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
 //! request waits for no other request, except one that stops the same service.
 
-use super::Service;
+use super::{Closing, Service};
 use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
 use crate::peer::peer;
@@ -145,7 +145,7 @@ impl Hub {
     pub fn stop(&self, name: &str) -> Result<()> {
         let slots = self.slots();
         let slot = slots.iter().find(|slot| slot.name == name);
-        let stopped = slot.map_or(Ok(()), |slot| slot.stop(false));
+        let stopped = slot.map_or(Ok(()), |slot| slot.stop(Closing::InOrder));
         self.waker.wake();
         stopped
     }
@@ -272,7 +272,7 @@ impl Hub {
     }
 
     fn stop_now(&self, slot: &Slot) {
-        match slot.stop(true) {
+        match slot.stop(Closing::ByForce) {
             Ok(()) => tracing::info!(volume = slot.name, "flushed and closed"),
             Err(error) => {
                 tracing::error!(
@@ -421,7 +421,7 @@ impl Slot {
                 .map(|()| Value::Null),
             ControlRequest::Detach { force } => {
                 let before = self.status.clone();
-                self.stop(force).map(|()| before)
+                self.stop(Closing::by_force_if(force)).map(|()| before)
             }
             ask => self
                 .with(|service| service.answer(&ask))
@@ -431,8 +431,8 @@ impl Slot {
     }
 
     /// Stops the service once all requests in progress are done.
-    pub(super) fn stop(&self, force: bool) -> Result<()> {
-        if let (true, Some(lun)) = (force, &*lock(&self.lun)) {
+    pub(super) fn stop(&self, closing: Closing) -> Result<()> {
+        if let (Closing::ByForce, Some(lun)) = (closing, &*lock(&self.lun)) {
             // This also ends requests in progress that wait for a path.
             lun.lun().prepare_forced_close();
         }
@@ -441,11 +441,11 @@ impl Slot {
         // `None`: another thread has stopped it in the meantime.
         let stopped = service
             .as_mut()
-            .map_or(Ok(()), |service| service.stop(force));
+            .map_or(Ok(()), |service| service.stop(closing));
         if matches!(stopped, Ok(()) | Err(Error::DataLost(_))) {
             *service = None;
             // Releases the locks before a client learns of the end and opens the device again.
-            self.let_go_of_lun(force);
+            self.let_go_of_lun(closing);
             self.listener.close();
             self.is_gone.store(true, Ordering::SeqCst);
         } else if let Some(service) = &*service
@@ -456,14 +456,14 @@ impl Slot {
         stopped
     }
 
-    fn let_go_of_lun(&self, force: bool) {
+    fn let_go_of_lun(&self, closing: Closing) {
         let mut lun = lock(&self.lun);
         if let Some(open) = lun.as_deref() {
             let _ = self.lun_last.set(crate::lun::health(open));
         }
         let last = lun.take();
         drop(lun);
-        if let (false, Some(open)) = (force, &last) {
+        if let (Closing::InOrder, Some(open)) = (closing, &last) {
             open.lun().prepare_close();
         }
         // The drop writes to the LUN that it is not in use; the status is available during the

@@ -5,7 +5,8 @@
 //! ```
 
 use super::status::{ExportAt, Status};
-use super::{Built, Graph, check_mount_point};
+use super::{Built, Closing, Graph, check_mount_point};
+use crate::access::Access;
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
@@ -95,7 +96,7 @@ pub(super) fn build(
 ) -> Result<Built> {
     let name = spec.device.display().to_string();
     let read_only = spec.read_only || open.device.info().read_only;
-    let (fs, device, stats) = open_counted(open, &name, settings, read_only)?;
+    let (fs, device, stats) = open_counted(open, &name, settings, Access::read_only_if(read_only))?;
     let failed = |what: &str| Error::files(format!("cannot {what} {name}"));
     let fileset = fs
         .fileset_named(&spec.fileset)
@@ -212,7 +213,7 @@ impl Graph for MountGraph {
         }
     }
 
-    fn close_exports(&mut self, status: &mut Status, force: bool) -> Result<()> {
+    fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
         let Some(mount) = self.mount.take() else {
             return Ok(());
         };
@@ -222,7 +223,7 @@ impl Graph for MountGraph {
             mount.wait();
             self.unused = true;
         } else {
-            match mount.unmount(WhenBusy::detach_if(force)) {
+            match mount.unmount(WhenBusy::detach_if(closing == Closing::ByForce)) {
                 Ok(unused) => self.unused = unused,
                 Err(kept) => {
                     let (mount, error) = *kept;

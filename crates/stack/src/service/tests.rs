@@ -56,7 +56,7 @@ impl Graph for Scripted {
         self.script.step("flush")
     }
 
-    fn close_exports(&mut self, _status: &mut Status, _force: bool) -> Result<()> {
+    fn close_exports(&mut self, _status: &mut Status, _closing: Closing) -> Result<()> {
         self.script.step("close exports")?;
         self.export = None;
         Ok(())
@@ -132,7 +132,7 @@ fn a_stop_flushes_before_and_after_it_closes_the_exports() {
     let dir = tempfile::tempdir().unwrap();
     let script = Arc::default();
     let mut service = started(dir.path(), &script);
-    service.stop(false).unwrap();
+    service.stop(Closing::InOrder).unwrap();
     let order = ["in use", "flush", "close exports", "close"];
     assert_eq!(script.taken(), order);
 }
@@ -143,16 +143,16 @@ fn a_stop_that_fails_opens_the_exports_again() {
     let script = Arc::<Script>::default();
     let slot = Slot::new(started(dir.path(), &script), &Arc::default()).unwrap();
     *script.fails.lock().unwrap() = Some("flush");
-    slot.stop(false).unwrap_err();
+    slot.stop(Closing::InOrder).unwrap_err();
     assert_eq!(script.taken(), ["in use", "flush"]);
     *script.fails.lock().unwrap() = Some("close");
-    slot.stop(false).unwrap_err();
+    slot.stop(Closing::InOrder).unwrap_err();
     let order = ["in use", "flush", "close exports", "close", "open"];
     assert_eq!(script.taken(), order);
     // Its end was part of the stop, so the main loop must not stop the service by force.
     assert!(!slot.has_ended() && !script.gone.load(Ordering::SeqCst));
     *script.fails.lock().unwrap() = None;
-    slot.stop(false).unwrap();
+    slot.stop(Closing::InOrder).unwrap();
     assert!(script.gone.load(Ordering::SeqCst));
 }
 
@@ -162,7 +162,7 @@ fn a_stop_by_force_ends_the_service_even_if_data_is_lost() {
     let script = Arc::<Script>::default();
     let slot = Slot::new(started(dir.path(), &script), &Arc::default()).unwrap();
     *script.fails.lock().unwrap() = Some("close");
-    let lost = slot.stop(true).unwrap_err();
+    let lost = slot.stop(Closing::ByForce).unwrap_err();
     assert!(matches!(lost, Error::DataLost(_)), "{lost}");
     assert_eq!(script.taken(), ["close exports", "close"]);
     assert!(script.gone.load(Ordering::SeqCst));
