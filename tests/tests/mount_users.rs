@@ -301,18 +301,23 @@ fn of_nobody(home: &Path) -> Command {
     command
 }
 
+/// Ability of a server's programs to gain privileges.
+enum Privileges {
+    Kept,
+    Dropped,
+}
+
 /// Checks whether programs started by the only server of that user may gain privileges; if not, a
 /// system call filter must be active, too.
 #[track_caller]
-fn must_have_kept_privileges(home: &Path, kept: bool) {
+fn must_have(privileges: Privileges, home: &Path) {
     let ran = Ran::of(of_nobody(home).args(["status", "--json"])).ok();
     let status: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     let pid = &status["volumes"][0]["pid"];
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let (privileges, filter) = if kept {
-        ("NoNewPrivs:\t0", "Seccomp:\t0")
-    } else {
-        ("NoNewPrivs:\t1", "Seccomp:\t2")
+    let (privileges, filter) = match privileges {
+        Privileges::Kept => ("NoNewPrivs:\t0", "Seccomp:\t0"),
+        Privileges::Dropped => ("NoNewPrivs:\t1", "Seccomp:\t2"),
     };
     assert!(
         status.contains(privileges) && status.contains(filter),
@@ -353,7 +358,7 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     run(&["format", "a.img"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
     // fusermount3 ends the mount, and could not if the process had no_new_privs set.
-    must_have_kept_privileges(home.path(), true);
+    must_have(Privileges::Kept, home.path());
     shell("cd mnt; cp -r /usr/include/linux .; diff -r /usr/include/linux linux; sync -f .; df . >/dev/null").ok();
     shell("cd mnt; cp /usr/bin/id .; chmod 4755 id; ./id -u | grep -qx 65534").ok();
     // Even root cannot read the mount of another user.
@@ -365,7 +370,7 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     run(&["unmount", "mnt"]).ok();
     run(&["fsck", "a.img"]).ok();
     run(&["attach", "a.img", "--background"]).ok();
-    must_have_kept_privileges(home.path(), false);
+    must_have(Privileges::Dropped, home.path());
     run(&["detach", "a"]).ok();
     run(&["mount", "a.img", "mnt", "--background"]).ok();
     shell("diff -r /usr/include/linux mnt/linux").ok();

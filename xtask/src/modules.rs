@@ -65,12 +65,13 @@ impl Tree {
             .lines()
             .take_while(|line| line.starts_with("//!") || line.starts_with("#!["))
             .any(|line| line.trim_start_matches("//!").trim().starts_with(ENGINE));
-        let module = self.add(file, parent, name, is_engine);
+        let module = self.add(file, parent, name);
+        self.modules[module].is_engine = is_engine;
         self.scan(module, &parsed.items)?;
         Ok(module)
     }
 
-    fn add(&mut self, file: &Path, parent: Option<usize>, name: String, is_engine: bool) -> usize {
+    fn add(&mut self, file: &Path, parent: Option<usize>, name: String) -> usize {
         let mut path = parent.map_or_else(Vec::new, |parent| self.modules[parent].path.clone());
         let index = self.modules.len();
         if let Some(parent) = parent {
@@ -85,7 +86,7 @@ impl Tree {
             aliases: HashMap::new(),
             globs: Vec::new(),
             paths: Vec::new(),
-            is_engine,
+            is_engine: false,
         });
         index
     }
@@ -116,7 +117,7 @@ impl Tree {
         let name = declared.ident.to_string();
         let file = self.modules[module].file.clone();
         if let Some((_, items)) = &declared.content {
-            let child = self.add(&file, Some(module), name, false);
+            let child = self.add(&file, Some(module), name);
             return self.scan(child, items);
         }
         let dir = self.directory(module);

@@ -25,6 +25,26 @@ const FILES_BYTES: u64 = 6 << 30;
 /// at most this part of the free space, so that they do not fill the disk.
 const FILES_OF_FREE: u64 = 8;
 
+/// Treatment of a parameter that no job has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmatched {
+    /// It is an error.
+    Refuse,
+    /// It is for other jobs.
+    Skip,
+}
+
+impl Unmatched {
+    /// Chooses [`Unmatched::Skip`] if there are parts of suites, which have jobs of their own.
+    pub fn with_suites(suites: &[String]) -> Unmatched {
+        if suites.is_empty() {
+            Unmatched::Refuse
+        } else {
+            Unmatched::Skip
+        }
+    }
+}
+
 #[derive(clap::Args)]
 pub struct MeasureArgs {
     /// Set a parameter of the workloads that have it; may be repeated; see `evfs bench list WORKLOAD`
@@ -185,14 +205,13 @@ impl MeasureArgs {
     /// Builds the job of a part of a suite, with those of the given parameters that it has.
     pub fn part(&self, part: &Part) -> Result<Job> {
         let mut job = [part.job(self.extent()).map_err(program_error)?];
-        self.configure(&mut job, true)?;
+        self.configure(&mut job, Unmatched::Skip)?;
         let [job] = job;
         Ok(job)
     }
 
     /// Builds the jobs of these names; those of the block engine are combined into one.
-    /// `elsewhere`: parameters may be for other jobs.
-    pub fn jobs(&self, names: &[String], elsewhere: bool) -> Result<Vec<Job>> {
+    pub fn jobs(&self, names: &[String], unmatched: Unmatched) -> Result<Vec<Job>> {
         let mut jobs: Vec<Job> = Vec::new();
         let mut patterns = Vec::new();
         for name in names {
@@ -210,7 +229,7 @@ impl MeasureArgs {
                 return Err(Error::Usage(format!("{name} is named twice")));
             }
         }
-        self.configure(&mut jobs, elsewhere)?;
+        self.configure(&mut jobs, unmatched)?;
         Ok(jobs)
     }
 
@@ -232,7 +251,7 @@ impl MeasureArgs {
         }
     }
 
-    fn configure(&self, jobs: &mut [Job], elsewhere: bool) -> Result<()> {
+    fn configure(&self, jobs: &mut [Job], unmatched: Unmatched) -> Result<()> {
         for job in jobs.iter_mut() {
             if let (Job::Mailmix(config), Some(path)) = (job, &self.postmark) {
                 let text =
@@ -244,7 +263,7 @@ impl MeasureArgs {
             let (name, value) = assignment(text)?;
             let having = |job: &&mut Job| job.parameters().iter().any(|(own, _)| *own == name);
             let mut fitting: Vec<&mut Job> = jobs.iter_mut().filter(having).collect();
-            if fitting.is_empty() && !elsewhere {
+            if fitting.is_empty() && unmatched == Unmatched::Refuse {
                 return Err(Error::Usage(format!(
                     "none of the workloads has a parameter {name}"
                 )));

@@ -1,6 +1,6 @@
 //! `evfs bench run` and `compare`: from the command line to planned studies.
 
-use crate::arguments::{CompareArgs, MeasureArgs};
+use crate::arguments::{CompareArgs, MeasureArgs, Unmatched};
 use crate::guest::Guests;
 use crate::session::{Planned, Session, Sides, side};
 use bench_core::Workload;
@@ -20,7 +20,7 @@ pub fn run(context: &Context, names: &[String], on: Option<&str>, how: &MeasureA
         .iter()
         .cloned()
         .partition(|name| Suite::named(name).is_some());
-    let jobs = how.jobs(&workloads, !suites.is_empty())?;
+    let jobs = how.jobs(&workloads, Unmatched::with_suites(&suites))?;
     let needs = |job: &Job| job.entry().needs;
     let scratch = match on {
         None if jobs.iter().any(|job| needs(job) == Needs::Device) => builder.build("clear")?,
@@ -202,7 +202,8 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
             });
         }
     }
-    for job in how.jobs(&wanted(args, &sides), !args.suite.is_empty())? {
+    let unmatched = Unmatched::with_suites(&args.suite);
+    for job in how.jobs(&wanted(args, &sides), unmatched)? {
         let own = all(&job)?;
         for surroundings in &how.env {
             let mut own = own.clone();

@@ -1,5 +1,6 @@
 //! `evfs plan`: the cost of encrypting a device, measured in advance.
 
+use bench_core::Direction;
 use bench_report::notes;
 use bench_study::price::{Half, MIXES, Mix, Price, prices};
 use bench_study::{Judgement, Step, Study, StudyPlan, findings};
@@ -117,14 +118,15 @@ impl Measuring {
         settings: &Settings,
     ) -> Result<Option<(Study, Study)>> {
         let mix = &args.workload;
-        let Some(reads) = self.one("reads", disk, &mix.job(true, 0))? else {
+        let Some(reads) = self.one("reads", disk, &mix.job(Direction::Read, 0))? else {
             return Ok(None);
         };
         let scratch = match &args.scratch {
             Some(folder) => scratch_file(folder, settings)?,
             None => BenchDevice::in_memory(SCRATCH_BYTES),
         };
-        let writes = self.one("writes", Rc::new(scratch), &mix.job(false, SCRATCH_BYTES))?;
+        let job = mix.job(Direction::Write, SCRATCH_BYTES);
+        let writes = self.one("writes", Rc::new(scratch), &job)?;
         Ok(writes.map(|writes| (reads, writes)))
     }
 
@@ -202,13 +204,16 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
     let _ = writeln!(text, "{}: {}\n", mix.name, mix.what);
     for price in prices {
         let _ = writeln!(text, "{}:", price.side);
-        half(text, "reads of the device", &price.reads, true);
-        let real = args.scratch.is_some();
+        half(text, "reads of the device", &price.reads, Medium::Disk);
+        let medium = match args.scratch {
+            Some(_) => Medium::Disk,
+            None => Medium::Memory,
+        };
         half(
             text,
             &format!("writes in {}", place(args)),
             &price.writes,
-            real,
+            medium,
         );
         let _ = writeln!(
             text,
@@ -235,10 +240,17 @@ fn describe(text: &mut String, args: &Args, prices: &[Price]) {
     );
 }
 
+/// Place of the measured bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Disk,
+    Memory,
+}
+
 /// Formats one line; a rate in memory says nothing about a disk, and is omitted.
-fn half(text: &mut String, what: &str, half: &Half, real: bool) {
-    let rate = match (half.rate, real) {
-        (Some(rate), true) => {
+fn half(text: &mut String, what: &str, half: &Half, medium: Medium) {
+    let rate = match (half.rate, medium) {
+        (Some(rate), Medium::Disk) => {
             let between = half.rate_interval.map_or("no interval".into(), |i| {
                 format!("between {:.3} and {:.3}", i.low, i.high)
             });

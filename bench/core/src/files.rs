@@ -7,6 +7,7 @@
 #[allow(unsafe_code)]
 mod map;
 
+use crate::Direction;
 use map::Mapping;
 use rustix::fs::{self as sys, Advice, AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -106,14 +107,24 @@ pub trait OpenFile: Send + Sync {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Maps the first `len` bytes, shared with all other users of the file.
+    /// Maps the first `len` bytes, shared with all other users of the file: for reading, or for
+    /// reading and writing.
     ///
     /// # Errors
     /// `Unsupported` if the target has no mappings; `InvalidInput` if the file is shorter than
     /// `len`.
-    fn map(&self, _len: u64, _write: bool) -> Result<Box<dyn Mapped>> {
+    fn map(&self, _len: u64, _direction: Direction) -> Result<Box<dyn Mapped>> {
         Err(io::ErrorKind::Unsupported.into())
     }
+}
+
+/// Completion of the write-back of mapped pages (`MS_SYNC`, `MS_ASYNC`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Msync {
+    /// The call waits for it.
+    Sync,
+    /// The call only starts the write-back.
+    Async,
 }
 
 /// A mapped file. Panics on offsets beyond the mapped length, which are a bug of the caller.
@@ -124,11 +135,11 @@ pub trait Mapped: Send + Sync {
     /// Copies `data` into the mapping.
     fn write(&self, at: u64, data: &[u8]);
 
-    /// Writes the pages of this range back and, if `wait` is set, waits for completion.
+    /// Writes the pages of this range back.
     ///
     /// # Errors
     /// Any error of the file system.
-    fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()>;
+    fn sync(&self, at: u64, len: usize, msync: Msync) -> Result<()>;
 }
 
 /// A target of file workloads.
@@ -265,8 +276,8 @@ impl OpenFile for FolderFile {
         Ok(sys::fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 
-    fn map(&self, len: u64, write: bool) -> Result<Box<dyn Mapped>> {
-        Ok(Box::new(Mapping::new(&self.file, len, write)?))
+    fn map(&self, len: u64, direction: Direction) -> Result<Box<dyn Mapped>> {
+        Ok(Box::new(Mapping::new(&self.file, len, direction)?))
     }
 }
 

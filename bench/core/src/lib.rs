@@ -19,6 +19,7 @@
 pub mod account;
 pub mod caches;
 pub mod columns;
+mod direction;
 pub mod engine;
 mod environment;
 mod error;
@@ -41,6 +42,7 @@ mod unpaired;
 pub mod watch;
 
 pub use account::Account;
+pub use direction::Direction;
 pub use engine::{Latency, Sample, run};
 pub use environment::Environment;
 pub use error::{Error, Result};

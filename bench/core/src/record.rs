@@ -6,7 +6,7 @@
 
 use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Layers, Noise, Others};
-use crate::{Carried, Latency, Sample};
+use crate::{Carried, Direction, Latency, Sample};
 use serde::{Deserialize, Serialize};
 
 const MIB: f64 = 1_048_576.0;
@@ -152,7 +152,7 @@ impl Phase {
     }
 
     /// Creates the phase of a sample of the block engine.
-    pub fn of_sample(name: String, sample: &Sample, writes: bool) -> Phase {
+    pub fn of_sample(name: String, sample: &Sample, direction: Direction) -> Phase {
         let secs = sample.wall_ns as f64 / 1e9;
         let cpu = (sample.cpu.total_ns + sample.others.total_ns()) as f64;
         let requests = sample.requests as f64;
@@ -187,7 +187,7 @@ impl Phase {
             others: sample.others,
             layers: sample.layers,
             asked: sample.bytes,
-            writes,
+            writes: direction == Direction::Write,
             device: sample.device,
             paths: Vec::new(),
             latency: Some(sample.latency),

@@ -1,7 +1,7 @@
 //! Specification of one run: a workload, its sizes, and the region of the device for each thread.
 
 use crate::rng::Rng;
-use crate::{Error, Result};
+use crate::{Direction, Error, Result};
 use block::DeviceInfo;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -41,9 +41,17 @@ impl Workload {
         }
     }
 
+    /// Returns the direction of the workload's transfers.
+    pub fn direction(self) -> Direction {
+        match self {
+            Workload::SeqRead | Workload::RandRead => Direction::Read,
+            Workload::SeqWrite | Workload::RandWrite => Direction::Write,
+        }
+    }
+
     /// Reports whether the workload writes.
     pub fn writes(self) -> bool {
-        matches!(self, Workload::SeqWrite | Workload::RandWrite)
+        self.direction() == Direction::Write
     }
 
     /// Reports whether the order is a random permutation.

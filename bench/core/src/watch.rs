@@ -1,5 +1,6 @@
 //! Measures one phase of a run: counters are read at its beginning and at its end.
 
+use crate::Direction;
 use crate::meter::Edge;
 use crate::path_io::Carried;
 use crate::record::{Phase, PhaseFigure};
@@ -28,9 +29,15 @@ impl<'a> Watch<'a> {
     }
 
     /// Ends a phase that moved bytes; CPU is reported per GiB.
-    pub fn bytes(self, name: &str, asked: u64, writes: bool, cells: Vec<PhaseFigure>) -> Phase {
+    pub fn bytes(
+        self,
+        name: &str,
+        asked: u64,
+        direction: Direction,
+        cells: Vec<PhaseFigure>,
+    ) -> Phase {
         let mut phase = self.close(name, cells);
-        (phase.asked, phase.writes) = (asked, writes);
+        (phase.asked, phase.writes) = (asked, direction == Direction::Write);
         let spent = (phase.cpu.total_ns + phase.others.total_ns()) as f64 / 1e9;
         let cpu = PhaseFigure::cost("CPU", "s/GiB", spent, asked as f64 / GIB);
         phase.cells.push(cpu);

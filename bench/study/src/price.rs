@@ -9,7 +9,7 @@
 
 use crate::analysis::{Finding, Judgement, findings};
 use crate::study::Study;
-use bench_core::{Interval, Workload};
+use bench_core::{Direction, Interval, Workload};
 use bench_load::Job;
 use bench_load::workload::devmix;
 use serde::Serialize;
@@ -90,12 +90,12 @@ pub const MIXES: [Mix; 5] = [
 impl Mix {
     /// Creates the job with the mix's reads or writes on the first `span` bytes of a device; 0
     /// means the whole device.
-    pub fn job(&self, reads: bool, span: u64) -> Job {
-        let pattern = match (reads, self.random) {
-            (true, true) => Workload::RandRead,
-            (true, false) => Workload::SeqRead,
-            (false, true) => Workload::RandWrite,
-            (false, false) => Workload::SeqWrite,
+    pub fn job(&self, direction: Direction, span: u64) -> Job {
+        let pattern = match (direction, self.random) {
+            (Direction::Read, true) => Workload::RandRead,
+            (Direction::Read, false) => Workload::SeqRead,
+            (Direction::Write, true) => Workload::RandWrite,
+            (Direction::Write, false) => Workload::SeqWrite,
         };
         let in_flight = u64::from(self.threads) * u64::from(self.depth);
         Job::Devmix(devmix::Config {
@@ -209,12 +209,12 @@ mod tests {
         Arc::new(Rate::new(mem, Some(mib_s << 20), None))
     }
 
-    fn measured(mix: &Mix, reads: bool) -> Study {
+    fn measured(mix: &Mix, direction: Direction) -> Study {
         let side = |name: &str, mib_s| Side {
             name: name.into(),
             target: Target::device(name, limited(mib_s)),
             again: None,
-            job: mix.job(reads, 0),
+            job: mix.job(direction, 0),
             facts: Facts::default(),
             before: None,
             after: None,
@@ -239,7 +239,8 @@ mod tests {
     #[test]
     fn a_stack_of_half_the_speed_is_priced_as_one() {
         let mix = MIXES.iter().find(|mix| mix.name == "media").unwrap();
-        let (reads, writes) = (measured(mix, true), measured(mix, false));
+        let reads = measured(mix, Direction::Read);
+        let writes = measured(mix, Direction::Write);
         let [price] = prices(mix, &reads, &writes).try_into().unwrap();
         assert_eq!(price.side, "cipher");
         for half in [&price.reads, &price.writes] {
@@ -256,7 +257,7 @@ mod tests {
     #[test]
     fn a_job_for_reads_never_writes() {
         for mix in MIXES {
-            let Job::Devmix(config) = mix.job(true, 0) else {
+            let Job::Devmix(config) = mix.job(Direction::Read, 0) else {
                 panic!("devices are measured by devmix");
             };
             assert!(

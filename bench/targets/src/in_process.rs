@@ -32,6 +32,13 @@ pub struct InProcessFs {
     own: Arc<OwnFs>,
 }
 
+/// Treatment of a symbolic link at the end of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Link {
+    Follow,
+    Keep,
+}
+
 impl InProcessFs {
     pub fn new(name: &str, own: OwnFs) -> InProcessFs {
         InProcessFs {
@@ -45,12 +52,17 @@ impl InProcessFs {
         self.own.files()
     }
 
-    fn attr(&self, path: &str, follow: bool) -> Result<Attr> {
-        self.walk(ROOT, path, follow, 0)
+    fn attr(&self, path: &str) -> Result<Attr> {
+        self.walk(ROOT, path, Link::Follow, 0)
     }
 
-    /// Resolves a path from a directory on.
-    fn walk(&self, from: u64, path: &str, follow: bool, links: u32) -> Result<Attr> {
+    /// Same as `attr`, but of a symbolic link itself.
+    fn link_attr(&self, path: &str) -> Result<Attr> {
+        self.walk(ROOT, path, Link::Keep, 0)
+    }
+
+    /// Resolves a path from a directory on; `links` symbolic links were followed before.
+    fn walk(&self, from: u64, path: &str, at_end: Link, links: u32) -> Result<Attr> {
         let mut attr = self.files().attr(from).map_err(system)?;
         let mut parts = path
             .split('/')
@@ -60,12 +72,12 @@ impl InProcessFs {
             let dir = attr.ino;
             attr = self.files().lookup(dir, part.as_bytes()).map_err(system)?;
             let last = parts.peek().is_none();
-            if attr.inode.kind == FileType::Symlink && (follow || !last) {
+            if attr.inode.kind == FileType::Symlink && (at_end == Link::Follow || !last) {
                 if links == LINKS_MAX {
                     return Err(Error::from_raw_os_error(libc::ELOOP));
                 }
                 let text = text(self.files().read_link(attr.ino).map_err(system)?)?;
-                attr = self.walk(dir, &text, true, links + 1)?;
+                attr = self.walk(dir, &text, Link::Follow, links + 1)?;
             }
         }
         Ok(attr)
@@ -74,7 +86,7 @@ impl InProcessFs {
     /// Finds the directory of a path, and the name in it.
     fn place<'a>(&self, path: &'a str) -> Result<(u64, &'a [u8])> {
         let (dir, name) = path.rsplit_once('/').unwrap_or(("", path));
-        Ok((self.attr(dir, true)?.ino, name.as_bytes()))
+        Ok((self.attr(dir)?.ino, name.as_bytes()))
     }
 
     fn make(&self, path: &str, kind: FileType, permissions: u32) -> Result<Attr> {
@@ -180,7 +192,7 @@ impl Files for InProcessFs {
     }
 
     fn open(&self, path: &str, how: Open) -> Result<Box<dyn OpenFile>> {
-        let ino = match self.attr(path, true) {
+        let ino = match self.attr(path) {
             Err(e) if e.kind() == ErrorKind::NotFound && how.create => {
                 self.make(path, FileType::File, 0o644)?.ino
             }
@@ -220,7 +232,7 @@ impl Files for InProcessFs {
     }
 
     fn stat(&self, path: &str) -> Result<Stat> {
-        let attr = self.attr(path, true)?;
+        let attr = self.attr(path)?;
         Ok(Stat {
             size: attr.inode.size,
             links: u64::from(attr.inode.links),
@@ -229,7 +241,7 @@ impl Files for InProcessFs {
     }
 
     fn chmod(&self, path: &str, mode: u32) -> Result<()> {
-        let ino = self.attr(path, true)?.ino;
+        let ino = self.attr(path)?.ino;
         let permissions = Some(mode);
         self.set(
             ino,
@@ -247,7 +259,7 @@ impl Files for InProcessFs {
     }
 
     fn link(&self, old: &str, new: &str) -> Result<()> {
-        let ino = self.attr(old, false)?.ino;
+        let ino = self.link_attr(old)?.ino;
         let (dir, name) = self.place(new)?;
         self.files().link(ino, dir, name).map(drop).map_err(system)
     }
@@ -262,16 +274,16 @@ impl Files for InProcessFs {
     }
 
     fn readlink(&self, path: &str) -> Result<String> {
-        let ino = self.attr(path, false)?.ino;
+        let ino = self.link_attr(path)?.ino;
         text(self.files().read_link(ino).map_err(system)?)
     }
 
     fn is_symlink(&self, path: &str) -> Result<bool> {
-        Ok(self.attr(path, false)?.inode.kind == FileType::Symlink)
+        Ok(self.link_attr(path)?.inode.kind == FileType::Symlink)
     }
 
     fn readdir(&self, path: &str) -> Result<Vec<String>> {
-        let ino = self.attr(path, true)?.ino;
+        let ino = self.attr(path)?.ino;
         let mut names = Vec::new();
         let mut wrong = false;
         let listed = self.files().read_dir(ino, 0, |entry| {

@@ -145,12 +145,12 @@ impl Builder<'_> {
         }
     }
 
-    /// Builds the first side a second time, for a control that `is_wanted`, if it has files of its
-    /// own.
-    pub fn again(&mut self, first: &Built, text: &str, is_wanted: bool) -> Result<Option<Built>> {
+    /// Builds the first side a second time, for a `control` if one is wanted, if it has files of
+    /// its own.
+    pub fn again(&mut self, first: &Built, text: &str, control: bool) -> Result<Option<Built>> {
         let made_here = first.bench.is_some() || first.target.remount.is_some();
         let room = self.device.is_none_or(Path::is_dir);
-        let again = is_wanted && made_here && !first.is_device() && room;
+        let again = control && made_here && !first.is_device() && room;
         let one = || self.build(text).map(|built| built.into_iter().next());
         again.then(one).transpose().map(Option::flatten)
     }

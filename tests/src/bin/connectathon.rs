@@ -44,8 +44,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn run(test: &str, at: &Path) -> Outcome {
     match test {
-        "1" => tree(&at.join("tree"), true),
-        "2" => tree(&at.join("tree"), false),
+        "1" => create_tree(&at.join("tree")),
+        "2" => delete_tree(&at.join("tree")),
         "3" => getcwd(at),
         "4" => chmod(at),
         "5" => data(at),
@@ -57,20 +57,23 @@ fn run(test: &str, at: &Path) -> Outcome {
     }
 }
 
-/// Tests 1 and 2: nested directories with empty files.
-fn tree(at: &Path, make: bool) -> Outcome {
+/// Test 1: creates nested directories with empty files.
+fn create_tree(at: &Path) -> Outcome {
     let (mut files, mut folders) = (0, 0);
-    if make {
-        fs::create_dir(at)?;
-        make_tree(at, 5, &mut files, &mut folders)?;
-    } else {
-        remove_tree(at, 5, &mut files, &mut folders)?;
-        same!(fs::read_dir(at)?.count(), 0);
-        fs::remove_dir(at)?;
-    }
+    fs::create_dir(at)?;
+    make_tree(at, 5, &mut files, &mut folders)?;
     same!((files, folders), (155, 62));
-    let what = if make { "created" } else { "removed" };
-    Ok(format!("{what} {files} files {folders} directories"))
+    Ok(format!("created {files} files {folders} directories"))
+}
+
+/// Test 2: removes what test 1 created.
+fn delete_tree(at: &Path) -> Outcome {
+    let (mut files, mut folders) = (0, 0);
+    remove_tree(at, 5, &mut files, &mut folders)?;
+    same!(fs::read_dir(at)?.count(), 0);
+    fs::remove_dir(at)?;
+    same!((files, folders), (155, 62));
+    Ok(format!("removed {files} files {folders} directories"))
 }
 
 fn make_tree(at: &Path, levels: u32, files: &mut u32, folders: &mut u32) -> std::io::Result<()> {

@@ -4,8 +4,9 @@
 //! because another process may change the file at any moment. If another process truncates a mapped
 //! file, SIGBUS ends this process, because a load cannot return an error.
 
-use super::Mapped;
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use super::{Mapped, Msync};
+use crate::Direction;
+use rustix::mm::{self, MapFlags, MsyncFlags, ProtFlags, mmap, munmap};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
@@ -27,7 +28,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps the first `len` bytes of `file`, which must be at least that long.
-    pub fn new(file: &File, len: u64, write: bool) -> Result<Mapping> {
+    pub fn new(file: &File, len: u64, direction: Direction) -> Result<Mapping> {
         let len = usize::try_from(len).map_err(|_| ErrorKind::InvalidInput)?;
         if len == 0 || file.metadata()?.len() < len as u64 {
             return Err(Error::new(
@@ -36,7 +37,7 @@ impl Mapping {
             ));
         }
         let mut protection = ProtFlags::READ;
-        protection.set(ProtFlags::WRITE, write);
+        protection.set(ProtFlags::WRITE, direction == Direction::Write);
         // SAFETY: a new mapping at an address chosen by the kernel touches no memory in use.
         let start = unsafe {
             mmap(
@@ -74,17 +75,16 @@ impl Mapped for Mapping {
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) }
     }
 
-    fn sync(&self, at: u64, len: usize, wait: bool) -> Result<()> {
+    fn sync(&self, at: u64, len: usize, msync: Msync) -> Result<()> {
         let first = at / PAGE_MAX * PAGE_MAX;
         let len = len + (at - first) as usize;
-        let flags = if wait {
-            MsyncFlags::SYNC
-        } else {
-            MsyncFlags::ASYNC
+        let flags = match msync {
+            Msync::Sync => MsyncFlags::SYNC,
+            Msync::Async => MsyncFlags::ASYNC,
         };
         let start = self.at(first, len).cast();
         // SAFETY: the pages lie within the mapping; msync reads them and changes no memory.
-        Ok(unsafe { msync(start, len, flags) }?)
+        Ok(unsafe { mm::msync(start, len, flags) }?)
     }
 }
 
@@ -105,17 +105,17 @@ mod tests {
     fn the_file_and_the_mapping_are_the_same_bytes() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 10_000], 0).unwrap();
-        let mapping = Mapping::new(&file, 10_000, true).unwrap();
+        let mapping = Mapping::new(&file, 10_000, Direction::Write).unwrap();
         let mut out = [0; 3];
         file.write_all_at(b"abc", 5_000).unwrap();
         mapping.read(5_000, &mut out);
         assert_eq!(&out, b"abc");
         mapping.write(9_997, b"xyz");
-        mapping.sync(9_997, 3, true).unwrap();
+        mapping.sync(9_997, 3, Msync::Sync).unwrap();
         file.read_exact_at(&mut out, 9_997).unwrap();
         assert_eq!(&out, b"xyz");
-        assert!(Mapping::new(&file, 10_001, true).is_err());
-        assert!(Mapping::new(&file, 0, true).is_err());
+        assert!(Mapping::new(&file, 10_001, Direction::Write).is_err());
+        assert!(Mapping::new(&file, 0, Direction::Write).is_err());
     }
 
     #[test]
@@ -123,7 +123,7 @@ mod tests {
     fn nothing_is_read_beyond_the_end() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(&[7; 100], 0).unwrap();
-        Mapping::new(&file, 100, false)
+        Mapping::new(&file, 100, Direction::Read)
             .unwrap()
             .read(98, &mut [0; 3]);
     }

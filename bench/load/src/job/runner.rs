@@ -12,7 +12,7 @@ use bench_core::files::{Files, HostDirectory};
 use bench_core::record::{Phase, PhaseFigure, Record};
 use bench_core::target::{Target, TargetKind};
 use bench_core::watch::Watch;
-use bench_core::{Error, Result, median};
+use bench_core::{Direction, Error, Result, median};
 use std::time::Duration;
 
 impl Job {
@@ -145,7 +145,8 @@ fn passes(
             PhaseFigure::throughput("parent", bytes, outcome.parent_secs),
             PhaseFigure::throughput("children", moved, clock),
         ];
-        Ok(watch.bytes(&name(*phase), bytes, phase.all_write(), cells))
+        let direction = Direction::write_if(phase.all_write());
+        Ok(watch.bytes(&name(*phase), bytes, direction, cells))
     };
     let done: Result<Vec<Phase>> = phases.iter().map(one).collect();
     let removed = seqrand::remove(files, config);
@@ -292,9 +293,9 @@ fn devices(target: &Target, config: &devmix::Config) -> Result<Vec<Phase>> {
                 plural(spec.threads as usize, "thread")
             );
             let point = devmix::point(target, config, spec)?;
-            let writes = point.spec.workload.writes();
+            let direction = point.spec.workload.direction();
             let name = format!("{series}, depth {depth}");
-            let mut phase = Phase::of_sample(name, &point.sample, writes);
+            let mut phase = Phase::of_sample(name, &point.sample, direction);
             phase.paths = point.paths;
             Ok(phase.at(&series, "requests in flight", f64::from(depth), None))
         })
@@ -370,7 +371,8 @@ fn clients(target: &Target, config: &clientload::Config) -> Result<Vec<Phase>> {
         } else {
             format!("{}, caches kept", plural(config.clients, "client"))
         };
-        watch.bytes(&name, outcome.bytes, false, client_cells(&outcome))
+        let cells = client_cells(&outcome);
+        watch.bytes(&name, outcome.bytes, Direction::Read, cells)
     });
     prepared.remove()?;
     Ok(vec![phase?])
@@ -466,8 +468,8 @@ fn by_fio(target: &Target, config: &fio::Config) -> Result<Vec<Phase>> {
             cells.push(requests);
         }
     }
-    let writes = outcome.read.is_none();
-    let mut phase = watch.bytes(&format!("fio {}", config.rw), bytes, writes, cells);
+    let direction = Direction::write_if(outcome.read.is_none());
+    let mut phase = watch.bytes(&format!("fio {}", config.rw), bytes, direction, cells);
     phase.latency = outcome.read.or(outcome.write).map(|side| side.latency);
     Ok(vec![phase])
 }
@@ -510,7 +512,7 @@ fn sending(target: &Target, config: &sendfile::Config) -> Result<Vec<Phase>> {
         let watch = Watch::start(target);
         let secs = prepared.send(way)?;
         let cells = vec![PhaseFigure::throughput("sent", bytes, secs)];
-        Ok(watch.bytes(way.name(), bytes, false, cells))
+        Ok(watch.bytes(way.name(), bytes, Direction::Read, cells))
     };
     sendfile::SendMethod::ALL.into_iter().map(one).collect()
 }

@@ -5,8 +5,8 @@
 //! the two accesses; `sync` adds it, to measure that side of the comparison. Every value is
 //! checked, so an incoherent target is an error and not a fast one.
 
-use bench_core::files::{Files, Mapped, Open, OpenFile};
-use bench_core::{Error, Result};
+use bench_core::files::{Files, Mapped, Msync, Open, OpenFile};
+use bench_core::{Direction, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -76,7 +76,7 @@ pub fn run(files: &dyn Files, config: &Config) -> Result<[CoherenceResult; 2]> {
             let second = pair.direction("store, then read", |at, data, out| {
                 pair.map.write(at, data);
                 if config.sync {
-                    let synced = pair.map.sync(at, data.len(), true);
+                    let synced = pair.map.sync(at, data.len(), Msync::Sync);
                     synced.map_err(|e| pair.failed("msync", e))?;
                 }
                 let got = pair.file.read_at(at, out);
@@ -106,7 +106,9 @@ impl<'a> Pair<'a> {
         let filled = (0..config.pages)
             .try_for_each(|n| file.write_at(n * config.page as u64, &vec![1; config.page]));
         filled.map_err(|e| failed("write", e))?;
-        let map = file.map(len, true).map_err(|e| failed("mmap", e))?;
+        let map = file
+            .map(len, Direction::Write)
+            .map_err(|e| failed("mmap", e))?;
         Ok(Pair {
             files,
             config,

@@ -5,7 +5,7 @@
 //! part of all rows alike. The time ends when it has received all bytes.
 
 use bench_core::files::{Files, HostDirectory, Open};
-use bench_core::{Error, Result};
+use bench_core::{Direction, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -167,7 +167,8 @@ impl<'a> Prepared<'a> {
                 }
             }
             SendMethod::Mapped => {
-                let map = self.files.open(NAME, Open::READ)?.map(size, false)?;
+                let file = self.files.open(NAME, Open::READ)?;
+                let map = file.map(size, Direction::Read)?;
                 let mut at = 0;
                 while at < size {
                     let n = (size - at).min(buffer.len() as u64) as usize;

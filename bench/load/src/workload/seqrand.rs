@@ -21,7 +21,7 @@ use super::mersenne::Mersenne;
 use access::Way;
 use bench_core::files::{Files, Open};
 use bench_core::rng::Rng;
-use bench_core::{Error, Result};
+use bench_core::{Direction, Error, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -435,8 +435,8 @@ impl Shared<'_> {
             .files
             .open(&name, how)
             .map_err(|e| failed(self.files, "open", &name, e))?;
-        let way =
-            Way::new(file, config, writes).map_err(|e| failed(self.files, "map", &name, e))?;
+        let way = Way::new(file, config, Direction::write_if(writes))
+            .map_err(|e| failed(self.files, "map", &name, e))?;
         let part = if config.shared { 0 } else { n as u64 };
         Ok((way, Buffers::new(config, part)))
     }

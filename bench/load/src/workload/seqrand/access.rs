@@ -1,7 +1,8 @@
 //! Access methods of `seqrand`: by system calls, through a mapping, or through a buffer.
 
 use super::{Access, Config};
-use bench_core::files::{Mapped, OpenFile};
+use bench_core::Direction;
+use bench_core::files::{Mapped, Msync, OpenFile};
 use std::io::Result;
 
 /// Size of the buffer in bytes, as stdio uses on the usual file systems (`st_blksize`).
@@ -21,15 +22,19 @@ pub(super) enum Way {
 impl Way {
     /// Prepares a file. A file to be mapped for writing is extended to its length here, outside the
     /// timed section, by writing its last byte.
-    pub(super) fn new(file: Box<dyn OpenFile>, config: &Config, writes: bool) -> Result<Way> {
+    pub(super) fn new(
+        file: Box<dyn OpenFile>,
+        config: &Config,
+        direction: Direction,
+    ) -> Result<Way> {
         match config.access {
             Access::Calls => Ok(Way::Calls(file)),
             Access::Buffered => Ok(Way::Buffered(Buffer::new(file))),
             access => {
-                if writes && file.size()? < config.file {
+                if direction == Direction::Write && file.size()? < config.file {
                     file.write_at(config.file - 1, &[0])?;
                 }
-                let map = file.map(config.file, writes)?;
+                let map = file.map(config.file, direction)?;
                 Ok(Way::Mapped { file, map, access })
             }
         }
@@ -52,8 +57,8 @@ impl Way {
             Way::Mapped { map, access, .. } => {
                 map.write(at, data);
                 match access {
-                    Access::MappedSync => map.sync(at, data.len(), true),
-                    Access::MappedAsync => map.sync(at, data.len(), false),
+                    Access::MappedSync => map.sync(at, data.len(), Msync::Sync),
+                    Access::MappedAsync => map.sync(at, data.len(), Msync::Async),
                     _ => Ok(()),
                 }
             }
