@@ -70,14 +70,11 @@ pub fn side(
         config.span = how.size();
     }
     Ok(Side {
-        name: built.name.clone(),
-        target: built.target.clone(),
-        again: None,
-        job,
         facts: built.facts.clone(),
         before: built.before.clone(),
         after: built.after.clone(),
         surroundings: built.surroundings,
+        ..Side::new(built.name.clone(), built.target.clone(), job)
     })
 }
 

@@ -1,59 +1,18 @@
 //! Results on disk: a result that was damaged is refused.
 
-use bench_core::{Error, Facts, Result, Target};
-use bench_load::{Extent, Job, RunEnvironment};
+mod sides;
+
+use bench_core::{Error, Target};
 use bench_report::{Results, write};
-use bench_study::{Journal, Side, Step, Study, StudyPlan, study};
-use std::ops::ControlFlow;
-use std::path::Path;
-
-/// Creates sides of a CPU study whose runs take a millisecond.
-fn sides(names: &[&str]) -> Vec<Side> {
-    let side = |name: &&str| Side {
-        name: (*name).to_owned(),
-        target: Target::machine(),
-        again: None,
-        job: {
-            let mut job = Job::named("dhrystone", Extent::Quick).unwrap();
-            job.set("millis", "1").unwrap();
-            job
-        },
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
-    };
-    names.iter().map(side).collect()
-}
-
-fn plan() -> StudyPlan {
-    StudyPlan {
-        pairs: 2,
-        max_pairs: 2,
-        ..StudyPlan::default()
-    }
-}
-
-/// Runs the study until `new_runs` new runs have finished.
-fn until(path: &Path, sides: &[Side], plan: &StudyPlan, new_runs: u32) -> Result<Study> {
-    let mut journal = Journal::open(path)?;
-    let mut made = 0;
-    study(sides, plan, &mut journal, &mut |step| {
-        if let Step::Ran { replayed, .. } = step {
-            made += u32::from(!replayed);
-        }
-        if made >= new_runs {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
-    })
-}
+use bench_study::{Side, Study};
+use sides::{job, short, whole};
 
 #[test]
 fn a_result_that_does_not_hold_together_is_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let whole = until(&dir.path().join("a.jsonl"), &sides(&["a", "b"]), &plan(), 9).unwrap();
+    let job = job("dhrystone", &[("millis", "1")]);
+    let sides = ["a", "b"].map(|name| Side::new(name, Target::machine(), job.clone()));
+    let whole = whole(dir.path(), &sides, &short());
     let path = dir.path().join("result.json");
     let read = |study: Study| {
         write(&Results::of(vec![study]), dir.path()).unwrap();

@@ -6,22 +6,14 @@ mod sides;
 use bench_core::Target;
 use bench_load::{CATALOGUE, Job, Needs};
 use bench_report::{Results, write};
-use bench_study::{Journal, Judgement, Kind, StudyPlan, findings, journal_path, study};
+use bench_study::{Journal, Judgement, Kind, Side, StudyPlan, findings, journal_path, study};
 use block::BlockDevice;
 use block_testing::{Mem, Rate};
-use sides::{job, long_sides, side, whole};
+use sides::{job, long_sides, short, whole};
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-fn short() -> StudyPlan {
-    StudyPlan {
-        pairs: 2,
-        max_pairs: 2,
-        ..StudyPlan::default()
-    }
-}
 
 /// Returns small parameters, with which all workloads together take seconds.
 fn tiny(name: &str) -> Job {
@@ -156,9 +148,9 @@ fn the_control_runs_on_what_was_made_again_for_it() {
         ("blocks", "64k"),
         ("requests", "16"),
     ];
-    let mut first = side("first", limited(32.0), job("devmix", &set));
+    let mut first = Side::new("first", limited(32.0), job("devmix", &set));
     first.again = Some(limited(8.0));
-    let second = side("second", limited(32.0), job("devmix", &set));
+    let second = Side::new("second", limited(32.0), job("devmix", &set));
     let done = whole(dir.path(), &[first, second], &short());
     let [first, second, control] = &done.runs[..] else {
         panic!("{} sides", done.runs.len());
@@ -185,8 +177,8 @@ fn a_known_speed_is_measured_within_two_percent_and_five_percent_less_is_found()
         ("requests", "64"),
     ];
     let sides = [
-        side("fast", limited(FAST), job("devmix", &set)),
-        side("slow", limited(FAST * 0.95), job("devmix", &set)),
+        Side::new("fast", limited(FAST), job("devmix", &set)),
+        Side::new("slow", limited(FAST * 0.95), job("devmix", &set)),
     ];
     let plan = StudyPlan {
         pairs: 6,
@@ -225,8 +217,8 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     std::fs::create_dir(&out).unwrap();
     let sides = |name: &str| {
         [
-            side("<b>one", Target::folder(&one).unwrap(), tiny(name)),
-            side("two", Target::folder(&two).unwrap(), tiny(name)),
+            Side::new("<b>one", Target::folder(&one).unwrap(), tiny(name)),
+            Side::new("two", Target::folder(&two).unwrap(), tiny(name)),
         ]
     };
     let plan = StudyPlan {
@@ -238,7 +230,7 @@ fn a_result_has_its_tables_figures_and_a_page_without_an_address() {
     whole(&out, &sides("sweep"), &short());
     whole(
         &out,
-        &[side("one", Target::machine(), tiny("dhrystone"))],
+        &[Side::new("one", Target::machine(), tiny("dhrystone"))],
         &short(),
     );
     let results = Results::read(&out).unwrap();

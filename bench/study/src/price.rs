@@ -196,8 +196,7 @@ mod tests {
     use crate::journal::Journal;
     use crate::session::{Side, study};
     use crate::study::StudyPlan;
-    use bench_core::{Facts, Target};
-    use bench_load::RunEnvironment;
+    use bench_core::Target;
     use block::BlockDevice;
     use block_testing::{Mem, Rate};
     use std::ops::ControlFlow;
@@ -210,15 +209,9 @@ mod tests {
     }
 
     fn measured(mix: &Mix, direction: Direction) -> Study {
-        let side = |name: &str, mib_s| Side {
-            name: name.into(),
-            target: Target::device(name, limited(mib_s)),
-            again: None,
-            job: mix.job(direction, 0),
-            facts: Facts::default(),
-            before: None,
-            after: None,
-            surroundings: RunEnvironment::default(),
+        let side = |name: &str, mib_s| {
+            let target = Target::device(name, limited(mib_s));
+            Side::new(name, target, mix.job(direction, 0))
         };
         let plan = StudyPlan {
             // The interval of sixteen pairs excludes the three most extreme values on either side,

@@ -55,6 +55,20 @@ pub struct Side {
 }
 
 impl Side {
+    /// Creates a side without commands, facts or background load.
+    pub fn new(name: impl Into<String>, target: Target, job: Job) -> Side {
+        Side {
+            name: name.into(),
+            target,
+            again: None,
+            job,
+            facts: Facts::default(),
+            before: None,
+            after: None,
+            surroundings: RunEnvironment::default(),
+        }
+    }
+
     pub(crate) fn stored(&self) -> SideFacts {
         SideFacts {
             name: self.name.clone(),

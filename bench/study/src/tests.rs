@@ -10,8 +10,8 @@ use bench_core::result::{End, Run};
 use bench_core::rng::Rng;
 use bench_core::series::Series;
 use bench_core::stats::{order_statistic_ranks, paired};
-use bench_core::{Facts, Record, Result, Target};
-use bench_load::{Job, RunEnvironment};
+use bench_core::{Record, Result, Target};
+use bench_load::Job;
 use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -19,20 +19,9 @@ use std::time::Duration;
 
 /// Creates sides of a CPU study whose runs take a millisecond.
 fn sides(names: &[&str]) -> Vec<Side> {
-    let side = |name: &&str| Side {
-        name: (*name).to_owned(),
-        target: Target::machine(),
-        again: None,
-        job: {
-            let mut job = Job::named("dhrystone", bench_load::Extent::Quick).unwrap();
-            job.set("millis", "1").unwrap();
-            job
-        },
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
-    };
+    let mut job = Job::named("dhrystone", bench_load::Extent::Quick).unwrap();
+    job.set("millis", "1").unwrap();
+    let side = |name: &&str| Side::new(*name, Target::machine(), job.clone());
     names.iter().map(side).collect()
 }
 

@@ -3,8 +3,8 @@
 
 mod devices;
 
-use bench_core::{Facts, Spec, Target, Workload, run};
-use bench_load::{Extent, Job, RunEnvironment};
+use bench_core::{Spec, Target, Workload, run};
+use bench_load::{Extent, Job};
 use bench_study::StudyPlan;
 use bench_study::journal::Journal;
 use bench_study::{Finding, Judgement, Kind, findings};
@@ -67,15 +67,9 @@ fn a_tenth_more_cpu_is_found() {
     for (name, value) in set {
         job.set(name, value).unwrap();
     }
-    let side = |name: &str, burn_ns| Side {
-        name: name.to_owned(),
-        target: Target::device(name, Arc::new(burner(burn_ns))),
-        again: None,
-        job: job.clone(),
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
+    let side = |name: &str, burn_ns| {
+        let target = Target::device(name, Arc::new(burner(burn_ns)));
+        Side::new(name, target, job.clone())
     };
     let sides = [
         side("a", 200_000),

@@ -2,8 +2,8 @@
 
 mod devices;
 
-use bench_core::{Error, Facts, Spec, Target, Workload, run};
-use bench_load::{Extent, Job, RunEnvironment};
+use bench_core::{Error, Spec, Target, Workload, run};
+use bench_load::{Extent, Job};
 use bench_study::StudyPlan;
 use bench_study::journal::Journal;
 use bench_study::{Side, study};
@@ -161,15 +161,10 @@ fn study_of(devices: [Memory; 2], set: &[(&str, &str)]) -> bench_core::Result<be
     }
     set.iter()
         .for_each(|(name, value)| job.set(name, value).unwrap());
-    let sides = devices.map(|device| Side {
-        name: device.info.name.clone(),
-        target: Target::device(device.info.name.clone(), Arc::new(device)),
-        again: None,
-        job: job.clone(),
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
+    let sides = devices.map(|device| {
+        let name = device.info.name.clone();
+        let target = Target::device(name.clone(), Arc::new(device));
+        Side::new(name, target, job.clone())
     });
     let plan = StudyPlan {
         pairs: 2,

@@ -3,8 +3,8 @@
 use crate::device::{BenchDevice, StackKind};
 use crate::error::program_error;
 use crate::sides::over;
+use bench_load::Job;
 use bench_load::workload::devmix;
-use bench_load::{Job, RunEnvironment};
 use bench_study::{
     Finding, Journal, Kind, Side, Step, Study, StudyPlan, findings, journal_path, study,
 };
@@ -26,14 +26,8 @@ pub fn by_turns(
     let side = |kind: &StackKind| -> Result<Side> {
         let built = over(Rc::clone(&bench), *kind)?;
         Ok(Side {
-            name: built.name,
-            target: built.target,
-            again: None,
-            job: job.clone(),
             facts: built.facts,
-            before: None,
-            after: None,
-            surroundings: RunEnvironment::default(),
+            ..Side::new(built.name, built.target, job.clone())
         })
     };
     let sides: Vec<Side> = kinds.iter().map(side).collect::<Result<_>>()?;

@@ -1,24 +1,11 @@
 //! Sides of studies, and whole studies of them.
 #![allow(dead_code, reason = "each program uses a part of it")]
 
-use bench_core::{Facts, Target};
-use bench_load::{Extent, Job, RunEnvironment};
+use bench_core::Target;
+use bench_load::{Extent, Job};
 use bench_study::{Journal, Side, Study, StudyPlan, journal_path, study};
 use std::ops::ControlFlow;
 use std::path::Path;
-
-pub fn side(name: &str, target: Target, job: Job) -> Side {
-    Side {
-        name: name.to_owned(),
-        target,
-        again: None,
-        job,
-        facts: Facts::default(),
-        before: None,
-        after: None,
-        surroundings: RunEnvironment::default(),
-    }
-}
 
 pub fn job(name: &str, set: &[(&str, &str)]) -> Job {
     let mut job = Job::named(name, Extent::Quick).unwrap();
@@ -30,7 +17,15 @@ pub fn job(name: &str, set: &[(&str, &str)]) -> Job {
 /// Returns the sides of the study of the example `long_study`.
 pub fn long_sides() -> [Side; 2] {
     let set = [("millis", "20")];
-    ["a", "b"].map(|name| side(name, Target::machine(), job("dhrystone", &set)))
+    ["a", "b"].map(|name| Side::new(name, Target::machine(), job("dhrystone", &set)))
+}
+
+pub fn short() -> StudyPlan {
+    StudyPlan {
+        pairs: 2,
+        max_pairs: 2,
+        ..StudyPlan::default()
+    }
 }
 
 /// Runs a study to its end.
