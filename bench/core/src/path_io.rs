@@ -7,8 +7,11 @@ pub trait Paths: Send + Sync {
     /// Returns the totals of each path since it was created; empty without a choice of paths.
     fn carried(&self) -> Vec<Carried>;
 
-    /// Turns the limits of the paths on or off. They are off while a target is prepared.
-    fn limit(&self, on: bool);
+    /// Applies the limits of the paths.
+    fn limit(&self);
+
+    /// Lifts the limits of the paths, while a target is prepared.
+    fn lift_limits(&self);
 }
 
 /// I/O carried by one path.

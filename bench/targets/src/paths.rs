@@ -252,7 +252,7 @@ impl PathBench {
             _server: server,
             _sockets: sockets,
         };
-        bench.limit(true);
+        bench.limit();
         Ok(bench)
     }
 
@@ -290,7 +290,9 @@ impl Paths for LunPaths {
         carried(self.0.lun())
     }
 
-    fn limit(&self, _on: bool) {}
+    fn limit(&self) {}
+
+    fn lift_limits(&self) {}
 }
 
 impl Paths for PathBench {
@@ -298,13 +300,19 @@ impl Paths for PathBench {
         self.lun.as_deref().map_or_else(Vec::new, carried)
     }
 
-    fn limit(&self, on: bool) {
+    fn limit(&self) {
+        self.lift_limits();
         for (proxy, limits) in &self.proxies {
-            // These commands cannot fail: only a replay does.
-            let _ = proxy.command(Command::Pass);
-            for limit in limits.iter().filter(|_| on) {
+            for limit in limits {
+                // These commands cannot fail: only a replay does.
                 let _ = proxy.command(*limit);
             }
+        }
+    }
+
+    fn lift_limits(&self) {
+        for (proxy, _) in &self.proxies {
+            let _ = proxy.command(Command::Pass);
         }
     }
 }

@@ -55,10 +55,9 @@ impl Job {
             }
             Job::Devmix(config) if !target.block()?.info().read_only => {
                 // The rate limits of paths do not apply to preparation, which is not measured.
-                let limit = |on: bool| target.paths.iter().for_each(|paths| paths.limit(on));
-                limit(false);
+                target.paths.iter().for_each(|paths| paths.lift_limits());
                 let prepared = devmix::prepare(target, config);
-                limit(true);
+                target.paths.iter().for_each(|paths| paths.limit());
                 prepared
             }
             _ => Ok(()),

@@ -203,7 +203,15 @@ mod tests {
         }
     }
 
-    fn take(receiver: &mut Receiver<Shared>, seq: u32, last: bool) -> Placed {
+    fn take(receiver: &mut Receiver<Shared>, seq: u32) -> Placed {
+        take_packet(receiver, seq, false)
+    }
+
+    fn take_last(receiver: &mut Receiver<Shared>, seq: u32) -> Placed {
+        take_packet(receiver, seq, true)
+    }
+
+    fn take_packet(receiver: &mut Receiver<Shared>, seq: u32, last: bool) -> Placed {
         let placed = receiver.classify(Seq(seq), last, 8);
         if matches!(placed, Placed::InOrder | Placed::FillsHole | Placed::Early) {
             let byte = [u8::try_from(seq).unwrap()];
@@ -215,14 +223,14 @@ mod tests {
     #[test]
     fn packets_in_any_order_are_read_in_theirs() {
         let mut receiver = Receiver::new();
-        assert_eq!(take(&mut receiver, 3, false), Placed::Early);
-        assert_eq!(take(&mut receiver, 5, true), Placed::Early);
+        assert_eq!(take(&mut receiver, 3), Placed::Early);
+        assert_eq!(take_last(&mut receiver, 5), Placed::Early);
         assert!(receiver.read().is_none() && !receiver.complete());
-        assert_eq!(take(&mut receiver, 1, false), Placed::FillsHole);
-        assert_eq!(take(&mut receiver, 2, false), Placed::FillsHole);
+        assert_eq!(take(&mut receiver, 1), Placed::FillsHole);
+        assert_eq!(take(&mut receiver, 2), Placed::FillsHole);
         let there: Vec<_> = receiver.received().collect();
         assert_eq!(there, [true, true, true, false, true]);
-        assert_eq!(take(&mut receiver, 4, false), Placed::FillsHole);
+        assert_eq!(take(&mut receiver, 4), Placed::FillsHole);
         assert!(receiver.complete() && !receiver.at_end());
         let mut read = Vec::new();
         while let Some(data) = receiver.read() {
@@ -230,45 +238,45 @@ mod tests {
         }
         assert_eq!((read, receiver.held()), (vec![1, 2, 3, 4, 5], 0));
         assert!(receiver.at_end());
-        assert_eq!(take(&mut receiver, 5, true), Placed::Duplicate);
+        assert_eq!(take_last(&mut receiver, 5), Placed::Duplicate);
     }
 
     #[test]
     fn duplicates_and_packets_beyond_the_window_are_told() {
         let mut receiver = Receiver::new();
-        assert_eq!(take(&mut receiver, 1, false), Placed::InOrder);
-        assert_eq!(take(&mut receiver, 1, false), Placed::Duplicate);
-        assert_eq!(take(&mut receiver, 8, false), Placed::Early);
-        assert_eq!(take(&mut receiver, 9, false), Placed::Beyond);
+        assert_eq!(take(&mut receiver, 1), Placed::InOrder);
+        assert_eq!(take(&mut receiver, 1), Placed::Duplicate);
+        assert_eq!(take(&mut receiver, 8), Placed::Early);
+        assert_eq!(take(&mut receiver, 9), Placed::Beyond);
         receiver.read();
-        assert_eq!(take(&mut receiver, 9, false), Placed::Early);
-        assert_eq!(take(&mut receiver, 1, false), Placed::Duplicate);
+        assert_eq!(take(&mut receiver, 9), Placed::Early);
+        assert_eq!(take(&mut receiver, 1), Placed::Duplicate);
         assert_eq!(receiver.highest(), Seq(9));
     }
 
     #[test]
     fn two_ends_of_a_stream_are_a_violation() {
         let mut receiver = Receiver::new();
-        take(&mut receiver, 4, false);
-        assert_eq!(take(&mut receiver, 3, true), Placed::Violation);
-        take(&mut receiver, 5, true);
-        assert_eq!(take(&mut receiver, 6, false), Placed::Violation);
-        assert_eq!(take(&mut receiver, 4, true), Placed::Violation);
-        assert_eq!(take(&mut receiver, 5, true), Placed::Duplicate);
+        take(&mut receiver, 4);
+        assert_eq!(take_last(&mut receiver, 3), Placed::Violation);
+        take_last(&mut receiver, 5);
+        assert_eq!(take(&mut receiver, 6), Placed::Violation);
+        assert_eq!(take_last(&mut receiver, 4), Placed::Violation);
+        assert_eq!(take_last(&mut receiver, 5), Placed::Duplicate);
     }
 
     #[test]
     fn unread_data_is_released() {
         let mut receiver = Receiver::new();
-        take(&mut receiver, 1, false);
+        take(&mut receiver, 1);
         receiver.discard();
-        take(&mut receiver, 3, true);
+        take_last(&mut receiver, 3);
         let places = 2 * PLACE_BYTES;
         assert_eq!(
             (receiver.held(), receiver.next_read()),
             (1 + places, Seq(2))
         );
-        take(&mut receiver, 2, false);
+        take(&mut receiver, 2);
         assert!(receiver.at_end() && receiver.held() == 0);
     }
 }

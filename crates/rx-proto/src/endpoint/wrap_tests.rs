@@ -12,6 +12,10 @@ use std::time::Duration;
 
 const SERVICE: u16 = 3;
 
+/// Addresses of the two sides.
+const SERVER: &str = "192.0.2.1:7000";
+const CLIENT: &str = "192.0.2.2:7001";
+
 /// A client and a server that echoes each request, over a network with a latency of one millisecond
 /// that drops each tenth datagram.
 struct Echo {
@@ -36,12 +40,7 @@ impl Echo {
         }
     }
 
-    fn route(to_server: bool) -> Route {
-        let peer = if to_server {
-            "192.0.2.1:7000"
-        } else {
-            "192.0.2.2:7001"
-        };
+    fn route(peer: &str) -> Route {
         Route {
             peer: peer.parse().unwrap(),
             local: None,
@@ -50,7 +49,7 @@ impl Echo {
 
     fn connect(&mut self) -> ConnectionId {
         let connect = Connect {
-            route: Echo::route(true),
+            route: Echo::route(SERVER),
             service: SERVICE,
             timeouts: Timeouts::default(),
             security: None,
@@ -120,13 +119,12 @@ impl Echo {
             if self.sent.is_multiple_of(10) {
                 continue;
             }
-            let route = Echo::route(!to_server);
-            let to = if to_server {
-                &mut self.server
+            let (from, to) = if to_server {
+                (CLIENT, &mut self.server)
             } else {
-                &mut self.client
+                (SERVER, &mut self.client)
             };
-            to.handle_input(self.now, route, Shared::from(datagram));
+            to.handle_input(self.now, Echo::route(from), Shared::from(datagram));
         }
         self.client.handle_timeout(self.now);
         self.server.handle_timeout(self.now);
@@ -232,7 +230,7 @@ fn epochs_are_names_and_nothing_more() {
             echo.call(connection, 3000);
         }
         let key = ConnectionKey {
-            peer: Echo::route(false).peer,
+            peer: Echo::route(CLIENT).peer,
             epoch,
             cid: echo.client.connections.get(connection.0).unwrap().key.cid,
             role: crate::call::Role::Server,
