@@ -9,8 +9,8 @@
 #![no_main]
 
 use iscsi_proto::{
-    Credentials, Event, Kind, Login, LoginConfig, Mutual, LoginResult, Payload, Session, Transfer,
-    OfferedParams, parse_targets,
+    Credentials, Event, Kind, Login, LoginConfig, Mutual, LoginResult, Payload, Session, TaskId,
+    Transfer, OfferedParams, parse_targets,
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -55,7 +55,7 @@ fn config(wanted: &OfferedParams, chap: bool) -> LoginConfig<'_> {
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     output: Vec<u8>,
-    data: Vec<(u32, u32, u8)>,
+    data: Vec<(TaskId, u32, u8)>,
     events: Vec<Event>,
     wrong: bool,
 }

@@ -80,7 +80,7 @@ fn change(mut header: Header, image: &mut [u8]) {
             .expect("it is there");
     }
     if let Some(slot) = slots.first() {
-        header.remove_keyslot(*slot, true).expect("by force");
+        header.force_remove_keyslot(*slot).expect("by force");
     }
     let token = Token::from_json(r#"{"type":"t","keyslots":[],"x":1}"#).expect("a token");
     let _ = header.add_token(None, &token);

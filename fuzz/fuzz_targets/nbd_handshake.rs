@@ -8,7 +8,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use nbd_proto::{ExportInfo, Handshake, ServerStep, REQUEST_BYTES, RequestHeader, TlsPolicy};
+use nbd_proto::{
+    ExportInfo, FenceResult, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy,
+};
 use std::sync::Arc;
 
 fn exports() -> Arc<[ExportInfo]> {
@@ -44,7 +46,8 @@ fn run(policy: TlsPolicy, stream: &[u8], step: usize) -> (Vec<u8>, Option<Server
                 }
             }
             let Some(ServerStep::Fence { key }) = handshake.outcome() else { break };
-            handshake.fenced(key % 2 == 0);
+            let ended = key % 2 == 0;
+            handshake.fenced(if ended { FenceResult::Ended } else { FenceResult::Unconfirmed });
         }
         output.extend(handshake.take_output());
         if handshake.outcome().is_some() {

@@ -5,7 +5,7 @@
 //! latency that I/Os spend in parallel, plus a uniformly distributed jitter.
 
 use block_testing::Random;
-use multipath::policy::{Io, Nanos, PathView, Policy, Selector};
+use multipath::policy::{Io, Nanos, Outcome, PathView, Policy, Selector};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
@@ -271,7 +271,8 @@ impl Run<'_> {
         let view = &mut self.views[done.path];
         view.in_flight -= 1;
         view.bytes_in_flight -= u64::from(done.bytes);
-        self.selectors[done.thread].completed(done.path, io, done.started, done.finish, true);
+        let selector = &mut self.selectors[done.thread];
+        selector.completed(done.path, io, done.started, done.finish, Outcome::Succeeded);
         self.completed.add(io);
         self.each[done.number].latency = Some(done.finish - done.started);
         Some(done)

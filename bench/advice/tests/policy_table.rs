@@ -5,7 +5,7 @@
 //! simulation of the same model (serial links, closed loop) with other random numbers.
 
 use bench_advice::virtual_time::{Load, SimPath, SimResult, ratio_to_best_single, run};
-use multipath::policy::{Io, PathView, Policy, Selector};
+use multipath::policy::{Io, Outcome, PathView, Policy, Selector};
 use proptest::prelude::*;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -281,7 +281,7 @@ fn predicted_finish_learns_the_paths_it_predicts() {
         let now = i * 450_000;
         while flying.front().is_some_and(|(_, finish, _)| *finish <= now) {
             let (sent, finish, io) = flying.pop_front().unwrap();
-            selector.completed(0, io, sent, finish, true);
+            selector.completed(0, io, sent, finish, Outcome::Succeeded);
         }
         let io = Io {
             write: false,
@@ -447,7 +447,7 @@ fn new_paths_join_and_renumbering_forgets() {
         assert_eq!(selector.select(&[], read(1), 0), None);
         selector.resize(1);
         assert_eq!(selector.select(&idle(2), read(1), 0), Some(0));
-        selector.completed(7, read(1), 0, 1, true);
+        selector.completed(7, read(1), 0, 1, Outcome::Succeeded);
         selector.started(7, read(1), 1);
     }
 }
@@ -502,7 +502,12 @@ proptest! {
             }
             if let Some(chosen) = selector.select(paths, read(*bytes), now) {
                 selector.started(chosen, read(*bytes), now);
-                selector.completed(chosen, read(*bytes), now, now + step / 2, *ok);
+                let outcome = if *ok {
+                    Outcome::Succeeded
+                } else {
+                    Outcome::Failed
+                };
+                selector.completed(chosen, read(*bytes), now, now + step / 2, outcome);
             }
         }
     }
@@ -574,7 +579,7 @@ fn choosing_and_learning_do_not_allocate() {
             let now = i * 10_000;
             let chosen = selector.select(&paths, read(4096), now).unwrap();
             selector.started(chosen, read(4096), now);
-            selector.completed(chosen, read(4096), now, now + 5000, true);
+            selector.completed(chosen, read(4096), now, now + 5000, Outcome::Succeeded);
         }
         assert_eq!(ALLOCATIONS.get(), before, "{policy}");
     }

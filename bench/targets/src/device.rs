@@ -12,7 +12,7 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use xts::{SectorSize, Xts};
+use xts::{SectorSize, Tweak, Xts};
 
 /// A stack to measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,7 +221,7 @@ impl BenchDevice {
                 let segment = DataSegment {
                     offset: 0,
                     size: None,
-                    iv_tweak: 0,
+                    iv_tweak: Tweak::ZERO,
                 };
                 let lower = Arc::clone(&self.lower);
                 let device = CryptDevice::new(lower, xts, segment, crypt::Options::default())?;

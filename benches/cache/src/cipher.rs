@@ -10,7 +10,7 @@ use block_testing::{Mem, Random};
 use crypt::{CryptDevice, DataSegment, Options};
 use secret::SecretBytes;
 use std::sync::Arc;
-use xts::{SectorSize, Xts};
+use xts::{SectorSize, Tweak, Xts};
 
 const SIZE: u64 = 64 << 20;
 /// Bytes that a variant reads in a round.
@@ -23,7 +23,7 @@ pub fn enciphered(lower: Arc<dyn BlockDevice>, bits: usize) -> Arc<dyn BlockDevi
     let segment = DataSegment {
         offset: 0,
         size: None,
-        iv_tweak: 0,
+        iv_tweak: Tweak::ZERO,
     };
     let device = CryptDevice::new(lower, xts, segment, Options::default());
     Arc::new(device.expect("it fits"))

@@ -82,10 +82,20 @@ fn read(offset: u64, len: usize) -> Op {
 }
 
 fn write(offset: u64, len: usize) -> Op {
-    write_of(offset, Buf::zeroed(len), false)
+    write_of(offset, Buf::zeroed(len))
 }
 
-fn write_of(offset: u64, bufs: impl Into<Bufs>, fua: bool) -> Op {
+fn write_of(offset: u64, bufs: impl Into<Bufs>) -> Op {
+    let fua = false;
+    write_with(offset, bufs, fua)
+}
+
+fn durable_write_of(offset: u64, bufs: impl Into<Bufs>) -> Op {
+    let fua = true;
+    write_with(offset, bufs, fua)
+}
+
+fn write_with(offset: u64, bufs: impl Into<Bufs>, fua: bool) -> Op {
     Op::Write {
         offset,
         bufs: bufs.into(),
@@ -219,6 +229,6 @@ fn fill(queue: &mut dyn Queue, offset: u64, data: &[u8]) {
     let most = (queue.info().max_transfer as usize).min(1 << 20);
     for (index, part) in data.chunks(most).enumerate() {
         let at = offset + (index * most) as u64;
-        good(queue, write_of(at, Buf::copy_of(part), false));
+        good(queue, write_of(at, Buf::copy_of(part)));
     }
 }

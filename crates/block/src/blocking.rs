@@ -87,13 +87,13 @@ impl Blocking {
         self.run(Op::Discard { offset, len }).map(drop)
     }
 
-    /// Fills a range with zeros.
-    pub fn write_zeroes(&mut self, offset: u64, len: u64, unmap: bool) -> Result<()> {
+    /// Fills a range with zeros. The device may free the space.
+    pub fn write_zeroes(&mut self, offset: u64, len: u64) -> Result<()> {
         self.run(Op::WriteZeroes {
             offset,
             len,
             fua: false,
-            unmap,
+            unmap: true,
         })
         .map(drop)
     }

@@ -24,7 +24,7 @@ fn long_transfers_are_split_and_come_back_whole() {
         let mut back = vec![0; data.len()];
         blocking.read_at(512, &mut back).unwrap();
         assert!(back == data);
-        blocking.write_zeroes(512, 1024, true).unwrap();
+        blocking.write_zeroes(512, 1024).unwrap();
         blocking.discard(2048, 512).unwrap();
         blocking.flush().unwrap();
         blocking.read_at(0, &mut back[..2048]).unwrap();

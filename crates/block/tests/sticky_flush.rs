@@ -20,13 +20,18 @@ struct Line {
 
 impl Line {
     /// Completes the oldest request.
-    fn answer(&self, well: bool) {
+    fn succeed(&self) {
+        self.answer(|_| Ok(()));
+    }
+
+    /// Fails the oldest request.
+    fn fail(&self) {
+        self.answer(|op| Err(Error::new(ErrorKind::Media, "disk", "").in_op(op)));
+    }
+
+    fn answer(&self, result: impl Fn(&Op) -> Result<()>) {
         let Request { tag, op } = self.asked.lock().unwrap().remove(0);
-        let result = if well {
-            Ok(())
-        } else {
-            Err(Error::new(ErrorKind::Media, "disk", "").in_op(&op))
-        };
+        let result = result(&op);
         let completion = Completion { tag, op, result };
         self.answered.lock().unwrap().push(completion);
         self.waker.wake();
@@ -117,8 +122,8 @@ impl Bench {
     /// Creates a bench with a completed write, which a failing flush may lose.
     fn new() -> Bench {
         let mut bench = Bench::untouched();
-        bench.submit(0, 0, write(false));
-        bench.lines[0].answer(true);
+        bench.submit(0, 0, write());
+        bench.lines[0].succeed();
         assert_eq!(bench.wake(0), [(0, true)]);
         bench
     }
@@ -163,7 +168,15 @@ impl Bench {
     }
 }
 
-fn write(fua: bool) -> Op {
+fn write() -> Op {
+    write_with(false)
+}
+
+fn durable_write() -> Op {
+    write_with(true)
+}
+
+fn write_with(fua: bool) -> Op {
     let bufs = Buf::zeroed(512).into();
     let offset = 0;
     Op::Write { offset, bufs, fua }
@@ -171,7 +184,7 @@ fn write(fua: bool) -> Op {
 
 #[test]
 fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
-    let durable: [fn() -> Op; 2] = [|| Op::Flush, || write(true)];
+    let durable: [fn() -> Op; 2] = [|| Op::Flush, durable_write];
     for (fails, goes_well) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         for fails_first in [true, false] {
             let mut bench = Bench::new();
@@ -184,16 +197,16 @@ fn a_flush_that_was_in_flight_beside_one_that_failed_fails_too() {
                 bench.submit(queue, tag, op);
             }
             // The success arrives first, and the failure is not known yet.
-            bench.lines[good].answer(true);
+            bench.lines[good].succeed();
             assert_eq!(bench.reap(good), [], "a success that may be a lie");
             assert!(!bench.is_readable(good));
-            bench.lines[bad].answer(false);
+            bench.lines[bad].fail();
             assert_eq!(bench.wake(bad), [(7, false)]);
             assert_eq!(bench.wake(good), [(8, false)]);
             assert!(!bench.is_readable(good));
             // Every later flush fails as well.
             bench.submit(good, 9, Op::Flush);
-            bench.lines[good].answer(true);
+            bench.lines[good].succeed();
             assert_eq!(bench.wake(good), [(9, false)]);
         }
     }
@@ -204,20 +217,20 @@ fn a_flush_that_fails_before_any_write_fails_no_later_one() {
     let mut bench = Bench::untouched();
     bench.submit(0, 1, Op::Flush);
     bench.submit(1, 2, Op::Flush);
-    bench.lines[0].answer(false);
+    bench.lines[0].fail();
     assert_eq!(bench.wake(0), [(1, false)]);
-    bench.lines[1].answer(true);
+    bench.lines[1].succeed();
     assert_eq!(bench.wake(1), [(2, true)]);
     assert!(bench.sticky.failure().get().is_none());
     // After the first write a failure counts, even if that write failed, and on any queue.
-    bench.submit(1, 3, write(false));
-    bench.lines[1].answer(false);
+    bench.submit(1, 3, write());
+    bench.lines[1].fail();
     assert_eq!(bench.wake(1), [(3, false)]);
     bench.submit(0, 4, Op::Flush);
-    bench.lines[0].answer(false);
+    bench.lines[0].fail();
     assert_eq!(bench.wake(0), [(4, false)]);
     bench.submit(1, 5, Op::Flush);
-    bench.lines[1].answer(true);
+    bench.lines[1].succeed();
     assert_eq!(bench.wake(1), [(5, false)]);
     assert!(bench.sticky.failure().get().is_some());
 }
@@ -226,7 +239,7 @@ fn a_flush_that_fails_before_any_write_fails_no_later_one() {
 fn of_two_flushes_of_one_queue_none_succeeds_beside_a_failure() {
     let mut bench = Bench::new();
     bench.submit(0, 1, Op::Flush);
-    bench.lines[0].answer(true);
+    bench.lines[0].succeed();
     assert_eq!(
         bench.wake(0),
         [(1, true)],
@@ -235,11 +248,11 @@ fn of_two_flushes_of_one_queue_none_succeeds_beside_a_failure() {
     // Tags need not be unique.
     bench.submit(0, 5, Op::Flush);
     bench.submit(0, 5, Op::Flush);
-    bench.lines[0].answer(true);
+    bench.lines[0].succeed();
     assert_eq!(bench.reap(0), []);
-    bench.submit(0, 6, write(false));
-    bench.lines[0].answer(false);
-    bench.lines[0].answer(true);
+    bench.submit(0, 6, write());
+    bench.lines[0].fail();
+    bench.lines[0].succeed();
     let mut all = bench.wake(0);
     all.sort_unstable();
     assert_eq!(all, [(5, false), (5, false), (6, true)]);
@@ -251,16 +264,16 @@ fn a_flush_waits_for_those_beside_it_and_for_no_later_ones() {
     let mut bench = Bench::new();
     bench.submit(0, 1, Op::Flush);
     bench.submit(1, 2, Op::Flush);
-    bench.lines[1].answer(true);
+    bench.lines[1].succeed();
     assert_eq!(bench.reap(1), []);
     bench.submit(1, 3, Op::Flush);
-    bench.submit(1, 4, write(false));
-    bench.lines[0].answer(true);
+    bench.submit(1, 4, write());
+    bench.lines[0].succeed();
     assert_eq!(bench.reap(0), [], "3 was submitted before it ended");
     assert_eq!(bench.wake(1), [(2, true)], "3 came later and is open still");
     assert!(!bench.is_readable(1) && bench.queues[1].in_flight() == 2);
-    bench.lines[1].answer(true);
-    bench.lines[1].answer(true);
+    bench.lines[1].succeed();
+    bench.lines[1].succeed();
     let mut all = bench.wake(1);
     all.sort_unstable();
     assert_eq!(all, [(3, true), (4, true)]);
@@ -273,9 +286,9 @@ fn the_failure_that_a_dropped_queue_leaves_unread_counts() {
     let mut bench = Bench::new();
     bench.submit(0, 1, Op::Flush);
     bench.submit(1, 2, Op::Flush);
-    bench.lines[1].answer(true);
+    bench.lines[1].succeed();
     assert_eq!(bench.reap(1), []);
-    bench.lines[0].answer(false);
+    bench.lines[0].fail();
     bench.queues[0] = bench.sticky.queue().unwrap();
     assert_eq!(bench.wake(1), [(2, false)]);
 }
@@ -289,7 +302,7 @@ fn flushes_of_many_threads_all_come_back() {
             scope.spawn(|| {
                 let mut blocking = Blocking::open(&sticky).unwrap();
                 for _ in 0..200 {
-                    blocking.run(write(true)).unwrap();
+                    blocking.run(durable_write()).unwrap();
                     blocking.flush().unwrap();
                 }
             });

@@ -14,6 +14,7 @@
 //! [`block::BlockDevice`] as the data.
 
 mod device;
+mod epoch;
 mod error;
 mod maintain;
 mod queue;
@@ -25,6 +26,7 @@ mod token;
 mod volume;
 
 pub use device::{CryptDevice, Options};
+pub use epoch::Epoch;
 pub use error::{Error, Result};
 pub use luks2::ErrorKind as HeaderErrorKind;
 pub use maintain::{

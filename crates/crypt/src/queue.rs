@@ -94,7 +94,7 @@ impl ZeroJob {
                 break;
             };
             buf.fill(0);
-            shared.xts.encrypt(shared.unit(self.next), &mut buf);
+            shared.xts.encrypt(shared.tweak(self.next), &mut buf);
             let op = Op::Write {
                 offset: shared.lower_offset(self.next),
                 bufs: buf.into(),
@@ -189,10 +189,10 @@ impl CryptQueue {
             Op::Read { offset, bufs } => {
                 *offset -= start;
                 if went_well {
-                    let mut unit = self.shared.unit(*offset);
+                    let mut tweak = self.shared.tweak(*offset);
                     for buf in bufs.iter_mut() {
-                        self.shared.xts.decrypt(unit, buf);
-                        unit = unit.wrapping_add(buf.len() as u64 / 512);
+                        self.shared.xts.decrypt(tweak, buf);
+                        tweak = tweak.after(buf.len() as u64);
                     }
                 }
             }
@@ -220,17 +220,17 @@ impl CryptQueue {
 fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &Bufs) -> Option<Bufs> {
     let total = clear.total_len();
     let mut out = take_bufs(pool, total)?;
-    let mut unit = shared.unit(offset);
+    let mut tweak = shared.tweak(offset);
     let mut at = 0;
     for piece in clear.iter() {
         let mut src = &piece[..];
         while !src.is_empty() {
             let dst = &mut out.as_mut_slice()[at / CIPHER_BUF_BYTES][at % CIPHER_BUF_BYTES..];
             let len = src.len().min(dst.len());
-            shared.xts.encrypt_to(unit, &src[..len], &mut dst[..len]);
+            shared.xts.encrypt_to(tweak, &src[..len], &mut dst[..len]);
             src = &src[len..];
             at += len;
-            unit = unit.wrapping_add(len as u64 / 512);
+            tweak = tweak.after(len as u64);
         }
     }
     Some(out)

@@ -11,6 +11,7 @@
 //! without the volume key, and without a matching digest no key opens the volume. So a header with
 //! that salt and no seal has had its seal removed, whatever else it still contains.
 
+use crate::epoch::Epoch;
 use crate::error::Result;
 use crate::seal_state::Seal;
 use crate::token::{SEAL_TYPE, SEAL_VERSION, Stated, TYPE_PREFIX};
@@ -25,18 +26,12 @@ const LABELS: [&[u8]; SEAL_VERSION as usize] = [b"evfs header seal 1", b"evfs he
 const KEY_ID_LABEL: &[u8] = b"evfs volume key id 1";
 const SALT_LABEL: &[u8] = b"evfs sealed header 1";
 
-/// Highest epoch of a valid seal.
-const EPOCH_MAX: u64 = 1 << 48;
-/// Cap on the previous epoch when a new seal counts on from it: a forged one cannot exhaust
-/// [`EPOCH_MAX`].
-const EPOCH_COUNTED_MAX: u64 = 1 << 32;
-
 /// Seal stated in a header, which a machine stores to distinguish an older header from a newer one.
 /// Valid only if the seal is [`Seal::Intact`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SealVersion {
     /// Number of the seal.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// SHA-256 of its codes, in hexadecimal; equal digests mean equal sealed contents.
     pub digest: String,
 }
@@ -65,7 +60,12 @@ pub(crate) fn key_id(volume_key: &SecretBytes, uuid: &str) -> String {
 }
 
 /// Computes the codes of core and keys as defined by `version`.
-fn codes(header: &Header, volume_key: &SecretBytes, version: u32, epoch: u64) -> [Hmac<Sha256>; 2] {
+fn codes(
+    header: &Header,
+    volume_key: &SecretBytes,
+    version: u32,
+    epoch: Epoch,
+) -> [Hmac<Sha256>; 2] {
     let label = LABELS[version as usize - 1];
     let key = SecretBytes::from_slice(&mac(volume_key, &[label]).finalize().into_bytes());
     let epoch = epoch.to_be_bytes();
@@ -82,7 +82,7 @@ fn stated(header: &Header) -> Result<Option<Stated>> {
     let mut seals = tokens.filter(|t| t.token_type() == SEAL_TYPE);
     match (seals.next(), seals.next()) {
         (Some(one), None) => Ok(Stated::read(one)?
-            .filter(|s| (1..=SEAL_VERSION).contains(&s.version) && s.epoch <= EPOCH_MAX)),
+            .filter(|s| (1..=SEAL_VERSION).contains(&s.version) && s.epoch.is_valid())),
         _ => Ok(None),
     }
 }
@@ -144,10 +144,10 @@ pub(crate) fn check(header: &Header, volume_key: &SecretBytes) -> Result<Seal> {
 pub(crate) fn put(
     header: &mut Header,
     volume_key: &SecretBytes,
-    known: u64,
+    known: Epoch,
 ) -> std::result::Result<(), luks2::Error> {
-    let before = mark(header).map_or(0, |m| m.epoch).max(known);
-    let epoch = before.min(EPOCH_COUNTED_MAX) + 1;
+    let before = mark(header).map_or(Epoch::ZERO, |m| m.epoch);
+    let epoch = before.max(known).next();
     if !is_marked(header) {
         let random = SecretBytes::random(16);
         let mut salt = [0; 32];

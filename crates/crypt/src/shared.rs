@@ -2,7 +2,7 @@
 
 use block::{BlockDevice, DeviceInfo};
 use std::sync::Arc;
-use xts::Xts;
+use xts::{Tweak, Xts};
 
 /// Position of the encrypted data on the lower device. In bytes, except for `iv_tweak`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,8 +11,8 @@ pub struct DataSegment {
     pub offset: u64,
     /// Length; `None` extends to the end of the device ("dynamic" in LUKS2).
     pub size: Option<u64>,
-    /// Number of the first 512-byte unit for the plain64 tweak (LUKS2 `iv_tweak`).
-    pub iv_tweak: u64,
+    /// Tweak of the first sector (LUKS2 `iv_tweak`).
+    pub iv_tweak: Tweak,
 }
 
 /// Immutable state shared by a device and its queues.
@@ -24,10 +24,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Computes the plain64 tweak of the sector at `offset` of the volume. It counts 512-byte units
-    /// for every sector size (LUKS2 on-disk format 1.1, section 3.3: `iv_tweak`).
-    pub(crate) fn unit(&self, offset: u64) -> u64 {
-        self.segment.iv_tweak.wrapping_add(offset / 512)
+    /// Computes the tweak of the sector at `offset` of the volume.
+    pub(crate) fn tweak(&self, offset: u64) -> Tweak {
+        self.segment.iv_tweak.after(offset)
     }
 
     /// Computes the place of `offset` on the lower device.

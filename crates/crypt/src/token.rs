@@ -7,6 +7,7 @@
 //!
 //! Both also have LUKS2's `type` and `keyslots`.
 
+use crate::epoch::Epoch;
 use crate::error::{Error, Result};
 use crate::role::Role;
 use base64::Engine as _;
@@ -100,7 +101,7 @@ struct SealToken {
     keyslots: Vec<String>,
     version: u32,
     #[serde(default)]
-    epoch: u64,
+    epoch: Epoch,
     core: String,
     keys: String,
 }
@@ -109,7 +110,7 @@ struct SealToken {
 pub(crate) struct Stated {
     pub(crate) version: u32,
     /// Number of the seal: increases with each new seal. Zero in version 1.
-    pub(crate) epoch: u64,
+    pub(crate) epoch: Epoch,
     pub(crate) core: Vec<u8>,
     pub(crate) keys: Vec<u8>,
 }

@@ -6,6 +6,7 @@
 
 mod unlock;
 
+use crate::epoch::Epoch;
 use crate::role::{Action, Role};
 use crate::seal::{self, SealVersion};
 use crate::seal_state::Seal;
@@ -16,7 +17,7 @@ use keyring::Recipient;
 use luks2::{Hash, Header, Kdf, KdfLimits, Opened, Plan, Priority, Step};
 use secret::SecretBytes;
 use std::sync::Arc;
-use xts::{SectorSize, Xts};
+use xts::{SectorSize, Tweak, Xts};
 
 /// Bytes of the random secret in a key pair's keyslot.
 const KEYSLOT_SECRET_BYTES: usize = 32;
@@ -99,7 +100,7 @@ impl Volume {
     /// [`Error::Header`] if this is not a LUKS2 volume, is damaged, or uses a refused feature.
     pub fn open(device: Arc<dyn BlockDevice>) -> Result<Volume> {
         let opened = read_header(&*device)?;
-        Ok(Volume::of(device, opened, false))
+        Ok(Volume::of(device, opened))
     }
 
     /// Opens a volume for inspection even if the data is missing: a header backup, or a device that
@@ -109,10 +110,13 @@ impl Volume {
     /// As [`Volume::open`], except for a device that is too small.
     pub fn inspect(device: Arc<dyn BlockDevice>) -> Result<Volume> {
         let (opened, cut_short) = read_header_alone(&*device)?;
-        Ok(Volume::of(device, opened, cut_short))
+        Ok(Volume {
+            cut_short,
+            ..Volume::of(device, opened)
+        })
     }
 
-    fn of(device: Arc<dyn BlockDevice>, opened: Opened, cut_short: bool) -> Volume {
+    fn of(device: Arc<dyn BlockDevice>, opened: Opened) -> Volume {
         Volume {
             device,
             damaged_copy: match (opened.primary.is_valid(), opened.secondary.is_valid()) {
@@ -121,7 +125,7 @@ impl Volume {
                 (true, false) => Some("secondary"),
             },
             header: opened.header,
-            cut_short,
+            cut_short: false,
             kdf_limits: KdfLimits::default(),
         }
     }
@@ -181,7 +185,7 @@ impl Volume {
         for who in recovery {
             volume.put_pair(&volume_key, Role::Recovery, who)?;
         }
-        volume.commit(&volume_key, 0)?;
+        volume.commit(&volume_key, Epoch::ZERO)?;
         let unlocked = volume.unlocked(volume_key, keyslot)?;
         Ok((volume, unlocked))
     }
@@ -217,7 +221,7 @@ impl Volume {
         DataSegment {
             offset: segment.offset(),
             size: segment.size(),
-            iv_tweak: segment.iv_tweak(),
+            iv_tweak: Tweak::new(segment.iv_tweak()),
         }
     }
 
@@ -406,7 +410,7 @@ impl Volume {
             )));
         }
         let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
-        self.commit(&unlocked.volume_key, 0)?;
+        self.commit(&unlocked.volume_key, Epoch::ZERO)?;
         Ok(keyslot)
     }
 
@@ -438,7 +442,7 @@ impl Volume {
         token
             .and_then(|token| self.header.add_token(None, &token))
             .map_err(|e| Error::header(self.name(), e))?;
-        self.commit(&unlocked.volume_key, 0)?;
+        self.commit(&unlocked.volume_key, Epoch::ZERO)?;
         Ok(keyslot)
     }
 
@@ -462,7 +466,7 @@ impl Volume {
             )));
         }
         self.drop_keyslot(keyslot)?;
-        self.commit(&unlocked.volume_key, 0)
+        self.commit(&unlocked.volume_key, Epoch::ZERO)
     }
 
     /// Makes `who` the owner and removes the previous owners, in one change: at every moment the
@@ -478,7 +482,7 @@ impl Volume {
         for key in replaced {
             self.drop_keyslot(key.keyslot)?;
         }
-        self.commit(&unlocked.volume_key, 0)
+        self.commit(&unlocked.volume_key, Epoch::ZERO)
     }
 
     /// Lists the keys that [`Volume::set_owner`] removes: previous owners and old keys of `who`.
@@ -496,7 +500,7 @@ impl Volume {
     ///
     /// # Errors
     /// [`Error::RoleRefuses`], [`Error::NeedsRepair`].
-    pub fn reseal(&mut self, unlocked: &Unlocked, known: u64) -> Result<()> {
+    pub fn reseal(&mut self, unlocked: &Unlocked, known: Epoch) -> Result<()> {
         unlocked.role.allow(Action::Reseal)?;
         self.refuse_damaged()?;
         self.name_keys()?;
@@ -607,7 +611,7 @@ impl Volume {
         let beside =
             tokens.filter(|(_, t)| t.token_type() == KEY_TYPE && t.keyslots() == [keyslot]);
         let numbers: Vec<u32> = beside.map(|(number, _)| *number).collect();
-        let removed = self.header.remove_keyslot(keyslot, false);
+        let removed = self.header.remove_keyslot(keyslot);
         removed.map_err(|e| Error::header(self.name(), e))?;
         for number in numbers {
             self.header
@@ -618,7 +622,7 @@ impl Volume {
     }
 
     /// Seals the header, with an epoch above `known`, and writes it to the disk.
-    fn commit(&mut self, volume_key: &SecretBytes, known: u64) -> Result<()> {
+    fn commit(&mut self, volume_key: &SecretBytes, known: Epoch) -> Result<()> {
         let name = self.name().to_owned();
         let plan =
             seal::put(&mut self.header, volume_key, known).and_then(|()| self.header.update());

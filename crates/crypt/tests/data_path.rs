@@ -6,7 +6,7 @@ use block_testing::{ErrorDevice, Mem, PowerCut, Random};
 use crypt::{CryptDevice, DataSegment, Options};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use xts::{SectorSize, Xts};
+use xts::{SectorSize, Tweak, Xts};
 
 const SHIFT: u64 = 1 << 20;
 
@@ -24,7 +24,7 @@ fn crypt(
     let segment = DataSegment {
         offset: SHIFT,
         size: None,
-        iv_tweak: 5,
+        iv_tweak: Tweak::new(5),
     };
     CryptDevice::new(lower, xts, segment, options).unwrap()
 }
@@ -96,13 +96,13 @@ fn what_lies_below_is_what_the_cipher_makes_of_it_and_nothing_else() {
     Random::new(1).fill(&mut clear);
     let mut blocking = Blocking::open(&device).unwrap();
     blocking.write_at(8192, &clear).unwrap();
-    blocking.write_zeroes(2 << 20, 256 * 1024, true).unwrap();
+    blocking.write_zeroes(2 << 20, 256 * 1024).unwrap();
     let mut below = vec![0; clear.len()];
     mem.peek(SHIFT + 8192, &mut below);
     let xts = Xts::new(&key(256), SectorSize::B4096).unwrap();
     let mut expected = clear.clone();
     // plain64 counts 512-byte units, starting at the segment's tweak.
-    xts.encrypt(5 + 8192 / 512, &mut expected);
+    xts.encrypt(Tweak::new(5 + 8192 / 512), &mut expected);
     assert!(below == expected);
     let mut untouched = vec![1; SHIFT as usize];
     mem.peek(0, &mut untouched);
@@ -157,7 +157,7 @@ fn a_segment_that_does_not_fit_is_refused() {
         let segment = DataSegment {
             offset,
             size,
-            iv_tweak: 0,
+            iv_tweak: Tweak::ZERO,
         };
         assert!(
             CryptDevice::new(Arc::clone(&lower), xts, segment, Options::default()).is_err(),

@@ -2,7 +2,7 @@
 
 use block::BlockDevice;
 use block_testing::{Mem, PowerCut};
-use crypt::{Action, Error, Format, Identified, Role, Seal, Volume};
+use crypt::{Action, Epoch, Error, Format, Identified, Role, Seal, Volume};
 use keyring::{Identity, Keyring};
 use luks2::{Argon2Cost, Kdf};
 use secret::SecretBytes;
@@ -182,7 +182,7 @@ fn a_changed_header_shows_when_the_volume_is_opened() {
         volume.add_pair(&owner, Role::User, &keys.who("bob")),
         Err(Error::SealBroken { .. })
     ));
-    volume.reseal(&owner, 0).unwrap();
+    volume.reseal(&owner, Epoch::ZERO).unwrap();
     assert_eq!(seal(&core_changed), (Seal::Intact, true));
 }
 
@@ -217,7 +217,7 @@ fn a_header_without_any_token_of_ours_is_known_to_have_been_sealed() {
         Err(Error::SealBroken { .. })
     ));
     assert!(matches!(
-        volume.reseal(&phrase, 0),
+        volume.reseal(&phrase, Epoch::ZERO),
         Err(Error::RoleRefuses { .. })
     ));
 }
@@ -265,7 +265,7 @@ fn a_volume_of_another_program_is_sealed_by_the_first_change_and_its_keys_stay_o
     let volume = Volume::open(disk).unwrap();
     let owner = volume.unlock_secret(&phrase).unwrap();
     assert_eq!((owner.seal, owner.role), (Seal::Intact, Role::Owner));
-    assert_eq!(volume.mark().unwrap().epoch, 2);
+    assert_eq!(volume.mark().unwrap().epoch.get(), 2);
 }
 
 /// Seals made before epochs existed are valid, count as epoch 0, and are followed by epoch 1. This
@@ -298,12 +298,12 @@ fn a_seal_of_version_1_holds_and_counts_as_epoch_0() {
     let mut volume = Volume::open(disk.clone()).unwrap();
     let owner = volume.unlock_secret(&phrase).unwrap();
     assert_eq!((owner.seal, owner.role), (Seal::Intact, Role::Owner));
-    assert_eq!(volume.mark().unwrap().epoch, 0);
+    assert_eq!(volume.mark().unwrap().epoch, Epoch::ZERO);
     let id = volume.key_id(&owner);
     volume
         .add_pair(&owner, Role::User, &keys.who("bob"))
         .unwrap();
-    assert_eq!(volume.mark().unwrap().epoch, 1);
+    assert_eq!(volume.mark().unwrap().epoch.get(), 1);
     let volume = Volume::open(disk).unwrap();
     let owner = volume.unlock_secret(&phrase).unwrap();
     assert_eq!(owner.seal, Seal::Intact);
@@ -342,7 +342,7 @@ fn a_forged_epoch_does_not_hold_and_can_be_sealed_over() {
         let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
         assert_eq!(owner.seal, Seal::Intact, "{epoch}");
         assert!(
-            volume.mark().unwrap().epoch > before.min(1 << 32),
+            volume.mark().unwrap().epoch.get() > before.get().min(1 << 32),
             "{epoch}"
         );
     }
@@ -465,7 +465,7 @@ fn at_every_write_of_every_key_operation_the_old_or_the_new_key_opens() {
     );
     let reseal = |volume: &mut Volume| {
         let owner = owner(volume);
-        volume.reseal(&owner, 0).unwrap();
+        volume.reseal(&owner, Epoch::ZERO).unwrap();
     };
     at_every_boundary(
         "seal again",

@@ -41,10 +41,17 @@ pub(crate) enum Next {
     Nothing,
 }
 
+/// Events of its socket that a connection waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Interest {
+    pub(crate) read: bool,
+    pub(crate) write: bool,
+}
+
 /// State of a connection for its worker.
 pub(crate) enum Status {
-    /// Wait for the socket; `changed` is the new interest (read, write), if it has changed.
-    Waiting { changed: Option<(bool, bool)> },
+    /// Wait for the socket; `changed` is the new interest, if it has changed.
+    Waiting { changed: Option<Interest> },
     /// The connection has ended.
     Closed,
 }
@@ -112,7 +119,7 @@ pub(crate) struct Connection {
     broken: bool,
     /// The client has closed its side.
     left: bool,
-    waits_for: (bool, bool),
+    waits_for: Interest,
 }
 
 impl Connection {
@@ -141,7 +148,10 @@ impl Connection {
             held: false,
             broken: false,
             left: false,
-            waits_for: (true, false),
+            waits_for: Interest {
+                read: true,
+                write: false,
+            },
         }
     }
 
@@ -280,11 +290,11 @@ impl Connection {
             return Step::Wait;
         };
         if let Some(fence) = &self.fence {
-            let Some(ended) = self.hub.sessions.outcome(fence) else {
+            let Some(result) = self.hub.sessions.outcome(fence) else {
                 return Step::Wait;
             };
             self.fence = None;
-            handshake.fenced(ended);
+            handshake.fenced(result);
         }
         match handshake.handle_input(self.input.rest()) {
             Ok(consumed) => self.input.consume(consumed),
@@ -583,8 +593,10 @@ impl Connection {
         {
             return Status::Closed;
         }
-        let read = !closing && !self.held && self.fence.is_none();
-        let wanted = (read, self.has_output());
+        let wanted = Interest {
+            read: !closing && !self.held && self.fence.is_none(),
+            write: self.has_output(),
+        };
         let changed = (wanted != self.waits_for).then_some(wanted);
         self.waits_for = wanted;
         Status::Waiting { changed }

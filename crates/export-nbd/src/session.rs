@@ -10,6 +10,7 @@
 //! sessions are refused.
 
 use crate::wakers::Wakers;
+use nbd_proto::FenceResult;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -165,13 +166,15 @@ impl Sessions {
     }
 
     /// Returns the result of a fence; `None` while it may still succeed.
-    pub(crate) fn outcome(&self, fence: &Fence) -> Option<bool> {
+    pub(crate) fn outcome(&self, fence: &Fence) -> Option<FenceResult> {
         let state = self.lock();
         let live = |known: &Known| known.ended.is_none();
         if state.known.get(&fence.key).is_some_and(live) {
-            (Instant::now() >= fence.until).then_some(false)
+            (Instant::now() >= fence.until).then_some(FenceResult::Unconfirmed)
+        } else if fence.known {
+            Some(FenceResult::Ended)
         } else {
-            Some(fence.known)
+            Some(FenceResult::Unconfirmed)
         }
     }
 
@@ -272,8 +275,12 @@ mod tests {
         drop(one);
         assert_eq!(all.outcome(&fence), None);
         drop(two);
-        assert_eq!(all.outcome(&fence), Some(true));
-        assert_eq!(all.outcome(&all.fence(8)), Some(false), "unknown");
+        assert_eq!(all.outcome(&fence), Some(FenceResult::Ended));
+        assert_eq!(
+            all.outcome(&all.fence(8)),
+            Some(FenceResult::Unconfirmed),
+            "unknown"
+        );
         assert!(all.join(8, None).is_err() && all.join(9, None).is_ok());
     }
 
@@ -285,9 +292,9 @@ mod tests {
             until: Instant::now(),
             ..all.fence(7)
         };
-        assert_eq!(all.outcome(&late), Some(false));
+        assert_eq!(all.outcome(&late), Some(FenceResult::Unconfirmed));
         drop(session);
-        assert_eq!(all.outcome(&all.fence(7)), Some(true));
+        assert_eq!(all.outcome(&all.fence(7)), Some(FenceResult::Ended));
     }
 
     #[test]
@@ -295,13 +302,17 @@ mod tests {
         let all = sessions();
         let live = all.join(1, None).unwrap();
         drop(all.join(2, None).unwrap());
-        assert_eq!(all.outcome(&all.fence(2)), Some(true));
+        assert_eq!(all.outcome(&all.fence(2)), Some(FenceResult::Ended));
         for key in 0..2 * KEYS_MAX as u64 {
             all.fence(1 << 40 | key);
         }
         assert!(all.join(2, None).is_err(), "it is fenced still");
         drop(live);
-        assert_eq!(all.outcome(&all.fence(1)), Some(true), "known");
+        assert_eq!(
+            all.outcome(&all.fence(1)),
+            Some(FenceResult::Ended),
+            "known"
+        );
         let unknown = &all.lock().unknown;
         assert_eq!(
             (unknown.keys.len(), unknown.order.len()),

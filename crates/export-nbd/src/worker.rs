@@ -230,7 +230,7 @@ impl Service<'_> {
         }
         self.connections.insert(id, connection);
         if self.connections.len() == 1 {
-            self.set_timer(true);
+            self.start_timer();
         }
         self.after(id);
     }
@@ -288,7 +288,7 @@ impl Service<'_> {
         let (now, hub) = (Instant::now(), self.hub);
         self.close_those(|connection| connection.is_overdue(now, &hub.limits));
         if self.connections.is_empty() {
-            self.set_timer(false);
+            self.stop_timer();
         }
     }
 
@@ -301,15 +301,19 @@ impl Service<'_> {
         over.into_iter().for_each(|id| self.after(id));
     }
 
-    /// Starts or stops the timer of checks for overdue connections.
-    fn set_timer(&self, runs: bool) {
+    /// Starts the timer of checks for overdue connections.
+    fn start_timer(&self) {
         let limits = &self.hub.limits;
         let shortest = limits.handshake.min(limits.stall) / 4;
-        let every = if runs {
-            shortest.clamp(TIMER_SHORTEST, TIMER_LONGEST)
-        } else {
-            Duration::ZERO
-        };
+        self.set_timer(shortest.clamp(TIMER_SHORTEST, TIMER_LONGEST));
+    }
+
+    fn stop_timer(&self) {
+        self.set_timer(Duration::ZERO);
+    }
+
+    /// Sets the interval of the timer; zero stops it.
+    fn set_timer(&self, every: Duration) {
         let every = Timespec {
             tv_sec: every.as_secs() as i64,
             tv_nsec: i64::from(every.subsec_nanos()),
@@ -386,11 +390,11 @@ impl Service<'_> {
                 self.connections.remove(&id);
             }
             Status::Waiting {
-                changed: Some((read, write)),
+                changed: Some(interest),
             } => {
                 let mut flags = epoll::EventFlags::empty();
-                flags.set(epoll::EventFlags::IN, read);
-                flags.set(epoll::EventFlags::OUT, write);
+                flags.set(epoll::EventFlags::IN, interest.read);
+                flags.set(epoll::EventFlags::OUT, interest.write);
                 let data = epoll::EventData::new_u64(id);
                 let _ = epoll::modify(self.epoll, connection.fd(), data, flags);
             }

@@ -24,11 +24,25 @@ enum State {
     DataDigest { have: usize },
 }
 
+/// Parts of a PDU that a CRC32C digest follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Digests {
+    pub(crate) header: bool,
+    pub(crate) data: bool,
+}
+
+impl Digests {
+    /// No digests, as during the login.
+    pub(crate) const NONE: Digests = Digests {
+        header: false,
+        data: false,
+    };
+}
+
 /// Position in the incoming stream.
 #[derive(Debug)]
 pub(crate) struct Framer {
-    header_digest: bool,
-    data_digest: bool,
+    digests: Digests,
     data_bytes_max: u32,
     state: State,
     bhs: Bhs,
@@ -37,10 +51,9 @@ pub(crate) struct Framer {
 }
 
 impl Framer {
-    pub(crate) fn new(header_digest: bool, data_digest: bool, data_bytes_max: u32) -> Framer {
+    pub(crate) fn new(digests: Digests, data_bytes_max: u32) -> Framer {
         Framer {
-            header_digest,
-            data_digest,
+            digests,
             data_bytes_max,
             state: State::Header { have: 0 },
             bhs: Bhs([0; BHS_BYTES]),
@@ -61,7 +74,7 @@ impl Framer {
     pub(crate) fn took_data(&mut self, bytes: &[u8]) {
         if let State::Data { left } = &mut self.state {
             *left = left.saturating_sub(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
-            if self.data_digest {
+            if self.digests.data {
                 self.crc = crc32c::crc32c_append(self.crc, bytes);
             }
         }
@@ -88,18 +101,18 @@ impl Framer {
                             self.data_bytes_max
                         ));
                     }
-                    if self.header_digest {
+                    if self.digests.header {
                         self.crc = crc32c::crc32c(&self.bhs.0);
                     }
                     let left = self.bhs.ahs_bytes();
-                    if left == 0 && !self.header_digest {
+                    if left == 0 && !self.digests.header {
                         return Ok((at, Some(self.begin_data())));
                     }
                     self.state = State::AdditionalHeader { left };
                 }
                 State::AdditionalHeader { left } => {
                     let take = left.min(rest.len());
-                    if self.header_digest {
+                    if self.digests.header {
                         let part = rest.get(..take).unwrap_or_default();
                         self.crc = crc32c::crc32c_append(self.crc, part);
                     }
@@ -108,7 +121,7 @@ impl Framer {
                         self.state = State::AdditionalHeader { left: left - take };
                         return Ok((at, None));
                     }
-                    if !self.header_digest {
+                    if !self.digests.header {
                         return Ok((at, Some(self.begin_data())));
                     }
                     self.state = State::HeaderDigest { have: 0 };
@@ -139,7 +152,7 @@ impl Framer {
                 }
                 State::Padding { left } => {
                     let take = left.min(rest.len());
-                    if self.data_digest {
+                    if self.digests.data {
                         let part = rest.get(..take).unwrap_or_default();
                         self.crc = crc32c::crc32c_append(self.crc, part);
                     }
@@ -148,7 +161,7 @@ impl Framer {
                         self.state = State::Padding { left: left - take };
                         return Ok((at, None));
                     }
-                    if !self.data_digest || self.bhs.data_bytes() == 0 {
+                    if !self.digests.data || self.bhs.data_bytes() == 0 {
                         self.state = State::Header { have: 0 };
                         return Ok((at, Some(Frame::End)));
                     }
@@ -202,15 +215,15 @@ mod tests {
     use super::*;
 
     /// Builds a PDU with 5 bytes of data and the given digests.
-    fn stream(header_digest: bool, data_digest: bool) -> Vec<u8> {
+    fn stream(digests: Digests) -> Vec<u8> {
         let mut bhs = Bhs::new(0x20, 0x80);
         bhs.set_data_bytes(5);
         let mut out = bhs.0.to_vec();
-        if header_digest {
+        if digests.header {
             out.extend(crc32c::crc32c(&bhs.0).to_le_bytes());
         }
         out.extend(b"hello\0\0\0");
-        if data_digest {
+        if digests.data {
             out.extend(crc32c::crc32c(b"hello\0\0\0").to_le_bytes());
         }
         out
@@ -238,9 +251,10 @@ mod tests {
     #[test]
     fn any_cut_of_the_stream_gives_the_same() {
         for (header, data) in [(false, false), (true, false), (false, true), (true, true)] {
-            let stream = stream(header, data).repeat(3);
+            let digests = Digests { header, data };
+            let stream = stream(digests).repeat(3);
             for step in 1..=stream.len() {
-                let mut framer = Framer::new(header, data, 8192);
+                let mut framer = Framer::new(digests, 8192);
                 let got = run(&mut framer, &stream, step).unwrap();
                 assert_eq!(got, (b"hello".repeat(3), 3), "{header} {data} {step}");
             }
@@ -249,11 +263,15 @@ mod tests {
 
     #[test]
     fn each_changed_byte_is_found_by_the_digests() {
-        let good = stream(true, true);
+        let both = Digests {
+            header: true,
+            data: true,
+        };
+        let good = stream(both);
         for at in 0..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 1;
-            let mut framer = Framer::new(true, true, 0x00ff_ffff);
+            let mut framer = Framer::new(both, 0x00ff_ffff);
             // A corrupted length may announce more bytes than the input holds; the PDU never
             // completes.
             let got = run(&mut framer, &bad, bad.len());
@@ -277,6 +295,6 @@ mod tests {
     fn a_data_segment_has_a_limit() {
         let mut bhs = Bhs::new(0x20, 0x80);
         bhs.set_data_bytes(8193);
-        assert!(Framer::new(false, false, 8192).next(&bhs.0).is_err());
+        assert!(Framer::new(Digests::NONE, 8192).next(&bhs.0).is_err());
     }
 }

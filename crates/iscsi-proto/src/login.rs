@@ -2,7 +2,7 @@
 
 use crate::chap::{self, Algorithm};
 use crate::discovery::split_group;
-use crate::framer::{Frame, Framer};
+use crate::framer::{Digests, Frame, Framer};
 use crate::params::{OfferedParams, Params, offer};
 use crate::pdu::{Bhs, opcode, padding};
 use crate::session::Session;
@@ -124,7 +124,7 @@ impl<'a> Login<'a> {
             config,
             step: Step::Method,
             params: Params::start(config.offered),
-            framer: Framer::new(false, false, SEGMENT_MAX),
+            framer: Framer::new(Digests::NONE, SEGMENT_MAX),
             bhs: None,
             segment: Vec::new(),
             text: Vec::new(),

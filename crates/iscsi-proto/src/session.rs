@@ -4,7 +4,7 @@
 //! `ExpStatSN`; commands keep their order. Task data is referenced, not buffered: by
 //! [`Payload::Task`] on output, by [`Event::Data`] and [`Session::direct`] on input.
 
-use crate::framer::{Frame, Framer};
+use crate::framer::{Digests, Frame, Framer};
 use crate::params::Params;
 use crate::pdu::{BHS_BYTES, Bhs, FINAL, NO_TAG, opcode, padding};
 use crate::serial::{Window, before};
@@ -205,11 +205,11 @@ pub struct Session {
 
 impl Session {
     pub(crate) fn new(params: Params, lun: [u8; 8], cmd_sn: u32, login: &Bhs) -> Session {
-        let framer = Framer::new(
-            params.header_digest,
-            params.data_digest,
-            params.max_recv_data_segment,
-        );
+        let digests = Digests {
+            header: params.header_digest,
+            data: params.data_digest,
+        };
+        let framer = Framer::new(digests, params.max_recv_data_segment);
         Session {
             framer,
             lun,
@@ -257,7 +257,7 @@ impl Session {
         const SIMPLE: u8 = 1;
         let mut bhs = Bhs::new(opcode::COMMAND, FINAL | direction | SIMPLE);
         bhs.set(8, &self.lun);
-        bhs.set_u32(16, task);
+        bhs.set_u32(16, task.tag());
         bhs.set_u32(20, transfer.bytes());
         bhs.set_u32(24, self.cmd_sn);
         bhs.set(32, cdb);
@@ -335,8 +335,8 @@ impl Session {
         };
         let mut bhs = Bhs::new(opcode::TASK_MANAGEMENT, FINAL | code).immediate();
         bhs.set(8, &self.lun);
-        bhs.set_u32(16, id);
-        bhs.set_u32(20, referenced.unwrap_or(NO_TAG));
+        bhs.set_u32(16, id.tag());
+        bhs.set_u32(20, referenced.map_or(NO_TAG, TaskId::tag));
         let ref_cmd_sn = referenced
             .and_then(|task| self.tasks.get(task))
             .map(|t| t.cmd_sn);
@@ -349,7 +349,7 @@ impl Session {
     pub fn ping(&mut self) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Ping, Transfer::None, 0)?;
         let mut bhs = Bhs::new(opcode::NOP_OUT, FINAL).immediate();
-        bhs.set_u32(16, id);
+        bhs.set_u32(16, id.tag());
         bhs.set_u32(20, NO_TAG);
         self.push_immediate(bhs, Payload::None);
         Some(id)
@@ -366,14 +366,14 @@ impl Session {
     pub fn logout(&mut self) -> Option<TaskId> {
         let id = self.tasks.add(Purpose::Logout, Transfer::None, 0)?;
         let mut bhs = Bhs::new(opcode::LOGOUT, FINAL).immediate();
-        bhs.set_u32(16, id);
+        bhs.set_u32(16, id.tag());
         self.push_immediate(bhs, Payload::None);
         Some(id)
     }
 
     fn push_text(&mut self, id: TaskId, ttt: u32, text: &[u8]) {
         let mut bhs = Bhs::new(opcode::TEXT, FINAL).immediate();
-        bhs.set_u32(16, id);
+        bhs.set_u32(16, id.tag());
         bhs.set_u32(20, ttt);
         self.push_immediate(bhs, Payload::Own(text.into()));
     }
@@ -409,7 +409,7 @@ impl Session {
                 }
                 let mut bhs = Bhs::new(opcode::DATA_OUT, if last { FINAL } else { 0 });
                 bhs.set(8, &self.lun);
-                bhs.set_u32(16, task);
+                bhs.set_u32(16, task.tag());
                 bhs.set_u32(20, ttt);
                 bhs.set_u32(36, data_sn);
                 bhs.set_u32(40, next);
@@ -477,7 +477,10 @@ impl Session {
         if left == 0 || self.current.opcode() != opcode::DATA_IN {
             return None;
         }
-        let task = self.tasks.get(self.current.itt()).filter(|t| !t.late)?;
+        let task = self
+            .tasks
+            .get(TaskId::new(self.current.itt()))
+            .filter(|t| !t.late)?;
         Some(Direct {
             task: task.id,
             offset: self.current_offset,
@@ -499,7 +502,7 @@ impl Session {
         if bhs.opcode() != opcode::DATA_IN {
             return Ok(());
         }
-        let Some(task) = self.tasks.get(bhs.itt()) else {
+        let Some(task) = self.tasks.get(TaskId::new(bhs.itt())) else {
             return broken(format!(
                 "data for task {:#x}, which is not in flight",
                 bhs.itt()
@@ -537,7 +540,10 @@ impl Session {
         let offset = self.current_offset;
         let n = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         self.current_offset = offset.saturating_add(n);
-        let task = self.tasks.get(self.current.itt()).filter(|t| !t.late)?;
+        let task = self
+            .tasks
+            .get(TaskId::new(self.current.itt()))
+            .filter(|t| !t.late)?;
         Some(Event::Data {
             task: task.id,
             offset,
@@ -608,7 +614,7 @@ impl Session {
 
     /// Removes and returns the task that a response ends.
     fn end(&mut self, bhs: &Bhs, purpose: Purpose) -> Result<Task> {
-        match self.tasks.remove(bhs.itt()) {
+        match self.tasks.remove(TaskId::new(bhs.itt())) {
             Some(task) if task.purpose == purpose => Ok(task),
             _ => broken(format!("unexpected response to task {:#x}", bhs.itt())),
         }
@@ -620,7 +626,7 @@ impl Session {
         if self
             .pending
             .iter()
-            .any(|p| matches!(p, Pending::Pdu(bhs, _) if bhs.itt() == id))
+            .any(|p| matches!(p, Pending::Pdu(bhs, _) if bhs.itt() == id.tag()))
         {
             return broken("a response to a command that was not sent");
         }
@@ -653,7 +659,7 @@ impl Session {
     fn ready_to_transfer(&mut self, bhs: &Bhs) -> Result<Option<Event>> {
         let outstanding_max = self.params.max_outstanding_r2t;
         let max_burst = self.params.max_burst;
-        let Some(task) = self.tasks.get(bhs.itt()) else {
+        let Some(task) = self.tasks.get(TaskId::new(bhs.itt())) else {
             return broken(format!(
                 "R2T for task {:#x}, which is not in flight",
                 bhs.itt()
@@ -715,7 +721,7 @@ impl Session {
         self.acknowledge(bhs);
         let Some(task) = self
             .tasks
-            .get(bhs.itt())
+            .get(TaskId::new(bhs.itt()))
             .filter(|t| t.purpose == Purpose::Text)
         else {
             return broken("a response to a text request that was not sent");
@@ -739,7 +745,10 @@ impl Session {
         const REJECTED: u8 = 255;
         let reason = bhs.byte(2);
         let rejected = crate::bytes::array(&self.held, 0).map(Bhs);
-        let known = rejected.and_then(|r| self.tasks.get(r.itt()).map(|t| (t.id, t.purpose)));
+        let known = rejected.and_then(|r| {
+            let task = self.tasks.get(TaskId::new(r.itt()))?;
+            Some((task.id, task.purpose))
+        });
         match known {
             Some((task, Purpose::Management)) => {
                 self.tasks.remove(task);

@@ -4,11 +4,28 @@ use crate::pdu::NO_TAG;
 
 /// An initiator task tag. The low 16 bits are a small slot number, unique among tasks in flight;
 /// the high bits are a counter, so a late response does not match the slot's next task.
-pub type TaskId = u32;
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct TaskId(u32);
+
+impl TaskId {
+    /// Reads the tag of a PDU, which need not be that of a task in flight.
+    #[inline]
+    pub(crate) const fn new(tag: u32) -> TaskId {
+        TaskId(tag)
+    }
+
+    /// Returns the tag for a PDU.
+    #[inline]
+    pub(crate) const fn tag(self) -> u32 {
+        self.0
+    }
+}
 
 /// Returns the slot of a task, as an index for tables of the driver.
+#[inline]
 pub fn slot_of(task: TaskId) -> usize {
-    (task & 0xffff) as usize
+    (task.0 & 0xffff) as usize
 }
 
 /// Maximum number of tasks in flight.
@@ -94,8 +111,8 @@ impl Tasks {
             None => return None,
         };
         self.count = self.count.wrapping_add(1);
-        let id = self.count << 16 | slot;
-        debug_assert_ne!(id, NO_TAG, "the highest slots are not used");
+        let id = TaskId(self.count << 16 | slot);
+        debug_assert_ne!(id.0, NO_TAG, "the highest slots are not used");
         let entry = self.slots.get_mut(slot_of(id))?;
         *entry = Some(Task {
             id,
@@ -120,7 +137,7 @@ impl Tasks {
         if entry.as_ref().is_none_or(|task| task.id != id) {
             return None;
         }
-        self.free.push(id & 0xffff);
+        self.free.push(id.0 & 0xffff);
         entry.take()
     }
 

@@ -33,7 +33,7 @@ impl Header {
             .unwrap_or(&Json::Null)
             .canonical_into(&mut out);
         out.push('\n');
-        self.digests(true, |key| key != "keyslots")
+        self.digests(has_segments, |key| key != "keyslots")
             .canonical_into(&mut out);
         out.push('\n');
         Json::Object(settings).canonical_into(&mut out);
@@ -56,10 +56,11 @@ impl Header {
             .unwrap_or(&Json::Null)
             .canonical_into(&mut out);
         out.push('\n');
-        self.digests(true, |key| key == "keyslots")
+        self.digests(has_segments, |key| key == "keyslots")
             .canonical_into(&mut out);
         out.push('\n');
-        self.digests(false, |_| true).canonical_into(&mut out);
+        self.digests(|digest| !has_segments(digest), |_| true)
+            .canonical_into(&mut out);
         out.push('\n');
         Json::Object(tokens).canonical_into(&mut out);
         out.into_bytes()
@@ -72,13 +73,12 @@ impl Header {
         }
     }
 
-    /// Selects the digests that have segments, or those without, with the fields that `keep`
-    /// accepts.
-    fn digests(&self, of_segments: bool, keep: impl Fn(&str) -> bool) -> Json {
+    /// Selects the digests that `select` accepts, with the fields that `keep` accepts.
+    fn digests(&self, select: impl Fn(&Object) -> bool, keep: impl Fn(&str) -> bool) -> Json {
         let mut kept = Object::new();
         for (number, digest) in self.object("digests").into_iter().flat_map(Object::iter) {
             if let Json::Object(digest) = digest
-                && (digest.get("segments") != Some(&Json::Array(Vec::new()))) == of_segments
+                && select(digest)
             {
                 let fields = digest.iter().filter(|(key, _)| keep(key));
                 let fields = fields.fold(Object::new(), |all, (k, v)| all.with(k, v.clone()));
@@ -87,4 +87,9 @@ impl Header {
         }
         Json::Object(kept)
     }
+}
+
+/// Checks whether a digest is that of the volume key: only a volume key has segments.
+fn has_segments(digest: &Object) -> bool {
+    digest.get("segments") != Some(&Json::Array(Vec::new()))
 }

@@ -329,11 +329,8 @@ impl Header {
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::LastKeyslot`] if no keyslot that EVFS can open would
-    /// remain for the volume key, unless `force`.
-    pub fn remove_keyslot(&mut self, slot: u32, force: bool) -> Result<()> {
-        if !self.metadata.keyslots().contains_key(&slot) {
-            return Err(not_found(slot));
-        }
+    /// remain for the volume key.
+    pub fn remove_keyslot(&mut self, slot: u32) -> Result<()> {
         let others = self
             .volume_keyslots()
             .filter(|(n, k)| *n != slot && k.is_usable())
@@ -341,7 +338,7 @@ impl Header {
         let counts = self
             .volume_keyslots()
             .any(|(n, k)| n == slot && k.is_usable());
-        if others == 0 && counts && !force {
+        if others == 0 && counts {
             return Err(Error::new(
                 ErrorKind::LastKeyslot,
                 format!(
@@ -349,6 +346,17 @@ impl Header {
                      is lost; add another key first"
                 ),
             ));
+        }
+        self.force_remove_keyslot(slot)
+    }
+
+    /// Removes keyslot `slot` like [`Header::remove_keyslot`], even the last one.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotFound`] if it does not exist.
+    pub fn force_remove_keyslot(&mut self, slot: u32) -> Result<()> {
+        if !self.metadata.keyslots().contains_key(&slot) {
+            return Err(not_found(slot));
         }
         let name = slot.to_string();
         self.edit(|document| {

@@ -186,7 +186,7 @@ impl Header {
         plan.flush();
         let slots: Vec<u32> = self.metadata.keyslots().keys().copied().collect();
         for slot in slots {
-            self.remove_keyslot(slot, true)?;
+            self.force_remove_keyslot(slot)?;
         }
         self.area_writes.clear();
         let _wiped = self.write_copies(&mut plan)?;

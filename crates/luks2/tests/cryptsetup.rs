@@ -280,7 +280,7 @@ mod needs_peer {
         header
             .replace_keyslot(1, &key, b"changed", &PBKDF2)
             .expect("replaced");
-        header.remove_keyslot(0, false).expect("removed");
+        header.remove_keyslot(0).expect("removed");
         image.carry_out(header.update().expect("a plan"));
         assert!(["changed", "ours"].iter().all(|p| image.opens(p)));
         assert!(!["pw", "theirs"].iter().any(|p| image.opens(p)));
@@ -567,11 +567,11 @@ mod needs_peer {
     fn the_last_keyslot_is_removed_only_by_force() {
         let (image, key) = formatted(&options(), &PBKDF2);
         let mut header = image.header();
-        let refused = header.remove_keyslot(0, false).expect_err("the last one");
+        let refused = header.remove_keyslot(0).expect_err("the last one");
         assert_eq!(refused.kind(), ErrorKind::LastKeyslot);
         let area = header.metadata().keyslots()[&0].area();
         let material = image.read(area.offset, area.len);
-        header.remove_keyslot(0, true).expect("by force");
+        header.force_remove_keyslot(0).expect("by force");
         image.carry_out(header.update().expect("a plan"));
         assert!(!image.opens("pw"));
         let left = image.read(area.offset, area.len);

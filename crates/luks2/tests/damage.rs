@@ -247,7 +247,7 @@ fn at_every_write_boundary_the_old_or_the_new_key_opens() {
         (
             "remove and add in one",
             |h, k| {
-                h.remove_keyslot(0, true).expect("there");
+                h.force_remove_keyslot(0).expect("there");
                 h.add_keyslot(k, b"new", &CHEAP, Some(0), Priority::Normal)
                     .expect("room");
             },
@@ -258,13 +258,13 @@ fn at_every_write_boundary_the_old_or_the_new_key_opens() {
             |h, k| {
                 h.add_keyslot(k, b"new", &CHEAP, None, Priority::Normal)
                     .expect("room");
-                h.remove_keyslot(0, false).expect("there");
+                h.remove_keyslot(0).expect("there");
             },
             &[b"pw", b"new"],
         ),
         (
             "remove the other",
-            |h, _| h.remove_keyslot(1, false).expect("there"),
+            |h, _| h.remove_keyslot(1).expect("there"),
             &[b"pw"],
         ),
         (
@@ -333,7 +333,7 @@ fn no_area_that_the_disk_names_is_written_before_the_header_is() {
     let (image, key) = formatted(&options(), &CHEAP);
     let mut header = image.header();
     let old = header.metadata().keyslots()[&0].area();
-    header.remove_keyslot(0, true).expect("there");
+    header.force_remove_keyslot(0).expect("there");
     header
         .add_keyslot(&key, b"new", &CHEAP, Some(0), Priority::Normal)
         .expect("room");
@@ -396,7 +396,7 @@ fn wiping_the_unused_leaves_what_is_used() {
     image.carry_out(header.update().expect("a plan"));
     let gone = header.metadata().keyslots()[&1].area();
     let material = image.read(gone.offset, gone.len);
-    header.remove_keyslot(1, false).expect("there");
+    header.remove_keyslot(1).expect("there");
     // As after a crash between writing the header and wiping the area.
     let plan = header.update().expect("a plan");
     for step in &plan.steps()[..plan.steps().len() - 2] {

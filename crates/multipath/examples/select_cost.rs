@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p evfs-multipath --example select_cost`
 
-use multipath::policy::{Io, PathView, Policy, Selector};
+use multipath::policy::{Io, Outcome, PathView, Policy, Selector};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ fn cost(policy: Policy, paths: usize) -> f64 {
         let now = i * STEP;
         let slot = &mut flying[(i % DEPTH) as usize];
         if let Some((path, sent)) = slot.take() {
-            selector.completed(path, io, sent, now, true);
+            selector.completed(path, io, sent, now, Outcome::Succeeded);
             let view: &mut PathView = &mut views[path];
             view.in_flight -= 1;
             view.bytes_in_flight -= u64::from(io.bytes);

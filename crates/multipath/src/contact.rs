@@ -19,27 +19,22 @@ pub(crate) struct Contact<T> {
 /// Returns the identity found on each of these paths. Queries all paths concurrently and waits for
 /// all of them, but after the first answer only for a limited time.
 pub fn identify(paths: &[Arc<dyn Lunpath>], within: Duration) -> Vec<Result<Identity>> {
-    let specs: Vec<_> = paths.iter().map(|p| (Arc::clone(p), true)).collect();
-    let contacts = contact(&specs, within, move |path| path.identify(within));
+    let all: Vec<_> = paths.iter().cloned().enumerate().collect();
+    let contacts = contact(&all, within, move |path| path.identify(within));
     contacts.into_iter().map(|c| c.answer).collect()
 }
 
-/// Queries all enabled paths concurrently. Waits for all of them, but after the first answer only
-/// for a limited time. The result includes every path that was queried, even those that have not
-/// answered.
+/// Queries the paths in `all`, given with their indexes, concurrently. Waits for all of them, but
+/// after the first answer only for a limited time. The result includes every path, even those that
+/// have not answered.
 pub(crate) fn contact<T: Send + 'static>(
-    specs: &[(Arc<dyn Lunpath>, bool)],
+    all: &[(usize, Arc<dyn Lunpath>)],
     within: Duration,
     ask: impl Fn(&dyn Lunpath) -> Result<T> + Copy + Send + 'static,
 ) -> Vec<Contact<T>> {
     let (tell, told) = std::sync::mpsc::channel();
-    let mut asked = Vec::new();
-    for (path, (lunpath, enabled)) in specs.iter().enumerate() {
-        if !enabled {
-            continue;
-        }
-        asked.push(path);
-        let (tell, lunpath) = (tell.clone(), Arc::clone(lunpath));
+    for (path, lunpath) in all {
+        let (tell, path, lunpath) = (tell.clone(), *path, Arc::clone(lunpath));
         std::thread::spawn(move || {
             let answer = ask(&*lunpath);
             // The receiver no longer exists once the LUN is open.
@@ -49,7 +44,7 @@ pub(crate) fn contact<T: Send + 'static>(
     drop(tell);
     let mut contacts: Vec<Contact<T>> = Vec::new();
     let mut until = Instant::now() + within + STRAGGLERS;
-    while contacts.len() < asked.len() {
+    while contacts.len() < all.len() {
         let left = until.saturating_duration_since(Instant::now());
         let Ok(contact) = told.recv_timeout(left) else {
             break;
@@ -59,10 +54,10 @@ pub(crate) fn contact<T: Send + 'static>(
         }
         contacts.push(contact);
     }
-    asked.retain(|path| contacts.iter().all(|c| c.path != *path));
-    contacts.extend(asked.into_iter().map(|path| {
-        let error = Error::new(ErrorKind::TimedOut, specs[path].0.name(), NO_ANSWER);
-        let answer = Err(error);
+    let mut silent = all.to_vec();
+    silent.retain(|(path, _)| contacts.iter().all(|c| c.path != *path));
+    contacts.extend(silent.into_iter().map(|(path, lunpath)| {
+        let answer = Err(Error::new(ErrorKind::TimedOut, lunpath.name(), NO_ANSWER));
         Contact { path, answer }
     }));
     // The configured order decides, not the order of arrival.

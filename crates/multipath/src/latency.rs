@@ -1,6 +1,6 @@
 //! Latency histograms.
 
-use crate::policy::Nanos;
+use crate::policy::{Io, Nanos};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -20,14 +20,14 @@ impl Latencies {
         }))
     }
 
-    pub(crate) fn add(&self, write: bool, bytes: u64, took: Nanos) {
-        let size = match bytes {
+    pub(crate) fn add(&self, io: Io, took: Nanos) {
+        let size = match io.bytes {
             0..=4096 => 0,
             4097..=16384 => 1,
             16385..=131_072 => 2,
             _ => 3,
         };
-        let cell = &self.0[usize::from(write)][size][bucket(took)];
+        let cell = &self.0[usize::from(io.write)][size][bucket(took)];
         cell.store(cell.load(Relaxed) + 1, Relaxed);
     }
 

@@ -1,6 +1,7 @@
 //! A queue's connection on one path, with the queue's knowledge about it.
 
 use crate::latency::{Latencies, quantile};
+use crate::log::EventId;
 use crate::path::SharedPath;
 use crate::policy::Nanos;
 use lunpath::PathQueue;
@@ -41,7 +42,7 @@ pub(crate) struct Link {
     /// The epoll instance reported its descriptor as ready.
     pub(crate) signalled: bool,
     /// Reason for taking the link down, and the ID of the log entry about it.
-    pub(crate) broken: Option<(String, u64)>,
+    pub(crate) broken: Option<(String, EventId)>,
     pub(crate) probing: bool,
     /// The suspicion is counted in the state of the path; not while the queue is idle.
     shows: bool,
@@ -98,9 +99,17 @@ impl Link {
         least.max(self.slow * SILENCE_FACTOR)
     }
 
-    /// Counts or uncounts a suspicion in the state of the path.
-    pub(crate) fn count_suspect(&mut self, on: bool) {
-        let on = on && matches!(self.state, LinkState::Suspect(_));
+    /// Counts a suspicion, if there is one, in the state of the path.
+    pub(crate) fn count_suspicion(&mut self) {
+        self.set_shows(matches!(self.state, LinkState::Suspect(_)));
+    }
+
+    /// Removes a suspicion from the state of the path.
+    pub(crate) fn uncount_suspicion(&mut self) {
+        self.set_shows(false);
+    }
+
+    fn set_shows(&mut self, on: bool) {
         if on != self.shows {
             self.shows = on;
             if on {

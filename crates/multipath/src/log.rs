@@ -10,6 +10,17 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Maximum number of entries in the failover log.
 const LOG_ENTRIES: usize = 256;
 
+/// Number of an event in the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct EventId(u64);
+
+impl EventId {
+    pub(crate) fn get(self) -> u64 {
+        self.0
+    }
+}
+
 /// An event of a path.
 #[derive(Debug, Clone, Serialize)]
 pub struct Event {
@@ -32,7 +43,7 @@ pub struct Event {
 pub(crate) struct Log(Mutex<(u64, VecDeque<Event>)>);
 
 impl Log {
-    pub(crate) fn add(&self, path: &str, what: String, moved: u64) -> u64 {
+    pub(crate) fn add(&self, path: &str, what: String, moved: u64) -> EventId {
         let mut log = lock(&self.0);
         log.0 += 1;
         let id = log.0;
@@ -50,21 +61,21 @@ impl Log {
         if log.1.len() > LOG_ENTRIES {
             log.1.pop_front();
         }
-        id
+        EventId(id)
     }
 
     /// Counts an I/O moved to another path.
-    pub(crate) fn moved(&self, id: u64) {
+    pub(crate) fn moved(&self, id: EventId) {
         let mut log = lock(&self.0);
-        if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
+        if let Some(event) = log.1.iter_mut().find(|e| e.id == id.0) {
             event.moved += 1;
         }
     }
 
     /// Records the duration of an I/O that event `id` moved.
-    pub(crate) fn stalled(&self, id: u64, took: Nanos) {
+    pub(crate) fn stalled(&self, id: EventId, took: Nanos) {
         let mut log = lock(&self.0);
-        if let Some(event) = log.1.iter_mut().find(|e| e.id == id) {
+        if let Some(event) = log.1.iter_mut().find(|e| e.id == id.0) {
             event.stall_us = event.stall_us.max(took / 1000);
         }
     }

@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
 use crate::identity::{self, Proof};
 use crate::log::Log;
-use crate::mailbox::{LINK_UP, QueueShared, WaitingIo};
+use crate::mailbox::{LINK_UP, QueueId, QueueShared, WaitingIo};
 use crate::monitor::Monitor;
 use crate::path::{Admin, PathState, SharedPath};
 use crate::proving;
@@ -50,6 +50,15 @@ pub struct Config {
     pub topology: Topology,
 }
 
+/// Treatment of the last working path of a LUN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LastPath {
+    /// It stays in service: the operation fails.
+    Keep,
+    /// It is taken out of service like any other path.
+    Retire,
+}
+
 /// An open LUN.
 pub struct Lun {
     shared: Arc<Shared>,
@@ -61,7 +70,7 @@ impl Shared {
     /// not for a path that is known to be lost: it is added when it answers. During a forced close,
     /// does not wait even for the first connection if every path is lost.
     fn queue(self: &Arc<Self>, only: Option<usize>) -> Result<Box<dyn Queue>> {
-        let id = self.next_queue.fetch_add(1, Relaxed);
+        let id = QueueId::new(self.next_queue.fetch_add(1, Relaxed));
         let made = QueueShared::new(id, only);
         let queue = Arc::new(made.map_err(|e| Error::from_io(&self.name, e))?);
         lock(&self.queues).push(Arc::clone(&queue));
@@ -111,13 +120,10 @@ impl Lun {
     /// # Errors
     /// No path leads to the LUN; the detail lists the reason for each path.
     pub fn open(config: Config) -> Result<Lun> {
-        let specs: Vec<_> = config
-            .paths
-            .iter()
-            .map(|p| (Arc::clone(&p.path), p.enabled))
-            .collect();
+        let enabled = config.paths.iter().enumerate().filter(|(_, p)| p.enabled);
+        let enabled: Vec<_> = enabled.map(|(i, p)| (i, Arc::clone(&p.path))).collect();
         let within = config.connect_within;
-        let contacts = contact(&specs, within, move |path| {
+        let contacts = contact(&enabled, within, move |path| {
             let connection = path.connect(within)?;
             Ok((connection.identity().clone(), connection.info().clone()))
         });
@@ -146,7 +152,8 @@ impl Lun {
         else {
             for (path, found, _) in &answers {
                 if let Some(why) = known.as_ref().and_then(|k| identity::differs(k, found)) {
-                    failures.push(format!("{}: AUTH_FAILED: {why}", specs[*path].0.name()));
+                    let name = config.paths[*path].path.name();
+                    failures.push(format!("{name}: AUTH_FAILED: {why}"));
                 }
             }
             let why = format!("no usable path: {}", failures.join("; "));
@@ -254,20 +261,20 @@ impl Lun {
     /// Removes a path from the LUN. Its I/O in flight is resubmitted on other paths.
     ///
     /// # Errors
-    /// No path has this name, or no other path works and `force` is false.
-    pub fn remove(&self, name: &str, force: bool) -> Result<()> {
-        self.retire(name, Admin::Removed, force)
+    /// No path has this name, or no other path works and the last one is to be kept.
+    pub fn remove(&self, name: &str, last: LastPath) -> Result<()> {
+        self.retire(name, Admin::Removed, last)
     }
 
     /// Disables a path.
     ///
     /// # Errors
     /// Same as [`Lun::remove`].
-    pub fn disable(&self, name: &str, force: bool) -> Result<()> {
-        self.retire(name, Admin::Disabled, force)
+    pub fn disable(&self, name: &str, last: LastPath) -> Result<()> {
+        self.retire(name, Admin::Disabled, last)
     }
 
-    fn retire(&self, name: &str, to: Admin, force: bool) -> Result<()> {
+    fn retire(&self, name: &str, to: Admin, last: LastPath) -> Result<()> {
         let path = self.find(name)?;
         let queues = lock(&self.shared.queues).len();
         let paths = self.shared.paths();
@@ -279,7 +286,7 @@ impl Lun {
                 state == PathState::Active || state == PathState::Standby && p.access.carries()
             }
         };
-        if !force && !others.any(works) {
+        if last == LastPath::Keep && !others.any(works) {
             let why = format!("`{name}` is its only working path; use --force to override");
             return Err(Error::new(ErrorKind::Busy, &self.shared.name, why));
         }

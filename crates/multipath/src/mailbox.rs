@@ -43,9 +43,20 @@ pub(crate) const LINK_DOWN: u8 = 0;
 pub(crate) const LINK_CONNECTING: u8 = 1;
 pub(crate) const LINK_UP: u8 = 2;
 
+/// Number of a queue of a LUN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct QueueId(u64);
+
+impl QueueId {
+    pub(crate) fn new(number: u64) -> QueueId {
+        QueueId(number)
+    }
+}
+
 /// State shared by a queue and the control plane.
 pub(crate) struct QueueShared {
-    pub(crate) id: u64,
+    pub(crate) id: QueueId,
     /// The only path it may use, for a legacy name without multipathing.
     pub(crate) only: Option<usize>,
     pub(crate) links: [AtomicU8; PATHS_MAX],
@@ -60,7 +71,7 @@ pub(crate) struct QueueShared {
 }
 
 impl QueueShared {
-    pub(crate) fn new(id: u64, only: Option<usize>) -> std::io::Result<QueueShared> {
+    pub(crate) fn new(id: QueueId, only: Option<usize>) -> std::io::Result<QueueShared> {
         Ok(QueueShared {
             id,
             only,

@@ -187,6 +187,26 @@ impl FromStr for Policy {
     }
 }
 
+/// Outcome of an I/O on a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The I/O was carried out.
+    Succeeded,
+    /// The I/O failed, timed out, or was withdrawn.
+    Failed,
+}
+
+impl Outcome {
+    /// Returns the outcome of an I/O with this result.
+    #[inline]
+    pub fn of<T, E>(result: &Result<T, E>) -> Outcome {
+        match result {
+            Ok(_) => Outcome::Succeeded,
+            Err(_) => Outcome::Failed,
+        }
+    }
+}
+
 /// Selects paths for the I/O of one queue. Used by one thread.
 #[derive(Debug, Clone)]
 pub struct Selector {
@@ -332,8 +352,8 @@ impl Selector {
     }
 
     /// Records that `io`, sent on `path` at `started`, has completed. Nothing is learned from a
-    /// failed I/O (`ok` is false).
-    pub fn completed(&mut self, path: usize, io: Io, started: Nanos, now: Nanos, ok: bool) {
+    /// failed I/O.
+    pub fn completed(&mut self, path: usize, io: Io, started: Nanos, now: Nanos, outcome: Outcome) {
         let Some(count) = self.own_in_flight.get_mut(path) else {
             return;
         };
@@ -341,11 +361,13 @@ impl Selector {
         match &mut self.learned {
             Learned::Nothing => {}
             Learned::History(history) => {
-                if ok {
+                if outcome == Outcome::Succeeded {
                     history.completed(path, started, now);
                 }
             }
-            Learned::Predictor(predictor) => predictor.completed(path, io, started, now, ok),
+            Learned::Predictor(predictor) => {
+                predictor.completed(path, io, started, now, outcome);
+            }
         }
     }
 

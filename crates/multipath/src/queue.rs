@@ -13,6 +13,8 @@
 mod dispatch;
 mod jobs;
 mod lost;
+mod requests;
+mod selection;
 mod sleeper;
 mod verify;
 mod watch;
@@ -20,8 +22,9 @@ mod watch;
 use crate::access_query;
 use crate::attributes::Attributes;
 use crate::link::{Link, LinkState};
+use crate::log::EventId;
 use crate::mailbox::{LINK_DOWN, LINK_UP, QueueMessage, QueueShared};
-use crate::policy::{Nanos, PathView, Selector};
+use crate::policy::{Nanos, Outcome};
 use crate::shared::Shared;
 use crate::sync::lock;
 use crate::trace::Record;
@@ -30,6 +33,8 @@ use block::{BufPool, Completion, DeviceInfo, Error, ErrorKind, Op, Queue, Reques
 use jobs::{JobTable, Owner};
 use layer_cpu::{Layer, within};
 use lunpath::Connection;
+use requests::Requests;
+use selection::Selection;
 use sleeper::{Sleeper, TICK};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -48,9 +53,7 @@ pub(crate) struct LunQueue {
     info: DeviceInfo,
     sleeper: Sleeper,
     links: Vec<Link>,
-    views: Vec<PathView>,
-    own_cell: Option<u32>,
-    selector: Selector,
+    selection: Selection,
     attributes: Arc<Attributes>,
     /// Generation of paths and attributes that was applied last.
     seen: u64,
@@ -60,13 +63,17 @@ pub(crate) struct LunQueue {
     held: Vec<u32>,
     /// Bytes in flight on all links.
     bytes: u64,
-    in_flight: usize,
-    ready: VecDeque<Completion>,
+    requests: Requests,
     pools: Vec<BufPool>,
     watch: Watch,
-    /// Completions and late tags of a link. Empty between calls, kept for their capacity.
+    scratch: Scratch,
+}
+
+/// Completions and late tags of a link. Empty between calls, kept for their capacity.
+#[derive(Default)]
+struct Scratch {
     done: Vec<Completion>,
-    tags: Vec<u64>,
+    late: Vec<u64>,
 }
 
 impl LunQueue {
@@ -81,25 +88,21 @@ impl LunQueue {
         // A queue stays on its thread, and an affine thread stays on its NUMA node.
         let own_cell = lun.topology.current_node();
         let mut queue = LunQueue {
-            own_cell,
-            selector: Selector::new(lun.policy(), 0, own_cell),
+            selection: Selection::new(lun.policy(), own_cell),
             attributes: lun.attributes(),
             seen: 0,
             lun,
             shared,
             sleeper,
             links: Vec::new(),
-            views: Vec::new(),
             jobs: JobTable::default(),
             waiting: VecDeque::new(),
             held: Vec::new(),
             bytes: 0,
-            in_flight: 0,
-            ready: VecDeque::new(),
+            requests: Requests::default(),
             pools: Vec::new(),
             watch: Watch::new(now),
-            done: Vec::new(),
-            tags: Vec::new(),
+            scratch: Scratch::default(),
             info,
         };
         queue.apply_changes();
@@ -125,12 +128,8 @@ impl LunQueue {
         for path in paths.iter().skip(self.links.len()) {
             self.links.push(Link::new(Arc::clone(path)));
         }
-        let policy = self.attributes.load_bal_policy;
-        if policy != self.selector.policy() {
-            self.selector = Selector::new(policy, 0, self.own_cell);
-        }
-        self.selector.resize(self.links.len());
-        self.views = self.lun.views(&paths, self.own_cell);
+        let views = self.lun.views(&paths, self.selection.own_cell());
+        self.selection.apply(self.attributes.load_bal_policy, views);
     }
 
     fn mail(&mut self, now: Nanos) {
@@ -193,7 +192,7 @@ impl LunQueue {
 
     /// Handles a job that ended without a result: resubmits it, or fails it after too many
     /// attempts.
-    fn again(&mut self, slot: u32, op: Op, event: Option<u64>, why: &str, now: Nanos) {
+    fn again(&mut self, slot: u32, op: Op, event: Option<EventId>, why: &str, now: Nanos) {
         let retries = self.attributes.max_retries;
         let job = self.jobs.job(slot);
         job.moved_by = event.or(job.moved_by);
@@ -230,7 +229,7 @@ impl LunQueue {
             self.lun.log.stalled(event, now - job.first);
         }
         match job.owner {
-            Owner::User(tag) => self.ready.push_back(Completion { tag, op, result }),
+            Owner::User(tag) => self.requests.complete(Completion { tag, op, result }),
             Owner::Probe => self.links[job.path].probing = false,
             Owner::Part(whole) => {
                 if let (Ok(()), Some((path, seen))) = (&result, job.flush_of) {
@@ -306,8 +305,8 @@ impl LunQueue {
             }
             link.signalled = false;
             link.holds = false;
-            let mut done = std::mem::take(&mut self.done);
-            let reaped = queue.reap(Wait::Poll, &mut done);
+            let mut scratch = std::mem::take(&mut self.scratch);
+            let reaped = queue.reap(Wait::Poll, &mut scratch.done);
             if let Err(error) = reaped {
                 self.broke(path, &error);
             }
@@ -317,15 +316,14 @@ impl LunQueue {
             // An idle connection can be lost as well, and no completion reports it.
             let lost = queue
                 .lost_reason()
-                .filter(|_| done.is_empty())
+                .filter(|_| scratch.done.is_empty())
                 .map(str::to_owned);
-            let mut late = std::mem::take(&mut self.tags);
-            queue.drain_late(&mut late);
+            queue.drain_late(&mut scratch.late);
             if let Some(sign) = queue.access_sign() {
                 access_query::handle_hint(&self.lun, &self.links[path].path, sign);
             }
             let now = self.lun.clock.now();
-            if !done.is_empty() || !late.is_empty() {
+            if !scratch.done.is_empty() || !scratch.late.is_empty() {
                 self.heard(path, now);
             }
             if let (Some(why), None) = (lost, &self.links[path].broken) {
@@ -333,7 +331,7 @@ impl LunQueue {
                 let event = self.lun.log.add(name, format!("lost: {why}"), 0);
                 self.links[path].broken = Some((why, event));
             }
-            for tag in late.drain(..) {
+            for tag in scratch.late.drain(..) {
                 self.links[path]
                     .path
                     .counters
@@ -341,11 +339,10 @@ impl LunQueue {
                     .fetch_add(1, Relaxed);
                 self.lun.unanswered.remove_answered(self.shared.id, tag);
             }
-            self.tags = late;
-            for completion in done.drain(..) {
+            for completion in scratch.done.drain(..) {
                 self.answered(path, completion, now);
             }
-            self.done = done;
+            self.scratch = scratch;
             if let Some((why, event)) = self.links[path].broken.take() {
                 self.close_link(path, &why, Some(event), now);
             }
@@ -376,7 +373,7 @@ impl LunQueue {
                 return;
             }
             link.state = LinkState::Up;
-            link.count_suspect(false);
+            link.uncount_suspicion();
             let silent = (now - since) / 1_000_000;
             let what = format!("answers again, {silent} ms after it was suspected");
             self.lun.log.add(link.path.path.name(), what, 0);
@@ -395,8 +392,8 @@ impl LunQueue {
         }
         let job = self.jobs.job(slot);
         let (io, first, doubted) = (job.io, job.first, job.verifying);
-        self.selector
-            .completed(path, io, started, now, result.is_ok());
+        let outcome = Outcome::of(&result);
+        self.selection.completed(path, io, started, now, outcome);
         let link = &mut self.links[path];
         let counters = &link.path.counters;
         let Err(error) = result else {
@@ -414,7 +411,7 @@ impl LunQueue {
                     link.wrote = true;
                 }
             }
-            link.latencies.add(io.write, bytes, now - started);
+            link.latencies.add(io, now - started);
             if let Some((offset, _)) = op.range() {
                 lock(&self.shared.recorder).record(Record {
                     at: started,
@@ -469,7 +466,7 @@ impl LunQueue {
 
     /// Blocks until a link is ready or the timer expires.
     fn sleep(&mut self, time: Duration) -> Result<()> {
-        let (links, busy) = (&mut self.links, self.in_flight > 0);
+        let (links, busy) = (&mut self.links, !self.requests.is_idle());
         let ready = |path| {
             if let Some(link) = links.get_mut::<usize>(path) {
                 link.signalled = true;
@@ -490,28 +487,28 @@ impl Queue for LunQueue {
     }
 
     fn in_flight(&self) -> usize {
-        self.in_flight
+        self.requests.in_flight()
     }
 
     fn submit(&mut self, request: Request) -> std::result::Result<(), Request> {
         let _here = within(Layer::Path);
-        if self.in_flight >= CAPACITY {
+        if self.requests.in_flight() >= CAPACITY {
             return Err(request);
         }
-        self.in_flight += 1;
+        let was_idle = self.requests.is_idle();
+        self.requests.begin();
         let Request { tag, op } = request;
         let empty = op.range().is_some_and(|(_, len)| len == 0);
         let result = self.info.check(&op);
         if empty || result.is_err() {
-            self.ready.push_back(Completion { tag, op, result });
+            self.requests.complete(Completion { tag, op, result });
             return Ok(());
         }
         let now = self.lun.clock.now();
-        if self.in_flight == 1 {
-            // The queue was idle until now.
+        if was_idle {
             self.watch.resume(now);
             self.note_no_path(now);
-            self.links.iter_mut().for_each(|l| l.count_suspect(true));
+            self.links.iter_mut().for_each(Link::count_suspicion);
         }
         let hold = self.lun.unanswered.must_wait(&op, now);
         let flush = matches!(op, Op::Flush);
@@ -550,11 +547,11 @@ impl Queue for LunQueue {
             Wait::AtMost(time) => Some(self.lun.clock.now().saturating_add(nanos(time))),
             Wait::Poll | Wait::Block => None,
         };
-        self.sleeper.run_timer(self.in_flight > 0);
+        self.sleeper.set_timer_runs(!self.requests.is_idle());
         self.kick()?;
         loop {
             self.harvest()?;
-            let nothing = self.ready.is_empty() && self.in_flight > 0;
+            let nothing = !self.requests.is_ready() && !self.requests.is_idle();
             let sleeps = nothing && wait != Wait::Poll && !self.links.iter().any(|l| l.holds);
             let left = until.map_or(TICK, |u| {
                 Duration::from_nanos(u.saturating_sub(self.lun.clock.now())).min(TICK)
@@ -566,16 +563,15 @@ impl Queue for LunQueue {
             // Requests that a completion made room for are sent before any thread sleeps.
             self.kick()?;
             let over = until.is_some_and(|u| now >= u);
-            if !self.ready.is_empty() || wait == Wait::Poll || self.in_flight == 0 || over {
+            let enough = self.requests.is_ready() || self.requests.is_idle();
+            if enough || wait == Wait::Poll || over {
                 break;
             }
         }
-        let count = self.ready.len();
-        self.in_flight -= count;
-        if self.in_flight == 0 {
-            self.links.iter_mut().for_each(|l| l.count_suspect(false));
+        let count = self.requests.reap(done);
+        if self.requests.is_idle() {
+            self.links.iter_mut().for_each(Link::uncount_suspicion);
         }
-        done.extend(self.ready.drain(..));
         Ok(count)
     }
 

@@ -4,7 +4,7 @@ use crate::attributes::Attributes;
 use crate::clock::Clock;
 use crate::identity::Proof;
 use crate::log::Log;
-use crate::mailbox::{QueueMessage, QueueShared};
+use crate::mailbox::{QueueId, QueueMessage, QueueShared};
 use crate::path::{Admin, PATHS_MAX, Port, SharedPath};
 use crate::policy::{PathView, Policy};
 use crate::refusal::Refusal;
@@ -121,7 +121,7 @@ impl Shared {
         *woken = false;
     }
 
-    pub(crate) fn forget_queue(&self, id: u64) {
+    pub(crate) fn forget_queue(&self, id: QueueId) {
         lock(&self.queues).retain(|q| q.id != id);
     }
 

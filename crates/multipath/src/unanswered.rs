@@ -1,5 +1,6 @@
 //! Lost writes: writes that a lost path left unanswered. A slow server may still execute them.
 
+use crate::mailbox::QueueId;
 use crate::policy::Nanos;
 use crate::sync::lock;
 use block::Op;
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 /// thereby undo a later write to the same blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct UnansweredWrite {
-    pub(crate) queue: u64,
+    pub(crate) queue: QueueId,
     pub(crate) tag: u64,
     pub(crate) path: usize,
     pub(crate) fence_key: Option<u64>,
@@ -55,13 +56,13 @@ impl UnansweredWrites {
             .any(|g| offset < g.end && g.start < end)
     }
 
-    pub(crate) fn remove_answered(&self, queue: u64, tag: u64) {
+    pub(crate) fn remove_answered(&self, queue: QueueId, tag: u64) {
         self.keep(|g| (g.queue, g.tag) != (queue, tag));
     }
 
     /// Sets the settling time of lost writes after their connection was closed: `until`, or `fence`
     /// nanoseconds later for writes that a fence can settle.
-    pub(crate) fn closed(&self, queue: u64, path: usize, until: Nanos, fence: Nanos) {
+    pub(crate) fn closed(&self, queue: QueueId, path: usize, until: Nanos, fence: Nanos) {
         for ghost in lock(&self.list).iter_mut() {
             if (ghost.queue, ghost.path, ghost.until) == (queue, path, OPEN) {
                 ghost.until = until + ghost.fence_key.map_or(0, |_| fence);
@@ -70,7 +71,7 @@ impl UnansweredWrites {
     }
 
     /// Checks whether a write on an open connection has been unanswered since before `noted`.
-    pub(crate) fn overdue(&self, queue: u64, path: usize, noted: Nanos) -> bool {
+    pub(crate) fn overdue(&self, queue: QueueId, path: usize, noted: Nanos) -> bool {
         let mine = |g: &UnansweredWrite| (g.queue, g.path, g.until) == (queue, path, OPEN);
         self.len() > 0 && lock(&self.list).iter().any(|g| mine(g) && g.noted < noted)
     }
@@ -119,8 +120,9 @@ mod tests {
     #[test]
     fn a_ghost_holds_what_overlaps_it_until_it_is_settled() {
         let ghosts = UnansweredWrites::default();
+        let (one, two) = (QueueId::new(1), QueueId::new(2));
         let ghost = |tag, key| UnansweredWrite {
-            queue: 1,
+            queue: one,
             tag,
             path: 0,
             fence_key: key,
@@ -138,20 +140,21 @@ mod tests {
         ghosts.add(ghost(5, None));
         assert!(ghosts.must_wait(&zero(4096), 10));
         assert!(!ghosts.must_wait(&zero(0), 10) && !ghosts.must_wait(&zero(8192), 10));
-        ghosts.remove_answered(1, 5);
+        ghosts.remove_answered(one, 5);
         assert!(!ghosts.must_wait(&zero(4096), 10));
         ghosts.add(ghost(6, Some(9)));
         assert_eq!(ghosts.keys(), [(0, 9)]);
         ghosts.fenced(9);
         assert!(!ghosts.must_wait(&zero(4096), 10));
         ghosts.add(ghost(7, None));
-        assert!(ghosts.overdue(1, 0, 6) && !ghosts.overdue(1, 0, 5) && !ghosts.overdue(2, 0, 6));
+        assert!(ghosts.overdue(one, 0, 6) && !ghosts.overdue(one, 0, 5));
+        assert!(!ghosts.overdue(two, 0, 6));
         assert!(
             ghosts.must_wait(&zero(4096), 1001),
             "its connection is open"
         );
-        ghosts.closed(1, 1, 10, 0);
-        ghosts.closed(1, 0, 1000, 1000);
+        ghosts.closed(one, 1, 10, 0);
+        ghosts.closed(one, 0, 1000, 1000);
         assert!(ghosts.must_wait(&zero(4096), 999));
         assert!(!ghosts.must_wait(&zero(4096), 1001), "the time is over");
     }

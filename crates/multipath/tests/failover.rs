@@ -5,7 +5,7 @@ mod common;
 use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Request, Wait};
 use block_testing::conformance;
 use common::*;
-use multipath::{Lun, PathSpec, PathState, Proof};
+use multipath::{LastPath, Lun, PathSpec, PathState, Proof};
 use path_file::FilePath;
 use std::cell::RefCell;
 use std::os::unix::net::UnixListener;
@@ -258,7 +258,7 @@ fn paths_that_are_proven_at_the_same_time_disturb_no_other() {
     let load = Load::start(Arc::clone(&lun) as _, 256, 6);
     for _ in 0..8 {
         for n in 1..6 {
-            lun.disable(&format!("c{n}t0d0"), true).unwrap();
+            lun.disable(&format!("c{n}t0d0"), LastPath::Retire).unwrap();
         }
         until("they are let go", || {
             states(&lun)[1..].iter().all(|s| *s == PathState::Disabled)
@@ -387,7 +387,7 @@ fn paths_come_and_go_under_load() {
     let lun = Arc::new(lun(&[&servers[0]], patient));
     let load = Load::start(Arc::clone(&lun) as _, 256, 3);
     until("it runs", || lun.status().paths[0].reads > 20);
-    let last = lun.disable("c0t0d0", false).unwrap_err();
+    let last = lun.disable("c0t0d0", LastPath::Keep).unwrap_err();
     assert_eq!(last.kind(), ErrorKind::Busy, "the last path stays");
     for (n, server) in servers.iter().enumerate().skip(1) {
         lun.add(PathSpec {
@@ -398,9 +398,9 @@ fn paths_come_and_go_under_load() {
         .unwrap();
         until("it carries I/O", || lun.status().paths[n].reads > 20);
     }
-    lun.remove("c0t0d0", false).unwrap();
+    lun.remove("c0t0d0", LastPath::Keep).unwrap();
     until("two are left", || lun.status().paths.len() == 2);
-    lun.disable("c1t0d0", false).unwrap();
+    lun.disable("c1t0d0", LastPath::Keep).unwrap();
     until("it drains", || lun.status().paths[0].in_flight == 0);
     let total = |n: usize| {
         let path = &lun.status().paths[n];

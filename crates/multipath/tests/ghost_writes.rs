@@ -56,17 +56,28 @@ impl Rig {
         }
     }
 
-    fn lun(&self, reservations: bool, change: impl Fn(&mut Attributes)) -> Lun {
+    fn lun(&self, change: impl Fn(&mut Attributes)) -> Lun {
+        let options = Options {
+            persistent_reservations: false,
+            ..Options::default()
+        };
+        self.lun_over(&options, change)
+    }
+
+    /// Opens the LUN with persistent reservations, so that a lost connection can be fenced.
+    fn fencing_lun(&self, change: impl Fn(&mut Attributes)) -> Lun {
+        let options = Options {
+            persistent_reservations: true,
+            ..Options::default()
+        };
+        self.lun_over(&options, change)
+    }
+
+    fn lun_over(&self, options: &Options, change: impl Fn(&mut Attributes)) -> Lun {
         let path = |sim: &Pathsim| -> Arc<dyn Lunpath> {
             match &self.tgtd {
                 None => through(sim),
-                Some(_) => Arc::new(target::path(
-                    port_of(sim),
-                    Options {
-                        persistent_reservations: reservations,
-                        ..Options::default()
-                    },
-                )),
+                Some(_) => Arc::new(target::path(port_of(sim), options.clone())),
             }
         };
         open(self.sims.iter().map(path).collect(), |a| {
@@ -148,7 +159,7 @@ impl Rig {
     }
 
     fn heals_in_time(mut self) {
-        let lun = self.lun(false, |a| a.quiesce_secs = 600);
+        let lun = self.lun(|a| a.quiesce_secs = 600);
         let mut queue = self.lose_one(&lun);
         self.overwrite(&lun, &mut *queue);
         self.sims[1].run("pass").unwrap();
@@ -162,7 +173,7 @@ impl Rig {
     /// The quiesce time starts when the connection is closed, not at the first suspicion: data
     /// queued on an open connection may be sent at any time.
     fn heals_after_the_quiesce_time_of_an_open_connection(mut self) {
-        let lun = self.lun(false, |a| {
+        let lun = self.lun(|a| {
             a.quiesce_secs = 1;
             a.path_fail_secs = 20;
         });
@@ -175,7 +186,7 @@ impl Rig {
     }
 
     fn heals_within_the_quiesce_time_of_a_closed_connection(mut self) {
-        let lun = self.lun(false, |a| {
+        let lun = self.lun(|a| {
             a.quiesce_secs = 3;
             a.path_fail_secs = 1;
         });
@@ -193,7 +204,7 @@ impl Rig {
     }
 
     fn reset_while_held(mut self) {
-        let lun = self.lun(false, |a| a.quiesce_secs = 2);
+        let lun = self.lun(|a| a.quiesce_secs = 2);
         let mut queue = self.lose_one(&lun);
         self.sims[1].run("rst").unwrap();
         let lost = Instant::now();
@@ -209,7 +220,7 @@ impl Rig {
 
     fn arrives_after_its_client_is_gone(mut self) {
         self.sims[1].run("record").unwrap();
-        let lun = self.lun(false, |a| a.quiesce_secs = 6);
+        let lun = self.lun(|a| a.quiesce_secs = 6);
         let mut queue = self.lose_one(&lun);
         self.sims[1].run("rst").unwrap();
         until("it is noticed", || {
@@ -226,7 +237,7 @@ impl Rig {
     }
 
     fn fenced(mut self) {
-        let lun = self.lun(true, |a| a.quiesce_secs = 600);
+        let lun = self.fencing_lun(|a| a.quiesce_secs = 600);
         let mut queue = self.lose_one(&lun);
         queue.submit(write(2, AT, &stamp(AT, 2, 1))).unwrap();
         // Only the fence can release it.
@@ -242,7 +253,7 @@ impl Rig {
     /// The fence needs a connection, and none can be made for longer than the quiesce time of an
     /// unfenced write.
     fn fenced_late(mut self) {
-        let lun = self.lun(true, |a| {
+        let lun = self.fencing_lun(|a| {
             a.quiesce_secs = 1;
             a.path_fail_secs = 1;
         });
@@ -355,7 +366,7 @@ fn tgtd_a_fence_that_comes_late_is_waited_for() {
 #[test]
 fn a_queue_closed_with_a_write_under_way_holds_the_next_one() {
     let mut rig = Rig::nbd(Program::QemuNbd);
-    let lun = rig.lun(false, |a| a.quiesce_secs = 2);
+    let lun = rig.lun(|a| a.quiesce_secs = 2);
     let mut other = lun.queue().unwrap();
     let mut queue = lun.queue().unwrap();
     rig.sims[1].run("hold").unwrap();
@@ -376,14 +387,14 @@ fn a_queue_closed_with_a_write_under_way_holds_the_next_one() {
 #[test]
 fn a_close_in_order_waits_for_a_lost_write_and_one_by_force_does_not() {
     let rig = Rig::nbd(Program::QemuNbd);
-    let lun = rig.lun(false, |a| a.quiesce_secs = 1);
+    let lun = rig.lun(|a| a.quiesce_secs = 1);
     drop(rig.lose_one(&lun));
     assert_eq!(lun.status().lost_writes, 1);
     lun.prepare_close();
     assert_eq!(lun.status().lost_writes, 0);
     rig.sims[1].run("rst").unwrap();
     rig.sims[1].run("pass").unwrap();
-    let lun = rig.lun(false, |a| a.quiesce_secs = 600);
+    let lun = rig.lun(|a| a.quiesce_secs = 600);
     drop(rig.lose_one(&lun));
     lun.prepare_forced_close();
     lun.prepare_close();
@@ -414,7 +425,7 @@ fn goes_on(lun: &Lun, more: u64) {
 
 /// Injects random faults on random paths, under a load that verifies every byte.
 fn rounds(rig: &Rig, seed: u64, count: u32) {
-    let lun = Arc::new(rig.lun(false, |a| {
+    let lun = Arc::new(rig.lun(|a| {
         a.set("load_bal_policy", "round_robin").unwrap();
         a.quiesce_secs = 2;
         a.path_fail_secs = 1;

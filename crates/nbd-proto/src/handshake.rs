@@ -73,6 +73,15 @@ pub enum ServerStep {
     Close,
 }
 
+/// Result of a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FenceResult {
+    /// The session is known to have ended: none of its requests can still be carried out.
+    Ended,
+    /// The session is unknown, or did not end in time.
+    Unconfirmed,
+}
+
 /// Server side of a negotiation.
 ///
 /// After each [`Handshake::handle_input`] drain [`Handshake::take_output`], then check
@@ -145,14 +154,14 @@ impl Handshake {
         self.outcome
     }
 
-    /// Answers a pending [`ServerStep::Fence`]: includes the fence context in the reply if `ended`,
-    /// that is, if the session is known to have ended. Does nothing if no fence is pending.
-    pub fn fenced(&mut self, ended: bool) {
+    /// Answers a pending [`ServerStep::Fence`]: includes the fence context in the reply if the
+    /// session has ended. Does nothing if no fence is pending.
+    pub fn fenced(&mut self, result: FenceResult) {
         let Some(ServerStep::Fence { key }) = self.outcome else {
             return;
         };
         self.outcome = None;
-        self.contexts(ended.then_some(key));
+        self.contexts((result == FenceResult::Ended).then_some(key));
     }
 
     fn flags(&mut self, bytes: &[u8]) -> Result<usize> {

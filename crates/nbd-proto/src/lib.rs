@@ -68,7 +68,7 @@ pub mod constants;
 mod handshake;
 mod transmission;
 
-pub use handshake::{ExportInfo, Handshake, ServerStep, TlsPolicy};
+pub use handshake::{ExportInfo, FenceResult, Handshake, ServerStep, TlsPolicy};
 pub use transmission::{
     Command, Errno, REQUEST_BYTES, RequestHeader, simple_reply, structured_data, structured_done,
     structured_error,

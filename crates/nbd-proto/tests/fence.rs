@@ -3,7 +3,7 @@
 
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep};
 use nbd_proto::constants as c;
-use nbd_proto::{ExportInfo, Handshake, ServerStep, TlsPolicy};
+use nbd_proto::{ExportInfo, FenceResult, Handshake, ServerStep, TlsPolicy};
 
 const SESSION: &str = "evfs:session:0123456789abcdef";
 const FENCE: &str = "evfs:fence:fedcba9876543210";
@@ -56,7 +56,11 @@ fn meet(wish: ClientOptions, ended: bool, seed: u64) -> (ClientStep, Option<Serv
         if let Some(ServerStep::Fence { key }) = server.outcome() {
             assert_eq!(server.handle_input(&to_server), Ok(0), "it waits");
             fenced.push(key);
-            server.fenced(ended);
+            server.fenced(if ended {
+                FenceResult::Ended
+            } else {
+                FenceResult::Unconfirmed
+            });
             assert_eq!(server.outcome(), None);
         }
         let used = client.handle_input(&to_client).unwrap();
@@ -184,7 +188,7 @@ fn the_answer_is_these_bytes() {
     let sent = option(c::OPT_SET_META_CONTEXT, &contexts("", &[FENCE]));
     handshake.handle_input(&sent).unwrap();
     assert_eq!(handshake.take_output(), []);
-    handshake.fenced(true);
+    handshake.fenced(FenceResult::Ended);
     let expected = [
         &b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x0a\0\0\0\x04\0\0\0\x1f"[..], // 31 bytes
         b"\0\0\0\x02evfs:fence:fedcba9876543210",
@@ -192,7 +196,7 @@ fn the_answer_is_these_bytes() {
     ]
     .concat();
     assert_eq!(handshake.take_output(), expected);
-    handshake.fenced(true);
+    handshake.fenced(FenceResult::Ended);
     assert_eq!(handshake.take_output(), [], "there is nothing to answer");
 }
 

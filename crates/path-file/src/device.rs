@@ -3,7 +3,7 @@
 use crate::open_file::OpenFile;
 use crate::options::{Direct, Lock, Options};
 use crate::queue::FileQueue;
-use crate::{HeaderGuard, NewFile, lock, probe};
+use crate::{HeaderGuard, NewFile, Sharing, lock, probe};
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -178,8 +178,8 @@ impl FileDevice {
     ///
     /// # Errors
     /// [`ErrorKind::Busy`]: another program still holds it.
-    pub fn header_lock(&self, exclusive: bool) -> Result<HeaderGuard> {
-        lock::header_lock(&self.shared.file, &self.shared.info.name, exclusive)
+    pub fn header_lock(&self, sharing: Sharing) -> Result<HeaderGuard> {
+        lock::header_lock(&self.shared.file, &self.shared.info.name, sharing)
     }
 }
 

@@ -21,7 +21,7 @@ mod sys;
 mod tests;
 
 pub use device::FileDevice;
-pub use lock::HeaderGuard;
+pub use lock::{HeaderGuard, Sharing};
 pub use new_file::NewFile;
 pub use options::{Direct, Engine, Lock, Options};
 pub use path::FilePath;

@@ -93,6 +93,15 @@ pub(crate) fn busy(name: &str) -> Error {
     )
 }
 
+/// Other holders that a lock admits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Other holders may share the lock: for a reader.
+    Shared,
+    /// No other holder: for a writer.
+    Exclusive,
+}
+
 /// Header lock, released on drop.
 #[derive(Debug)]
 pub struct HeaderGuard {
@@ -104,7 +113,7 @@ pub struct HeaderGuard {
 ///
 /// The locked file is the open one, whatever file has its name now: it is reopened through its
 /// descriptor, so that the locks of two threads of this process exclude each other as well.
-pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<HeaderGuard> {
+pub(crate) fn header_lock(open: &File, name: &str, sharing: Sharing) -> Result<HeaderGuard> {
     let io =
         |e: rustix::io::Errno| Error::from_io(name, e.into()).detail("cannot take the header lock");
     let meta = open.metadata().map_err(|e| Error::from_io(name, e))?;
@@ -126,10 +135,9 @@ pub(crate) fn header_lock(open: &File, name: &str, exclusive: bool) -> Result<He
         let same = format!("/proc/self/fd/{}", open.as_raw_fd());
         rustix::fs::open(same, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?
     };
-    let operation = if exclusive {
-        FlockOperation::NonBlockingLockExclusive
-    } else {
-        FlockOperation::NonBlockingLockShared
+    let operation = match sharing {
+        Sharing::Exclusive => FlockOperation::NonBlockingLockExclusive,
+        Sharing::Shared => FlockOperation::NonBlockingLockShared,
     };
     let end = Instant::now() + HEADER_LOCK_PATIENCE;
     loop {

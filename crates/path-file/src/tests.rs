@@ -1,6 +1,6 @@
 //! Tests of file devices, in the temporary directory, on tmpfs and on a loop device.
 
-use crate::{Direct, Engine, FileDevice, Lock, Options};
+use crate::{Direct, Engine, FileDevice, Lock, Options, Sharing};
 use block::{BlockDevice, Blocking, Buf, BufPool, ErrorKind, Op, Request, Wait};
 use std::path::Path;
 use std::sync::Arc;
@@ -78,15 +78,16 @@ fn zeroes_and_discards_touch_their_range_and_no_neighbour() {
         let mut device = Blocking::open(&device).unwrap();
         for unmap in [false, true] {
             device.write_at(0, &vec![0xaa; 1 << 20]).unwrap();
-            device.write_zeroes(8192, 65536, unmap).unwrap();
-            device
-                .run(Op::WriteZeroes {
-                    offset: 131072,
-                    len: 4096,
-                    fua: true,
-                    unmap,
-                })
-                .unwrap();
+            for (offset, len, fua) in [(8192, 65536, false), (131072, 4096, true)] {
+                device
+                    .run(Op::WriteZeroes {
+                        offset,
+                        len,
+                        fua,
+                        unmap,
+                    })
+                    .unwrap();
+            }
             let mut all = vec![0; 1 << 20];
             device.read_at(0, &mut all).unwrap();
             for (i, byte) in all.iter().enumerate() {
@@ -152,7 +153,7 @@ fn a_second_opening_for_writing_is_busy_and_readers_share() {
     };
     let _guard = FileDevice::open(&path, &looking)
         .unwrap()
-        .header_lock(true)
+        .header_lock(Sharing::Exclusive)
         .unwrap();
     drop(writer);
     let plain = Options {
@@ -316,7 +317,7 @@ fn the_header_lock_is_on_the_file_that_is_open_whatever_has_its_name() {
     let opened = std::fs::File::open(&disk).unwrap();
     std::fs::write(&other, b"another file").unwrap();
     std::fs::rename(&other, &disk).unwrap();
-    let guard = device.header_lock(true).unwrap();
+    let guard = device.header_lock(Sharing::Exclusive).unwrap();
     assert!(opened.try_lock().is_err(), "the open file is not locked");
     let renamed = std::fs::File::open(&disk).unwrap();
     renamed.try_lock().expect("nobody locks the other file");

@@ -7,7 +7,7 @@
 use crate::unit::{Discard, Unit};
 use block::Op;
 use iscsi_proto::Transfer;
-use iscsi_proto::scsi::cdb::{self, Cdb};
+use iscsi_proto::scsi::cdb::{self, BlockRange, Cdb};
 
 /// Zeros to write if WRITE SAME is not supported.
 static ZEROS: [u8; 256 * 1024] = [0; 256 * 1024];
@@ -99,41 +99,45 @@ impl Job {
     }
 
     fn make(&mut self, unit: &Unit) -> (Cdb, Transfer) {
-        let blocks = |bytes: u64| bytes / u64::from(unit.block);
         match (self.stage, &self.op) {
             (Stage::Main, Op::Read { offset, bufs }) => {
                 let len = bufs.total_len();
-                let (block, count) = (blocks(*offset), blocks(len as u64) as u32);
+                let range = unit.blocks(*offset, len as u64);
                 let cdb = if unit.wide {
-                    cdb::read16(block, count)
+                    cdb::read16(range)
                 } else {
-                    cdb::read10(block as u32, count as u16)
+                    cdb::read10(range)
                 };
                 (cdb, Transfer::In(len as u32))
             }
             (Stage::Main, Op::Write { offset, bufs, fua }) => {
                 let len = bufs.total_len();
-                (
-                    write(unit, *offset, len as u64, *fua && unit.fua),
-                    Transfer::Out(len as u32),
-                )
+                let range = unit.blocks(*offset, len as u64);
+                let fua = *fua && unit.fua;
+                (write(unit, range, fua), Transfer::Out(len as u32))
             }
             (Stage::Unmap { at }, _) => {
                 let len = self.piece(at, unit);
-                self.list = cdb::unmap_list(blocks(at), blocks(len) as u32);
+                self.list = cdb::unmap_list(unit.blocks(at, len));
                 let bytes = self.list.len();
                 (cdb::unmap(bytes as u16), Transfer::Out(bytes as u32))
             }
             (Stage::Same { at, unmap }, _) => {
                 let len = self.piece(at, unit);
-                let cdb = cdb::write_same16(blocks(at), blocks(len) as u32, unmap);
+                let cdb = cdb::write_same16(unit.blocks(at, len), unmap);
                 (cdb, Transfer::Out(unit.block))
             }
             (Stage::Zeros { at }, _) => {
                 let len = self.piece(at, unit);
-                (write(unit, at, len, false), Transfer::Out(len as u32))
+                // A request with FUA ends with a SYNCHRONIZE CACHE.
+                let fua = false;
+                let cdb = write(unit, unit.blocks(at, len), fua);
+                (cdb, Transfer::Out(len as u32))
             }
-            (Stage::Sync | Stage::Main, _) => (cdb::synchronize_cache10(0, 0), Transfer::None),
+            (Stage::Sync | Stage::Main, _) => {
+                let cdb = cdb::synchronize_cache10(BlockRange::ALL);
+                (cdb, Transfer::None)
+            }
         }
     }
 
@@ -146,24 +150,23 @@ impl Job {
     pub(crate) fn advance(&mut self, unit: &Unit) -> Next {
         let end = self.op.range().map_or(0, |(offset, len)| offset + len);
         let stage = self.stage;
-        let (Stage::Unmap { at } | Stage::Same { at, .. } | Stage::Zeros { at }) = stage else {
-            let sync = matches!(self.op, Op::Write { fua: true, .. }) && !unit.fua;
-            return self.finish(sync && stage == Stage::Main);
+        let needs_sync = match stage {
+            Stage::Unmap { at } | Stage::Same { at, .. } | Stage::Zeros { at } => {
+                let at = at + self.piece(at, unit);
+                if at < end {
+                    self.stage = match stage {
+                        Stage::Unmap { .. } => Stage::Unmap { at },
+                        Stage::Same { unmap, .. } => Stage::Same { at, unmap },
+                        _ => Stage::Zeros { at },
+                    };
+                    return Next::Another;
+                }
+                matches!(self.op, Op::WriteZeroes { fua: true, .. })
+            }
+            Stage::Main => matches!(self.op, Op::Write { fua: true, .. }) && !unit.fua,
+            Stage::Sync => false,
         };
-        let at = at + self.piece(at, unit);
-        if at >= end {
-            return self.finish(matches!(self.op, Op::WriteZeroes { fua: true, .. }));
-        }
-        self.stage = match stage {
-            Stage::Unmap { .. } => Stage::Unmap { at },
-            Stage::Same { unmap, .. } => Stage::Same { at, unmap },
-            _ => Stage::Zeros { at },
-        };
-        Next::Another
-    }
-
-    fn finish(&mut self, sync: bool) -> Next {
-        if sync {
+        if needs_sync {
             self.stage = Stage::Sync;
             return Next::Another;
         }
@@ -222,12 +225,10 @@ impl Job {
     }
 }
 
-fn write(unit: &Unit, offset: u64, len: u64, fua: bool) -> Cdb {
-    let block = u64::from(unit.block);
-    let (block, count) = (offset / block, (len / block) as u32);
+fn write(unit: &Unit, range: BlockRange, fua: bool) -> Cdb {
     if unit.wide {
-        cdb::write16(block, count, fua)
+        cdb::write16(range, fua)
     } else {
-        cdb::write10(block as u32, count as u16, fua)
+        cdb::write10(range, fua)
     }
 }

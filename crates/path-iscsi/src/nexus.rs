@@ -22,11 +22,18 @@ const NUMBER_BITS: u32 = 14;
 const START_BITS: u32 = 4;
 const PROCESS_BITS: u32 = 22;
 
-/// Keys of this process whose sessions have not ended at their targets. The value is `true` if the
-/// session was lost.
-static KEYS: Mutex<BTreeMap<u64, bool>> = Mutex::new(BTreeMap::new());
+/// State of a session that has not ended at its target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionState {
+    Open,
+    /// Its connection was lost; the registration may still exist.
+    Lost,
+}
 
-fn keys() -> MutexGuard<'static, BTreeMap<u64, bool>> {
+/// Keys of this process whose sessions have not ended at their targets.
+static KEYS: Mutex<BTreeMap<u64, SessionState>> = Mutex::new(BTreeMap::new());
+
+fn keys() -> MutexGuard<'static, BTreeMap<u64, SessionState>> {
     KEYS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -61,7 +68,7 @@ impl LostSessions {
 
     /// Records a lost session until its ISID is reused.
     pub(crate) fn record(&self, left: LostSession) {
-        keys().insert(left.key, true);
+        keys().insert(left.key, SessionState::Lost);
         lock(&self.lost).push(left);
     }
 
@@ -97,12 +104,12 @@ pub(crate) fn ended(key: u64) {
 /// Checks whether a key is stale: it belongs to a session that this process lost, or to a dead
 /// process of this machine.
 pub(crate) fn is_left_over(key: u64, initiator: &str) -> bool {
-    keys().get(&key) == Some(&true) || is_of_the_dead(key, initiator)
+    keys().get(&key) == Some(&SessionState::Lost) || is_of_the_dead(key, initiator)
 }
 
 /// Checks whether this process has lost a session whose registration may still exist.
 pub(crate) fn any_lost() -> bool {
-    keys().values().any(|lost| *lost)
+    keys().values().any(|state| *state == SessionState::Lost)
 }
 
 /// Creates a new key for a session and records it.
@@ -118,7 +125,7 @@ pub(crate) fn new_key(initiator: &str) -> u64 {
     key = key << PROCESS_BITS | u64::from(process) & mask(PROCESS_BITS);
     key = key << START_BITS | start(process).unwrap_or(0) & mask(START_BITS);
     key = key << NUMBER_BITS | NUMBER.fetch_add(1, Relaxed) & mask(NUMBER_BITS);
-    keys().insert(key, false);
+    keys().insert(key, SessionState::Open);
     key
 }
 

@@ -3,6 +3,7 @@
 use crate::link::{Data, Failure, Link};
 use crate::options::Options;
 use block::{DeviceInfo, Error, ErrorKind, Result};
+use iscsi_proto::scsi::cdb::BlockRange;
 use iscsi_proto::scsi::{
     Capacity, DeviceId, Fault, Inquiry, Limits, ModeSense, access_of, cdb, device_ids,
     parse_capacity10, parse_capacity16, parse_inquiry, parse_limits, parse_mode_sense, parse_pages,
@@ -40,6 +41,14 @@ pub(crate) struct Unit {
     pub(crate) discard: Discard,
     /// Maximum length of one UNMAP.
     pub(crate) unmap_max: u64,
+}
+
+impl Unit {
+    /// Converts a range of bytes, which consists of whole blocks.
+    #[inline]
+    pub(crate) fn blocks(&self, offset: u64, len: u64) -> BlockRange {
+        BlockRange::of_bytes(offset, len, self.block)
+    }
 }
 
 /// Command that discards a range.
@@ -89,7 +98,11 @@ pub(crate) fn query(
     let provisioning = ask_page(0xb2)?.and_then(|p| parse_provisioning(&p));
     let (limits, provisioning) = (limits.unwrap_or_default(), provisioning.unwrap_or_default());
     let mode = mode(link, deadline)?;
-    let access = access(link, inquiry.alua, &ids, deadline)?;
+    let access = if inquiry.alua {
+        access(link, &ids, deadline)?
+    } else {
+        Access::Optimized
+    };
     let read_only = mode.write_protected || options.read_only;
     let block = capacity.block_bytes;
     let size = capacity.blocks.checked_mul(u64::from(block));
@@ -161,7 +174,7 @@ pub(crate) fn ask_access(link: &mut Link, deadline: Instant) -> Result<Option<Ac
         return Ok(None);
     }
     let ids = page(link, 0x83, deadline)?.map(|p| device_ids(&p));
-    access(link, true, &ids.unwrap_or_default(), deadline).map(Some)
+    access(link, &ids.unwrap_or_default(), deadline).map(Some)
 }
 
 pub(crate) fn inquiry(link: &mut Link, deadline: Instant) -> Result<Inquiry> {
@@ -232,10 +245,8 @@ fn mode(link: &mut Link, deadline: Instant) -> Result<ModeSense> {
     Ok(ModeSense::default())
 }
 
-fn access(link: &mut Link, alua: bool, ids: &[DeviceId], deadline: Instant) -> Result<Access> {
-    if !alua {
-        return Ok(Access::Optimized);
-    }
+/// Queries the access state of this port, one of the ports that `ids` names.
+fn access(link: &mut Link, ids: &[DeviceId], deadline: Instant) -> Result<Access> {
     let cdb = cdb::report_target_port_groups(GROUPS_BYTES);
     let groups = optional(link.command(&cdb, &Data::In(GROUPS_BYTES), deadline))?;
     let groups = parse_port_groups(&groups.unwrap_or_default());

@@ -52,11 +52,19 @@ fn read(len: usize) -> Op {
     }
 }
 
-fn write(fua: bool) -> Op {
+fn write() -> Op {
     Op::Write {
         offset: 0,
         bufs: Buf::zeroed(4096).into(),
-        fua,
+        fua: false,
+    }
+}
+
+fn write_with_fua() -> Op {
+    Op::Write {
+        offset: 0,
+        bufs: Buf::zeroed(4096).into(),
+        fua: true,
     }
 }
 
@@ -87,10 +95,10 @@ fn faults_have_their_kinds() {
         (&[0x72, 2, 0x04, 0x0c], ErrorKind::NotNow),
         (&[0x72, 4, 0x44, 0], ErrorKind::Io),
     ] {
-        let got = kind_after(write(false), Reply::Status(2, 0, sense));
+        let got = kind_after(write(), Reply::Status(2, 0, sense));
         assert_eq!(got, Some(kind), "{sense:?}");
     }
-    let conflict = kind_after(write(false), Reply::Status(0x18, 0, &[]));
+    let conflict = kind_after(write(), Reply::Status(0x18, 0, &[]));
     assert_eq!(conflict, Some(ErrorKind::Busy));
     assert_eq!(kind_after(read(8192), Reply::Half), Some(ErrorKind::Io));
     assert_eq!(
@@ -106,7 +114,7 @@ fn what_happened_beside_a_command_is_no_error() {
     assert_eq!(kind_after(read(4096), Reply::Status(0x40, 0, &[])), None);
     assert_eq!(kind_after(read(4096), Reply::AfterPing), None);
     let recovered = Reply::Status(2, 0, &[0x72, 1, 0x17, 0]);
-    assert_eq!(kind_after(write(false), recovered), None);
+    assert_eq!(kind_after(write(), recovered), None);
 }
 
 #[test]
@@ -233,7 +241,7 @@ fn access_is_heard_of_with_io_and_asked_for_beside_it() {
         (disk::STANDBY, Access::Standby),
     ] {
         array.set_access_quietly([state, disk::OPTIMIZED]);
-        let error = run(queue, write(false)).unwrap_err();
+        let error = run(queue, write()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotNow, "{error}");
         assert_eq!(queue.access_sign(), Some(AccessHint::Is(access)));
         assert_eq!(active.access(LONG).unwrap(), Some(access));
@@ -263,7 +271,7 @@ fn where_a_target_lacks_a_command_another_takes_its_place() {
         0x93 => Reply::Status(2, 0, &[0x72, 5, 0x20, 0]),
         _ => Reply::Good,
     });
-    run(&mut *queue, write(true)).unwrap();
+    run(&mut *queue, write_with_fua()).unwrap();
     assert_eq!(
         std::mem::take(&mut *target.seen.lock().unwrap()),
         [0x8a, 0x35]
@@ -286,7 +294,7 @@ fn where_a_target_lacks_a_command_another_takes_its_place() {
     };
     let target = start(manner, first(Vec::new()));
     let queue = &mut *queue_with(&target, Options::default());
-    run(queue, write(false)).unwrap();
+    run(queue, write()).unwrap();
     run(queue, read(4096)).unwrap();
     run(queue, Op::Flush).unwrap();
     assert_eq!(*target.seen.lock().unwrap(), [0x2a, 0x28, 0x35]);
@@ -370,7 +378,7 @@ fn connections_do_not_register_with_the_target_of_the_linux_kernel() {
     let connections = [(); 2].map(|()| path.connect(LONG).unwrap());
     for connection in connections {
         assert_eq!(connection.fence_key(), None, "lost writes are waited for");
-        run(&mut *connection.open().unwrap(), write(false)).unwrap();
+        run(&mut *connection.open().unwrap(), write()).unwrap();
     }
     assert_eq!(reservations.keys(), []);
     path.close(LONG);
@@ -402,7 +410,7 @@ fn registrations_of_lost_connections_do_not_multiply_and_none_is_left_at_the_end
         let connection = a.connect(LONG).unwrap();
         let key = connection.fence_key().unwrap();
         let mut queue = connection.open().unwrap();
-        run(&mut *queue, write(false)).unwrap();
+        run(&mut *queue, write()).unwrap();
         lose(&mut *queue);
         drop(queue);
         if round % 2 == 0 {
@@ -411,7 +419,7 @@ fn registrations_of_lost_connections_do_not_multiply_and_none_is_left_at_the_end
         }
         // One for each connection that is open or was lost, and one for fencing.
         assert!(reservations.keys().len() <= 3, "{:?}", reservations.keys());
-        run(&mut *good, write(false)).unwrap();
+        run(&mut *good, write()).unwrap();
     }
     assert!(!reservations.is_free());
     drop(good);

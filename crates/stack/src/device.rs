@@ -15,7 +15,7 @@ use block::BlockDevice;
 use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
 use numa::Topology;
-use path_file::{FileDevice, FilePath, HeaderGuard};
+use path_file::{FileDevice, FilePath, HeaderGuard, Sharing};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
 use std::fs::File;
@@ -171,7 +171,14 @@ impl Disk {
     /// Another process holds the lock.
     pub fn header_lock(&self, exclusive: bool) -> Result<Guard> {
         match self {
-            Disk::File(file) => Ok(Guard::File(file.file.header_lock(exclusive)?)),
+            Disk::File(file) => {
+                let sharing = if exclusive {
+                    Sharing::Exclusive
+                } else {
+                    Sharing::Shared
+                };
+                Ok(Guard::File(file.file.header_lock(sharing)?))
+            }
             Disk::Lun(lun) => Ok(Guard::Lun(take(&lun.lock, "header", exclusive)?)),
         }
     }

@@ -12,7 +12,7 @@ use crate::{Error, Result, Settings, control};
 use lunpath::{Identity, Lunpath};
 use multipath::identity::is_generic;
 use multipath::trace::Recording;
-use multipath::{ATTRIBUTES, Lun, PathSpec};
+use multipath::{ATTRIBUTES, LastPath, Lun, PathSpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::os::unix::fs::FileTypeExt;
@@ -65,12 +65,21 @@ pub(crate) fn answer(
             legacy: legacy.clone(),
             enabled: true,
         })?,
-        LunRequest::Remove { path, force } => lun.remove(path, *force)?,
+        LunRequest::Remove { path, force } => lun.remove(path, last_path(*force))?,
         LunRequest::Enable { path } => lun.enable(path)?,
-        LunRequest::Disable { path, force } => lun.disable(path, *force)?,
+        LunRequest::Disable { path, force } => lun.disable(path, last_path(*force))?,
         LunRequest::ReplaceWwid { path } => lun.replace_wwid(path)?,
     }
     Ok(Value::Null)
+}
+
+/// `--force` takes even the last working path out of service.
+fn last_path(force: bool) -> LastPath {
+    if force {
+        LastPath::Retire
+    } else {
+        LastPath::Keep
+    }
 }
 
 fn lun_read_only(lun: &Lun) -> bool {

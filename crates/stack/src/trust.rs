@@ -14,7 +14,7 @@
 use crate::device::Disk;
 use crate::place::{Places, lun_at};
 use crate::{Error, Result, Settings, state_file};
-use crypt::{Action, Role, Seal, Unlocked, Volume};
+use crypt::{Action, Epoch, Role, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeenSeal {
     /// Its number; a newer seal has a higher one.
-    pub epoch: u64,
+    pub epoch: Epoch,
     /// SHA-256 of its authentication codes, in hexadecimal.
     pub digest: String,
 }

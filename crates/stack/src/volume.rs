@@ -86,7 +86,9 @@ impl LockedVolume {
     ) -> Result<()> {
         let known = opener.trust.load()?;
         let known = known.volumes.get(self.volume.uuid());
-        let epoch = known.and_then(|e| e.seal.as_ref()).map_or(0, |s| s.epoch);
+        let epoch = known
+            .and_then(|e| e.seal.as_ref())
+            .map_or(crypt::Epoch::ZERO, |s| s.epoch);
         self.change(opener, source, crypt::Action::Reseal, |volume, unlocked| {
             if let Some(entry) = known {
                 entry.allow_reseal(volume.name(), unlocked)?;

@@ -15,7 +15,7 @@ use openssl::cipher_ctx::CipherCtx;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::time::Duration;
-use xts::{Direction, Kernel, SectorSize, Xts};
+use xts::{Direction, Kernel, SectorSize, Tweak, Xts};
 
 const REQUESTS: [usize; 3] = [4 << 10, 64 << 10, 1 << 20];
 
@@ -111,8 +111,8 @@ type Work = Box<dyn FnMut(u64, &mut [u8])>;
 fn ours(case: Case, key: &[u8], kernel: Kernel) -> Work {
     let xts = Xts::with_kernel(key, case.sector, kernel).expect("an available kernel");
     match case.way {
-        Direction::Encrypt => Box::new(move |unit, data| xts.encrypt(unit, data)),
-        Direction::Decrypt => Box::new(move |unit, data| xts.decrypt(unit, data)),
+        Direction::Encrypt => Box::new(move |unit, data| xts.encrypt(Tweak::new(unit), data)),
+        Direction::Decrypt => Box::new(move |unit, data| xts.decrypt(Tweak::new(unit), data)),
     }
 }
 

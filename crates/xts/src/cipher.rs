@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::kernel::{Engine, Units};
 use crate::self_test;
-use crate::types::{Direction, Kernel};
+use crate::types::{Direction, Kernel, Tweak};
 
 /// Sector sizes in use on LUKS2 volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -50,10 +50,9 @@ impl From<SectorSize> for u32 {
 
 /// AES-XTS with one key over sectors of one size. Can be shared by any number of threads.
 ///
-/// All four operations take `first_unit`, the number of the first sector in units of 512 bytes
-/// counted from the start of the segment (plus the segment's `iv_tweak`); it wraps at 2^64 as in
-/// plain64. They panic if the length is not a whole number of sectors or if the two lengths
-/// differ: that is a bug in the caller, and a partial sector cannot be encrypted.
+/// All four operations take the tweak of the first sector. They panic if the length is not a whole
+/// number of sectors or if the two lengths differ: that is a bug in the caller, and a partial sector
+/// cannot be encrypted.
 pub struct Xts {
     engine: Engine,
     sector: SectorSize,
@@ -115,32 +114,32 @@ impl Xts {
     }
 
     /// Encrypts `data` in place.
-    pub fn encrypt(&self, first_unit: u64, data: &mut [u8]) {
+    pub fn encrypt(&self, first: Tweak, data: &mut [u8]) {
         self.engine
-            .run(Direction::Encrypt, self.units(first_unit), None, data);
+            .run(Direction::Encrypt, self.units(first), None, data);
     }
 
     /// Decrypts `data` in place.
-    pub fn decrypt(&self, first_unit: u64, data: &mut [u8]) {
+    pub fn decrypt(&self, first: Tweak, data: &mut [u8]) {
         self.engine
-            .run(Direction::Decrypt, self.units(first_unit), None, data);
+            .run(Direction::Decrypt, self.units(first), None, data);
     }
 
     /// Encrypts `src` into `dst` in one pass. No plaintext is ever written to `dst`.
-    pub fn encrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
+    pub fn encrypt_to(&self, first: Tweak, src: &[u8], dst: &mut [u8]) {
         self.engine
-            .run(Direction::Encrypt, self.units(first_unit), Some(src), dst);
+            .run(Direction::Encrypt, self.units(first), Some(src), dst);
     }
 
     /// Decrypts `src` into `dst` in one pass.
-    pub fn decrypt_to(&self, first_unit: u64, src: &[u8], dst: &mut [u8]) {
+    pub fn decrypt_to(&self, first: Tweak, src: &[u8], dst: &mut [u8]) {
         self.engine
-            .run(Direction::Decrypt, self.units(first_unit), Some(src), dst);
+            .run(Direction::Decrypt, self.units(first), Some(src), dst);
     }
 
-    fn units(&self, first_unit: u64) -> Units {
+    fn units(&self, first: Tweak) -> Units {
         Units {
-            first_iv: u128::from(first_unit),
+            first_iv: u128::from(first.unit()),
             iv_step: self.sector.units(),
             bytes: self.sector.bytes() as usize,
         }
@@ -218,22 +217,22 @@ mod tests {
     #[should_panic(expected = "whole number of sectors")]
     fn part_of_a_sector_is_a_bug_of_the_caller() {
         let xts = Xts::new(&key(32), SectorSize::B4096).expect("good key");
-        xts.encrypt(0, &mut [0; 512]);
+        xts.encrypt(Tweak::ZERO, &mut [0; 512]);
     }
 
     #[test]
     #[should_panic(expected = "same length")]
     fn different_lengths_are_a_bug_of_the_caller() {
         let xts = Xts::new(&key(32), SectorSize::B512).expect("good key");
-        xts.encrypt_to(0, &[0; 1024], &mut [0; 512]);
+        xts.encrypt_to(Tweak::ZERO, &[0; 1024], &mut [0; 512]);
     }
 
     #[test]
     fn no_sectors_is_no_work() {
         for kernel in Kernel::available() {
             let xts = Xts::with_kernel(&key(32), SectorSize::B512, kernel).expect("good key");
-            xts.encrypt(u64::MAX, &mut []);
-            xts.decrypt_to(0, &[], &mut []);
+            xts.encrypt(Tweak::new(u64::MAX), &mut []);
+            xts.decrypt_to(Tweak::ZERO, &[], &mut []);
         }
     }
 

@@ -3,7 +3,7 @@
 //! One call processes any whole number of sectors. That is the purpose of this crate: libraries
 //! take one sector per call, and at 512 bytes the call costs as much as the cipher.
 //!
-//! **Invariants.** All kernels produce the same bytes for the same key, unit and data. A kernel is
+//! **Invariants.** All kernels produce the same bytes for the same key, tweak and data. A kernel is
 //! used only after it has reproduced known answers in this process ([`Kernel::best`],
 //! [`Xts::with_kernel`]). Once a call has returned, round keys exist only in
 //! [`secret::SecretBytes`]: each public call clears the vector registers and the stack it used.
@@ -30,4 +30,4 @@ mod vectors;
 pub use cipher::{SectorSize, Xts};
 pub use error::Error;
 pub use measure::{measure, measure_direction};
-pub use types::{Direction, Kernel};
+pub use types::{Direction, Kernel, Tweak};

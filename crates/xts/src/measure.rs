@@ -4,7 +4,7 @@
 //! machine.
 
 use crate::cipher::{SectorSize, Xts};
-use crate::types::{Direction, Kernel};
+use crate::types::{Direction, Kernel, Tweak};
 use rustix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
@@ -53,13 +53,13 @@ pub fn measure_direction(
     let key = &key[..key_bits as usize / 4];
     let xts = Xts::with_kernel(key, sector, kernel).expect("the kernel is usable here");
     let mut data = vec![0x5A; request_bytes];
-    let mut unit = 0u64;
+    let mut tweak = Tweak::ZERO;
     let mut one = || {
         match direction {
-            Direction::Encrypt => xts.encrypt(unit, &mut data),
-            Direction::Decrypt => xts.decrypt(unit, &mut data),
+            Direction::Encrypt => xts.encrypt(tweak, &mut data),
+            Direction::Decrypt => xts.decrypt(tweak, &mut data),
         }
-        unit = unit.wrapping_add(request_bytes as u64 / 512);
+        tweak = tweak.after(request_bytes as u64);
     };
     one(); // warms the CPU cache with the data and the keys
     // Reading the thread clock is a system call; once per 4 MiB its cost is negligible.

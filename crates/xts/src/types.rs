@@ -1,4 +1,4 @@
-//! The kernels by name, and the directions.
+//! The kernels by name, the directions, and the tweaks.
 
 use std::fmt;
 
@@ -33,6 +33,38 @@ impl Kernel {
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// plain64 tweak of a sector: the number of its first unit of 512 bytes, counted from the start of
+/// the segment (plus the segment's `iv_tweak`). It counts such units for every sector size (LUKS2
+/// on-disk format 1.1, section 3.3: `iv_tweak`), and wraps at 2^64.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(transparent)]
+pub struct Tweak(u64);
+
+impl Tweak {
+    /// Tweak of the first sector.
+    pub const ZERO: Tweak = Tweak(0);
+
+    /// Creates the tweak of the sector that begins at this unit of 512 bytes.
+    #[inline]
+    pub const fn new(unit: u64) -> Tweak {
+        Tweak(unit)
+    }
+
+    /// Returns the number of the unit.
+    #[inline]
+    pub const fn unit(self) -> u64 {
+        self.0
+    }
+
+    /// Computes the tweak of the sector that begins `bytes` after the start of this one. `bytes` is
+    /// a multiple of the sector size.
+    #[inline]
+    #[must_use]
+    pub const fn after(self, bytes: u64) -> Tweak {
+        Tweak(self.0.wrapping_add(bytes / 512))
     }
 }
 

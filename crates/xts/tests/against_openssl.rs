@@ -5,7 +5,7 @@
 use openssl::cipher::Cipher;
 use openssl::cipher_ctx::CipherCtx;
 use std::time::{SystemTime, UNIX_EPOCH};
-use xts::{Kernel, SectorSize, Xts};
+use xts::{Kernel, SectorSize, Tweak, Xts};
 
 /// SplitMix64: good enough for test data, with a seed that fits on one line.
 struct Random(u64);
@@ -65,24 +65,25 @@ fn check(xts: &Xts, first_unit: u64, clear: &[u8], cipher: &[u8], shift: usize) 
         clear.len()
     );
     const GUARD: u8 = 0xA5;
+    let first = Tweak::new(first_unit);
     let surrounded = |data: &[u8]| [&vec![GUARD; shift], data, &[GUARD; 64]].concat();
     let range = shift..shift + clear.len();
 
     let mut place = surrounded(clear);
-    xts.encrypt(first_unit, &mut place[range.clone()]);
+    xts.encrypt(first, &mut place[range.clone()]);
     assert!(place == surrounded(cipher), "encrypt: {what}");
-    xts.decrypt(first_unit, &mut place[range.clone()]);
+    xts.decrypt(first, &mut place[range.clone()]);
     assert!(place == surrounded(clear), "decrypt: {what}");
 
     let (src, mut dst) = (surrounded(clear), surrounded(&vec![0; clear.len()]));
-    xts.encrypt_to(first_unit, &src[range.clone()], &mut dst[range.clone()]);
+    xts.encrypt_to(first, &src[range.clone()], &mut dst[range.clone()]);
     assert!(dst == surrounded(cipher), "encrypt_to: {what}");
     assert!(
         src == surrounded(clear),
         "encrypt_to leaves its source alone: {what}"
     );
     let mut back = surrounded(&vec![0; clear.len()]);
-    xts.decrypt_to(first_unit, &dst[range.clone()], &mut back[range]);
+    xts.decrypt_to(first, &dst[range.clone()], &mut back[range]);
     assert!(back == src, "decrypt_to: {what}");
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     SPAN, assert_tags, content, fill, good, piece, read, reap_all, reap_some, submit, write_of,
-    zeroes,
+    write_with, zeroes,
 };
 use crate::Random;
 use block::{BlockDevice, Blocking, Buf, BufPool, Bufs, Op, Queue, Wait};
@@ -108,7 +108,7 @@ impl Lanes {
             3..=5 => {
                 let mut bufs = self.bufs(len, random);
                 bufs.iter_mut().for_each(|b| random.fill(b));
-                write_of(offset, bufs, fua)
+                write_with(offset, bufs, fua)
             }
             6 => Op::WriteZeroes {
                 offset,
@@ -193,13 +193,13 @@ pub(super) fn fua_and_flush_leave_the_data(device: &dyn BlockDevice) {
     let mut done = Vec::new();
     for round in 0..8u64 {
         Random::new(round).fill(&mut data);
-        submit(queue, 0, write_of(0, Buf::copy_of(&data), round % 2 == 0));
+        submit(queue, 0, write_with(0, Buf::copy_of(&data), round % 2 == 0));
         reap_all(queue, &mut done);
         // A flush next to a write that it does not cover, and one with nothing to do.
         let beside = queue.capacity() >= 3;
         submit(queue, 1, Op::Flush);
         if beside {
-            submit(queue, 2, write_of(len as u64, Buf::copy_of(&data), false));
+            submit(queue, 2, write_of(len as u64, Buf::copy_of(&data)));
             submit(queue, 3, Op::Flush);
         }
         reap_all(queue, &mut done);
@@ -252,7 +252,7 @@ pub(super) fn threads_write_neighbouring_blocks(device: &dyn BlockDevice) {
                         }
                         let mut buf = Buf::zeroed(block);
                         buf.fill(value(index, round));
-                        submit(queue, index, write_of(index * block as u64, buf, false));
+                        submit(queue, index, write_of(index * block as u64, buf));
                     }
                     reap_all(queue, &mut done);
                     assert_eq!(done.len() as u64, blocks / THREADS);

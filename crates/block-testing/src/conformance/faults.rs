@@ -3,6 +3,7 @@
 use super::data::{Lanes, copy_out, range_of};
 use super::{
     Layer, SPAN, assert_tags, content, fill, good, piece, read, reap_all, submit, write_of,
+    write_with,
 };
 use crate::{ErrorHandle, Failure, Mem, PowerCut, Random};
 use block::{BlockDevice, Blocking, Buf, Completion, ErrorKind, Op, OpKind, Queue};
@@ -55,7 +56,7 @@ fn one_failing_request_fails_alone(
         OpKind::Read => read(i * len, len as usize),
         OpKind::Flush => Op::Flush,
         OpKind::WriteZeroes => super::zeroes(i * len, len),
-        OpKind::Write | OpKind::Discard => write_of(i * len, stamped(n, i, len), false),
+        OpKind::Write | OpKind::Discard => write_of(i * len, stamped(n, i, len)),
     };
     let pass = |queue: &mut dyn Queue| {
         let mut done = Vec::new();
@@ -65,7 +66,7 @@ fn one_failing_request_fails_alone(
         done
     };
     for i in 0..count {
-        good(queue, write_of(i * len, stamped(0, i, len), false));
+        good(queue, write_of(i * len, stamped(0, i, len)));
     }
     handle.set(Some(Failure::nth(n, ErrorKind::Media).of(kind)));
     let done = pass(queue);
@@ -204,7 +205,7 @@ pub fn run_with_power_cuts(disk: &Mem, layer: Layer<'_>, seed: u64, cuts: usize)
         let index = random.below(blocks);
         let fua = random.below(8) == 0;
         let before = cut.events();
-        let op = write_of(index * block, stamp_block(stamp, block), fua);
+        let op = write_with(index * block, stamp_block(stamp, block), fua);
         blocking.run(op).expect("nothing fails here");
         history.write(index, stamp, before);
         if fua {

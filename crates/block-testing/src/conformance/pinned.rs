@@ -18,7 +18,7 @@ pub(super) fn pinned_buffers(device: &dyn BlockDevice) {
     // SAFETY: `keep` owns the memory, which does not move with it, and moves into the buffer;
     // the mutex is not locked while the buffer exists.
     let pinned = unsafe { Buf::pinned(at, len, keep.clone()) };
-    let Op::Write { bufs, .. } = good(queue, write_of(0, pinned, false)) else {
+    let Op::Write { bufs, .. } = good(queue, write_of(0, pinned)) else {
         unreachable!("checked by `good`")
     };
     assert_eq!(Arc::strong_count(&keep), 2, "the memory is kept in place");

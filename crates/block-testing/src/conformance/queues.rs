@@ -1,6 +1,6 @@
 //! Queues: capacity, waiting, the descriptor, and a drop with requests in flight.
 
-use super::{assert_tags, piece, read, reap_all, reap_some, submit, write_of, zeroes};
+use super::{assert_tags, piece, read, reap_all, reap_some, submit, write_with, zeroes};
 use block::{BlockDevice, Buf, BufPool, Op, Queue, Request, Wait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::time::Duration;
@@ -146,7 +146,7 @@ pub(super) fn dropping_with_requests_in_flight(device: &dyn BlockDevice) {
                     offset,
                     bufs: buf.into(),
                 },
-                1 => write_of(offset, buf, i % 2 == 0),
+                1 => write_with(offset, buf, i % 2 == 0),
                 _ => zeroes(offset, len as u64),
             };
             submit(queue, i, op);

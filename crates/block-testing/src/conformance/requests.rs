@@ -1,6 +1,8 @@
 //! Single requests: those that a device accepts, those that it refuses, and the errors.
 
-use super::{SPAN, content, good, one, read, refused, write, write_of, zeroes};
+use super::{
+    SPAN, content, durable_write_of, good, one, read, refused, write, write_of, write_with, zeroes,
+};
 use crate::Random;
 use block::{BlockDevice, Buf, Bufs, ErrorKind, Op};
 
@@ -64,7 +66,7 @@ pub(super) fn bounds_and_alignment(device: &dyn BlockDevice) {
         bufs: parts(),
     };
     refused(queue, op, ErrorKind::Misaligned);
-    refused(queue, write_of(0, parts(), false), ErrorKind::Misaligned);
+    refused(queue, write_of(0, parts()), ErrorKind::Misaligned);
     for (offset, len, kind) in [
         (0, size + block_bytes, ErrorKind::OutOfRange),
         (size, block_bytes, ErrorKind::OutOfRange),
@@ -100,7 +102,7 @@ pub(super) fn empty_requests(device: &dyn BlockDevice) {
     for offset in [0, size] {
         good(queue, read(offset, 0));
         good(queue, write(offset, 0));
-        good(queue, write_of(offset, Vec::new(), true));
+        good(queue, durable_write_of(offset, Vec::new()));
         good(queue, zeroes(offset, 0));
         if discard {
             good(queue, Op::Discard { offset, len: 0 });
@@ -137,7 +139,7 @@ pub(super) fn largest_transfer(device: &dyn BlockDevice) {
     if max as u64 <= device.info().size.min(TRIED_BYTES_MAX) {
         let mut data = vec![0; max];
         Random::new(5).fill(&mut data);
-        good(queue, write_of(0, Buf::copy_of(&data), false));
+        good(queue, write_of(0, Buf::copy_of(&data)));
         let Op::Read { bufs, .. } = good(queue, read(0, max)) else {
             unreachable!("checked by `good`")
         };
@@ -147,7 +149,7 @@ pub(super) fn largest_transfer(device: &dyn BlockDevice) {
         refused(queue, read(0, max + block), ErrorKind::TooLarge);
         refused(queue, write(0, max + block), ErrorKind::TooLarge);
         let halves: Bufs = vec![Buf::zeroed(max), Buf::zeroed(block)].into();
-        refused(queue, write_of(0, halves, false), ErrorKind::TooLarge);
+        refused(queue, write_of(0, halves), ErrorKind::TooLarge);
     }
     // The limit does not apply to requests without data.
     good(queue, zeroes(0, SPAN));
@@ -177,7 +179,7 @@ pub(super) fn scatter_and_gather(device: &dyn BlockDevice) {
             Buf::copy_of(&data[at - len..at])
         };
         let bufs: Vec<Buf> = lens.iter().map(next).collect();
-        let Op::Write { bufs, .. } = good(queue, write_of(offset, bufs, count % 2 == 1)) else {
+        let Op::Write { bufs, .. } = good(queue, write_with(offset, bufs, count % 2 == 1)) else {
             unreachable!("checked by `good`")
         };
         assert!(
@@ -210,7 +212,7 @@ pub(super) fn read_only_refuses_every_change(device: &dyn BlockDevice) {
     let changes = |offset| {
         [
             write(offset, block),
-            write_of(offset, Buf::zeroed(block), true),
+            durable_write_of(offset, Buf::zeroed(block)),
             zeroes(offset, block as u64),
             Op::Discard {
                 offset,

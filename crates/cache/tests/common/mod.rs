@@ -47,7 +47,7 @@ impl Parts {
         let from = offset.next_multiple_of(4096);
         let mut blocking = Blocking::open(&*self.device).unwrap();
         while blocking
-            .write_zeroes(file.0 * self.span + from, self.span - from, true)
+            .write_zeroes(file.0 * self.span + from, self.span - from)
             .is_err()
         {}
     }

@@ -1,10 +1,36 @@
-//! Command descriptor blocks. `block` and `count` are in logical blocks; `bytes` is an allocation
-//! length.
+//! Command descriptor blocks. `bytes` is an allocation length.
 
 use crate::bytes::put;
 
 /// A command descriptor block, zero-filled to 16 bytes.
 pub type Cdb = [u8; 16];
+
+/// A run of logical blocks of a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockRange {
+    first: u64,
+    count: u32,
+}
+
+impl BlockRange {
+    /// Block 0 with count 0: the whole unit, whatever its size, for a command that defines it so.
+    pub const ALL: BlockRange = BlockRange::new(0, 0);
+
+    /// Creates the range of `count` blocks from the logical block address `first` on.
+    pub const fn new(first: u64, count: u32) -> BlockRange {
+        BlockRange { first, count }
+    }
+
+    /// Converts a range of bytes, which consists of whole blocks of `block_bytes`.
+    #[inline]
+    pub fn of_bytes(offset: u64, len: u64, block_bytes: u32) -> BlockRange {
+        let block = u64::from(block_bytes);
+        BlockRange {
+            first: offset / block,
+            count: u32::try_from(len / block).unwrap_or(u32::MAX),
+        }
+    }
+}
 
 fn cdb(opcode: u8, fields: &[(usize, &[u8])]) -> Cdb {
     let mut out = [0; 16];
@@ -15,52 +41,55 @@ fn cdb(opcode: u8, fields: &[(usize, &[u8])]) -> Cdb {
     out
 }
 
-fn wide(opcode: u8, flags: u8, block: u64, count: u32) -> Cdb {
-    let (block, count) = (block.to_be_bytes(), count.to_be_bytes());
-    cdb(opcode, &[(1, &[flags]), (2, &block), (10, &count)])
+fn wide(opcode: u8, flags: u8, range: BlockRange) -> Cdb {
+    let (first, count) = (range.first.to_be_bytes(), range.count.to_be_bytes());
+    cdb(opcode, &[(1, &[flags]), (2, &first), (10, &count)])
 }
 
-fn narrow(opcode: u8, flags: u8, block: u32, count: u16) -> Cdb {
-    let (block, count) = (block.to_be_bytes(), count.to_be_bytes());
-    cdb(opcode, &[(1, &[flags]), (2, &block), (7, &count)])
+/// Builds a ten-byte command. A unit that accepts no others has no block past its 32 bits, and the
+/// caller sends no more blocks than its 16 bits can count.
+fn narrow(opcode: u8, flags: u8, range: BlockRange) -> Cdb {
+    let first = u32::try_from(range.first).unwrap_or(u32::MAX).to_be_bytes();
+    let count = u16::try_from(range.count).unwrap_or(u16::MAX).to_be_bytes();
+    cdb(opcode, &[(1, &[flags]), (2, &first), (7, &count)])
 }
 
 const FUA: u8 = 0x08;
 
 /// Builds a READ(16) command: SBC-3, section 5.16.
-pub fn read16(block: u64, count: u32) -> Cdb {
-    wide(0x88, 0, block, count)
+pub fn read16(range: BlockRange) -> Cdb {
+    wide(0x88, 0, range)
 }
 
 /// Builds a READ(10) command: SBC-3, section 5.14.
-pub fn read10(block: u32, count: u16) -> Cdb {
-    narrow(0x28, 0, block, count)
+pub fn read10(range: BlockRange) -> Cdb {
+    narrow(0x28, 0, range)
 }
 
 /// Builds a WRITE(16) command: SBC-3, section 5.36.
-pub fn write16(block: u64, count: u32, fua: bool) -> Cdb {
-    wide(0x8a, if fua { FUA } else { 0 }, block, count)
+pub fn write16(range: BlockRange, fua: bool) -> Cdb {
+    wide(0x8a, if fua { FUA } else { 0 }, range)
 }
 
 /// Builds a WRITE(10) command: SBC-3, section 5.34.
-pub fn write10(block: u32, count: u16, fua: bool) -> Cdb {
-    narrow(0x2a, if fua { FUA } else { 0 }, block, count)
+pub fn write10(range: BlockRange, fua: bool) -> Cdb {
+    narrow(0x2a, if fua { FUA } else { 0 }, range)
 }
 
-/// Builds a SYNCHRONIZE CACHE(10) command: SBC-3, section 5.26. Block 0 with count 0 covers the
-/// whole device, whatever its size.
-pub fn synchronize_cache10(block: u32, count: u16) -> Cdb {
-    narrow(0x35, 0, block, count)
+/// Builds a SYNCHRONIZE CACHE(10) command: SBC-3, section 5.26. [`BlockRange::ALL`] covers the whole
+/// unit.
+pub fn synchronize_cache10(range: BlockRange) -> Cdb {
+    narrow(0x35, 0, range)
 }
 
 /// Builds a SYNCHRONIZE CACHE(16) command: SBC-3, section 5.27.
-pub fn synchronize_cache16(block: u64, count: u32) -> Cdb {
-    wide(0x91, 0, block, count)
+pub fn synchronize_cache16(range: BlockRange) -> Cdb {
+    wide(0x91, 0, range)
 }
 
 /// Builds a WRITE SAME(16) command: SBC-3, section 5.46. Its data is one logical block.
-pub fn write_same16(block: u64, count: u32, unmap: bool) -> Cdb {
-    wide(0x93, if unmap { FUA } else { 0 }, block, count)
+pub fn write_same16(range: BlockRange, unmap: bool) -> Cdb {
+    wide(0x93, if unmap { FUA } else { 0 }, range)
 }
 
 /// Builds an UNMAP command: SBC-3, section 5.28. `bytes` is the length of [`unmap_list`].
@@ -69,12 +98,12 @@ pub fn unmap(bytes: u16) -> Cdb {
 }
 
 /// Builds the parameter list of UNMAP for one range.
-pub fn unmap_list(block: u64, count: u32) -> [u8; 24] {
+pub fn unmap_list(range: BlockRange) -> [u8; 24] {
     let mut out = [0; 24];
     put(&mut out, 0, &22u16.to_be_bytes());
     put(&mut out, 2, &16u16.to_be_bytes());
-    put(&mut out, 8, &block.to_be_bytes());
-    put(&mut out, 16, &count.to_be_bytes());
+    put(&mut out, 8, &range.first.to_be_bytes());
+    put(&mut out, 16, &range.count.to_be_bytes());
     out
 }
 
@@ -168,27 +197,37 @@ mod tests {
     use crate::bytes::hex;
 
     #[test]
+    fn a_range_of_bytes_becomes_blocks() {
+        let range = BlockRange::of_bytes(3 * 4096, 2 * 4096, 4096);
+        assert_eq!(range, BlockRange::new(3, 2));
+    }
+
+    #[test]
     fn command_blocks_are_those_of_the_standards() {
+        let range = BlockRange::new(1, 2);
         for (cdb, expected) in [
             (
-                read16(0x0102_0304_0506_0708, 9),
+                read16(BlockRange::new(0x0102_0304_0506_0708, 9)),
                 "88000102030405060708000000090000",
             ),
             (
-                read10(0x0102_0304, 0x0506),
+                read10(BlockRange::new(0x0102_0304, 0x0506)),
                 "28000102030400050600000000000000",
             ),
-            (write16(1, 2, true), "8a080000000000000001000000020000"),
-            (write10(1, 2, false), "2a000000000100000200000000000000"),
+            (write16(range, true), "8a080000000000000001000000020000"),
+            (write10(range, false), "2a000000000100000200000000000000"),
             (
-                synchronize_cache10(0, 0),
+                synchronize_cache10(BlockRange::ALL),
                 "35000000000000000000000000000000",
             ),
             (
-                synchronize_cache16(1, 2),
+                synchronize_cache16(range),
                 "91000000000000000001000000020000",
             ),
-            (write_same16(1, 2, true), "93080000000000000001000000020000"),
+            (
+                write_same16(range, true),
+                "93080000000000000001000000020000",
+            ),
             (unmap(24), "42000000000000001800000000000000"),
             (read_capacity16(32), "9e100000000000000000000000200000"),
             (read_capacity10(), "25000000000000000000000000000000"),
@@ -215,7 +254,7 @@ mod tests {
             assert_eq!(hex(&cdb), expected);
         }
         assert_eq!(
-            hex(&unmap_list(3, 4)),
+            hex(&unmap_list(BlockRange::new(3, 4))),
             "001600100000000000000000000000030000000400000000"
         );
     }

@@ -10,6 +10,8 @@ use block_testing::Random;
 
 const LUN: [u8; 8] = [0, 1, 0, 0, 0, 0, 0, 0];
 const CDB: [u8; 16] = [0xab; 16];
+/// Tag of a PDU that belongs to no task.
+const NO_TASK: TaskId = TaskId::new(NO_TAG);
 
 fn params() -> Params {
     Params {
@@ -34,7 +36,7 @@ fn session(params: Params) -> Session {
 /// Builds a PDU of the target, without digests.
 fn pdu(op: u8, flags: u8, task: TaskId, fields: &[(usize, u32)], data: &[u8]) -> Vec<u8> {
     let mut bhs = Bhs::new(op, flags);
-    bhs.set_u32(16, task);
+    bhs.set_u32(16, task.tag());
     for (at, value) in fields {
         bhs.set_u32(*at, *value);
     }
@@ -45,8 +47,16 @@ fn pdu(op: u8, flags: u8, task: TaskId, fields: &[(usize, u32)], data: &[u8]) ->
     out
 }
 
-fn data_in(task: TaskId, sn: u32, offset: u32, data: &[u8], status: bool) -> Vec<u8> {
-    let flags = if status { FINAL | 1 } else { 0 };
+fn data_in(task: TaskId, sn: u32, offset: u32, data: &[u8]) -> Vec<u8> {
+    data_in_with(0, task, sn, offset, data)
+}
+
+/// Builds the data of a read with its status, good.
+fn data_in_and_status(task: TaskId, sn: u32, offset: u32, data: &[u8]) -> Vec<u8> {
+    data_in_with(FINAL | 1, task, sn, offset, data)
+}
+
+fn data_in_with(flags: u8, task: TaskId, sn: u32, offset: u32, data: &[u8]) -> Vec<u8> {
     pdu(
         opcode::DATA_IN,
         flags,
@@ -130,8 +140,9 @@ fn a_read_command_is_that_of_the_standard() {
     let task = session.command(&CDB, Transfer::In(4096)).unwrap();
     let pdus = out(&mut session);
     // Opcode 1; final, read, simple; no data; LUN 1; tag; 4096 bytes; CmdSN 1; ExpStatSN 101; CDB.
+    let tag = task.tag();
     let expected = format!(
-        "01c10000000000000001000000000000{task:08x}0000100000000001{:08x}{}",
+        "01c10000000000000001000000000000{tag:08x}0000100000000001{:08x}{}",
         101,
         "ab".repeat(16)
     );
@@ -149,9 +160,9 @@ fn data_and_status_come_together_or_apart_and_between_tasks_in_any_cut() {
     };
     let (_, [a, b, c]) = make();
     let stream = [
-        data_in(b, 0, 0, b"abc", false),
-        data_in(a, 0, 0, b"12345678", true),
-        data_in(b, 1, 3, b"defgh", false),
+        data_in(b, 0, 0, b"abc"),
+        data_in_and_status(a, 0, 0, b"12345678"),
+        data_in(b, 1, 3, b"defgh"),
         done(c, 2, &[0x70, 0, 5]),
         done(b, 0, &[]),
     ]
@@ -198,18 +209,12 @@ fn data_out_of_order_beyond_the_end_or_for_no_task_is_refused() {
             "{result:?}"
         );
     };
-    refused(&|t| data_in(t, 0, 4, b"1234", false));
-    refused(&|t| data_in(t, 1, 0, b"1234", false));
-    refused(&|t| data_in(t, 0, 0, b"123456789", false));
-    refused(&|t| {
-        [
-            data_in(t, 0, 0, b"12", false),
-            data_in(t, 1, 0, b"12", false),
-        ]
-        .concat()
-    });
-    refused(&|t| data_in(t ^ 1 << 16, 0, 0, b"1234", false));
-    refused(&|_| data_in(77, 0, 0, b"1234", false));
+    refused(&|t| data_in(t, 0, 4, b"1234"));
+    refused(&|t| data_in(t, 1, 0, b"1234"));
+    refused(&|t| data_in(t, 0, 0, b"123456789"));
+    refused(&|t| [data_in(t, 0, 0, b"12"), data_in(t, 1, 0, b"12")].concat());
+    refused(&|t| data_in(TaskId::new(t.tag() ^ 1 << 16), 0, 0, b"1234"));
+    refused(&|_| data_in(TaskId::new(77), 0, 0, b"1234"));
     refused(&|t| r2t(t, 1, 0, 0, 8));
     refused(&|t| [done(t, 0, &[]), done(t, 0, &[])].concat());
     refused(&|t| pdu(opcode::NOP_IN, FINAL, t, &[], &[]));
@@ -357,7 +362,7 @@ fn what_was_abandoned_is_thrown_away_and_told_when_it_ends() {
     let read = session.command(&CDB, Transfer::In(8)).unwrap();
     let write = session.command(&CDB, Transfer::Out(4096)).unwrap();
     out(&mut session);
-    let first = data_in(read, 0, 0, b"1234", false);
+    let first = data_in(read, 0, 0, b"1234");
     let seen = feed(&mut session, &first[..50], 50).unwrap();
     assert_eq!(seen.data.len(), 2, "in the middle of its data");
     assert!(
@@ -374,7 +379,7 @@ fn what_was_abandoned_is_thrown_away_and_told_when_it_ends() {
     );
     feed(&mut session, &r2t(write, 1, 0, 2048, 2048), 50).unwrap();
     assert_eq!(out(&mut session).len(), 2, "its data is still owed");
-    let stream = [data_in(read, 1, 4, b"5678", true), done(write, 0, &[])].concat();
+    let stream = [data_in_and_status(read, 1, 4, b"5678"), done(write, 0, &[])].concat();
     let seen = feed(&mut session, &stream, 5).unwrap();
     let late = [read, write].map(|task| Event::Late { task });
     assert_eq!((seen.data.len(), &seen.events[..]), (0, &late[..]));
@@ -389,7 +394,7 @@ fn data_may_be_read_past_the_session() {
         });
         let task = session.command(&CDB, Transfer::In(6)).unwrap();
         out(&mut session);
-        let mut stream = data_in(task, 0, 0, b"abcdef", true);
+        let mut stream = data_in_and_status(task, 0, 0, b"abcdef");
         if data_digest {
             stream.extend(crc32c::crc32c(b"abcdef\0\0").to_le_bytes());
         }
@@ -438,7 +443,7 @@ fn pings_are_answered_in_both_directions() {
     let ping = pdu(
         opcode::NOP_IN,
         FINAL,
-        NO_TAG,
+        NO_TASK,
         &[(8, 0x0001_0000), (20, 55)],
         &[],
     );
@@ -451,7 +456,7 @@ fn pings_are_answered_in_both_directions() {
         (NO_TAG, 55, LUN)
     );
     let asked = session.ping().unwrap();
-    assert_eq!(bhs(&out(&mut session)[0]).itt(), asked);
+    assert_eq!(bhs(&out(&mut session)[0]).itt(), asked.tag());
     let answer = pdu(
         opcode::NOP_IN,
         FINAL,
@@ -478,7 +483,7 @@ fn management_text_and_logout_have_their_answers() {
     let pdus = out(&mut session);
     let abort_header = bhs(&pdus[1]);
     assert_eq!((abort_header.0[0], abort_header.flags()), (0x42, FINAL | 1));
-    assert_eq!((abort_header.ttt(), abort_header.u32(32)), (read, 1));
+    assert_eq!((abort_header.ttt(), abort_header.u32(32)), (read.tag(), 1));
     assert_eq!(bhs(&pdus[2]).flags(), FINAL | 5);
     assert_eq!(pdus[3].payload, Payload::Own(b"SendTargets=All\0".into()));
     let answer = |task, sn| {
@@ -492,7 +497,7 @@ fn management_text_and_logout_have_their_answers() {
     };
     let mut stream = answer(abort, 101);
     let rejected = bhs(&pdus[2]).0;
-    stream.extend(pdu(opcode::REJECT, FINAL, NO_TAG, &[(24, 102)], &rejected));
+    stream.extend(pdu(opcode::REJECT, FINAL, NO_TASK, &[(24, 102)], &rejected));
     let part = pdu(
         opcode::TEXT_RESPONSE,
         0x40,
@@ -507,7 +512,7 @@ fn management_text_and_logout_have_their_answers() {
     let more = bhs(&out(&mut session)[0]);
     assert_eq!(
         (more.opcode(), more.itt(), more.ttt()),
-        (opcode::TEXT, text, 9)
+        (opcode::TEXT, text.tag(), 9)
     );
     let rest = pdu(
         opcode::TEXT_RESPONSE,
@@ -532,7 +537,7 @@ fn management_text_and_logout_have_their_answers() {
         feed(&mut session, &gone, 48).unwrap().events,
         [Event::LoggedOut]
     );
-    let leaving = |code: u32| pdu(opcode::ASYNC, FINAL, NO_TAG, &[(36, code << 24)], &[]);
+    let leaving = |code: u32| pdu(opcode::ASYNC, FINAL, NO_TASK, &[(36, code << 24)], &[]);
     assert_eq!(
         feed(&mut session, &leaving(1), 48).unwrap().events,
         [Event::Leaving { code: 1 }]
@@ -556,12 +561,12 @@ fn garbage_ends_in_an_error_or_in_events_but_never_in_a_panic() {
         });
         let read = session.command(&CDB, Transfer::In(64)).unwrap();
         let write = session.command(&CDB, Transfer::Out(9000)).unwrap();
-        session.abandon(if round % 2 == 0 { read } else { 0 });
+        session.abandon(if round % 2 == 0 { read } else { TaskId::new(0) });
         out(&mut session);
         let mut stream = [
-            data_in(read, 0, 0, &[1; 32], false),
+            data_in(read, 0, 0, &[1; 32]),
             r2t(write, 1, 0, 2048, 4096),
-            data_in(read, 1, 32, &[2; 32], true),
+            data_in_and_status(read, 1, 32, &[2; 32]),
             done(write, 2, &[0x70; 18]),
         ]
         .concat();

@@ -27,7 +27,7 @@
 //! bound of the link's rate. A path that has been silent gets one I/O from time to time; the cost
 //! of an overdue path is increased by the time it is overdue.
 
-use super::{Io, Nanos, PathView, Rotation};
+use super::{Io, Nanos, Outcome, PathView, Rotation};
 
 /// Upper limit of the price of waiting: a path is not worth using if it takes longer than this many
 /// times the wait for another path.
@@ -303,7 +303,14 @@ impl Predictor {
         }
     }
 
-    pub(super) fn completed(&mut self, path: usize, io: Io, started: Nanos, now: Nanos, ok: bool) {
+    pub(super) fn completed(
+        &mut self,
+        path: usize,
+        io: Io,
+        started: Nanos,
+        now: Nanos,
+        outcome: Outcome,
+    ) {
         let link = &mut self.links[path];
         link.own_bytes = link.own_bytes.saturating_sub(u64::from(io.bytes));
         link.last_sign = now;
@@ -311,7 +318,7 @@ impl Predictor {
         if followed.is_some() {
             link.followed = None;
         }
-        if !ok {
+        if outcome == Outcome::Failed {
             return;
         }
         if let Some(followed) = followed {

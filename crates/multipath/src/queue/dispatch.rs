@@ -14,7 +14,7 @@ impl LunQueue {
         let attributes = Arc::clone(&self.attributes);
         let heeded = attributes.alua_enabled;
         let any_up = self.links.iter().any(|l| l.serves(heeded));
-        for (view, link) in self.views.iter_mut().zip(&self.links) {
+        for (view, link) in self.selection.views_mut().zip(&self.links) {
             let path = &link.path;
             let queue = link.queue.as_ref();
             let room = queue.is_some_and(|q| q.room() > 0);
@@ -56,12 +56,8 @@ impl LunQueue {
             if io.write {
                 self.leave_to_writable(now);
             }
-            let others = avoid.is_some_and(|a| {
-                let mut views = self.views.iter().enumerate();
-                views.any(|(i, v)| v.usable && i != a)
-            });
-            if let Some(avoid) = avoid.filter(|_| others) {
-                self.views[avoid].usable = false;
+            if let Some(avoid) = avoid.filter(|a| self.selection.has_other(*a)) {
+                self.selection.exclude(avoid);
             }
             if let Some(to) = bound.filter(|b| self.links[*b].path.lost_writes.load(Acquire)) {
                 self.fail_flush(slot, to, now);
@@ -81,7 +77,7 @@ impl LunQueue {
                 let link = &self.links[*b];
                 link.serves(self.attributes.alua_enabled) || (own && link.queue.is_some())
             });
-            let chosen = bound.or_else(|| self.selector.select(&self.views, io, now));
+            let chosen = bound.or_else(|| self.selection.select(io, now));
             match chosen {
                 Some(path) if self.send(slot, path, now) => {}
                 Some(_) => later.push_back(slot),
@@ -109,7 +105,7 @@ impl LunQueue {
         let takes = |l: &Link| !l.path.read_only.load(Relaxed);
         let spare = |l: &Link| l.serves(heeded) && takes(l) && !l.path.flaps.hold_back(now);
         let spared = self.shared.only.is_none() && self.links.iter().any(spare);
-        for (view, link) in self.views.iter_mut().zip(&self.links) {
+        for (view, link) in self.selection.views_mut().zip(&self.links) {
             view.usable &= takes(link) && !(spared && link.path.flaps.hold_back(now));
         }
     }
@@ -143,7 +139,7 @@ impl LunQueue {
             .fetch_add(u64::from(io.bytes), Relaxed);
         link.path.port.in_flight.fetch_add(1, Relaxed);
         self.bytes += u64::from(io.bytes);
-        self.selector.started(path, io, now);
+        self.selection.started(path, io, now);
         true
     }
 

@@ -1,5 +1,6 @@
 //! Jobs of a queue: requests of its user, parts of flushes, and probes.
 
+use crate::log::EventId;
 use crate::policy::{Io, Nanos};
 use block::{Error, Op};
 use slab::Slab;
@@ -39,7 +40,7 @@ pub(super) struct Job {
     pub(super) flush_of: Option<(usize, u64)>,
     pub(super) parts: u32,
     pub(super) failed: Option<Error>,
-    pub(super) moved_by: Option<u64>,
+    pub(super) moved_by: Option<EventId>,
 }
 
 impl Job {

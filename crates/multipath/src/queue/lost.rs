@@ -4,6 +4,7 @@ use super::jobs::Owner;
 use super::sleeper::TICK;
 use super::{LunQueue, nanos};
 use crate::link::LinkState;
+use crate::log::EventId;
 use crate::policy::Nanos;
 use crate::unanswered::{OPEN, UnansweredWrite};
 use block::{Op, Wait};
@@ -17,7 +18,13 @@ const STEADY: Nanos = 10_000_000_000;
 
 impl LunQueue {
     /// Closes a connection. Its jobs in flight are resubmitted on other paths.
-    pub(super) fn close_link(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+    pub(super) fn close_link(
+        &mut self,
+        path: usize,
+        why: &str,
+        event: Option<EventId>,
+        now: Nanos,
+    ) {
         if self.links.get(path).is_none_or(|l| l.queue.is_none()) {
             return;
         }
@@ -32,7 +39,7 @@ impl LunQueue {
             self.sleeper.remove_link(fd);
         }
         link.state = LinkState::Down;
-        link.count_suspect(false);
+        link.uncount_suspicion();
         link.probing = false;
         link.back = None;
         link.fence_key = None;
@@ -81,7 +88,13 @@ impl LunQueue {
     }
 
     /// Takes back all jobs of a link, and records writes that may still be executed.
-    pub(super) fn withdraw_all(&mut self, path: usize, why: &str, event: Option<u64>, now: Nanos) {
+    pub(super) fn withdraw_all(
+        &mut self,
+        path: usize,
+        why: &str,
+        event: Option<EventId>,
+        now: Nanos,
+    ) {
         let jobs = std::mem::take(&mut self.links[path].jobs);
         let mut kept = Vec::new();
         let mut moved = Vec::new();
@@ -107,7 +120,7 @@ impl LunQueue {
         let name = self.links[path].path.path.name();
         let users = users.count() as u64;
         let event = event.unwrap_or_else(|| self.lun.log.add(name, why.to_owned(), users));
-        tracing::info!(path = name, event, "{why}");
+        tracing::info!(path = name, event = event.get(), "{why}");
         for (slot, op) in moved {
             self.again(slot, op, Some(event), why, now);
         }
@@ -176,7 +189,7 @@ impl Drop for LunQueue {
             }
             self.closed(path, now);
             let link = &mut self.links[path];
-            link.count_suspect(false);
+            link.uncount_suspicion();
             if link.queue.is_some() {
                 link.path.links_up.fetch_sub(1, Relaxed);
             }

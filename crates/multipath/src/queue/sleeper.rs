@@ -47,7 +47,7 @@ impl Sleeper {
     }
 
     /// Starts or stops the timer.
-    pub(super) fn run_timer(&mut self, runs: bool) {
+    pub(super) fn set_timer_runs(&mut self, runs: bool) {
         if runs == self.timer_runs {
             return;
         }
@@ -91,7 +91,7 @@ impl Sleeper {
                 EVENT_TIMER => {
                     let _ = rustix::io::read(&self.timer, &mut [0; 8]);
                     if !busy {
-                        self.run_timer(false);
+                        self.set_timer_runs(false);
                     }
                 }
                 path => ready(path as usize),

@@ -163,7 +163,7 @@ impl LunQueue {
         if link.path.links_suspect.load(Relaxed) == 0 {
             link.path.flaps.record(link.heard, longest, now);
         }
-        link.count_suspect(true);
+        link.count_suspicion();
         link.path.counters.suspect_events.fetch_add(1, Relaxed);
         let why = format!(
             "suspect: silent for {} ms with I/O outstanding",

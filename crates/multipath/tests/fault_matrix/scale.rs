@@ -4,7 +4,7 @@ use crate::common::*;
 use crate::{Pair, goes_on};
 use block::{BlockDevice, Blocking};
 use lunpath::Lunpath;
-use multipath::{Lun, PathSpec, PathState};
+use multipath::{LastPath, Lun, PathSpec, PathState};
 use path_file::FilePath;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,7 +42,7 @@ fn a_path_whose_ring_holds_requests_is_taken_out_without_losing_one() {
     for round in 0..20 {
         let name = format!("c{}t0d0", round % 2);
         goes_on(&lun, round % 2, 20);
-        lun.disable(&name, false).unwrap();
+        lun.disable(&name, LastPath::Keep).unwrap();
         goes_on(&lun, 1 - round % 2, 20);
         lun.enable(&name).unwrap();
         until("it is back", || {
@@ -76,7 +76,7 @@ mod needs_peer {
         for n in 0..31 {
             // Refused while every other path is suspect: the 32 paths share a slow target.
             until("another path is usable", || {
-                lun.disable(&format!("c{n}t0d0"), false).is_ok()
+                lun.disable(&format!("c{n}t0d0"), LastPath::Keep).is_ok()
             });
         }
         goes_on(&lun, 31, 50);
