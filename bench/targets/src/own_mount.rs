@@ -5,7 +5,7 @@
 
 use crate::own_fs::OwnFs;
 use block::BlockDevice;
-use export_fuse::{Mount, MountConfig};
+use export_fuse::{Mount, MountConfig, WhenBusy};
 use stack::{ProcessCache, Result, Settings};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -94,15 +94,15 @@ impl OwnMount {
     /// # Errors
     /// It is in use and stays mounted; the device fails.
     pub fn unmount(&self) -> Result<()> {
-        self.take_away(false)
+        self.take_away(WhenBusy::Refuse)
     }
 
-    fn take_away(&self, force: bool) -> Result<()> {
+    fn take_away(&self, when_busy: WhenBusy) -> Result<()> {
         let mut opened = self.opened();
         let Some((mount, fs)) = opened.take() else {
             return Ok(());
         };
-        match mount.unmount(force) {
+        match mount.unmount(when_busy) {
             Ok(_) => fs.close(),
             Err(kept) => {
                 let (mount, error) = *kept;
@@ -116,7 +116,7 @@ impl OwnMount {
 impl Drop for OwnMount {
     fn drop(&mut self) {
         // The content is discarded in any case.
-        let _ = self.take_away(true);
+        let _ = self.take_away(WhenBusy::Detach);
         let _ = std::fs::remove_dir(&self.folder);
     }
 }

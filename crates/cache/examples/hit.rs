@@ -14,7 +14,7 @@
 
 use block::{BlockDevice, Buf, Op, Request, Wait};
 use block_testing::{Mem, Random};
-use cache::{Cache, CachedDevice, Config, DEVICE_FILE, DevicePager, OpenFile, Session};
+use cache::{Cache, CacheMode, CachedDevice, Config, DEVICE_FILE, DevicePager, OpenFile, Session};
 use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -267,7 +267,7 @@ fn through_queue(session: &mut Session, open: &mut OpenFile, pages: u64, seed: u
         let offset = page * PAGE;
         let op = Op::Read { offset, bufs };
         session
-            .submit(open, false, Request { tag: 0, op })
+            .submit(open, CacheMode::Cached, Request { tag: 0, op })
             .expect("there is room");
         session
             .reap(Wait::Poll, &mut done)

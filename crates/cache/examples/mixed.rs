@@ -78,9 +78,13 @@ fn main() {
     let (kernel, split) = (file("kernel"), file("split"));
     let mut ways: Vec<Box<dyn Way>> = vec![
         Box::new(Unified::new(memory())),
-        Box::new(Split::new("split, disk in memory", memory(), true, false)),
-        Box::new(Split::new("split, file", disk(&one), false, true)),
-        Box::new(Split::new("split, file, flushed", disk(&two), true, true)),
+        Box::new(Split::new("split, disk in memory", memory()).flushing()),
+        Box::new(Split::new("split, file", disk(&one)).slow()),
+        Box::new(
+            Split::new("split, file, flushed", disk(&two))
+                .flushing()
+                .slow(),
+        ),
         Box::new(Kernel::new("kernel, unified", &kernel, 0)),
         Box::new(Kernel::new("kernel, split", &split, libc::O_DIRECT)),
         Box::new(Kernel::new(
@@ -290,7 +294,7 @@ struct Split {
 }
 
 impl Split {
-    fn new(name: &'static str, device: Arc<dyn BlockDevice>, flushes: bool, slow: bool) -> Split {
+    fn new(name: &'static str, device: Arc<dyn BlockDevice>) -> Split {
         let (writes, maps) = (Side::new(&device), Side::new(&device));
         // Each page is requested individually, so loading others with it would only cost time.
         let mut attributes = maps.open.vnode().attributes();
@@ -299,12 +303,25 @@ impl Split {
         let mapping = maps.map();
         Split {
             name,
-            flushes,
-            slow,
+            flushes: false,
+            slow: false,
             writes,
             maps,
             mapping,
         }
+    }
+
+    /// Flushes after each write, instead of writing the page out.
+    fn flushing(self) -> Split {
+        Split {
+            flushes: true,
+            ..self
+        }
+    }
+
+    /// Marks each page as one that accesses a disk.
+    fn slow(self) -> Split {
+        Split { slow: true, ..self }
     }
 }
 

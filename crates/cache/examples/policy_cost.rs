@@ -69,13 +69,14 @@ fn main() {
     println!("| accesses | |");
     println!("|---|---|");
     let kinds: [(&str, Next); 4] = [
-        ("sequential, 4 KiB, hits", |n, _| access(n * 4096, true)),
-        ("sequential, 4 KiB, misses", |n, _| access(n * 4096, false)),
-        ("random, hits", |_, random| {
-            access(random.below(1 << 28) * 4096, true)
-        }),
+        ("sequential, 4 KiB, hits", |n, _| hit(n * 4096)),
+        ("sequential, 4 KiB, misses", |n, _| miss(n * 4096)),
+        (
+            "random, hits",
+            |_, random| hit(random.below(1 << 28) * 4096),
+        ),
         ("random, misses", |_, random| {
-            access(random.below(1 << 28) * 4096, false)
+            miss(random.below(1 << 28) * 4096)
         }),
     ];
     for (name, next) in kinds {
@@ -159,12 +160,19 @@ fn each(batch: Duration) -> f64 {
     batch.as_nanos() as f64 / BATCH as f64
 }
 
-fn access(offset: u64, hit: bool) -> Access {
+fn hit(offset: u64) -> Access {
     Access {
         offset,
         len: 4096,
         file_size: 1 << 40,
-        hit,
+        hit: true,
+    }
+}
+
+fn miss(offset: u64) -> Access {
+    Access {
+        hit: false,
+        ..hit(offset)
     }
 }
 

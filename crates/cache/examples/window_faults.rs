@@ -112,7 +112,7 @@ impl Bench {
 
     /// Accesses each page individually, as in random access.
     fn alone(&mut self, rows: &mut Vec<Row>) {
-        self.read_ahead(false);
+        self.set_read_ahead(false);
         self.empty();
         let mapping = self.map();
         let at = base(&mapping);
@@ -153,7 +153,7 @@ impl Bench {
 
     /// Accesses the pages in order, so that 16 are loaded at a time.
     fn clusters(&mut self, rows: &mut Vec<Row>) {
-        self.read_ahead(true);
+        self.set_read_ahead(true);
         self.empty();
         let mapping = self.map();
         let name = "loads in order, pages on the device";
@@ -193,9 +193,9 @@ impl Bench {
         self.open.map(bytes, Access::Store).expect("userfaultfd")
     }
 
-    fn read_ahead(&self, yes: bool) {
+    fn set_read_ahead(&self, on: bool) {
         let mut attributes = self.open.vnode().attributes();
-        attributes.no_read_ahead = !yes;
+        attributes.no_read_ahead = !on;
         self.open.vnode().set_attributes(attributes);
     }
 

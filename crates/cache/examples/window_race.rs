@@ -8,7 +8,7 @@ mod race;
 use clap::{Parser, ValueEnum};
 use race::real::Real;
 use race::small::{Flaw, Small};
-use race::{Counts, Ground, hunt};
+use race::{Counts, Ground, Until, hunt};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
         Some(flaw) => Box::new(Small::new(Some(flaw.into()))),
         None => Box::new(Real::new(args.seed)),
     };
-    let counts = hunt(&*ground, time, false, args.seed, &mut look);
+    let counts = hunt(&*ground, time, Until::Time, args.seed, &mut look);
     print(start.elapsed(), &counts);
     match counts.wrong() {
         0 => ExitCode::SUCCESS,

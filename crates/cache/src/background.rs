@@ -8,7 +8,7 @@
 //! room, and then there are frames for writing back mapped pages.
 
 use crate::frames::EvictionBatch;
-use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::leaf::{LeafAt, LeafNo};
 use crate::open::pages_of;
 use crate::policy::FrameNo;
 use crate::reclaim::{self, ReclaimResult};
@@ -119,8 +119,7 @@ fn write_behind(session: &mut Session, vnode: &Weak<Vnode>, pages: &Range<u64>) 
     if let Some(vnode) = vnode.upgrade()
         && !pages.is_empty()
     {
-        let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
-        let leaves = vnode.dirty_leaves(numbers);
+        let leaves = vnode.dirty_leaves(LeafNo::of_pages(pages));
         session.store_leaves(&vnode, &leaves, usize::MAX);
     }
 }
@@ -162,11 +161,11 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
         if !vnode.write_back.may_retry() {
             continue;
         }
-        let due = |number_at: &(u64, LeafAt)| {
+        let due = |number_at: &(LeafNo, LeafAt)| {
             let leaf = vnode.index().leaf(number_at.1);
             leaf.dirty() != 0 && leaf.dirty_since_ms() + vnode.sync_ms() <= now
         };
-        let mut leaves = vnode.dirty_leaves(0..=u64::MAX);
+        let mut leaves = vnode.dirty_leaves(LeafNo::all());
         let most = if forced > 0 {
             forced
         } else {

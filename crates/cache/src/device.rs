@@ -5,7 +5,7 @@
 
 use crate::device_pager::{DEVICE_FILE, DevicePager};
 use crate::open::OpenFile;
-use crate::session::Session;
+use crate::session::{CacheMode, Session};
 use crate::tree::Vnode;
 use crate::volume::{Cache, Volume};
 use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
@@ -19,7 +19,7 @@ pub struct CachedDevice {
     info: DeviceInfo,
     volume: Arc<Volume>,
     vnode: Arc<Vnode>,
-    direct: bool,
+    mode: CacheMode,
 }
 
 impl CachedDevice {
@@ -38,7 +38,7 @@ impl CachedDevice {
             info,
             volume,
             vnode,
-            direct: false,
+            mode: CacheMode::Cached,
         })
     }
 
@@ -48,7 +48,7 @@ impl CachedDevice {
             info: self.info.clone(),
             volume: Arc::clone(&self.volume),
             vnode: Arc::clone(&self.vnode),
-            direct: true,
+            mode: CacheMode::Direct,
         }
     }
 
@@ -73,7 +73,7 @@ impl BlockDevice for CachedDevice {
             info: self.info.clone(),
             session: self.volume.session()?,
             open: self.volume.open(&self.vnode),
-            direct: self.direct,
+            mode: self.mode,
         }))
     }
 }
@@ -82,7 +82,7 @@ struct CachedQueue {
     info: DeviceInfo,
     session: Session,
     open: OpenFile,
-    direct: bool,
+    mode: CacheMode,
 }
 
 impl Queue for CachedQueue {
@@ -109,7 +109,7 @@ impl Queue for CachedQueue {
                 self.session.answer(request, Ok(()));
                 Ok(())
             }
-            Ok(()) => self.session.submit(&mut self.open, self.direct, request),
+            Ok(()) => self.session.submit(&mut self.open, self.mode, request),
             Err(error) => {
                 self.session.answer(request, Err(error));
                 Ok(())

@@ -107,14 +107,18 @@ fn shorten(bufs: &mut Bufs, mut excess: usize) {
     }
 }
 
-/// Restores buffers to their full capacity; after a read, the added bytes are zeroed.
-fn lengthen(bufs: &mut Bufs, zero: bool) {
+/// Restores the buffers of a write to their full capacity.
+fn lengthen(bufs: &mut Bufs) {
+    let restore = |buf: &mut Buf| buf.set_len(buf.capacity());
+    bufs.iter_mut().for_each(restore);
+}
+
+/// Restores the buffers of a read to their full capacity, and zeroes the added bytes.
+fn lengthen_with_zeros(bufs: &mut Bufs) {
     let restore = |buf: &mut Buf| {
-        let (len, capacity) = (buf.len(), buf.capacity());
-        buf.set_len(capacity);
-        if zero {
-            buf[len..].fill(0);
-        }
+        let len = buf.len();
+        buf.set_len(buf.capacity());
+        buf[len..].fill(0);
     };
     bufs.iter_mut().for_each(restore);
 }
@@ -159,8 +163,8 @@ impl Queue<FileRequest, PagerInfo> for DevicePagerQueue {
             if let Some(at) = self.shortened.iter().position(|t| *t == completion.tag) {
                 self.shortened.swap_remove(at);
                 match &mut completion.op {
-                    Op::Read { bufs, .. } => lengthen(bufs, true),
-                    Op::Write { bufs, .. } => lengthen(bufs, false),
+                    Op::Read { bufs, .. } => lengthen_with_zeros(bufs),
+                    Op::Write { bufs, .. } => lengthen(bufs),
                     _ => {}
                 }
             }

@@ -4,7 +4,7 @@
 //! the data to write.
 
 use crate::index::Index;
-use crate::leaf::{Leaf, LeafAt};
+use crate::leaf::{Leaf, LeafAt, LeafNo};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard};
 /// Leaves with pages that are dirty or under write-back, by number.
 #[derive(Default)]
 pub(crate) struct DirtyLeaves {
-    leaves: Mutex<BTreeMap<u64, LeafAt>>,
+    leaves: Mutex<BTreeMap<LeafNo, LeafAt>>,
     /// Number of pages that are dirty or under write-back.
     pages: AtomicU64,
 }
@@ -34,7 +34,7 @@ impl DirtyLeaves {
     }
 
     /// Adds a leaf, after its first page was marked dirty.
-    pub(crate) fn insert(&self, number: u64, at: LeafAt) {
+    pub(crate) fn insert(&self, number: LeafNo, at: LeafAt) {
         self.lock().insert(number, at);
     }
 
@@ -42,8 +42,8 @@ impl DirtyLeaves {
     pub(crate) fn collect(
         &self,
         index: &Index,
-        numbers: RangeInclusive<u64>,
-    ) -> Vec<(u64, LeafAt)> {
+        numbers: RangeInclusive<LeafNo>,
+    ) -> Vec<(LeafNo, LeafAt)> {
         let mut leaves = self.lock();
         let mut found = Vec::new();
         let mut clean = Vec::new();
@@ -70,7 +70,7 @@ impl DirtyLeaves {
         dirty.map(Leaf::dirty_since_ms).min()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, LeafAt>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeafNo, LeafAt>> {
         self.leaves.lock().expect("no panic under this lock")
     }
 }

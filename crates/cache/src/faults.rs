@@ -2,7 +2,7 @@
 //! mapped, under its latch.
 
 use crate::frames::PAGE_BYTES;
-use crate::leaf::LEAF_PAGES;
+use crate::leaf::LeafNo;
 use crate::mapped::Mapped;
 use crate::open::OpenFile;
 use crate::session::Session;
@@ -229,7 +229,7 @@ impl Vnode {
     /// Calls `act` while a page is absent and cannot be loaded. `false`: it is resident, or being
     /// loaded.
     fn while_absent(&self, page: u64, act: &mut dyn FnMut()) -> bool {
-        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
         let at = self.index().acquire(number);
         let word = self.index().leaf(at).word(index);
         // Occupies the word like a load; its frame number is never used.

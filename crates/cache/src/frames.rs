@@ -8,7 +8,7 @@
 //! trying, never by waiting.
 
 use crate::config::MakePolicy;
-use crate::leaf::{LeafAt, Slab};
+use crate::leaf::{LeafAt, LeafNo, Slab};
 use crate::memory::{CHUNK_BYTES, Memory};
 use crate::page_state::FrameRefs;
 use crate::policy::Touched;
@@ -126,7 +126,7 @@ impl Base {
 #[derive(Default)]
 pub struct EvictionBatch {
     /// Leaves that became empty: vnode and leaf number.
-    pub leaves: Vec<(u64, u64)>,
+    pub leaves: Vec<(u64, LeafNo)>,
     /// Evicted pages, one entry per run of the same vnode and reason.
     pub pages: Vec<EvictedPages>,
 }

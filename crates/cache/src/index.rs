@@ -5,7 +5,7 @@
 //! The table may lack a leaf that the map has; a miss that matters is repeated in the map, under
 //! the lock.
 
-use crate::leaf::{Leaf, LeafAt, Slab};
+use crate::leaf::{Leaf, LeafAt, LeafNo, Slab};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{
@@ -35,7 +35,7 @@ struct Table {
 }
 
 struct LeafMap {
-    leaves: BTreeMap<u64, LeafAt>,
+    leaves: BTreeMap<LeafNo, LeafAt>,
     /// All tables ever used, the last one being current: a reader may still be in an old one. Each
     /// is at least twice as long as the one before, so the old ones take less than the current.
     #[expect(clippy::vec_box, reason = "readers have the address of the table")]
@@ -53,14 +53,14 @@ impl Table {
 
     /// Computes the first slot of a leaf of this number.
     #[inline]
-    fn place(&self, number: u64) -> usize {
+    fn place(&self, number: LeafNo) -> usize {
         // Fibonacci hashing: the top bits of multiples of the golden ratio are spread evenly, so
         // the leaves of a sequentially read file do not collide, and the first probe finds them.
-        (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
+        (number.raw().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize
     }
 
     /// Iterates over all slots where a leaf of this number may be.
-    fn probe(&self, number: u64) -> impl Iterator<Item = &AtomicU64> {
+    fn probe(&self, number: LeafNo) -> impl Iterator<Item = &AtomicU64> {
         let (first, mask) = (self.place(number), self.places.len() - 1);
         (0..PROBES).map(move |i| &self.places[(first + i) & mask])
     }
@@ -88,14 +88,14 @@ impl Index {
 
     /// Finds the probable leaf of this number in a few instructions; the caller verifies its tag.
     #[inline]
-    pub fn guess(&self, number: u64) -> Option<LeafAt> {
+    pub fn guess(&self, number: LeafNo) -> Option<LeafAt> {
         // SAFETY: tables live in `map.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
         LeafAt::of_raw(table.places[table.place(number)].load(Acquire))
     }
 
     /// Looks up the leaf of this number, if the table has it. Takes no lock.
-    pub fn find(&self, number: u64) -> Option<LeafAt> {
+    pub fn find(&self, number: LeafNo) -> Option<LeafAt> {
         // SAFETY: tables live in `map.tables` until the index is dropped.
         let table = unsafe { &*self.table.load(Acquire) };
         for place in table.probe(number) {
@@ -109,14 +109,14 @@ impl Index {
     }
 
     /// Looks up the leaf of this number; on a miss in the table, searches the map under the lock.
-    pub fn find_exact(&self, number: u64) -> Option<LeafAt> {
+    pub fn find_exact(&self, number: LeafNo) -> Option<LeafAt> {
         let found = self.find(number);
         found.or_else(|| self.truth().leaves.get(&number).copied())
     }
 
     /// Returns the leaf of this number, creating it if necessary, with one reference for the
     /// caller, who releases it with [`Index::release`].
-    pub fn acquire(&self, number: u64) -> LeafAt {
+    pub fn acquire(&self, number: LeafNo) -> LeafAt {
         if let Some(at) = self.find(number)
             && self.slab.get(at).acquire(self.vnode, number)
         {
@@ -137,14 +137,14 @@ impl Index {
 
     /// Undoes an [`Index::acquire`], or accounts for a word that became empty; releases the leaf
     /// when nothing uses it any more.
-    pub fn release(&self, number: u64, at: LeafAt) {
+    pub fn release(&self, number: LeafNo, at: LeafAt) {
         if self.slab.get(at).release() {
             self.release_if_idle(number);
         }
     }
 
     /// Releases a leaf if it is idle.
-    pub fn release_if_idle(&self, number: u64) {
+    pub fn release_if_idle(&self, number: LeafNo) {
         let mut truth = self.truth();
         let Some(at) = truth.leaves.get(&number).copied() else {
             return;
@@ -162,7 +162,7 @@ impl Index {
     }
 
     /// Collects the leaves in a range of numbers, in order.
-    pub fn range(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
+    pub fn range(&self, numbers: RangeInclusive<LeafNo>) -> Vec<(LeafNo, LeafAt)> {
         let truth = self.truth();
         truth
             .leaves
@@ -192,7 +192,7 @@ impl Index {
     }
 
     /// Enters a leaf into the table, which grows when it is half full or the slots are taken.
-    fn enter(&self, truth: &mut LeafMap, number: u64, at: LeafAt) {
+    fn enter(&self, truth: &mut LeafMap, number: LeafNo, at: LeafAt) {
         let table = truth.tables.last().expect("there is always one");
         if truth.leaves.len() * 2 <= table.places.len() && place(table, number, at) {
             return;
@@ -216,7 +216,7 @@ impl Index {
     }
 }
 
-fn place(table: &Table, number: u64, at: LeafAt) -> bool {
+fn place(table: &Table, number: LeafNo, at: LeafAt) -> bool {
     if table.probe(number).any(|p| p.load(Relaxed) == at.raw()) {
         return true;
     }
@@ -229,7 +229,7 @@ fn place(table: &Table, number: u64, at: LeafAt) -> bool {
 
 impl Drop for Index {
     fn drop(&mut self) {
-        let numbers: Vec<u64> = self.truth().leaves.keys().copied().collect();
+        let numbers: Vec<LeafNo> = self.truth().leaves.keys().copied().collect();
         numbers.into_iter().for_each(|n| self.release_if_idle(n));
     }
 }
@@ -237,12 +237,14 @@ impl Drop for Index {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::leaf::LEAF_PAGES;
 
     #[test]
     fn leaves_are_found_in_any_number_and_order_and_given_up() {
         let slab = Arc::new(Slab::default());
         let index = Index::new(9, slab.clone());
-        let numbers: Vec<u64> = (0..5000u64).map(|i| i * i % 100_003).collect();
+        let number = |i: u64| LeafNo::of_page(i * i % 100_003 * LEAF_PAGES).0;
+        let numbers: Vec<LeafNo> = (0..5000).map(number).collect();
         let mut made = BTreeMap::new();
         for number in &numbers {
             let at = index.acquire(*number);
@@ -253,7 +255,7 @@ mod tests {
             }
         }
         assert_eq!(index.len(), made.len());
-        let in_order = index.range(0..=u64::MAX);
+        let in_order = index.range(LeafNo::all());
         assert!(
             in_order
                 .iter()

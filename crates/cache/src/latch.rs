@@ -5,7 +5,7 @@
 
 use crate::copy;
 use crate::frames::{PAGE_BYTES, Pool};
-use crate::leaf::{LEAF_PAGES, Leaf, LeafAt};
+use crate::leaf::{Leaf, LeafAt, LeafNo};
 use crate::loan::Loan;
 use crate::mapped::Mapped;
 use crate::page_state::{PageLocation, PageState, StateSnapshot};
@@ -27,6 +27,15 @@ pub(crate) struct Latch<'a> {
     snap: StateSnapshot,
     home: PageLocation,
     changed: bool,
+}
+
+/// Treatment of the content of a page that moves to another frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// It is copied.
+    Kept,
+    /// It is not copied, because the caller overwrites the whole page.
+    Replaced,
 }
 
 /// Polls of a word that together take as long as a copy; after that, the other thread may have been
@@ -129,10 +138,9 @@ impl<'a> Latch<'a> {
     }
 
     /// Makes the page's bytes writable for the latch holder: if the frame is held, moves the page
-    /// to one of `spare`, with its content if `keep`. Returns whether the page moved, or `None` if
-    /// there is no spare frame.
+    /// to one of `spare`. Returns whether the page moved, or `None` if there is no spare frame.
     #[must_use]
-    pub fn make_private(&mut self, spare: &mut Vec<FrameNo>, keep: bool) -> Option<bool> {
+    pub fn make_private(&mut self, spare: &mut Vec<FrameNo>, content: Content) -> Option<bool> {
         self.changed = true;
         if !self.is_held() {
             return Some(false);
@@ -141,7 +149,7 @@ impl<'a> Latch<'a> {
             self.changed = false;
             return None;
         };
-        self.move_to(to, keep);
+        self.move_to(to, content);
         Some(true)
     }
 
@@ -172,12 +180,12 @@ impl<'a> Latch<'a> {
         old == first
     }
 
-    /// Moves the page from its frame to another, with its content if `keep`.
-    pub fn move_to(&mut self, to: FrameNo, keep: bool) {
+    /// Moves the page from its frame to another.
+    pub fn move_to(&mut self, to: FrameNo, content: Content) {
         let PageLocation::Frame(from) = self.home else {
             unreachable!("who moves a page between frames has found it in one");
         };
-        if keep {
+        if content == Content::Kept {
             self.copy_to(to);
         }
         self.pool().moved(FrameNo(from), to);
@@ -305,7 +313,8 @@ impl<'a> Latch<'a> {
         }
         let wasted = u64::from(self.snap.is_ahead());
         self.vnode.opens.closed.left(reason, 1, wasted);
-        self.vnode.index().release(self.page / LEAF_PAGES, self.at);
+        let (number, _) = LeafNo::of_page(self.page);
+        self.vnode.index().release(number, self.at);
         std::mem::forget(self);
     }
 
@@ -353,7 +362,7 @@ impl<'a> Latch<'a> {
     }
 
     fn index(&self) -> u32 {
-        (self.page % LEAF_PAGES) as u32
+        LeafNo::index_of(self.page)
     }
 
     fn bit(&self) -> u64 {

@@ -19,6 +19,7 @@
 
 use crate::page_state::PageState;
 use crate::policy::PageKey;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicU32, AtomicU64,
@@ -39,6 +40,47 @@ pub const VNODES_MAX: u64 = 1 << (64 - NUMBER_BITS);
 /// Largest file size in bytes.
 pub const FILE_BYTES_MAX: u64 = (LEAF_PAGES * 4096) << NUMBER_BITS;
 
+/// Number of a leaf within its vnode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+pub struct LeafNo(u64);
+
+impl LeafNo {
+    /// Computes the leaf of a page, and the index of the page in it.
+    #[inline]
+    pub fn of_page(page: u64) -> (LeafNo, u32) {
+        (LeafNo(page / LEAF_PAGES), LeafNo::index_of(page))
+    }
+
+    /// Computes the index of a page in its leaf.
+    #[inline]
+    pub fn index_of(page: u64) -> u32 {
+        (page % LEAF_PAGES) as u32
+    }
+
+    /// Computes the leaves that a range of pages touches, which is not empty.
+    pub fn of_pages(pages: &Range<u64>) -> RangeInclusive<LeafNo> {
+        LeafNo(pages.start / LEAF_PAGES)..=LeafNo((pages.end - 1) / LEAF_PAGES)
+    }
+
+    /// Returns the range of all leaves.
+    pub fn all() -> RangeInclusive<LeafNo> {
+        LeafNo(0)..=LeafNo(u64::MAX)
+    }
+
+    /// Computes the page at an index of the leaf.
+    #[inline]
+    pub fn page(self, index: u32) -> u64 {
+        self.0 * LEAF_PAGES + u64::from(index)
+    }
+
+    /// Returns the number as an integer, for hashing.
+    #[inline]
+    pub fn raw(self) -> u64 {
+        self.0
+    }
+}
+
 /// Identity of a leaf: vnode and leaf number in one integer. Zero: unassigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tag(u64);
@@ -46,13 +88,14 @@ pub struct Tag(u64);
 impl Tag {
     /// Creates the tag of leaf `number` of a vnode; vnode numbers are not zero.
     #[inline]
-    pub fn of(vnode: u64, number: u64) -> Tag {
-        debug_assert!(vnode < VNODES_MAX && number < 1 << NUMBER_BITS);
-        Tag(vnode << NUMBER_BITS | number)
+    pub fn of(vnode: u64, number: LeafNo) -> Tag {
+        debug_assert!(vnode < VNODES_MAX && number.0 < 1 << NUMBER_BITS);
+        Tag(vnode << NUMBER_BITS | number.0)
     }
 
-    fn split(self) -> (u64, u64) {
-        (self.0 >> NUMBER_BITS, self.0 & ((1 << NUMBER_BITS) - 1))
+    fn split(self) -> (u64, LeafNo) {
+        let number = self.0 & ((1 << NUMBER_BITS) - 1);
+        (self.0 >> NUMBER_BITS, LeafNo(number))
     }
 }
 
@@ -99,7 +142,7 @@ impl Leaf {
 
     /// Checks whether the leaf currently stands for this range of this vnode.
     #[inline]
-    pub fn is(&self, vnode: u64, number: u64) -> bool {
+    pub fn is(&self, vnode: u64, number: LeafNo) -> bool {
         self.tag.load(Acquire) == Tag::of(vnode, number).0
     }
 
@@ -112,7 +155,7 @@ impl Leaf {
     }
 
     /// Returns the vnode's number and the leaf's number within it.
-    pub fn owner(&self) -> (u64, u64) {
+    pub fn owner(&self) -> (u64, LeafNo) {
         Tag(self.tag.load(Acquire)).split()
     }
 
@@ -121,7 +164,7 @@ impl Leaf {
         let (vnode, number) = self.owner();
         PageKey {
             vnode,
-            page: number * LEAF_PAGES + u64::from(index),
+            page: number.page(index),
         }
     }
 
@@ -177,7 +220,7 @@ impl Leaf {
 
     /// Keeps the leaf from being retired while the caller fills a word. `false`: it stands for
     /// another range, or none.
-    pub fn acquire(&self, vnode: u64, number: u64) -> bool {
+    pub fn acquire(&self, vnode: u64, number: LeafNo) -> bool {
         let mut now = self.live.load(Relaxed);
         loop {
             if now == DEAD {
@@ -221,7 +264,7 @@ impl Leaf {
         idle
     }
 
-    fn adopt(&self, vnode: u64, number: u64) {
+    fn adopt(&self, vnode: u64, number: LeafNo) {
         let tag = Tag::of(vnode, number).0;
         self.lines
             .iter()
@@ -292,7 +335,7 @@ impl Slab {
     }
 
     /// Assigns a leaf to this range, with one [`Leaf::acquire`] for the caller.
-    pub fn adopt(&self, vnode: u64, number: u64) -> LeafAt {
+    pub fn adopt(&self, vnode: u64, number: LeafNo) -> LeafAt {
         let mut inner = self.inner.lock().expect("no panic under this lock");
         if inner.free.is_empty() {
             let block: Box<[Leaf]> = (0..BLOCK).map(|_| Leaf::new()).collect();
@@ -331,17 +374,18 @@ mod tests {
     #[test]
     fn a_leaf_changes_hands_only_when_nothing_keeps_it() {
         let slab = Slab::default();
-        let at = slab.adopt(1, 10);
+        let [three, ten, eleven] = [3, 10, 11].map(LeafNo);
+        let at = slab.adopt(1, ten);
         let leaf = slab.get(at);
-        assert!(leaf.has(0, Tag::of(1, 10)) && leaf.has(55, Tag::of(1, 10)));
-        assert!(leaf.is(1, 10) && !leaf.retire());
-        assert!(leaf.acquire(1, 10) && !leaf.acquire(2, 10) && !leaf.acquire(1, 11));
+        assert!(leaf.has(0, Tag::of(1, ten)) && leaf.has(55, Tag::of(1, ten)));
+        assert!(leaf.is(1, ten) && !leaf.retire());
+        assert!(leaf.acquire(1, ten) && !leaf.acquire(2, ten) && !leaf.acquire(1, eleven));
         assert!(!leaf.release());
         assert!(leaf.release() && leaf.retire());
-        assert!(!leaf.is(1, 10) && !leaf.acquire(1, 10));
+        assert!(!leaf.is(1, ten) && !leaf.acquire(1, ten));
         slab.free(at);
-        assert!(slab.adopt(2, 3) == at);
-        assert!(leaf.is(2, 3));
+        assert!(slab.adopt(2, three) == at);
+        assert!(leaf.is(2, three));
         assert_eq!(leaf.key(5).page, 3 * LEAF_PAGES + 5);
         assert!(LeafAt::split(at.with_index(55)) == Some((at, 55)));
     }

@@ -98,7 +98,7 @@ pub use memory::Backing;
 pub use open::OpenFile;
 pub use pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 pub use pressure::PressureWatch;
-pub use session::Session;
+pub use session::{CacheMode, Session};
 pub use stats::{CacheStats, Counts, FileStats};
 pub use tree::Vnode;
 pub use volume::{Cache, Volume};

@@ -6,7 +6,7 @@
 use crate::copy;
 use crate::frames::PAGE_BYTES;
 use crate::latch::{PageRef, pause};
-use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::leaf::{LeafAt, LeafNo};
 use crate::page_state::{PageState, StateSnapshot};
 use crate::policy::{Entry, FrameNo};
 use crate::stats::add;
@@ -34,7 +34,7 @@ const ASKED_MAX: u32 = 4;
 
 /// The leaf found last, so that a stream searches the index once in 56 pages.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Last(Option<(u64, LeafAt)>);
+pub(crate) struct Last(Option<(LeafNo, LeafAt)>);
 
 /// A pin that was taken, to be released by a [`PageRef`].
 #[derive(Clone, Copy)]
@@ -42,6 +42,27 @@ pub(crate) struct Pinned {
     at: LeafAt,
     index: u32,
     frame: u32,
+}
+
+/// Whether an access counts as a use of its page for the policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reference {
+    /// A use.
+    New,
+    /// Part of a use that was counted before.
+    Repeated,
+}
+
+impl Reference {
+    /// Classifies an access that is, or is not, part of an earlier use.
+    #[inline]
+    fn repeated_if(repeated: bool) -> Reference {
+        if repeated {
+            Reference::Repeated
+        } else {
+            Reference::New
+        }
+    }
 }
 
 /// Result of a page lookup.
@@ -84,6 +105,13 @@ impl OpenFile {
         } else {
             Entry::Read
         }
+    }
+
+    /// Records a read of one resident page, like [`OpenFile::accessed`].
+    #[inline]
+    pub(crate) fn accessed_resident(&mut self, page: u64) -> Entry {
+        let hit = true;
+        self.accessed(page * PAGE_BYTES as u64, PAGE_BYTES as u64, hit)
     }
 
     /// Records a write like [`OpenFile::accessed`].
@@ -183,9 +211,10 @@ impl OpenFile {
         let within = offset as usize % PAGE_BYTES;
         if within + out.len() <= PAGE_BYTES {
             let page = offset / PAGE_BYTES as u64;
-            let again = self.page_again(offset, offset + out.len() as u64).is_some();
+            let again = self.page_again(offset, offset + out.len() as u64);
+            let reference = Reference::repeated_if(again.is_some());
             let last = &mut self.last;
-            let look = copy_page(&self.state, last, page, within, out, again);
+            let look = copy_page(&self.state, last, page, within, out, reference);
             let hit = look == Lookup::Hit;
             add(&self.state.counters.hits, hit.into());
             return if hit { out.len() } else { 0 };
@@ -204,8 +233,9 @@ impl OpenFile {
             let part = &mut out[done..];
             let len = part.len().min(PAGE_BYTES - within);
             let part = &mut part[..len];
-            let (last, again) = (&mut self.last, again == Some(page));
-            if copy_page(&self.state, last, page, within, part, again) != Lookup::Hit {
+            let last = &mut self.last;
+            let reference = Reference::repeated_if(again == Some(page));
+            if copy_page(&self.state, last, page, within, part, reference) != Lookup::Hit {
                 break;
             }
             done += len;
@@ -220,7 +250,7 @@ impl OpenFile {
     #[inline]
     pub fn page(&mut self, page: u64) -> Option<PageRef<'_>> {
         let pinned = self.pin(page)?;
-        self.accessed(page * PAGE_BYTES as u64, PAGE_BYTES as u64, true);
+        self.accessed_resident(page);
         Some(self.held(pinned))
     }
 
@@ -312,7 +342,7 @@ impl Last {
     /// Looks up the probable leaf and index of a page; the caller verifies the leaf's tag.
     #[inline]
     fn guess(&self, vnode: &Vnode, page: u64) -> Option<(LeafAt, u32)> {
-        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
         match self.0 {
             Some((last, at)) if last == number => Some((at, index)),
             _ => Some((vnode.index().guess(number)?, index)),
@@ -322,11 +352,11 @@ impl Last {
     /// Records that this is the page's leaf.
     #[inline]
     fn is(&mut self, page: u64, at: LeafAt) {
-        self.0 = Some((page / LEAF_PAGES, at));
+        self.0 = Some((LeafNo::of_page(page).0, at));
     }
 }
 
-/// Copies from a page if it is resident. `again`: not a new use of the page.
+/// Copies from a page if it is resident.
 #[inline]
 pub(crate) fn copy_page(
     open: &OpenState,
@@ -334,16 +364,16 @@ pub(crate) fn copy_page(
     page: u64,
     within: usize,
     out: &mut [u8],
-    again: bool,
+    reference: Reference,
 ) -> Lookup {
     debug_assert!(within + out.len() <= PAGE_BYTES);
     if let Some((at, index)) = last.guess(&open.vnode, page)
-        && try_copy(open, (at, index), page, within, out, again) == Some(Lookup::Hit)
+        && try_copy(open, (at, index), page, within, out, reference) == Some(Lookup::Hit)
     {
         last.is(page, at);
         return Lookup::Hit;
     }
-    copy_page_slowly(open, last, page, within, out, again)
+    copy_page_slowly(open, last, page, within, out, reference)
 }
 
 #[cold]
@@ -353,14 +383,14 @@ fn copy_page_slowly(
     page: u64,
     within: usize,
     out: &mut [u8],
-    again: bool,
+    reference: Reference,
 ) -> Lookup {
     let mut turn = 0;
     loop {
         let Some((at, index)) = open.vnode.find_exact(page) else {
             return Lookup::Absent;
         };
-        if let Some(look) = try_copy(open, (at, index), page, within, out, again) {
+        if let Some(look) = try_copy(open, (at, index), page, within, out, reference) {
             last.is(page, at);
             return look;
         }
@@ -377,7 +407,7 @@ fn try_copy(
     page: u64,
     within: usize,
     out: &mut [u8],
-    again: bool,
+    reference: Reference,
 ) -> Option<Lookup> {
     let vnode = &*open.vnode;
     let leaf = vnode.index().leaf(at);
@@ -395,7 +425,7 @@ fn try_copy(
         // A change of the page during the copy is detected by `is_unchanged` below.
         unsafe { copy::out_of_page(from.add(within), out.as_mut_ptr(), out.len()) };
         if word.is_unchanged(snap) {
-            if !again && word.touch(snap) {
+            if reference == Reference::New && word.touch(snap) {
                 add(&open.counters.read_ahead_used, 1);
             }
             return Some(Lookup::Hit);

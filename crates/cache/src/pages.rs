@@ -2,8 +2,8 @@
 //! of many pages.
 
 use crate::frames::PAGE_BYTES;
-use crate::latch::Latch;
-use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, LeafAt};
+use crate::latch::{Content, Latch};
+use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, LeafAt, LeafNo};
 use crate::mapped::Mapped;
 use crate::page_state::PageLocation;
 use crate::policy::FrameNo;
@@ -36,7 +36,7 @@ impl Vnode {
             return false;
         };
         latch.home() == PageLocation::Frame(from.0) && !latch.is_held() && {
-            latch.move_to(to, true);
+            latch.move_to(to, Content::Kept);
             true
         }
     }
@@ -83,10 +83,10 @@ impl Vnode {
 
     /// Latches the resident pages, one after the other.
     fn latches(&self) -> impl Iterator<Item = Latch<'_>> {
-        let leaves = self.index().range(0..=u64::MAX).into_iter();
+        let leaves = self.index().range(LeafNo::all()).into_iter();
         let places = leaves.flat_map(|(number, at)| {
             let indexes = 0..LEAF_PAGES as u32;
-            indexes.map(move |index| (number * LEAF_PAGES + u64::from(index), at, index))
+            indexes.map(move |index| (number.page(index), at, index))
         });
         places.filter_map(|(page, at, index)| Latch::take(self, at, index, page))
     }

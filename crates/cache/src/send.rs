@@ -26,7 +26,7 @@
 mod parts;
 mod udp;
 
-pub use parts::Parts;
+pub use parts::{Parts, Push};
 pub use udp::{Datagrams, UdpSender};
 
 use crate::frames::PAGE_BYTES;
@@ -134,8 +134,8 @@ impl RangeSend {
                 return Ok(());
             }
             let chunk = self.left.start..end.min((self.left.start / CHUNK + 1) * CHUNK);
-            let more = chunk.end < end;
-            match self.send_held(&socket, session, open, chunk.clone(), cuts, more) {
+            let push = push_at(chunk.end, end);
+            match self.send_held(&socket, session, open, chunk.clone(), cuts, push) {
                 Err(SendError::File(error)) if is_mapped(open, &chunk, &error) => {
                     self.send_copy(&socket, session, open, chunk)?;
                 }
@@ -152,7 +152,7 @@ impl RangeSend {
             let len = (end - self.left.start) as usize;
             let mut parts = Parts::new();
             parts.pages(std::slice::from_ref(page), within..within + len);
-            let sent = parts.send_some(&socket, end < self.left.end)?;
+            let sent = parts.send_some(&socket, push_at(end, self.left.end))?;
             self.left.start += sent as u64;
             if sent == len {
                 self.begun = None;
@@ -169,7 +169,7 @@ impl RangeSend {
         open: &mut OpenFile,
         chunk: Range<u64>,
         cuts: u64,
-        more: bool,
+        push: Push,
     ) -> Result<(), SendError> {
         let vnode = Arc::clone(open.vnode());
         let within = (chunk.start % PAGE) as usize;
@@ -181,7 +181,7 @@ impl RangeSend {
         }
         let mut parts = Parts::new();
         parts.pages(&held, within..within + len);
-        let sent = parts.send_some(socket, more)?;
+        let sent = parts.send_some(socket, push)?;
         self.left.start += sent as u64;
         let last = within + sent;
         if sent < len && !last.is_multiple_of(PAGE_BYTES) {
@@ -203,10 +203,15 @@ impl RangeSend {
         let mut parts = Parts::new();
         parts.bytes(&copy[..len]);
         if !parts.is_empty() {
-            self.left.start += parts.send_some(socket, false)? as u64;
+            self.left.start += parts.send_some(socket, Push::Now)? as u64;
         }
         Ok(())
     }
+}
+
+/// Chooses how to send bytes up to `sent` of a send that ends at `end`.
+fn push_at(sent: u64, end: u64) -> Push {
+    if sent < end { Push::Later } else { Push::Now }
 }
 
 /// Checks whether the pages of a chunk could not be held because one of them lies in a window.

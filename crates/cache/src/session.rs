@@ -50,6 +50,15 @@ use work::{Task, Work};
 /// Requests that may be submitted and not yet reaped.
 const CAPACITY: usize = 128;
 
+/// Whether the data of a request passes through the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CacheMode {
+    /// Through the cache.
+    Cached,
+    /// Directly between the caller's buffers and the pager.
+    Direct,
+}
+
 /// One thread's access to a volume.
 pub struct Session {
     shared: Arc<VolumeShared>,
@@ -102,12 +111,12 @@ impl Session {
     }
 
     /// Takes a request on an open file, as [`block::Queue::submit`]. A read beyond the end of the
-    /// file fills with zeros; a write beyond it makes the file longer. `direct`: bypasses the cache;
+    /// file fills with zeros; a write beyond it makes the file longer. With [`CacheMode::Direct`],
     /// offset and length must be multiples of the pager's block size.
     pub fn submit(
         &mut self,
         open: &mut OpenFile,
-        direct: bool,
+        mode: CacheMode,
         request: Request,
     ) -> std::result::Result<(), Request> {
         if self.submitted >= CAPACITY {
@@ -117,7 +126,7 @@ impl Session {
         let Request { tag, mut op } = request;
         let (mut entry, mut done) = (Entry::Read, 0);
         match &mut op {
-            Op::Read { offset, bufs } if !direct => {
+            Op::Read { offset, bufs } if mode == CacheMode::Cached => {
                 let (offset, len) = (*offset, bufs.total_len() as u64);
                 done = read_hits(open, offset, bufs);
                 let hit = done == len || !open.is_absent(offset + done);
@@ -131,12 +140,12 @@ impl Session {
                     return Ok(());
                 }
             }
-            Op::Write { offset, bufs, .. } if !direct => {
+            Op::Write { offset, bufs, .. } if mode == CacheMode::Cached => {
                 entry = open.writes(*offset, bufs.total_len() as u64);
             }
             _ => {}
         }
-        let mut work = Work::of(&op, open.vnode(), direct);
+        let mut work = Work::of(&op, open.vnode(), mode);
         let job = Job::of_request(&open.state, Some(tag), op);
         if let Work::Read(pages) = &mut work {
             pages.next += (job.offset + done) / PAGE - job.offset / PAGE;

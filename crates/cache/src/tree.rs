@@ -26,4 +26,5 @@ pub(crate) use background_queue::{BackgroundQueue, LoadRequest};
 pub(crate) use cache_shared::CacheShared;
 pub(crate) use open_state::OpenState;
 pub use vnode::Vnode;
+pub(crate) use vnode::{Death, FileClass};
 pub(crate) use volume_shared::VolumeShared;

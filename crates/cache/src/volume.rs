@@ -12,7 +12,7 @@ use crate::pager::{FileId, Pager, PagerInfo};
 use crate::reclaim::evict_mapped;
 use crate::session::Session;
 use crate::stats::{CacheStats, EvictReason, FileStats};
-use crate::tree::{BackgroundQueue, CacheShared, Vnode, VolumeShared};
+use crate::tree::{BackgroundQueue, CacheShared, Death, FileClass, Vnode, VolumeShared};
 use crate::tunables::{self, Settings, Tunables};
 use block::{Error, ErrorKind, Result};
 use std::collections::HashMap;
@@ -224,17 +224,17 @@ impl Volume {
     /// Returns the vnode of a file, with the pages it still has in the cache. `size` applies only
     /// if the file has no vnode yet.
     pub fn vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
-        self.vnode_of(file, size, false)
+        self.vnode_of(file, size, FileClass::Data)
     }
 
     /// Returns the vnode of a file of metadata, like [`Volume::vnode`]: its pages count towards
     /// `metadata_share`, and within that share are not evicted for data. A file's class is fixed
     /// when its vnode is created.
     pub fn metadata_vnode(&self, file: FileId, size: u64) -> Arc<Vnode> {
-        self.vnode_of(file, size, true)
+        self.vnode_of(file, size, FileClass::Metadata)
     }
 
-    fn vnode_of(&self, file: FileId, size: u64, metadata: bool) -> Arc<Vnode> {
+    fn vnode_of(&self, file: FileId, size: u64, class: FileClass) -> Arc<Vnode> {
         let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
         if let Some(vnode) = vnodes.by_file.get(&file) {
             return Arc::clone(vnode);
@@ -250,7 +250,7 @@ impl Volume {
             .shared
             .core
             .vnodes
-            .add(|number| Vnode::new(number, file, size, metadata, below));
+            .add(|number| Vnode::new(number, file, size, class, below));
         vnodes.by_file.insert(file, Arc::clone(&vnode));
         vnode
     }
@@ -271,15 +271,15 @@ impl Volume {
     /// Drops all pages of a removed file at once, dirty or not; open files find it empty. Pages
     /// under write-back are dropped when that ends.
     pub fn forget(&self, file: FileId) {
-        self.let_die(file, false);
+        self.let_die(file, Death::Unlinked);
     }
 
-    fn let_die(&self, file: FileId, closed: bool) {
+    fn let_die(&self, file: FileId, death: Death) {
         let mut vnodes = self.vnodes.lock().expect("no panic under this lock");
         let vnode = vnodes.by_file.remove(&file);
         drop(vnodes);
         if let Some(vnode) = vnode {
-            vnode.mark_dead(closed);
+            vnode.mark_dead(death);
             vnode.drop_all_dead();
         }
     }
@@ -425,7 +425,7 @@ impl Volume {
             );
         }
         for vnode in self.all() {
-            self.let_die(vnode.file(), true);
+            self.let_die(vnode.file(), Death::Closed);
         }
         self.shared.core.pool.wipe_free();
     }

@@ -63,7 +63,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, RwLock};
 use std::thread::JoinHandle;
-use uffd::{PAGE, Uffd};
+use uffd::{Faults, PAGE, Uffd};
 use view::View;
 
 /// Size of a window page in bytes.
@@ -225,9 +225,14 @@ impl Windows {
             let detail = format!("the page size of the machine is {size} bytes, not {PAGE}");
             return invalid(ErrorKind::Unsupported, detail);
         }
+        let faults = if config.user_faults_only {
+            Faults::UserOnly
+        } else {
+            Faults::All
+        };
         let stop = Waker::new().map_err(|e| Error::from_io("cache window", e))?;
         let shared = Arc::new(Shared {
-            uffd: Uffd::open(config.user_faults_only)?,
+            uffd: Uffd::open(faults)?,
             stop,
             views: RwLock::default(),
             faults: AtomicU64::new(0),

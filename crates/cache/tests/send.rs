@@ -5,7 +5,7 @@
 mod touch;
 
 use block_testing::{Mem, Random};
-use cache::send::{Datagrams, Parts, RangeSend, SendError, UdpSender};
+use cache::send::{Datagrams, Parts, Push, RangeSend, SendError, UdpSender};
 use cache::{
     Access, Cache, Config, DEVICE_FILE, DevicePager, FileId, OpenFile, PAGE_BYTES, Session, Vnode,
     Volume,
@@ -231,7 +231,7 @@ fn each_page_is_as_it_was_at_one_moment_of_its_send() {
             );
             let mut parts = Parts::new();
             parts.pages(&held, 0..(PAGES * PAGE) as usize);
-            while let Err(error) = parts.send(&sender, false) {
+            while let Err(error) = parts.send(&sender, Push::Now) {
                 assert_eq!(error.kind(), ErrorKind::WouldBlock);
                 wait_writable(&sender);
             }
@@ -273,7 +273,7 @@ fn headers_stand_where_the_caller_put_them() {
     let mut got = vec![0; expected.len()];
     std::thread::scope(|scope| {
         scope.spawn(|| receiver.read_exact(&mut got).unwrap());
-        while let Err(error) = parts.send(&sender, false) {
+        while let Err(error) = parts.send(&sender, Push::Now) {
             assert_eq!(error.kind(), ErrorKind::WouldBlock);
             wait_writable(&sender);
         }
@@ -346,7 +346,7 @@ fn what_was_lent_is_as_it_was_until_the_last_loan_is_given_back() {
     let mut got = vec![0; 8 * PAGE_BYTES];
     std::thread::scope(|scope| {
         scope.spawn(|| receiver.read_exact(&mut got).unwrap());
-        while parts.send(&sender, false).is_err() {
+        while parts.send(&sender, Push::Now).is_err() {
             wait_writable(&sender);
         }
     });
@@ -383,8 +383,8 @@ fn datagram_sockets() -> (UdpSocket, UdpSocket) {
 }
 
 /// Sends datagrams with payloads of these sizes, each preceded by its number, and checks the
-/// received ones.
-fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[usize]) {
+/// received ones. A sender that is not connected names the receiver.
+fn exchange(sender: &UdpSocket, receiver: &UdpSocket, sizes: &[usize]) {
     let bench = Bench::new(1 << 20);
     let (mut session, mut open) = bench.open();
     let held = session.pages(&mut open, 0..1 << 20).unwrap();
@@ -395,7 +395,8 @@ fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[
         datagrams.push(header, &held, at..at + size);
         at += size;
     }
-    let to = (!connected).then(|| receiver.local_addr().unwrap());
+    let is_connected = sender.peer_addr().is_ok();
+    let to = (!is_connected).then(|| receiver.local_addr().unwrap());
     assert_eq!(datagrams.len(), sizes.len());
     UdpSender::new().send(sender, to, &mut datagrams).unwrap();
     assert!(datagrams.is_empty());
@@ -413,14 +414,14 @@ fn exchange(sender: &UdpSocket, receiver: &UdpSocket, connected: bool, sizes: &[
 #[test]
 fn datagrams_leave_in_batches_and_arrive_one_by_one() {
     let (sender, receiver) = datagram_sockets();
-    exchange(&sender, &receiver, true, &[1400; 40]);
-    exchange(&sender, &receiver, true, &[1400, 1400, 1400, 9]);
+    exchange(&sender, &receiver, &[1400; 40]);
+    exchange(&sender, &receiver, &[1400, 1400, 1400, 9]);
     // Of any size, in any order, including empty ones; more than one call takes.
-    exchange(&sender, &receiver, true, &[9, 1400, 1400, 0, 0, 5000, 1]);
-    exchange(&sender, &receiver, true, &[10; 70]);
-    exchange(&sender, &receiver, true, &[40_000, 40_000]);
+    exchange(&sender, &receiver, &[9, 1400, 1400, 0, 0, 5000, 1]);
+    exchange(&sender, &receiver, &[10; 70]);
+    exchange(&sender, &receiver, &[40_000, 40_000]);
     let anybody = UdpSocket::bind("127.0.0.1:0").unwrap();
-    exchange(&anybody, &receiver, false, &[1000; 30]);
+    exchange(&anybody, &receiver, &[1000; 30]);
 }
 
 #[test]
@@ -439,7 +440,7 @@ fn where_batches_are_not_taken_datagrams_go_one_by_one() {
         )
     };
     assert_eq!(set, 0);
-    exchange(&sender, &receiver, true, &[1400; 20]);
+    exchange(&sender, &receiver, &[1400; 20]);
 }
 
 #[test]

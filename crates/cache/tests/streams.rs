@@ -27,6 +27,14 @@ fn access(streams: &mut Streams, offset: u64, len: u64, hit: bool) -> Advice {
     })
 }
 
+fn hit(streams: &mut Streams, offset: u64, len: u64) -> Advice {
+    access(streams, offset, len, true)
+}
+
+fn miss(streams: &mut Streams, offset: u64, len: u64) -> Advice {
+    access(streams, offset, len, false)
+}
+
 fn ranges(advice: &Advice) -> Vec<Range<u64>> {
     advice.ahead.iter().flat_map(|a| a.ranges()).collect()
 }
@@ -220,11 +228,11 @@ fn random_accesses_ask_for_nothing() {
 fn a_file_that_is_there_is_not_read_ahead() {
     let mut streams = streams();
     for n in 0..100 {
-        let advice = access(&mut streams, n * PAGE, PAGE, true);
+        let advice = hit(&mut streams, n * PAGE, PAGE);
         assert_eq!(advice.ahead, None);
         assert_eq!(advice.in_stream, n > 0);
     }
-    let advice = access(&mut streams, 100 * PAGE, PAGE, false);
+    let advice = miss(&mut streams, 100 * PAGE, PAGE);
     assert_eq!(
         ranges(&advice),
         [101 * PAGE..117 * PAGE],
@@ -236,33 +244,33 @@ fn a_file_that_is_there_is_not_read_ahead() {
 fn records_smaller_than_a_page_repeat_it_and_ask_when_they_leave_it() {
     let mut streams = streams();
     let at = |n: u64| M + n * K;
-    assert_eq!(access(&mut streams, at(0), K, false), Advice::default());
+    assert_eq!(miss(&mut streams, at(0), K), Advice::default());
     for n in 1..4 {
-        let advice = access(&mut streams, at(n), K, true);
+        let advice = hit(&mut streams, at(n), K);
         assert_eq!((advice.repeat, advice.ahead), (Some(M / PAGE), None));
     }
-    let advice = access(&mut streams, at(4), K, false);
+    let advice = miss(&mut streams, at(4), K);
     assert_eq!(advice.repeat, None);
     assert_eq!(ranges(&advice), [M + 8 * K..M + 72 * K]);
     // Six pages and a half: only the shared page is a repeat.
-    let advice = access(&mut streams, at(5), 26 * K, true);
+    let advice = hit(&mut streams, at(5), 26 * K);
     assert_eq!(advice.repeat, Some(M / PAGE + 1));
 }
 
 #[test]
 fn a_backward_stream_repeats_its_lowest_page() {
     let mut streams = streams();
-    access(&mut streams, M + 2 * K, 2 * K, false);
-    let advice = access(&mut streams, M, 2 * K, true);
+    miss(&mut streams, M + 2 * K, 2 * K);
+    let advice = hit(&mut streams, M, 2 * K);
     assert_eq!(advice.repeat, Some(M / PAGE));
-    assert_eq!(access(&mut streams, M - 2 * K, 2 * K, false).repeat, None);
+    assert_eq!(miss(&mut streams, M - 2 * K, 2 * K).repeat, None);
 }
 
 #[test]
 fn looking_at_a_page_again_is_a_reference() {
     let mut streams = streams();
-    access(&mut streams, M, PAGE, false);
-    assert_eq!(access(&mut streams, M, PAGE, true).repeat, None);
+    miss(&mut streams, M, PAGE);
+    assert_eq!(hit(&mut streams, M, PAGE).repeat, None);
 }
 
 #[test]
@@ -271,7 +279,8 @@ fn parallel_readers_of_one_stream_do_not_break_it() {
     let mut asked = 0;
     for n in (0..200).step_by(2) {
         for n in [n + 1, n] {
-            let advice = access(&mut streams, n * PAGE, PAGE, n > 3);
+            let hit = n > 3;
+            let advice = access(&mut streams, n * PAGE, PAGE, hit);
             asked += ranges(&advice).iter().map(|r| r.end - r.start).sum::<u64>();
             assert!(advice.in_stream || n < 4);
         }
@@ -313,10 +322,10 @@ fn waste_elsewhere_leaves_a_stream_alone() {
 #[test]
 fn what_was_lost_is_asked_for_again_and_less_of_it() {
     let mut streams = streams();
-    access(&mut streams, 0, PAGE, false);
-    let advice = access(&mut streams, PAGE, PAGE, false);
+    miss(&mut streams, 0, PAGE);
+    let advice = miss(&mut streams, PAGE, PAGE);
     assert_eq!(ranges(&advice), [8 * K..40 * K]);
-    let advice = access(&mut streams, 2 * PAGE, PAGE, false);
+    let advice = miss(&mut streams, 2 * PAGE, PAGE);
     assert_eq!(
         ranges(&advice),
         [12 * K..28 * K],
@@ -342,7 +351,7 @@ fn no_read_ahead_still_recognises_streams() {
         ..Limits::default()
     });
     for n in 0..50 {
-        let advice = access(&mut streams, n * PAGE, PAGE, false);
+        let advice = miss(&mut streams, n * PAGE, PAGE);
         assert_eq!((advice.ahead, advice.in_stream), (None, true));
     }
     streams.wasted(0..u64::MAX);

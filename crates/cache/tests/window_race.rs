@@ -12,7 +12,7 @@ mod race;
 use common::setting;
 use race::real::Real;
 use race::small::{Flaw, Small};
-use race::{Counts, Ground, hunt};
+use race::{Counts, Ground, Until, hunt};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ fn loses_nothing(ground: &dyn Ground, seed: u64) {
     let time = Duration::from_secs(setting("EVFS_RACE_SECONDS", 5));
     let begin = Instant::now();
     for attempt in 0.. {
-        let counts = hunt(ground, time, false, seed + attempt, &mut |_| {});
+        let counts = hunt(ground, time, Until::Time, seed + attempt, &mut |_| {});
         assert_eq!(counts.wrong(), 0, "{counts:?}");
         let happened = [&counts.stores, &counts.writes, &counts.evictions];
         if happened.iter().all(|count| count.load(Relaxed) > 0) {
@@ -42,7 +42,13 @@ fn loses_nothing(ground: &dyn Ground, seed: u64) {
 
 fn finds(flaw: Flaw) {
     let ground = Small::new(Some(flaw));
-    let counts = hunt(&ground, DEADLINE, true, seed(), &mut |_: &Counts| {});
+    let counts = hunt(
+        &ground,
+        DEADLINE,
+        Until::FirstFinding,
+        seed(),
+        &mut |_: &Counts| {},
+    );
     assert!(counts.wrong() > 0, "{flaw:?} went unnoticed: {counts:?}");
 }
 

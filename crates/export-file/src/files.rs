@@ -1,7 +1,7 @@
 //! A directory with one file for each volume, as served to the kernel.
 
 use crate::holes::{DISCARDED, Holes, TRIED};
-use crate::io::Bytes;
+use crate::io::{Bytes, Durability};
 use block::BlockDevice;
 use fuse_mount::PIECE_BYTES;
 use fuser::{
@@ -256,13 +256,17 @@ impl Filesystem for Files {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        let durable = flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0;
+        let durability = if flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0 {
+            Durability::Durable
+        } else {
+            Durability::Volatile
+        };
         let written = self.to_write(ino).and_then(|file| {
             if fh == OF_LOOP_DEVICE && file.holes.is(TRIED) {
                 return Err(Errno::EIO);
             }
             file.bytes
-                .write(offset, data, durable)
+                .write(offset, data, durability)
                 .map_err(|e| errno(&e))
         });
         match written {

@@ -68,16 +68,23 @@ impl Lane {
         }
     }
 
-    fn write(&mut self, offset: u64, data: &[u8], fua: bool) -> Result<()> {
+    fn write(&mut self, offset: u64, data: &[u8], durability: Durability) -> Result<()> {
         let mut buf = self.buf(data.len());
         buf.copy_from_slice(data);
         self.run(Op::Write {
             offset,
             bufs: buf.into(),
-            fua,
+            fua: durability == Durability::Durable,
         })
         .map(drop)
     }
+}
+
+/// Whether a write is on stable storage when it returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Durability {
+    Volatile,
+    Durable,
 }
 
 /// Byte-granular access to a device.
@@ -166,7 +173,7 @@ impl Bytes {
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`] beyond the end: files here cannot grow.
-    pub(crate) fn write(&self, offset: u64, data: &[u8], durable: bool) -> Result<()> {
+    pub(crate) fn write(&self, offset: u64, data: &[u8], durability: Durability) -> Result<()> {
         let end = offset
             .checked_add(data.len() as u64)
             .filter(|end| *end <= self.size());
@@ -182,7 +189,7 @@ impl Bytes {
         let aligned = offset.is_multiple_of(block) && (data.len() as u64).is_multiple_of(block);
         if aligned {
             let _shared = self.gate.read().expect("no panic under this lock");
-            return self.with_lane(|lane| self.write_aligned(lane, offset, data, durable));
+            return self.with_lane(|lane| self.write_aligned(lane, offset, data, durability));
         }
         let _alone = self.gate.write().expect("no panic under this lock");
         self.with_lane(|lane| {
@@ -197,7 +204,7 @@ impl Bytes {
             }
             let skip = (offset - from) as usize;
             around[skip..skip + data.len()].copy_from_slice(data);
-            self.write_aligned(lane, from, &around, durable)
+            self.write_aligned(lane, from, &around, durability)
         })
     }
 
@@ -206,11 +213,11 @@ impl Bytes {
         lane: &mut Lane,
         offset: u64,
         data: &[u8],
-        durable: bool,
+        durability: Durability,
     ) -> Result<()> {
         let mut at = offset;
         for piece in data.chunks(self.piece() as usize) {
-            lane.write(at, piece, durable)?;
+            lane.write(at, piece, durability)?;
             at += piece.len() as u64;
         }
         Ok(())
@@ -239,10 +246,14 @@ impl Bytes {
             return self.write(
                 offset.min(end),
                 &vec![0; end.saturating_sub(offset) as usize],
-                false,
+                Durability::Volatile,
             );
         }
-        self.write(offset, &vec![0; (from - offset) as usize], false)?;
+        self.write(
+            offset,
+            &vec![0; (from - offset) as usize],
+            Durability::Volatile,
+        )?;
         {
             let _shared = self.gate.read().expect("no panic under this lock");
             let op = Op::WriteZeroes {
@@ -253,7 +264,7 @@ impl Bytes {
             };
             self.with_lane(|lane| lane.run(op).map(drop))?;
         }
-        self.write(to, &vec![0; (end - to) as usize], false)
+        self.write(to, &vec![0; (end - to) as usize], Durability::Volatile)
     }
 
     /// Makes everything written so far durable, including writes by other threads.
@@ -330,7 +341,7 @@ mod tests {
         }));
         assert!(bytes.read(0, 512, |_| ()).is_err());
         // The completion that it still had is not taken for that of the next request.
-        bytes.write(4096, &[7; 512], false).unwrap();
+        bytes.write(4096, &[7; 512], Durability::Volatile).unwrap();
         let seen = bytes.read(4096, 512, <[u8]>::to_vec).unwrap();
         assert_eq!(seen, [7; 512]);
     }
@@ -350,7 +361,9 @@ mod tests {
                     0 => {
                         let mut data = vec![0; len];
                         random.fill(&mut data);
-                        bytes.write(offset, &data, random.below(2) == 0).unwrap();
+                        let durability = [Durability::Volatile, Durability::Durable];
+                        let durability = durability[random.below(2) as usize];
+                        bytes.write(offset, &data, durability).unwrap();
                         model[range].copy_from_slice(&data);
                     }
                     1 => {
@@ -372,7 +385,7 @@ mod tests {
                 .unwrap();
             assert_eq!(
                 bytes
-                    .write(model.len() as u64 - 3, &[1; 4], false)
+                    .write(model.len() as u64 - 3, &[1; 4], Durability::Volatile)
                     .unwrap_err()
                     .kind(),
                 ErrorKind::NoSpace
@@ -390,7 +403,11 @@ mod tests {
                 scope.spawn(move || {
                     for i in 0..500u64 {
                         bytes
-                            .write((i * 8 + thread) % 16384, &[thread as u8 + 1], false)
+                            .write(
+                                (i * 8 + thread) % 16384,
+                                &[thread as u8 + 1],
+                                Durability::Volatile,
+                            )
                             .unwrap();
                     }
                 });

@@ -25,5 +25,6 @@ pub mod loopdev;
 mod mount;
 
 pub use files::Export;
+pub use fuse_mount::{Users, WhenBusy};
 pub use holes::Holes;
 pub use mount::{Config, Mount, clear_dead};

@@ -62,28 +62,22 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Creates a loop device over `file` with blocks of `block_size` bytes; bypasses the page cache
-    /// of the file if `direct_io` is set.
+    /// Creates a loop device over `file` with blocks of `block_size` bytes, which bypasses the page
+    /// cache of the file.
     ///
     /// # Errors
     /// Errors of the system, for example if the user is not root.
-    pub fn attach(
-        file: &Path,
-        block_size: u32,
-        read_only: bool,
-        direct_io: bool,
-    ) -> Result<LoopDevice, Error> {
+    pub fn attach(file: &Path, block_size: u32, read_only: bool) -> Result<LoopDevice, Error> {
         let failed = |e| {
             Error::io(
                 format!("cannot create a loop device for {}", file.display()),
                 e,
             )
         };
-        let flags = if direct_io { libc::O_DIRECT } else { 0 };
         let backing = OpenOptions::new()
             .read(true)
             .write(!read_only)
-            .custom_flags(flags)
+            .custom_flags(libc::O_DIRECT)
             .open(file);
         let backing = backing.map_err(failed)?;
         let control = control().map_err(|e| match e.kind() {
@@ -106,8 +100,7 @@ impl LoopDevice {
             number: 0,
             encrypt_type: 0,
             encrypt_key_size: 0,
-            flags: if read_only { LO_FLAGS_READ_ONLY } else { 0 }
-                | if direct_io { LO_FLAGS_DIRECT_IO } else { 0 },
+            flags: LO_FLAGS_DIRECT_IO | if read_only { LO_FLAGS_READ_ONLY } else { 0 },
             file_name: [0; 64],
             crypt_name: [0; 64],
             encrypt_key: [0; 32],

@@ -3,7 +3,7 @@
 use crate::files::{Export, Files};
 use crate::holes::Holes;
 use crate::loopdev;
-use fuse_mount::{Error, REQUESTS_PER_THREAD, Settings};
+use fuse_mount::{Error, REQUESTS_PER_THREAD, Settings, Users, WhenBusy};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -70,18 +70,18 @@ impl Mount {
     ///
     /// # Errors
     /// [`Error::Busy`], with the processes that use the mount.
-    pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
-        self.mount.in_use(by_kernel)
+    pub fn in_use(&self, users: Users) -> Result<(), Error> {
+        self.mount.in_use(users)
     }
 
-    /// Unmounts. With `force`, unmounts even if the mount is in use and returns false; its users
-    /// continue until they close their files.
+    /// Unmounts. Returns false if the mount is in use and was detached.
     ///
     /// # Errors
     /// Returned together with the unchanged mount.
-    pub fn unmount(self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
+    pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
         let Mount { mount, holes } = self;
-        mount.unmount(force, || true).map_err(|failed| {
+        let has_ended = || true;
+        mount.unmount(when_busy, has_ended).map_err(|failed| {
             let (mount, error) = *failed;
             Box::new((Mount { mount, holes }, error))
         })

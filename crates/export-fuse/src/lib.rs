@@ -27,4 +27,5 @@ mod mount;
 mod tree;
 
 pub use config::MountConfig;
+pub use fuse_mount::{Users, WhenBusy};
 pub use mount::Mount;

@@ -3,7 +3,7 @@
 use crate::config::MountConfig;
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Settings};
+use fuse_mount::{Error, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -65,8 +65,8 @@ impl Mount {
     ///
     /// # Errors
     /// [`Error::Busy`], with the processes that use the mount.
-    pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
-        self.mount.in_use(by_kernel)
+    pub fn in_use(&self, users: Users) -> Result<(), Error> {
+        self.mount.in_use(users)
     }
 
     /// Returns a descriptor that becomes readable when the last request is done, for whatever
@@ -80,19 +80,19 @@ impl Mount {
         is_readable_within(&self.ended, Duration::ZERO)
     }
 
-    /// Unmounts and waits until the last request is done. With `force`, unmounts even if the mount
-    /// is in use and returns false; its users continue until they close their files. Also returns
-    /// false if another mount namespace, such as a container's, has a copy of the mount.
+    /// Unmounts and waits until the last request is done. Returns false if the mount is in use and
+    /// was detached, and if another mount namespace, such as a container's, has a copy of the
+    /// mount.
     ///
     /// # Errors
     /// Returned together with the unchanged mount.
-    pub fn unmount(self, force: bool) -> Result<bool, Box<(Mount, Error)>> {
+    pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
         let Mount {
             mount,
             recall,
             ended,
         } = self;
-        match mount.unmount(force, || is_readable_within(&ended, ENDS_WITHIN)) {
+        match mount.unmount(when_busy, || is_readable_within(&ended, ENDS_WITHIN)) {
             Ok(true) => Ok(true),
             Ok(false) => {
                 // The remaining users must still see changes of other clients.

@@ -5,7 +5,7 @@ mod common;
 use block::BlockDevice;
 use cache::{Cache, Config};
 use common::{check, configured, device, device_of, mounted, wait_until};
-use export_fuse::{Mount, MountConfig};
+use export_fuse::{Mount, MountConfig, WhenBusy};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::fs::{self as sys, File, OpenOptions};
 use std::io::{Read, Write};
@@ -50,7 +50,7 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
         .current_dir(folder.path())
         .spawn()
         .expect("cat");
-    let failed = mount.unmount(false).expect_err("it is in use");
+    let failed = mount.unmount(WhenBusy::Refuse).expect_err("it is in use");
     let (mount, error) = *failed;
     let said = error.to_string();
     assert!(error.is_busy(), "{said}");
@@ -60,7 +60,7 @@ fn a_mount_in_use_says_by_whom_and_goes_on_for_them_when_it_is_taken_away() {
     let mut options = OpenOptions::new();
     let file = options.read(true).write(true).open(&path).expect("open");
     let ended = mount.ended().try_clone_to_owned().expect("a copy");
-    let over = mount.unmount(true).map_err(|failed| failed.1);
+    let over = mount.unmount(WhenBusy::Detach).map_err(|failed| failed.1);
     assert!(!over.expect("it is taken away"), "somebody still uses it");
     assert!(!path.exists());
     file.write_all_at(b"after!", 0).expect("written");
@@ -97,7 +97,7 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
     let said = other.stdout.as_mut().expect("piped");
     said.read_exact(&mut [0; 6]).expect("it is ready");
     let ended = mount.ended().try_clone_to_owned().expect("a copy");
-    let over = mount.unmount(false).map_err(|failed| failed.1);
+    let over = mount.unmount(WhenBusy::Refuse).map_err(|failed| failed.1);
     assert!(!over.expect("it is unmounted here"), "it is not there");
     drop(other.stdin.take());
     other.wait().expect("it ends");
@@ -147,7 +147,7 @@ fn a_mount_under_load_is_busy_and_loses_nothing() {
         });
         while !writers.iter().all(|writer| writer.is_finished()) {
             if let Ok(file) = File::open(dir.join("0")) {
-                let unmounted = mount.take().map(|mount| mount.unmount(false));
+                let unmounted = mount.take().map(|mount| mount.unmount(WhenBusy::Refuse));
                 let failed = unmounted.map(|result| result.expect_err("it is in use"));
                 let (back, error) = *failed.expect("a mount");
                 assert!(error.is_busy(), "{error}");

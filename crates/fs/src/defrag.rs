@@ -13,7 +13,7 @@ use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Ino, TreeId};
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, FileType, Run};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::shared::FsShared;
@@ -184,7 +184,7 @@ impl Fileset {
         let pieces = &pieces[..taken];
         let moved = copy(&self.fs, pieces, run).and_then(|()| self.put_there(ino, pieces, run));
         if let Err(error) = moved {
-            self.fs.space.release_run(run, false);
+            self.fs.space.release_run(run);
             return Err(error);
         }
         Ok(taken)
@@ -209,7 +209,7 @@ impl Fileset {
             Some(run) if run.blocks == blocks => Some((taken, run)),
             part => {
                 if let Some(run) = part {
-                    space.release_run(run, true);
+                    space.return_run(run);
                 }
                 space.release_reserved(blocks);
                 None
@@ -277,9 +277,9 @@ fn stretches(
 
 /// Copies the bytes of pieces to a run, and makes them durable there.
 fn copy(fs: &FsShared, pieces: &[Mapped], run: Run) -> Result<()> {
-    let mut to = run.start * BLOCK_BYTES;
+    let mut to = DeviceOffset::of_block(run.start);
     for (_, piece) in pieces {
-        let from = piece.start * BLOCK_BYTES;
+        let from = DeviceOffset::of_block(piece.start);
         let bytes = u64::from(piece.blocks) * BLOCK_BYTES;
         // Bytes beyond the tail of an extent were never valid, but would become so in the new one.
         let counts = match piece.tail {
@@ -290,18 +290,18 @@ fn copy(fs: &FsShared, pieces: &[Mapped], run: Run) -> Result<()> {
         while at < bytes {
             let len = COPY_BYTES.min(fs.io.info().max_transfer.into()) / BLOCK_BYTES * BLOCK_BYTES;
             let mut data = vec![0; len.min(bytes - at) as usize];
-            fs.io.read(from + at, &mut data)?;
+            fs.io.read(from.plus(at), &mut data)?;
             let keep = counts.saturating_sub(at).min(data.len() as u64);
             data[keep as usize..].fill(0);
             let write = block::Op::Write {
-                offset: to + at,
+                offset: to.plus(at).bytes(),
                 bufs: Buf::copy_of(&data).into(),
                 fua: false,
             };
             at += data.len() as u64;
             fs.io.write(vec![write])?;
         }
-        to += bytes;
+        to = to.plus(bytes);
     }
     Ok(fs.io.flush()?)
 }

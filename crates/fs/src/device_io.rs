@@ -7,6 +7,7 @@
 //! data. Deliberately absent: file data, which goes through queues of its callers.
 
 use crate::error::{Error, Kind, Result};
+use crate::format::record::DeviceOffset;
 use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait};
 use layer_cpu::{Layer, home};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
@@ -15,6 +16,13 @@ use std::thread::JoinHandle;
 
 /// Number of threads: one may be busy with a commit while the other reads.
 const THREADS: usize = 2;
+
+/// Whether a durable write first makes all earlier writes durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    None,
+    Flush,
+}
 
 /// Operations of a job, in this order.
 #[derive(Default)]
@@ -67,10 +75,10 @@ impl DeviceIo {
     }
 
     /// Reads `out.len()` bytes at `offset`. Both are multiples of the logical block size.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> block::Result<()> {
+    pub fn read(&self, offset: DeviceOffset, out: &mut [u8]) -> block::Result<()> {
         let chunk = self.info.max_transfer as usize;
         let ops = (0..out.len().div_ceil(chunk)).map(|i| Op::Read {
-            offset: offset + (i * chunk) as u64,
+            offset: offset.plus((i * chunk) as u64).bytes(),
             bufs: Buf::zeroed(chunk.min(out.len() - i * chunk)).into(),
         });
         let steps = Steps {
@@ -104,16 +112,21 @@ impl DeviceIo {
         self.run(steps).map(drop)
     }
 
-    /// Writes `data` at `offset`; it is durable when this returns. With `flush`, everything written
-    /// before is made durable first.
-    pub fn write_through(&self, flush: bool, offset: u64, data: Buf) -> block::Result<()> {
+    /// Writes `data` at `offset`; it is durable when this returns. With [`Barrier::Flush`],
+    /// everything written before is made durable first.
+    pub fn write_through(
+        &self,
+        barrier: Barrier,
+        offset: DeviceOffset,
+        data: Buf,
+    ) -> block::Result<()> {
         let op = Op::Write {
-            offset,
+            offset: offset.bytes(),
             bufs: data.into(),
             fua: true,
         };
         let steps = Steps {
-            flush_before: flush,
+            flush_before: barrier == Barrier::Flush,
             ops: vec![op],
             flush_after: false,
         };
@@ -374,7 +387,7 @@ mod tests {
         };
         io.write_and_flush((0..20).map(write).collect()).unwrap();
         let mut out = vec![0; 20 * 4096];
-        io.read(0, &mut out).unwrap();
+        io.read(DeviceOffset::of_block(0), &mut out).unwrap();
         for (i, block) in out.chunks(4096).enumerate() {
             assert!(block.iter().all(|b| *b == i as u8));
         }
@@ -386,12 +399,19 @@ mod tests {
         let (device, handle) = ErrorDevice::new(Arc::new(Mem::new(1 << 20, 512)));
         let io = DeviceIo::start(Arc::new(device)).unwrap();
         handle.set(Some(Failure::nth(1, ErrorKind::Media)));
-        let error = io.read(0, &mut [0; 4096]).unwrap_err();
+        let error = io
+            .read(DeviceOffset::of_block(0), &mut [0; 4096])
+            .unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Media);
         handle.set(None);
-        io.write_through(true, 0, Buf::copy_of(&[1; 4096])).unwrap();
+        io.write_through(
+            Barrier::Flush,
+            DeviceOffset::of_block(0),
+            Buf::copy_of(&[1; 4096]),
+        )
+        .unwrap();
         let mut out = [0; 4096];
-        io.read(0, &mut out).unwrap();
+        io.read(DeviceOffset::of_block(0), &mut out).unwrap();
         assert_eq!(out, [1; 4096]);
     }
 }

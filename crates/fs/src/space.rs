@@ -26,6 +26,16 @@ const EXTENTS_PER_BLOCK: u64 = 16;
 /// Promised blocks that one block of the reserve can hold the extents of; that takes half of it.
 const PROMISES_PER_RESERVE: u64 = EXTENTS_PER_BLOCK / 2;
 
+/// Number of a change set: the changes that become durable together. Sets are closed in order.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+pub(crate) struct ChangeSet(u64);
+
+/// Number of completed writes of file data, which stands for the first writes of that number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(transparent)]
+pub(crate) struct Writes(u64);
+
 /// Allocator of the device's blocks, shared by all threads.
 pub(crate) struct Space {
     inner: Mutex<Inner>,
@@ -44,17 +54,17 @@ struct Inner {
     /// End of the run that the last search found.
     cursor: u64,
     /// Blocks freed but not yet reusable, by the number of the change set that freed them.
-    resting: BTreeMap<u64, Vec<Run>>,
+    resting: BTreeMap<ChangeSet, Vec<Run>>,
     resting_blocks: u64,
     /// Number of the open change set.
-    current: u64,
+    current: ChangeSet,
     /// Number of the last durable change set.
-    durable: u64,
+    durable: ChangeSet,
     /// Requests in flight, by the change set that was open when they began.
-    flying: BTreeMap<u64, u64>,
+    flying: BTreeMap<ChangeSet, u64>,
     /// Writes of file data that have completed, and how many of them a flush has covered.
-    written: u64,
-    flushed: u64,
+    written: Writes,
+    flushed: Writes,
     loaded: bool,
     /// Blocks of the metadata that its items do not need.
     slack: u64,
@@ -80,7 +90,7 @@ impl Space {
     pub fn new(reserve: u64) -> Space {
         let inner = Inner {
             reserve,
-            current: 1,
+            current: ChangeSet(1),
             runs_left: usize::MAX,
             ..Inner::default()
         };
@@ -248,16 +258,18 @@ impl Space {
         Some(run)
     }
 
-    /// Releases a run that was allocated but that no metadata refers to; with `promise`, the
-    /// promise is restored.
-    pub fn release_run(&self, run: Run, promise: bool) {
-        let mut inner = self.lock();
+    /// Releases a run that was allocated but that no metadata refers to.
+    pub fn release_run(&self, run: Run) {
         // Nothing on disk refers to these blocks, but the request that wrote them may not be the
         // only one that knew them.
+        self.lock().release(run);
+    }
+
+    /// Releases a run like [`Space::release_run`], and restores its promise.
+    pub fn return_run(&self, run: Run) {
+        let mut inner = self.lock();
         inner.release(run);
-        if promise {
-            inner.promised += run.blocks;
-        }
+        inner.promised += run.blocks;
     }
 
     /// Allocates exactly `want` blocks for the metadata, from its reserve if necessary; at `goal`
@@ -285,53 +297,52 @@ impl Space {
     }
 
     /// Closes the open change set and returns its number.
-    pub fn close_set(&self) -> u64 {
+    pub fn close_set(&self) -> ChangeSet {
         let mut inner = self.lock();
-        inner.current += 1;
-        inner.current - 1
+        let next = ChangeSet(inner.current.0 + 1);
+        std::mem::replace(&mut inner.current, next)
     }
 
     /// Records that the change sets up to `set` are durable.
-    pub fn set_durable(&self, set: u64) {
+    pub fn set_durable(&self, set: ChangeSet) {
         let mut inner = self.lock();
         inner.durable = inner.durable.max(set);
         inner.wake();
     }
 
-    /// Registers a request that is about to look up blocks. Returns the number to pass to
+    /// Registers a request that is about to look up blocks. Returns the change set to pass to
     /// [`Space::leave`].
-    pub fn enter(&self) -> u64 {
+    pub fn enter(&self) -> ChangeSet {
         let mut inner = self.lock();
         let current = inner.current;
         *inner.flying.entry(current).or_default() += 1;
         current
     }
 
-    /// Unregisters a request; `wrote` states whether it changed file data.
-    pub fn leave(&self, entered: u64, wrote: bool) {
+    /// Unregisters a request that changed no file data.
+    pub fn leave(&self, entered: ChangeSet) {
+        self.lock().leave(entered);
+    }
+
+    /// Unregisters a request that may have changed file data.
+    pub fn leave_after_write(&self, entered: ChangeSet) {
         let mut inner = self.lock();
-        inner.written += u64::from(wrote);
-        if let Some(count) = inner.flying.get_mut(&entered) {
-            *count -= 1;
-            if *count == 0 {
-                inner.flying.remove(&entered);
-                inner.wake();
-            }
-        }
+        inner.written.0 += 1;
+        inner.leave(entered);
     }
 
     /// Returns the number of completed writes of file data.
-    pub fn written(&self) -> u64 {
+    pub fn written(&self) -> Writes {
         self.lock().written
     }
 
     /// Checks whether one of the first `written` writes has not been covered by a flush.
-    pub fn needs_flush_of(&self, written: u64) -> bool {
+    pub fn needs_flush_of(&self, written: Writes) -> bool {
         written > self.lock().flushed
     }
 
     /// Records that a flush has covered the first `written` writes.
-    pub fn set_flushed(&self, written: u64) {
+    pub fn set_flushed(&self, written: Writes) {
         let mut inner = self.lock();
         inner.flushed = inner.flushed.max(written);
     }
@@ -478,11 +489,21 @@ impl Inner {
         Some(Run { blocks, ..found })
     }
 
+    fn leave(&mut self, entered: ChangeSet) {
+        if let Some(count) = self.flying.get_mut(&entered) {
+            *count -= 1;
+            if *count == 0 {
+                self.flying.remove(&entered);
+                self.wake();
+            }
+        }
+    }
+
     /// Frees resting blocks that may be reused.
     fn wake(&mut self) {
-        let oldest = self.flying.keys().next().copied().unwrap_or(u64::MAX);
+        let oldest = self.flying.keys().next().copied();
         while let Some((&set, _)) = self.resting.first_key_value() {
-            if set > self.durable || oldest <= set {
+            if set > self.durable || oldest.is_some_and(|oldest| oldest <= set) {
                 return;
             }
             for run in self.resting.remove(&set).unwrap_or_default() {
@@ -575,7 +596,7 @@ mod tests {
         assert_eq!(space.allocate(Some(60), 10), Some(run(60, 10)));
         assert_eq!(space.allocate(Some(55), 40), Some(run(0, 40)));
         for freed in [run(50, 10), run(0, 40), run(60, 10)] {
-            space.release_run(freed, false);
+            space.release_run(freed);
         }
         assert_eq!(space.unused(), [run(0, 100)]);
         assert!(space.remove(run(90, 20)).is_err());
@@ -594,16 +615,16 @@ mod tests {
         space.set_durable(first);
         assert!(!space.reserve(1), "a request may still touch them");
         let later = space.enter();
-        space.leave(reader, false);
+        space.leave(reader);
         assert!(space.reserve(4) && !space.reserve(1));
         let second = space.close_set();
         space.set_durable(second);
         assert!(!space.reserve(1));
-        space.leave(later, true);
+        space.leave_after_write(later);
         assert!(space.reserve(6));
-        assert!(space.needs_flush_of(1));
+        assert!(space.needs_flush_of(Writes(1)));
         space.set_flushed(space.written());
-        assert!(!space.needs_flush_of(1));
+        assert!(!space.needs_flush_of(Writes(1)));
     }
 
     #[test]
@@ -628,7 +649,7 @@ mod tests {
             } else if !held.is_empty() {
                 let gone = held.swap_remove(random.below(held.len() as u64) as usize);
                 used[gone.start as usize..gone.end() as usize].fill(false);
-                space.release_run(gone, false);
+                space.release_run(gone);
             }
             let free = used.iter().filter(|used| !**used).count() as u64;
             assert_eq!(space.usage().free, free);

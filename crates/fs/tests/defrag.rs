@@ -7,7 +7,7 @@ mod common;
 
 use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random};
-use common::client::Client;
+use common::client::{Client, Portion};
 use common::{amount, assert_clean, format, open, seed};
 use fs::{Allocate, FIRST_FILESET, FileType, Fs, Ino, Kind, New, ROOT};
 use std::sync::Arc;
@@ -39,7 +39,9 @@ fn scatter(client: &mut Client, random: &mut Random) -> Vec<Ino> {
             random.fill(&mut data);
             if random.below(12) > 0 {
                 client.write(*ino, page * PAGE, &data).expect("written");
-                client.write_out(*ino, random, true).expect("written out");
+                client
+                    .write_out(*ino, random, Portion::All)
+                    .expect("written out");
             }
         }
     }
@@ -119,7 +121,7 @@ fn what_a_snapshot_shares_stays_and_shows_the_same() {
                 .write(*ino, page * PAGE, &[page as u8; 4096])
                 .expect("written");
             client
-                .write_out(*ino, &mut random, true)
+                .write_out(*ino, &mut random, Portion::All)
                 .expect("written out");
         }
     }

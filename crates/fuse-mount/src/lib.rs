@@ -12,8 +12,8 @@ mod mount;
 mod mountpoint;
 mod users;
 
-pub use mount::{Mount, Settings};
-pub use mountpoint::{abort, clear_dead, no_mounts, server_died};
+pub use mount::{Mount, Settings, Users};
+pub use mountpoint::{WhenBusy, abort, clear_dead, no_mounts, server_died};
 pub use users::asked_by;
 
 /// Kernel requests in flight for each configured thread.

@@ -1,6 +1,6 @@
 //! A mount, from the start of its session to its end.
 
-use crate::mountpoint::{self, At, clear_dead, mounted_at, no_mounts, unmount};
+use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
 use crate::{Error, users};
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
@@ -63,6 +63,15 @@ impl Settings {
     }
 }
 
+/// Users of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Users {
+    /// Processes.
+    Processes,
+    /// Processes, and users within the kernel, such as loop devices.
+    All,
+}
+
 /// A mounted directory. Dropping it unmounts it even if it is in use.
 pub struct Mount {
     mountpoint: PathBuf,
@@ -111,16 +120,15 @@ impl Mount {
         self.session.as_ref().map(BackgroundSession::notifier)
     }
 
-    /// Checks whether an unmount would succeed. Users within the kernel, such as loop devices, are
-    /// considered only if `by_kernel` is set.
+    /// Checks whether an unmount would succeed, as far as these users are concerned.
     ///
     /// # Errors
     /// [`Error::Busy`], with the processes that use the mount.
-    pub fn in_use(&self, by_kernel: bool) -> Result<(), Error> {
+    pub fn in_use(&self, users: Users) -> Result<(), Error> {
         /// Serializes callers: two of them at the same time would unmount it.
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-        if by_kernel {
+        if users == Users::All {
             // Marks an unused mount as expired, which is reported as an error, and has no other
             // effect here: any use clears the mark. An ordinary user has no permission for it.
             match rustix::mount::unmount(&self.mountpoint, UnmountFlags::EXPIRE) {
@@ -139,20 +147,22 @@ impl Mount {
         }
     }
 
-    /// Unmounts and waits for the session to end. With `force`, unmounts even if the mount is in use
-    /// and returns false; its users continue until they close their files. Also returns false if
-    /// `has_ended`, which is called after the unmount, returns false: if another mount namespace,
-    /// such as a container's, has a copy of the mount, the last request may be a long time coming.
+    /// Unmounts and waits for the session to end. Returns false if the mount is in use and was
+    /// detached, and if `has_ended`, which is called after the unmount, returns false: if another
+    /// mount namespace, such as a container's, has a copy of the mount, the last request may be a
+    /// long time coming.
     ///
     /// # Errors
     /// Returned together with the unchanged mount.
     pub fn unmount(
         mut self,
-        force: bool,
+        when_busy: WhenBusy,
         has_ended: impl FnOnce() -> bool,
     ) -> Result<bool, Box<(Mount, Error)>> {
-        let unmounted = match unmount(&self.mountpoint, false) {
-            Err(Error::Busy { .. }) if force => unmount(&self.mountpoint, true).map(|()| false),
+        let unmounted = match unmount(&self.mountpoint, WhenBusy::Refuse) {
+            Err(Error::Busy { .. }) if when_busy == WhenBusy::Detach => {
+                unmount(&self.mountpoint, WhenBusy::Detach).map(|()| false)
+            }
             unmounted => unmounted.map(|()| true),
         };
         let over = match unmounted {
@@ -183,7 +193,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.session.is_some() {
-            let _ = unmount(&self.mountpoint, true);
+            let _ = unmount(&self.mountpoint, WhenBusy::Detach);
         }
     }
 }

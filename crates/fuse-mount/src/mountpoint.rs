@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 pub fn abort(mountpoint: &Path) -> Result<(), Error> {
     match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
-        Err(_) => unmount(mountpoint, true),
+        Err(_) => unmount(mountpoint, WhenBusy::Detach),
     }
 }
 
@@ -59,7 +59,7 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
         });
     };
     release(&path);
-    unmount(mountpoint, true)?;
+    unmount(mountpoint, WhenBusy::Detach)?;
     tracing::warn!("unmounted {}, which a killed process left", path.display());
     Ok(true)
 }
@@ -123,12 +123,31 @@ pub(crate) fn mounted_at(path: &Path) -> Option<At> {
         .then_some(At::Alive)
 }
 
-/// Unmounts; with `force`, even if it is in use.
-pub(crate) fn unmount(path: &Path, force: bool) -> Result<(), Error> {
-    let flags = if force {
-        UnmountFlags::DETACH
-    } else {
-        UnmountFlags::empty()
+/// Treatment of a mount that is in use when it is to be unmounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenBusy {
+    /// It stays mounted, which is an error.
+    Refuse,
+    /// It is unmounted; its users continue until they close their files.
+    Detach,
+}
+
+impl WhenBusy {
+    /// Chooses [`WhenBusy::Detach`] if the unmount is forced.
+    pub fn detach_if(forced: bool) -> WhenBusy {
+        if forced {
+            WhenBusy::Detach
+        } else {
+            WhenBusy::Refuse
+        }
+    }
+}
+
+/// Unmounts.
+pub(crate) fn unmount(path: &Path, when_busy: WhenBusy) -> Result<(), Error> {
+    let flags = match when_busy {
+        WhenBusy::Refuse => UnmountFlags::empty(),
+        WhenBusy::Detach => UnmountFlags::DETACH,
     };
     match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
@@ -145,7 +164,7 @@ pub(crate) fn unmount(path: &Path, force: bool) -> Result<(), Error> {
             let mut command = Command::new(helper);
             command
                 .arg("-u")
-                .args(force.then_some("-z"))
+                .args((when_busy == WhenBusy::Detach).then_some("-z"))
                 .arg("--")
                 .arg(path);
             let output = command

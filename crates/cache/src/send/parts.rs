@@ -11,6 +11,15 @@ use std::os::fd::AsFd;
 /// Most entries in one call (`UIO_MAXIOV`).
 pub(super) const SLICES_MAX: usize = 1024;
 
+/// When the last packet of a send leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Push {
+    /// At once.
+    Now,
+    /// When it is full, or another send has pushed it (`MSG_MORE`): more bytes follow.
+    Later,
+}
+
 /// A handle that holds a page in place: [`PageRef`] or [`Loan`].
 pub trait Held: Deref<Target = [u8]> + sealed::Sealed {}
 
@@ -80,25 +89,24 @@ impl<'a> Parts<'a> {
         self.len == 0
     }
 
-    /// Sends everything to a stream socket; removes the bytes that it takes from the list. `more`:
-    /// the last packet may be delayed until it is full (`MSG_MORE`).
+    /// Sends everything to a stream socket; removes the bytes that it takes from the list.
     ///
     /// # Errors
     /// [`io::ErrorKind::WouldBlock`] when the socket is full, and other errors of the socket; a
     /// closed peer is an error, and raises no signal.
-    pub fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<()> {
+    pub fn send(&mut self, socket: impl AsFd, push: Push) -> io::Result<()> {
         while !self.is_empty() {
-            self.send_some(&socket, more)?;
+            self.send_some(&socket, push)?;
         }
         Ok(())
     }
 
     /// Makes one call, and returns how many bytes the socket took.
-    pub(super) fn send_some(&mut self, socket: impl AsFd, more: bool) -> io::Result<usize> {
+    pub(super) fn send_some(&mut self, socket: impl AsFd, push: Push) -> io::Result<usize> {
         let slices = self.places();
         let all = slices.len() == self.slices.len() - self.next;
         let mut flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        flags.set(SendFlags::MORE, more || !all);
+        flags.set(SendFlags::MORE, push == Push::Later || !all);
         let control = &mut SendAncillaryBuffer::default();
         let sent = rustix::io::retry_on_intr(|| sendmsg(&socket, slices, control, flags))?;
         self.gone(sent);

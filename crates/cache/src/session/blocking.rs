@@ -5,7 +5,7 @@ use super::job::{Job, Pages, Target};
 use super::sync::SyncWork;
 use super::work::{Task, Work};
 use super::write::Write;
-use super::{PAGE, Session};
+use super::{CacheMode, PAGE, Session};
 use crate::latch::PageRef;
 use crate::open::{OpenFile, Pinned, pages_of};
 use crate::policy::Entry;
@@ -69,7 +69,7 @@ impl Session {
         let at = data.as_ptr().cast_mut();
         let entry = open.writes(offset, data.len() as u64);
         let job = Job::of_memory(&open.state, offset, at, data.len());
-        let work = Work::Write(Write::new(open.vnode(), job.pages(), false));
+        let work = Work::Write(Write::new(open.vnode(), job.pages()));
         self.run(Job { entry, ..job }, work).map(drop)
     }
 
@@ -79,7 +79,7 @@ impl Session {
             return Ok(());
         }
         let pages = pages_of(offset, len);
-        let work = Work::Write(Write::new(open.vnode(), pages, false));
+        let work = Work::Write(Write::new(open.vnode(), pages));
         let job = Job {
             offset,
             len,
@@ -114,7 +114,7 @@ impl Session {
     pub fn write_out(&mut self, open: &mut OpenFile, range: Range<u64>) -> Result<()> {
         let _here = within(Layer::Cache);
         let pages = pages_of(range.start, range.end.saturating_sub(range.start));
-        let work = Work::Sync(SyncWork::pages(open.vnode(), pages, false));
+        let work = Work::Sync(SyncWork::pages(open.vnode(), pages));
         self.run_without_data(&open.state, work)
     }
 
@@ -124,7 +124,7 @@ impl Session {
     /// Those of the pager's read, or of writing back dirty pages in the range.
     pub fn read_direct(&mut self, open: &mut OpenFile, offset: u64, bufs: Bufs) -> Result<Bufs> {
         let _here = within(Layer::Cache);
-        match self.run_op(open, Op::Read { offset, bufs }, true)? {
+        match self.run_op(open, Op::Read { offset, bufs }, CacheMode::Direct)? {
             Some(Op::Read { bufs, .. }) => Ok(bufs),
             _ => unreachable!("the same operation comes back"),
         }
@@ -140,7 +140,7 @@ impl Session {
         let end = offset + bufs.total_len() as u64;
         let fua = false;
         let op = Op::Write { offset, bufs, fua };
-        self.run_op(open, op, true)?;
+        self.run_op(open, op, CacheMode::Direct)?;
         open.vnode().extend(end);
         Ok(())
     }
@@ -186,7 +186,7 @@ impl Session {
             fua: false,
             unmap: true,
         };
-        self.run_op(open, op, false).map(drop)
+        self.run_op(open, op, CacheMode::Cached).map(drop)
     }
 
     /// Drops the pages of a range of bytes, because the data in the pager was changed by other
@@ -216,10 +216,11 @@ impl Session {
     pub fn page<'a>(&mut self, open: &'a mut OpenFile, page: u64) -> Result<PageRef<'a>> {
         let _here = within(Layer::Cache);
         if let Some(pinned) = open.pin(page) {
-            open.accessed(page * PAGE, PAGE, true);
+            open.accessed_resident(page);
             return Ok(open.held(pinned));
         }
-        open.accessed(page * PAGE, PAGE, !open.is_absent(page * PAGE));
+        let hit = !open.is_absent(page * PAGE);
+        open.accessed(page * PAGE, PAGE, hit);
         let pinned = self.pin(open, page)?;
         Ok(open.held(pinned))
     }
@@ -278,9 +279,9 @@ impl Session {
         self.run(job, Work::Read(Pages::of(pages))).map(drop)
     }
 
-    /// Runs an operation to its end, and returns it. `direct`: it bypasses the cache.
-    fn run_op(&mut self, open: &OpenFile, op: Op, direct: bool) -> Result<Option<Op>> {
-        let work = Work::of(&op, open.vnode(), direct);
+    /// Runs an operation to its end, and returns it.
+    fn run_op(&mut self, open: &OpenFile, op: Op, mode: CacheMode) -> Result<Option<Op>> {
+        let work = Work::of(&op, open.vnode(), mode);
         self.run(Job::of_request(&open.state, None, op), work)
     }
 

@@ -10,7 +10,7 @@ use super::job::{Job, Target};
 use super::sync::{SyncWork, mask_of};
 use crate::frames::ones;
 use crate::latch::pause;
-use crate::leaf::LEAF_PAGES;
+use crate::leaf::LeafNo;
 use crate::stats::{EvictReason, add};
 use crate::tree::Vnode;
 use block::{Error, ErrorKind, Op};
@@ -76,8 +76,7 @@ impl Session {
                         vnode.ranges.lock(direct.pages.clone());
                         direct.locked = true;
                     }
-                    direct.phase =
-                        Phase::Sync(SyncWork::pages(&vnode, direct.pages.clone(), false));
+                    direct.phase = Phase::Sync(SyncWork::pages(&vnode, direct.pages.clone()));
                 }
                 Phase::Sync(sync) => {
                     if !self.step_sync(id, job, sync) {
@@ -89,19 +88,21 @@ impl Session {
                         (false, false) => self.send_direct(id, job),
                     };
                 }
-                Phase::Drop => match self.drop_range(id, &vnode, &direct.pages, false) {
-                    Dropped::All => direct.phase = self.send_direct(id, job),
-                    Dropped::Later => return false,
-                    Dropped::Dirty => {
-                        let sync = SyncWork::pages(&vnode, direct.pages.clone(), false);
-                        direct.phase = Phase::Sync(sync);
+                Phase::Drop => {
+                    match self.drop_range(id, &vnode, &direct.pages, DropCause::Replaced) {
+                        Dropped::All => direct.phase = self.send_direct(id, job),
+                        Dropped::Later => return false,
+                        Dropped::Dirty => {
+                            let sync = SyncWork::pages(&vnode, direct.pages.clone());
+                            direct.phase = Phase::Sync(sync);
+                        }
+                        Dropped::Leased => {
+                            let detail = "the range has leased pages, which cannot be replaced";
+                            job.fail(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
+                            direct.phase = Phase::Done;
+                        }
                     }
-                    Dropped::Leased => {
-                        let detail = "the range has leased pages, which cannot be replaced";
-                        job.fail(Error::new(ErrorKind::Busy, &self.shared.info.name, detail));
-                        direct.phase = Phase::Done;
-                    }
-                },
+                }
                 Phase::Sent => {
                     if job.in_flight > 0 {
                         return false;
@@ -131,24 +132,22 @@ impl Session {
         Phase::Sent
     }
 
-    /// Drops the pages of a locked range. `gone`: they are no longer part of the file, so dirty and
-    /// leased ones are dropped too.
+    /// Drops the pages of a locked range.
     pub(super) fn drop_range(
         &mut self,
         id: usize,
         vnode: &Arc<Vnode>,
         pages: &Range<u64>,
-        gone: bool,
+        cause: DropCause,
     ) -> Dropped {
         if pages.is_empty() {
             return Dropped::All;
         }
-        let numbers = pages.start / LEAF_PAGES..=(pages.end - 1) / LEAF_PAGES;
         let mut dropped = Dropped::All;
-        for (number, _) in vnode.index().range(numbers) {
+        for (number, _) in vnode.index().range(LeafNo::of_pages(pages)) {
             for index in ones(mask_of(number, pages)) {
-                let page = number * LEAF_PAGES + u64::from(index);
-                match self.drop_page(vnode, page, gone) {
+                let page = number.page(index);
+                match self.drop_page(vnode, page, cause) {
                     Dropped::All => {}
                     Dropped::Leased => return Dropped::Leased,
                     Dropped::Later => {
@@ -163,7 +162,7 @@ impl Session {
         dropped
     }
 
-    fn drop_page(&mut self, vnode: &Vnode, page: u64, gone: bool) -> Dropped {
+    fn drop_page(&mut self, vnode: &Vnode, page: u64, cause: DropCause) -> Dropped {
         let mut turn = 0;
         loop {
             let Some((at, index)) = vnode.find_exact(page) else {
@@ -192,21 +191,25 @@ impl Session {
                 }
                 continue;
             }
-            if latch.is_leased() && !gone {
-                return Dropped::Leased;
-            }
-            if latch.is_dirty() && !gone {
-                return Dropped::Dirty;
-            }
-            // Only a truncation drops dirty pages.
-            latch.drop_page(if gone {
-                EvictReason::Cut
-            } else {
-                EvictReason::Dropped
-            });
+            let reason = match cause {
+                DropCause::Replaced if latch.is_leased() => return Dropped::Leased,
+                DropCause::Replaced if latch.is_dirty() => return Dropped::Dirty,
+                DropCause::Replaced => EvictReason::Dropped,
+                DropCause::Cut => EvictReason::Cut,
+            };
+            latch.drop_page(reason);
             return Dropped::All;
         }
     }
+}
+
+/// Reason for which the pages of a range are dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum DropCause {
+    /// The request changes their data in the pager; dirty and leased ones stay.
+    Replaced,
+    /// They are no longer part of the file; dirty and leased ones are dropped too.
+    Cut,
 }
 
 /// Result of an attempt to drop pages.

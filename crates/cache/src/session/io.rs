@@ -37,14 +37,24 @@ pub(super) struct Load {
     pub(super) entry: Entry,
 }
 
+/// How the pages of a write-back become durable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Durability {
+    /// By a later flush, which background write-back sends if no caller does.
+    Later,
+    /// By the flush that ends the job.
+    ByFlush,
+    /// By the write itself, with FUA.
+    ByFua,
+}
+
 /// A run of pages under write-back.
 pub(super) struct Store {
     pub(super) vnode: Arc<Vnode>,
     pub(super) first: u64,
     pub(super) pages: Vec<(LeafAt, FrameNo)>,
     pub(super) job: Option<usize>,
-    /// The job also makes the pages durable.
-    pub(super) durable: bool,
+    pub(super) durability: Durability,
     pub(super) started: Instant,
 }
 

@@ -4,7 +4,7 @@ use super::io::{Io, Load, bufs_to_fill};
 use super::{PAGE, Session};
 use crate::copy;
 use crate::frames::PAGE_BYTES;
-use crate::leaf::LEAF_PAGES;
+use crate::leaf::LeafNo;
 use crate::policy::Entry;
 use crate::policy::FrameNo;
 use crate::stats::add;
@@ -139,7 +139,7 @@ impl Session {
         frame: FrameNo,
         pages: &mut Vec<(crate::leaf::LeafAt, FrameNo)>,
     ) -> LoadStart {
-        let (number, index) = (page / LEAF_PAGES, (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
         let at = vnode.index().acquire(number);
         let word = vnode.index().leaf(at).word(index);
         if !word.begin_load(word.load(), frame.0) {
@@ -203,7 +203,9 @@ impl Session {
     /// Completes the read of a run.
     pub(super) fn loaded(&mut self, load: Load, result: Result<()>) {
         if let Err(error) = &result {
-            self.give_up_load(&load, error, true);
+            self.give_up_load(&load, error);
+            let frames = load.pages.iter().map(|(_, frame)| *frame);
+            self.shared.core.pool.put(frames);
             return self.jobs.io_done(load.job, result);
         }
         let mut task = load.job.and_then(|id| self.jobs.take(id));
@@ -230,7 +232,7 @@ impl Session {
             .zip(load.first..)
             .map(|((at, frame), page)| {
                 let leaf = vnode.index().leaf(*at);
-                (*frame, leaf.key((page % LEAF_PAGES) as u32))
+                (*frame, leaf.key(LeafNo::index_of(page)))
             });
         pool.inserted(keyed, vnode.entry(load.entry));
         let ahead = load.entry == Entry::Prefetched;
@@ -241,7 +243,7 @@ impl Session {
             if dirty {
                 vnode.mark_dirty(*at, page);
             }
-            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            let word = vnode.index().leaf(*at).word(LeafNo::index_of(page));
             let awaited = if ahead {
                 word.publish_ahead()
             } else {
@@ -262,26 +264,24 @@ impl Session {
         self.jobs.io_done(load.job, result);
     }
 
-    /// Aborts the load of a run that failed.
-    fn give_up_load(&self, load: &Load, error: &Error, frames_are_ours: bool) {
+    /// Aborts the load of a run that failed; its frames are left to the caller.
+    fn give_up_load(&self, load: &Load, error: &Error) {
         let vnode = &load.open.vnode;
         let range = load.first..load.first + load.pages.len() as u64;
         vnode.failed_loads.record(range.clone(), error.clone());
         for (page, (at, _)) in range.zip(&load.pages) {
-            let word = vnode.index().leaf(*at).word((page % LEAF_PAGES) as u32);
+            let (number, index) = LeafNo::of_page(page);
+            let word = vnode.index().leaf(*at).word(index);
             if word.abort_load() {
                 self.wake_loads(word);
             }
-            vnode.index().release(page / LEAF_PAGES, *at);
-        }
-        if frames_are_ours {
-            let frames = load.pages.iter().map(|(_, frame)| *frame);
-            self.shared.core.pool.put(frames);
+            vnode.index().release(number, *at);
         }
     }
 
     pub(super) fn load_lost(&mut self, load: Load, error: &Error) {
-        self.give_up_load(&load, error, false);
+        // The device may still write to the frames, so they are not reused.
+        self.give_up_load(&load, error);
         self.jobs.io_done(load.job, Err(error.clone()));
     }
 

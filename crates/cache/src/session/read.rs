@@ -3,7 +3,7 @@
 use super::Session;
 use super::job::{Job, Pages, Target};
 use super::load::LoadStart;
-use crate::open::{Last, Lookup, copy_page};
+use crate::open::{Last, Lookup, Reference, copy_page};
 use crate::stats::add;
 use block::Op;
 
@@ -117,7 +117,7 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Lookup {
                 }
                 let step = (buf.len() - skip).min(len - done);
                 let part = &mut buf[skip..skip + step];
-                match copy_page(open, last, page, within + done, part, false) {
+                match copy_page(open, last, page, within + done, part, Reference::New) {
                     Lookup::Hit => done += step,
                     other => return other,
                 }
@@ -131,8 +131,10 @@ fn copy_for(job: &mut Job, last: &mut Last, page: u64) -> Lookup {
         Target::Memory(base) => {
             // SAFETY: the memory is that of a caller blocked on this job, which alone may use it.
             let part = unsafe { std::slice::from_raw_parts_mut(base.add(at), len) };
-            copy_page(open, last, page, within, part, false)
+            copy_page(open, last, page, within, part, Reference::New)
         }
-        Target::Op(_) | Target::Nothing => copy_page(open, last, page, 0, &mut [], true),
+        Target::Op(_) | Target::Nothing => {
+            copy_page(open, last, page, 0, &mut [], Reference::Repeated)
+        }
     }
 }

@@ -4,12 +4,12 @@
 //! to a later sync. A page that is under write-back and dirty again waits for the first write to
 //! complete, because two concurrent writes of one page could reach the device in either order.
 
-use super::io::{Io, Store, bufs_over};
+use super::io::{Durability, Io, Store, bufs_over};
 use super::job::Job;
 use super::{PAGE, Session};
 use crate::flushes::Turn;
 use crate::frames::ones;
-use crate::leaf::{LEAF_PAGES, LeafAt};
+use crate::leaf::{LEAF_PAGES, LeafAt, LeafNo};
 use crate::policy::FrameNo;
 use crate::stats::EvictReason;
 use crate::tree::Vnode;
@@ -47,7 +47,7 @@ enum Flush {
 
 /// Remaining work on one leaf.
 struct LeafWork {
-    number: u64,
+    number: LeafNo,
     at: LeafAt,
     /// Pages to write.
     send: u64,
@@ -66,19 +66,27 @@ impl SyncWork {
         SyncWork {
             reports_errors: true,
             flush: Flush::Yes,
-            ..SyncWork::pages(vnode, pages, false)
+            ..SyncWork::pages(vnode, pages)
         }
     }
 
-    /// Creates a sync of a range of pages; with `fua` they are on stable storage at the end.
-    pub(super) fn pages(vnode: &Vnode, pages: Range<u64>, fua: bool) -> SyncWork {
-        let numbers = pages.start / LEAF_PAGES..=pages.end.saturating_sub(1) / LEAF_PAGES;
+    /// Creates a sync of a range of pages that are on stable storage at the end.
+    pub(super) fn durable_pages(vnode: &Vnode, pages: Range<u64>) -> SyncWork {
+        SyncWork {
+            fua: true,
+            flush: Flush::IfOthers,
+            ..SyncWork::pages(vnode, pages)
+        }
+    }
+
+    /// Creates a sync of a range of pages, which a later flush makes durable.
+    pub(super) fn pages(vnode: &Vnode, pages: Range<u64>) -> SyncWork {
         let leaves = if pages.is_empty() {
             Vec::new()
         } else {
-            vnode.dirty_leaves(numbers)
+            vnode.dirty_leaves(LeafNo::of_pages(&pages))
         };
-        let work = |(number, at): (u64, LeafAt)| {
+        let work = |(number, at): (LeafNo, LeafAt)| {
             let leaf = vnode.index().leaf(at);
             let wanted = mask_of(number, &pages);
             let send = leaf.dirty() & wanted;
@@ -92,15 +100,15 @@ impl SyncWork {
         SyncWork {
             leaves: leaves.into_iter().map(work).collect(),
             reports_errors: false,
-            fua,
-            flush: if fua { Flush::IfOthers } else { Flush::No },
+            fua: false,
+            flush: Flush::No,
         }
     }
 }
 
 /// Computes the pages of a leaf that lie in a range.
-pub(super) fn mask_of(number: u64, pages: &Range<u64>) -> u64 {
-    let first = number * LEAF_PAGES;
+pub(super) fn mask_of(number: LeafNo, pages: &Range<u64>) -> u64 {
+    let first = number.page(0);
     let from = pages.start.saturating_sub(first).min(LEAF_PAGES);
     let to = pages.end.saturating_sub(first).min(LEAF_PAGES);
     if from >= to {
@@ -201,7 +209,11 @@ impl Session {
     ) -> bool {
         let mut run = Run::default();
         let mut starved = false;
-        let (fua, durable) = (sync.fua, sync.fua || sync.reports_errors);
+        let durability = match (sync.fua, sync.reports_errors) {
+            (true, _) => Durability::ByFua,
+            (false, true) => Durability::ByFlush,
+            (false, false) => Durability::Later,
+        };
         for work in &mut sync.leaves {
             let leaf = vnode.index().leaf(work.at);
             if !leaf.is(vnode.number(), work.number) {
@@ -222,15 +234,15 @@ impl Session {
                 if job.in_flight >= STORES_MAX {
                     break;
                 }
-                let page = work.number * LEAF_PAGES + u64::from(index);
-                match self.begin_store(vnode, page, true) {
+                let page = work.number.page(index);
+                match self.begin_store(vnode, page, Initiator::Caller) {
                     StoreStart::Frame(frame) => {
                         job.starved_since = None;
                         work.send &= !(1 << index);
                         let full = run.pages.len() >= self.shared.cluster_pages();
                         if !run.pages.is_empty() && (run.end() != page || full) {
                             let run = std::mem::take(&mut run);
-                            self.store(Some(id), vnode, run, fua, durable);
+                            self.store(Some(id), vnode, run, durability);
                             job.in_flight += 1;
                         }
                         if run.pages.is_empty() {
@@ -249,16 +261,17 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(Some(id), vnode, run, fua, durable);
+            self.store(Some(id), vnode, run, durability);
             job.in_flight += 1;
         }
         sync.leaves.retain(|work| work.send | work.wait != 0);
         starved
     }
 
-    /// Starts write-back of a dirty page. `asked`: a caller waits for it; otherwise a leased page,
-    /// which may be dirty again right after, is written only when due.
-    fn begin_store(&mut self, vnode: &Vnode, page: u64, asked: bool) -> StoreStart {
+    /// Starts write-back of a dirty page. A leased page, which may be dirty again right after, is
+    /// written only if a caller waits for it, or when it is due.
+    fn begin_store(&mut self, vnode: &Vnode, page: u64, initiator: Initiator) -> StoreStart {
+        let background = initiator == Initiator::Background;
         loop {
             let Some(mut latch) = vnode.latch(page) else {
                 return StoreStart::Clean;
@@ -267,7 +280,7 @@ impl Session {
                 (false, false) => return StoreStart::Clean,
                 (false, true) => return StoreStart::ByOthers,
                 (true, true) => return StoreStart::NotYet,
-                (true, false) if !asked && latch.is_leased() && !latch.is_due() => {
+                (true, false) if background && latch.is_leased() && !latch.is_due() => {
                     return StoreStart::NotYet;
                 }
                 (true, false) => {}
@@ -278,7 +291,7 @@ impl Session {
             drop(latch);
             let core = &self.shared.core;
             if core.take_frames_lightly(None, COPIES, &mut self.spare) == 0 {
-                if asked {
+                if !background {
                     core.request_clean();
                 }
                 return StoreStart::NoFrame;
@@ -286,28 +299,21 @@ impl Session {
         }
     }
 
-    fn store(
-        &mut self,
-        job: Option<usize>,
-        vnode: &Arc<Vnode>,
-        run: Run,
-        fua: bool,
-        durable: bool,
-    ) {
+    fn store(&mut self, job: Option<usize>, vnode: &Arc<Vnode>, run: Run, durability: Durability) {
         // SAFETY: the frames are held, so they are not written before `stored` releases them, and
         // the device only reads.
         let bufs = unsafe { bufs_over(&self.shared.core.pool, &run.pages) };
         let op = Op::Write {
             offset: run.first * PAGE,
             bufs,
-            fua,
+            fua: durability == Durability::ByFua,
         };
         let store = Store {
             vnode: Arc::clone(vnode),
             first: run.first,
             pages: run.pages,
             job,
-            durable,
+            durability,
             started: Instant::now(),
         };
         self.pager.submit(vnode.file(), Io::Store(store), op);
@@ -317,7 +323,7 @@ impl Session {
     pub(crate) fn store_leaves(
         &mut self,
         vnode: &Arc<Vnode>,
-        leaves: &[(u64, LeafAt)],
+        leaves: &[(LeafNo, LeafAt)],
         most: usize,
     ) -> usize {
         let mut run = Run::default();
@@ -331,8 +337,8 @@ impl Session {
                 if count >= most {
                     break;
                 }
-                let page = number * LEAF_PAGES + u64::from(index);
-                let frame = match self.begin_store(vnode, page, false) {
+                let page = number.page(index);
+                let frame = match self.begin_store(vnode, page, Initiator::Background) {
                     StoreStart::Frame(frame) => frame,
                     // Other pages, in frames of their own, may still be written.
                     StoreStart::Clean
@@ -343,7 +349,7 @@ impl Session {
                 count += 1;
                 let full = run.pages.len() >= self.shared.cluster_pages();
                 if !run.pages.is_empty() && (run.end() != page || full) {
-                    self.store(None, vnode, std::mem::take(&mut run), false, false);
+                    self.store(None, vnode, std::mem::take(&mut run), Durability::Later);
                 }
                 if run.pages.is_empty() {
                     run.first = page;
@@ -352,7 +358,7 @@ impl Session {
             }
         }
         if !run.pages.is_empty() {
-            self.store(None, vnode, run, false, false);
+            self.store(None, vnode, run, Durability::Later);
         }
         if !self.spare.is_empty() {
             self.shared.core.pool.put(self.spare.drain(..));
@@ -368,7 +374,7 @@ impl Session {
             while self.runs_in_flight().1 >= STORES_MAX {
                 self.poll(Wait::Block)?;
             }
-            let leaves = vnode.dirty_leaves(0..=u64::MAX);
+            let leaves = vnode.dirty_leaves(LeafNo::all());
             self.store_leaves(vnode, &leaves, self.shared.cluster_pages());
         }
         Ok(())
@@ -410,22 +416,22 @@ impl Session {
     /// Completes the write of a run.
     pub(super) fn stored(&mut self, store: Store, result: Result<()>) {
         let vnode = &store.vnode;
-        let good = result.is_ok();
-        if good {
+        if result.is_ok() {
             self.shared
                 .record_write_speed(store.pages.len(), store.started.elapsed());
+            if store.durability == Durability::Later {
+                self.shared.background.unflushed(vnode.number());
+            }
         }
-        if good && !store.durable {
-            self.shared.background.unflushed(vnode.number());
-        }
-        self.arrived(&store, good);
+        self.arrived(&store, &result);
         self.note_store(vnode, &result);
         self.jobs.io_done(store.job, result);
     }
 
     /// Ends write-back of the pages of a run.
-    fn arrived(&self, store: &Store, good: bool) {
+    fn arrived(&self, store: &Store, result: &Result<()>) {
         let vnode = &store.vnode;
+        let good = result.is_ok();
         for (page, (_, frame)) in (store.first..).zip(&store.pages) {
             let mut latch = vnode.latch(page).expect("a page on its way stays");
             let dead = vnode.is_dead();
@@ -466,10 +472,19 @@ impl Session {
     pub(super) fn store_lost(&mut self, store: Store, error: &Error) {
         let result = Err(error.clone());
         // The device may still read the frames, which is harmless: they are not written.
-        self.arrived(&store, false);
+        self.arrived(&store, &result);
         self.note_store(&store.vnode, &result);
         self.jobs.io_done(store.job, result);
     }
+}
+
+/// Origin of a write-back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Initiator {
+    /// A caller that waits for the write.
+    Caller,
+    /// Background write-back.
+    Background,
 }
 
 /// Result of an attempt to start write-back of a page.
@@ -492,11 +507,14 @@ mod tests {
 
     #[test]
     fn the_mask_of_a_leaf_has_the_pages_of_the_range() {
-        assert_eq!(mask_of(0, &(0..u64::MAX)), u64::MAX >> 8);
-        assert_eq!(mask_of(1, &(0..56)), 0);
-        assert_eq!(mask_of(1, &(0..57)), 1);
-        assert_eq!(mask_of(1, &(111..500)), 1 << 55);
-        assert_eq!(mask_of(2, &(114..117)), 0b11100);
-        assert_eq!(mask_of(3, &(5..5)), 0);
+        let mask = |number: u64, pages: Range<u64>| {
+            mask_of(LeafNo::of_page(number * LEAF_PAGES).0, &pages)
+        };
+        assert_eq!(mask(0, 0..u64::MAX), u64::MAX >> 8);
+        assert_eq!(mask(1, 0..56), 0);
+        assert_eq!(mask(1, 0..57), 1);
+        assert_eq!(mask(1, 111..500), 1 << 55);
+        assert_eq!(mask(2, 114..117), 0b11100);
+        assert_eq!(mask(3, 5..5), 0);
     }
 }

@@ -5,12 +5,12 @@
 //! changes. So every reader and writer sees the file either before or after the change, and a write
 //! that raced with the change restarts as one that follows it.
 
-use super::direct::Dropped;
+use super::direct::{DropCause, Dropped};
 use super::job::Job;
 use super::load::LoadStart;
 use super::{PAGE, Session};
 use crate::copy;
-use crate::latch::pause;
+use crate::latch::{Content, pause};
 use crate::policy::Entry;
 use crate::tree::Vnode;
 use std::ops::Range;
@@ -68,7 +68,8 @@ impl Session {
             truncation.locked = true;
         }
         if job.error.is_none() && !truncation.dropped {
-            if self.drop_range(id, &vnode, &truncation.pages(), true) == Dropped::Later {
+            let pages = truncation.pages();
+            if self.drop_range(id, &vnode, &pages, DropCause::Cut) == Dropped::Later {
                 return false;
             }
             truncation.dropped = true;
@@ -103,7 +104,7 @@ impl Session {
         let mut turn = 0;
         loop {
             if let Some(mut latch) = vnode.latch(page) {
-                if latch.make_private(&mut self.spare, true).is_none() {
+                if latch.make_private(&mut self.spare, Content::Kept).is_none() {
                     drop(latch);
                     if self.shared.core.take_frames(1, &mut self.spare) == 0 {
                         return self.park_for_frame(id, job);

@@ -1,5 +1,6 @@
 //! The work of a job, by kind.
 
+use super::CacheMode;
 use super::direct::DirectIo;
 use super::job::{Job, Pages};
 use super::sync::SyncWork;
@@ -26,8 +27,9 @@ pub(super) enum Work {
 }
 
 impl Work {
-    /// Creates the work of a request. `direct`: it bypasses the cache.
-    pub(super) fn of(op: &Op, vnode: &Vnode, direct: bool) -> Work {
+    /// Creates the work of a request.
+    pub(super) fn of(op: &Op, vnode: &Vnode, mode: CacheMode) -> Work {
+        let direct = mode == CacheMode::Direct;
         let (offset, len) = op.range().unwrap_or((0, 0));
         let pages = pages_of(offset, len);
         match op {
@@ -36,7 +38,7 @@ impl Work {
             Op::Write { .. } if direct => Work::Direct(DirectIo::change(pages)),
             Op::Discard { .. } | Op::WriteZeroes { .. } => Work::Direct(DirectIo::change(pages)),
             Op::Read { .. } => Work::Read(Pages::of(pages)),
-            Op::Write { fua, .. } => Work::Write(Write::new(vnode, pages, *fua)),
+            Op::Write { fua, .. } => Work::Write(Write::new(vnode, pages).with_fua(*fua)),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::{PAGE, Session};
 use crate::attributes::FlushBehind;
 use crate::copy;
 use crate::frames::PAGE_BYTES;
-use crate::latch::{Latch, pause};
+use crate::latch::{Content, Latch, pause};
 use crate::leaf::FILE_BYTES_MAX;
 use crate::stats::add;
 use crate::tree::Vnode;
@@ -33,15 +33,20 @@ pub(super) struct Write {
 }
 
 impl Write {
-    pub(super) fn new(vnode: &Vnode, pages: Range<u64>, fua: bool) -> Write {
+    pub(super) fn new(vnode: &Vnode, pages: Range<u64>) -> Write {
         Write {
             pages: Pages::of(pages.clone()),
             all: pages,
             announced: false,
             cuts: vnode.truncations(),
-            fua,
+            fua: false,
             sync: None,
         }
+    }
+
+    /// Returns the same write, with the flag of its request that it is durable when it completes.
+    pub(super) fn with_fua(self, fua: bool) -> Write {
+        Write { fua, ..self }
     }
 
     /// Checks whether the write waits for its write-back, and so leaves no backlog.
@@ -109,8 +114,7 @@ impl Session {
     fn all_written(&mut self, id: usize, job: &mut Job, write: &mut Write) -> bool {
         let vnode = std::sync::Arc::clone(&job.open.vnode);
         if vnode.truncations() != write.cuts {
-            let again = Write::new(&vnode, write.all.clone(), write.fua);
-            *write = again;
+            *write = Write::new(&vnode, write.all.clone()).with_fua(write.fua);
             return self.step_write(id, job, write);
         }
         add(&job.open.counters.writes, write.all.end - write.all.start);
@@ -126,7 +130,7 @@ impl Session {
     /// file's attribute, the clusters that it has completed.
     fn behind(&self, vnode: &std::sync::Arc<Vnode>, job: &Job, write: &Write) -> Option<SyncWork> {
         if write.fua {
-            return Some(SyncWork::pages(vnode, write.all.clone(), true));
+            return Some(SyncWork::durable_pages(vnode, write.all.clone()));
         }
         let policy = vnode.flush_behind();
         if policy == FlushBehind::None {
@@ -139,7 +143,7 @@ impl Session {
         }
         let done = (write.all.start / cluster * cluster)..end;
         if policy == FlushBehind::Inline {
-            return Some(SyncWork::pages(vnode, done, false));
+            return Some(SyncWork::pages(vnode, done));
         }
         self.shared.background.write_behind(vnode, done);
         None
@@ -249,7 +253,12 @@ impl Session {
             // again.
             return Ok(None);
         }
-        let Some(copied) = latch.make_private(&mut self.spare, !whole) else {
+        let content = if whole {
+            Content::Replaced
+        } else {
+            Content::Kept
+        };
+        let Some(copied) = latch.make_private(&mut self.spare, content) else {
             drop(latch);
             let taken = self.shared.core.take_frames(1, &mut self.spare);
             return Ok((taken == 0).then_some(WriteProgress::NoFrame));

@@ -9,7 +9,7 @@ use crate::dirty_leaves::DirtyLeaves;
 use crate::failed_loads::FailedLoads;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
-use crate::leaf::{FILE_BYTES_MAX, LEAF_PAGES, Leaf, LeafAt, Tag};
+use crate::leaf::{FILE_BYTES_MAX, Leaf, LeafAt, LeafNo, Tag};
 use crate::mapped::Mapped;
 use crate::pager::FileId;
 use crate::policy::Entry;
@@ -38,7 +38,7 @@ pub struct Vnode {
     pub(crate) ranges: Ranges,
     pub(crate) failed_loads: FailedLoads,
     attributes: SharedAttributes,
-    metadata: bool,
+    class: FileClass,
     pub(crate) opens: OpenStates,
     /// If not [`ALIVE`], no page is loaded any more, and pages whose I/O ends are dropped.
     dead: AtomicU8,
@@ -51,6 +51,23 @@ const ALIVE: u8 = 0;
 const UNLINKED: u8 = 1;
 const CLOSED: u8 = 2;
 
+/// Class of a file's pages in the policy, fixed when the vnode is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileClass {
+    Data,
+    /// Its pages count towards `metadata_share`.
+    Metadata,
+}
+
+/// Reason for which a vnode drops its pages and loads no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Death {
+    /// The file was removed.
+    Unlinked,
+    /// Its volume was closed.
+    Closed,
+}
+
 /// Size of a file in bytes, and the number of times it was lowered.
 struct FileSize {
     bytes: AtomicU64,
@@ -62,7 +79,7 @@ impl Vnode {
         number: u64,
         file: FileId,
         size: u64,
-        metadata: bool,
+        class: FileClass,
         below: Arc<VolumeShared>,
     ) -> Vnode {
         let slab = Arc::clone(&below.core.slab);
@@ -81,7 +98,7 @@ impl Vnode {
             ranges: Ranges::default(),
             failed_loads: FailedLoads::default(),
             attributes: SharedAttributes::default(),
-            metadata,
+            class,
             opens: OpenStates::default(),
             dead: AtomicU8::new(ALIVE),
             mapped: OnceLock::new(),
@@ -163,15 +180,14 @@ impl Vnode {
 
     /// Reports whether the file holds metadata.
     pub fn is_metadata(&self) -> bool {
-        self.metadata
+        self.class == FileClass::Metadata
     }
 
     /// Returns the class for the policy of a page of this file that is loaded as `entry`.
     pub(crate) fn entry(&self, entry: Entry) -> Entry {
-        if self.metadata {
-            Entry::Metadata
-        } else {
-            entry
+        match self.class {
+            FileClass::Data => entry,
+            FileClass::Metadata => Entry::Metadata,
         }
     }
 
@@ -188,7 +204,7 @@ impl Vnode {
         FileStats {
             file: self.file,
             size: self.size(),
-            metadata: self.metadata,
+            metadata: self.is_metadata(),
             attributes: self.attributes(),
             counts: self.counts(),
             resident_bytes: pages.saturating_sub(mapped) * PAGE_BYTES as u64,
@@ -217,8 +233,11 @@ impl Vnode {
     }
 
     /// Marks the file as removed, or as belonging to a closed volume, and sets its size to 0.
-    pub(crate) fn mark_dead(&self, closed: bool) {
-        let dead = if closed { CLOSED } else { UNLINKED };
+    pub(crate) fn mark_dead(&self, death: Death) {
+        let dead = match death {
+            Death::Unlinked => UNLINKED,
+            Death::Closed => CLOSED,
+        };
         self.dead.store(dead, Release);
         self.shrink(0);
     }
@@ -255,22 +274,21 @@ impl Vnode {
 
     /// Looks up the leaf and the index of a page, if it has a leaf.
     pub(crate) fn find_exact(&self, page: u64) -> Option<(LeafAt, u32)> {
-        let at = self.index.find_exact(page / LEAF_PAGES)?;
-        Some((at, (page % LEAF_PAGES) as u32))
+        let (number, index) = LeafNo::of_page(page);
+        Some((self.index.find_exact(number)?, index))
     }
 
     /// Checks whether the page in a leaf that was found earlier still belongs to this vnode.
     #[inline]
     pub(crate) fn owns(&self, leaf: &Leaf, page: u64) -> bool {
-        leaf.has(
-            (page % LEAF_PAGES) as u32,
-            Tag::of(self.number, page / LEAF_PAGES),
-        )
+        let (number, index) = LeafNo::of_page(page);
+        leaf.has(index, Tag::of(self.number, number))
     }
 
     /// Records that a page became dirty. The caller holds its latch or is loading it.
     pub(crate) fn mark_dirty(&self, at: LeafAt, page: u64) {
-        let (leaf, index) = (self.index.leaf(at), (page % LEAF_PAGES) as u32);
+        let (number, index) = LeafNo::of_page(page);
+        let leaf = self.index.leaf(at);
         let now = self.shared.core.now_ms();
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
@@ -280,7 +298,7 @@ impl Vnode {
             self.shared.core.add_dirty(&self.shared);
         }
         if before == 0 {
-            self.dirty.insert(page / LEAF_PAGES, at);
+            self.dirty.insert(number, at);
         }
     }
 
@@ -292,7 +310,7 @@ impl Vnode {
 
     /// Collects the leaves with pages that are dirty or under write-back, in order, within a range
     /// of leaf numbers.
-    pub(crate) fn dirty_leaves(&self, numbers: RangeInclusive<u64>) -> Vec<(u64, LeafAt)> {
+    pub(crate) fn dirty_leaves(&self, numbers: RangeInclusive<LeafNo>) -> Vec<(LeafNo, LeafAt)> {
         self.dirty.collect(&self.index, numbers)
     }
 

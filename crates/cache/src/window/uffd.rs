@@ -5,6 +5,7 @@
 //! Deliberately absent: COPY, ZEROPAGE and MOVE (windows fill pages through a view of their own),
 //! and asynchronous write protection, whose report of written pages is outdated on arrival.
 
+use super::Access;
 use block::{Error, ErrorKind, Result};
 use std::io;
 use std::ops::Range;
@@ -107,6 +108,15 @@ pub(super) struct Fault {
     pub store: bool,
 }
 
+/// Faults that a userfaultfd serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Faults {
+    /// Those of programs and, if the system permits it, those of the kernel on behalf of a thread.
+    All,
+    /// Those of programs only.
+    UserOnly,
+}
+
 /// One userfaultfd. Any thread may receive and resolve its faults.
 pub(super) struct Uffd {
     fd: OwnedFd,
@@ -115,17 +125,16 @@ pub(super) struct Uffd {
 
 impl Uffd {
     /// Opens a userfaultfd with all features that windows need, or returns an error that names the
-    /// missing one. With `user_only`, faults of the kernel on behalf of a thread are not served
-    /// even if they could be.
-    pub fn open(user_only: bool) -> Result<Uffd> {
+    /// missing one.
+    pub fn open(faults: Faults) -> Result<Uffd> {
         // Features are negotiated once per descriptor, so the query takes a descriptor of its own.
-        let offered = Uffd::create(user_only)?.agree(0)?;
+        let offered = Uffd::create(faults)?.agree(0)?;
         let missing = |&&(bit, _): &&(u64, &str)| offered & bit == 0;
         if let Some((_, what)) = FEATURES.iter().find(missing) {
             let detail = format!("the kernel's userfaultfd lacks {what}");
             return Err(Error::new(ErrorKind::Unsupported, "cache window", detail));
         }
-        let uffd = Uffd::create(user_only)?;
+        let uffd = Uffd::create(faults)?;
         uffd.agree(FEATURES.iter().fold(0, |all, (bit, _)| all | bit))?;
         Ok(uffd)
     }
@@ -136,9 +145,11 @@ impl Uffd {
         self.kernel_faults
     }
 
-    fn create(user_only: bool) -> Result<Uffd> {
+    fn create(faults: Faults) -> Result<Uffd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
-        if !user_only && let Ok(fd) = system_call(flags).or_else(|_| device(flags)) {
+        if faults == Faults::All
+            && let Ok(fd) = system_call(flags).or_else(|_| device(flags))
+        {
             return Ok(Uffd {
                 fd,
                 kernel_faults: true,
@@ -201,13 +212,16 @@ impl Uffd {
     }
 
     /// Maps pages of the file (`UFFDIO_CONTINUE`) and wakes the threads waiting for them. With
-    /// `writable`, stores no longer fault, even on pages that were already mapped.
-    pub fn map(&self, range: Range<usize>, writable: bool) -> io::Result<()> {
+    /// [`Access::Store`], stores no longer fault, even on pages that were already mapped.
+    pub fn map(&self, range: Range<usize>, access: Access) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
             let mut resolve = Resolve {
                 span: span(at..range.end),
-                mode: if writable { 0 } else { CONTINUE_WP },
+                mode: match access {
+                    Access::Read => CONTINUE_WP,
+                    Access::Store => 0,
+                },
                 bytes: 0,
             };
             let Err(e) = self.ioctl(IOC_CONTINUE, &mut resolve) else {
@@ -218,10 +232,9 @@ impl Uffd {
                 Some(libc::EAGAIN) => at += usize::try_from(resolve.bytes).unwrap_or(0),
                 Some(libc::EEXIST) => {
                     let page = at..at + PAGE;
-                    if writable {
-                        self.protect(page, false)?
-                    } else {
-                        self.wake(page)?
+                    match access {
+                        Access::Read => self.wake(page)?,
+                        Access::Store => self.unprotect(page)?,
                     }
                     at += PAGE;
                 }
@@ -231,9 +244,14 @@ impl Uffd {
         Ok(())
     }
 
-    /// Makes stores to a range fault (`on`), or allows them and wakes the waiting threads.
-    pub fn protect(&self, range: Range<usize>, on: bool) -> io::Result<()> {
-        self.write_protect(range, if on { WRITEPROTECT_WP } else { 0 })
+    /// Makes stores to a range fault.
+    pub fn protect(&self, range: Range<usize>) -> io::Result<()> {
+        self.write_protect(range, WRITEPROTECT_WP)
+    }
+
+    /// Allows stores to a range and wakes the threads waiting for them.
+    fn unprotect(&self, range: Range<usize>) -> io::Result<()> {
+        self.write_protect(range, 0)
     }
 
     fn write_protect(&self, range: Range<usize>, mode: u64) -> io::Result<()> {

@@ -136,14 +136,18 @@ impl View {
                 view.unmap(&pages);
             }
         }
-        uffd.map(part, outcome == FaultOutcome::Dirty)
+        let access = match outcome {
+            FaultOutcome::Dirty => Access::Store,
+            FaultOutcome::Clean | FaultOutcome::Failed => Access::Read,
+        };
+        uffd.map(part, access)
     }
 
     /// Makes stores fault. The caller holds the latches and the window's list of views.
     pub fn protect(&self, pages: &Range<u64>) {
         if let Some(part) = self.part(pages) {
             let uffd = &self.window.windows.shared.uffd;
-            uffd.protect(part, true)
+            uffd.protect(part)
                 .expect("a registered range can be write-protected");
         }
     }

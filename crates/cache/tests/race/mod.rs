@@ -74,12 +74,20 @@ impl Counts {
     }
 }
 
-/// Hunts for `time`, or until the first finding if `stop_at_first` is set. Calls `look` about once
-/// a second.
+/// When a hunt ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Until {
+    /// After the given time.
+    Time,
+    /// At the first finding, or after the given time.
+    FirstFinding,
+}
+
+/// Hunts for at most `time`. Calls `look` about once a second.
 pub fn hunt(
     ground: &dyn Ground,
     time: Duration,
-    stop_at_first: bool,
+    until: Until,
     seed: u64,
     look: &mut dyn FnMut(&Counts),
 ) -> Counts {
@@ -99,6 +107,7 @@ pub fn hunt(
         scope.spawn(move || evict(&mut *ground.actor(), Random::new(seed ^ 1), counts, end));
         scope.spawn(move || read(&mut *ground.actor(), Random::new(seed ^ 2), counts, end));
         let start = Instant::now();
+        let stop_at_first = until == Until::FirstFinding;
         let step = Duration::from_millis(if stop_at_first { 20 } else { 1000 });
         while start.elapsed() < time && !(stop_at_first && counts.wrong() > 0) {
             let left = time.saturating_sub(start.elapsed());

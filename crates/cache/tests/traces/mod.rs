@@ -129,10 +129,11 @@ impl Sim {
         }
     }
 
-    /// Simulates one access to one page; returns whether it was a hit.
-    fn access(&mut self, key: PageKey, write: bool, in_stream: bool, repeat: bool) -> bool {
+    /// Simulates one access to one page, which enters as `entry` if it is absent; returns whether
+    /// it was a hit.
+    fn access(&mut self, key: PageKey, entry: Entry, reference: Reference) -> bool {
         if let Some(&frame) = self.frame_of.get(&key) {
-            if !(repeat && self.filters) {
+            if reference == Reference::New || !self.filters {
                 let noted = &mut self.noted[frame.0 as usize];
                 *noted = (*noted + 1).min(3);
             }
@@ -145,12 +146,6 @@ impl Sim {
             self.evict();
         }
         let frame = self.free.pop().expect("a frame was evicted");
-        let entry = match (write, in_stream) {
-            (true, true) => Entry::WrittenStream,
-            (true, false) => Entry::Written,
-            (false, true) => Entry::Stream,
-            (false, false) => Entry::Read,
-        };
         self.noted[frame.0 as usize] = 0;
         self.key_of[frame.0 as usize] = key;
         self.frame_of.insert(key, frame);
@@ -176,6 +171,14 @@ impl Sim {
             self.policy.removed(*frame);
         }
     }
+}
+
+/// Whether an access to a page counts as a use of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reference {
+    New,
+    /// Part of the use that the previous access of the stream began.
+    Repeated,
 }
 
 /// Hit ratio of accesses.
@@ -210,7 +213,22 @@ impl Opener {
         }
     }
 
-    fn access(&mut self, sim: &mut Sim, offset: u64, len: u64, write: bool) -> bool {
+    fn read(&mut self, sim: &mut Sim, offset: u64, len: u64) -> bool {
+        self.access(sim, offset, len, [Entry::Read, Entry::Stream])
+    }
+
+    fn write(&mut self, sim: &mut Sim, offset: u64, len: u64) -> bool {
+        self.access(sim, offset, len, [Entry::Written, Entry::WrittenStream])
+    }
+
+    /// Simulates an access whose page, if it is absent, enters as `alone` or as `in_stream`.
+    fn access(
+        &mut self,
+        sim: &mut Sim,
+        offset: u64,
+        len: u64,
+        [alone, in_stream]: [Entry; 2],
+    ) -> bool {
         let key = PageKey {
             vnode: self.vnode,
             page: offset / PAGE,
@@ -221,8 +239,13 @@ impl Opener {
             file_size: 1 << 40,
             hit: sim.frame_of.contains_key(&key),
         });
-        let repeat = advice.repeat == Some(key.page);
-        sim.access(key, write, advice.in_stream, repeat)
+        let entry = if advice.in_stream { in_stream } else { alone };
+        let reference = if advice.repeat == Some(key.page) {
+            Reference::Repeated
+        } else {
+            Reference::New
+        };
+        sim.access(key, entry, reference)
     }
 }
 
@@ -256,7 +279,7 @@ impl Hot {
             // An odd factor permutes: popular pages are not adjacent.
             page: rank.wrapping_mul(0x9e37_79b9) & 0xffff_ffff,
         };
-        sim.access(key, false, false, false)
+        sim.access(key, Entry::Read, Reference::New)
     }
 }
 
@@ -319,7 +342,7 @@ fn scan(rival: Rival, frames: usize, hot: &Hot, refs: u64) -> f64 {
     let mut reader = Opener::new(2);
     let mut ratio = Ratio::default();
     for record in 0..frames as u64 * 15 * refs {
-        reader.access(&mut sim, record * PAGE / refs, PAGE / refs, false);
+        reader.read(&mut sim, record * PAGE / refs, PAGE / refs);
         ratio.note(hot.access(&mut sim));
     }
     ratio.percent()
@@ -336,7 +359,7 @@ fn looping(rival: Rival, frames: usize, once_hot: Option<&Hot>) -> f64 {
     let mut ratio = Ratio::default();
     for lap in 0..20 {
         for page in 0..frames as u64 * 5 / 4 {
-            let hit = reader.access(&mut sim, page * PAGE, PAGE, false);
+            let hit = reader.read(&mut sim, page * PAGE, PAGE);
             if lap >= 10 {
                 ratio.note(hit);
             }
@@ -353,12 +376,12 @@ fn temp_file(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     for file in 0..20 {
         let mut writer = Opener::new(2 + file);
         for page in 0..frames as u64 / 2 {
-            writer.access(&mut sim, page * PAGE, PAGE, true);
+            writer.write(&mut sim, page * PAGE, PAGE);
             hots.note(hot.access(&mut sim));
         }
         let mut reader = Opener::new(2 + file);
         for page in 0..frames as u64 / 2 {
-            temp.note(reader.access(&mut sim, page * PAGE, PAGE, false));
+            temp.note(reader.read(&mut sim, page * PAGE, PAGE));
             hots.note(hot.access(&mut sim));
         }
     }
@@ -372,7 +395,7 @@ fn flood(rival: Rival, frames: usize, hot: &Hot) -> (f64, f64) {
     let mut writer = Opener::new(2);
     let (mut during, mut after) = (Ratio::default(), Ratio::default());
     for page in 0..frames as u64 * 15 {
-        writer.access(&mut sim, page * PAGE, PAGE, true);
+        writer.write(&mut sim, page * PAGE, PAGE);
         during.note(hot.access(&mut sim));
     }
     for _ in 0..frames {
@@ -390,7 +413,7 @@ fn random_cold(rival: Rival, frames: usize, hot: &Hot) -> f64 {
     for _ in 0..frames * 15 {
         let page = random.below(frames as u64 * 64);
         for _ in 0..4 {
-            reader.access(&mut sim, page * PAGE, PAGE, false);
+            reader.read(&mut sim, page * PAGE, PAGE);
             ratio.note(hot.access(&mut sim));
         }
     }

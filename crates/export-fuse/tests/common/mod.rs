@@ -4,7 +4,7 @@
 use block::BlockDevice;
 use block_testing::Mem;
 use cache::{Cache, Config};
-use export_fuse::{Mount, MountConfig};
+use export_fuse::{Mount, MountConfig, WhenBusy};
 use fs::{FIRST_FILESET, Files, Fs, Options};
 use std::ffi::CString;
 use std::io;
@@ -52,7 +52,7 @@ pub fn configured(
 pub fn unmount(mount: Mount) {
     let mut mount = Some(mount);
     wait_until("it is unmounted", || {
-        match mount.take().map(|mount| mount.unmount(false)) {
+        match mount.take().map(|mount| mount.unmount(WhenBusy::Refuse)) {
             None | Some(Ok(_)) => true,
             Some(Err(failed)) => {
                 let (back, error) = *failed;

@@ -9,8 +9,8 @@ use super::meter::Meter;
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
-use crate::metadata::database::Db;
-use crate::metadata::database_file::DatabaseFile;
+use crate::metadata::database::{Checksums, Db, Epoch};
+use crate::metadata::database_file::{Access, DatabaseFile};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
 use std::sync::Arc;
@@ -30,13 +30,18 @@ const TELL_EVERY: Duration = Duration::from_millis(200);
 pub(super) fn verify(
     io: &Arc<DeviceIo>,
     superblock: &Superblock,
-    epoch: u64,
+    epoch: Epoch,
     meter: &mut Meter,
 ) -> Result<()> {
     meter.begin(meter.pages());
     let superblock = SuperblockFile::new(Arc::clone(io), superblock.clone());
     let space = Arc::new(Space::new(0));
-    let file = DatabaseFile::new(Arc::clone(io), Arc::new(superblock), space, true);
+    let file = DatabaseFile::new(
+        Arc::clone(io),
+        Arc::new(superblock),
+        space,
+        Access::ReadOnly,
+    );
     let read = Arc::new(AtomicU64::new(0));
     let file = Counted {
         file,
@@ -58,8 +63,8 @@ pub(super) fn verify(
     })
 }
 
-fn read_all(file: Counted, epoch: u64) -> Result<()> {
-    let mut db = Db::open(file, CACHE_BYTES, false)?;
+fn read_all(file: Counted, epoch: Epoch) -> Result<()> {
+    let mut db = Db::open(file, CACHE_BYTES, Checksums::Trust)?;
     db.verify()?;
     if db.epoch()? == epoch {
         Ok(())

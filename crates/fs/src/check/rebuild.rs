@@ -13,13 +13,13 @@ use super::meter::Meter;
 use super::pages;
 use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Item, Key, Section, TreeId};
+use crate::format::key::{Direction, Item, Key, Section, TreeId};
 use crate::format::record::{Extent, Out, Run};
 use crate::format::superblock::Superblock;
-use crate::metadata::database::{Base, Db, SpaceChange};
-use crate::metadata::database_file::DatabaseFile;
+use crate::metadata::database::{Base, Checksums, Db, Epoch, SpaceChange};
+use crate::metadata::database_file::{Access, DatabaseFile};
 use crate::metadata::inode_state::Blocks;
-use crate::metadata::overlay::{Change, Overlay};
+use crate::metadata::overlay::{Change, Overlay, Prior};
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, decode_preserved};
 use crate::metadata::superblock_file::SuperblockFile;
@@ -103,7 +103,7 @@ impl FsShared {
         state: &State,
         old: &Superblock,
         new: &Arc<SuperblockFile>,
-        epoch: u64,
+        epoch: Epoch,
     ) -> Result<usize> {
         let mut used = Blocks::default();
         let mut says = 0;
@@ -143,11 +143,11 @@ impl FsShared {
         self.space.set_loaded();
 
         let (io, space) = (Arc::clone(&self.io), Arc::clone(&self.space));
-        let file = DatabaseFile::new(io, Arc::clone(new), space, false);
-        let db = Db::open(file, self.options.metadata_cache_bytes, false)?;
+        let file = DatabaseFile::new(io, Arc::clone(new), space, Access::ReadWrite);
+        let db = Db::open(file, self.options.metadata_cache_bytes, Checksums::Trust)?;
         let mut batch = Overlay::default();
         let lost = salvage(base, &self.superblock, &mut |key, value| {
-            batch.put(key, value.into(), true);
+            batch.put(key, value.into(), Prior::Absent);
             if batch.len() < BATCH_ITEMS {
                 Ok(())
             } else {
@@ -161,14 +161,14 @@ impl FsShared {
         next.u32(state.next_tree);
         let next = Change::Put {
             value: next.0.into(),
-            fresh: false,
+            prior: Prior::Possible,
         };
         batch.set(Key::global(Section::NextTree, 0), Some(next));
         for (id, tree) in &state.trees {
             let value = tree.record.encode().into();
             let record = Change::Put {
                 value,
-                fresh: false,
+                prior: Prior::Possible,
             };
             let key = Key::global(Section::Trees, u64::from(*id));
             batch.set(key, Some(record));
@@ -197,9 +197,9 @@ impl FsShared {
             Arc::clone(&self.io),
             Arc::clone(&self.superblock),
             Arc::clone(&self.space),
-            false,
+            Access::ReadWrite,
         );
-        Db::open(file, self.options.metadata_cache_bytes, false)
+        Db::open(file, self.options.metadata_cache_bytes, Checksums::Trust)
     }
 }
 
@@ -236,10 +236,10 @@ fn salvage(
     while let Some((from, to)) = gaps.pop_front() {
         probes += 1;
         // Read from both ends up to the damage.
-        let Some(from) = read_from(base, from, to, false, take)? else {
+        let Some(from) = read_from(base, from, to, Direction::Forward, take)? else {
             continue;
         };
-        let Some(to) = read_from(base, from, to, true, take)? else {
+        let Some(to) = read_from(base, from, to, Direction::Backward, take)? else {
             continue;
         };
         let spent = probes + (superblock.beyond() - before) / PROBE_BYTES;
@@ -258,7 +258,7 @@ fn read_from(
     base: &Base,
     mut from: Key,
     mut to: Key,
-    back: bool,
+    direction: Direction,
     take: &mut dyn FnMut(Key, &[u8]) -> Result<()>,
 ) -> Result<Option<Key>> {
     let stopped = |at: Key, error: Error| match error.kind() {
@@ -267,21 +267,32 @@ fn read_from(
     };
     let mut range = match base.range(from, to) {
         Ok(range) => range,
-        Err(error) => return stopped(if back { to } else { from }, error),
+        Err(error) => return stopped(start_of(from, to, direction), error),
     };
     loop {
-        match range.next(back) {
+        match range.next(direction) {
             Ok(Some((key, value))) => {
                 take(key, value.value())?;
-                let rest = if back { key.previous() } else { key.next() };
+                let rest = key.adjacent(direction);
                 let Some(rest) = rest.filter(|rest| (from..=to).contains(rest)) else {
                     return Ok(None);
                 };
-                *(if back { &mut to } else { &mut from }) = rest;
+                match direction {
+                    Direction::Forward => from = rest,
+                    Direction::Backward => to = rest,
+                }
             }
             Ok(None) => return Ok(None),
-            Err(error) => return stopped(if back { to } else { from }, error),
+            Err(error) => return stopped(start_of(from, to, direction), error),
         }
+    }
+}
+
+/// Returns the end of a range at which reading in this direction begins.
+fn start_of(from: Key, to: Key, direction: Direction) -> Key {
+    match direction {
+        Direction::Forward => from,
+        Direction::Backward => to,
     }
 }
 

@@ -28,6 +28,7 @@ use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::{Db, SpaceChange};
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
@@ -301,7 +302,7 @@ fn repair_next_tree(op: &mut Op, repair: &mut Repair) {
         op.next_tree = last + 1;
         let mut out = Out::with(4);
         out.u32(last + 1);
-        op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+        op.put_key(Key::global(Section::NextTree, 0), out.0, Prior::Possible);
     }
 }
 
@@ -338,7 +339,11 @@ fn repair_counts(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Result<
         op.delete_key(Key::global(Section::Shared, at));
     }
     for (at, record) in shared {
-        op.put_key(Key::global(Section::Shared, at), record.encode(), false);
+        op.put_key(
+            Key::global(Section::Shared, at),
+            record.encode(),
+            Prior::Possible,
+        );
     }
     Ok(())
 }

@@ -11,6 +11,7 @@
 use crate::error::{Error, Result};
 use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, Run};
+use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
 use std::ops::Range;
 
@@ -88,7 +89,7 @@ impl State {
         let kept = match same_key {
             Some((_, extent)) => {
                 let value = extent.encode();
-                self.put(tree, ino, (Item::Extent, first), value, false)?
+                self.put(tree, ino, (Item::Extent, first), value, Prior::Possible)?
             }
             None => self.delete(tree, ino, (Item::Extent, first))?,
         };
@@ -97,7 +98,13 @@ impl State {
                 self.share(part.run())?;
             }
             if *at != first {
-                self.put(tree, ino, (Item::Extent, *at), part.encode(), false)?;
+                self.put(
+                    tree,
+                    ino,
+                    (Item::Extent, *at),
+                    part.encode(),
+                    Prior::Possible,
+                )?;
             }
         }
         if !kept {
@@ -169,7 +176,13 @@ impl State {
                 },
             );
         }
-        self.put(tree, ino, (Item::Extent, new.0), new.1.encode(), false)?;
+        self.put(
+            tree,
+            ino,
+            (Item::Extent, new.0),
+            new.1.encode(),
+            Prior::Possible,
+        )?;
         Ok(())
     }
 
@@ -225,7 +238,13 @@ impl State {
                     ..before
                 };
                 self.delete(tree, ino, (Item::Extent, at))?;
-                self.put(tree, ino, (Item::Extent, first), whole.encode(), false)?;
+                self.put(
+                    tree,
+                    ino,
+                    (Item::Extent, first),
+                    whole.encode(),
+                    Prior::Possible,
+                )?;
             }
         }
         Ok(())

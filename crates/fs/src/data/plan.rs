@@ -9,7 +9,9 @@ use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Run, blocks_for};
+use crate::format::record::{
+    BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, FileType, Run, blocks_for,
+};
 use crate::metadata::inode_state::{Blocks, Write};
 use crate::metadata::op::Op;
 use std::ops::Range;
@@ -18,7 +20,7 @@ use std::ops::Range;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Part {
     pub bytes: Range<u64>,
-    pub device: Option<u64>,
+    pub device: Option<DeviceOffset>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -70,7 +72,7 @@ impl Fileset {
             let part = first.max(blocks.start)..end_of(&(first, extent)).min(blocks.end);
             plan.add(at(done)..at(part.start), None);
             let start = extent.start + (part.start - first);
-            let device = (!extent.unwritten).then_some(start * BLOCK_BYTES);
+            let device = (!extent.unwritten).then_some(DeviceOffset::of_block(start));
             plan.add(at(part.start)..at(part.end), device);
             if extent.tail != 0 && part.end == end_of(&(first, extent)) {
                 plan.zeros
@@ -231,7 +233,7 @@ impl Fileset {
         // Nothing can fail from here on.
         unwanted
             .into_iter()
-            .for_each(|run| op.space().release_run(run, false));
+            .for_each(|run| op.space().release_run(run));
         op.end_promise(plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
@@ -267,7 +269,7 @@ impl Fileset {
         }
         let all = plan.new_blocks();
         for (_, run) in plan.new {
-            self.fs.space.release_run(run, true);
+            self.fs.space.return_run(run);
         }
         let gone = all - kept;
         self.fs.space.release_reserved(gone);
@@ -278,7 +280,7 @@ impl Fileset {
 }
 
 impl ReadPlan {
-    fn add(&mut self, bytes: Range<u64>, device: Option<u64>) {
+    fn add(&mut self, bytes: Range<u64>, device: Option<DeviceOffset>) {
         if !bytes.is_empty() {
             self.parts.push(Part { bytes, device });
         }
@@ -302,10 +304,10 @@ impl WritePlan {
         for (first, run) in all {
             let start = (first - self.blocks.start) * BLOCK_BYTES;
             let bytes = start..start + run.blocks * BLOCK_BYTES;
-            let device = run.start * BLOCK_BYTES;
+            let device = DeviceOffset::of_block(run.start);
             let len = |part: &Part| part.bytes.end - part.bytes.start;
             match parts.last_mut() {
-                Some(last) if last.device.map(|d| d + len(last)) == Some(device) => {
+                Some(last) if last.device.map(|d| d.plus(len(last))) == Some(device) => {
                     last.bytes.end = bytes.end;
                 }
                 _ => parts.push(Part {

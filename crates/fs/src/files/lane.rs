@@ -8,7 +8,7 @@ use crate::format::key::Ino;
 use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use crate::names::attributes::SetAttr;
 use block::Buf;
-use cache::{Loan, OpenFile, Session};
+use cache::{CacheMode, Loan, OpenFile, Session};
 use layer_cpu::{Layer, within};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -50,13 +50,6 @@ pub struct Lane {
     recent: Recent,
     /// Buffer for direct reads.
     direct: Option<Buf>,
-}
-
-/// Whether content passes through the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum CacheMode {
-    Cached,
-    Direct,
 }
 
 #[derive(Default)]

@@ -27,6 +27,13 @@ pub type Ino = u64;
 /// Number of a fileset or a snapshot; both share one number space, and no number is ever reused.
 pub type TreeId = u32;
 
+/// Direction in which a range of keys is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Forward,
+    Backward,
+}
+
 /// Key of one metadata item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Key {
@@ -149,6 +156,14 @@ impl Key {
     /// Returns the key of the same item in another layer.
     pub fn in_layer(self, layer: TreeId) -> Key {
         Key { layer, ..self }
+    }
+
+    /// Computes the adjacent key in this direction; `None` beyond the last.
+    pub fn adjacent(self, direction: Direction) -> Option<Key> {
+        match direction {
+            Direction::Forward => self.next(),
+            Direction::Backward => self.previous(),
+        }
     }
 
     /// Computes the next key; `None` after the last.

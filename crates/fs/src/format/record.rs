@@ -17,6 +17,34 @@ pub const XATTR_VALUE_MAX: usize = 65_536;
 pub const FILE_SIZE_MAX: u64 = 16 << 40;
 /// Bytes of a block: the unit of allocation and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
+
+/// Byte offset on the device, as opposed to a block number or an offset in a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub struct DeviceOffset(u64);
+
+impl DeviceOffset {
+    /// Creates the offset of this number of bytes.
+    pub fn of_bytes(bytes: u64) -> DeviceOffset {
+        DeviceOffset(bytes)
+    }
+
+    /// Computes where a block of the device begins.
+    pub fn of_block(block: u64) -> DeviceOffset {
+        DeviceOffset(block * BLOCK_BYTES)
+    }
+
+    /// Computes the offset this number of bytes further on.
+    #[must_use]
+    pub fn plus(self, bytes: u64) -> DeviceOffset {
+        DeviceOffset(self.0 + bytes)
+    }
+
+    /// Returns the offset in bytes, for a request of the device.
+    pub fn bytes(self) -> u64 {
+        self.0
+    }
+}
 /// Largest number of links to one inode.
 pub const LINKS_MAX: u32 = 1 << 30;
 /// Largest number of blocks in one extent record.

@@ -10,6 +10,7 @@ use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
@@ -85,7 +86,7 @@ impl Fs {
             changed: now,
             created: now,
         };
-        op.put(id, ROOT, (Item::Inode, 0), root.encode(), true)?;
+        op.put(id, ROOT, (Item::Inode, 0), root.encode(), Prior::Absent)?;
         op.finish();
         Ok(id)
     }
@@ -227,7 +228,7 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "fileset ids are exhausted"))?;
     let mut out = Out::with(4);
     out.u32(id + 1);
-    op.put_key(Key::global(Section::NextTree, 0), out.0, false);
+    op.put_key(Key::global(Section::NextTree, 0), out.0, Prior::Possible);
     let tree = Tree {
         changed: true,
         ..Tree::new(record)
@@ -288,7 +289,7 @@ impl FsShared {
             return Ok(true);
         }
         for (key, bytes) in items {
-            op.remove_item(key, bytes, origin != 0, older)?;
+            op.remove_item(key, bytes, origin, older)?;
         }
         op.finish();
         Ok(false)
@@ -300,7 +301,7 @@ impl Op<'_> {
         &mut self,
         key: Key,
         bytes: Vec<u8>,
-        is_snapshot: bool,
+        origin: TreeId,
         older: Option<TreeId>,
     ) -> Result<()> {
         self.delete_key(key);
@@ -311,17 +312,16 @@ impl Op<'_> {
                 .is_some_and(|t| key.object >> 1 < t.record.next_ino);
             let has = self.items.get(&key.in_layer(older), |_| Ok(()))?.is_some();
             if wants && !has {
-                self.put_key(key.in_layer(older), bytes, false);
+                self.put_key(key.in_layer(older), bytes, Prior::Possible);
                 return Ok(());
             }
         }
         if key.kind() != Some(Item::Extent) {
             return Ok(());
         }
-        let value = if is_snapshot {
-            decode_preserved(&bytes)?
-        } else {
-            Some(&bytes[..])
+        let value = match origin {
+            0 => Some(&bytes[..]),
+            _ => decode_preserved(&bytes)?,
         };
         match value {
             Some(value) => {

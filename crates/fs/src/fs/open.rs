@@ -11,8 +11,8 @@ use crate::format::superblock::Superblock;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
-use crate::metadata::database::{Db, SpaceChange};
-use crate::metadata::database_file::{DatabaseFile, keep_spare};
+use crate::metadata::database::{Checksums, Db, Epoch, SpaceChange};
+use crate::metadata::database_file::{Access, DatabaseFile, keep_spare};
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::journal::{self, JournalLocation, Writer};
 use crate::metadata::overlay::Overlay;
@@ -47,10 +47,10 @@ impl Fs {
         keep_spare(&mut superblock, &space);
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
         superblock.write()?;
-        let file = DatabaseFile::new(io, superblock, space, false);
-        let db = Db::open(file, 1 << 20, false)?;
+        let file = DatabaseFile::new(io, superblock, space, Access::ReadWrite);
+        let db = Db::open(file, 1 << 20, Checksums::Trust)?;
         // Creates the tables, so that a missing table is damage and never an empty file system.
-        db.commit(&Overlay::default(), &[], 0)?;
+        db.commit(&Overlay::default(), &[], Epoch::FIRST)?;
         db.close()?;
         let fs = Fs::open(device, Options::default())?;
         fs.create_fileset(FIRST_FILESET)?;
@@ -70,13 +70,23 @@ impl Fs {
         options.read_only |= io.info().read_only || superblock.lock().is_read_only();
         let device_blocks = superblock.lock().device_blocks;
         let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
+        let access = if options.read_only {
+            Access::ReadOnly
+        } else {
+            Access::ReadWrite
+        };
         let file = DatabaseFile::new(
             Arc::clone(&io),
             Arc::clone(&superblock),
             Arc::clone(&space),
-            options.read_only,
+            access,
         );
-        let db = Db::open(file, options.metadata_cache_bytes, options.verify)?;
+        let checksums = if options.verify {
+            Checksums::Verify
+        } else {
+            Checksums::Trust
+        };
+        let db = Db::open(file, options.metadata_cache_bytes, checksums)?;
         let (hasher, place) = {
             let superblock = superblock.lock();
             (
@@ -113,7 +123,7 @@ impl Fs {
             hasher,
             generation,
             db: Mutex::new(Some(db)),
-            log: Mutex::new(Log::new(Writer::new(place, epoch + 1))),
+            log: Mutex::new(Log::new(Writer::new(place, epoch.next()))),
             group: Group::default(),
             state: RwLock::new(load(found.items, bounds, options.rescue)?),
             backlog: AtomicUsize::new(0),
@@ -184,7 +194,7 @@ impl FsShared {
 struct Found {
     items: ItemMap,
     /// Number of the last commit of the tree.
-    epoch: u64,
+    epoch: Epoch,
     /// Whether the journal held any records.
     replayed: bool,
     space: Vec<SpaceChange>,
@@ -199,7 +209,7 @@ impl Found {
             replayed: false,
             space: Vec::new(),
         };
-        for epoch in [epoch + 1, epoch + 2] {
+        for epoch in [epoch.next(), epoch.next().next()] {
             for delta in journal::read(io, place, epoch)? {
                 found.replayed = true;
                 found.space.extend(&delta.space);

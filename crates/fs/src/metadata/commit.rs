@@ -14,14 +14,16 @@
 //! **Invariant:** file data is durable before the first record or commit that refers to it. A
 //! commit of the tree includes every record of its epoch.
 
+use crate::device_io::Barrier;
 use crate::error::{Error, Kind, Result};
 use crate::format::superblock::SEGMENTS_MAX;
 use crate::metadata::coordination::{Log, Wanted};
-use crate::metadata::database::Db;
+use crate::metadata::database::{Db, Epoch};
 use crate::metadata::item_map::Frozen;
 use crate::metadata::journal::Delta;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
+use crate::space::{ChangeSet, Writes};
 use layer_cpu::{Layer, home};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, MutexGuard};
@@ -44,9 +46,9 @@ struct Taken {
     delta: Delta,
     keys: Vec<crate::format::key::Key>,
     changes: u64,
-    set: u64,
+    set: ChangeSet,
     /// Writes of file data that had completed before that moment.
-    written: u64,
+    written: Writes,
 }
 
 impl FsShared {
@@ -84,7 +86,7 @@ impl FsShared {
     }
 
     /// Makes the first `written` writes of file data durable.
-    fn flush_data(&self, written: u64) -> Result<()> {
+    fn flush_data(&self, written: Writes) -> Result<()> {
         if !self.space.needs_flush_of(written) {
             return Ok(());
         }
@@ -131,8 +133,12 @@ impl FsShared {
             let Some(record) = log.writer.prepare(&taken.delta) else {
                 return Ok(false);
             };
-            let flush = self.space.needs_flush_of(taken.written);
-            log.writer.write(&self.io, record, flush)?;
+            let barrier = if self.space.needs_flush_of(taken.written) {
+                Barrier::Flush
+            } else {
+                Barrier::None
+            };
+            log.writer.write(&self.io, record, barrier)?;
             self.space.set_flushed(taken.written);
         }
         self.space.set_durable(taken.set);
@@ -175,7 +181,7 @@ impl FsShared {
         }
     }
 
-    fn commit(&self, db: &Db, frozen: &Frozen, epoch: u64, taken: &Taken) -> Result<()> {
+    fn commit(&self, db: &Db, frozen: &Frozen, epoch: Epoch, taken: &Taken) -> Result<()> {
         db.commit(&frozen.items, &frozen.space, epoch)?;
         let base = db.base()?;
         self.note_slack(db)?;

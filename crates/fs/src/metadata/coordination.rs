@@ -1,6 +1,7 @@
 //! Coordination of the threads that make changes durable: the write end of the journal, the election
 //! of the thread that writes for all waiters, and the signal to the commit thread.
 
+use crate::metadata::database::Epoch;
 use crate::metadata::journal::Writer;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
@@ -21,8 +22,8 @@ impl Log {
     }
 
     /// Returns the epoch for a commit that supersedes all records so far.
-    pub fn epoch_after_all(&self) -> u64 {
-        self.writer.epoch() + 1
+    pub fn epoch_after_all(&self) -> Epoch {
+        self.writer.epoch().next()
     }
 
     /// Moves on to the epoch after the commit of [`Log::epoch_after_all`], which is durable.

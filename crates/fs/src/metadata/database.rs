@@ -10,12 +10,13 @@
 //! a failed assertion into an error.
 
 use crate::error::{Error, Result};
-use crate::format::key::{KEY_BYTES, Key};
+use crate::format::key::{Direction, KEY_BYTES, Key};
 use crate::format::record::Run;
 use crate::metadata::overlay::{Change, Overlay};
 use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
@@ -43,6 +44,46 @@ const ITEM_BYTES_PER_PAGE: u64 = 2048;
 pub(crate) struct SpaceChange {
     pub run: Run,
     pub used: bool,
+}
+
+/// Number of a commit of the tree, and of the records of the journal that lead to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+pub(crate) struct Epoch(u64);
+
+impl Epoch {
+    /// The epoch of a tree without a commit.
+    pub const FIRST: Epoch = Epoch(0);
+
+    /// Creates the epoch of this number, which was read from the device.
+    pub fn of_number(number: u64) -> Epoch {
+        Epoch(number)
+    }
+
+    /// Returns the number, for the device.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// Computes the epoch of the following commit.
+    pub fn next(self) -> Epoch {
+        Epoch(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Treatment of the checksums of all pages when a database is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksums {
+    /// They are not compared.
+    Trust,
+    /// Every page is read first, and compared with its checksum.
+    Verify,
 }
 
 /// Database handle of the committer.
@@ -105,12 +146,15 @@ fn of_redb(error: redb::Error) -> Error {
 }
 
 impl Db {
-    /// Opens the database, or creates it if the file is empty. With `verify`, first reads every
-    /// page and compares its checksum.
-    pub fn open(file: impl redb::StorageBackend, cache_bytes: usize, verify: bool) -> Result<Db> {
+    /// Opens the database, or creates it if the file is empty.
+    pub fn open(
+        file: impl redb::StorageBackend,
+        cache_bytes: usize,
+        checksums: Checksums,
+    ) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
-        builder.set_check_integrity_on_open(verify);
+        builder.set_check_integrity_on_open(checksums == Checksums::Verify);
         let database = guard(|| Ok(builder.create_with_backend(file)?))?;
         let db = Db {
             database: Some(database),
@@ -131,9 +175,9 @@ impl Db {
         })
     }
 
-    /// Reads the number of the last commit; 0 before the first.
-    pub fn epoch(&self) -> Result<u64> {
-        self.number(EPOCH)
+    /// Reads the number of the last commit; [`Epoch::FIRST`] before the first.
+    pub fn epoch(&self) -> Result<Epoch> {
+        self.number(EPOCH).map(Epoch)
     }
 
     /// Reads every page of the last commit, compares its checksum, and recounts the pages in use.
@@ -195,7 +239,7 @@ impl Db {
     }
 
     /// Makes all changes durable, or none.
-    pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: u64) -> Result<()> {
+    pub fn commit(&self, changes: &Overlay, space: &[SpaceChange], epoch: Epoch) -> Result<()> {
         guard(|| {
             let mut write = self.database().begin_write()?;
             write.set_quick_repair(true);
@@ -228,7 +272,7 @@ impl Db {
                     }
                 }
                 let mut state = write.open_table(STATE)?;
-                state.insert(EPOCH, epoch)?;
+                state.insert(EPOCH, epoch.0)?;
                 let bytes = state.get(ITEM_BYTES)?.map_or(0, |bytes| bytes.value());
                 state.insert(ITEM_BYTES, (bytes + more).saturating_sub(less))?;
             }
@@ -291,16 +335,15 @@ impl Base {
 }
 
 impl BaseRange {
-    /// Reads the next item from the front, or from the back.
-    pub fn next(&mut self, back: bool) -> Result<Option<BaseItem>> {
+    /// Reads the next item from the front, or from the back with [`Direction::Backward`].
+    pub fn next(&mut self, direction: Direction) -> Result<Option<BaseItem>> {
         let Some(range) = &mut self.range else {
             return Ok(None);
         };
         let next = guard(|| {
-            let next = if back {
-                range.next_back()
-            } else {
-                range.next()
+            let next = match direction {
+                Direction::Forward => range.next(),
+                Direction::Backward => range.next_back(),
             };
             let Some((key, value)) = next.transpose()? else {
                 return Ok(None);
@@ -316,11 +359,10 @@ impl BaseRange {
                 "the metadata is damaged: keys are out of order",
             ));
         }
-        let rest = if back { key.previous() } else { key.next() };
-        match rest {
-            Some(rest) if back => self.to = rest,
-            Some(rest) => self.from = rest,
-            None => self.range = None,
+        match (key.adjacent(direction), direction) {
+            (Some(rest), Direction::Forward) => self.from = rest,
+            (Some(rest), Direction::Backward) => self.to = rest,
+            (None, _) => self.range = None,
         }
         Ok(Some((key, value)))
     }

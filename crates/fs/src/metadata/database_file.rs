@@ -3,12 +3,12 @@
 //! The segments of the superblock map its blocks to the device. **Invariant:** a segment and the
 //! length are durable before anything in them is; a block that was never written reads as zeros.
 //! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
-//! together. With `read_only` they stay in memory, so that even a file system that was not closed
-//! can be read without changing it.
+//! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not
+//! closed can be read without changing it.
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
-use crate::format::record::{BLOCK_BYTES, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
@@ -28,12 +28,19 @@ const UNIT_BLOCKS_MIN: u64 = 64;
 /// Largest number of blocks allocated at once: 64 MiB.
 const UNIT_BLOCKS_MAX: u64 = 16_384;
 
+/// Whether a metadata file may change the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    ReadOnly,
+    ReadWrite,
+}
+
 /// Backing store of the metadata database. See the module.
 pub(crate) struct DatabaseFile {
     io: Arc<DeviceIo>,
     superblock: Arc<SuperblockFile>,
     space: Arc<Space>,
-    read_only: bool,
+    access: Access,
     state: Mutex<State>,
 }
 
@@ -52,19 +59,23 @@ impl DatabaseFile {
         io: Arc<DeviceIo>,
         superblock: Arc<SuperblockFile>,
         space: Arc<Space>,
-        read_only: bool,
+        access: Access,
     ) -> DatabaseFile {
         let len = superblock.lock().metadata_bytes;
         DatabaseFile {
             io,
             superblock,
             space,
-            read_only,
+            access,
             state: Mutex::new(State {
                 len,
                 ..State::default()
             }),
         }
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.access == Access::ReadOnly
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -81,7 +92,7 @@ impl DatabaseFile {
             let bytes = run.min(left) as usize * BLOCK;
             let part = &mut out[at..at + bytes];
             match place {
-                Some(start) => self.io.read(start * BLOCK_BYTES, part)?,
+                Some(start) => self.io.read(DeviceOffset::of_block(start), part)?,
                 None => part.fill(0),
             }
             at += bytes;
@@ -114,7 +125,7 @@ impl DatabaseFile {
     /// Ensures that a block is mapped to the device.
     fn place(&self, state: &mut State, block: u64) -> Result<()> {
         let mut superblock = self.superblock.lock();
-        if self.read_only || locate(&superblock.segments, block).0.is_some() {
+        if self.is_read_only() || locate(&superblock.segments, block).0.is_some() {
             return Ok(());
         }
         map(&mut superblock.segments, &self.space, block)?;
@@ -122,9 +133,9 @@ impl DatabaseFile {
         Ok(())
     }
 
-    /// Writes the buffered blocks and flushes the device; without any, flushes only with `flush`.
-    fn write_out(&self, flush: bool) -> block::Result<()> {
-        if self.read_only {
+    /// Writes the buffered blocks and flushes the device.
+    fn write_out(&self) -> block::Result<()> {
+        if self.is_read_only() {
             return Ok(());
         }
         let (pending, superblock_changed) = {
@@ -136,9 +147,7 @@ impl DatabaseFile {
             self.lock().superblock_changed = false;
         }
         let ops = self.gather(&pending);
-        if flush || !ops.is_empty() {
-            self.io.write_and_flush(ops)?;
-        }
+        self.io.write_and_flush(ops)?;
         let mut state = self.lock();
         // `redb` has one writer, which waits here: the buffered blocks are exactly those written.
         state.pending.clear();
@@ -172,7 +181,7 @@ impl DatabaseFile {
 
 fn write(start: u64, run: Vec<Buf>) -> Op {
     Op::Write {
-        offset: start * BLOCK_BYTES,
+        offset: DeviceOffset::of_block(start).bytes(),
         bufs: run.into(),
         fua: false,
     }
@@ -335,7 +344,7 @@ impl redb::StorageBackend for DatabaseFile {
         let shorter = len < state.len;
         state.len = len;
         state.pending.split_off(&len.div_ceil(BLOCK_BYTES));
-        if self.read_only {
+        if self.is_read_only() {
             return Ok(());
         }
         let behind = {
@@ -358,7 +367,7 @@ impl redb::StorageBackend for DatabaseFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.write_out(true).map_err(other)
+        self.write_out().map_err(other)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
@@ -378,7 +387,7 @@ impl redb::StorageBackend for DatabaseFile {
             at += part.len();
         }
         if self.lock().pending.len() > PENDING_MAX {
-            self.write_out(false).map_err(other)?;
+            self.write_out().map_err(other)?;
         }
         Ok(())
     }
@@ -390,7 +399,7 @@ mod tests {
     use block_testing::{Mem, Random};
     use redb::StorageBackend;
 
-    fn file(mem: Mem, read_only: bool) -> (DatabaseFile, Arc<SuperblockFile>, Arc<Space>) {
+    fn file(mem: Mem) -> (DatabaseFile, Arc<SuperblockFile>, Arc<Space>) {
         let io = Arc::new(DeviceIo::start(Arc::new(mem)).unwrap());
         let superblock = Superblock::new(64 << 20, "", [1; 32], 0).unwrap();
         let first = superblock.first_block();
@@ -401,13 +410,18 @@ mod tests {
         });
         space.set_loaded();
         let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
-        let file = DatabaseFile::new(io, Arc::clone(&superblock), Arc::clone(&space), read_only);
+        let file = DatabaseFile::new(
+            io,
+            Arc::clone(&superblock),
+            Arc::clone(&space),
+            Access::ReadWrite,
+        );
         (file, superblock, space)
     }
 
     #[test]
     fn what_lies_behind_the_end_is_no_error_which_would_end_all_reading() {
-        let (file, superblock, _) = file(Mem::new(64 << 20, 512), false);
+        let (file, superblock, _) = file(Mem::new(64 << 20, 512));
         file.set_len(8192).unwrap();
         file.write(0, &[7; 8192]).unwrap();
         for offset in [4097, 8192, 1 << 40, u64::MAX - 100] {
@@ -429,7 +443,7 @@ mod tests {
     #[test]
     fn what_is_written_reads_back_before_and_after_a_sync_and_holes_are_zeros() {
         let mem = Mem::new(64 << 20, 512);
-        let (file, superblock, _) = file(mem, false);
+        let (file, superblock, _) = file(mem);
         let len = 8 << 20;
         file.set_len(len as u64).unwrap();
         let mut model = vec![0u8; len];
@@ -453,7 +467,7 @@ mod tests {
         let again = SuperblockFile::read(Arc::clone(&io)).unwrap();
         assert_eq!(*again.lock(), *superblock.lock());
         let space = Arc::new(Space::new(0));
-        let file = DatabaseFile::new(io, Arc::new(again), space, true);
+        let file = DatabaseFile::new(io, Arc::new(again), space, Access::ReadOnly);
         let mut out = vec![0; len];
         file.read(0, &mut out).unwrap();
         assert!(out == model);
@@ -489,7 +503,7 @@ mod tests {
 
     #[test]
     fn a_shorter_length_gives_its_blocks_back() {
-        let (file, superblock, space) = file(Mem::new(64 << 20, 512), false);
+        let (file, superblock, space) = file(Mem::new(64 << 20, 512));
         let free = space.usage().free;
         file.set_len(4 << 20).unwrap();
         file.write(0, &vec![1; 4 << 20]).unwrap();

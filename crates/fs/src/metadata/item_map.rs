@@ -4,7 +4,7 @@
 //! only, through `Op`, which can undo them.
 
 use crate::error::Result;
-use crate::format::key::Key;
+use crate::format::key::{Direction, Key};
 use crate::metadata::database::{Base, BaseRange, SpaceChange};
 use crate::metadata::journal::Delta;
 use crate::metadata::overlay::{Change, Overlay};
@@ -67,7 +67,7 @@ impl ItemMap {
         to: Key,
         mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<()> {
-        self.walk(from, to, false, &mut take)
+        self.walk(from, to, Direction::Forward, &mut take)
     }
 
     /// Finds the last item between two keys, both included, converted by `read`.
@@ -78,7 +78,7 @@ impl ItemMap {
         read: impl Fn(Key, &[u8]) -> Result<T>,
     ) -> Result<Option<T>> {
         let mut found = None;
-        self.walk(from, to, true, &mut |key, value| {
+        self.walk(from, to, Direction::Backward, &mut |key, value| {
             found = Some(read(key, value)?);
             Ok(false)
         })?;
@@ -89,7 +89,7 @@ impl ItemMap {
         &self,
         from: Key,
         to: Key,
-        back: bool,
+        direction: Direction,
         take: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<()> {
         if from > to {
@@ -99,16 +99,17 @@ impl ItemMap {
         let base = self.base.range(from, to)?;
         let active = self.active.range(from, to);
         let frozen = frozen.into_iter().flat_map(|f| f.range(from, to));
-        if back {
-            merge(
+        match direction {
+            Direction::Forward => {
+                merge(active.peekable(), frozen.peekable(), base, direction, take)
+            }
+            Direction::Backward => merge(
                 active.rev().peekable(),
                 frozen.rev().peekable(),
                 base,
-                back,
+                direction,
                 take,
-            )
-        } else {
-            merge(active.peekable(), frozen.peekable(), base, back, take)
+            ),
         }
     }
 
@@ -185,11 +186,14 @@ fn merge<'a>(
     mut active: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,
     mut frozen: Peekable<impl Iterator<Item = (&'a Key, &'a Change)>>,
     mut base: BaseRange,
-    back: bool,
+    direction: Direction,
     take: &mut dyn FnMut(Key, &[u8]) -> Result<bool>,
 ) -> Result<()> {
-    let order = |one: &Key, two: &Key| if back { two.cmp(one) } else { one.cmp(two) };
-    let mut below = base.next(back)?;
+    let order = |one: &Key, two: &Key| match direction {
+        Direction::Forward => one.cmp(two),
+        Direction::Backward => two.cmp(one),
+    };
+    let mut below = base.next(direction)?;
     loop {
         let keys = [
             active.peek().map(|(key, _)| **key),
@@ -214,7 +218,7 @@ fn merge<'a>(
             return Ok(());
         }
         if is_next(keys[2]) {
-            below = base.next(back)?;
+            below = base.next(direction)?;
         }
     }
 }

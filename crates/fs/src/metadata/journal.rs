@@ -14,13 +14,13 @@
 //! **Invariant:** a record is replayed only if all records before it are intact. Deliberately
 //! absent: when to write a record; see `commit.rs`.
 
-use crate::device_io::DeviceIo;
+use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::key::{KEY_BYTES, Key};
-use crate::format::record::{BLOCK_BYTES, In, Out, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, In, Out, Run};
 use crate::format::superblock::Superblock;
-use crate::metadata::database::SpaceChange;
-use crate::metadata::overlay::{Change, Overlay};
+use crate::metadata::database::{Epoch, SpaceChange};
+use crate::metadata::overlay::{Change, Overlay, Prior};
 use block::Buf;
 
 /// First eight bytes of a record.
@@ -51,8 +51,23 @@ impl JournalLocation {
         }
     }
 
-    fn offset(&self, epoch: u64, block: u64) -> u64 {
-        (self.start + epoch % 2 * self.half_blocks + block) * BLOCK_BYTES
+    /// Computes the place on the device of a block of the half that an epoch uses.
+    fn offset(&self, epoch: Epoch, block: u64) -> DeviceOffset {
+        let half = epoch.number() % 2;
+        DeviceOffset::of_block(self.start + half * self.half_blocks + block)
+    }
+}
+
+/// Number of a record within its epoch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(transparent)]
+struct RecordNo(u64);
+
+impl RecordNo {
+    const FIRST: RecordNo = RecordNo(0);
+
+    fn next(self) -> RecordNo {
+        RecordNo(self.0 + 1)
     }
 }
 
@@ -75,7 +90,7 @@ impl Delta {
             let change = match value {
                 Some(value) => Change::Put {
                     value,
-                    fresh: false,
+                    prior: Prior::Possible,
                 },
                 None => Change::Delete,
             };
@@ -88,32 +103,32 @@ impl Delta {
 /// Write end of the journal.
 pub(crate) struct Writer {
     place: JournalLocation,
-    epoch: u64,
-    /// Records of the current epoch.
-    records: u64,
+    epoch: Epoch,
+    /// The next record.
+    record: RecordNo,
     /// Blocks of the half in use.
     blocks: u64,
 }
 
 impl Writer {
     /// Creates a writer at the start of an epoch.
-    pub fn new(place: JournalLocation, epoch: u64) -> Writer {
+    pub fn new(place: JournalLocation, epoch: Epoch) -> Writer {
         Writer {
             place,
             epoch,
-            records: 0,
+            record: RecordNo::FIRST,
             blocks: 0,
         }
     }
 
     /// Returns the epoch of the next record.
-    pub fn epoch(&self) -> u64 {
+    pub fn epoch(&self) -> Epoch {
         self.epoch
     }
 
     /// Begins the next epoch in the other half.
     pub fn next_epoch(&mut self) {
-        *self = Writer::new(self.place.clone(), self.epoch + 1);
+        *self = Writer::new(self.place.clone(), self.epoch.next());
     }
 
     /// Builds the next record, unless it does not fit into the half, or one of its blocks begins
@@ -121,7 +136,7 @@ impl Writer {
     /// the preceding record.
     pub fn prepare(&self, delta: &Delta) -> Option<Prepared> {
         let room = (self.place.half_blocks - self.blocks) * BLOCK_BYTES;
-        let bytes = encode(&self.place.uuid, self.epoch, self.records, delta);
+        let bytes = encode(&self.place.uuid, self.epoch, self.record, delta);
         let blocks = (bytes.len() as u64).div_ceil(BLOCK_BYTES);
         let mut inner = bytes.chunks(BLOCK_BYTES as usize).skip(1);
         if blocks * BLOCK_BYTES > room || inner.any(|block| block.starts_with(&MAGIC)) {
@@ -136,25 +151,25 @@ impl Writer {
         })
     }
 
-    /// Writes a record; it is durable when this returns. With `flush`, everything written before is
-    /// made durable first.
-    pub fn write(&mut self, io: &DeviceIo, record: Prepared, flush: bool) -> Result<()> {
+    /// Writes a record; it is durable when this returns. With [`Barrier::Flush`], everything
+    /// written before is made durable first.
+    pub fn write(&mut self, io: &DeviceIo, record: Prepared, barrier: Barrier) -> Result<()> {
         let longest = io.info().max_transfer as usize;
         if record.data.len() <= longest {
-            io.write_through(flush, record.offset, record.data)?;
+            io.write_through(barrier, record.offset, record.data)?;
         } else {
-            if flush {
+            if barrier == Barrier::Flush {
                 io.flush()?;
             }
             let parts = record.data.chunks(longest).enumerate();
             let ops = parts.map(|(i, part)| block::Op::Write {
-                offset: record.offset + (i * longest) as u64,
+                offset: record.offset.plus((i * longest) as u64).bytes(),
                 bufs: Buf::copy_of(part).into(),
                 fua: false,
             });
             io.write_and_flush(ops.collect())?;
         }
-        self.records += 1;
+        self.record = self.record.next();
         self.blocks += record.blocks;
         Ok(())
     }
@@ -162,19 +177,19 @@ impl Writer {
 
 /// Encoded record, ready to be written.
 pub(crate) struct Prepared {
-    offset: u64,
+    offset: DeviceOffset,
     blocks: u64,
     data: Buf,
 }
 
-fn encode(uuid: &[u8; 16], epoch: u64, record: u64, delta: &Delta) -> Vec<u8> {
+fn encode(uuid: &[u8; 16], epoch: Epoch, record: RecordNo, delta: &Delta) -> Vec<u8> {
     let mut out = Out::with(HEADER_BYTES + delta.items.len() * 96 + delta.space.len() * 20);
     out.0.extend_from_slice(&MAGIC);
     out.u32(0);
     out.u32(0);
     out.0.extend_from_slice(uuid);
-    out.u64(epoch);
-    out.u64(record);
+    out.u64(epoch.number());
+    out.u64(record.0);
     out.u64(delta.items.len() as u64);
     out.u64(delta.space.len() as u64);
     for (key, value) in &delta.items {
@@ -206,28 +221,28 @@ fn encode(uuid: &[u8; 16], epoch: u64, record: u64, delta: &Delta) -> Vec<u8> {
 /// # Errors
 /// [`crate::Kind::Corrupt`]: an intact record has invalid content, or a record is damaged while a
 /// later one is intact, which a crash cannot cause.
-pub(crate) fn read(io: &DeviceIo, place: &JournalLocation, epoch: u64) -> Result<Vec<Delta>> {
+pub(crate) fn read(io: &DeviceIo, place: &JournalLocation, epoch: Epoch) -> Result<Vec<Delta>> {
     let mut deltas = Vec::new();
-    let mut block = 0;
+    let (mut block, mut record) = (0, RecordNo::FIRST);
     while block < place.half_blocks {
-        let Some(bytes) = whole_record(io, place, epoch, block, Some(deltas.len() as u64))? else {
-            refuse_gap(io, place, epoch, block + 1, deltas.len() as u64)?;
+        let Some(bytes) = whole_record(io, place, epoch, block, record)? else {
+            refuse_gap(io, place, epoch, block + 1, record)?;
             break;
         };
         block += (bytes.len() as u64).div_ceil(BLOCK_BYTES);
+        record = record.next();
         deltas.push(decode(&bytes)?);
     }
     Ok(deltas)
 }
 
-/// Reads the record that begins at a block if it is intact, of this epoch and, with `record`, has
-/// that number.
+/// Reads the record that begins at a block, if it is intact and has this epoch and this number.
 fn whole_record(
     io: &DeviceIo,
     place: &JournalLocation,
-    epoch: u64,
+    epoch: Epoch,
     block: u64,
-    record: Option<u64>,
+    record: RecordNo,
 ) -> Result<Option<Vec<u8>>> {
     let mut first = vec![0; BLOCK_BYTES as usize];
     io.read(place.offset(epoch, block), &mut first)?;
@@ -235,12 +250,13 @@ fn whole_record(
     let magic: [u8; 8] = fields.take()?;
     let (checksum, len) = (fields.u32()?, fields.u32()? as usize);
     let uuid: [u8; 16] = fields.take()?;
-    let (its_epoch, its_record) = (fields.u64()?, fields.u64()?);
+    let its_epoch = Epoch::of_number(fields.u64()?);
+    let its_record = RecordNo(fields.u64()?);
     let room = (place.half_blocks - block) * BLOCK_BYTES;
     let ours = magic == MAGIC
         && uuid == place.uuid
         && its_epoch == epoch
-        && record.is_none_or(|record| record == its_record)
+        && its_record == record
         && len >= HEADER_BYTES
         && len as u64 <= room;
     if !ours {
@@ -253,14 +269,14 @@ fn whole_record(
     Ok(whole.then_some(bytes))
 }
 
-/// Checks that no intact record of the epoch follows the end; one would mean that the end is
-/// damage.
+/// Checks that no intact record of the epoch follows the end, where `missing` would be; one would
+/// mean that the end is damage.
 fn refuse_gap(
     io: &DeviceIo,
     place: &JournalLocation,
-    epoch: u64,
+    epoch: Epoch,
     from: u64,
-    records: u64,
+    missing: RecordNo,
 ) -> Result<()> {
     let mut bytes = vec![0; LOOK_BYTES];
     for start in (from..place.half_blocks).step_by(LOOK_BYTES / BLOCK_BYTES as usize) {
@@ -268,9 +284,10 @@ fn refuse_gap(
         io.read(place.offset(epoch, start), &mut bytes[..len])?;
         let blocks = (start..).zip(bytes[..len].chunks(BLOCK_BYTES as usize));
         for (block, _) in blocks.filter(|(_, first)| first.starts_with(&MAGIC)) {
-            let found = whole_record(io, place, epoch, block, Some(records + 1))?;
+            let found = whole_record(io, place, epoch, block, missing.next())?;
             if found.is_some() {
-                let text = format!("journal damaged at record {records} of epoch {epoch}");
+                let record = missing.0;
+                let text = format!("journal damaged at record {record} of epoch {epoch}");
                 return Err(Error::corrupt(text));
             }
         }
@@ -335,6 +352,10 @@ mod tests {
         }
     }
 
+    fn epoch(number: u64) -> Epoch {
+        Epoch::of_number(number)
+    }
+
     fn io(mem: &Mem) -> DeviceIo {
         DeviceIo::start(Arc::new(mem.fork())).unwrap()
     }
@@ -343,13 +364,13 @@ mod tests {
     fn written() -> Mem {
         let mem = Mem::new(1 << 20, 512);
         let io = DeviceIo::start(Arc::new(mem.fork())).unwrap();
-        let mut writer = Writer::new(place(), 5);
+        let mut writer = Writer::new(place(), epoch(5));
         let mut image = vec![0; 18 * 4096];
         for number in 0..2 {
             let record = writer.prepare(&delta(number)).unwrap();
-            writer.write(&io, record, true).unwrap();
+            writer.write(&io, record, Barrier::Flush).unwrap();
         }
-        io.read(0, &mut image).unwrap();
+        io.read(DeviceOffset::of_block(0), &mut image).unwrap();
         mem.poke(0, &image);
         mem
     }
@@ -357,31 +378,31 @@ mod tests {
     #[test]
     fn records_read_back_in_order_and_only_those_of_the_epoch() {
         let mem = written();
-        let read_back = read(&io(&mem), &place(), 5).unwrap();
+        let read_back = read(&io(&mem), &place(), epoch(5)).unwrap();
         assert_eq!(read_back.len(), 2);
         assert_eq!(read_back[1].items, delta(1).items);
         assert_eq!(read_back[1].space, delta(1).space);
-        assert!(read(&io(&mem), &place(), 7).unwrap().is_empty());
-        assert!(read(&io(&mem), &place(), 4).unwrap().is_empty());
+        assert!(read(&io(&mem), &place(), epoch(7)).unwrap().is_empty());
+        assert!(read(&io(&mem), &place(), epoch(4)).unwrap().is_empty());
         let other = JournalLocation {
             uuid: [1; 16],
             ..place()
         };
-        assert!(read(&io(&mem), &other, 5).unwrap().is_empty());
+        assert!(read(&io(&mem), &other, epoch(5)).unwrap().is_empty());
     }
 
     #[test]
     fn a_half_that_is_full_takes_no_more() {
         let io = io(&Mem::new(1 << 20, 512));
-        let mut writer = Writer::new(place(), 5);
+        let mut writer = Writer::new(place(), epoch(5));
         for number in 0..4 {
             let record = writer.prepare(&delta(number)).unwrap();
-            writer.write(&io, record, false).unwrap();
+            writer.write(&io, record, Barrier::None).unwrap();
         }
         assert!(writer.prepare(&Delta::default()).is_none());
         writer.next_epoch();
         assert!(writer.prepare(&delta(0)).is_some());
-        assert_eq!(read(&io, &place(), 5).unwrap().len(), 4);
+        assert_eq!(read(&io, &place(), epoch(5)).unwrap().len(), 4);
     }
 
     #[test]
@@ -389,10 +410,10 @@ mod tests {
         let first = 2 + 8;
         let torn = written();
         torn.poke((first + 3) * 4096, &[1]);
-        assert_eq!(read(&io(&torn), &place(), 5).unwrap().len(), 1);
+        assert_eq!(read(&io(&torn), &place(), epoch(5)).unwrap().len(), 1);
         let damaged = written();
         damaged.poke((first + 1) * 4096, &[1]);
-        let error = read(&io(&damaged), &place(), 5).err().unwrap();
+        let error = read(&io(&damaged), &place(), epoch(5)).err().unwrap();
         assert!(error.to_string().contains("record 0"), "{error}");
     }
 
@@ -400,7 +421,7 @@ mod tests {
     fn random_bodies_behind_a_right_checksum_are_refused_or_read() {
         let mut random = Random::new(4);
         for _ in 0..5000 {
-            let mut bytes = encode(&[0; 16], 0, 0, &delta(3));
+            let mut bytes = encode(&[0; 16], Epoch::FIRST, RecordNo::FIRST, &delta(3));
             bytes.truncate(HEADER_BYTES + random.below(200) as usize);
             for _ in 0..random.below(8) {
                 let at = 48 + random.below(bytes.len() as u64 - 48) as usize;

@@ -128,7 +128,7 @@ impl<'a> Op<'a> {
     /// Releases the blocks that the operation has allocated; their promises are restored.
     pub fn return_taken(&mut self) {
         for run in self.taken.drain(..) {
-            self.fs.space.release_run(run, true);
+            self.fs.space.return_run(run);
         }
     }
 
@@ -271,7 +271,7 @@ impl Drop for Op<'_> {
         if !self.finished {
             self.state.roll_back();
             for run in self.taken.drain(..) {
-                self.fs.space.release_run(run, false);
+                self.fs.space.release_run(run);
             }
         }
     }

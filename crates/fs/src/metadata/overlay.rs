@@ -3,11 +3,20 @@
 use crate::format::key::Key;
 use std::collections::BTreeMap;
 
+/// Whether the lower layers may have a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Prior {
+    /// None of them has it.
+    Absent,
+    /// One of them may have it.
+    Possible,
+}
+
 /// Pending change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// New value. `fresh`: no lower layer has the key, so that a deletion can drop the entry.
-    Put { value: Box<[u8]>, fresh: bool },
+    /// New value. With [`Prior::Absent`], a deletion can drop the entry.
+    Put { value: Box<[u8]>, prior: Prior },
     /// Deletion.
     Delete,
 }
@@ -33,21 +42,24 @@ pub(crate) struct Overlay {
 const ENTRY_BYTES: usize = 64;
 
 impl Overlay {
-    /// Sets a key. `fresh` states that no lower layer has it; an existing entry here takes
-    /// precedence over that. Returns the previous entry.
-    pub fn put(&mut self, key: Key, value: Box<[u8]>, fresh: bool) -> Option<Change> {
-        let fresh = match self.changes.get(&key) {
-            Some(Change::Put { fresh, .. }) => *fresh,
-            Some(Change::Delete) => false,
-            None => fresh,
+    /// Sets a key. An existing entry here takes precedence over `prior`. Returns the previous
+    /// entry.
+    pub fn put(&mut self, key: Key, value: Box<[u8]>, prior: Prior) -> Option<Change> {
+        let prior = match self.changes.get(&key) {
+            Some(Change::Put { prior, .. }) => *prior,
+            Some(Change::Delete) => Prior::Possible,
+            None => prior,
         };
-        self.set(key, Some(Change::Put { value, fresh }))
+        self.set(key, Some(Change::Put { value, prior }))
     }
 
     /// Deletes a key. Returns the previous entry.
     pub fn delete(&mut self, key: Key) -> Option<Change> {
         match self.changes.get(&key) {
-            Some(Change::Put { fresh: true, .. }) => self.set(key, None),
+            Some(Change::Put {
+                prior: Prior::Absent,
+                ..
+            }) => self.set(key, None),
             _ => self.set(key, Some(Change::Delete)),
         }
     }
@@ -103,15 +115,15 @@ mod tests {
     fn a_key_that_nothing_below_has_leaves_no_trace_when_it_goes() {
         let mut overlay = Overlay::default();
         let key = Key::item(1, 2, crate::format::key::Item::Inode, 0);
-        assert_eq!(overlay.put(key, Box::new([1]), true), None);
-        let before = overlay.put(key, Box::new([2; 100]), false);
+        assert_eq!(overlay.put(key, Box::new([1]), Prior::Absent), None);
+        let before = overlay.put(key, Box::new([2; 100]), Prior::Possible);
         assert_eq!(before.as_ref().and_then(Change::value), Some(&[1][..]));
         overlay.delete(key);
         assert!(overlay.is_empty() && overlay.bytes() == 0);
-        overlay.put(key, Box::new([1]), false);
+        overlay.put(key, Box::new([1]), Prior::Possible);
         overlay.delete(key);
         assert_eq!(overlay.get(&key), Some(&Change::Delete));
-        overlay.put(key, Box::new([3]), true);
+        overlay.put(key, Box::new([3]), Prior::Absent);
         let before = overlay.delete(key);
         assert_eq!(overlay.get(&key), Some(&Change::Delete));
         overlay.set(key, before);

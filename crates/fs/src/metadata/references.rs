@@ -7,6 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::key::{Key, Section};
 use crate::format::record::{Run, SharedRun};
 use crate::metadata::database::SpaceChange;
+use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
 
 impl State {
@@ -37,7 +38,7 @@ impl State {
                     self.put_key(
                         Key::global(Section::Shared, part.start),
                         shared.encode(),
-                        false,
+                        Prior::Possible,
                     );
                     continue;
                 }
@@ -66,8 +67,16 @@ impl State {
                     blocks: shared.blocks - skip,
                     ..shared
                 };
-                self.put_key(Key::global(Section::Shared, first), head.encode(), false);
-                self.put_key(Key::global(Section::Shared, cut), rest.encode(), false);
+                self.put_key(
+                    Key::global(Section::Shared, first),
+                    head.encode(),
+                    Prior::Possible,
+                );
+                self.put_key(
+                    Key::global(Section::Shared, cut),
+                    rest.encode(),
+                    Prior::Possible,
+                );
             }
         }
         self.counts_within(run)

@@ -14,13 +14,13 @@
 //! that `Op` can roll back an unfinished operation.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Ino, Item, Key, Section, TreeId};
+use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Inode, Run, TreeRecord};
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
-use crate::metadata::overlay::Change;
+use crate::metadata::overlay::{Change, Prior};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -190,7 +190,7 @@ impl State {
         }
         let mut next = Some(from);
         while let Some(at) = next.filter(|at| *at <= to) {
-            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+            let Some(key) = self.nearest(snapshots, origin, (at, to), Direction::Forward)? else {
                 return Ok(());
             };
             let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
@@ -221,7 +221,8 @@ impl State {
                 .last(from, to, |key, value| read(key.place(), value));
         }
         loop {
-            let Some(key) = self.nearest(snapshots, origin, from, to, true)? else {
+            let Some(key) = self.nearest(snapshots, origin, (from, to), Direction::Backward)?
+            else {
                 return Ok(None);
             };
             let found = self.get_key(tree, key, |bytes| read(key.place(), bytes))?;
@@ -249,7 +250,7 @@ impl State {
         // Orphans belong to the present state; a snapshot has none.
         let mut next = Some(Key::inode(origin, 1).0);
         while let Some(at) = next.filter(|at| *at <= to) {
-            let Some(key) = self.nearest(snapshots, origin, at, to, false)? else {
+            let Some(key) = self.nearest(snapshots, origin, (at, to), Direction::Forward)? else {
                 return Ok(());
             };
             let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
@@ -263,60 +264,60 @@ impl State {
         Ok(())
     }
 
-    /// Finds the first key, or the last with `back`, of any layer between two keys. Its entry may
-    /// be a deletion.
+    /// Finds the first key in this direction of any layer between two keys, both included. Its
+    /// entry may be a deletion.
     fn nearest(
         &self,
         snapshots: &[TreeId],
         origin: TreeId,
-        from: Key,
-        to: Key,
-        back: bool,
+        (from, to): (Key, Key),
+        direction: Direction,
     ) -> Result<Option<Key>> {
         let mut best: Option<Key> = None;
         for layer in snapshots.iter().copied().chain([origin]) {
             let (from, to) = (from.in_layer(layer), to.in_layer(layer));
             let mut found = None;
-            if back {
-                found = self.items.last(from, to, |key, _| Ok(key))?;
-            } else {
-                self.items.scan(from, to, |key, _| {
+            match direction {
+                Direction::Forward => self.items.scan(from, to, |key, _| {
                     found = Some(key);
                     Ok(false)
-                })?;
+                })?,
+                Direction::Backward => found = self.items.last(from, to, |key, _| Ok(key))?,
             }
             let found = found.map(|key| key.in_layer(origin));
             best = match (best, found) {
-                (Some(one), Some(two)) if back => Some(one.max(two)),
-                (Some(one), Some(two)) => Some(one.min(two)),
+                (Some(one), Some(two)) => Some(match direction {
+                    Direction::Forward => one.min(two),
+                    Direction::Backward => one.max(two),
+                }),
                 (one, two) => one.or(two),
             };
         }
         Ok(best)
     }
 
-    /// Sets an item of a fileset. `fresh` states that the tree does not have the item yet. Returns
-    /// whether an old value has moved into a snapshot's layer.
+    /// Sets an item of a fileset. `prior` states whether the tree may have the item already.
+    /// Returns whether an old value has moved into a snapshot's layer.
     pub fn put(
         &mut self,
         tree: TreeId,
         ino: Ino,
         (item, place): (Item, u64),
         value: Vec<u8>,
-        fresh: bool,
+        prior: Prior,
     ) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
-        let kept = self.keep(key, fresh)?;
-        self.count_held(key, Some(value.len()), fresh)?;
-        self.put_key(key, value, fresh);
+        let kept = self.keep(key, prior)?;
+        self.count_held(key, Some(value.len()), prior)?;
+        self.put_key(key, value, prior);
         Ok(kept)
     }
 
     /// Removes an item of a fileset. Returns whether it has moved into a snapshot's layer.
     pub fn delete(&mut self, tree: TreeId, ino: Ino, (item, place): (Item, u64)) -> Result<bool> {
         let key = Key::item(tree, ino, item, place);
-        let kept = self.keep(key, false)?;
-        self.count_held(key, None, false)?;
+        let kept = self.keep(key, Prior::Possible)?;
+        self.count_held(key, None, Prior::Possible)?;
         self.delete_key(key);
         Ok(kept)
     }
@@ -341,31 +342,33 @@ impl State {
         Ok(has.is_none().then_some(snapshot))
     }
 
-    fn keep(&mut self, key: Key, fresh: bool) -> Result<bool> {
+    fn keep(&mut self, key: Key, prior: Prior) -> Result<bool> {
         let Some(snapshot) = self.keeper(key)? else {
             return Ok(false);
         };
         let past = |bytes: &[u8]| Ok([&[PRESENT], bytes].concat());
-        let old = if fresh {
-            None
-        } else {
-            self.items.get(&key, past)?
+        let old = match prior {
+            Prior::Absent => None,
+            Prior::Possible => self.items.get(&key, past)?,
         };
         let was_there = old.is_some();
-        self.put_key(key.in_layer(snapshot), old.unwrap_or(vec![ABSENT]), true);
+        self.put_key(
+            key.in_layer(snapshot),
+            old.unwrap_or(vec![ABSENT]),
+            Prior::Absent,
+        );
         Ok(was_there)
     }
 
     /// Updates the usage for a change of an item.
-    fn count_held(&mut self, key: Key, new: Option<usize>, fresh: bool) -> Result<()> {
+    fn count_held(&mut self, key: Key, new: Option<usize>, prior: Prior) -> Result<()> {
         let held = self.trees.get(&key.layer).and_then(|tree| tree.item_usage);
         let Some(before) = held.filter(|_| ItemUsage::is_counted(&key)) else {
             return Ok(());
         };
-        let old = if fresh {
-            None
-        } else {
-            self.items.get(&key, |bytes| Ok(bytes.len()))?
+        let old = match prior {
+            Prior::Absent => None,
+            Prior::Possible => self.items.get(&key, |bytes| Ok(bytes.len()))?,
         };
         let mut now = before;
         now.change(&key, old, new);
@@ -377,8 +380,8 @@ impl State {
     }
 
     /// Sets a key, without saving the old value for a snapshot.
-    pub fn put_key(&mut self, key: Key, value: Vec<u8>, fresh: bool) {
-        let before = self.items.active.put(key, value.into(), fresh);
+    pub fn put_key(&mut self, key: Key, value: Vec<u8>, prior: Prior) {
+        let before = self.items.active.put(key, value.into(), prior);
         self.steps.push(Step::Item(key, before));
     }
 
@@ -423,7 +426,7 @@ impl State {
 
     /// Writes the record of an inode, and updates its in-memory state if there is one.
     pub fn set_inode(&mut self, tree: TreeId, ino: Ino, inode: Inode) -> Result<()> {
-        self.put(tree, ino, (Item::Inode, 0), inode.encode(), false)?;
+        self.put(tree, ino, (Item::Inode, 0), inode.encode(), Prior::Possible)?;
         if let Some(core) = self.cores.get_mut(&(tree, ino)) {
             let before = std::mem::replace(&mut core.inode, inode);
             let dirty = std::mem::replace(&mut core.dirty, false);
@@ -491,7 +494,11 @@ impl State {
             let tree = self.trees.get_mut(&id).expect("listed above");
             tree.changed = false;
             let value = tree.record.encode();
-            self.put_key(Key::global(Section::Trees, id.into()), value, false);
+            self.put_key(
+                Key::global(Section::Trees, id.into()),
+                value,
+                Prior::Possible,
+            );
         }
         self.commit_steps();
         Ok(())

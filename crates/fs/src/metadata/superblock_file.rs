@@ -1,8 +1,8 @@
 //! The superblock of an open file system, and its copies on the device.
 
-use crate::device_io::DeviceIo;
+use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
-use crate::format::record::BLOCK_BYTES;
+use crate::format::record::{BLOCK_BYTES, DeviceOffset};
 use crate::format::superblock::{COPIES, Superblock};
 use block::Buf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -44,7 +44,7 @@ impl SuperblockFile {
         let mut unread = None;
         for (offset, out) in COPIES.into_iter().zip(&mut copies) {
             // If one copy cannot be read, the other one serves.
-            if let Err(error) = io.read(offset, out) {
+            if let Err(error) = io.read(DeviceOffset::of_bytes(offset), out) {
                 unread = Some(error);
             }
         }
@@ -68,7 +68,8 @@ impl SuperblockFile {
         let mut wrong = Vec::new();
         for offset in COPIES {
             let mut bytes = vec![0; BLOCK];
-            let read = self.io.read(offset, &mut bytes).map_err(Error::from);
+            let read = self.io.read(DeviceOffset::of_bytes(offset), &mut bytes);
+            let read = read.map_err(Error::from);
             if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
                 wrong.push(format!("copy at byte {offset}: {error}"));
             }
@@ -100,9 +101,9 @@ impl SuperblockFile {
         let mut superblock = self.lock();
         for _ in COPIES {
             superblock.generation += 1;
-            let place = COPIES[(superblock.generation % 2) as usize];
+            let place = DeviceOffset::of_bytes(COPIES[(superblock.generation % 2) as usize]);
             self.io
-                .write_through(true, place, Buf::copy_of(&superblock.encode()))?;
+                .write_through(Barrier::Flush, place, Buf::copy_of(&superblock.encode()))?;
         }
         Ok(())
     }

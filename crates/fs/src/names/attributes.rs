@@ -5,6 +5,7 @@ use crate::fileset::{Attr, Fileset};
 use crate::format::key::{Ino, Item, PLACE_MAX};
 use crate::format::record::{FileType, Inode, NAME_MAX, Time, XATTR_VALUE_MAX, Xattr};
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::names::acl::{self, Acl};
 use crate::names::slots::Slot;
 
@@ -159,7 +160,13 @@ impl Fileset {
             name,
             value: &value,
         };
-        op.put(self.id, ino, (Item::Xattr, place), xattr.encode(), false)?;
+        op.put(
+            self.id,
+            ino,
+            (Item::Xattr, place),
+            xattr.encode(),
+            Prior::Possible,
+        )?;
         Ok(())
     }
 
@@ -225,10 +232,12 @@ impl Fileset {
         }
         let xattr = Xattr { name, value }.encode();
         match found {
-            Slot::Taken(place, _) => op.put(self.id, ino, (Item::Xattr, place), xattr, false)?,
+            Slot::Taken(place, _) => {
+                op.put(self.id, ino, (Item::Xattr, place), xattr, Prior::Possible)?
+            }
             Slot::Free(place) => {
                 self.check_list(&op, ino, name)?;
-                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?
+                op.put(self.id, ino, (Item::Xattr, place), xattr, Prior::Absent)?
             }
         };
         op.check_held()?;

@@ -10,6 +10,7 @@ use crate::fileset::{Attr, Fileset};
 use crate::format::key::{Ino, Item, PLACE_MAX};
 use crate::format::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
 use crate::names::acl::{self, Acl};
 use crate::names::slots::{Slot, check_name};
@@ -140,7 +141,13 @@ impl Fileset {
             let mut attr = self.make_inode(&mut op, dir, new)?;
             attr.inode.links = 0;
             op.set_inode(self.id, attr.ino, attr.inode.clone())?;
-            op.put(self.id, 0, (Item::Orphan, attr.ino), Vec::new(), true)?;
+            op.put(
+                self.id,
+                0,
+                (Item::Orphan, attr.ino),
+                Vec::new(),
+                Prior::Absent,
+            )?;
             let core = op.core(attr.ino)?;
             (core.opens, core.unnamed) = (1, true);
             op.check_held()?;
@@ -178,7 +185,13 @@ impl Fileset {
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
             let mut attr = self.make(&mut op, dir, name, &new)?;
-            op.put(self.id, attr.ino, (Item::Target, 0), target.to_vec(), true)?;
+            op.put(
+                self.id,
+                attr.ino,
+                (Item::Target, 0),
+                target.to_vec(),
+                Prior::Absent,
+            )?;
             op.change(attr.ino, |inode| {
                 (inode.size, inode.disk_size) = (target.len() as u64, target.len() as u64);
             })?;
@@ -211,7 +224,13 @@ impl Fileset {
         let attr = self.make_inode(op, dir, new)?;
         let (ino, kind) = (attr.ino, new.kind);
         let entry = Entry { ino, kind, name };
-        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        op.put(
+            self.id,
+            dir,
+            (Item::Entry, place),
+            entry.encode(),
+            Prior::Absent,
+        )?;
         let now = op.now;
         op.change(dir, |parent| {
             parent.entries += 1;
@@ -258,7 +277,13 @@ impl Fileset {
         if is_dir {
             self.give_inherited(op, dir, ino)?;
         }
-        op.put(self.id, ino, (Item::Inode, 0), inode.encode(), true)?;
+        op.put(
+            self.id,
+            ino,
+            (Item::Inode, 0),
+            inode.encode(),
+            Prior::Absent,
+        )?;
         op.use_inodes(1);
         Ok(Attr { ino, inode })
     }
@@ -285,7 +310,13 @@ impl Fileset {
         let mut give = |name: &[u8], value: &[u8]| {
             let place = self.fs.hasher.place(name);
             let xattr = Xattr { name, value };
-            op.put(self.id, ino, (Item::Xattr, place), xattr.encode(), true)
+            op.put(
+                self.id,
+                ino,
+                (Item::Xattr, place),
+                xattr.encode(),
+                Prior::Absent,
+            )
         };
         if !access.is_minimal() {
             give(acl::ACCESS, &access.encode())?;
@@ -303,7 +334,7 @@ impl Fileset {
                 let place = self.fs.hasher.place(name);
                 let value = &value[..];
                 let xattr = Xattr { name, value }.encode();
-                op.put(self.id, ino, (Item::Xattr, place), xattr, true)?;
+                op.put(self.id, ino, (Item::Xattr, place), xattr, Prior::Absent)?;
             }
         }
         Ok(())
@@ -342,7 +373,13 @@ impl Fileset {
         op.check_room()?;
         let kind = inode.kind;
         let entry = Entry { ino, kind, name };
-        op.put(self.id, dir, (Item::Entry, place), entry.encode(), true)?;
+        op.put(
+            self.id,
+            dir,
+            (Item::Entry, place),
+            entry.encode(),
+            Prior::Absent,
+        )?;
         let now = op.now;
         op.change(dir, |parent| {
             parent.entries += 1;
@@ -370,7 +407,7 @@ impl Fileset {
     /// # Errors
     /// [`Kind::IsDirectory`], [`Kind::NotFound`].
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
-        self.remove(dir, name, false)
+        self.remove(dir, name, Removal::Unlink)
     }
 
     /// Removes an empty directory.
@@ -381,11 +418,12 @@ impl Fileset {
         match name {
             b"." => Err(Kind::Invalid.into()),
             b".." => Err(Kind::NotEmpty.into()),
-            name => self.remove(dir, name, true),
+            name => self.remove(dir, name, Removal::Rmdir),
         }
     }
 
-    fn remove(&self, dir: Ino, name: &[u8], is_dir: bool) -> Result<Attr> {
+    fn remove(&self, dir: Ino, name: &[u8], removal: Removal) -> Result<Attr> {
+        let is_dir = removal == Removal::Rmdir;
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
         op.directory(self.id, dir)?;
@@ -436,7 +474,7 @@ impl Fileset {
         let left = inode.links == 0 && !is_open;
         op.set_inode(self.id, ino, inode.clone())?;
         if inode.links == 0 {
-            op.put(self.id, 0, (Item::Orphan, ino), Vec::new(), true)?;
+            op.put(self.id, 0, (Item::Orphan, ino), Vec::new(), Prior::Absent)?;
         }
         Ok((inode, left))
     }
@@ -528,7 +566,7 @@ impl Fileset {
                     place,
                     ..source
                 };
-                self.give_name(&mut op, &target, true)?;
+                self.give_name(&mut op, &target, Prior::Absent)?;
             }
         }
         // Once per directory, however many names changed: clients see one change per version.
@@ -582,7 +620,7 @@ impl Fileset {
             place: target.place,
             ..*source
         };
-        self.give_name(op, &new, false)?;
+        self.give_name(op, &new, Prior::Possible)?;
         self.drop_link(op, target.ino)
     }
 
@@ -595,7 +633,7 @@ impl Fileset {
                 kind: what.kind,
                 ..*place
             };
-            self.give_name(op, &new, false)?;
+            self.give_name(op, &new, Prior::Possible)?;
         }
         Ok(())
     }
@@ -611,8 +649,8 @@ impl Fileset {
     }
 
     /// Adds an entry for an inode that has just lost another. The caller records the change of the
-    /// directory's content.
-    fn give_name(&self, op: &mut Op, named: &Named, fresh: bool) -> Result<()> {
+    /// directory's content. `prior` is that of the entry's place.
+    fn give_name(&self, op: &mut Op, named: &Named, prior: Prior) -> Result<()> {
         let entry = Entry {
             ino: named.ino,
             kind: named.kind,
@@ -623,7 +661,7 @@ impl Fileset {
             named.dir,
             (Item::Entry, named.place),
             entry.encode(),
-            fresh,
+            prior,
         )?;
         let now = op.now;
         op.change(named.dir, |dir| {
@@ -715,6 +753,15 @@ impl Fileset {
 
 /// Largest depth of a directory; a longer path to the root is a loop.
 const DEPTH_MAX: usize = 1 << 20;
+
+/// Call that removes a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Removal {
+    /// Removes anything except a directory.
+    Unlink,
+    /// Removes an empty directory.
+    Rmdir,
+}
 
 /// Entry and its location.
 #[derive(Clone, Copy)]

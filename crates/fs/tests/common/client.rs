@@ -7,6 +7,14 @@ use std::collections::{BTreeMap, HashMap};
 
 pub const PAGE: u64 = 4096;
 
+/// Portion of the dirty pages of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Portion {
+    /// Some of them, chosen at random.
+    Some,
+    All,
+}
+
 /// Front end with a cache.
 pub struct Client {
     pub fileset: Fileset,
@@ -122,15 +130,20 @@ impl Client {
         Ok(())
     }
 
-    /// Writes back some or all dirty pages of a file, with several requests at a time.
-    pub fn write_out(&mut self, ino: Ino, random: &mut Random, all: bool) -> Result<(), i32> {
+    /// Writes back dirty pages of a file, with several requests at a time.
+    pub fn write_out(
+        &mut self,
+        ino: Ino,
+        random: &mut Random,
+        portion: Portion,
+    ) -> Result<(), i32> {
         let Some(dirty) = self.dirty.remove(&ino) else {
             return Ok(());
         };
         let mut keep = BTreeMap::new();
         let mut runs: Vec<(u64, Vec<Vec<u8>>)> = Vec::new();
         for (page, content) in dirty {
-            if !all && random.below(3) == 0 {
+            if portion == Portion::Some && random.below(3) == 0 {
                 keep.insert(page, content);
                 continue;
             }
@@ -187,12 +200,12 @@ impl Client {
         files.sort_unstable();
         files
             .into_iter()
-            .try_for_each(|ino| self.write_out(ino, random, true))
+            .try_for_each(|ino| self.write_out(ino, random, Portion::All))
     }
 
     /// Syncs a file as fsync(2): its pages, then the journal.
     pub fn fsync(&mut self, ino: Ino, random: &mut Random) -> Result<(), i32> {
-        self.write_out(ino, random, true)?;
+        self.write_out(ino, random, Portion::All)?;
         self.run(ino, Op::Flush).map(drop).map_err(|e| e.errno())
     }
 

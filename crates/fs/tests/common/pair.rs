@@ -1,6 +1,6 @@
 //! The file system and its model side by side, and random operations on both.
 
-use super::client::Client;
+use super::client::{Client, Portion};
 use super::model::{self, Id, Kind, Model, describe_xattrs};
 use block_testing::Random;
 use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, New, Rename, SetAttr, SetXattr};
@@ -397,7 +397,7 @@ impl Pair {
         let ino = self.ino(id);
         let ours = match self.random.below(6) {
             0 => self.client.fsync(ino, &mut self.random),
-            _ => self.client.write_out(ino, &mut self.random, false),
+            _ => self.client.write_out(ino, &mut self.random, Portion::Some),
         };
         self.same("write_out", ours, &Ok(()));
     }

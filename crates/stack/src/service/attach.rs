@@ -14,6 +14,7 @@ use crate::{Error, Result};
 use ::cache::{CachedDevice, Vnode, Volume};
 use block::{BlockDevice, Blocking, Stats, StickyFlush};
 use export_file::loopdev::LoopDevice;
+use export_file::{Users, WhenBusy};
 use serde_json::Value;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -244,7 +245,7 @@ impl AttachGraph {
         };
         let file = mount.path_of(&self.spec.name);
         let block = self.device.info().logical_block_size;
-        let device = LoopDevice::attach(&file, block, status.read_only, true)?;
+        let device = LoopDevice::attach(&file, block, status.read_only)?;
         let at = device.path().display().to_string();
         status.exports.push(ExportAt { kind: "loop", at });
         if !device.pass_discards(mount.holes().filter(|_| status.discards)) {
@@ -285,8 +286,11 @@ impl Graph for AttachGraph {
             device.in_use()?;
         }
         if let Some(mount) = &self.mount {
-            // The loop device is a user of the file, too.
-            mount.in_use(self.loop_device.is_none())?;
+            // The loop device is a user of the file within the kernel.
+            mount.in_use(match self.loop_device {
+                Some(_) => Users::Processes,
+                None => Users::All,
+            })?;
         }
         Ok(())
     }
@@ -314,7 +318,7 @@ impl Graph for AttachGraph {
         }
         status.exports.retain(|e| e.kind != "loop");
         if let Some(mount) = self.mount.take()
-            && let Err(kept) = mount.unmount(force)
+            && let Err(kept) = mount.unmount(WhenBusy::detach_if(force))
         {
             let (mount, error) = *kept;
             self.mount = Some(mount);

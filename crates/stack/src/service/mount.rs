@@ -14,7 +14,7 @@ use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
 use ::fs::{Atime, FIRST_FILESET, Files, Fs};
-use export_fuse::{Mount, MountConfig};
+use export_fuse::{Mount, MountConfig, Users, WhenBusy};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -198,7 +198,7 @@ impl Graph for MountGraph {
 
     fn in_use(&self) -> Result<()> {
         match &self.mount {
-            Some(mount) if !mount.has_ended() => Ok(mount.in_use(true)?),
+            Some(mount) if !mount.has_ended() => Ok(mount.in_use(Users::All)?),
             _ => Ok(()),
         }
     }
@@ -222,7 +222,7 @@ impl Graph for MountGraph {
             mount.wait();
             self.unused = true;
         } else {
-            match mount.unmount(force) {
+            match mount.unmount(WhenBusy::detach_if(force)) {
                 Ok(unused) => self.unused = unused,
                 Err(kept) => {
                     let (mount, error) = *kept;

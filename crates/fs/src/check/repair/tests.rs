@@ -9,6 +9,7 @@ use crate::format::superblock::Segment;
 use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::SpaceChange;
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::metadata::shared::Options;
 use crate::names::attributes::SetXattr;
 use crate::names::directory::{New, ROOT};
@@ -96,14 +97,18 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
                     value[at] = random.next_u64() as u8;
                 }
             }
-            op.put_key(key, value, false);
+            op.put_key(key, value, Prior::Possible);
         }
         5 => {
             // The same record at another place.
             let other = all[random.below(all.len() as u64) as usize].0;
             let item = Item::ALL[random.below(6) as usize];
             let place = random.below(3) * random.below(20_000);
-            op.put_key(Key::item(layer, other.object, item, place), value, false);
+            op.put_key(
+                Key::item(layer, other.object, item, place),
+                value,
+                Prior::Possible,
+            );
         }
         6 => {
             let shared = SharedRun {
@@ -111,7 +116,7 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
                 count: 2 + random.below(3) as u32,
             };
             let at = Key::global(Section::Shared, 1000 + random.below(500));
-            op.put_key(at, shared.encode(), false);
+            op.put_key(at, shared.encode(), Prior::Possible);
         }
         _ => {
             let tree = op.trees.get_mut(&layer).unwrap();
@@ -305,7 +310,7 @@ fn a_fileset_whose_record_is_lost_comes_back_with_its_files_and_snapshots() {
         for id in [id, other] {
             let key = Key::global(Section::Trees, id.into());
             if damaged {
-                op.put_key(key, vec![7; 9], false)
+                op.put_key(key, vec![7; 9], Prior::Possible)
             } else {
                 op.delete_key(key)
             }

@@ -12,6 +12,7 @@ use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{Entry, Extent, FileType, Inode, Time, Xattr};
 use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
 use crate::names::slots::Slot;
@@ -188,7 +189,7 @@ impl Tree<'_, '_> {
             let found = self.op.xattr(self.hasher, self.id, ino, name)?;
             if let Slot::Free(place) = found {
                 self.op
-                    .put(self.id, ino, (Item::Xattr, place), bytes, false)?;
+                    .put(self.id, ino, (Item::Xattr, place), bytes, Prior::Possible)?;
             }
         }
         self.drop_impossible()
@@ -244,8 +245,13 @@ impl Tree<'_, '_> {
         );
         let now = self.op.now;
         let root = directory(ROOT, now, 0o755);
-        self.op
-            .put(self.id, ROOT, (Item::Inode, 0), root.encode(), false)?;
+        self.op.put(
+            self.id,
+            ROOT,
+            (Item::Inode, 0),
+            root.encode(),
+            Prior::Possible,
+        )?;
         let found = Found {
             inode: root,
             blocks: 0,
@@ -309,7 +315,7 @@ impl Tree<'_, '_> {
         };
         let entry = Entry { ino, kind, name }.encode();
         self.op
-            .put(self.id, dir, (Item::Entry, place), entry, false)?;
+            .put(self.id, dir, (Item::Entry, place), entry, Prior::Possible)?;
         Ok(place)
     }
 
@@ -404,8 +410,13 @@ impl Tree<'_, '_> {
             return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         let inode = directory(ROOT, now, 0o700);
-        self.op
-            .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
+        self.op.put(
+            self.id,
+            ino,
+            (Item::Inode, 0),
+            inode.encode(),
+            Prior::Possible,
+        )?;
         let found = Found {
             inode,
             blocks: 0,
@@ -488,8 +499,13 @@ impl Tree<'_, '_> {
                 ino,
                 "corrected its link count, entry count, block count, size or parent",
             );
-            self.op
-                .put(self.id, ino, (Item::Inode, 0), inode.encode(), false)?;
+            self.op.put(
+                self.id,
+                ino,
+                (Item::Inode, 0),
+                inode.encode(),
+                Prior::Possible,
+            )?;
         }
         Ok(())
     }

@@ -5,8 +5,16 @@
 //! device requests have completed, the buffers are complete and in order.
 
 use crate::data::plan::Part;
+use crate::format::record::DeviceOffset;
 use block::{Buf, Bufs};
 use std::ops::Range;
+
+/// Direction of a transfer between the buffers and the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transfer {
+    Read,
+    Write,
+}
 
 /// Buffers of a request; `None` while one is in a device request.
 pub(super) struct Gather {
@@ -36,7 +44,7 @@ impl Gather {
 
     /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
     /// the buffers of each piece.
-    pub fn lend(&mut self, part: &Part, write: bool) -> Vec<(u64, Carried, Bufs)> {
+    pub fn lend(&mut self, part: &Part, transfer: Transfer) -> Vec<(DeviceOffset, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
         };
@@ -44,7 +52,7 @@ impl Gather {
         let mut at = part.bytes.start;
         while at < part.bytes.end {
             let slot = self.starts.partition_point(|start| *start <= at) - 1;
-            let place = device + (at - part.bytes.start);
+            let place = device.plus(at - part.bytes.start);
             let whole = self.starts[slot] == at && self.starts[slot + 1] <= part.bytes.end;
             if whole {
                 let end = self
@@ -58,7 +66,9 @@ impl Gather {
                 let end = self.starts[slot + 1].min(part.bytes.end);
                 let range = (at - self.starts[slot]) as usize..(end - self.starts[slot]) as usize;
                 let mut copy = Buf::zeroed(range.len());
-                if write && let Some(buf) = &self.slots[slot] {
+                if transfer == Transfer::Write
+                    && let Some(buf) = &self.slots[slot]
+                {
                     copy.copy_from_slice(&buf[range.clone()]);
                 }
                 lent.push((place, Carried::Copy(slot, range), copy.into()));
@@ -69,14 +79,14 @@ impl Gather {
     }
 
     /// Takes back the buffers of a piece returned by [`Gather::lend`].
-    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, read: bool) {
+    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, transfer: Transfer) {
         match carried {
             Carried::Slots(first) => {
                 for (slot, buf) in self.slots[first..].iter_mut().zip(bufs.into_vec()) {
                     *slot = Some(buf);
                 }
             }
-            Carried::Copy(slot, range) if read => {
+            Carried::Copy(slot, range) if transfer == Transfer::Read => {
                 if let (Some(buf), Some(copy)) = (&mut self.slots[slot], bufs.into_first()) {
                     buf[range].copy_from_slice(&copy);
                 }
@@ -134,19 +144,19 @@ mod tests {
                 place += random.below(2);
                 parts.push(Part {
                     bytes: at * 4096..(at + take) * 4096,
-                    device: Some(place * 4096),
+                    device: Some(DeviceOffset::of_block(place)),
                 });
                 (at, place) = (at + take, place + take);
             }
             let mut gather = Gather::new(bufs.into());
             for part in &parts {
-                for (place, carried, bufs) in gather.lend(part, true) {
-                    let mut at = place as usize;
+                for (place, carried, bufs) in gather.lend(part, Transfer::Write) {
+                    let mut at = place.bytes() as usize;
                     for buf in bufs.iter() {
                         disk[at..at + buf.len()].copy_from_slice(buf);
                         at += buf.len();
                     }
-                    gather.put_back(carried, bufs, false);
+                    gather.put_back(carried, bufs, Transfer::Write);
                 }
             }
             let bufs = gather.finish();
@@ -154,14 +164,14 @@ mod tests {
             let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
             let mut gather = Gather::new(empty.into());
             for part in &parts {
-                for (place, carried, mut bufs) in gather.lend(part, false) {
-                    let mut at = place as usize;
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read) {
+                    let mut at = place.bytes() as usize;
                     for buf in bufs.iter_mut() {
                         let len = buf.len();
                         buf.copy_from_slice(&disk[at..at + len]);
                         at += len;
                     }
-                    gather.put_back(carried, bufs, true);
+                    gather.put_back(carried, bufs, Transfer::Read);
                 }
             }
             gather.zero(5..4000);

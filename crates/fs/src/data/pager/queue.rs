@@ -1,13 +1,14 @@
 //! Queue of one thread for page requests of a fileset.
 
 use super::below;
-use super::gather::{Carried, Gather};
+use super::gather::{Carried, Gather, Transfer};
 use super::sync::{Inbox, SyncHandle};
 use crate::data::content::Allocate;
 use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
+use crate::space::ChangeSet;
 use block::{Backlog, BufPool, Completion, Op, Queue, Request, Wait, WaitPair};
 use cache::{FileId, FileRequest, PagerInfo};
 use layer_cpu::{Layer, within};
@@ -45,8 +46,8 @@ struct Running {
     /// Number of outstanding device requests.
     left: usize,
     error: Option<block::Error>,
-    /// Number returned by [`crate::space::Space::enter`].
-    entered: u64,
+    /// Change set returned by [`crate::space::Space::enter`].
+    entered: ChangeSet,
 }
 
 enum What {
@@ -99,7 +100,7 @@ impl FsQueue {
         let (what, parts) = match planned {
             Ok(planned) => planned,
             Err((op, error)) => {
-                space.leave(entered, false);
+                space.leave(entered);
                 // The data of a removed file is not needed: the write counts as done.
                 let unwanted = error.kind() == Kind::Stale && matches!(op, Op::Write { .. });
                 let result = if unwanted {
@@ -178,18 +179,17 @@ impl FsQueue {
 
     fn start_children(&mut self, key: usize, parts: &[Part]) {
         let running = &mut self.running[key];
-        let (bufs, write) = match &mut running.what {
-            What::Read { bufs, .. } => (bufs, false),
-            What::Write { bufs, .. } => (bufs, true),
+        let (bufs, transfer) = match &mut running.what {
+            What::Read { bufs, .. } => (bufs, Transfer::Read),
+            What::Write { bufs, .. } => (bufs, Transfer::Write),
             What::Sync(_) => return,
         };
         for part in parts {
-            for (offset, carried, bufs) in bufs.lend(part, write) {
-                let fua = false;
-                let op = if write {
-                    Op::Write { offset, bufs, fua }
-                } else {
-                    Op::Read { offset, bufs }
+            for (offset, carried, bufs) in bufs.lend(part, transfer) {
+                let (offset, fua) = (offset.bytes(), false);
+                let op = match transfer {
+                    Transfer::Read => Op::Read { offset, bufs },
+                    Transfer::Write => Op::Write { offset, bufs, fua },
                 };
                 let tag = self.children.insert(Child { of: key, carried }) as u64;
                 self.below.submit(Request { tag, op });
@@ -204,10 +204,10 @@ impl FsQueue {
         let running = &mut self.running[of];
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
-                bufs.put_back(carried, back, true);
+                bufs.put_back(carried, back, Transfer::Read);
             }
             (What::Write { bufs, .. }, Op::Write { bufs: back, .. }) => {
-                bufs.put_back(carried, back, false);
+                bufs.put_back(carried, back, Transfer::Write);
             }
             _ => {}
         }
@@ -232,8 +232,10 @@ impl FsQueue {
             ..
         } = running;
         let space = &self.fileset.fs.space;
-        let wrote = matches!(what, What::Write { .. });
-        space.leave(entered, wrote);
+        match what {
+            What::Write { .. } => space.leave_after_write(entered),
+            What::Read { .. } | What::Sync(_) => space.leave(entered),
+        }
         let mut result = error.map_or(Ok(()), Err);
         let op = match what {
             What::Read {
@@ -277,7 +279,7 @@ impl FsQueue {
             what: What::Sync(op),
             left: 1,
             error: None,
-            entered: 0,
+            entered: ChangeSet::default(),
         });
         self.syncing += 1;
         self.sync.sync(key, &self.inbox);
