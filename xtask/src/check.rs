@@ -6,9 +6,8 @@
 //! | `cargo xtask check --full` | root | the same with all tests, against real peers, interleavings and fuzz targets |
 //! | `cargo xtask check --soak HOURS` | root | random, fault and fuzz suites with new seeds ([`crate::soak`]) |
 
-use crate::{Outcome, cargo, fuzz, layers, run, setup, soak, suite, tidy};
+use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, soak, suite, tidy};
 use std::path::Path;
-use std::process::Command;
 
 /// Seconds for each fuzz target in a full check.
 const FUZZ_SECONDS: &str = "20";
@@ -35,8 +34,7 @@ fn plain(root: &Path) -> Outcome {
     structure(root)?;
     setup::subcommands()?;
     lints(root)?;
-    // The tests start the program as a user would.
-    cargo(root, &["build", "--package", "evfs"])?;
+    build(root, &[])?;
     cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
     let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
     suite::report_left_out(root)?;
@@ -53,7 +51,7 @@ fn full(root: &Path) -> Outcome {
     structure(root)?;
     setup::require(root)?;
     lints(root)?;
-    cargo(root, &["build", "--release", "--package", "evfs"])?;
+    build(root, &["--release"])?;
     // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(root, &["test", "--workspace", "--release", "--doc"])?;
     suite::run(root, &["--release".into()])?;
@@ -61,6 +59,15 @@ fn full(root: &Path) -> Outcome {
     interleavings(root)?;
     let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];
     fuzz::run(root, &fuzz.map(String::from))
+}
+
+/// Builds the tests and the programs that they start.
+///
+/// It is one command, because Cargo would build most crates twice for two: the features of a
+/// dependency are those that the packages of a command ask for together.
+fn build(root: &Path, profile: &[&str]) -> Outcome {
+    let targets = ["build", "--workspace", "--bins", "--examples", "--tests"];
+    cargo(root, &[&targets[..], profile].concat())
 }
 
 /// Checks what needs no compiled code.
@@ -77,11 +84,10 @@ fn lints(root: &Path) -> Outcome {
     let clippy = ["clippy", "--workspace", "--all-targets", "--quiet"];
     cargo(root, &[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     // All items, so that a broken link in a private comment fails too.
-    run(Command::new(env!("CARGO"))
+    run(cargo_in(root)
         .args(["doc", "--workspace", "--no-deps", "--quiet"])
         .arg("--document-private-items")
-        .env("RUSTDOCFLAGS", "-D warnings")
-        .current_dir(root))
+        .env("RUSTDOCFLAGS", "-D warnings"))
 }
 
 /// Compares the cipher kernels with OpenSSL, whose headers only a full check needs.
@@ -96,10 +102,9 @@ fn against_openssl(root: &Path) -> Outcome {
 /// Tests every interleaving of the lock-free shared state with loom, which replaces the standard
 /// library's atomics and so needs a build of its own.
 fn interleavings(root: &Path) -> Outcome {
-    run(Command::new(env!("CARGO"))
+    run(cargo_in(root)
         .args(["test", "--release", "--package", "evfs-cache"])
         .args(["--test", "loom"])
         .env("RUSTFLAGS", "--cfg loom")
-        .env("CARGO_TARGET_DIR", root.join("target/loom"))
-        .current_dir(root))
+        .env("CARGO_TARGET_DIR", root.join("target/loom")))
 }

@@ -60,7 +60,26 @@ fn root() -> PathBuf {
 
 /// Runs cargo in `root`; the error contains its command line.
 fn cargo(root: &Path, args: &[&str]) -> Outcome {
-    run(Command::new(env!("CARGO")).args(args).current_dir(root))
+    run(cargo_in(root).args(args))
+}
+
+/// Returns a command that runs cargo in `root`.
+///
+/// Cargo describes the package that it runs, `xtask`, in variables. Build scripts of dependencies
+/// watch some of them, so passing them on would rebuild what `cargo build` has built.
+fn cargo_in(root: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO"));
+    command.current_dir(root);
+    for (name, _) in std::env::vars_os() {
+        let about_xtask = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+        if about_xtask
+            .iter()
+            .any(|prefix| name.as_encoded_bytes().starts_with(prefix.as_bytes()))
+        {
+            command.env_remove(name);
+        }
+    }
+    command
 }
 
 /// Runs a command to its end; the error contains its command line.

@@ -1,7 +1,7 @@
 //! The tests: runs `cargo nextest` as configured in `.config/nextest.toml`, then reports retried
 //! tests and the reasons.
 
-use crate::Outcome;
+use crate::{Outcome, cargo_in};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
@@ -49,20 +49,18 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 
 /// Returns the command that runs the tests of the workspace; the caller adds filters.
 pub fn command(root: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO"));
+    let mut command = cargo_in(root);
     command
         .args(["nextest", "run", "--workspace"])
-        .env(runner_variable(), root.join("xtask/isolated"))
-        .current_dir(root);
+        .env(runner_variable(), root.join("xtask/isolated"));
     command
 }
 
 /// Prints the tests that the profile [`PLAIN`] leaves out, and writes their names to a file.
 pub fn report_left_out(root: &Path) -> Outcome {
-    let output = Command::new(env!("CARGO"))
+    let output = cargo_in(root)
         .args(["nextest", "list", "--workspace", "--profile", PLAIN])
         .args(["--message-format", "json"])
-        .current_dir(root)
         .output()
         .map_err(|e| format!("cargo nextest list: {e}"))?;
     let listed: Value = serde_json::from_slice(&output.stdout).map_err(|e| {

@@ -5,8 +5,10 @@ use std::io::Write;
 use std::os::unix::net::UnixDatagram;
 use std::sync::OnceLock;
 use tracing::{Level, Metadata};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Function that changes the level; unset if the command line sets the level.
 static CHANGE: OnceLock<Change> = OnceLock::new();
@@ -101,15 +103,17 @@ impl Write for Line {
 
 /// Starts the log at the level of the command line, or that of the settings.
 pub fn start(given: Option<&str>, settings: &str) {
-    let builder = tracing_subscriber::fmt()
+    let (targets, handle) =
+        tracing_subscriber::reload::Layer::new(filter(given.unwrap_or(settings)));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(Log)
         // A closed terminal must not panic.
         .log_internal_errors(false)
-        .with_ansi(false)
-        .with_env_filter(filter(given.unwrap_or(settings)))
-        .with_filter_reloading();
-    let handle = builder.reload_handle();
-    builder.init();
+        .with_ansi(false);
+    tracing_subscriber::registry()
+        .with(targets)
+        .with(lines)
+        .init();
     if given.is_none() {
         let change = move |level: &str| drop(handle.reload(filter(level)));
         let _ = CHANGE.set(Box::new(change));
@@ -123,9 +127,12 @@ pub fn reload(level: &str) {
     }
 }
 
-fn filter(level: &str) -> EnvFilter {
+fn filter(level: &str) -> Targets {
     // fuser warns when it retries an unmount that we have already done, and of calls that are left
     // to the kernel; and the kernel may have abandoned a request before its reply arrives, which is
     // not an error.
-    EnvFilter::new(format!("{level},fuser=error,fuser::reply=off"))
+    Targets::new()
+        .with_default(level.parse().unwrap_or(LevelFilter::WARN))
+        .with_target("fuser", LevelFilter::ERROR)
+        .with_target("fuser::reply", LevelFilter::OFF)
 }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Directory of `cryptsetup`'s lock files for block devices (`lib/utils_device_locking.c`).
 const CRYPTSETUP_LOCKS: &str = "/run/cryptsetup";
 /// How long to wait for the open lock. A killed process may hold it a moment longer: the kernel
-/// tears down its rings, and with them their files, after the process has ended.
+/// tears down its rings, and with them their files, after the process has ended. A caller that
+/// knows that no process holds the lock tries again: on a busy machine that takes seconds.
 const OPEN_LOCK_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait for a header change by another program.
 const HEADER_LOCK_PATIENCE: Duration = Duration::from_secs(10);

@@ -12,10 +12,15 @@ use std::io::ErrorKind as IoKind;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 /// Bytes of a name that its hidden name includes, to stay within the limit of file names.
 const NAME_BYTES_MAX: usize = 200;
+
+/// How long to wait for the lock on a hidden file: for the process that is creating it, or, if it
+/// was killed, for the kernel to tear down its rings.
+const LEFTOVER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// New file (mode 0600) that gets its name by [`NewFile::finish`]. Dropping it earlier removes it.
 #[derive(Debug)]
@@ -139,10 +144,15 @@ fn remove_remains(path: &Path, hidden: &Path) -> Result<()> {
         Err(e) => return Err(failed(e)),
     };
     let name = path.display().to_string();
-    lock::take_open_lock(&remains, &name, Lock::Exclusive).map_err(|e| match e.kind() {
-        ErrorKind::Busy => being_made(path),
-        _ => e,
-    })?;
+    let end = Instant::now() + LEFTOVER_PATIENCE;
+    loop {
+        match lock::take_open_lock(&remains, &name, Lock::Exclusive) {
+            Ok(()) => break,
+            Err(e) if e.kind() != ErrorKind::Busy => return Err(e),
+            Err(_) if Instant::now() < end => {}
+            Err(_) => return Err(being_made(path)),
+        }
+    }
     if is_at(&remains, hidden) {
         std::fs::remove_file(hidden).map_err(failed)
     } else {

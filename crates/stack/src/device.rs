@@ -2,6 +2,8 @@
 //! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN. Several of them joined by `+` are paths of
 //! one LUN.
 
+mod locked;
+
 use crate::access::Access;
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
@@ -530,10 +532,7 @@ fn open_unclaimed(
         },
         ..path_file::Options::default()
     };
-    match FileDevice::open(device, &options) {
-        Ok(file) => Ok(file.into()),
-        Err(error) => Err(who_has(device, share.claimed(), error)),
-    }
+    Ok(locked::open(device, &options, share.claimed())?.into())
 }
 
 /// Refuses a file name that is also the name of a LUN: one could be overwritten for the other.
@@ -547,24 +546,6 @@ fn no_lun_of_that_name(name: &str, settings: &Settings) -> Result<()> {
     } else {
         Ok(())
     }
-}
-
-/// Adds the process that has the file locked to a "busy" error. The lock does not reveal it, but
-/// the claim on the content does.
-fn who_has(device: &Path, access: Access, error: block::Error) -> Error {
-    let named = || {
-        let options = path_file::Options {
-            read_only: true,
-            lock: path_file::Lock::None,
-            ..path_file::Options::default()
-        };
-        let disk = Disk::from(FileDevice::open(device, &options).ok()?);
-        let shown = device.display().to_string();
-        Claim::refusal(&disk.content_now()?.uuid, &shown, access)
-    };
-    let busy = error.kind() == block::ErrorKind::Busy;
-    let named = busy.then(named).flatten();
-    named.unwrap_or_else(|| error.into())
 }
 
 fn open_lun(

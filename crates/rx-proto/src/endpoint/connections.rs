@@ -261,7 +261,7 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         self.end_connection(now, connection, End::Security(code));
     }
 
-    /// Ends the calls of a connection that its peer or a security class gave up. An incoming
+    /// Ends the calls of a connection that its peer or a security class aborts. An incoming
     /// connection is removed with them.
     pub(super) fn end_connection(&mut self, now: Timestamp, connection: Key, reason: End) {
         let Some(c) = self.connections.get(connection) else {
