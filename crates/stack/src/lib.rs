@@ -18,7 +18,6 @@ mod error;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
-mod memory;
 mod paths;
 mod peer;
 mod place;
