@@ -44,4 +44,5 @@ pub use service::{
 };
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;
+pub use text::parse_size;
 pub use volume::{KeySource, Opener};

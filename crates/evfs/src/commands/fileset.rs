@@ -3,11 +3,11 @@
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
 use cli::Context;
-use cli::output::{self, parse_size, size};
+use cli::output::{self, size};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
 use stack::filesystem::request;
-use stack::{Result, exit};
+use stack::{Result, exit, parse_size};
 use std::fmt::Write as _;
 
 #[derive(clap::Subcommand)]
