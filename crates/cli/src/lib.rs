@@ -6,5 +6,6 @@
 mod context;
 pub mod output;
 pub mod secrets;
+pub mod table;
 
 pub use context::Context;

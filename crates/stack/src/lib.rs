@@ -19,7 +19,6 @@ mod error;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
-mod memory;
 mod paths;
 mod peer;
 mod place;
@@ -47,4 +46,5 @@ pub use service::{
 };
 pub use settings::{Settings, Shown};
 pub use signals::StopSignals;
+pub use text::parse_size;
 pub use volume::{KeySource, Opener};

@@ -111,7 +111,7 @@ const TABLE: &[Row] = &[
         reason: "memory limit of a keyslot when its volume is opened; three quarters of the memory \
                  of the machine or the control group, at most 4 GiB",
         default: |_| {
-            let room = crate::memory::machine_kib() / 4 * 3;
+            let room = ::cache::memory_bytes() / 1024 / 4 * 3;
             room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
         },
         check: |v| within(v, 32, KDF_MEMORY_KIB_MAX),

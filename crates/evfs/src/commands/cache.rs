@@ -2,6 +2,7 @@
 
 use cli::Context;
 use cli::output::{self, size};
+use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
 use stack::cache::{ADVICE, TUNABLES, parse_change};
 use stack::control::CacheRequest;
@@ -230,17 +231,19 @@ fn attributes(value: &Value) -> String {
 }
 
 fn settings(cache: &Value) -> String {
-    let mut text = String::new();
-    for row in cache["settings"].as_array().into_iter().flatten() {
+    let row = |row: &Value| {
         let word = |key: &str| row[key].as_str().unwrap_or("-");
         let mark = if word("value") == word("default") {
             ""
         } else {
-            "  *"
+            " *"
         };
-        let _ = writeln!(text, "  {:<30}{:>12}{mark}", word("name"), word("value"));
-    }
-    text
+        let name = format!("  {}", word("name"));
+        [name, word("value").to_owned(), mark.to_owned()]
+    };
+    let all = cache["settings"].as_array().into_iter().flatten();
+    let rows: Vec<_> = all.map(row).collect();
+    cli::table::text(&[Left(32), Right(11), Left(0)], &rows)
 }
 
 /// Formats one cache as text.

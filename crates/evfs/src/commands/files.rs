@@ -27,7 +27,7 @@ pub struct FormatArgs {
     #[arg(long, default_value = "", hide_default_value = true)]
     label: String,
     /// Size of a new file, like 10G; the file is not encrypted
-    #[arg(long, value_parser = output::parse_size)]
+    #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
     /// Overwrite existing data
     #[arg(long)]

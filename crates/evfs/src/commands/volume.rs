@@ -77,7 +77,7 @@ pub struct CreateArgs {
     #[arg(long, value_name = "NAME")]
     owner: String,
     /// Size of a new file, like 10G
-    #[arg(long, value_parser = output::parse_size)]
+    #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
     /// Length of the AES key in bits
     #[arg(long, default_value = "128", value_parser = ["128", "256"])]
