@@ -353,8 +353,8 @@ mod needs_root {
         needs_root("PID namespaces");
         let s = Sandbox::new();
         s.run(&["format", "f.img", "--size", "64M"]).ok();
-        let file = fs::File::options().read(true).write(true);
-        let file = file.open(s.path("f.img")).unwrap();
+        let image = s.path("f.img");
+        let file = fs::File::options().write(true).open(image).unwrap();
         // SAFETY: an all-zero flock is a valid value, and the descriptor is open.
         let locked = unsafe {
             let mut whole: libc::flock = std::mem::zeroed();
