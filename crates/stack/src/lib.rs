@@ -45,6 +45,6 @@ pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
 };
-pub use settings::{Settings, Shown};
+pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
 pub use volume::{KeySource, Opener};
