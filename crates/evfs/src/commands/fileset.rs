@@ -2,6 +2,7 @@
 
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::names;
 use cli::Context;
 use cli::output::{self, parse_size, size};
 use serde_json::Value;
@@ -38,6 +39,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Old name
+        #[arg(add = names::filesets())]
         name: String,
         /// New name
         #[arg(value_parser = named())]
@@ -54,6 +56,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         name: String,
         #[command(flatten)]
         limits: LimitArgs,
@@ -69,6 +72,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         fileset: String,
         /// Name of the snapshot
         #[arg(value_parser = named())]
@@ -79,6 +83,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset or snapshot
+        #[arg(add = names::filesets())]
         name: String,
         /// Remove the fileset even if it is not empty
         #[arg(long)]
