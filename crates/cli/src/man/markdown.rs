@@ -57,7 +57,7 @@ mod tests {
         let page = sheet.finish().text;
         let (_, body) = page.split_once("x \\- y\n").unwrap();
         let wanted = ".PP\none two\n.SS S\n.IP \\(bu 4\na b\n.IP \\(bu 4\nc\n.IP 1. 4\nd\n\
-                      .PP\n.EX\n  e\n.EE\n.PP\nf\n";
+                      .PP\n.RS 4\n.EX\n  e\n.EE\n.RE\n.PP\nf\n";
         assert_eq!(body, wanted);
     }
 }

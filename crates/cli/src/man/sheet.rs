@@ -68,11 +68,11 @@ impl Sheet {
     pub fn example<'a>(&mut self, lines: impl IntoIterator<Item = &'a str>) {
         self.break_paragraph();
         let mut roff = Roff::new();
-        roff.control("EX", []);
+        roff.control("RS", ["4"]).control("EX", []);
         for line in lines {
             roff.text([roman(line)]);
         }
-        roff.control("EE", []);
+        roff.control("EE", []).control("RE", []);
         self.add(&roff.render());
     }
 
