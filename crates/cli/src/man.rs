@@ -72,10 +72,10 @@ mod tests {
             .arg(device);
         let list = Command::new("list").about("List keys");
         let key = Command::new("key").about("Manage keys").subcommand(list);
-        let secret = Command::new("secret").hide(true);
+        let hushed = Command::new("hushed").hide(true);
         Command::new(PROGRAM)
             .about("Encrypted storage")
-            .subcommands([key, lock, secret])
+            .subcommands([key, lock, hushed])
     }
 
     fn find(name: &str) -> Page {
@@ -113,7 +113,7 @@ mod tests {
             assert!(text.contains(part), "{part:?} in {text}");
         }
         assert!(find("evfs.1").text.contains("EVFS_KEYS_DIR"));
-        assert!(!find("evfs.1").text.contains("secret"));
+        assert!(!find("evfs.1").text.contains("hushed"));
     }
 
     #[test]
