@@ -2,6 +2,7 @@
 
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::names;
 use cli::Context;
 use cli::output::{self, size};
 use cli::table::Column::{self, Left, Right};
@@ -39,6 +40,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Old name
+        #[arg(add = names::filesets())]
         name: String,
         /// New name
         #[arg(value_parser = named())]
@@ -55,6 +57,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         name: String,
         #[command(flatten)]
         limits: LimitArgs,
@@ -70,6 +73,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         fileset: String,
         /// Name of the snapshot
         #[arg(value_parser = named())]
@@ -80,6 +84,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset or snapshot
+        #[arg(add = names::filesets())]
         name: String,
         /// Remove the fileset even if it is not empty
         #[arg(long)]

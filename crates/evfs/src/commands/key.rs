@@ -1,6 +1,7 @@
 //! `evfs key`: user key pairs.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::names;
 use clap::Subcommand;
 use cli::Context;
 use cli::table::Column::Left;
@@ -36,6 +37,7 @@ pub enum Command {
     /// Show a key pair, including the public half that others need to grant you access
     Show {
         /// Name of the key pair
+        #[arg(add = names::keys())]
         name: String,
     },
     /// Import an age identity, an OpenSSH ed25519 key or another user's public key
@@ -58,6 +60,7 @@ Examples:
   evfs key remove old --yes")]
     Remove {
         /// Name of the key pair
+        #[arg(add = names::keys())]
         name: String,
         #[command(flatten)]
         yes: Yes,

@@ -1,6 +1,7 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::names;
 use cli::Context;
 use cli::output;
 use cli::table::{self, Column::Left, Column::Right};
@@ -30,9 +31,13 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
         map: bool,
     },
     /// Show the identity, paths, state and failover log of a LUN
-    Show { lun: String },
+    Show {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
     /// Show the counters of the paths of a LUN
     Stat {
+        #[arg(add = names::luns())]
         lun: String,
         /// Print every second until interrupted
         #[arg(long, conflicts_with = "clear")]
@@ -43,20 +48,24 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Show the current, saved and default values of attributes
     Get {
+        #[arg(add = names::luns())]
         lun: String,
         /// Attribute to show [default: all]
+        #[arg(add = names::attributes())]
         attribute: Option<String>,
     },
     /// Change an attribute of an open LUN until the LUN is opened again
     Set {
+        #[arg(add = names::luns())]
         lun: String,
-        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
     },
     /// Persist an attribute across restarts; an empty value unsets it
     Save {
+        #[arg(add = names::luns())]
         lun: String,
-        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
         /// Scope to save for: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT [default:
         /// this LUN]
@@ -72,14 +81,21 @@ Examples:
     )]
     Forget {
         /// Name of the LUN, as shown by `evfs lun list`
+        #[arg(add = names::luns())]
         lun: String,
         #[command(flatten)]
         yes: Yes,
     },
     /// Replay the recorded I/O through every policy and estimate the gain of each
-    Advise { lun: String },
+    Advise {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
     /// List the waiting I/O and the reason for each wait
-    Waiting { lun: String },
+    Waiting {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
 }
 
 fn pair(text: &str) -> std::result::Result<(String, String), String> {

@@ -1,5 +1,6 @@
 //! `evfs stats`: the counters of an attached volume.
 
+use super::names;
 use cli::Context;
 use cli::output;
 use cli::table::Column::{Left, Right};
@@ -14,6 +15,7 @@ Examples:
   evfs stats disk --watch          every second until interrupted")]
 pub struct Args {
     /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
+    #[arg(add = names::services())]
     name: String,
     /// Print every second until interrupted
     #[arg(long)]
