@@ -371,7 +371,7 @@ mod needs_root {
         command.arg(program()).args(["fsck", "f.img"]);
         let mut waits = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(waits.0.stderr.take().unwrap()).lines();
-        let waiting = lines.any(|line| line.unwrap().contains("waiting until it is closed"));
+        let waiting = lines.any(|line| line.unwrap().contains("until it is closed"));
         assert!(waiting, "it was refused");
         drop(file);
         assert!(waits.0.wait().unwrap().success());

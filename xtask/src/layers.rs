@@ -3,11 +3,10 @@
 //!
 //! The tables of that page are the lists that this check reads.
 
-use crate::{Outcome, modules};
+use crate::{Outcome, cargo_in, modules};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 /// Page with the tables of crates and dependencies.
 const PAGE: &str = "ARCHITECTURE.md";
@@ -118,9 +117,8 @@ fn sources(page: &str) -> Vec<&str> {
 
 /// Reads the manifests.
 fn packages(root: &Path) -> Result<Vec<Package>, String> {
-    let output = Command::new(env!("CARGO"))
+    let output = cargo_in(root)
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
-        .current_dir(root)
         .output()
         .map_err(|e| format!("cargo metadata: {e}"))?;
     let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|e| {

@@ -4,6 +4,31 @@ use crate::{BufPool, Completion, Error, ErrorKind, Op, Request, Result};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+/// Access to a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Writes are refused.
+    ReadOnly,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+impl Access {
+    /// Chooses [`Access::ReadOnly`] if `read_only` is set.
+    pub fn read_only_if(read_only: bool) -> Access {
+        if read_only {
+            Access::ReadOnly
+        } else {
+            Access::ReadWrite
+        }
+    }
+
+    /// Checks whether writes are refused.
+    pub fn is_read_only(self) -> bool {
+        self == Access::ReadOnly
+    }
+}
+
 /// Properties of a device. Sizes are in bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {

@@ -48,7 +48,7 @@ pub use arena::BUF_ALIGN;
 pub use backlog::Backlog;
 pub use blocking::Blocking;
 pub use buf::{Buf, Bufs};
-pub use device::{BlockDevice, DeviceInfo, Queue, Wait};
+pub use device::{Access, BlockDevice, DeviceInfo, Queue, Wait};
 pub use error::{Error, ErrorKind, Result};
 pub use op::{Op, OpKind};
 pub use pool::BufPool;

@@ -6,11 +6,11 @@
 
 mod acl;
 
-use crate::access::{Access, Existing};
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;
 pub use crate::cell_record::{Record, cell_serv_db, check_name};
 use crate::control::{self, CellRequest, ControlRequest, valid_name};
+use crate::existing::Existing;
 use crate::filesystem::{
     FIRST_FILESET, Target, content, format_device, mounted_as, open_fs, options,
 };
@@ -21,6 +21,7 @@ use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
 use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Removal, Volume};
+use block::Access;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::Path;

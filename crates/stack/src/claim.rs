@@ -9,9 +9,9 @@
 //! binds its name and then checks for readers; a reader binds a name and then checks for a writer.
 //! The second of two processes therefore always sees the first.
 
-use crate::access::Access;
 use crate::peer::peer;
 use crate::{Error, Result};
+use block::Access;
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};

@@ -4,7 +4,6 @@
 
 mod locked;
 
-use crate::access::Access;
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
 use crate::paths::run_dir;
@@ -12,6 +11,7 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings};
+use block::Access;
 use block::BlockDevice;
 use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};

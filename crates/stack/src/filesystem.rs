@@ -4,16 +4,17 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
-use crate::access::{Access, Existing};
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits};
 use crate::error::Left;
+use crate::existing::Existing;
 use crate::signature::{self, Content, View};
 use crate::text::uuid_text;
 use crate::volume::{self, KeySource, OpenOptions, OpenedDevice, Opener};
 use crate::{Error, Result, Settings, device};
 use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
+use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use serde::Serialize;
 use serde_json::{Value, json};

@@ -6,7 +6,6 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
-mod access;
 pub mod cache;
 pub mod cell;
 mod cell_record;
@@ -16,6 +15,7 @@ mod confine;
 pub mod control;
 pub mod device;
 mod error;
+mod existing;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
@@ -35,10 +35,11 @@ pub mod volume;
 
 pub use crate::cache::ProcessCache;
 pub use ::fs::Atime;
-pub use access::{Access, Existing};
 pub use afs_server::{NoPrefix, Prefix};
+pub use block::Access;
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
+pub use existing::Existing;
 pub use in_use::InUseRecord;
 pub use paths::{own_dir, run_dir};
 pub use service::{

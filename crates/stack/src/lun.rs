@@ -1,7 +1,6 @@
 //! Administration of LUNs. Requests about an open LUN go to the control socket of the process that
 //! has it open; the registry answers for the others.
 
-use crate::access::Access;
 use crate::control::LunRequest;
 use crate::device::{
     CONNECT_WITHIN, Sharing, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun,
@@ -11,6 +10,7 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
 use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, control};
+use block::Access;
 use lunpath::{Identity, Lunpath};
 pub use multipath::ATTRIBUTES;
 use multipath::identity::is_generic;

@@ -5,12 +5,13 @@
 //! held during one header operation, so keys can be added to an attached volume. The *open lock* is
 //! held while a volume is attached, or while a command replaces or destroys it.
 
-use crate::access::{Access, Existing};
 use crate::device::{self, Disk, Guard, Share, Sharing};
 use crate::error::Left;
+use crate::existing::Existing;
 use crate::paths::own_dir;
 use crate::trust::{TrustFile, TrustStore};
 use crate::{Error, Result, Settings, in_use, signature};
+use block::Access;
 use block::BlockDevice;
 use crypt::{Identified, Role, Seal, Unlocked, Volume};
 use keyring::{Keyring, Private};

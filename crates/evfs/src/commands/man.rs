@@ -36,7 +36,7 @@ fn print(context: &Context, pages: &[Page], name: &str) -> Result<()> {
     let is_it = |page: &&Page| page.file() == name || page.name == name;
     let page = pages.iter().find(is_it).ok_or_else(|| {
         Error::NotFound(format!(
-            "there is no manual page `{name}`; `evfs man` shows the names of all pages"
+            "there is no manual page `{name}`; `evfs man --dir DIR` writes all pages"
         ))
     })?;
     let value = json!({ "page": page.file(), "text": page.text });

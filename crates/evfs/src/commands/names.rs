@@ -48,41 +48,33 @@ pub fn filesets() -> ArgValueCandidates {
 
 /// Completes with the attributes of LUNs.
 pub fn attributes() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        lun::ATTRIBUTES
-            .iter()
-            .map(|row| described(row.name.to_owned(), row.help))
-            .collect()
+    described("", || {
+        let rows = lun::ATTRIBUTES.iter();
+        rows.map(|row| (row.name, row.help)).collect()
     })
 }
 
 /// Completes with the attributes of LUNs, for an argument NAME=VALUE.
 pub fn attribute_changes() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        lun::ATTRIBUTES
-            .iter()
-            .map(|row| described(format!("{}=", row.name), row.help))
-            .collect()
+    described("=", || {
+        let rows = lun::ATTRIBUTES.iter();
+        rows.map(|row| (row.name, row.help)).collect()
     })
 }
 
 /// Completes with the settings of the file cache, for an argument NAME=VALUE.
 pub fn cache_settings() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        TUNABLES
-            .iter()
-            .map(|row| described(format!("{}=", row.text), row.help))
-            .collect()
+    described("=", || {
+        let rows = TUNABLES.iter();
+        rows.map(|row| (row.text, row.help)).collect()
     })
 }
 
 /// Completes with the caching attributes of files, for an argument NAME=VALUE.
 pub fn cache_advice() -> ArgValueCandidates {
-    ArgValueCandidates::new(|| {
-        ADVICE
-            .iter()
-            .map(|(name, _, help)| described(format!("{name}="), help))
-            .collect()
+    described("=", || {
+        let rows = ADVICE.iter();
+        rows.map(|(name, _, help)| (*name, *help)).collect()
     })
 }
 
@@ -122,8 +114,17 @@ fn candidates(list: List) -> Vec<CompletionCandidate> {
     plain.map(CompletionCandidate::new).collect()
 }
 
-fn described(value: String, help: &'static str) -> CompletionCandidate {
-    CompletionCandidate::new(value).help(Some(help.into()))
+/// Completes with the names of a table and their help; `end` follows each name.
+fn described(
+    end: &'static str,
+    table: fn() -> Vec<(&'static str, &'static str)>,
+) -> ArgValueCandidates {
+    ArgValueCandidates::new(move || {
+        let candidate = |(name, help): (&str, &'static str)| {
+            CompletionCandidate::new(format!("{name}{end}")).help(Some(help.into()))
+        };
+        table().into_iter().map(candidate).collect()
+    })
 }
 
 /// Reports whether no shell interprets a character of the name.

@@ -17,12 +17,13 @@ use crate::format::key::{Direction, Item, Key, Section, TreeId};
 use crate::format::record::{Extent, Out, Run};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::{Base, Checksums, Db, Epoch, SpaceChange};
-use crate::metadata::database_file::{Access, DatabaseFile};
+use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::overlay::{Change, Overlay, Prior};
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, decode_preserved};
 use crate::metadata::superblock_file::SuperblockFile;
+use block::Access;
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
 use crate::metadata::database::{Checksums, Db, Epoch, SpaceChange};
-use crate::metadata::database_file::{Access, DatabaseFile, keep_spare};
+use crate::metadata::database_file::{DatabaseFile, keep_spare};
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::journal::{self, JournalLocation, Writer};
 use crate::metadata::overlay::Overlay;
@@ -20,7 +20,7 @@ use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::{Space, reserve_blocks};
-use block::BlockDevice;
+use block::{Access, BlockDevice};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
@@ -70,11 +70,7 @@ impl Fs {
         options.read_only |= io.info().read_only || superblock.lock().is_read_only();
         let device_blocks = superblock.lock().device_blocks;
         let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
-        let access = if options.read_only {
-            Access::ReadOnly
-        } else {
-            Access::ReadWrite
-        };
+        let access = Access::read_only_if(options.read_only);
         let file = DatabaseFile::new(
             Arc::clone(&io),
             Arc::clone(&superblock),

@@ -12,7 +12,7 @@ use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
-use block::{Buf, Op};
+use block::{Access, Buf, Op};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -27,13 +27,6 @@ const WRITE_BYTES_MAX: usize = 1 << 20;
 const UNIT_BLOCKS_MIN: u64 = 64;
 /// Largest number of blocks allocated at once: 64 MiB.
 const UNIT_BLOCKS_MAX: u64 = 16_384;
-
-/// Whether a metadata file may change the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    ReadOnly,
-    ReadWrite,
-}
 
 /// Backing store of the metadata database. See the module.
 pub(crate) struct DatabaseFile {

@@ -224,20 +224,20 @@ impl Fileset {
         let attr = self.make_inode(op, dir, new)?;
         let (ino, kind) = (attr.ino, new.kind);
         let entry = Entry { ino, kind, name };
-        op.put(
-            self.id,
-            dir,
-            (Item::Entry, place),
-            entry.encode(),
-            Prior::Absent,
-        )?;
+        self.add_entry(op, dir, place, &entry)?;
+        Ok(attr)
+    }
+
+    /// Adds an entry at a free place of a directory.
+    fn add_entry(&self, op: &mut Op, dir: Ino, place: u64, entry: &Entry) -> Result<()> {
+        let (item, bytes) = ((Item::Entry, place), entry.encode());
+        op.put(self.id, dir, item, bytes, Prior::Absent)?;
         let now = op.now;
         op.change(dir, |parent| {
             parent.entries += 1;
-            parent.links += u32::from(kind == FileType::Directory);
+            parent.links += u32::from(entry.kind == FileType::Directory);
             parent.touch(now);
-        })?;
-        Ok(attr)
+        })
     }
 
     /// Creates an inode with its attributes, inheriting from the directory; the caller adds the
@@ -373,18 +373,8 @@ impl Fileset {
         op.check_room()?;
         let kind = inode.kind;
         let entry = Entry { ino, kind, name };
-        op.put(
-            self.id,
-            dir,
-            (Item::Entry, place),
-            entry.encode(),
-            Prior::Absent,
-        )?;
+        self.add_entry(&mut op, dir, place, &entry)?;
         let now = op.now;
-        op.change(dir, |parent| {
-            parent.entries += 1;
-            parent.touch(now);
-        })?;
         op.change(ino, |inode| {
             inode.links += 1;
             inode.changed = now;

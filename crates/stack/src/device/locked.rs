@@ -3,9 +3,9 @@
 //! busy machine that takes seconds, and a restart must not fail for it.
 
 use super::Disk;
-use crate::access::Access;
 use crate::claim::Claim;
 use crate::error::{Error, Result};
+use block::Access;
 use block::ErrorKind;
 use path_file::{FileDevice, Options};
 use std::fs::Metadata;
@@ -24,6 +24,7 @@ const TEARDOWN_PATIENCE: Duration = Duration::from_secs(15);
 /// the claim on its content does.
 pub(super) fn open(device: &Path, options: &Options, access: Access) -> Result<Arc<FileDevice>> {
     let end = Instant::now() + TEARDOWN_PATIENCE;
+    let mut is_announced = false;
     loop {
         // Each attempt waits for a second.
         let error = match FileDevice::open(device, options) {
@@ -36,10 +37,14 @@ pub(super) fn open(device: &Path, options: &Options, access: Access) -> Result<A
         if Instant::now() >= end || is_held(device) {
             return Err(error.into());
         }
-        tracing::warn!(
-            file = %device.display(),
-            "waiting until it is closed by another process, or for one that was killed"
-        );
+        if !is_announced {
+            tracing::warn!(
+                file = %device.display(),
+                "another process has it open; waiting up to {} seconds until it is closed",
+                TEARDOWN_PATIENCE.as_secs()
+            );
+            is_announced = true;
+        }
     }
 }
 
@@ -55,8 +60,9 @@ fn claimed(device: &Path, access: Access) -> Option<Error> {
     Claim::refusal(&disk.content_now()?.uuid, &shown, access)
 }
 
-/// Reports whether a running process has a file locked, or the kernel uses a block device. Only
-/// root sees the locks of other users' processes.
+/// Reports whether a running process has a file locked, or the kernel uses a block device. Locks of
+/// processes that this process may not trace stay hidden: those of other users from an ordinary
+/// user, and those of most processes from a service of root that has dropped its capabilities.
 fn is_held(device: &Path) -> bool {
     let Ok(meta) = std::fs::metadata(device) else {
         return true;

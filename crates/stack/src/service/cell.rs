@@ -6,7 +6,6 @@
 
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph};
-use crate::access::Access;
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
@@ -18,6 +17,7 @@ use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode};
 use ::fs::Fs;
 use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
+use block::Access;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};

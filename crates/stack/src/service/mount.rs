@@ -6,7 +6,6 @@
 
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, check_mount_point};
-use crate::access::Access;
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
@@ -15,6 +14,7 @@ use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
 use ::fs::{Atime, FIRST_FILESET, Files, Fs};
+use block::Access;
 use export_fuse::{Mount, MountConfig, Users, WhenBusy};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;

@@ -88,6 +88,12 @@ pub(super) fn repair(
 }
 
 impl Tree<'_, '_> {
+    fn put_inode(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let (item, bytes) = ((Item::Inode, 0), inode.encode());
+        self.op.put(self.id, ino, item, bytes, Prior::Possible)?;
+        Ok(())
+    }
+
     fn did(&mut self, kind: FindingKind, ino: Ino, text: &str) {
         let finding = Finding::of_inode(kind, &self.name, ino, text);
         self.repair.add(finding);
@@ -410,13 +416,7 @@ impl Tree<'_, '_> {
             return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         let inode = directory(ROOT, now, 0o700);
-        self.op.put(
-            self.id,
-            ino,
-            (Item::Inode, 0),
-            inode.encode(),
-            Prior::Possible,
-        )?;
+        self.put_inode(ino, &inode)?;
         let found = Found {
             inode,
             blocks: 0,
@@ -499,13 +499,7 @@ impl Tree<'_, '_> {
                 ino,
                 "corrected its link count, entry count, block count, size or parent",
             );
-            self.op.put(
-                self.id,
-                ino,
-                (Item::Inode, 0),
-                inode.encode(),
-                Prior::Possible,
-            )?;
+            self.put_inode(ino, &inode)?;
         }
         Ok(())
     }
