@@ -13,7 +13,7 @@ mod mountpoint;
 mod users;
 
 pub use mount::{Mount, Settings, Users};
-pub use mountpoint::{WhenBusy, abort, clear_dead, no_mounts, server_died};
+pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
 pub use users::asked_by;
 
 /// Kernel requests in flight for each configured thread.
