@@ -411,6 +411,7 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["up"],
         &["down"],
         &["config", "show"],
+        &["doctor"],
         &["bench", "compare"],
         &["bench", "machine"],
         // Former names.

@@ -312,6 +312,12 @@ impl Volume {
             .collect()
     }
 
+    /// Returns the key derivation of a keyslot with its costs, if EVFS supports the keyslot.
+    pub fn kdf_of(&self, keyslot: u32) -> Option<Kdf> {
+        let slot = self.header.metadata().keyslots().get(&keyslot)?;
+        slot.protection().ok().map(|p| p.kdf)
+    }
+
     /// Finds the keyslot with this number, or that of the key pair with this name.
     ///
     /// # Errors

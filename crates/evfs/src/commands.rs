@@ -9,6 +9,7 @@ mod config;
 mod confirm;
 mod detach;
 mod device;
+mod doctor;
 mod files;
 mod fileset;
 mod key;
@@ -104,6 +105,13 @@ pub enum Command {
     /// Print the candidates for the last word of a command line
     #[command(name = "__complete", hide = true)]
     Complete(completions::WordsArgs),
+    /// Check this machine, the configuration and volumes, with a remedy for each problem
+    ///
+    /// Checks the machine (kernel, FUSE, limits, cipher, random numbers, clock, swap, memory), the
+    /// configuration (settings, modes of directories and secrets, tables of `evfs up`), and for each
+    /// volume its header, keys, header backups, paths, free space and running service. It changes
+    /// nothing and needs no key. A check that this user cannot do is listed as not done.
+    Doctor(doctor::Args),
     /// Measure the cost of a layer, a setting or a competing system, in pairs of runs
     #[cfg(feature = "bench")]
     #[command(subcommand, alias = "lab")]
@@ -118,6 +126,11 @@ pub enum Command {
 }
 
 impl Command {
+    /// Reports whether the command itself reports problems of the settings.
+    pub fn examines_settings(&self) -> bool {
+        matches!(self, Command::Doctor(_))
+    }
+
     /// Runs the command and returns the exit code of the program.
     pub fn run(self, context: &Context) -> Result<u8> {
         match self {
@@ -147,6 +160,7 @@ impl Command {
             Command::Completions(args) => completions::run(context, &args),
             Command::Man(args) => man::run(context, &args),
             Command::Complete(args) => completions::complete(args),
+            Command::Doctor(args) => doctor::run(context, &args),
             #[cfg(feature = "bench")]
             Command::Bench(command) => bench::run(context, command),
             #[cfg(feature = "bench")]

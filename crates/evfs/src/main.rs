@@ -37,11 +37,12 @@ const EXAMPLES: &str = "
   evfs status
   evfs detach disk
   evfs format disk.img && evfs mount disk.img /mnt --background      create and mount a file system
+  evfs doctor                                   check the machine, the configuration and volumes
 
 Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 wrong key,
 13 key valid but role not permitted, 14 volume or header not trusted by this machine,
-20 header damaged but repairable, 21 not repairable, 26 check found errors, 30 data lost,
-129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
+20 header damaged but repairable, 21 not repairable, 26 check found errors, 27 check found
+warnings, 30 data lost, 129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
 
 /// Builds the examples of the commands in this build.
 fn examples() -> String {
@@ -63,6 +64,8 @@ fn main() -> ExitCode {
     stack::lun::set_advisor(bench_commands::lun_advice);
     let settings = match Settings::load() {
         Ok(settings) => settings,
+        // It reports the problems of the configuration, and needs what is usable of it.
+        Err(_) if cli.command.examines_settings() => Settings::examine().settings,
         Err(error) => return output::fail(cli.json, &error),
     };
     log::start(cli.log.as_deref(), settings.log_level());

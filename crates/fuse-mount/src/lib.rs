@@ -14,7 +14,7 @@ mod table;
 mod users;
 
 pub use mount::{Mount, Settings, Users};
-pub use mountpoint::{WhenBusy, abort, clear_dead, no_mounts, server_died};
+pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 

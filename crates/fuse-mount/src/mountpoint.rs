@@ -24,7 +24,7 @@ pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();
     if device.read(true).write(true).open("/dev/fuse").is_err() {
         Some("/dev/fuse, readable and writable by this user")
-    } else if !rustix::process::geteuid().is_root() && helper().is_none() {
+    } else if !rustix::process::geteuid().is_root() && mount_helper().is_none() {
         Some("the program fusermount3 or fusermount, unless the user is root")
     } else {
         None
@@ -32,7 +32,7 @@ pub fn no_mounts() -> Option<&'static str> {
 }
 
 /// Finds the program that mounts and unmounts for an ordinary user, of FUSE version 3 or 2.
-fn helper() -> Option<&'static str> {
+pub fn mount_helper() -> Option<&'static str> {
     let is_there = |program: &&str| {
         let mut asked = Command::new(program);
         asked.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
@@ -139,7 +139,7 @@ pub(crate) fn unmount(path: &Path, when_busy: WhenBusy) -> Result<(), Error> {
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
         // An ordinary user unmounts by the helper program that mounted.
         Err(rustix::io::Errno::PERM) => {
-            let helper = helper().ok_or_else(|| {
+            let helper = mount_helper().ok_or_else(|| {
                 let source = std::io::Error::from(std::io::ErrorKind::NotFound);
                 Error::io(
                     "cannot unmount without the program fusermount3 or fusermount",

@@ -25,3 +25,4 @@ pub use lock::{HeaderGuard, Sharing};
 pub use new_file::NewFile;
 pub use options::{Direct, Engine, Lock, Options};
 pub use path::FilePath;
+pub use ring::io_uring_usable;

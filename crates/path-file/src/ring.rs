@@ -25,6 +25,14 @@ const REGISTERED_MAX: usize = 1 << 30;
 /// few operations, all reads.
 const USES_BEFORE_PINNED: u32 = 1000;
 
+/// Checks whether this process may create a ring. The ring is closed again.
+///
+/// # Errors
+/// The error of the system: the kernel has no io_uring, or a setting or a filter forbids it.
+pub fn io_uring_usable() -> io::Result<()> {
+    IoUring::builder().build(1).map(drop)
+}
+
 pub(crate) struct Ring {
     ring: IoUring,
     in_flight: usize,

@@ -3,6 +3,7 @@
 //! one LUN.
 
 mod locked;
+mod peek;
 
 use crate::claim::{self, Claim};
 use crate::in_use::{self, InUse, InUseRecord};
@@ -20,6 +21,7 @@ pub use path_file::Sharing;
 use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
+pub(crate) use peek::{Peek, answers, peek};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};

@@ -353,6 +353,8 @@ pub mod exit {
     pub const NOT_REPAIRABLE: u8 = 21;
     /// A check ran and found errors.
     pub const CHECK_FOUND_ERRORS: u8 = 26;
+    /// A check ran and found warnings, but no errors.
+    pub const CHECK_FOUND_WARNINGS: u8 = 27;
     /// Acknowledged data was discarded because it could not be written and `--force` or a signal
     /// ended the service.
     pub const DATA_LOST: u8 = 30;

@@ -14,6 +14,7 @@ pub mod config;
 mod confine;
 pub mod control;
 pub mod device;
+pub mod doctor;
 mod error;
 mod existing;
 pub mod filesystem;
@@ -32,6 +33,9 @@ mod text;
 pub mod trust;
 mod tunables;
 pub mod volume;
+
+/// Version of this program, which its services report.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub use crate::cache::ProcessCache;
 pub use ::fs::Atime;

@@ -253,6 +253,19 @@ impl VolumeRecord {
         }
     }
 
+    /// Lists the DEVICEs where the volume is expected: files, and LUNs of this user's registry.
+    pub(crate) fn devices(&self, settings: &Settings) -> Vec<String> {
+        let registry = settings.lun_registry();
+        let device = |place: &String| {
+            if place.starts_with('/') {
+                Some(place.clone())
+            } else {
+                lun_at(place, &registry).map(str::to_owned)
+            }
+        };
+        self.places.iter().filter_map(device).collect()
+    }
+
     /// Reports whether `new` adds nothing to this record: it is of an older or the same header.
     fn covers(&self, new: &VolumeRecord) -> bool {
         let epoch = |e: &VolumeRecord| e.seal.as_ref().map(|s| s.epoch);
@@ -263,7 +276,7 @@ impl VolumeRecord {
 
     /// Reports whether a header with the seal `other` is older than the recorded one, or a
     /// different one with the same number.
-    fn is_newer_than(&self, other: Option<&SeenSeal>) -> bool {
+    pub(crate) fn is_newer_than(&self, other: Option<&SeenSeal>) -> bool {
         match (&self.seal, other) {
             (Some(known), Some(other)) => {
                 other.epoch < known.epoch
@@ -338,7 +351,7 @@ fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
 
 impl TrustFile {
     /// Finds the UUID of a volume known at one of the places and accepted by `one_of`.
-    fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
+    pub(crate) fn at_any(&self, places: &Places, one_of: impl Fn(&str) -> bool) -> Option<&String> {
         let known = |entry: &VolumeRecord| places.all().any(|place| entry.places.contains(place));
         let mut all = self.volumes.iter().filter(|(uuid, _)| one_of(uuid));
         all.find(|(_, entry)| known(entry)).map(|(uuid, _)| uuid)
@@ -346,16 +359,8 @@ impl TrustFile {
 
     /// Lists the DEVICEs where volumes are expected: files, and LUNs of this user's registry.
     pub fn devices(&self, settings: &Settings) -> Vec<String> {
-        let registry = settings.lun_registry();
-        let places = self.volumes.values().flat_map(|entry| &entry.places);
-        let device = |place: &String| {
-            if place.starts_with('/') {
-                Some(place.clone())
-            } else {
-                lun_at(place, &registry).map(str::to_owned)
-            }
-        };
-        places.filter_map(device).collect()
+        let entries = self.volumes.values();
+        entries.flat_map(|entry| entry.devices(settings)).collect()
     }
 
     /// Removes these places from all records.

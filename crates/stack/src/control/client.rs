@@ -15,6 +15,30 @@ use std::path::Path;
 /// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
 /// and errors that it answers.
 pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
+    exchange(run_dir, name, request, Leftover::Remove)
+}
+
+/// Same as [`send_request`], but leaves the socket of a killed process where it is.
+///
+/// # Errors
+/// Those of [`send_request`].
+pub(crate) fn send_query(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
+    exchange(run_dir, name, request, Leftover::Keep)
+}
+
+/// Treatment of a socket that a killed process has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Leftover {
+    Remove,
+    Keep,
+}
+
+fn exchange(
+    run_dir: &Path,
+    name: &str,
+    request: &ControlRequest,
+    leftover: Leftover,
+) -> Result<Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) || !is_trusted(run_dir)? {
         return Err(not_attached());
@@ -25,7 +49,9 @@ pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Res
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(not_attached()),
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
             // Left by a killed process, unless another one is about to listen there.
-            if let Ok(Some(_name)) = Name::take(run_dir, name) {
+            if leftover == Leftover::Remove
+                && let Ok(Some(_name)) = Name::take(run_dir, name)
+            {
                 let _ = std::fs::remove_file(&path);
             }
             return Err(not_attached());
@@ -90,16 +116,30 @@ pub fn statuses(run_dir: &Path) -> Result<Vec<(String, Result<Value>)>> {
     Ok(statuses_of(run_dir, names(run_dir)))
 }
 
+/// Same as [`statuses`], but changes nothing: the socket of a killed process stays, and is listed
+/// with [`Error::NotFound`].
+///
+/// # Errors
+/// The directory is not safe.
+pub(crate) fn statuses_unchanged(run_dir: &Path) -> Result<Vec<(String, Result<Value>)>> {
+    is_trusted(run_dir)?;
+    Ok(ask_all(run_dir, names(run_dir), Leftover::Keep))
+}
+
 fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>)> {
-    let status = |name: &str| send_request(run_dir, name, &ControlRequest::Status);
-    let mut all: Vec<_> = std::thread::scope(|scope| {
+    let mut all = ask_all(run_dir, names, Leftover::Remove);
+    all.retain(|(_, status)| !matches!(status, Err(Error::NotFound(_))));
+    all
+}
+
+fn ask_all(run_dir: &Path, names: Vec<String>, leftover: Leftover) -> Vec<(String, Result<Value>)> {
+    let status = |name: &str| exchange(run_dir, name, &ControlRequest::Status, leftover);
+    std::thread::scope(|scope| {
         let start = |name: String| scope.spawn(move || (status(&name), name));
         let asked: Vec<_> = names.into_iter().map(start).collect();
         let answers = asked.into_iter().filter_map(|thread| thread.join().ok());
         answers.map(|(status, name)| (name, status)).collect()
-    });
-    all.retain(|(_, status)| !matches!(status, Err(Error::NotFound(_))));
-    all
+    })
 }
 
 /// Finds the first service whose status satisfies `wanted`.

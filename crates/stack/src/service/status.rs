@@ -61,6 +61,8 @@ pub struct Status {
     pub threads: usize,
     /// ID of the serving process.
     pub pid: u32,
+    /// Version of the serving program.
+    pub version: &'static str,
     /// Start of the service, in seconds since 1970.
     pub since: u64,
     /// All exports.
@@ -143,6 +145,7 @@ impl Status {
             cached: true,
             threads,
             pid: std::process::id(),
+            version: crate::VERSION,
             since: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |d| d.as_secs()),
