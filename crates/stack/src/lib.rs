@@ -20,6 +20,7 @@ pub mod filesystem;
 mod in_use;
 pub mod lun;
 mod memory;
+mod notify;
 mod paths;
 mod peer;
 mod place;
