@@ -16,6 +16,9 @@ pub use mount::{Mount, Settings, Users};
 pub use mountpoint::{WhenBusy, abort, clear_dead, no_mounts, server_died};
 pub use users::asked_by;
 
+/// Source in the list of mounts, unless the settings of a mount name another one.
+pub const SOURCE: &str = "evfs";
+
 /// Kernel requests in flight for each configured thread.
 pub const REQUESTS_PER_THREAD: usize = 4;
 

@@ -79,10 +79,10 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
         .lines()
         .rfind(|line| line.split(' ').nth(1) == Some(&wanted))?;
     let fields: Vec<&str> = line.split(' ').collect();
-    let [source, _, kind, options, ..] = fields[..] else {
+    let [_, _, kind, options, ..] = fields[..] else {
         return None;
     };
-    let is_ours = source == "evfs" && kind == "fuse.evfs" && options.split(',').any(|o| o == me);
+    let is_ours = kind == "fuse.evfs" && options.split(',').any(|o| o == me);
     is_ours.then_some(path)
 }
 
