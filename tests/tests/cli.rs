@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use tests::{Ran, Sandbox};
 
 const HEADER: usize = 16 * 1024;
@@ -27,6 +28,33 @@ fn exit_2_for_usage_and_a_configuration_that_makes_no_sense() {
         "{}",
         ran.stderr
     );
+}
+
+/// A real `cargo install` builds everything again, so this test reads its selection: cargo installs
+/// every program of a package, with the default features.
+#[test]
+fn the_command_in_the_readme_installs_one_program_with_all_commands() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    let (_, command) = readme.split_once("`cargo install --path ").unwrap();
+    let (package, _) = command.split_once('`').unwrap();
+    let manifest = root.join(package).join("Cargo.toml");
+    let manifest = manifest.to_str().unwrap();
+    let args = ["metadata", "--format-version=1", "--no-deps", "--offline"];
+    let said = tests::peer(
+        env!("CARGO"),
+        &[&args[..], &["--manifest-path", manifest]].concat(),
+    );
+    let metadata: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let mut packages = metadata["packages"].as_array().unwrap().iter();
+    let package = packages.find(|p| p["manifest_path"] == manifest).unwrap();
+    let targets = package["targets"].as_array().unwrap().iter();
+    let programs: Vec<_> = targets
+        .filter(|t| t["kind"] == serde_json::json!(["bin"]))
+        .map(|t| (&t["name"], t["required-features"].is_null()))
+        .collect();
+    assert_eq!(programs, [(&serde_json::json!("evfs"), true)]);
+    assert_eq!(package["features"]["default"], serde_json::json!(["bench"]));
 }
 
 #[test]

@@ -2,13 +2,15 @@
 
 use serde_json::Value;
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use tests::mounts::take_away;
 use tests::targets::{free_port, qemu_nbd};
-use tests::{Ran, Sandbox, needs_root, peer, program, wait_until};
+use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 const NOBODY: u32 = 65534;
 
@@ -343,6 +345,36 @@ mod needs_root {
         s.detach("one");
         run(&attach).ok();
         run(&["detach", "two"]).ok();
+    }
+
+    /// The rings of a killed process hold its lock until the kernel has torn them down.
+    #[test]
+    fn a_lock_that_no_process_is_seen_to_hold_is_waited_for() {
+        needs_root("PID namespaces");
+        let s = Sandbox::new();
+        s.run(&["format", "f.img", "--size", "64M"]).ok();
+        let image = s.path("f.img");
+        let file = fs::File::options().write(true).open(image).unwrap();
+        // SAFETY: an all-zero flock is a valid value, and the descriptor is open.
+        let locked = unsafe {
+            let mut whole: libc::flock = std::mem::zeroed();
+            whole.l_type = libc::F_WRLCK as libc::c_short;
+            libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &whole)
+        };
+        assert_eq!(locked, 0);
+        // A process that sees the holder is refused.
+        s.run(&["fsck", "f.img"]).code(11);
+        // One that does not see it waits.
+        let mut command = Command::new("unshare");
+        s.environment(&mut command);
+        command.args(["--pid", "--fork", "--mount", "--mount-proc"]);
+        command.arg(program()).args(["fsck", "f.img"]);
+        let mut waits = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
+        let mut lines = BufReader::new(waits.0.stderr.take().unwrap()).lines();
+        let waiting = lines.any(|line| line.unwrap().contains("waiting until it is closed"));
+        assert!(waiting, "it was refused");
+        drop(file);
+        assert!(waits.0.wait().unwrap().success());
     }
 
     #[test]

@@ -7,18 +7,11 @@ use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On};
-use tests::{Ran, Sandbox, needs_root, wait_until};
+use tests::{Ran, Random, Sandbox, needs_root, wait_until};
 
 /// Returns bytes that neither a cipher nor zeros would produce.
 fn noise(len: usize) -> Vec<u8> {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state.to_le_bytes()
-    };
-    (0..len / 8).flat_map(|_| next()).collect()
+    Random::new(1).bytes(len)
 }
 
 /// Lists the mount points under a directory.

@@ -84,7 +84,9 @@ fn cargo_in(root: &Path) -> Command {
 
 /// Runs a command to its end; the error contains its command line.
 fn run(command: &mut Command) -> Outcome {
-    let shown = format!("{command:?}");
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    let shown = words.join(" ");
     match command.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("{shown}: {status}")),

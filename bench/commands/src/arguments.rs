@@ -7,7 +7,7 @@ use bench_load::workload::{devmix, mailmix};
 use bench_load::{Extent, Job, Processors, RunEnvironment};
 use bench_report::suite::Part;
 use bench_targets::{Builder, assignment, program_error};
-use cli::{Context, output};
+use cli::Context;
 use stack::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -102,10 +102,10 @@ pub struct MeasureArgs {
     pub device: Option<PathBuf>,
     /// Number of bytes of the device to use [default: 1G; under a file system 6G, but at most an
     /// eighth of the free space]
-    #[arg(long, value_parser = output::parse_size)]
+    #[arg(long, value_parser = stack::parse_size)]
     pub size: Option<u64>,
     /// Request size in bytes, for seq-read and similar workloads
-    #[arg(long, default_value = "64k", value_parser = output::parse_size)]
+    #[arg(long, default_value = "64k", value_parser = stack::parse_size)]
     pub block: u64,
     /// Number of threads, for seq-read and similar workloads
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]

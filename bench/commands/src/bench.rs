@@ -12,6 +12,7 @@ use bench_targets::{guard, program_error};
 use clap::Subcommand;
 use cli::Context;
 use cli::output;
+use cli::table::{self, Column::Left};
 use serde_json::json;
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
@@ -150,23 +151,22 @@ fn list(context: &Context) -> u8 {
         "name": s.name, "after": s.after, "parts": s.parts.iter().map(|p| p.title).collect::<Vec<_>>(),
     })).collect::<Vec<_>>() });
     output::show(context.json, &value, || {
-        let mut text = format!(
-            "{:<12}{:<9}{:<14}description; source\n",
-            "workload", "needs", "unit"
-        );
+        let head = ["workload", "needs", "unit", "description; source"];
+        let mut workloads = vec![head.map(str::to_owned)];
         for e in CATALOGUE {
-            let (name, needs, unit) = (e.name, e.needs.name(), e.unit);
-            let _ = writeln!(
-                text,
-                "{name:<12}{needs:<9}{unit:<14}{}; after {}",
-                e.what, e.after
-            );
+            let what = format!("{}; after {}", e.what, e.after);
+            workloads.push([e.name, e.needs.name(), e.unit, &what].map(str::to_owned));
         }
-        text.push_str("\nsuite           report\n");
+        let mut suites = vec![["suite", "report"].map(str::to_owned)];
         for s in SUITES {
-            let _ = writeln!(text, "{:<16}{}", s.name, s.after);
+            suites.push([s.name, s.after].map(str::to_owned));
         }
-        text
+        let columns = [Left(11), Left(8), Left(13), Left(0)];
+        let workloads = table::text(&columns, &workloads);
+        format!(
+            "{workloads}\n{}",
+            table::text(&[Left(15), Left(0)], &suites)
+        )
     });
     exit::OK
 }
@@ -181,19 +181,19 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
         "name": s.0, "standard": s.1, "quick": q.1, "faithful": f.1,
     })).collect::<Vec<_>>() });
     output::show(context.json, &value, || {
-        let mut text = String::from(
-            "--set NAME=VALUE: the defaults, and the values of --quick and --faithful that differ\n",
-        );
+        let mut cells = Vec::new();
         for ((s, q), f) in &rows {
-            let _ = write!(text, "{:<18}{}", s.0, s.1);
+            let mut values = s.1.to_string();
             for (extent, other) in [("quick", &q.1), ("faithful", &f.1)] {
                 if *other != s.1 {
-                    let _ = write!(text, "   {extent} {other}");
+                    let _ = write!(values, "   {extent} {other}");
                 }
             }
-            text.push('\n');
+            cells.push([s.0.clone(), values]);
         }
-        text
+        let head = "--set NAME=VALUE: the defaults, and the values of --quick and --faithful that \
+                    differ\n";
+        head.to_owned() + &table::text(&[Left(17), Left(0)], &cells)
     });
     Ok(exit::OK)
 }

@@ -38,7 +38,7 @@ pub struct GuestArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     guest_cpus: Option<u32>,
     /// Memory size of a guest
-    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = output::parse_size)]
+    #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = stack::parse_size)]
     guest_memory: u64,
 }
 

@@ -2,6 +2,7 @@
 
 use cli::Context;
 use cli::output;
+use cli::table::{self, Column::Left, Column::Right};
 use serde_json::json;
 use stack::{Result, exit};
 use std::fmt::Write as _;
@@ -50,21 +51,19 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         "kdf_choice_ms": kdf_choice.as_millis() as u64,
     });
     output::show(context.json, &value, || {
-        let mut text = format!(
-            "{:<11}{:>6}{:>8}{:>12}{:>12}\n",
-            "kernel", "bits", "sector", "encrypt", "decrypt"
-        );
+        let head = ["kernel", "bits", "sector", "encrypt", "decrypt"];
+        let mut cells = vec![head.map(str::to_owned)];
         for r in &rows {
-            let _ = writeln!(
-                text,
-                "{:<11}{:>6}{:>8}{:>7.2} GB/s{:>7.2} GB/s",
+            cells.push([
                 format!("{}{}", r.kernel, if r.kernel == best { " *" } else { "" }),
-                r.key_bits,
-                r.sector.bytes(),
-                r.encrypt / 1e9,
-                r.decrypt / 1e9,
-            );
+                r.key_bits.to_string(),
+                r.sector.bytes().to_string(),
+                format!("{:.2} GB/s", r.encrypt / 1e9),
+                format!("{:.2} GB/s", r.decrypt / 1e9),
+            ]);
         }
+        let columns = [Left(11), Right(5), Right(7), Right(11), Right(11)];
+        let mut text = table::text(&columns, &cells);
         let _ = writeln!(text, "memory copy {:.1} GB/s", memory / 1e9);
         let _ = writeln!(text, "key derivation for a passphrase: {kdf}");
         text

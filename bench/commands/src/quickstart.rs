@@ -41,7 +41,7 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of the volume
-    #[arg(long, default_value = "512M", value_parser = output::parse_size)]
+    #[arg(long, default_value = "512M", value_parser = stack::parse_size)]
     size: u64,
 }
 

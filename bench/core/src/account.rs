@@ -6,13 +6,12 @@
 //!
 //! Deliberately absent: kernel threads that ended during the run; their counters ended with them.
 
+use crate::meter::{TICK_NS, host_ticks};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Instant;
 
-/// Nanoseconds per tick of /proc.
-const TICK_NS: u64 = 10_000_000;
 /// `PF_KTHREAD` of include/linux/sched.h, in the flags field of proc_pid_stat(5).
 const KERNEL_THREAD: u64 = 0x0020_0000;
 
@@ -67,14 +66,14 @@ impl Opened {
         let _ = fs::write("/proc/self/clear_refs", "5");
         Opened {
             threads: kernel_threads(),
-            busy: busy_ticks().unwrap_or(0),
+            busy: busy_ticks(),
             began: Instant::now(),
         }
     }
 
     pub fn close(self, daemons: &[u32]) -> Account {
         let wall_ns = self.began.elapsed().as_nanos() as u64;
-        let busy = busy_ticks().unwrap_or(0).saturating_sub(self.busy);
+        let busy = busy_ticks().saturating_sub(self.busy);
         let mut kernel_ns = BTreeMap::new();
         for (pid, (name, ticks)) in kernel_threads() {
             let before = self.threads.get(&pid).map_or(0, |(_, ticks)| *ticks);
@@ -121,18 +120,8 @@ fn kernel_thread(stat: &str) -> Option<(String, u64)> {
     Some((name.to_owned(), field(11)?.saturating_add(field(12)?)))
 }
 
-/// Reads the busy ticks of all CPUs (proc_stat(5)): user, nice, system, irq and softirq.
-fn busy_ticks() -> Option<u64> {
-    let stat = fs::read_to_string("/proc/stat").ok()?;
-    let fields = stat.lines().next()?.strip_prefix("cpu ")?;
-    let ticks: Vec<u64> = fields
-        .split_whitespace()
-        .map_while(|f| f.parse().ok())
-        .collect();
-    let [user, nice, system, _, _, irq, softirq, ..] = ticks[..] else {
-        return None;
-    };
-    Some(user + nice + system + irq + softirq)
+fn busy_ticks() -> u64 {
+    host_ticks().map_or(0, |ticks| ticks.busy)
 }
 
 /// Reads the peak memory of a process in bytes (`VmHWM` of proc_pid_status(5)).

@@ -10,13 +10,13 @@
 //! and not only in the first (Tene's "coordinated omission").
 
 use crate::gate::Gate;
-use crate::histogram::Histogram;
 use crate::meter;
 use crate::meter::{CpuTime, DeviceBytes, Edge, Layers, Noise, Others};
 use crate::rng::Rng;
 use crate::spec::Layout;
 use crate::{Error, Result, Spec};
 use block::{BlockDevice, Buf, BufPool, Completion, Op, Queue, Request, Wait};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -147,9 +147,9 @@ fn worker_failed(arm: &str, detail: String) -> Error {
 }
 
 fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Edge) -> Sample {
-    let merged = |of: fn(&Done) -> &Histogram| {
-        let mut all = Histogram::new();
-        threads.iter().for_each(|t| all.merge(of(t)));
+    let merged = |of: fn(&Done) -> &Histogram<u64>| {
+        let mut all = histogram();
+        threads.iter().for_each(|t| all += of(t));
         Latency::of(&all)
     };
     let took = |t: &Done| t.at.saturating_duration_since(start.at()).as_nanos() as u64;
@@ -180,12 +180,18 @@ fn sum_up(spec: &Spec, layout: &Layout, threads: &[Done], start: &Edge, end: &Ed
     }
 }
 
+/// Creates a histogram of nanoseconds: two significant digits, in buckets no wider than 1/128 of
+/// their values. It covers every `u64`, so recording neither allocates nor clamps.
+fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, u64::MAX, 2).expect("valid bounds and digits")
+}
+
 impl Latency {
-    fn of(histogram: &Histogram) -> Latency {
+    fn of(histogram: &Histogram<u64>) -> Latency {
         Latency {
-            mean_ns: histogram.mean(),
-            p50_ns: histogram.quantile(0.5),
-            p99_ns: histogram.quantile(0.99),
+            mean_ns: histogram.mean() as u64,
+            p50_ns: histogram.value_at_quantile(0.5),
+            p99_ns: histogram.value_at_quantile(0.99),
             max_ns: histogram.max(),
         }
     }
@@ -194,8 +200,8 @@ impl Latency {
 /// Results of one thread.
 struct Done {
     at: Instant,
-    latency: Histogram,
-    service: Histogram,
+    latency: Histogram<u64>,
+    service: Histogram<u64>,
     held_up: u64,
     flush_ns: u64,
     run_queue_ns: Option<u64>,
@@ -238,8 +244,8 @@ impl<'a> Worker<'a> {
         let mut line = Line::new(self, &mut *queue, &pool);
         let warm_up = u64::from(self.spec.depth.min(self.records));
         line.go_over(&order, warm_up, None, gate)?;
-        line.latency = Histogram::new();
-        line.service = Histogram::new();
+        line.latency.reset();
+        line.service.reset();
 
         pass.ready();
         let waited = meter::thread_run_queue_ns();
@@ -335,8 +341,8 @@ struct Line<'a> {
     /// For each tag, the time when its request was due and the time when it was submitted.
     times: Vec<(Instant, Instant)>,
     done: Vec<Completion>,
-    latency: Histogram,
-    service: Histogram,
+    latency: Histogram<u64>,
+    service: Histogram<u64>,
     held_up: u64,
     magic: u64,
 }
@@ -362,8 +368,8 @@ impl<'a> Line<'a> {
             free,
             times: vec![(Instant::now(), Instant::now()); spec.depth as usize],
             done: Vec::with_capacity(spec.depth as usize),
-            latency: Histogram::new(),
-            service: Histogram::new(),
+            latency: histogram(),
+            service: histogram(),
             held_up: 0,
             magic: magic(spec.seed),
         }
@@ -452,10 +458,10 @@ impl<'a> Line<'a> {
         let since = |then: Instant| now.saturating_duration_since(then).as_nanos() as u64;
         // Without a schedule, latency is service time.
         match self.worker.spec.rate {
-            Some(_) => self.latency.record(since(due)),
-            None => self.latency.record(since(submitted)),
+            Some(_) => self.latency.saturating_record(since(due)),
+            None => self.latency.saturating_record(since(submitted)),
         }
-        self.service.record(since(submitted));
+        self.service.saturating_record(since(submitted));
         let mut wrong = None;
         match op {
             Op::Read { offset, bufs } => {
@@ -519,4 +525,45 @@ fn stamp(buf: &mut Buf, magic: u64, offset: u64, turn: u64) {
 /// because only aligned places are stamped by requests of every size.
 fn is_stamped(buf: &Buf, magic: u64, offset: u64) -> bool {
     !offset.is_multiple_of(u64::from(STAMP_EVERY)) || buf[..8] == (magic ^ offset).to_le_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn latencies_are_exact_to_one_percent() {
+        let mut rng = Rng::new(5);
+        let mut all = histogram();
+        let mut values = Vec::new();
+        for _ in 0..5 {
+            let mut part = histogram();
+            for _ in 0..1000 {
+                let value = rng.next_u64() >> (30 + rng.below(20));
+                part.saturating_record(value);
+                values.push(value);
+            }
+            all += &part;
+        }
+        values.sort_unstable();
+        let mean = values.iter().sum::<u64>() / 5000;
+        let near = |shown: u64, exact: u64| shown.abs_diff(exact) <= exact / 128;
+        let latency = Latency::of(&all);
+        assert!(near(latency.mean_ns, mean), "{latency:?}, mean {mean}");
+        assert!(near(latency.p50_ns, values[2499]), "{latency:?}");
+        assert!(near(latency.p99_ns, values[4949]), "{latency:?}");
+        assert!(near(latency.max_ns, values[4999]), "{latency:?}");
+        assert_eq!(Latency::of(&histogram()), Latency::default());
+    }
+
+    #[test]
+    fn a_histogram_has_room_for_every_value() {
+        let mut all = histogram();
+        let buckets = all.distinct_values();
+        for value in [0, 1, u64::MAX] {
+            all.saturating_record(value);
+        }
+        assert_eq!((all.distinct_values(), all.len()), (buckets, 3));
+        assert_eq!(all.max(), u64::MAX);
+    }
 }

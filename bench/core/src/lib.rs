@@ -27,7 +27,6 @@ pub mod facts;
 pub mod figures;
 pub mod files;
 mod gate;
-mod histogram;
 pub mod meter;
 mod path_io;
 pub mod record;

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// Nanoseconds per kernel tick as counted in /proc: USER_HZ is 100 on every architecture that
 /// Rust's standard library supports on Linux.
-const TICK_NS: u64 = 10_000_000;
+pub(crate) const TICK_NS: u64 = 10_000_000;
 
 /// Fraction of stolen machine time above which a run is tainted.
 const STEAL_LIMIT: f64 = 0.05;
@@ -273,8 +273,9 @@ fn difference(end: Option<u64>, start: Option<u64>) -> Option<u64> {
 
 /// The first line of /proc/stat, aggregated.
 #[derive(Clone, Copy)]
-struct HostTicks {
-    busy: u64,
+pub(crate) struct HostTicks {
+    /// Ticks in which CPUs worked: user, nice, system, irq and softirq.
+    pub(crate) busy: u64,
     steal: u64,
     total: u64,
 }
@@ -299,7 +300,8 @@ impl HostTicks {
     }
 }
 
-fn host_ticks() -> Option<HostTicks> {
+/// Reads the ticks of all CPUs since the machine started.
+pub(crate) fn host_ticks() -> Option<HostTicks> {
     parse_host_ticks(&fs::read_to_string("/proc/stat").ok()?)
 }
 

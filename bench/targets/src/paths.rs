@@ -103,7 +103,7 @@ impl PathConfig {
         match name {
             "policy" => self.policy = named(value)?,
             "path_rate" => {
-                let rate = |text: &str| cli::output::parse_size(text);
+                let rate = |text: &str| stack::parse_size(text);
                 self.rates = each
                     .map(rate)
                     .collect::<std::result::Result<_, _>>()

@@ -24,6 +24,11 @@ impl Random {
         self.next_u64() % bound
     }
 
+    /// Returns true with the given probability.
+    pub fn chance(&mut self, probability: f64) -> bool {
+        (self.next_u64() >> 11) as f64 / ((1u64 << 53) as f64) < probability
+    }
+
     /// Fills `out` with random bytes.
     pub fn fill(&mut self, out: &mut [u8]) {
         for part in out.chunks_mut(8) {

@@ -4,6 +4,7 @@ mod attach;
 mod cache;
 mod cell;
 mod cell_shown;
+mod completions;
 mod config;
 mod confirm;
 mod detach;
@@ -12,6 +13,8 @@ mod files;
 mod fileset;
 mod key;
 mod lun;
+mod man;
+mod names;
 mod path;
 mod serve;
 mod service;
@@ -93,6 +96,14 @@ pub enum Command {
     /// Show the settings in effect
     #[command(subcommand)]
     Config(config::Command),
+    /// Print the script that completes commands, options and names in a shell
+    Completions(completions::Args),
+    /// Print a manual page, or write all of them
+    #[command(hide = true)]
+    Man(man::Args),
+    /// Print the candidates for the last word of a command line
+    #[command(name = "__complete", hide = true)]
+    Complete(completions::WordsArgs),
     /// Measure the cost of a layer, a setting or a competing system, in pairs of runs
     #[cfg(feature = "bench")]
     #[command(subcommand, alias = "lab")]
@@ -133,6 +144,9 @@ impl Command {
             Command::Up(args) => up::up(context, args),
             Command::Down(args) => up::down(context, &args),
             Command::Config(command) => config::run(context, command),
+            Command::Completions(args) => completions::run(context, &args),
+            Command::Man(args) => man::run(context, &args),
+            Command::Complete(args) => completions::complete(args),
             #[cfg(feature = "bench")]
             Command::Bench(command) => bench::run(context, command),
             #[cfg(feature = "bench")]

@@ -15,7 +15,7 @@ static ALLOCATOR: secret::ZeroingAlloc = secret::ZeroingAlloc;
 
 /// Encrypted storage in user space: LUKS2 volumes as block devices, file systems as mounts.
 #[derive(Parser)]
-#[command(name = "evfs", version, propagate_version = true, after_help = EXAMPLES)]
+#[command(name = "evfs", version, propagate_version = true, after_help = examples())]
 struct Cli {
     /// Print a JSON document instead of text
     #[arg(long, global = true)]
@@ -27,9 +27,10 @@ struct Cli {
     command: Command,
 }
 
-const EXAMPLES: &str = "\
-Examples:
-  evfs quickstart                               run a guided demo on a file
+const QUICKSTART: &str = "
+  evfs quickstart                               run a guided demo on a file";
+
+const EXAMPLES: &str = "
   evfs key generate alice                       create a key pair, protected by a passphrase
   evfs volume create disk.img --size 10G --owner alice
   evfs attach disk.img --loop --background      create a block device and print its path
@@ -41,6 +42,16 @@ Exit codes: 0 ok, 1 failure, 2 usage, 10 no such object, 11 busy or locked, 12 w
 13 key valid but role not permitted, 14 volume or header not trusted by this machine,
 20 header damaged but repairable, 21 not repairable, 26 check found errors, 30 data lost,
 129/130/131/143 stopped by HUP/INT/QUIT/TERM.";
+
+/// Builds the examples of the commands in this build.
+fn examples() -> String {
+    let quickstart = if cfg!(feature = "bench") {
+        QUICKSTART
+    } else {
+        ""
+    };
+    format!("Examples:{quickstart}{EXAMPLES}")
+}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

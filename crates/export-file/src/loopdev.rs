@@ -233,13 +233,9 @@ impl LoopDevice {
 
     /// Lists the mount points of file systems on the device.
     fn mounts(&self) -> Vec<PathBuf> {
-        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        let of_this = |line: &str| {
-            let (source, rest) = line.split_once(' ')?;
-            let at = rest.split(' ').next()?;
-            (Path::new(source) == self.path).then(|| PathBuf::from(unescaped(at)))
-        };
-        mounts.lines().filter_map(of_this).collect()
+        let mut mounts = fuse_mount::mounts();
+        mounts.retain(|mount| Path::new(&mount.source) == self.path);
+        mounts.into_iter().map(|mount| mount.point).collect()
     }
 
     /// Passes discards to the file if `holes` is set, and otherwise disables them for file systems.
@@ -342,18 +338,6 @@ fn clear(device: &File) -> io::Result<()> {
             error => Err(error),
         },
     }
-}
-
-/// Unescapes a path of `/proc/self/mounts`, where blanks are octal escapes.
-fn unescaped(path: &str) -> String {
-    let octal = [
-        ("\\040", " "),
-        ("\\011", "\t"),
-        ("\\012", "\n"),
-        ("\\134", "\\"),
-    ];
-    let replace = |path: String, (from, to): (&str, &str)| path.replace(from, to);
-    octal.into_iter().fold(path.to_owned(), replace)
 }
 
 /// Removes loop devices whose file is directly in `folder`; those in use, after their last close.

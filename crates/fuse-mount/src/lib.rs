@@ -10,10 +10,12 @@
 
 mod mount;
 mod mountpoint;
+mod table;
 mod users;
 
 pub use mount::{Mount, Settings, Users};
 pub use mountpoint::{WhenBusy, abort, clear_dead, no_mounts, server_died};
+pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 
 /// Source in the list of mounts, unless the settings of a mount name another one.

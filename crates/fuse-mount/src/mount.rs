@@ -75,10 +75,10 @@ impl Settings {
     }
 }
 
-/// Users of a mount.
+/// Kinds of users that keep a mount busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Users {
-    /// Processes.
+    /// Processes with open files or a working directory in it.
     Processes,
     /// Processes, and users within the kernel, such as loop devices.
     All,

@@ -1,5 +1,6 @@
 //! Mount points: their state, unmounting, and what a user needs to mount.
 
+use crate::table::mounts;
 use crate::{Error, users};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
@@ -72,24 +73,10 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
         path = std::fs::canonicalize(parent).ok()?.join(name);
     }
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
-    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
-    let wanted = escaped(&path)?;
     // The last entry is the topmost mount.
-    let line = mounts
-        .lines()
-        .rfind(|line| line.split(' ').nth(1) == Some(&wanted))?;
-    let fields: Vec<&str> = line.split(' ').collect();
-    let [_, _, kind, options, ..] = fields[..] else {
-        return None;
-    };
-    let is_ours = kind == "fuse.evfs" && options.split(',').any(|o| o == me);
+    let mount = mounts().into_iter().rfind(|mount| mount.point == path)?;
+    let is_ours = mount.kind == "fuse.evfs" && mount.options.split(',').any(|option| option == me);
     is_ours.then_some(path)
-}
-
-/// Escapes a path as in `/proc/self/mounts`.
-fn escaped(path: &Path) -> Option<String> {
-    let path = path.to_str()?.replace('\\', "\\134");
-    Some(path.replace(' ', "\\040").replace('\t', "\\011"))
 }
 
 /// Checks for an error by which a mount with a dead server replies: ENOTCONN, or ECONNABORTED for
@@ -115,12 +102,8 @@ pub(crate) fn mounted_at(path: &Path) -> Option<At> {
         return server_died(&error.into()).then_some(At::Dead);
     }
     let path = std::fs::canonicalize(path).ok()?;
-    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
-    let wanted = escaped(&path)?;
-    mounts
-        .lines()
-        .any(|line| line.split(' ').nth(1) == Some(&wanted))
-        .then_some(At::Alive)
+    let mounted = mounts().iter().any(|mount| mount.point == path);
+    mounted.then_some(At::Alive)
 }
 
 /// Treatment of a mount that is in use when it is to be unmounted.

@@ -73,7 +73,7 @@ pub enum ServerStep {
     Close,
 }
 
-/// Result of a fence.
+/// Answer to a client that asked for an earlier session to be fenced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FenceResult {
     /// The session is known to have ended: none of its requests can still be carried out.

@@ -1,6 +1,7 @@
 //! Sessions and fences in the negotiation: client against server with messages split at random, and
 //! malformed input.
 
+use block_testing::Random;
 use nbd_proto::client::{ClientHandshake, ClientOptions, ClientStep};
 use nbd_proto::constants as c;
 use nbd_proto::{ExportInfo, FenceResult, Handshake, ServerStep, TlsPolicy};
@@ -23,22 +24,11 @@ fn server(tls: TlsPolicy) -> Handshake {
     Handshake::new([export].into(), tls)
 }
 
-/// Xorshift generator for the lengths of pieces.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 % end as u64) as usize
-    }
-}
-
 /// Runs a client against a server and splits the bytes of both at random. Returns the outcome of
 /// each side and the keys that were fenced.
 fn meet(wish: ClientOptions, ended: bool, seed: u64) -> (ClientStep, Option<ServerStep>, Vec<u64>) {
-    let mut random = Random(seed * 2 + 1);
+    let mut random = Random::new(seed);
+    let mut up_to = |most: usize| random.below(most as u64 + 1) as usize;
     let (mut server, mut client) = (server(TlsPolicy::Never), ClientHandshake::new(wish));
     let (mut up, mut down, mut fenced) = (Vec::new(), Vec::new(), Vec::new());
     let (mut to_server, mut to_client) = (Vec::new(), Vec::new());
@@ -49,8 +39,8 @@ fn meet(wish: ClientOptions, ended: bool, seed: u64) -> (ClientStep, Option<Serv
             break;
         }
         assert!(!(up.is_empty() && down.is_empty()), "both wait");
-        to_server.extend(up.drain(..random.below(up.len() + 1)));
-        to_client.extend(down.drain(..random.below(down.len() + 1)));
+        to_server.extend(up.drain(..up_to(up.len())));
+        to_client.extend(down.drain(..up_to(down.len())));
         let used = server.handle_input(&to_server).unwrap();
         to_server.drain(..used);
         if let Some(ServerStep::Fence { key }) = server.outcome() {

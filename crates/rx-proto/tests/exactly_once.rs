@@ -26,7 +26,7 @@ fn every_datagram_ever_sent_may_come_again_at_any_time() {
     let seed = seed(21);
     let mut pair = Pair::new(Link::default(), seed);
     let recorded = record(&mut pair);
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let connection = pair.connect(CLIENT);
     for tag in 0..60 {
         pair.run(MINUTE, |pair| {

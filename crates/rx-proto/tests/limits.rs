@@ -43,7 +43,7 @@ fn strangers_that_do_not_answer_take_turns() {
 #[test]
 fn a_packet_in_anothers_name_brings_it_one_small_packet() {
     let mut strangers = Strangers::new(Config::default());
-    let mut random = Random(seed(41));
+    let mut random = Random::new(seed(41));
     let largest = HEADER_BYTES + ACK_BYTES_MIN;
     let mut received = 0u64;
     for n in 0..3000 {

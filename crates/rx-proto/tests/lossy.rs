@@ -41,7 +41,7 @@ fn check(link: Link, seed: u64, calls: u32) -> Pair {
 }
 
 fn pair_index(seed: u64, round: u32, n: u32) -> usize {
-    common::Random(seed ^ u64::from(round) << 8 ^ u64::from(n)).below(1 << 20) as usize
+    common::Random::new(seed ^ u64::from(round) << 8 ^ u64::from(n)).below(1 << 20) as usize
 }
 
 #[test]

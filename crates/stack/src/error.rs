@@ -360,4 +360,92 @@ pub mod exit {
     pub const INTERRUPTED: u8 = 130;
     /// Stopped by SIGTERM.
     pub const TERMINATED: u8 = 143;
+
+    /// All codes with their meanings, for manual pages. The page `docs/guide/exit-codes.md` has the
+    /// same rows, and adds examples.
+    pub const TABLE: &[(&str, &str)] = &[
+        ("0", "success"),
+        ("1", "failure; the message says why"),
+        (
+            "2",
+            "the command line or the configuration is invalid or incomplete",
+        ),
+        ("10", "no such object"),
+        ("11", "busy or locked"),
+        ("12", "wrong key"),
+        (
+            "13",
+            "the key is right, but its role does not allow the operation",
+        ),
+        (
+            "14",
+            "the seal of the header is invalid, or the volume is not the one that this machine \
+             knows",
+        ),
+        (
+            "20",
+            "the header is damaged and `evfs volume repair` can repair it, or the file system is \
+             damaged and `evfs fsck` reports details",
+        ),
+        (
+            "21",
+            "the header, or the file system, is damaged beyond repair",
+        ),
+        ("26", "a check ran and found errors"),
+        (
+            "30",
+            "detached by `--force` or a signal; acknowledged data could not be written and is lost",
+        ),
+        (
+            "128 + n",
+            "stopped by signal n: 129 HUP, 130 INT, 131 QUIT, 143 TERM",
+        ),
+    ];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::exit;
+
+    #[test]
+    fn the_guide_lists_the_same_exit_codes() {
+        let page = include_str!("../../../docs/guide/exit-codes.md");
+        let rows = page.lines().filter_map(|line| line.strip_prefix("| "));
+        let rows = rows.map(|row| row.split(" |").map(str::trim).collect::<Vec<_>>());
+        let listed: Vec<(String, String)> = rows
+            .filter(|cells| cells[0] != "code")
+            .map(|cells| (cells[0].to_owned(), cells[1].to_owned()))
+            .collect();
+        let table = exit::TABLE.iter();
+        let table: Vec<(String, String)> = table
+            .map(|(code, meaning)| (code.to_string(), meaning.to_string()))
+            .collect();
+        assert_eq!(listed, table);
+    }
+
+    #[test]
+    fn every_exit_code_is_in_the_table() {
+        let in_table = |code: u8| {
+            exit::TABLE
+                .iter()
+                .any(|(text, _)| *text == code.to_string())
+        };
+        for code in [
+            exit::OK,
+            exit::FAILURE,
+            exit::USAGE,
+            exit::NOT_FOUND,
+            exit::BUSY,
+            exit::WRONG_KEY,
+            exit::ROLE_REFUSES,
+            exit::UNTRUSTED,
+            exit::REPAIRABLE,
+            exit::NOT_REPAIRABLE,
+            exit::CHECK_FOUND_ERRORS,
+            exit::DATA_LOST,
+        ] {
+            assert!(in_table(code), "{code}");
+        }
+        assert_eq!((exit::INTERRUPTED, exit::TERMINATED), (130, 143));
+    }
 }

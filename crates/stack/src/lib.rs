@@ -19,7 +19,6 @@ mod error;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
-mod memory;
 mod notify;
 mod paths;
 mod peer;
@@ -46,6 +45,7 @@ pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
 };
-pub use settings::{Settings, Shown};
+pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
+pub use text::parse_size;
 pub use volume::{KeySource, Opener};

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// File locations of this user. None of them is created here.
+/// File locations of a user. None of them is created here.
 #[derive(Debug, Clone)]
 pub struct Paths {
     /// Configuration file.
@@ -22,28 +22,62 @@ pub struct Paths {
     pub trust: PathBuf,
     /// Directory of control sockets, default exports and their mount points.
     pub run: PathBuf,
+    /// Whether the locations are for documentation, which describes values of a machine in words.
+    is_documentation: bool,
 }
 
 impl Paths {
     /// Determines the locations for the effective user of this process.
     pub fn of_this_user() -> Paths {
         if rustix::process::geteuid().is_root() {
-            return Paths {
-                config: "/etc/evfs/evfs.toml".into(),
-                keys: "/etc/evfs/keys".into(),
-                backup: "/var/lib/evfs/backup".into(),
-                luns: "/var/lib/evfs/luns.json".into(),
-                trust: "/var/lib/evfs/trust.json".into(),
-                run: "/run/evfs".into(),
-            };
+            Paths::of_root()
+        } else {
+            Paths::below(xdg, runtime_dir())
         }
+    }
+
+    /// Returns the locations for root and those for other users, as documentation writes them.
+    pub fn documented() -> [Paths; 2] {
+        let home = |_: &str, fallback: &str| Path::new("~").join(fallback);
+        let user = Paths::below(home, "$XDG_RUNTIME_DIR/evfs".into());
+        [Paths::of_root(), user].map(|paths| Paths {
+            is_documentation: true,
+            ..paths
+        })
+    }
+
+    /// Returns `value`, which depends on the machine, or in documentation `words`.
+    pub fn or_words(&self, words: &str, value: impl FnOnce() -> String) -> String {
+        if self.is_documentation {
+            words.into()
+        } else {
+            value()
+        }
+    }
+
+    fn of_root() -> Paths {
+        Paths {
+            config: "/etc/evfs/evfs.toml".into(),
+            keys: "/etc/evfs/keys".into(),
+            backup: "/var/lib/evfs/backup".into(),
+            luns: "/var/lib/evfs/luns.json".into(),
+            trust: "/var/lib/evfs/trust.json".into(),
+            run: "/run/evfs".into(),
+            is_documentation: false,
+        }
+    }
+
+    /// Returns the locations in the directories that `xdg` resolves: from the name of a variable,
+    /// and the directory without it, relative to the home directory.
+    fn below(xdg: impl Fn(&str, &str) -> PathBuf, run: PathBuf) -> Paths {
         Paths {
             config: xdg("XDG_CONFIG_HOME", ".config").join("evfs/evfs.toml"),
             keys: xdg("XDG_DATA_HOME", ".local/share").join("evfs/keys"),
             backup: xdg("XDG_STATE_HOME", ".local/state").join("evfs/backup"),
             luns: xdg("XDG_STATE_HOME", ".local/state").join("evfs/luns.json"),
             trust: xdg("XDG_STATE_HOME", ".local/state").join("evfs/trust.json"),
-            run: runtime_dir(),
+            run,
+            is_documentation: false,
         }
     }
 }

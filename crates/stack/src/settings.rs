@@ -110,9 +110,11 @@ const TABLE: &[Row] = &[
         unit: "KiB",
         reason: "memory limit of a keyslot when its volume is opened; three quarters of the memory \
                  of the machine or the control group, at most 4 GiB",
-        default: |_| {
-            let room = crate::memory::machine_kib() / 4 * 3;
-            room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
+        default: |p| {
+            p.or_words("by the memory of the machine", || {
+                let room = ::cache::memory_bytes() / 1024 / 4 * 3;
+                room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
+            })
         },
         check: |v| within(v, 32, KDF_MEMORY_KIB_MAX),
     },
@@ -191,10 +193,12 @@ const TABLE: &[Row] = &[
         unit: "threads",
         reason: "threads that serve one attached volume, or receive on each port of a cell; one \
                  per CPU",
-        default: |_| {
-            std::thread::available_parallelism()
-                .map_or(1, |n| n.get())
-                .to_string()
+        default: |p| {
+            p.or_words("the number of CPUs", || {
+                std::thread::available_parallelism()
+                    .map_or(1, |n| n.get())
+                    .to_string()
+            })
         },
         check: |v| within(v, 1, 256),
     },
@@ -276,6 +280,47 @@ pub struct Shown {
     pub reason: &'static str,
     /// Origin of the value.
     pub origin: Origin,
+}
+
+/// A setting for documentation, which is the same on every machine.
+#[derive(Debug, Clone)]
+pub struct Described {
+    /// Dotted name of the setting, as in the configuration file.
+    pub key: &'static str,
+    /// Unit of the value.
+    pub unit: &'static str,
+    /// Environment variable that sets it.
+    pub env: &'static str,
+    /// Purpose of the setting and reason for its default.
+    pub reason: &'static str,
+    /// Condition that the value must meet, as in the error about a value that does not; none for a
+    /// list.
+    pub accepts: Option<String>,
+    /// Default for root and for other users.
+    pub defaults: [String; 2],
+}
+
+/// Value that only a list accepts.
+const NO_VALUE: &str = " ";
+
+/// Describes all settings, sorted by name.
+pub fn described() -> Vec<Described> {
+    let paths = Paths::documented();
+    let row = |row: &Row| Described {
+        key: row.key,
+        unit: row.unit,
+        env: row.env,
+        reason: row.reason,
+        accepts: (row.check)(NO_VALUE).err(),
+        defaults: [(row.default)(&paths[0]), (row.default)(&paths[1])],
+    };
+    TABLE.iter().map(row).collect()
+}
+
+/// Returns the paths of the configuration file for root and for other users, as documentation
+/// writes them.
+pub fn config_files() -> [String; 2] {
+    Paths::documented().map(|paths| paths.config.display().to_string())
 }
 
 /// All settings in force.
@@ -536,6 +581,23 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("did you mean `kdf.time-ms`?"), "{error}");
+    }
+
+    #[test]
+    fn every_setting_is_described_in_words_that_no_machine_changes() {
+        let all = described();
+        assert_eq!(all.len(), load(None, &[]).unwrap().shown().len());
+        for row in &all {
+            assert_eq!(row.accepts.is_none(), row.unit == "list", "{}", row.key);
+            assert!(!row.reason.is_empty(), "{}", row.key);
+        }
+        let of = |key| all.iter().find(|row| row.key == key).unwrap();
+        assert_eq!(of("threads").defaults, ["the number of CPUs"; 2]);
+        let accepts = of("threads").accepts.as_deref();
+        assert_eq!(accepts, Some("a whole number from 1 to 256"));
+        let keys = ["/etc/evfs/keys", "~/.local/share/evfs/keys"];
+        assert_eq!(of("keys.dir").defaults, keys);
+        assert_eq!(config_files()[1], "~/.config/evfs/evfs.toml");
     }
 
     #[test]

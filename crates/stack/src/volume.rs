@@ -331,7 +331,7 @@ pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
 /// machine, in at most half of its memory. The calibration takes a few seconds.
 pub fn passphrase_kdf(settings: &Settings) -> luks2::Kdf {
     let start = std::time::Instant::now();
-    let half = u32::try_from(crate::memory::machine_kib() / 2).unwrap_or(u32::MAX);
+    let half = u32::try_from(::cache::memory_bytes() / 1024 / 2).unwrap_or(u32::MAX);
     let memory = settings.kdf_memory_kib().min(half);
     let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
     let chosen = luks2::Kdf::calibrate(&|| start.elapsed(), settings.kdf_time(), memory, cpus);

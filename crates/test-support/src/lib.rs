@@ -1,9 +1,12 @@
-//! Support for the tests of all crates: programs that tests start, and requirements on the machine.
+//! Support for the tests of all crates: programs that tests start, servers that they share, and
+//! requirements on the machine.
 //!
 //! A test that cannot run fails and names what is missing; it never returns early. Tests that need
 //! root are in modules named `needs_root`, and tests that need a program other than Rust and a C
 //! compiler in modules named `needs_peer`, unless their whole binary needs it. The check selects
 //! tests by these names.
+
+pub mod tgtd;
 
 use std::path::{Path, PathBuf};
 

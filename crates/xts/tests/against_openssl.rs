@@ -2,39 +2,30 @@
 //! directions, in place and not, odd counts of sectors, slices at any alignment, unit numbers up
 //! to and past the wrap.
 
+use block_testing::Random;
 use openssl::cipher::Cipher;
 use openssl::cipher_ctx::CipherCtx;
 use std::time::{SystemTime, UNIX_EPOCH};
 use xts::{Kernel, SectorSize, Tweak, Xts};
 
-/// SplitMix64: good enough for test data, with a seed that fits on one line.
-struct Random(u64);
+/// Creates a generator seeded from `XTS_SEED` or the clock, and prints the seed so that a failure
+/// can be replayed.
+fn random() -> Random {
+    let clock = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("a clock after 1970");
+    let given = std::env::var("XTS_SEED")
+        .ok()
+        .and_then(|seed| seed.parse().ok());
+    let seed = given.unwrap_or(clock.as_nanos() as u64);
+    println!("replay with XTS_SEED={seed}");
+    Random::new(seed)
+}
 
-impl Random {
-    /// Seeds from `XTS_SEED` or the clock, and prints the seed so that a failure can be replayed.
-    fn new() -> Random {
-        let clock = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .expect("a clock after 1970");
-        let given = std::env::var("XTS_SEED")
-            .ok()
-            .and_then(|seed| seed.parse().ok());
-        let seed = given.unwrap_or(clock.as_nanos() as u64);
-        println!("replay with XTS_SEED={seed}");
-        Random(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
+fn bytes(random: &mut Random, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    random.fill(&mut bytes);
+    bytes
 }
 
 /// Returns the ciphertext of dm-crypt's `aes-xts-plain64`, with one EVP call per sector.
@@ -89,17 +80,24 @@ fn check(xts: &Xts, first_unit: u64, clear: &[u8], cipher: &[u8], shift: usize) 
 
 #[test]
 fn every_kernel_agrees_with_openssl() {
-    let mut random = Random::new();
+    let mut random = random();
     let counts = (1..=18).chain([31, 32, 33, 64, 67]);
     for key_bytes in [32, 64] {
         for sector in [SectorSize::B512, SectorSize::B4096] {
             for count in counts.clone() {
-                let key = random.bytes(key_bytes);
-                let clear = random.bytes(count * sector.bytes() as usize);
-                let edge = u64::MAX - random.next() % (8 * count as u64);
-                for unit in [0, u32::MAX.into(), 1 << 63, random.next(), u64::MAX, edge] {
+                let key = bytes(&mut random, key_bytes);
+                let clear = bytes(&mut random, count * sector.bytes() as usize);
+                let edge = u64::MAX - random.next_u64() % (8 * count as u64);
+                for unit in [
+                    0,
+                    u32::MAX.into(),
+                    1 << 63,
+                    random.next_u64(),
+                    u64::MAX,
+                    edge,
+                ] {
                     let cipher = openssl(&key, sector, unit, &clear);
-                    let shift = (random.next() % 64) as usize;
+                    let shift = (random.next_u64() % 64) as usize;
                     for kernel in Kernel::available() {
                         let xts = Xts::with_kernel(&key, sector, kernel).expect("a good key");
                         check(&xts, unit, &clear, &cipher, shift);
@@ -112,9 +110,9 @@ fn every_kernel_agrees_with_openssl() {
 
 #[test]
 fn any_alignment_of_a_slice_agrees_with_openssl() {
-    let mut random = Random::new();
-    let key = random.bytes(64);
-    let clear = random.bytes(5 * 512);
+    let mut random = random();
+    let key = bytes(&mut random, 64);
+    let clear = bytes(&mut random, 5 * 512);
     let cipher = openssl(&key, SectorSize::B512, 77, &clear);
     for kernel in Kernel::available() {
         let xts = Xts::with_kernel(&key, SectorSize::B512, kernel).expect("a good key");

@@ -1,8 +1,8 @@
 //! `evfs attach`: open a volume and export it.
 
 use super::device::DeviceArgs;
-use super::service;
 use super::unlock::UnlockArgs;
+use super::{names, service};
 use cli::Context;
 use stack::{AttachSpec, Result, ServiceSpec};
 use std::net::SocketAddr;
@@ -22,6 +22,7 @@ Examples:
 pub struct Args {
     /// File, disk or LUN that holds the volume: a path, nbd://..., nbd+unix://..., iscsi://...,
     /// diskN; addresses joined by + are paths of one LUN
+    #[arg(add = names::devices())]
     device: PathBuf,
     /// Name of the attached volume [default: derived from the device]
     #[arg(long, value_name = "N")]

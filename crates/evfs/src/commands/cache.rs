@@ -1,7 +1,9 @@
 //! `evfs cache`: the file cache of the processes that serve volumes.
 
+use super::names;
 use cli::Context;
 use cli::output::{self, size};
+use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
 use stack::cache::{ADVICE, TUNABLES, parse_change};
 use stack::control::CacheRequest;
@@ -28,29 +30,32 @@ Examples:
     #[command(after_help = settings_help())]
     Set {
         /// Settings to change
-        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
+        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change, add = names::cache_settings())]
         changes: Vec<(String, String)>,
     },
     /// Write dirty pages to stable storage
     Flush {
         /// Name of an attached volume [default: all volumes]
+        #[arg(add = names::services())]
         volume: Option<String>,
     },
     /// Flush the cache, then evict its pages
     Drop {
         /// Name of an attached volume [default: all volumes]
+        #[arg(add = names::services())]
         volume: Option<String>,
     },
     /// Set the caching attributes of a volume or a file
     #[command(after_help = advice_help())]
     Advise {
         /// Name of an attached volume or a mounted file system
+        #[arg(add = names::services())]
         volume: String,
         /// File in a mounted file system, relative to its root, or VOLUME/PATH in a served cell
         #[arg(long = "file", value_name = "PATH")]
         path: Option<String>,
         /// Attributes to set
-        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change)]
+        #[arg(required = true, value_name = "NAME=VALUE", value_parser = parse_change, add = names::cache_advice())]
         changes: Vec<(String, String)>,
     },
 }
@@ -230,17 +235,19 @@ fn attributes(value: &Value) -> String {
 }
 
 fn settings(cache: &Value) -> String {
-    let mut text = String::new();
-    for row in cache["settings"].as_array().into_iter().flatten() {
+    let row = |row: &Value| {
         let word = |key: &str| row[key].as_str().unwrap_or("-");
         let mark = if word("value") == word("default") {
             ""
         } else {
-            "  *"
+            " *"
         };
-        let _ = writeln!(text, "  {:<30}{:>12}{mark}", word("name"), word("value"));
-    }
-    text
+        let name = format!("  {}", word("name"));
+        [name, word("value").to_owned(), mark.to_owned()]
+    };
+    let all = cache["settings"].as_array().into_iter().flatten();
+    let rows: Vec<_> = all.map(row).collect();
+    cli::table::text(&[Left(32), Right(11), Left(0)], &rows)
 }
 
 /// Formats one cache as text.

@@ -3,13 +3,14 @@
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::names;
 use super::unlock::UnlockArgs;
 use cli::Context;
-use cli::output::{self, parse_size};
+use cli::output;
 use serde_json::{Value, json};
 use stack::cell::{self, Record};
 use stack::control::CellRequest;
-use stack::{Error, ProcessCache, Result, control, exit};
+use stack::{Error, ProcessCache, Result, control, exit, parse_size};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -71,6 +72,7 @@ pub struct InitArgs {
 #[derive(clap::Args)]
 pub struct StatusArgs {
     /// Name of the served cell, or DEVICE [default: all cells that this user serves]
+    #[arg(add = names::devices_and_services())]
     name: Option<PathBuf>,
     #[command(flatten)]
     unlock: UnlockArgs,
@@ -86,7 +88,7 @@ pub struct StatusArgs {
 #[derive(clap::Args)]
 pub struct CellArgs {
     /// Name of the served cell, or DEVICE
-    #[arg(value_name = "DEVICE-or-NAME")]
+    #[arg(value_name = "DEVICE-or-NAME", add = names::devices_and_services())]
     cell: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,

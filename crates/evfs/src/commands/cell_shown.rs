@@ -1,6 +1,7 @@
 //! Output of `evfs cell`.
 
 use cli::output::size;
+use cli::table::Column::{self, Left, Right};
 use serde_json::{Value, json};
 use stack::cell::{self, CreatedCell, Record};
 use std::fmt::Write as _;
@@ -157,68 +158,73 @@ fn counters(stats: &Value) -> String {
         both("jumbograms_out"),
         both("jumbograms_in"),
     );
-    for (name, row) in stats["procedures"].as_object().into_iter().flatten() {
-        let _ = writeln!(
-            out,
-            "    {name:<20}{:>12} calls{:>10} errors",
-            row["calls"].as_u64().unwrap_or(0),
-            row["errors"].as_u64().unwrap_or(0)
-        );
-    }
+    let row = |(name, row): (&String, &Value)| {
+        [
+            format!("    {name}"),
+            format!("{} calls", row["calls"].as_u64().unwrap_or(0)),
+            format!("{} errors", row["errors"].as_u64().unwrap_or(0)),
+        ]
+    };
+    let procedures = stats["procedures"].as_object().into_iter().flatten();
+    let rows: Vec<_> = procedures.map(row).collect();
+    out += &cli::table::text(&[Left(24), Right(17), Right(16)], &rows);
     out
 }
 
 fn clients(clients: &Value) -> String {
-    let mut out = String::new();
-    for client in clients.as_array().into_iter().flatten() {
+    let row = |client: &Value| {
         let text = |key: &str| client[key].as_str().unwrap_or("-").to_owned();
-        let at = format!("{}:{}", text("address"), client["port"]);
-        let _ = writeln!(
-            out,
-            "  client {at:<22}{:<5}{:>8} promises  heard {} s ago  {}",
+        [
+            format!("  client {}:{}", text("address"), client["port"]),
             text("state"),
-            client["promises"],
-            client["heard_seconds_ago"],
+            format!("{} promises", client["promises"]),
+            format!(" heard {} s ago ", client["heard_seconds_ago"]),
             text("uuid"),
-        );
-    }
-    out
+        ]
+    };
+    let all = clients.as_array().into_iter().flatten();
+    let rows: Vec<_> = all.map(row).collect();
+    let columns = [Left(30), Left(5), Right(16), Left(0), Left(0)];
+    cli::table::text(&columns, &rows)
 }
 
 /// Formats a line for each volume.
 fn volumes(cell: &Value) -> String {
     let all = cell["volumes"].as_array().into_iter().flatten();
-    all.map(row).collect()
+    let rows: Vec<_> = all.map(row).collect();
+    cli::table::text(&VOLUME_COLUMNS, &rows)
 }
 
-fn row(volume: &Value) -> String {
+const VOLUME_COLUMNS: [Column; 4] = [Right(13), Left(24), Left(11), Left(0)];
+
+fn row(volume: &Value) -> [String; 4] {
     let number = |key: &str| volume[key].as_u64().unwrap_or(0);
-    let text = |key: &str| volume[key].as_str().unwrap_or("-");
-    let mut out = format!(
-        "  {:>10}  {:<24} {:<11} {} in {} files and directories",
-        number("id"),
-        text("name"),
-        text("kind"),
+    let text = |key: &str| volume[key].as_str().unwrap_or("-").to_owned();
+    let mut used = format!(
+        "{} in {} files and directories",
         size(number("used_bytes")),
         number("used_inodes"),
     );
     if let Some(quota) = volume["quota_bytes"].as_u64() {
-        let _ = write!(out, "  quota {}", size(quota));
+        let _ = write!(used, "  quota {}", size(quota));
     }
-    out + "\n"
+    let id = format!("{} ", number("id"));
+    [id, text("name"), text("kind"), used]
 }
 
 /// Formats an access list.
 pub fn describe_list(value: &Value) -> String {
     let text = |key: &str| value[key].as_str().unwrap_or("-");
-    let mut out = format!("access list of {} in {}\n", text("path"), text("volume"));
+    let mut rows = Vec::new();
     for (title, key) in [("may", "positive"), ("may not", "negative")] {
         for entry in value[key].as_array().into_iter().flatten() {
-            let word = |key: &str| entry[key].as_str().unwrap_or("-");
-            let _ = writeln!(out, "  {:<24} {title:<8} {}", word("name"), word("rights"));
+            let word = |key: &str| entry[key].as_str().unwrap_or("-").to_owned();
+            let name = format!("  {}", word("name"));
+            rows.push([name, title.to_owned(), word("rights")]);
         }
     }
-    out
+    let head = format!("access list of {} in {}\n", text("path"), text("volume"));
+    head + &cli::table::text(&[Left(26), Left(8), Left(0)], &rows)
 }
 
 /// Formats the result of a volume command.
@@ -228,6 +234,6 @@ pub fn describe_volume(value: &Value) -> String {
         (Some(name), _) => format!("removed {name}"),
         (_, Some(name)) => format!("mounted {name} at {}", text("path").unwrap_or("-")),
         _ if value["volumes"].is_array() => volumes(value),
-        _ => row(value),
+        _ => cli::table::text(&VOLUME_COLUMNS, &[row(value)]),
     }
 }

@@ -3,9 +3,9 @@
 use clap::Subcommand;
 use cli::Context;
 use cli::output;
+use cli::table::Column::Left;
 use serde_json::json;
 use stack::{Result, exit};
-use std::fmt::Write as _;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -34,15 +34,13 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         })
         .collect::<serde_json::Map<_, _>>();
     output::show(context.json, &value.into(), || {
-        let mut text = String::new();
+        let mut cells = Vec::new();
         for r in &rows {
-            let _ = write!(text, "{:<16} {}", r.key, r.value);
-            if origin {
-                let _ = write!(text, "  [{}; {}]  # {}", r.origin, r.env, r.reason);
-            }
-            text.push('\n');
+            let mut row = vec![r.key.to_owned(), r.value.clone()];
+            row.extend(origin.then(|| format!(" [{}; {}]  # {}", r.origin, r.env, r.reason)));
+            cells.push(row);
         }
-        text
+        cli::table::text(&[Left(16), Left(0), Left(0)], &cells)
     });
     Ok(exit::OK)
 }

@@ -1,5 +1,6 @@
 //! `evfs detach`: flush and close an attached volume or a mounted file system.
 
+use super::names;
 use cli::Context;
 use cli::output;
 use serde_json::json;
@@ -18,6 +19,7 @@ Exit code 11 means that the volume is still in use: unmount it first. With --for
 the volume was detached and that acknowledged data could not be written and is lost.")]
 pub struct Args {
     /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
+    #[arg(add = names::services())]
     name: String,
     /// Detach even if the volume is in use or some data cannot be written
     #[arg(long)]

@@ -1,5 +1,6 @@
 //! DEVICE options: a device with a file system, and the key to it.
 
+use super::names;
 use super::unlock::{UnlockArgs, volume_name};
 use clap::builder::NonEmptyStringValueParser;
 use cli::Context;
@@ -11,6 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args, Debug, Clone)]
 pub struct DeviceArgs {
     /// Encrypted volume, or unencrypted file, disk or LUN, as for `attach`
+    #[arg(add = names::devices())]
     device: PathBuf,
     #[command(flatten)]
     unlock: UnlockArgs,

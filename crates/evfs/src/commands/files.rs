@@ -2,7 +2,7 @@
 
 use super::confirm::or_force;
 use super::device::DeviceArgs;
-use super::service;
+use super::{names, service};
 use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
@@ -27,7 +27,7 @@ pub struct FormatArgs {
     #[arg(long, default_value = "", hide_default_value = true)]
     label: String,
     /// Size of a new file, like 10G; the file is not encrypted
-    #[arg(long, value_parser = output::parse_size)]
+    #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
     /// Overwrite existing data
     #[arg(long)]
@@ -51,7 +51,7 @@ pub struct MountArgs {
     /// Directory to mount at
     dir: PathBuf,
     /// Fileset or snapshot to mount
-    #[arg(long, value_name = "F", default_value = fs_first())]
+    #[arg(long, value_name = "F", default_value = fs_first(), add = names::filesets())]
     fileset: String,
     /// Name of the mounted file system for `status`, `stats` and `cache` [default: derived from the
     /// device]
@@ -141,7 +141,7 @@ pub struct DefragArgs {
     /// File or directory, relative to the root of the fileset [default: all of every fileset]
     path: Option<String>,
     /// Fileset to defragment [default: main with PATH, otherwise all]
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", add = names::filesets())]
     fileset: Option<String>,
 }
 

@@ -2,12 +2,14 @@
 
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::names;
 use cli::Context;
-use cli::output::{self, parse_size, size};
+use cli::output::{self, size};
+use cli::table::Column::{self, Left, Right};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
 use stack::filesystem::request;
-use stack::{Result, exit};
+use stack::{Result, exit, parse_size};
 use std::fmt::Write as _;
 
 #[derive(clap::Subcommand)]
@@ -38,6 +40,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Old name
+        #[arg(add = names::filesets())]
         name: String,
         /// New name
         #[arg(value_parser = named())]
@@ -54,6 +57,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         name: String,
         #[command(flatten)]
         limits: LimitArgs,
@@ -69,6 +73,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
+        #[arg(add = names::filesets())]
         fileset: String,
         /// Name of the snapshot
         #[arg(value_parser = named())]
@@ -79,6 +84,7 @@ Examples:
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset or snapshot
+        #[arg(add = names::filesets())]
         name: String,
         /// Remove the fileset even if it is not empty
         #[arg(long)]
@@ -134,7 +140,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     output::show(context.json, &value, || match &value["removed"] {
         Value::String(name) => format!("removed {name}"),
         _ if value["filesets"].is_array() => table(&value),
-        _ => row(&value),
+        _ => cli::table::text(&COLUMNS, &[row(&value)]),
     });
     Ok(exit::OK)
 }
@@ -142,15 +148,17 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 /// Formats a line for each fileset.
 pub fn table(value: &Value) -> String {
     let all = value["filesets"].as_array().into_iter().flatten();
-    all.map(row).collect()
+    let rows: Vec<_> = all.map(row).collect();
+    cli::table::text(&COLUMNS, &rows)
 }
 
-fn row(fileset: &Value) -> String {
+const COLUMNS: [Column; 3] = [Right(5), Left(21), Left(0)];
+
+fn row(fileset: &Value) -> [String; 3] {
     let number = |key: &str| fileset[key].as_u64();
+    let name = fileset["name"].as_str().unwrap_or_default();
     let mut text = format!(
-        "{:>4}  {:<20}  {} in {} files and directories",
-        number("id").unwrap_or(0),
-        fileset["name"].as_str().unwrap_or_default(),
+        "{} in {} files and directories",
         size(number("used_bytes").unwrap_or(0)),
         number("used_inodes").unwrap_or(0),
     );
@@ -164,12 +172,12 @@ fn row(fileset: &Value) -> String {
         let _ = write!(text, "  quota {files} files and directories");
     }
     if let Some(cell) = fileset["cell"].as_str() {
-        let name = fileset["name"].as_str().unwrap_or_default();
         let _ = write!(
             text,
             "\nClients of the cell {cell} may read it. To restrict access: \
              evfs cell acl set DEVICE {name} / system:anyuser none"
         );
     }
-    text + "\n"
+    let id = format!("{} ", number("id").unwrap_or(0));
+    [id, name.to_owned(), text]
 }

@@ -1,8 +1,10 @@
 //! `evfs key`: user key pairs.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::names;
 use clap::Subcommand;
 use cli::Context;
+use cli::table::Column::Left;
 use cli::{output, secrets};
 use crypt::Role;
 use keyring::{KeyInfo, Private, name_to_import};
@@ -35,6 +37,7 @@ pub enum Command {
     /// Show a key pair, including the public half that others need to grant you access
     Show {
         /// Name of the key pair
+        #[arg(add = names::keys())]
         name: String,
     },
     /// Import an age identity, an OpenSSH ed25519 key or another user's public key
@@ -57,6 +60,7 @@ Examples:
   evfs key remove old --yes")]
     Remove {
         /// Name of the key pair
+        #[arg(add = names::keys())]
         name: String,
         #[command(flatten)]
         yes: Yes,
@@ -93,16 +97,16 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 "refused": listing.refused.iter().map(refused).collect::<Vec<_>>(),
             });
             output::show(context.json, &value, || {
-                let good = listing.keys.iter().map(line);
+                let good = listing.keys.iter().map(cells);
                 let bad = listing
                     .refused
                     .iter()
-                    .map(|(name, why)| format!("{name:<16} not usable: {why}"));
+                    .map(|(name, why)| [name.clone(), format!("not usable: {why}")]);
                 match good.chain(bad).collect::<Vec<_>>() {
                     none if none.is_empty() => {
                         format!("no keys in {}", context.settings.keys_dir().display())
                     }
-                    lines => lines.join("\n"),
+                    rows => table(&rows),
                 }
             });
         }
@@ -212,8 +216,17 @@ fn private(info: &KeyInfo) -> &'static str {
     }
 }
 
+fn cells(info: &KeyInfo) -> [String; 2] {
+    let what = format!("{}  ({})", info.recipient, private(info));
+    [info.name.clone(), what]
+}
+
+fn table(rows: &[[String; 2]]) -> String {
+    cli::table::text(&[Left(16), Left(0)], rows)
+}
+
 fn line(info: &KeyInfo) -> String {
-    format!("{:<16} {}  ({})", info.name, info.recipient, private(info))
+    table(&[cells(info)])
 }
 
 fn value(info: &KeyInfo) -> Value {

@@ -1,8 +1,10 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::names;
 use cli::Context;
 use cli::output;
+use cli::table::{self, Column::Left, Column::Right};
 use serde_json::{Value, json};
 use stack::{Result, exit, lun};
 use std::fmt::Write as _;
@@ -29,9 +31,13 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
         map: bool,
     },
     /// Show the identity, paths, state and failover log of a LUN
-    Show { lun: String },
+    Show {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
     /// Show the counters of the paths of a LUN
     Stat {
+        #[arg(add = names::luns())]
         lun: String,
         /// Print every second until interrupted
         #[arg(long, conflicts_with = "clear")]
@@ -42,20 +48,24 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Show the current, saved and default values of attributes
     Get {
+        #[arg(add = names::luns())]
         lun: String,
         /// Attribute to show [default: all]
+        #[arg(add = names::attributes())]
         attribute: Option<String>,
     },
     /// Change an attribute of an open LUN until the LUN is opened again
     Set {
+        #[arg(add = names::luns())]
         lun: String,
-        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
     },
     /// Persist an attribute across restarts; an empty value unsets it
     Save {
+        #[arg(add = names::luns())]
         lun: String,
-        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair)]
+        #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
         /// Scope to save for: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT [default:
         /// this LUN]
@@ -71,14 +81,21 @@ Examples:
     )]
     Forget {
         /// Name of the LUN, as shown by `evfs lun list`
+        #[arg(add = names::luns())]
         lun: String,
         #[command(flatten)]
         yes: Yes,
     },
     /// Replay the recorded I/O through every policy and estimate the gain of each
-    Advise { lun: String },
+    Advise {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
     /// List the waiting I/O and the reason for each wait
-    Waiting { lun: String },
+    Waiting {
+        #[arg(add = names::luns())]
+        lun: String,
+    },
 }
 
 fn pair(text: &str) -> std::result::Result<(String, String), String> {
@@ -190,10 +207,15 @@ fn scan(context: &Context, places: &[String]) -> Result<u8> {
     };
     let found = lun::scan(&context.settings, places, &tell)?;
     output::done(context.json, &json!({ "found": found }), || {
-        let mut text = format!("{:<8} {:<10} {}\n", "LUN", "SIZE", "ADDRESS");
+        let mut rows = vec![["LUN", "SIZE", "ADDRESS"].map(str::to_owned)];
         for f in &found {
-            let name = f.lun.as_deref().unwrap_or("-");
-            let _ = writeln!(text, "{name:<8} {:<10} {}", output::size(f.size), f.address);
+            let name = f.lun.as_deref().unwrap_or("-").to_owned();
+            rows.push([name, output::size(f.size), f.address.clone()]);
+        }
+        let lines = table::lines(&[Left(8), Left(10), Left(0)], &rows);
+        let mut text = format!("{}\n", lines[0]);
+        for (line, f) in lines[1..].iter().zip(&found) {
+            let _ = writeln!(text, "{line}");
             if let Some(why) = &f.error {
                 let _ = writeln!(text, "{:<8} {why}", "");
             }
@@ -225,29 +247,27 @@ fn paths(lun: &Value) -> &[Value] {
 }
 
 fn list(luns: &[Value], map: bool) -> String {
-    let mut out = String::new();
-    if !map {
-        let _ = writeln!(
-            out,
-            "{:<8} {:<9} {:<10} {:<6} WWID",
-            "LUN", "HEALTH", "SIZE", "PATHS"
-        );
-    }
-    for lun in luns {
-        let name = text(lun, "name");
-        if map {
-            for path in paths(lun) {
-                let (legacy, address) = (text(path, "legacy"), text(path, "name"));
-                let _ = writeln!(out, "{name:<8} {legacy:<10} {address}");
-            }
-            continue;
+    if map {
+        let mut rows = Vec::new();
+        for lun in luns {
+            let name = text(lun, "name");
+            let paths = paths(lun).iter();
+            rows.extend(paths.map(|path| [name, text(path, "legacy"), text(path, "name")]));
         }
-        let size = output::size(number(lun, "size"));
-        let (health, wwid) = (text(lun, "health"), text(lun, "wwid"));
-        let count = paths(lun).len();
-        let _ = writeln!(out, "{name:<8} {health:<9} {size:<10} {count:<6} {wwid}");
+        let rows: Vec<_> = rows.iter().map(|row| row.map(str::to_owned)).collect();
+        return table::text(&[Left(8), Left(10), Left(0)], &rows);
     }
-    out
+    let mut rows = vec![["LUN", "HEALTH", "SIZE", "PATHS", "WWID"].map(str::to_owned)];
+    for lun in luns {
+        rows.push([
+            text(lun, "name").to_owned(),
+            text(lun, "health").to_owned(),
+            output::size(number(lun, "size")),
+            paths(lun).len().to_string(),
+            text(lun, "wwid").to_owned(),
+        ]);
+    }
+    table::text(&[Left(8), Left(9), Left(10), Left(6), Left(0)], &rows)
 }
 
 /// Formats a LUN for 80 columns, except for long addresses.
@@ -280,25 +300,36 @@ fn show(lun: &Value) -> String {
         );
         line("waiting", waits);
     }
-    let _ = writeln!(
-        out,
-        "\n{:<10} {:<12} {:>6} {:>9} {:>9} {:>7} {:>8} {:>9}",
-        "PATH", "STATE", "QUEUED", "READS", "WRITES", "RETRIED", "LOST", "P99"
-    );
+    let columns = [
+        Left(10),
+        Left(12),
+        Right(6),
+        Right(9),
+        Right(9),
+        Right(7),
+        Right(8),
+        Right(9),
+    ];
+    let head = [
+        "PATH", "STATE", "QUEUED", "READS", "WRITES", "RETRIED", "LOST", "P99",
+    ];
+    let mut rows = vec![head.map(str::to_owned)];
     for path in paths(lun) {
-        let p99 = format!("{} us", number(path, "p99_us"));
-        let _ = writeln!(
-            out,
-            "{:<10} {:<12} {:>6} {:>9} {:>9} {:>7} {:>8} {p99:>9}",
-            text(path, "legacy"),
-            text(path, "state"),
-            number(path, "in_flight"),
-            number(path, "reads"),
-            number(path, "writes"),
-            number(path, "retried"),
-            number(path, "offline_events"),
-        );
-        let _ = writeln!(out, "  {}", text(path, "name"));
+        rows.push([
+            text(path, "legacy").to_owned(),
+            text(path, "state").to_owned(),
+            number(path, "in_flight").to_string(),
+            number(path, "reads").to_string(),
+            number(path, "writes").to_string(),
+            number(path, "retried").to_string(),
+            number(path, "offline_events").to_string(),
+            format!("{} us", number(path, "p99_us")),
+        ]);
+    }
+    let lines = table::lines(&columns, &rows);
+    let _ = writeln!(out, "\n{}", lines[0]);
+    for (line, path) in lines[1..].iter().zip(paths(lun)) {
+        let _ = writeln!(out, "{line}\n  {}", text(path, "name"));
         if let Some(why) = path["why"].as_str() {
             let _ = writeln!(out, "  {why}");
         }
@@ -354,26 +385,23 @@ fn stat(lun: &Value) -> String {
         ("p50, us", "p50_us"),
         ("p99, us", "p99_us"),
     ];
-    let mut out = format!("{:<18}", "");
-    for path in paths(lun) {
-        let _ = write!(out, "{:>14}", text(path, "legacy"));
-    }
-    out.push('\n');
+    let paths = paths(lun);
+    let row = |title: &str, cell: &dyn Fn(&Value) -> String| -> Vec<String> {
+        let cells = paths.iter().map(cell);
+        std::iter::once(title.to_owned()).chain(cells).collect()
+    };
+    let mut rows = vec![row("", &|path| text(path, "legacy").to_owned())];
     for (name, key) in ROWS {
-        let _ = write!(out, "{name:<18}");
-        for path in paths(lun) {
-            let _ = write!(out, "{:>14}", number(path, key));
-        }
-        out.push('\n');
+        rows.push(row(name, &|path| number(path, key).to_string()));
     }
-    out
+    let mut columns = vec![Left(18)];
+    columns.resize(paths.len() + 1, Right(13));
+    table::text(&columns, &rows)
 }
 
 fn attributes(rows: &[lun::AttributeRow]) -> String {
-    let mut out = format!(
-        "{:<24} {:<16} {:<16} {:<16} {}\n",
-        "ATTRIBUTE", "CURRENT", "SAVED", "DEFAULT", "FROM"
-    );
+    let head = ["ATTRIBUTE", "CURRENT", "SAVED", "DEFAULT", "FROM"];
+    let mut cells = vec![head.map(str::to_owned)];
     for row in rows {
         let dash = |text: &str| {
             if text.is_empty() {
@@ -382,16 +410,16 @@ fn attributes(rows: &[lun::AttributeRow]) -> String {
                 text.to_owned()
             }
         };
-        let _ = writeln!(
-            out,
-            "{:<24} {:<16} {:<16} {:<16} {}",
-            row.name,
+        cells.push([
+            row.name.to_owned(),
             dash(row.current.as_deref().unwrap_or_default()),
             dash(&row.saved),
             dash(&row.default),
-            row.origin
-        );
+            row.origin.clone(),
+        ]);
     }
+    let columns = [Left(24), Left(16), Left(16), Left(16), Left(0)];
+    let mut out = table::text(&columns, &cells);
     if let [row] = rows {
         let _ = writeln!(out, "{}", row.help);
     }
@@ -403,17 +431,16 @@ fn waiting(value: &Value) -> String {
     if all.is_empty() {
         return "no I/O is waiting".into();
     }
-    let mut out = String::new();
-    for io in all {
-        let _ = writeln!(
-            out,
-            "{:<12} {:>9} bytes at {:<14} {:>7} ms  {}",
-            text(io, "op"),
-            number(io, "len"),
-            number(io, "offset"),
-            number(io, "age_ms"),
-            text(io, "why")
-        );
-    }
-    out
+    let row = |io: &Value| {
+        [
+            text(io, "op").to_owned(),
+            format!("{} bytes at", number(io, "len")),
+            number(io, "offset").to_string(),
+            format!("{} ms ", number(io, "age_ms")),
+            text(io, "why").to_owned(),
+        ]
+    };
+    let rows: Vec<_> = all.iter().map(row).collect();
+    let columns = [Left(12), Right(18), Left(14), Right(11), Left(0)];
+    table::text(&columns, &rows)
 }

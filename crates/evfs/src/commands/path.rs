@@ -1,6 +1,7 @@
 //! `evfs path`: the paths of a LUN.
 
 use super::confirm::{Answer, Yes, confirm, or_force};
+use super::names;
 use cli::Context;
 use cli::output;
 use serde_json::json;
@@ -10,8 +11,10 @@ use stack::{Result, exit, lun};
 #[derive(clap::Args)]
 pub struct Which {
     /// Name of the LUN, as shown by `evfs lun list`
+    #[arg(add = names::luns())]
     lun: String,
     /// Address of the path, or its legacy name (cXtYdZ)
+    #[arg(add = names::paths())]
     path: String,
 }
 
@@ -19,6 +22,7 @@ pub struct Which {
 pub enum Command {
     /// Add a path to a LUN; it is used once its identity is verified
     Add {
+        #[arg(add = names::luns())]
         lun: String,
         /// Address of the path: a URI, a file or a block device
         path: String,

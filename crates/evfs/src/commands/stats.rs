@@ -1,10 +1,11 @@
 //! `evfs stats`: the counters of an attached volume.
 
+use super::names;
 use cli::Context;
 use cli::output;
+use cli::table::Column::{Left, Right};
 use serde_json::Value;
 use stack::{Result, control, exit};
-use std::fmt::Write as _;
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -14,6 +15,7 @@ Examples:
   evfs stats disk --watch          every second until interrupted")]
 pub struct Args {
     /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
+    #[arg(add = names::services())]
     name: String,
     /// Print every second until interrupted
     #[arg(long)]
@@ -34,10 +36,15 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
 
 /// Formats one line per kind of request.
 fn table(value: &Value) -> String {
-    let mut text = format!(
-        "{:<14}{:>12}{:>12}{:>9}{:>12}{:>12}\n",
-        "", "requests", "bytes", "errors", "p50", "p99"
-    );
+    let columns = [
+        Left(14),
+        Right(11),
+        Right(11),
+        Right(8),
+        Right(11),
+        Right(11),
+    ];
+    let mut rows = vec![["", "requests", "bytes", "errors", "p50", "p99"].map(str::to_owned)];
     for (kind, c) in value
         .as_object()
         .into_iter()
@@ -46,15 +53,14 @@ fn table(value: &Value) -> String {
     {
         let number = |key: &str| c[key].as_u64().unwrap_or(0);
         let micros = |key: &str| format!("{:.1} us", number(key) as f64 / 1000.0);
-        let _ = writeln!(
-            text,
-            "{kind:<14}{:>12}{:>12}{:>9}{:>12}{:>12}",
-            number("requests"),
+        rows.push([
+            kind.clone(),
+            number("requests").to_string(),
             output::size(number("bytes")),
-            number("errors"),
+            number("errors").to_string(),
             micros("p50_ns"),
             micros("p99_ns"),
-        );
+        ]);
     }
-    text
+    cli::table::text(&columns, &rows)
 }

@@ -1,5 +1,6 @@
 //! Options for the key that opens a volume, shared by the commands that need one.
 
+use super::names;
 use cli::secrets;
 use stack::{KeySource, Result};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct UnlockArgs {
     /// Open with this key pair
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     pub key: Option<String>,
     /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "passphrase_fd"])]
@@ -40,7 +41,7 @@ impl UnlockArgs {
 #[derive(clap::Args, Debug, Default, Clone)]
 pub struct OwnerArgs {
     /// Open with this key pair
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     pub key: Option<String>,
     /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "unlock_passphrase_fd"])]

@@ -2,7 +2,7 @@
 
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::{OwnerArgs, volume_name};
-use super::{Context, volume_key, volume_trust};
+use super::{Context, names, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::output;
 use crypt::{Action, CopyReport};
@@ -24,16 +24,19 @@ pub enum Command {
     /// Show the content of the header
     Info {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
     },
     /// Check both header copies and the location of the data; changes nothing
     Check {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
     },
     /// Rewrite a damaged header copy from the intact one
     Repair {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// Seal the header as it is, to accept a change made by another program; requires the
         /// owner's key or a recovery key
@@ -58,6 +61,7 @@ pub enum Command {
     /// Destroy all keys of a volume, which makes its data unrecoverable
     Erase {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// Require neither the owner's key nor a confirmation
         #[arg(long)]
@@ -72,12 +76,13 @@ pub enum Command {
 #[derive(clap::Args)]
 pub struct CreateArgs {
     /// File or disk; a missing file is created with --size
+    #[arg(add = names::devices())]
     device: PathBuf,
     /// Key pair of the owner
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     owner: String,
     /// Size of a new file, like 10G
-    #[arg(long, value_parser = output::parse_size)]
+    #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
     /// Length of the AES key in bits
     #[arg(long, default_value = "128", value_parser = ["128", "256"])]
@@ -86,7 +91,7 @@ pub struct CreateArgs {
     #[arg(long, default_value = "4096", value_parser = ["512", "4096"])]
     sector_size: String,
     /// Key pair that may only set a new owner; may be repeated
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     recovery: Vec<String>,
     /// Label of the volume
     #[arg(long, default_value = "")]
@@ -101,8 +106,10 @@ pub enum OwnerCommand {
     /// Make a key pair the owner, replacing the previous owner
     Set {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// Key pair of the new owner; its public half is enough
+        #[arg(add = names::keys())]
         name: String,
         #[command(flatten)]
         unlock: OwnerArgs,
@@ -116,6 +123,7 @@ pub enum HeaderCommand {
     /// Save the header and keyslots to a new file
     Backup {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// File to create; must not exist
         file: PathBuf,
@@ -123,6 +131,7 @@ pub enum HeaderCommand {
     /// Restore a saved header
     Restore {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// File written by `evfs volume header backup`
         file: PathBuf,

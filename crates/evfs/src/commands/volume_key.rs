@@ -1,6 +1,7 @@
 //! `evfs volume key`: the keys that open a volume.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::names;
 use super::unlock::{OwnerArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
@@ -24,9 +25,10 @@ pub enum Command {
     )]
     Remove {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
         /// Keyslot number, or the name of a key pair
-        #[arg(required_unless_present = "keyslot")]
+        #[arg(required_unless_present = "keyslot", add = names::keys())]
         which: Option<String>,
         /// Remove this keyslot, even if a key pair has the number as its name
         #[arg(long, value_name = "N", conflicts_with = "which")]
@@ -39,6 +41,7 @@ pub enum Command {
     /// List the keys of a volume
     List {
         /// File or disk
+        #[arg(add = names::devices())]
         device: PathBuf,
     },
 }
@@ -46,6 +49,7 @@ pub enum Command {
 #[derive(clap::Args)]
 pub struct AddArgs {
     /// File or disk
+    #[arg(add = names::devices())]
     device: PathBuf,
     #[command(flatten)]
     new: NewKey,
@@ -57,10 +61,10 @@ pub struct AddArgs {
 #[group(required = true, multiple = false, id = "new_key")]
 struct NewKey {
     /// Add a key pair that may attach the volume; its public half is enough
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     user: Option<String>,
     /// Add a key pair that may only set a new owner
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", add = names::keys())]
     recovery: Option<String>,
     /// Add a passphrase, read from this file descriptor
     #[arg(long, value_name = "N")]

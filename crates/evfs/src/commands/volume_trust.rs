@@ -1,5 +1,6 @@
 //! `evfs volume trust`: the record that this machine keeps of the volumes that it has opened.
 
+use super::names;
 use cli::Context;
 use cli::output;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use std::path::{Path, PathBuf};
 )]
 pub struct Args {
     /// File, disk or UUID of a volume [default: all known volumes]
+    #[arg(add = names::devices())]
     device: Option<PathBuf>,
     /// Forget the volume; the next volume opened with its UUID is trusted
     #[arg(long, requires = "device")]

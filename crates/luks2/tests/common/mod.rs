@@ -3,6 +3,7 @@
 //! `cryptsetup` must be installed; a test that cannot run it fails.
 #![allow(dead_code)]
 
+use block_testing::Random;
 use luks2::{
     Argon2Cost, FormatOptions, Hash, Header, Kdf, KdfLimits, Opened, PREFIX_BYTES_MAX, Plan,
     Priority, Step,
@@ -221,8 +222,8 @@ pub(crate) fn options() -> FormatOptions {
     }
 }
 
-/// A pseudo-random generator (SplitMix64); tests print its seed.
-pub(crate) struct Rng(pub(crate) u64);
+/// A pseudo-random generator; tests print its seed.
+pub(crate) struct Rng(Random);
 
 impl Rng {
     /// Seeds from the environment variable `EVFS_SEED`, or at random; prints the seed.
@@ -231,18 +232,10 @@ impl Rng {
         let given = std::env::var("EVFS_SEED").ok().and_then(|s| s.parse().ok());
         let seed = given.unwrap_or_else(random);
         println!("replay with: EVFS_SEED={seed} cargo test -p evfs-luks2 {test}");
-        Rng(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        Rng(Random::new(seed))
     }
 
     pub(crate) fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
+        self.0.below(bound as u64) as usize
     }
 }

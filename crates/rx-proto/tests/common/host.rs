@@ -57,10 +57,10 @@ pub struct Host {
 
 /// Returns the bytes of the reply to a tag.
 pub fn reply_bytes(tag: u32, len: usize) -> Vec<u8> {
-    let mut random = Random(u64::from(tag) << 20);
+    let mut random = Random::new(u64::from(tag) << 20);
     let mut bytes = Vec::with_capacity(len + 8);
     while bytes.len() < len {
-        bytes.extend(random.next().to_be_bytes());
+        bytes.extend(random.next_u64().to_be_bytes());
     }
     bytes.truncate(len);
     bytes
@@ -88,7 +88,7 @@ impl Host {
             index,
             batch: Transmit::new(40),
             work: HashMap::new(),
-            random: Random(index as u64),
+            random: Random::new(index as u64),
             runs: BTreeMap::new(),
             outcomes: BTreeMap::new(),
             events: Vec::new(),

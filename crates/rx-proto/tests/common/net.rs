@@ -1,34 +1,11 @@
 //! A network of two directions in virtual time: it delays, loses, duplicates, reorders, queues and
 //! drops oversized datagrams, all from a seed.
 
+pub use block_testing::Random;
 use rx_proto::{Ack, HEADER_BYTES, Header, PacketType, Timestamp};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
-
-/// Random numbers from a seed (SplitMix64).
-#[derive(Debug, Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Returns a number below `end`.
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end.max(1)
-    }
-
-    /// Returns true with the given probability.
-    pub fn chance(&mut self, probability: f64) -> bool {
-        (self.next() >> 11) as f64 / ((1u64 << 53) as f64) < probability
-    }
-}
 
 /// Properties of one direction.
 #[derive(Debug, Clone)]
@@ -131,7 +108,7 @@ impl Net {
     pub fn new(link: Link, seed: u64) -> Net {
         Net {
             links: [link.clone(), link],
-            random: Random(seed),
+            random: Random::new(seed),
             on_the_way: BinaryHeap::new(),
             order: 0,
             busy_until: [Timestamp::from_nanos(0); 2],
@@ -193,7 +170,7 @@ impl Net {
             at = at + Duration::from_nanos(self.random.below(link.jitter.as_nanos() as u64 + 1));
             if self.random.chance(link.reorder) {
                 let late = 3 * link.delay.as_nanos() as u64;
-                at = at + Duration::from_nanos(self.random.below(late));
+                at = at + Duration::from_nanos(self.random.below(late.max(1)));
             }
             self.order += 1;
             let (order, bytes) = (self.order, bytes.clone());

@@ -1,6 +1,7 @@
 //! Servers and clients of the tests, and a relay that drops, duplicates and reorders datagrams.
 #![allow(dead_code)]
 
+pub use block_testing::Random;
 use rx::{Abort, Call, Connection, Error, Port, Service, Settings, Timeouts};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -58,12 +59,8 @@ pub fn echo(call: &mut Call) -> Result<(), Abort> {
 
 /// Returns pseudo-random bytes that depend on a tag.
 pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
-    let mut random = Random(tag.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let mut all = Vec::with_capacity(len + 8);
-    while all.len() < len {
-        all.extend(random.next().to_le_bytes());
-    }
-    all.truncate(len);
+    let mut all = vec![0; len];
+    Random::new(tag).fill(&mut all);
     all
 }
 
@@ -76,22 +73,6 @@ pub fn check_echo(connection: &Connection, tag: u64, len: usize) -> Result<(), E
         "call {tag} of {len} bytes came back changed"
     );
     Ok(())
-}
-
-/// Pseudo-random numbers (xorshift64*).
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
 }
 
 /// Returns the seed of this run: `EVFS_SEED`, or one that is printed with a failure.
@@ -120,7 +101,7 @@ impl Relay {
         }
         let stop = Arc::new(AtomicBool::new(false));
         let (address, stopped) = (front.local_addr().unwrap(), Arc::clone(&stop));
-        let mut random = Random(seed | 1);
+        let mut random = Random::new(seed);
         let run = move || {
             let (mut client, mut buffer) = (None, vec![0; 65_536]);
             let mut held: [Option<Vec<u8>>; 2] = [None, None];
