@@ -2,6 +2,8 @@
 //!
 //! Precedence: command line, then `EVFS_*` environment, then the configuration file, then the
 //! default. `evfs config show --origin` prints this table with the origin of each value.
+//!
+//! The configuration file may also hold the tables of services that `evfs up` reads (`config.rs`).
 
 use crate::paths::Paths;
 use crate::text::did_you_mean;
@@ -12,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 /// Largest memory cost of Argon2 that `cryptsetup` uses, in KiB.
 const KDF_MEMORY_KIB_MAX: u64 = 4 * 1024 * 1024;
+
+/// Variable with the path of the configuration file.
+const CONFIG: &str = "EVFS_CONFIG";
 
 /// One setting.
 struct Row {
@@ -244,6 +249,24 @@ fn absolute(value: &str) -> std::result::Result<(), String> {
     }
 }
 
+/// Tables of the configuration file that hold tables of services.
+const SERVICES: [&str; 3] = ["volume", "mount", "serve"];
+
+/// Reports whether a dotted name is that of a setting.
+pub(crate) fn is_setting(key: &str) -> bool {
+    TABLE.iter().any(|row| row.key == key)
+}
+
+/// Removes the tables of services, which have no settings.
+fn without_services(mut file: toml::Table) -> toml::Table {
+    for kind in SERVICES {
+        if let Some(toml::Value::Table(tables)) = file.get_mut(kind) {
+            tables.retain(|name, value| !value.is_table() || is_setting(&format!("{kind}.{name}")));
+        }
+    }
+    file
+}
+
 /// Origin of a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Origin {
@@ -336,7 +359,7 @@ impl Settings {
     /// [`Error::Config`] for an unreadable file, an unknown key or an invalid value.
     pub fn load() -> Result<Settings> {
         let paths = Paths::of_this_user();
-        let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
+        let explicit = std::env::var_os(CONFIG).map(PathBuf::from);
         let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
         let file = match crate::state_file::read_text(&path) {
             Ok(text) => Some(text),
@@ -348,6 +371,12 @@ impl Settings {
         };
         let env = |name: &str| std::env::var(name).ok();
         Settings::from_parts(&paths, file.as_deref().map(|t| (path.as_path(), t)), &env)
+    }
+
+    /// Returns the path of this user's configuration file, which need not exist.
+    pub fn file() -> PathBuf {
+        let explicit = std::env::var_os(CONFIG).map(PathBuf::from);
+        explicit.unwrap_or_else(|| Paths::of_this_user().config)
     }
 
     /// Returns the settings of an environment alone.
@@ -369,7 +398,7 @@ impl Settings {
             let table: toml::Table = text
                 .parse()
                 .map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
-            for (key, value) in flatten("", &table) {
+            for (key, value) in flatten("", &without_services(table)) {
                 let row = TABLE.iter().find(|row| row.key == key).ok_or_else(|| {
                     let keys = TABLE.iter().map(|row| row.key);
                     Error::config(
@@ -598,6 +627,25 @@ mod tests {
         let keys = ["/etc/evfs/keys", "~/.local/share/evfs/keys"];
         assert_eq!(of("keys.dir").defaults, keys);
         assert_eq!(config_files()[1], "~/.config/evfs/evfs.toml");
+    }
+
+    #[test]
+    fn tables_of_services_are_no_settings() {
+        let service = "device = \"/d\"\nthreads = 9\n";
+        let file = format!(
+            "threads = 3\n[volume]\nheartbeat-ms = 200\n[volume.data]\n{service}[mount.m]\n{service}"
+        );
+        let s = load(Some(&file), &[]).unwrap();
+        assert_eq!((s.threads(), s.volume_heartbeat().as_millis()), (3, 200));
+        for wrong in [
+            "mount = 1\n",
+            "[volume]\ndata = 1\n",
+            "[volume.heartbeat-ms]\ndevice = \"/d\"\n",
+            "[volumes.data]\ndevice = \"/d\"\n",
+        ] {
+            let error = load(Some(wrong), &[]).unwrap_err().to_string();
+            assert!(error.contains("unknown key"), "{wrong}: {error}");
+        }
     }
 
     #[test]
