@@ -216,6 +216,15 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "unlock.ask-password",
+        env: "EVFS_UNLOCK_ASK_PASSWORD",
+        unit: "bool",
+        reason: "ask for passphrases through systemd-ask-password where there is no terminal, as \
+                 at boot; false so that no command waits for an answer unexpectedly",
+        default: |_| "false".into(),
+        check: boolean,
+    },
+    Row {
         key: "volume.heartbeat-ms",
         env: "EVFS_VOLUME_HEARTBEAT_MS",
         unit: "ms",
@@ -524,6 +533,12 @@ impl Settings {
     /// Reports whether servers drop privileges that they do not need.
     pub fn sandbox(&self) -> bool {
         self.text("sandbox") == "true"
+    }
+
+    /// Reports whether passphrases are asked for through systemd-ask-password where there is no
+    /// terminal.
+    pub fn ask_password(&self) -> bool {
+        self.text("unlock.ask-password") == "true"
     }
 
     /// Returns the directory from which the NUMA topology is read.
