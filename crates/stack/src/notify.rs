@@ -6,8 +6,8 @@
 //!
 //! **Invariant:** a report never fails a service, and delays it by [`PATIENCE`] at most.
 //!
-//! Deliberately absent: the descriptor store, and `vsock` addresses, which are for a virtual machine
-//! as a whole.
+//! Deliberately absent: the descriptor store, and `vsock` addresses, which are for a virtual
+//! machine as a whole.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::ffi::{OsStr, OsString};

@@ -1,5 +1,5 @@
-//! `mount.evfs` and `umount.evfs`: the program as a helper of mount(8) and umount(8), which start it
-//! under these names or, for the type `fuse.evfs`, as `mount.fuse.evfs` and `umount.fuse.evfs`.
+//! `mount.evfs` and `umount.evfs`: the program as a helper of mount(8) and umount(8), which start
+//! it under these names or, for the type `fuse.evfs`, as `mount.fuse.evfs` and `umount.fuse.evfs`.
 //!
 //! The helpers follow the rules of mount(8): options in one list after `-o`, and its exit codes.
 
