@@ -24,7 +24,6 @@ fn signal(up: &Killed, signal: Signal) {
 /// A service manager that receives reports.
 struct Manager {
     socket: UnixDatagram,
-    keep_alives: u32,
 }
 
 impl Manager {
@@ -32,26 +31,22 @@ impl Manager {
         let socket = UnixDatagram::bind(path).unwrap();
         let patience = Some(Duration::from_secs(60));
         socket.set_read_timeout(patience).unwrap();
-        Manager {
-            socket,
-            keep_alives: 0,
-        }
+        Manager { socket }
     }
 
-    fn receive(&mut self) -> String {
+    fn receive(&self) -> String {
         let mut room = [0; 4096];
         let len = self.socket.recv(&mut room).expect("a report");
         String::from_utf8(room[..len].to_vec()).unwrap()
     }
 
-    /// Receives the next report, and counts the keep-alives before it.
-    fn next(&mut self) -> String {
+    /// Receives the next report that is no keep-alive.
+    fn next(&self) -> String {
         loop {
             let report = self.receive();
             if report != "WATCHDOG=1" {
                 return report;
             }
-            self.keep_alives += 1;
         }
     }
 }
@@ -65,7 +60,7 @@ fn up_reports_its_state_and_its_life_to_the_service_manager() {
         s.volume(image, "32M", &[]);
     }
     fs::write(s.path("up.toml"), first).unwrap();
-    let mut manager = Manager::at(&s.path("notify"));
+    let manager = Manager::at(&s.path("notify"));
     let mut up = s.evfs();
     up.args(["up", "up.toml"])
         .env("NOTIFY_SOCKET", s.path("notify"))
@@ -99,7 +94,7 @@ fn up_reports_its_state_and_its_life_to_the_service_manager() {
 fn a_stopped_main_thread_sends_no_keep_alive() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
-    let mut manager = Manager::at(&s.path("notify"));
+    let manager = Manager::at(&s.path("notify"));
     let mut attach = s.evfs();
     attach
         .args(["attach", "a.img"])

@@ -368,14 +368,12 @@ impl Settings {
     /// [`Error::Config`] for an unreadable file, an unknown key or an invalid value.
     pub fn load() -> Result<Settings> {
         let paths = Paths::of_this_user();
-        let explicit = std::env::var_os(CONFIG).map(PathBuf::from);
-        let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
+        let is_default = std::env::var_os(CONFIG).is_none();
+        let path = Settings::file();
         let file = match crate::state_file::read_text(&path) {
             Ok(text) => Some(text),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => None,
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => {
-                None
-            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && is_default => None,
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && is_default => None,
             Err(e) => return Err(Error::config(&path, format!("cannot be read: {e}"))),
         };
         let env = |name: &str| std::env::var(name).ok();
