@@ -49,6 +49,8 @@ const NEEDED: &[(&str, &str)] = &[
     ("sqlite3", "sqlite3"),
     ("ssh-keygen", "openssh-client"),
     ("strace", "strace"),
+    ("systemd-analyze", "systemd"),
+    ("systemd-ask-password", "systemd"),
     ("tcc", "tcc"),
     ("tcpdump", "tcpdump"),
     ("tgtadm", "tgt"),

@@ -1,6 +1,6 @@
 //! Context of every command.
 
-use crate::{output, secrets};
+use crate::{agent, output, secrets};
 use keyring::Keyring;
 use stack::trust::TrustStore;
 use stack::{Opener, Settings};
@@ -20,14 +20,20 @@ impl Context {
         Keyring::open(self.settings.keys_dir())
     }
 
-    /// Creates the opener of volumes for this user, which asks for passphrases at the terminal.
+    /// Creates the opener of volumes for this user. It asks for passphrases at the terminal or, if
+    /// the setting `unlock.ask-password` permits it, through systemd.
     pub fn opener(&self) -> Opener {
         let json = self.json;
         let settings = &self.settings;
+        let ask = if settings.ask_password() {
+            agent::ask
+        } else {
+            secrets::ask
+        };
         let tell = Box::new(move |text: &str| output::say(json, text));
         Opener::new(
             self.keyring(),
-            secrets::ask,
+            ask,
             tell,
             TrustStore::of(settings),
             settings.kdf_limits(),

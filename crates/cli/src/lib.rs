@@ -3,6 +3,7 @@
 //!
 //! Deliberately absent: commands, and decisions about their results.
 
+mod agent;
 mod context;
 pub mod man;
 pub mod output;

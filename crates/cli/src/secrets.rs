@@ -1,5 +1,5 @@
 //! Sources of secrets: a descriptor, a file, a systemd credential, the terminal; never argv and
-//! never the environment.
+//! never the environment. `agent.rs` adds the agents of systemd.
 //!
 //! One trailing newline is removed from a passphrase from any source; a key file is used unchanged.
 
@@ -58,8 +58,13 @@ pub fn ask(prompt: &str) -> Result<SecretBytes> {
     ask_or(prompt, "use --passphrase-fd N or --key-file F")
 }
 
+/// Reports whether there is a terminal to ask at.
+pub(crate) fn has_terminal() -> bool {
+    std::io::stdin().is_terminal() || File::open("/dev/tty").is_ok()
+}
+
 fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
-    if !std::io::stdin().is_terminal() && File::open("/dev/tty").is_err() {
+    if !has_terminal() {
         return Err(Error::Usage(format!(
             "{prompt} is required, but there is no terminal to ask at; {instead}"
         )));
@@ -84,7 +89,7 @@ pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
     Ok(first)
 }
 
-fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {
+pub(crate) fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {
     let mut held = SecretBytes::zeroed(4096);
     let mut len = 0;
     loop {
@@ -108,7 +113,7 @@ fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {
     }
 }
 
-fn strip_newline(secret: SecretBytes) -> SecretBytes {
+pub(crate) fn strip_newline(secret: SecretBytes) -> SecretBytes {
     match secret.strip_suffix(b"\n") {
         Some(rest) => secret.truncated(rest.len()),
         None => secret,

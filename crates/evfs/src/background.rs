@@ -137,7 +137,7 @@ fn outlives_caller(fd: i32) -> bool {
 
 impl Ready {
     /// Detaches from the terminal, except for a standard error that is not a terminal, and sends
-    /// the caller the text to print.
+    /// the caller the text to print, which may be empty.
     pub fn report_ready(mut self, text: &str) {
         let keeps_stderr = outlives_caller(2);
         if !keeps_stderr {
@@ -157,6 +157,7 @@ impl Ready {
             }
         }
         self.inherited.iter().for_each(Inherited::close);
-        let _ = self.caller.write_all(format!("+{text}\n").as_bytes());
+        let end = if text.is_empty() { "" } else { "\n" };
+        let _ = self.caller.write_all(format!("+{text}{end}").as_bytes());
     }
 }

@@ -15,6 +15,7 @@ mod fileset;
 mod key;
 mod lun;
 mod man;
+mod mount_helper;
 mod names;
 mod path;
 mod serve;
@@ -31,6 +32,7 @@ mod volume_trust;
 use bench_commands::{bench, machine, plan, quickstart};
 use clap::Subcommand;
 use cli::Context;
+pub use mount_helper::Helper;
 use stack::Result;
 
 #[derive(Subcommand)]

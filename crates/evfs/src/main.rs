@@ -6,8 +6,9 @@ mod log;
 
 use clap::Parser;
 use cli::{Context, output};
-use commands::Command;
+use commands::{Command, Helper};
 use stack::{Settings, exit};
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 #[global_allocator]
@@ -55,28 +56,38 @@ fn examples() -> String {
 }
 
 fn main() -> ExitCode {
+    let arguments: Vec<OsString> = std::env::args_os().collect();
+    let program = arguments.first();
+    if let Some(helper) = program.and_then(|program| Helper::named(program)) {
+        return helper.run(arguments, || prepare(false, None, false));
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return output::usage::<Cli>(error),
     };
-    secret::harden_process();
-    #[cfg(feature = "bench")]
-    stack::lun::set_advisor(bench_commands::lun_advice);
-    let settings = match Settings::load() {
-        Ok(settings) => settings,
-        // It reports the problems of the configuration, and needs what is usable of it.
-        Err(_) if cli.command.examines_settings() => Settings::examine().settings,
+    let context = match prepare(cli.json, cli.log.as_deref(), cli.command.examines_settings()) {
+        Ok(context) => context,
         Err(error) => return output::fail(cli.json, &error),
-    };
-    log::start(cli.log.as_deref(), settings.log_level());
-    let context = Context {
-        json: cli.json,
-        settings,
     };
     match cli.command.run(&context) {
         Ok(code) => output::end(code),
         Err(error) => output::fail(cli.json, &error),
     }
+}
+
+/// Prepares the process, and builds the context of its command. `log` is the level of the log, if
+/// the command line sets one. A command that `examines` the settings reports their problems itself,
+/// and needs what is usable of them.
+fn prepare(json: bool, log: Option<&str>, examines: bool) -> stack::Result<Context> {
+    secret::harden_process();
+    #[cfg(feature = "bench")]
+    stack::lun::set_advisor(bench_commands::lun_advice);
+    let settings = match Settings::load() {
+        Err(_) if examines => Settings::examine().settings,
+        loaded => loaded?,
+    };
+    log::start(log, settings.log_level());
+    Ok(Context { json, settings })
 }
 
 const _: () = assert!(exit::OK == 0, "the shell takes zero for success");

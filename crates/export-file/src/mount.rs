@@ -3,7 +3,7 @@
 use crate::files::{Export, Files};
 use crate::holes::Holes;
 use crate::loopdev;
-use fuse_mount::{Error, REQUESTS_PER_THREAD, Settings, Users, WhenBusy};
+use fuse_mount::{Error, REQUESTS_PER_THREAD, SOURCE, Settings, Users, WhenBusy};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,6 +43,7 @@ impl Mount {
         clear_dead(&config.mountpoint)?;
         let settings = Settings {
             mountpoint: config.mountpoint,
+            source: SOURCE.into(),
             threads: config.threads.max(1) * REQUESTS_PER_THREAD,
             read_only: false,
             allow_other: false,

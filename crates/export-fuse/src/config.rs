@@ -1,7 +1,7 @@
 //! Configuration of a mount.
 
 use fs::Atime;
-use fuse_mount::REQUESTS_PER_THREAD;
+use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +10,8 @@ use std::time::Duration;
 pub struct MountConfig {
     /// An existing directory.
     pub mountpoint: PathBuf,
+    /// Source in the list of mounts.
+    pub source: String,
     /// Number of requests in flight, each with a thread.
     pub threads: usize,
     /// Time for which the kernel may cache names and attributes. Long if only this mount changes
@@ -31,6 +33,8 @@ pub struct MountConfig {
     pub suid: bool,
     /// Let device nodes among the files open devices. Only root may enable it, for the same reason.
     pub dev: bool,
+    /// Let programs among the files be run.
+    pub exec: bool,
     /// Policy for updating the access time of files.
     pub atime: Atime,
 }
@@ -40,6 +44,7 @@ impl MountConfig {
     pub fn new(mountpoint: PathBuf) -> MountConfig {
         MountConfig {
             mountpoint,
+            source: SOURCE.into(),
             threads: 2 * REQUESTS_PER_THREAD,
             ttl: Duration::from_secs(3600),
             read_only: false,
@@ -47,6 +52,7 @@ impl MountConfig {
             exclusive: false,
             suid: false,
             dev: false,
+            exec: true,
             atime: Atime::default(),
         }
     }

@@ -42,12 +42,13 @@ impl Mount {
         let tree = Tree::new(&files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
         let settings = Settings {
             mountpoint: config.mountpoint,
+            source: config.source,
             threads: config.threads,
             read_only: config.read_only,
             allow_other: config.allow_other,
             suid: config.suid,
             dev: config.dev,
-            exec: true,
+            exec: config.exec,
         };
         let mount = fuse_mount::Mount::start(&settings, tree)?;
         if let Some(notifier) = mount.notifier() {

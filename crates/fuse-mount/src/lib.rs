@@ -18,6 +18,9 @@ pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, serve
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 
+/// Source in the list of mounts, unless the settings of a mount name another one.
+pub const SOURCE: &str = "evfs";
+
 /// Kernel requests in flight for each configured thread.
 pub const REQUESTS_PER_THREAD: usize = 4;
 

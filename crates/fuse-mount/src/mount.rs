@@ -1,7 +1,7 @@
 //! A mount, from the start of its session to its end.
 
 use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
-use crate::{Error, users};
+use crate::{Error, SOURCE, users};
 use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
@@ -13,6 +13,9 @@ use std::sync::Mutex;
 pub struct Settings {
     /// An existing directory.
     pub mountpoint: PathBuf,
+    /// Source in the list of mounts. Nothing depends on it, but mount(8) recognizes an entry of
+    /// fstab(5) by it.
+    pub source: String,
     /// Number of requests in flight, each with a thread.
     pub threads: usize,
     /// Refuse changes.
@@ -28,10 +31,19 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns the source, unless `fusermount3` would take a part of it for another option.
+    fn source(&self) -> &str {
+        if self.source.contains([',', '\\']) {
+            SOURCE
+        } else {
+            &self.source
+        }
+    }
+
     fn for_session(&self) -> Config {
         let mut config = Config::default();
         config.mount_options = vec![
-            MountOption::FSName("evfs".into()),
+            MountOption::FSName(self.source().into()),
             // The library's own option for this does not reach the kernel.
             MountOption::CUSTOM("subtype=evfs".into()),
             MountOption::DefaultPermissions,

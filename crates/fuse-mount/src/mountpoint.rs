@@ -75,9 +75,7 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
     // The last entry is the topmost mount.
     let mount = mounts().into_iter().rfind(|mount| mount.point == path)?;
-    let is_ours = mount.source == "evfs"
-        && mount.kind == "fuse.evfs"
-        && mount.options.split(',').any(|option| option == me);
+    let is_ours = mount.kind == "fuse.evfs" && mount.options.split(',').any(|option| option == me);
     is_ours.then_some(path)
 }
 

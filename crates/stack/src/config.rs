@@ -1,5 +1,5 @@
 //! The configuration of `evfs up`: a TOML file with a table for each volume to attach, each file
-//! system to mount, and each cell to serve.
+//! system to mount, and each cell to serve. The tables may also be in the file of the settings.
 //!
 //! ```toml
 //! [volume.data]
@@ -24,12 +24,15 @@
 //! ```
 
 use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec};
+use crate::settings::is_setting;
 use crate::state_file::read_text;
 use crate::text::did_you_mean;
-use crate::{Error, Result};
+use crate::{Error, Result, Settings};
 use ::fs::Atime;
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -56,6 +59,7 @@ const KEYS: &[&str] = &[
     "exclusive",
     "suid",
     "dev",
+    "noexec",
     "atime",
     "listen",
     "announce",
@@ -73,6 +77,50 @@ struct File {
     mount: BTreeMap<String, MountTable>,
     #[serde(default)]
     serve: BTreeMap<String, ServeTable>,
+}
+
+/// The tables of services in the file of the settings. The settings are checked by
+/// [`Settings::load`].
+#[derive(Deserialize)]
+struct SettingsFile {
+    #[serde(default, deserialize_with = "volumes_among_settings")]
+    volume: BTreeMap<String, Volume>,
+    #[serde(default)]
+    mount: BTreeMap<String, MountTable>,
+    #[serde(default)]
+    serve: BTreeMap<String, ServeTable>,
+}
+
+/// Deserializes the tables of volumes, without the settings whose names begin with `volume.`.
+fn volumes_among_settings<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<BTreeMap<String, Volume>, D::Error> {
+    struct Tables;
+
+    impl<'de> Visitor<'de> for Tables {
+        type Value = BTreeMap<String, Volume>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("tables of volumes")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(
+            self,
+            mut map: A,
+        ) -> std::result::Result<Self::Value, A::Error> {
+            let mut volumes = BTreeMap::new();
+            while let Some(name) = map.next_key::<String>()? {
+                if is_setting(&format!("volume.{name}")) {
+                    map.next_value::<IgnoredAny>()?;
+                } else {
+                    volumes.insert(name, map.next_value()?);
+                }
+            }
+            Ok(volumes)
+        }
+    }
+
+    deserializer.deserialize_map(Tables)
 }
 
 #[derive(Deserialize)]
@@ -118,6 +166,8 @@ struct MountTable {
     suid: bool,
     #[serde(default)]
     dev: bool,
+    #[serde(default)]
+    noexec: bool,
     #[serde(default)]
     atime: Atime,
     #[serde(default)]
@@ -168,28 +218,82 @@ impl ServiceTable {
     }
 }
 
-/// Reads the file. `threads` is the default for attached volumes.
-///
-/// # Errors
-/// [`Error::Config`] with the line of the mistake.
-pub fn read(path: &Path, threads: usize) -> Result<Vec<ServiceTable>> {
-    let text = read_text(path).map_err(|e| Error::io("cannot read the configuration", path, e))?;
-    parse(path, &text, threads)
+/// A file with tables of services.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigFile {
+    /// It holds nothing else.
+    Services(PathBuf),
+    /// It is the file of the settings, and holds both.
+    Settings(PathBuf),
+}
+
+impl ConfigFile {
+    /// Chooses the file `given`, or the file of the settings.
+    pub fn or_settings(given: Option<&Path>) -> ConfigFile {
+        let settings = Settings::file();
+        match given {
+            Some(path) if full(path) != full(&settings) => ConfigFile::Services(path.to_owned()),
+            _ => ConfigFile::Settings(settings),
+        }
+    }
+
+    /// Returns its path.
+    pub fn path(&self) -> &Path {
+        match self {
+            ConfigFile::Services(path) | ConfigFile::Settings(path) => path,
+        }
+    }
+
+    /// Reads the tables. `threads` is the default for attached volumes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] with the line of the mistake.
+    pub fn read(&self, threads: usize) -> Result<Vec<ServiceTable>> {
+        let path = self.path();
+        let text =
+            read_text(path).map_err(|e| Error::io("cannot read the configuration", path, e))?;
+        match self {
+            ConfigFile::Services(_) => parse(path, &text, threads),
+            ConfigFile::Settings(_) => parse_among_settings(path, &text, threads),
+        }
+    }
 }
 
 fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<ServiceTable>> {
-    let file: File = toml::from_str(text).map_err(|e| {
-        let message = e.to_string();
-        let unknown = message
-            .split("unknown field `")
-            .nth(1)
-            .and_then(|m| m.split('`').next());
-        let hint = unknown.map(|word| did_you_mean(word, KEYS.iter().copied()));
-        Error::config(
-            path,
-            format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
-        )
-    })?;
+    let file = toml::from_str(text).map_err(|e| invalid(path, &e))?;
+    services(path, file, threads)
+}
+
+fn parse_among_settings(path: &Path, text: &str, threads: usize) -> Result<Vec<ServiceTable>> {
+    let file: SettingsFile = toml::from_str(text).map_err(|e| invalid(path, &e))?;
+    let SettingsFile {
+        volume,
+        mount,
+        serve,
+    } = file;
+    let file = File {
+        volume,
+        mount,
+        serve,
+    };
+    services(path, file, threads)
+}
+
+/// Describes a mistake, with a suggestion for a misspelled key.
+fn invalid(path: &Path, error: &toml::de::Error) -> Error {
+    let message = error.to_string();
+    let unknown = message
+        .split("unknown field `")
+        .nth(1)
+        .and_then(|m| m.split('`').next());
+    let hint = unknown.map(|word| did_you_mean(word, KEYS.iter().copied()));
+    Error::config(
+        path,
+        format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
+    )
+}
+
+fn services(path: &Path, file: File, threads: usize) -> Result<Vec<ServiceTable>> {
     if file.volume.is_empty() && file.mount.is_empty() && file.serve.is_empty() {
         return Err(Error::config(
             path,
@@ -221,6 +325,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
             exclusive: m.exclusive,
             suid: m.suid,
             dev: m.dev,
+            exec: !m.noexec,
             atime: m.atime,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
@@ -371,6 +476,25 @@ mod tests {
         ];
         assert_eq!(seen, wanted);
         assert_eq!(entries[1].key.as_deref(), Some("alice"));
+    }
+
+    #[test]
+    fn services_stand_among_settings_in_the_file_of_the_settings_alone() {
+        let text = "threads = 4\n[volume]\nheartbeat-ms = 200\n[kdf]\ntime-ms = 10\n\
+                    [volume.data]\ndevice = \"/d\"\n[mount.home]\ndevice = \"/h\"\nat = \"/home\"\n";
+        let entries = parse_among_settings(Path::new("evfs.toml"), text, 2).unwrap();
+        let tables: Vec<_> = entries.iter().map(ServiceTable::table).collect();
+        assert_eq!(tables, ["[volume.data]", "[mount.home]"]);
+        assert!(parse(Path::new("x.toml"), text, 2).is_err());
+        let wrong = "threads = 4\n[volume.data]\ndevice = \"/d\"\nread-olny = true\n";
+        let error = parse_among_settings(Path::new("evfs.toml"), wrong, 2)
+            .map(drop)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("did you mean `read-only`?") && error.contains("line 4"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod existing;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
+mod notify;
 mod paths;
 mod peer;
 mod place;

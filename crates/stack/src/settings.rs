@@ -2,6 +2,12 @@
 //!
 //! Precedence: command line, then `EVFS_*` environment, then the configuration file, then the
 //! default. `evfs config show --origin` prints this table with the origin of each value.
+//!
+//! The configuration file may also hold the tables of services that `evfs up` reads (`config.rs`).
+
+mod examine;
+
+pub use examine::{Examined, Problem};
 
 use crate::paths::Paths;
 use crate::text::did_you_mean;
@@ -12,6 +18,9 @@ use std::path::{Path, PathBuf};
 
 /// Largest memory cost of Argon2 that `cryptsetup` uses, in KiB.
 const KDF_MEMORY_KIB_MAX: u64 = 4 * 1024 * 1024;
+
+/// Variable with the path of the configuration file.
+const CONFIG: &str = "EVFS_CONFIG";
 
 /// One setting.
 struct Row {
@@ -211,6 +220,15 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "unlock.ask-password",
+        env: "EVFS_UNLOCK_ASK_PASSWORD",
+        unit: "bool",
+        reason: "ask for passphrases through systemd-ask-password where there is no terminal, as \
+                 at boot; false so that no command waits for an answer unexpectedly",
+        default: |_| "false".into(),
+        check: boolean,
+    },
+    Row {
         key: "volume.heartbeat-ms",
         env: "EVFS_VOLUME_HEARTBEAT_MS",
         unit: "ms",
@@ -242,6 +260,24 @@ fn absolute(value: &str) -> std::result::Result<(), String> {
     } else {
         Err("an absolute path".into())
     }
+}
+
+/// Tables of the configuration file that hold tables of services.
+const SERVICES: [&str; 3] = ["volume", "mount", "serve"];
+
+/// Reports whether a dotted name is that of a setting.
+pub(crate) fn is_setting(key: &str) -> bool {
+    TABLE.iter().any(|row| row.key == key)
+}
+
+/// Removes the tables of services, which have no settings.
+fn without_services(mut file: toml::Table) -> toml::Table {
+    for kind in SERVICES {
+        if let Some(toml::Value::Table(tables)) = file.get_mut(kind) {
+            tables.retain(|name, value| !value.is_table() || is_setting(&format!("{kind}.{name}")));
+        }
+    }
+    file
 }
 
 /// Origin of a value.
@@ -323,39 +359,6 @@ pub fn config_files() -> [String; 2] {
     Paths::documented().map(|paths| paths.config.display().to_string())
 }
 
-/// A problem of the settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Problem {
-    /// The configuration file cannot be read or parsed; the reason.
-    Unreadable(String),
-    /// Message about a key of the file that is no setting.
-    UnknownKey(String),
-    /// Message about a value that is not permitted, with its origin.
-    Invalid(String),
-    /// A value of the file has no effect, because a variable sets another one.
-    Overridden {
-        /// Name of the setting.
-        key: &'static str,
-        /// The variable.
-        env: &'static str,
-        /// Value in the variable.
-        value: String,
-    },
-}
-
-/// The settings with their problems.
-#[derive(Debug, Clone)]
-pub struct Examined {
-    /// Settings in force, with the default for each unusable value.
-    pub settings: Settings,
-    /// The configuration file.
-    pub path: PathBuf,
-    /// Whether that file exists.
-    pub exists: bool,
-    /// Problems found.
-    pub problems: Vec<Problem>,
-}
-
 /// All settings in force.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -369,97 +372,22 @@ impl Settings {
     /// [`Error::Config`] for an unreadable file, an unknown key or an invalid value.
     pub fn load() -> Result<Settings> {
         let paths = Paths::of_this_user();
-        let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
-        let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
+        let is_default = std::env::var_os(CONFIG).is_none();
+        let path = Settings::file();
         let file = match crate::state_file::read_text(&path) {
             Ok(text) => Some(text),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && explicit.is_none() => None,
-            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && explicit.is_none() => {
-                None
-            }
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && is_default => None,
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied && is_default => None,
             Err(e) => return Err(Error::config(&path, format!("cannot be read: {e}"))),
         };
         let env = |name: &str| std::env::var(name).ok();
         Settings::from_parts(&paths, file.as_deref().map(|t| (path.as_path(), t)), &env)
     }
 
-    /// Loads the same settings as [`Settings::load`], with the default for each value that cannot
-    /// be used, and lists the problems.
-    pub fn examine() -> Examined {
-        let paths = Paths::of_this_user();
-        let explicit = std::env::var_os("EVFS_CONFIG").map(PathBuf::from);
-        let path = explicit.clone().unwrap_or_else(|| paths.config.clone());
-        let file = crate::state_file::read_text(&path);
-        let absent = matches!(&file, Err(e) if e.kind() == std::io::ErrorKind::NotFound);
-        let mut problems = Vec::new();
-        if let Err(error) = &file
-            && !(absent && explicit.is_none())
-        {
-            problems.push(Problem::Unreadable(crate::without_number(
-                &error.to_string(),
-            )));
-        }
-        let env = |name: &str| std::env::var(name).ok();
-        let text = file.ok();
-        let given = text.as_deref().map(|text| (path.as_path(), text));
-        let settings = Settings::examine_parts(&paths, given, &env, &mut problems);
-        Examined {
-            settings,
-            exists: !absent,
-            path,
-            problems,
-        }
-    }
-
-    fn examine_parts(
-        paths: &Paths,
-        file: Option<(&Path, &str)>,
-        env: &dyn Fn(&str) -> Option<String>,
-        problems: &mut Vec<Problem>,
-    ) -> Settings {
-        let mut leaves = Vec::new();
-        if let Some((_, text)) = file {
-            match text.parse::<toml::Table>() {
-                Ok(table) => leaves = flatten("", &table),
-                Err(e) => problems.push(Problem::Unreadable(e.to_string())),
-            }
-        }
-        for (key, _) in &leaves {
-            if !TABLE.iter().any(|row| row.key == key) {
-                let hint = did_you_mean(key, TABLE.iter().map(|row| row.key));
-                problems.push(Problem::UnknownKey(format!("unknown key `{key}`{hint}")));
-            }
-        }
-        let mut values = BTreeMap::new();
-        for row in TABLE {
-            let default = ((row.default)(paths), Origin::Default);
-            let in_file = leaves.iter().find(|(key, _)| row.key == key);
-            let in_file = in_file.map(|(_, value)| value.clone());
-            let in_file = in_file.zip(file).map(|(value, (path, _))| {
-                let origin = Origin::File(path.to_owned());
-                (value, origin)
-            });
-            let in_env = env(row.env).map(|value| (value, Origin::Environment(row.env)));
-            if let (Some((below, _)), Some((above, _))) = (&in_file, &in_env)
-                && below != above
-            {
-                problems.push(Problem::Overridden {
-                    key: row.key,
-                    env: row.env,
-                    value: above.clone(),
-                });
-            }
-            let given = in_env.or(in_file);
-            let wrong = given.as_ref().and_then(|(value, origin)| {
-                let want = (row.check)(value).err()?;
-                let key = row.key;
-                Some(format!("{origin}: {key} is `{value}`, but must be {want}"))
-            });
-            let usable = given.filter(|_| wrong.is_none()).unwrap_or(default);
-            problems.extend(wrong.map(Problem::Invalid));
-            values.insert(row.key, usable);
-        }
-        Settings { values }
+    /// Returns the path of this user's configuration file, which need not exist.
+    pub fn file() -> PathBuf {
+        let explicit = std::env::var_os(CONFIG).map(PathBuf::from);
+        explicit.unwrap_or_else(|| Paths::of_this_user().config)
     }
 
     /// Returns the settings of an environment alone.
@@ -481,7 +409,7 @@ impl Settings {
             let table: toml::Table = text
                 .parse()
                 .map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
-            for (key, value) in flatten("", &table) {
+            for (key, value) in flatten("", &without_services(table)) {
                 let row = TABLE.iter().find(|row| row.key == key).ok_or_else(|| {
                     let keys = TABLE.iter().map(|row| row.key);
                     Error::config(
@@ -609,6 +537,12 @@ impl Settings {
         self.text("sandbox") == "true"
     }
 
+    /// Reports whether passphrases are asked for through systemd-ask-password where there is no
+    /// terminal.
+    pub fn ask_password(&self) -> bool {
+        self.text("unlock.ask-password") == "true"
+    }
+
     /// Returns the directory from which the NUMA topology is read.
     pub fn sysfs_root(&self) -> PathBuf {
         self.text("sysfs.root").into()
@@ -718,37 +652,22 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_is_listed_and_the_usable_values_stay() {
-        let examine = |file: &str| {
-            let env = |name: &str| (name == "EVFS_THREADS").then(|| "5".to_owned());
-            let mut problems = Vec::new();
-            let file = Some((Path::new("/etc/evfs/evfs.toml"), file));
-            let paths = Paths::of_this_user();
-            let settings = Settings::examine_parts(&paths, file, &env, &mut problems);
-            (settings, problems)
-        };
-        let text = "threads = 3\n[kdf]\ntime-sm = 1\ntime-ms = 0\nmemory-kib = 64\n";
-        let (settings, problems) = examine(text);
-        assert_eq!(settings.threads(), 5);
-        assert_eq!(settings.kdf_time().as_millis(), 2000);
-        assert_eq!(settings.kdf_memory_kib(), 64);
-        assert_eq!(problems.len(), 3, "{problems:?}");
-        let any = |is: fn(&Problem) -> bool| problems.iter().any(is);
-        assert!(any(
-            |p| matches!(p, Problem::UnknownKey(why) if why.contains("`kdf.time-ms`"))
-        ));
-        assert!(any(
-            |p| matches!(p, Problem::Invalid(why) if why.contains("kdf.time-ms is `0`"))
-        ));
-        assert!(any(|p| matches!(
-            p,
-            Problem::Overridden { key: "threads", .. }
-        )));
-        assert!(matches!(
-            examine("= ").1.as_slice(),
-            [Problem::Unreadable(_)]
-        ));
-        assert!(examine("threads = 5\n").1.is_empty());
+    fn tables_of_services_are_no_settings() {
+        let service = "device = \"/d\"\nthreads = 9\n";
+        let file = format!(
+            "threads = 3\n[volume]\nheartbeat-ms = 200\n[volume.data]\n{service}[mount.m]\n{service}"
+        );
+        let s = load(Some(&file), &[]).unwrap();
+        assert_eq!((s.threads(), s.volume_heartbeat().as_millis()), (3, 200));
+        for wrong in [
+            "mount = 1\n",
+            "[volume]\ndata = 1\n",
+            "[volume.heartbeat-ms]\ndevice = \"/d\"\n",
+            "[volumes.data]\ndevice = \"/d\"\n",
+        ] {
+            let error = load(Some(wrong), &[]).unwrap_err().to_string();
+            assert!(error.contains("unknown key"), "{wrong}: {error}");
+        }
     }
 
     #[test]

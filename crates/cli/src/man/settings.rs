@@ -18,6 +18,11 @@ const VARIABLES: &[(&str, &str)] = &[
          opens the volume that is attached as NAME.",
     ),
     (
+        "NOTIFY_SOCKET, WATCHDOG_USEC",
+        "Address of the service manager, which systemd sets for a unit of `Type=notify`, and its \
+         time limit for signs of life.",
+    ),
+    (
         "XDG_CONFIG_HOME, XDG_DATA_HOME, XDG_STATE_HOME, XDG_RUNTIME_DIR",
         "Base directories of the files of a user other than root.",
     ),

@@ -79,6 +79,9 @@ pub struct MountArgs {
     /// Allow device nodes in the file system to open devices (root only)
     #[arg(long)]
     dev: bool,
+    /// Refuse to run programs in the file system
+    #[arg(long)]
+    noexec: bool,
     /// When reads update the access time: once after each change and once a day, or never
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
@@ -196,7 +199,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
     spec.threads = args.threads.map(usize::from);
     spec.allow_other = args.allow_other.then_some(true);
     spec.exclusive = args.exclusive;
-    (spec.suid, spec.dev) = (args.suid, args.dev);
+    (spec.suid, spec.dev, spec.exec) = (args.suid, args.dev, !args.noexec);
     spec.atime = match args.atime {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,

@@ -14,13 +14,36 @@ use std::sync::Arc;
 
 /// Runs a service to its end. `on` is the DEVICE of `spec`, with the key to it.
 pub fn run(context: &Context, on: &DeviceArgs, spec: ServiceSpec, background: bool) -> Result<u8> {
+    run_and(context, on, spec, background, |all, ready| {
+        announce(context.json, all, ready);
+    })
+}
+
+/// Runs a service in the background, and prints warnings only.
+pub fn run_quietly(context: &Context, on: &DeviceArgs, spec: ServiceSpec) -> Result<u8> {
+    run_and(context, on, spec, true, |all, ready| {
+        warn(context.json, all);
+        if let Some(ready) = ready {
+            ready.report_ready("");
+        }
+    })
+}
+
+/// Runs a service to its end; calls `started` once it is ready.
+fn run_and(
+    context: &Context,
+    on: &DeviceArgs,
+    spec: ServiceSpec,
+    background: bool,
+    started: impl FnOnce(&[Service], Option<background::Ready>),
+) -> Result<u8> {
     in_background(background, |ready| {
         let signals = StopSignals::for_service()?;
         let cache = ProcessCache::new(&context.settings)?;
         confine(&context.settings, Needs::of(&spec), &cache)?;
         let run_dir = stack::run_dir(&context.settings.run_dir())?;
         let all = vec![start(context, on, spec, &run_dir, &cache)?];
-        announce(context.json, &all, ready);
+        started(&all, ready);
         let reload: Reload =
             Arc::new(move |_: &Hub| reload_settings(&cache).err().into_iter().collect());
         end(stack::serve(all, &signals, &reload)?)
@@ -71,10 +94,8 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
 /// Prints the services and their exports, and detaches from the terminal if this process
 /// runs in the background.
 pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
+    warn(json, all);
     let services: Vec<&Status> = all.iter().map(Service::status).collect();
-    for warning in services.iter().filter_map(|s| s.warning.as_deref()) {
-        output::say(json, &format!("warning: {warning}"));
-    }
     let text = if json {
         let value = match services.as_slice() {
             [one] => json!(one),
@@ -94,6 +115,14 @@ pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
     match ready {
         Some(ready) => ready.report_ready(&text),
         None => output::line(&text),
+    }
+}
+
+/// Prints the warnings about services.
+fn warn(json: bool, all: &[Service]) {
+    let warnings = all.iter().filter_map(|s| s.status().warning.as_deref());
+    for warning in warnings {
+        output::say(json, &format!("warning: {warning}"));
     }
 }
 

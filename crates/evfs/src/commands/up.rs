@@ -6,7 +6,7 @@ use super::unlock::UnlockArgs;
 use crate::background;
 use cli::{Context, output};
 use serde_json::{Value, json};
-use stack::config::{self, ServiceTable};
+use stack::config::{ConfigFile, ServiceTable};
 use stack::control::{self, ControlRequest};
 use stack::{
     Error, Hub, Needs, ProcessCache, Reload, Result, RetainedPrivileges, Service, StopSignals,
@@ -36,17 +36,28 @@ Example configuration:
 All volumes, mounts and cells share one file cache, except volumes with `direct = true`.
 
 A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, suid, \
-dev, atime and allow-discards. A serve table accepts device, key, key-file, listen, announce, allow, \
+dev, noexec, atime and allow-discards. A serve table accepts device, key, key-file, listen, announce, allow, \
 rxdebug, anonymous-write, threads and allow-discards. A volume table accepts device, key, key-file, nbd, \
 nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, allow-discards and direct.
 
 On HUP, `evfs up` writes all data to stable storage and reloads the configuration: it starts new tables and \
 detaches removed ones. A changed table takes effect after `evfs detach NAME` and another HUP; if it was the \
 only table, `evfs detach NAME` ends the process, and `evfs up` starts it again. `evfs status` reports a HUP \
-that failed. HUP also applies the settings log.level and cache.tunables.")]
+that failed. HUP also applies the settings log.level and cache.tunables.
+
+A service manager that sets NOTIFY_SOCKET, such as systemd, is notified when everything is ready, of a \
+reload and of the end; with WATCHDOG_USEC, also that the process answers.
+
+Examples:
+  evfs up                                   all tables in the file of the settings
+  evfs up /srv/evfs.toml --background
+  evfs up --only data                       one table, as the unit evfs@data.service does")]
 pub struct UpArgs {
-    /// Configuration file
-    config: PathBuf,
+    /// Configuration file [default: the file of the settings, which may hold these tables, too]
+    config: Option<PathBuf>,
+    /// Serve only the table with this name; may be repeated [default: all tables]
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
     /// Detach from the terminal once everything is ready
     #[arg(long)]
     background: bool,
@@ -58,7 +69,8 @@ pub fn up(context: &Context, args: UpArgs) -> Result<u8> {
 
 fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>) -> Result<u8> {
     let signals = StopSignals::for_service()?;
-    let entries = config::read(&args.config, context.settings.threads())?;
+    let config = ConfigFile::or_settings(args.config.as_deref());
+    let entries = read(&config, &args.only, context.settings.threads())?;
     let needs = entries.iter().map(|entry| Needs::of(&entry.spec));
     let cache = ProcessCache::new(&context.settings)?;
     let kept = confine(
@@ -68,7 +80,8 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     )?;
     let up = Up {
         context: context.clone(),
-        config: args.config.clone(),
+        config,
+        only: args.only.clone(),
         run_dir: stack::run_dir(&context.settings.run_dir())?,
         cache,
         kept,
@@ -78,7 +91,7 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     for entry in entries {
         // If one fails, dropping the others closes everything they have opened.
         let within = |error| Error::Within {
-            place: format!("{}: {}", args.config.display(), entry.table()),
+            place: format!("{}: {}", up.config.path().display(), entry.table()),
             source: Box::new(error),
         };
         attached.push(up.start(&entry).map_err(within)?);
@@ -89,10 +102,29 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     end(stack::serve(attached, &signals, &reload)?)
 }
 
+/// Reads the tables to serve: those named `only`, or all.
+fn read(config: &ConfigFile, only: &[String], threads: usize) -> Result<Vec<ServiceTable>> {
+    let mut all = config.read(threads)?;
+    let has = |name: &String| all.iter().any(|entry| entry.spec.name() == name);
+    if let Some(absent) = only.iter().find(|name| !has(name)) {
+        return Err(Error::NotFound(format!(
+            "{} has no table for `{absent}`; add a [volume.{absent}], [mount.{absent}] or \
+             [serve.{absent}] table",
+            config.path().display()
+        )));
+    }
+    if !only.is_empty() {
+        all.retain(|entry| only.iter().any(|name| name == entry.spec.name()));
+    }
+    Ok(all)
+}
+
 /// State of `evfs up`: the configuration and the tables in service.
 struct Up {
     context: Context,
-    config: PathBuf,
+    config: ConfigFile,
+    /// Names of the only tables to serve; empty for all.
+    only: Vec<String>,
     run_dir: PathBuf,
     cache: Arc<ProcessCache>,
     /// Privileges kept for tables that are added later.
@@ -122,7 +154,7 @@ impl Up {
             .unwrap_or(&self.context.settings)
             .threads();
         let mut failed: Vec<String> = settings.err().into_iter().collect();
-        match config::read(&self.config, threads) {
+        match read(&self.config, &self.only, threads) {
             Ok(wanted) => failed.extend(self.become_like(wanted, hub)),
             Err(error) => failed.push(format!("configuration not reloaded: {}", error.chain())),
         }
@@ -150,18 +182,21 @@ impl Up {
             }
             stopped.is_err()
         });
-        let file = std::path::absolute(&self.config).unwrap_or_else(|_| self.config.clone());
+        let file = self.config.path();
+        let file = std::path::absolute(file).unwrap_or_else(|_| file.to_owned());
         let file = file.display();
+        let only = self.only.iter().map(|name| format!(" --only {name}"));
+        let again = format!("evfs up {file}{}", only.collect::<String>());
         // A process that serves nothing any more exits.
         let alone = wanted.len() == 1 && hub.names().len() == 1;
         for entry in wanted {
             let name = entry.spec.name();
             if let Some(before) = running.iter().find(|other| other.spec.name() == name) {
                 let how = if alone {
-                    format!("`evfs detach {name}; evfs up {file}`")
+                    format!("`evfs detach {name}; {again}`")
                 } else {
                     format!(
-                        "`evfs detach {name}`, then send HUP (or run `evfs up {file}` once all is detached)"
+                        "`evfs detach {name}`, then send HUP (or run `{again}` once all is detached)"
                     )
                 };
                 let note = (*before != entry).then(|| {

@@ -7,17 +7,19 @@
 //!   exports ──┘                     └── a thread per stop ─────┘
 //! ```
 //!
-//! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled. A
+//! **Invariant:** the main thread never blocks except in `poll`, so signals are always handled, and
+//! a service manager can take missing keep-alives, which this thread sends, for a failure. A
 //! request waits for no other request, except one that stops the same service.
 
 use super::{Closing, Service};
 use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
+use crate::notify::Manager;
 use crate::peer::peer;
 use crate::signals::StopSignals;
 use crate::{Error, Result};
 use block::Waker;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -42,31 +44,41 @@ pub enum Ended {
 /// Callback for HUP, after a flush of everything. Returns messages about failures.
 pub type Reload = Arc<dyn Fn(&Hub) -> Vec<String> + Send + Sync>;
 
-/// Serves until everything is detached or a signal requests a stop.
+/// Serves until everything is detached or a signal requests a stop. Reports to the service manager
+/// of the process, if it has one.
 ///
 /// # Errors
 /// Waiting for events failed. Or a service that ended by itself or by a signal could not make its
 /// data durable; this is reported after all others have ended.
 pub fn serve(all: Vec<Service>, signals: &StopSignals, reload: &Reload) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
+    let mut manager = Manager::of_environment();
     let ended = loop {
         if let Some(signal) = signals.stop_asked() {
             tracing::info!(signal, "stopping");
+            manager.stopping();
             hub.stop_all();
             break Ended::Signal(signal);
         }
         if let Some(reloading) = hub.begin_reload(signals) {
+            manager.reloading();
             let reload = Arc::clone(reload);
             hub.start(move |hub| {
                 let _reloading = reloading;
                 hub.reload(&reload);
             });
         }
+        // In this order: a service that a reload adds is in the list once the reload is over.
+        let reloads = hub.work().reloads;
         let slots = hub.slots();
-        if slots.is_empty() && !hub.work().reloads {
+        if slots.is_empty() && !reloads {
+            manager.stopping();
             break Ended::Detached;
         }
-        let (asked, over) = hub.wait(&slots, signals)?;
+        if !reloads {
+            manager.serving(slots.iter().map(|slot| slot.name.as_str()));
+        }
+        let (asked, over) = hub.wait(&slots, signals, manager.keep_alive())?;
         for slot in over {
             // The export has no users left, so only the device can make the stop fail.
             hub.start(move |hub| {
@@ -190,8 +202,14 @@ impl Hub {
         }
     }
 
-    /// Waits for an event; returns the services with a new request, and those whose export ended.
-    fn wait(&self, slots: &[Arc<Slot>], signals: &StopSignals) -> Result<(Slots, Slots)> {
+    /// Waits for an event, at most for `limit`; returns the services with a new request, and those
+    /// whose export ended.
+    fn wait(
+        &self,
+        slots: &[Arc<Slot>],
+        signals: &StopSignals,
+        limit: Option<Duration>,
+    ) -> Result<(Slots, Slots)> {
         let ends: Vec<(&Arc<Slot>, Arc<OwnedFd>)> = slots
             .iter()
             .filter_map(|slot| Some((slot, lock(&slot.ended).clone()?)))
@@ -203,7 +221,8 @@ impl Hub {
         let mut fds: Vec<PollFd<'_>> = watched
             .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
             .collect();
-        match poll(&mut fds, None) {
+        let limit = limit.map(|limit| Timespec::try_from(limit).unwrap_or_default());
+        match poll(&mut fds, limit.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => return Err(Error::Failed(format!("cannot wait for requests: {e}"))),
         }

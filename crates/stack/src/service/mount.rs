@@ -29,6 +29,8 @@ pub struct MountSpec {
     pub name: String,
     /// Mount point; an existing directory.
     pub folder: PathBuf,
+    /// Source in the list of mounts; `None` for the mount's default.
+    pub source: Option<String>,
     /// Name of the fileset or snapshot.
     pub fileset: String,
     /// Mount read-only.
@@ -43,6 +45,8 @@ pub struct MountSpec {
     pub suid: bool,
     /// Allow device nodes to open devices.
     pub dev: bool,
+    /// Let programs be run.
+    pub exec: bool,
     /// Policy for updates of access times.
     pub atime: Atime,
     /// Pass discards to the device.
@@ -58,6 +62,7 @@ impl MountSpec {
             device: device.to_owned(),
             name: crate::device::default_name(device),
             folder: folder.to_owned(),
+            source: None,
             fileset: FIRST_FILESET.to_owned(),
             read_only: false,
             threads: None,
@@ -65,6 +70,7 @@ impl MountSpec {
             exclusive: false,
             suid: false,
             dev: false,
+            exec: true,
             atime: Atime::default(),
             allow_discards: false,
             config: None,
@@ -105,12 +111,14 @@ pub(super) fn build(
     let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
     let defaults = MountConfig::new(spec.folder.clone());
     let config = MountConfig {
+        source: spec.source.clone().unwrap_or(defaults.source),
         threads: spec.threads.unwrap_or(defaults.threads),
         allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
         read_only,
         exclusive: spec.exclusive,
         suid: spec.suid,
         dev: spec.dev,
+        exec: spec.exec,
         atime: spec.atime,
         ..defaults
     };
