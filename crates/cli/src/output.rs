@@ -153,7 +153,7 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
 }
 
 /// Escapes control characters, so that names cannot send them to the terminal; line breaks stay.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         if c.is_control() && c != '\n' {
