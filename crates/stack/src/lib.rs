@@ -19,6 +19,7 @@ mod error;
 pub mod filesystem;
 mod in_use;
 pub mod lun;
+mod opener;
 mod paths;
 mod peer;
 mod place;
@@ -40,6 +41,7 @@ pub use afs_server::{NoPrefix, Prefix};
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use in_use::InUseRecord;
+pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
@@ -47,4 +49,3 @@ pub use service::{
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
 pub use text::parse_size;
-pub use volume::{KeySource, Opener};
