@@ -7,6 +7,7 @@ pub mod afs;
 pub mod lua;
 pub mod mounts;
 pub mod targets;
+pub mod terminal;
 pub mod writer;
 
 use serde_json::Value;

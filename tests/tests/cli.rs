@@ -113,11 +113,12 @@ fn a_number_never_takes_the_keyslot_of_another_key() {
     s.run(&["volume", "key", "add", "a.img", "--user", "1"])
         .ok();
     let ran = remove(&["1"]).code(2);
-    for word in ["--keyslot 1", "--keyslot 2"] {
+    for word in ["--key-slot 1", "--key-slot 2"] {
         assert!(ran.stderr.contains(word), "{word}: {}", ran.stderr);
     }
     assert_eq!(slots(), [0, 1, 2]);
-    remove(&["--keyslot", "7"]).code(10);
+    remove(&["--key-slot", "7"]).code(10);
+    // The former spelling.
     remove(&["--keyslot", "2"]).ok();
     assert_eq!(slots(), [0, 1]);
     let ran = s.run(&["key", "remove", "1", "--yes"]).ok();

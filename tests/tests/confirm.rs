@@ -1,38 +1,19 @@
 //! Operations that destroy data or lock out a user ask first, and keep a backup.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::process::Stdio;
+use tests::terminal::Terminal;
 use tests::{Ran, Random, Sandbox, peer};
 
 /// Runs the program at a terminal where `typed` is typed; returns its exit code and its output.
 fn at_a_terminal(s: &Sandbox, args: &[&str], typed: &str) -> (i32, String) {
-    let (mut ours, mut theirs) = (0, 0);
-    // SAFETY: openpty writes two descriptors, which are valid when it succeeds and have no other
-    // owner.
-    let (mut ours, theirs) = unsafe {
-        let none = std::ptr::null_mut();
-        let made = libc::openpty(&mut ours, &mut theirs, none, none.cast(), none.cast());
-        assert_eq!(made, 0, "a terminal");
-        libc::fcntl(ours, libc::F_SETFD, libc::FD_CLOEXEC);
-        (File::from_raw_fd(ours), File::from_raw_fd(theirs))
-    };
-    ours.write_all(typed.as_bytes()).unwrap();
-    let end = || Stdio::from(theirs.try_clone().unwrap());
     let mut command = s.evfs();
-    command.args(args).stdin(end()).stdout(end()).stderr(end());
-    let mut child = command.spawn().unwrap();
-    drop(command);
-    drop(theirs);
-    let mut said = Vec::new();
-    // A terminal that no process has open any more returns EIO.
-    let _ = ours.read_to_end(&mut said);
-    let code = child.wait().unwrap().code().unwrap();
-    assert!(ours.as_raw_fd() > 2);
-    (code, String::from_utf8_lossy(&said).into_owned())
+    command.args(args);
+    let mut terminal = Terminal::start(command);
+    terminal.type_text(typed);
+    let (status, said) = terminal.end();
+    (status.code().unwrap(), said)
 }
 
 fn undo(s: &Sandbox, args: &[&str]) -> Vec<u8> {

@@ -252,6 +252,103 @@ fn a_volume_of_cryptsetup_is_sealed_by_the_first_change_of_evfs() {
     s.detach("c");
 }
 
+/// Reports whether `cryptsetup` opens `image` with the content of `file`.
+fn opens_in_cryptsetup(s: &Sandbox, image: &Path, file: &str) -> bool {
+    let out = std::process::Command::new("cryptsetup")
+        .args(["open", "--test-passphrase", "--key-file"])
+        .arg(s.path(file))
+        .arg(image)
+        .output()
+        .unwrap();
+    out.status.success()
+}
+
+/// A volume that belongs to a passphrase alone, a changed passphrase, and a recovery key as it is
+/// printed.
+#[test]
+fn cryptsetup_opens_with_passphrases_and_recovery_keys_of_evfs() {
+    let s = Sandbox::new();
+    for (name, content) in [("p1", "first phrase"), ("p2", "second phrase")] {
+        fs::write(s.path(name), content).unwrap();
+    }
+    let create = [
+        "--json",
+        "volume",
+        "create",
+        "a.img",
+        "--size",
+        "32M",
+        "--passphrase-fd",
+        "0",
+        "--key-label",
+        "laptop",
+        "--recovery",
+    ];
+    let made = s.run_with_input(&create, b"first phrase\n").ok().stdout;
+    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    fs::write(s.path("recovery"), made["recovery_key"].as_str().unwrap()).unwrap();
+    let image = s.path("a.img");
+    let opens = |file| opens_in_cryptsetup(&s, &image, file);
+    assert!(opens("p1") && opens("recovery") && !opens("p2"));
+    let change = [
+        "volume",
+        "key",
+        "change",
+        "a.img",
+        "--unlock-key-file",
+        "p1",
+    ];
+    s.run(&[&change[..], &["--key-file", "p2"]].concat()).ok();
+    assert!(!opens("p1") && opens("recovery") && opens("p2"));
+    let dump = cryptsetup(&["luksDump", image.to_str().unwrap()]);
+    assert!(dump.contains("evfs-key"), "{dump}");
+    s.run(&["volume", "check", "a.img"]).ok();
+}
+
+#[test]
+fn passphrases_of_cryptsetup_are_tested_and_changed_by_evfs() {
+    let s = Sandbox::new();
+    for (name, content) in [("p1", "first phrase"), ("p2", "second phrase")] {
+        fs::write(s.path(name), content).unwrap();
+    }
+    let image = s.path("c.img");
+    fs::File::create(&image).unwrap().set_len(32 * MIB).unwrap();
+    let (p1, path) = (s.path("p1"), image.to_str().unwrap());
+    let format = [
+        "luksFormat",
+        "--type",
+        "luks2",
+        "--key-file",
+        p1.to_str().unwrap(),
+        path,
+    ];
+    cryptsetup(&[&format[..], CHEAP].concat());
+    let before = fs::read(&image).unwrap();
+    let test = |file| s.run(&["volume", "key", "test", "c.img", "--key-file", file]);
+    let said = test("p1").ok().stdout;
+    assert!(said.contains("keyslot 0 (owner, "), "{said}");
+    test("p2").code(12);
+    assert!(
+        fs::read(&image).unwrap() == before,
+        "a test wrote to the volume"
+    );
+    let change = [
+        "volume",
+        "key",
+        "change",
+        "c.img",
+        "--unlock-key-file",
+        "p1",
+    ];
+    let new = ["--key-file", "p2", "--label", "new"];
+    s.run(&[&change[..], &new].concat()).ok();
+    let opens = |file| opens_in_cryptsetup(&s, &image, file);
+    assert!(!opens("p1") && opens("p2"));
+    let listed = s.json(&["volume", "key", "list", "c.img"]);
+    assert_eq!(listed["keys"][0]["label"], "new");
+    assert_eq!(listed["keys"][0]["role"], "owner");
+}
+
 #[test]
 fn the_four_kinds_of_damage_end_as_they_do_in_cryptsetup() {
     let s = Sandbox::new();
@@ -260,15 +357,7 @@ fn the_four_kinds_of_damage_end_as_they_do_in_cryptsetup() {
     s.run(&["volume", "key", "add", "a.img", "--key-file", "p"])
         .ok();
     let whole = fs::read(&image).unwrap();
-    let opens = |image: &Path| {
-        let out = std::process::Command::new("cryptsetup")
-            .args(["open", "--test-passphrase", "--key-file"])
-            .arg(s.path("p"))
-            .arg(image)
-            .output()
-            .unwrap();
-        out.status.success()
-    };
+    let opens = |image: &Path| opens_in_cryptsetup(&s, image, "p");
     let ours = || s.run(&["volume", "info", "a.img"]).status.success();
     let zero = |bytes: &mut Vec<u8>, from: usize, len: usize| bytes[from..from + len].fill(0);
     // Primary zeroed, primary JSON torn, secondary torn: both open. Both torn: both refuse.

@@ -426,7 +426,16 @@ mod needs_root {
         shell(
             "evfs volume key add a.img --passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
         );
-        let canaries = secrets_of(&s, passphrase, pair_passphrase);
+        // The only output of a command that is a secret.
+        shell(
+            "evfs --json volume key add a.img --recovery --key owner --unlock-passphrase-fd 4 4< pair-phrase > recovery",
+        );
+        let added = fs::read(s.path("recovery")).unwrap();
+        let added: serde_json::Value = serde_json::from_slice(&added).unwrap();
+        let recovery_key = added["recovery_key"].as_str().unwrap();
+        fs::write(s.path("recovery-key"), recovery_key).unwrap();
+        let mut canaries = secrets_of(&s, passphrase, pair_passphrase);
+        canaries.push(Canary::new("the recovery key", recovery_key.as_bytes()));
 
         for unlock in [
             "--passphrase-fd 3 3< phrase",
@@ -470,6 +479,7 @@ mod needs_root {
         for verb in [
             "evfs volume info a.img",
             "evfs volume check a.img",
+            "evfs volume key test a.img --key-file recovery-key",
             "evfs volume header backup a.img header",
             "evfs key list",
             "evfs format a.img --key plain --force",
@@ -484,7 +494,13 @@ mod needs_root {
             .iter()
             .for_each(|c| c.must_not_be_in("the log", &logged));
         // Every file left behind, except those that are secrets themselves.
-        let own = ["phrase", "pair-phrase", "plain.key"];
+        let own = [
+            "phrase",
+            "pair-phrase",
+            "plain.key",
+            "recovery",
+            "recovery-key",
+        ];
         for file in files_below(&s.path("")) {
             if !own.iter().any(|name| file.ends_with(name)) {
                 let bytes = fs::read(&file).unwrap();

@@ -9,5 +9,6 @@ pub mod man;
 pub mod output;
 pub mod secrets;
 pub mod table;
+mod terminal;
 
 pub use context::Context;

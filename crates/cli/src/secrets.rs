@@ -3,18 +3,41 @@
 //!
 //! One trailing newline is removed from a passphrase from any source; a key file is used unchanged.
 
+use crate::terminal::HiddenTerminal;
 use secret::SecretBytes;
 use stack::{Error, Result};
-use std::fs::File;
-use std::io::{IsTerminal, Read};
-use std::os::fd::FromRawFd;
+use std::fs::{File, OpenOptions};
+use std::io::{self, IsTerminal, Read};
+use std::os::fd::{AsFd, FromRawFd};
 use std::path::Path;
 
 /// Longest passphrase or key file, in bytes: cryptsetup's limit for key files.
 const SECRET_BYTES_MAX: usize = 8 * 1024 * 1024;
 
-/// Reads a passphrase from descriptor `fd` to its end.
+/// Reads a passphrase from descriptor `fd` to its end; from a terminal one line, which is not
+/// shown.
 pub fn from_fd(fd: i32) -> Result<SecretBytes> {
+    with_fd(fd, |file, path| {
+        if file.is_terminal() {
+            hidden(file, path, |terminal| terminal.ask("Passphrase"))
+        } else {
+            read_all(file, path).map(strip_newline)
+        }
+    })
+}
+
+/// Reads a new passphrase from descriptor `fd` like [`from_fd`]; from a terminal twice.
+pub fn new_from_fd(fd: i32, prompt: &str) -> Result<SecretBytes> {
+    with_fd(fd, |file, path| {
+        if file.is_terminal() {
+            ask_twice(file, path, prompt)
+        } else {
+            read_all(file, path).map(strip_newline)
+        }
+    })
+}
+
+fn with_fd(fd: i32, read: impl FnOnce(&File, &Path) -> Result<SecretBytes>) -> Result<SecretBytes> {
     // SAFETY: fcntl with F_GETFD only checks whether the descriptor is open.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(Error::Usage(format!(
@@ -22,21 +45,37 @@ pub fn from_fd(fd: i32) -> Result<SecretBytes> {
         )));
     }
     // SAFETY: the descriptor is open and was passed to us for this; it is closed after reading,
-    // except for standard input, which stays open for later readers.
+    // except for the standard streams, which are used later.
     let file = unsafe { File::from_raw_fd(fd) };
-    let read = read_all(&file, Path::new(&format!("/dev/fd/{fd}")));
-    if fd == 0 {
+    let secret = read(&file, Path::new(&format!("/dev/fd/{fd}")));
+    if fd <= 2 {
         std::mem::forget(file);
     }
-    read.map(strip_newline)
+    secret
 }
 
-/// Reads a complete key file; `-` is standard input.
+/// Reads a complete key file; `-` is standard input. A terminal is refused, because it would show
+/// the key.
 pub fn from_key_file(path: &Path) -> Result<SecretBytes> {
+    let shown = |path: &Path| {
+        Error::Usage(format!(
+            "the key file {} is a terminal, which would show the key; use --passphrase-fd 0 to \
+             type a passphrase",
+            path.display()
+        ))
+    };
     if path.as_os_str() == "-" {
-        return read_all(std::io::stdin().lock(), path);
+        let stdin = io::stdin().lock();
+        return if stdin.is_terminal() {
+            Err(shown(path))
+        } else {
+            read_all(stdin, path)
+        };
     }
     let file = File::open(path).map_err(|e| Error::io("cannot open the key file", path, e))?;
+    if file.is_terminal() {
+        return Err(shown(path));
+    }
     read_all(file, path)
 }
 
@@ -53,40 +92,67 @@ pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
     }
 }
 
-/// Prompts for a passphrase at the terminal.
+/// Prompts for a passphrase at the terminal, which does not show it.
 pub fn ask(prompt: &str) -> Result<SecretBytes> {
-    ask_or(prompt, "use --passphrase-fd N or --key-file F")
+    let (terminal, path) = terminal(prompt, "use --passphrase-fd N or --key-file F")?;
+    hidden(&terminal, path, |hidden| hidden.ask(prompt))
 }
 
 /// Reports whether there is a terminal to ask at.
 pub(crate) fn has_terminal() -> bool {
-    std::io::stdin().is_terminal() || File::open("/dev/tty").is_ok()
+    io::stdin().is_terminal() || File::open("/dev/tty").is_ok()
 }
 
-fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
-    if !has_terminal() {
-        return Err(Error::Usage(format!(
-            "{prompt} is required, but there is no terminal to ask at; {instead}"
-        )));
-    }
-    let text = rpassword::prompt_password(format!("{prompt}: "))
-        .map_err(|e| Error::io("cannot read a passphrase from", Path::new("/dev/tty"), e))?;
-    Ok(SecretBytes::from_slice(text.as_bytes()))
+/// Prompts twice, for a new passphrase. `instead` names the options to use without a terminal.
+pub fn ask_new(prompt: &str, instead: &str) -> Result<SecretBytes> {
+    let (terminal, path) = terminal(prompt, instead)?;
+    ask_twice(&terminal, path, prompt)
 }
 
-/// Prompts twice, for a new passphrase.
-pub fn ask_new(prompt: &str) -> Result<SecretBytes> {
-    let instead = "use --passphrase-fd N or --no-passphrase";
-    let first = ask_or(prompt, instead)?;
+fn ask_twice(terminal: &File, path: &Path, prompt: &str) -> Result<SecretBytes> {
+    let again = format!("{prompt}, again");
+    let mut is_same = false;
+    let first = hidden(terminal, path, |hidden| {
+        let first = hidden.ask(prompt)?;
+        is_same = first.is_empty() || hidden.ask(&again)? == first;
+        Ok(first)
+    })?;
     if first.is_empty() {
         return Err(Error::Usage("an empty passphrase protects nothing".into()));
     }
-    if ask_or(&format!("{prompt}, again"), instead)? != first {
+    if !is_same {
         return Err(Error::Usage(
             "the passphrases do not match; nothing was changed".into(),
         ));
     }
     Ok(first)
+}
+
+/// Opens the terminal of the process: the controlling one, or standard input.
+fn terminal(prompt: &str, instead: &str) -> Result<(File, &'static Path)> {
+    let path = Path::new("/dev/tty");
+    let failed = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(terminal) => return Ok((terminal, path)),
+        Err(error) => error,
+    };
+    if !io::stdin().is_terminal() {
+        return Err(Error::Usage(format!(
+            "{prompt} is required, but there is no terminal to ask at; {instead}"
+        )));
+    }
+    let stdin = io::stdin().as_fd().try_clone_to_owned();
+    let stdin = stdin.map_err(|_| Error::io("cannot open", path, failed))?;
+    Ok((File::from(stdin), Path::new("/dev/stdin")))
+}
+
+/// Turns off the echo of a terminal while `ask` asks.
+fn hidden<T>(
+    terminal: &File,
+    path: &Path,
+    ask: impl FnOnce(&HiddenTerminal<'_>) -> io::Result<T>,
+) -> Result<T> {
+    let asked = HiddenTerminal::begin(terminal).and_then(|hidden| ask(&hidden));
+    asked.map_err(|e| Error::io("cannot read a passphrase from", path, e))
 }
 
 pub(crate) fn read_all(mut from: impl Read, path: &Path) -> Result<SecretBytes> {

@@ -70,7 +70,7 @@ pub enum Error {
 
 fn needs(action: Action) -> &'static str {
     match action {
-        Action::Attach => "an owner or a user",
+        Action::Attach | Action::ChangeOwnSecret => "an owner or a user",
         Action::ChangeKeys | Action::Erase => "an owner",
         Action::SetOwner | Action::Reseal => "an owner or a recovery key",
     }

@@ -18,6 +18,7 @@ mod epoch;
 mod error;
 mod maintain;
 mod queue;
+pub mod recovery;
 mod role;
 mod seal;
 mod seal_state;
@@ -37,4 +38,7 @@ pub use role::{Action, Role};
 pub use seal::SealVersion;
 pub use seal_state::Seal;
 pub use shared::DataSegment;
-pub use volume::{Format, Identified, KeyEntry, Unlocked, Volume, free_header_block};
+pub use token::check_label;
+pub use volume::{
+    Format, Identified, KeyEntry, NewKey, NewSecret, Unlocked, Volume, free_header_block,
+};

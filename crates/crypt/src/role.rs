@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Role {
     /// Permits every action.
     Owner,
-    /// Permits [`Action::Attach`] only.
+    /// Permits [`Action::Attach`] and [`Action::ChangeOwnSecret`].
     User,
     /// Permits [`Action::SetOwner`], and [`Action::Reseal`], which may be needed before it.
     Recovery,
@@ -18,7 +18,9 @@ pub enum Role {
 pub enum Action {
     /// Read and write the data.
     Attach,
-    /// Add and remove keys.
+    /// Replace the passphrase or key file that opened the volume.
+    ChangeOwnSecret,
+    /// Add, change and remove keys.
     ChangeKeys,
     /// Accept the current header by sealing it again.
     Reseal,
@@ -33,7 +35,7 @@ impl Role {
     pub fn permits(self, action: Action) -> bool {
         match self {
             Role::Owner => true,
-            Role::User => action == Action::Attach,
+            Role::User => matches!(action, Action::Attach | Action::ChangeOwnSecret),
             Role::Recovery => matches!(action, Action::SetOwner | Action::Reseal),
         }
     }
@@ -64,6 +66,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Action::Attach => "attaching",
+            Action::ChangeOwnSecret => "changing its secret",
             Action::ChangeKeys => "changing keys",
             Action::Reseal => "sealing the header",
             Action::SetOwner => "setting an owner",

@@ -1,7 +1,8 @@
 //! EVFS data in LUKS2 tokens, which other programs ignore.
 //!
 //! - `evfs-key` has the fields `version` (1), `role`, `name`, and for a key pair `recipient` and
-//!   `envelope` (base64 of an age file that holds the keyslot's secret).
+//!   `envelope` (base64 of an age file that holds the keyslot's secret). A passphrase, key file or
+//!   recovery key may have a `label`, which earlier programs ignore.
 //! - `evfs-seal` has the fields `version` (2), `epoch`, `core` and `keys` (base64 of HMAC-SHA-256).
 //!   Version 1 has no `epoch`.
 //!
@@ -22,6 +23,8 @@ pub(crate) const SEAL_TYPE: &str = "evfs-seal";
 pub(crate) const TYPE_PREFIX: &str = "evfs-";
 /// Version of the keyslot tokens. Tokens of other versions are left unchanged and ignored.
 const VERSION: u32 = 1;
+/// Longest label of a keyslot, in bytes: 32 of them leave room in the smallest header.
+const LABEL_BYTES_MAX: usize = 64;
 /// Version of the seal that this program writes.
 pub(crate) const SEAL_VERSION: u32 = 2;
 
@@ -36,6 +39,26 @@ pub(crate) struct KeyToken {
     pub(crate) name: Option<String>,
     pub(crate) recipient: Option<String>,
     envelope: Option<String>,
+    // Absent rather than null, so that a token without a label is as earlier programs write it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) label: Option<String>,
+}
+
+/// Checks a label for a keyslot.
+///
+/// # Errors
+/// The reason, if it is blank, longer than 64 bytes, or contains control characters.
+pub fn check_label(label: &str) -> std::result::Result<(), String> {
+    if label.trim().is_empty() || label.chars().any(char::is_control) {
+        Err("a label has at least one visible character and no control characters".into())
+    } else if label.len() > LABEL_BYTES_MAX {
+        Err(format!(
+            "the label has {} bytes; at most {LABEL_BYTES_MAX} are possible",
+            label.len()
+        ))
+    } else {
+        Ok(())
+    }
 }
 
 impl KeyToken {
@@ -65,6 +88,15 @@ impl KeyToken {
             name: None,
             recipient: None,
             envelope: None,
+            label: None,
+        }
+    }
+
+    /// Sets the label.
+    pub(crate) fn labeled(self, label: &str) -> KeyToken {
+        KeyToken {
+            label: Some(label.to_owned()),
+            ..self
         }
     }
 

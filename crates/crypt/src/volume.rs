@@ -4,7 +4,10 @@
 //! after every write the old or the new keys open the volume. A [`Volume`] whose change failed must
 //! be dropped and read again.
 
+mod passphrase;
 mod unlock;
+
+pub use passphrase::{NewKey, NewSecret};
 
 use crate::epoch::Epoch;
 use crate::role::{Action, Role};
@@ -21,9 +24,9 @@ use xts::{SectorSize, Tweak, Xts};
 
 /// Bytes of the random secret in a key pair's keyslot.
 const KEYSLOT_SECRET_BYTES: usize = 32;
-/// The secret of a key pair's keyslot is random, so its key derivation can be cheap; this is the
-/// minimum that `cryptsetup` accepts.
-const PAIR_KDF: Kdf = Kdf::Pbkdf2 {
+/// The secrets of key pairs' keyslots and recovery keys are random, so their key derivation can be
+/// cheap; this is the minimum that `cryptsetup` accepts.
+const RANDOM_SECRET_KDF: Kdf = Kdf::Pbkdf2 {
     hash: Hash::Sha256,
     iterations: 1000,
 };
@@ -65,12 +68,26 @@ pub struct KeyEntry {
     pub role: Role,
     /// Name of the key pair.
     pub name: Option<String>,
-    /// Public half of the key pair; `None` for a passphrase or key file.
+    /// Public half of the key pair; `None` for a passphrase, key file or recovery key.
     pub recipient: Option<String>,
+    /// Label of a keyslot without a key pair. Untrusted: escape it before it reaches a terminal.
+    pub label: Option<String>,
     /// Name of the key derivation function, or why the keyslot is not usable here.
     pub kdf: String,
     /// Whether the keyslot holds the volume key. If not, it opens nothing and its role is void.
     pub bound: bool,
+}
+
+impl KeyEntry {
+    /// Computes the fingerprint of the key pair's public half.
+    pub fn fingerprint(&self) -> Option<String> {
+        self.recipient.as_deref().map(keyring::fingerprint)
+    }
+
+    /// Reports whether this is a recovery key, which a user types.
+    pub fn is_recovery_key(&self) -> bool {
+        self.role == Role::Recovery && self.recipient.is_none()
+    }
 }
 
 /// Proof that a key has opened a volume: the volume key, and the rights of the key.
@@ -152,16 +169,16 @@ impl Volume {
         }
     }
 
-    /// Creates a volume whose owner and recovery keys are key pairs, and returns it unlocked.
-    /// Overwrites the first 16 MiB of the device.
+    /// Creates a volume with the given owner and recovery keys, and returns it unlocked. Overwrites
+    /// the first 16 MiB of the device.
     ///
     /// # Errors
-    /// If the device is too small, the label is too long, or a write fails.
+    /// If the device is too small, a label is too long, a secret is empty, or a write fails.
     pub fn create(
         device: Arc<dyn BlockDevice>,
         format: &Format,
-        owner: &Identified,
-        recovery: &[Identified],
+        owner: NewKey<'_>,
+        recovery: &[NewKey<'_>],
     ) -> Result<(Volume, Unlocked)> {
         let name = device.info().name.clone();
         let header_error = |e| Error::header(&name, e);
@@ -181,9 +198,9 @@ impl Volume {
             cut_short: false,
             kdf_limits: KdfLimits::default(),
         };
-        let keyslot = volume.put_pair(&volume_key, Role::Owner, owner)?;
-        for who in recovery {
-            volume.put_pair(&volume_key, Role::Recovery, who)?;
+        let keyslot = volume.put_key(&volume_key, Role::Owner, owner)?;
+        for key in recovery {
+            volume.put_key(&volume_key, Role::Recovery, *key)?;
         }
         volume.commit(&volume_key, Epoch::ZERO)?;
         let unlocked = volume.unlocked(volume_key, keyslot)?;
@@ -298,6 +315,7 @@ impl Volume {
                 role: token.as_ref().map_or(unknown, KeyToken::role),
                 name: token.as_ref().and_then(|t| t.name.clone()),
                 recipient: token.as_ref().and_then(|t| t.recipient.clone()),
+                label: token.as_ref().and_then(|t| t.label.clone()),
                 kdf: slot
                     .protection()
                     .map_or_else(|e| format!("not usable: {e}"), |p| p.kdf.name().to_owned()),
@@ -318,13 +336,17 @@ impl Volume {
         slot.protection().ok().map(|p| p.kdf)
     }
 
-    /// Finds the keyslot with this number, or that of the key pair with this name.
+    /// Finds the keyslot with this number, or that of the key pair with this name, or the keyslot
+    /// with this label.
     ///
     /// # Errors
     /// [`Error::NoSuchKey`], also if a name has more than one keyslot; [`Error::Ambiguous`].
     pub fn find_key(&self, which: &str) -> Result<u32> {
         let keys = self.keys();
-        let named = keys.iter().filter(|k| k.name.as_deref() == Some(which));
+        let is_which = |text: &Option<String>| text.as_deref() == Some(which);
+        let named = keys
+            .iter()
+            .filter(|k| is_which(&k.name) || is_which(&k.label));
         let named: Vec<u32> = named.map(|k| k.keyslot).collect();
         let unknown = || {
             Error::NoSuchKey(format!(
@@ -345,11 +367,11 @@ impl Volume {
                 };
                 let others = named.iter().filter(|n| Some(**n) != numbered);
                 let meant = numbered.iter().chain(others);
-                let meant: Vec<String> = meant.map(|n| format!("--keyslot {n}")).collect();
+                let meant: Vec<String> = meant.map(|n| format!("--key-slot {n}")).collect();
                 let named = named.iter().map(u32::to_string).collect::<Vec<_>>();
                 Err(Error::Ambiguous(format!(
-                    "{}: `{which}` is {number}, and the name of the key pair in keyslot {}; \
-                     select one with {}",
+                    "{}: `{which}` is {number}, and the name of the key in keyslot {}; select one \
+                     with {}",
                     self.name(),
                     named.join(" and "),
                     meant.join(" or ")
@@ -416,38 +438,6 @@ impl Volume {
             )));
         }
         let keyslot = self.put_pair(&unlocked.volume_key, role, who)?;
-        self.commit(&unlocked.volume_key, Epoch::ZERO)?;
-        Ok(keyslot)
-    }
-
-    /// Adds a keyslot for a passphrase or key file, in the role of a user (of an owner if no key
-    /// pair owns the volume).
-    ///
-    /// # Errors
-    /// [`Error::RoleRefuses`], [`Error::NeedsRepair`], [`Error::SealBroken`];
-    /// if the secret is empty; if the header is full.
-    pub fn add_secret(
-        &mut self,
-        unlocked: &Unlocked,
-        secret: &SecretBytes,
-        kdf: &Kdf,
-    ) -> Result<u32> {
-        self.change(unlocked, Action::ChangeKeys)?;
-        if secret.is_empty() {
-            return Err(Error::Refused(
-                "an empty passphrase or key file protects nothing".into(),
-            ));
-        }
-        let owned = self
-            .keys()
-            .iter()
-            .any(|k| k.recipient.is_some() && k.role == Role::Owner);
-        let role = if owned { Role::User } else { Role::Owner };
-        let keyslot = self.put_keyslot(&unlocked.volume_key, secret, kdf)?;
-        let token = KeyToken::secret(keyslot, role).to_token();
-        token
-            .and_then(|token| self.header.add_token(None, &token))
-            .map_err(|e| Error::header(self.name(), e))?;
         self.commit(&unlocked.volume_key, Epoch::ZERO)?;
         Ok(keyslot)
     }
@@ -590,7 +580,7 @@ impl Volume {
     fn put_pair(&mut self, volume_key: &SecretBytes, role: Role, who: &Identified) -> Result<u32> {
         let secret = SecretBytes::random(KEYSLOT_SECRET_BYTES);
         let envelope = who.recipient.wrap(&secret)?;
-        let keyslot = self.put_keyslot(volume_key, &secret, &PAIR_KDF)?;
+        let keyslot = self.put_keyslot(volume_key, &secret, &RANDOM_SECRET_KDF)?;
         let recipient = who.recipient.to_string();
         let token = KeyToken::pair(keyslot, role, &who.name, &recipient, &envelope).to_token();
         token
@@ -629,10 +619,16 @@ impl Volume {
 
     /// Seals the header, with an epoch above `known`, and writes it to the disk.
     fn commit(&mut self, volume_key: &SecretBytes, known: Epoch) -> Result<()> {
+        let plan = self.sealed(volume_key, known)?;
+        execute(&*self.device, plan)
+    }
+
+    /// Seals the header, with an epoch above `known`, and returns the plan that writes it.
+    fn sealed(&mut self, volume_key: &SecretBytes, known: Epoch) -> Result<Plan> {
         let name = self.name().to_owned();
         let plan =
             seal::put(&mut self.header, volume_key, known).and_then(|()| self.header.update());
-        execute(&*self.device, plan.map_err(|e| Error::header(&name, e))?)
+        plan.map_err(|e| Error::header(&name, e))
     }
 }
 
@@ -708,11 +704,26 @@ pub(crate) fn read_range(device: &dyn BlockDevice, offset: u64, len: u64) -> Res
 
 /// Carries out the steps of a plan in order, and stops at the first that fails.
 pub(crate) fn execute(device: &dyn BlockDevice, plan: Plan) -> Result<()> {
+    execute_tested(device, plan, || Ok(()))
+}
+
+/// Same as [`execute`]; calls `test` after the first flush. At that point the key material of new
+/// keyslots is on stable storage, and no header on the disk names it. If `test` fails, no further
+/// step is carried out.
+fn execute_tested(
+    device: &dyn BlockDevice,
+    plan: Plan,
+    test: impl FnOnce() -> Result<()>,
+) -> Result<()> {
     let mut device = Blocking::open(device)?;
+    let mut test = Some(test);
     for step in plan {
         match step {
             Step::Write { offset, bytes } => device.write_at(offset, &bytes)?,
-            Step::Flush => device.flush()?,
+            Step::Flush => {
+                device.flush()?;
+                test.take().map_or(Ok(()), |test| test())?;
+            }
         }
     }
     device.flush()?;

@@ -2,7 +2,7 @@
 
 use block::BlockDevice;
 use block_testing::{Mem, PowerCut};
-use crypt::{Action, Epoch, Error, Format, Identified, Role, Seal, Volume};
+use crypt::{Action, Epoch, Error, Format, Identified, NewKey, NewSecret, Role, Seal, Volume};
 use keyring::{Identity, Keyring};
 use luks2::{Argon2Cost, Kdf};
 use secret::SecretBytes;
@@ -57,7 +57,9 @@ fn secret(text: &str) -> SecretBytes {
 }
 
 fn create(keys: &Keys, device: Arc<dyn BlockDevice>) -> Volume {
-    let made = Volume::create(device, &format(), &keys.who("alice"), &[keys.who("safe")]);
+    let (owner, safe) = (keys.who("alice"), keys.who("safe"));
+    let recovery = [NewKey::Pair(&safe)];
+    let made = Volume::create(device, &format(), NewKey::Pair(&owner), &recovery);
     made.unwrap().0
 }
 
@@ -71,7 +73,7 @@ fn roles_allow_what_they_say() {
         .add_pair(&owner, Role::User, &keys.who("bob"))
         .unwrap();
     volume
-        .add_secret(&owner, &secret("sesame"), &cheap())
+        .add_secret(&owner, None, NewSecret::new(&secret("sesame"), cheap()))
         .unwrap();
     let bob = volume.unlock_identity(&keys.identity("bob")).unwrap();
     let phrase = volume.unlock_secret(&secret("sesame")).unwrap();
@@ -80,6 +82,8 @@ fn roles_allow_what_they_say() {
         (bob.role, phrase.role, safe.role),
         (Role::User, Role::User, Role::Recovery)
     );
+    assert!(bob.role.allow(Action::ChangeOwnSecret).is_ok());
+    assert!(safe.role.allow(Action::ChangeOwnSecret).is_err());
     for action in [
         Action::Attach,
         Action::ChangeKeys,
@@ -206,7 +210,7 @@ fn a_header_without_any_token_of_ours_is_known_to_have_been_sealed() {
     let mut volume = create(&keys, disk.clone());
     let owner = volume.unlock_identity(&keys.identity("alice")).unwrap();
     volume
-        .add_secret(&owner, &secret("sesame"), &cheap())
+        .add_secret(&owner, None, NewSecret::new(&secret("sesame"), cheap()))
         .unwrap();
     changed_by_another(&disk, |header| strip(header, "evfs-"));
     let mut volume = Volume::open(disk.clone()).unwrap();
@@ -407,7 +411,7 @@ fn at_every_write_of_every_key_operation_the_old_or_the_new_key_opens() {
     let add_phrase = |volume: &mut Volume| {
         let owner = owner(volume);
         volume
-            .add_secret(&owner, &secret("sesame"), &cheap())
+            .add_secret(&owner, None, NewSecret::new(&secret("sesame"), cheap()))
             .unwrap();
     };
     at_every_boundary(
@@ -425,6 +429,22 @@ fn at_every_write_of_every_key_operation_the_old_or_the_new_key_opens() {
         add_phrase,
         &[&alice, &safe],
         &[&alice, &phrase],
+    );
+    let new_phrase = |volume: &Volume| volume.unlock_secret(&secret("open")).is_ok();
+    let change_phrase = |volume: &mut Volume| {
+        let owner = owner(volume);
+        let keyslot = volume.unlock_secret(&secret("sesame")).unwrap().keyslot;
+        volume
+            .change_secret(&owner, keyslot, NewSecret::new(&secret("open"), cheap()))
+            .unwrap();
+    };
+    at_every_boundary(
+        "change a passphrase",
+        &keys,
+        add_phrase,
+        change_phrase,
+        &[&alice, &safe],
+        &[&phrase, &new_phrase],
     );
     let remove_bob = |volume: &mut Volume| {
         let owner = owner(volume);

@@ -65,7 +65,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return output::usage::<Cli>(error),
     };
-    let context = match prepare(cli.json, cli.log.as_deref(), cli.command.examines_settings()) {
+    let context = match prepare(
+        cli.json,
+        cli.log.as_deref(),
+        cli.command.examines_settings(),
+    ) {
         Ok(context) => context,
         Err(error) => return output::fail(cli.json, &error),
     };

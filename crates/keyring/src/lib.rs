@@ -23,5 +23,5 @@ mod store;
 
 pub use error::{Error, Result};
 pub use identity::Identity;
-pub use recipient::{KeyKind, Recipient};
+pub use recipient::{KeyKind, Recipient, fingerprint};
 pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt, name_to_import};

@@ -4,6 +4,7 @@ use crate::{Error, Result, ssh};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use secret::SecretBytes;
+use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
@@ -23,6 +24,15 @@ impl fmt::Display for KeyKind {
             KeyKind::SshEd25519 => "ssh-ed25519",
         })
     }
+}
+
+/// Computes the fingerprint of a public key from its text, by which users tell apart key pairs with
+/// equal names: the first 64 bits of the SHA-256, as four groups of hexadecimal digits.
+pub fn fingerprint(public: &str) -> String {
+    let digest = Sha256::digest(public.as_bytes());
+    let group = |pair: &[u8]| -> String { pair.iter().map(|b| format!("{b:02x}")).collect() };
+    let groups: Vec<String> = digest.chunks(2).take(4).map(group).collect();
+    groups.join("-")
 }
 
 /// The public half of a key pair; displayed as `age1...` or `ssh-ed25519 AAAA...`.
@@ -164,3 +174,14 @@ impl PartialEq for Recipient {
 }
 
 impl Eq for Recipient {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_is_the_beginning_of_the_sha_256() {
+        // printf %s abc | sha256sum
+        assert_eq!(fingerprint("abc"), "ba78-16bf-8f01-cfea");
+    }
+}

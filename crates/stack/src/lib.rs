@@ -21,6 +21,7 @@ pub mod filesystem;
 mod in_use;
 pub mod lun;
 mod notify;
+mod opener;
 mod paths;
 mod peer;
 mod place;
@@ -46,6 +47,7 @@ pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use existing::Existing;
 pub use in_use::InUseRecord;
+pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
@@ -53,4 +55,3 @@ pub use service::{
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
 pub use text::parse_size;
-pub use volume::{KeySource, Opener};

@@ -342,8 +342,12 @@ pub fn seal_of(volume: &Volume) -> Option<SeenSeal> {
 fn keys_of(volume: &Volume) -> BTreeMap<u32, String> {
     let keys = volume.keys().into_iter();
     keys.map(|k| {
-        let name = k.name.map(|n| n.escape_debug().to_string());
-        let name = name.unwrap_or_else(|| "with a passphrase or key file".into());
+        let name = match (&k.name, &k.label) {
+            (Some(name), _) => name.escape_debug().to_string(),
+            (None, Some(label)) => format!("with the label `{}`", label.escape_debug()),
+            (None, None) if k.is_recovery_key() => "key".into(),
+            (None, None) => "with a passphrase or key file".into(),
+        };
         (k.keyslot, format!("{} {name}", k.role))
     })
     .collect()

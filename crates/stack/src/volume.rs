@@ -1,5 +1,4 @@
-//! Encrypted volumes on DEVICEs: access to the header, locks against concurrent writers, and the
-//! selection of a key.
+//! Encrypted volumes on DEVICEs: access to the header, and locks against concurrent writers.
 //!
 //! Two locks exclude concurrent writers. The *header lock* is the one `cryptsetup` takes. It is
 //! held during one header operation, so keys can be added to an attached volume. The *open lock* is
@@ -8,13 +7,15 @@
 use crate::device::{self, Disk, Guard, Share, Sharing};
 use crate::error::Left;
 use crate::existing::Existing;
+use crate::opener::{KeySource, Opener};
 use crate::paths::own_dir;
-use crate::trust::{TrustFile, TrustStore};
+use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, in_use, signature};
 use block::Access;
 use block::BlockDevice;
-use crypt::{Identified, Role, Seal, Unlocked, Volume};
-use keyring::{Keyring, Private};
+use crypt::recovery::RecoveryKey;
+use crypt::{Identified, NewKey, NewSecret, Role, Unlocked, Volume};
+use keyring::Keyring;
 use path_file::{FileDevice, NewFile};
 use secret::SecretBytes;
 use std::path::{Path, PathBuf};
@@ -53,9 +54,19 @@ impl LockedVolume {
         what: crypt::Action,
     ) -> Result<Unlocked> {
         // The store is written under the header lock, which is held: it is not ahead of the header.
-        let known = opener.trust.load()?;
+        let known = opener.trust().load()?;
         let unlocked = opener.unlock(&self.volume, &self.disk, &known, source, what);
         unlocked.map(|(unlocked, _)| unlocked)
+    }
+
+    /// Unlocks the volume with a key of any role, if it matches the trust store, and changes
+    /// nothing: neither the volume nor the trust store.
+    ///
+    /// # Errors
+    /// A wrong or missing key, or an untrusted volume.
+    pub fn test(&self, opener: &Opener, source: &KeySource) -> Result<Unlocked> {
+        let known = opener.trust().load()?;
+        opener.test(&self.volume, &self.disk, &known, source)
     }
 
     /// Unlocks the volume, applies `change` to its header, and records the result in the trust
@@ -72,7 +83,7 @@ impl LockedVolume {
     ) -> Result<T> {
         let unlocked = self.unlock(opener, source, what)?;
         let result = change(&mut self.volume, &unlocked)?;
-        opener.trust.record(&self.volume, &unlocked, &self.disk)?;
+        opener.trust().record(&self.volume, &unlocked, &self.disk)?;
         Ok(result)
     }
 
@@ -86,7 +97,7 @@ impl LockedVolume {
         source: &KeySource,
         ask: impl FnOnce(&Volume) -> Result<()>,
     ) -> Result<()> {
-        let known = opener.trust.load()?;
+        let known = opener.trust().load()?;
         let known = known.volumes.get(self.volume.uuid());
         let epoch = known
             .and_then(|e| e.seal.as_ref())
@@ -146,10 +157,24 @@ pub struct Create<'a> {
     pub existing: Existing,
     /// Key length, sector size, label.
     pub format: crypt::Format,
-    /// Name of the owner's key pair.
-    pub owner: &'a str,
+    pub owner: Owner<'a>,
     /// Names of recovery key pairs.
     pub recovery: &'a [String],
+    /// A recovery key to be printed.
+    pub recovery_key: Option<&'a RecoveryKey>,
+}
+
+/// Owner of a new volume.
+#[derive(Clone, Copy)]
+pub enum Owner<'a> {
+    /// The key pair with this name.
+    Pair(&'a str),
+    /// A passphrase alone.
+    Passphrase {
+        secret: &'a SecretBytes,
+        /// Label of its keyslot.
+        label: Option<&'a str>,
+    },
 }
 
 /// Creates a volume. Returns it with the path of the backup of overwritten data, if there was any.
@@ -163,17 +188,18 @@ pub fn create(
     settings: &Settings,
 ) -> Result<(LockedVolume, Option<PathBuf>)> {
     // The keys come first: a misspelled name must fail before anything is changed.
-    let owner = Identified::of(create.owner, keyring.recipient(create.owner)?);
-    let recovery = create
-        .recovery
-        .iter()
-        .map(|name| Ok(Identified::of(name, keyring.recipient(name)?)))
-        .collect::<Result<Vec<_>>>()?;
+    let pair = |name: &str| Ok::<_, Error>(Identified::of(name, keyring.recipient(name)?));
+    let owner = match create.owner {
+        Owner::Pair(name) => Some(pair(name)?),
+        Owner::Passphrase { .. } => None,
+    };
+    let recovery = create.recovery.iter().map(|name| pair(name));
+    let recovery = recovery.collect::<Result<Vec<_>>>()?;
     if let Some(size) = create.size {
         large_enough(create.path, size)?;
     }
     let (disk, made) = open_or_make(create.path, create.size, create.existing, settings)?;
-    format_over(create, disk, made, &owner, &recovery, settings)
+    format_over(create, disk, made, owner.as_ref(), &recovery, settings)
 }
 
 /// Opens the DEVICE `path` for formatting. A missing file is created with `size` bytes and gets its
@@ -242,7 +268,7 @@ fn format_over(
     create: &Create<'_>,
     disk: Disk,
     made: Option<Made>,
-    owner: &Identified,
+    owner: Option<&Identified>,
     recovery: &[Identified],
     settings: &Settings,
 ) -> Result<(LockedVolume, Option<PathBuf>)> {
@@ -265,7 +291,16 @@ fn format_over(
     let overwritten = crypt::overwritten_by_format(device.info().size);
     let keep = || save_head(settings, create.path, &disk, overwritten);
     let backup = found.map(|_| keep()).transpose()?;
-    let (volume, unlocked) = Volume::create(Arc::clone(&device), &create.format, owner, recovery)?;
+    let owner = match (create.owner, owner) {
+        (Owner::Passphrase { secret, label }, _) => {
+            NewKey::Secret(NewSecret::new(secret, passphrase_kdf(settings)).labeled(label))
+        }
+        (Owner::Pair(_), pair) => NewKey::Pair(pair.expect("a pair was found by its name")),
+    };
+    let mut others: Vec<NewKey<'_>> = recovery.iter().map(NewKey::Pair).collect();
+    let printed = create.recovery_key.map(NewSecret::recovery);
+    others.extend(printed.map(NewKey::Secret));
+    let (volume, unlocked) = Volume::create(Arc::clone(&device), &create.format, owner, &others)?;
     if let Some(at) = volume.reserved_block() {
         in_use::prepare(&*device, at)?;
     }
@@ -360,166 +395,6 @@ pub fn describe_kdf(kdf: &luks2::Kdf) -> String {
     }
 }
 
-/// Key that opens a volume.
-pub enum KeySource {
-    /// Any key of this user: key pairs that the volume knows, then a passphrase.
-    Any,
-    /// A certain key pair.
-    Pair {
-        /// Name of the key pair.
-        name: String,
-        /// Passphrase that protects its file; `None` to ask for it if needed.
-        passphrase: Option<SecretBytes>,
-    },
-    /// A passphrase, or the content of a key file.
-    Secret(SecretBytes),
-}
-
-/// Callback that asks the user for a passphrase with the given prompt.
-pub type Prompt = fn(&str) -> Result<SecretBytes>;
-
-/// Callback that shows a message of one line to the user.
-pub type Notify = Box<dyn Fn(&str) + Send + Sync>;
-
-/// Opener of volumes by the keys of a user; it checks volumes against the trust store.
-pub struct Opener {
-    keyring: Keyring,
-    prompt: Prompt,
-    notify: Notify,
-    trust: TrustStore,
-    kdf_limits: luks2::KdfLimits,
-}
-
-impl Opener {
-    /// Creates an opener with a keyring, callbacks to the user, a trust store and cost limits for
-    /// keys.
-    pub fn new(
-        keyring: Keyring,
-        prompt: Prompt,
-        tell: Notify,
-        trust: TrustStore,
-        kdf_limits: luks2::KdfLimits,
-    ) -> Opener {
-        Opener {
-            keyring,
-            prompt,
-            notify: tell,
-            trust,
-            kdf_limits,
-        }
-    }
-
-    /// Unlocks the volume, if `source` opens it in a role that allows `what`, and it matches
-    /// `known`. A volume opened for the first time is recorded; the notice shown to the user is
-    /// returned, too.
-    ///
-    /// `known` must be read before the header, or under the header lock.
-    ///
-    /// # Errors
-    /// A wrong or missing key, an untrusted volume, or a key whose role does not allow `what`.
-    fn unlock(
-        &self,
-        volume: &Volume,
-        disk: &Disk,
-        known: &TrustFile,
-        source: &KeySource,
-        what: crypt::Action,
-    ) -> Result<(Unlocked, Option<String>)> {
-        volume.refuse_erased()?;
-        let unlocked = match source {
-            KeySource::Secret(secret) => volume.unlock_secret(secret)?,
-            KeySource::Pair { name, passphrase } => {
-                self.with_pair(volume, name, passphrase.as_ref())?
-            }
-            KeySource::Any => self.with_any(volume, what)?,
-        };
-        known.check_volume(volume, &unlocked, disk, what)?;
-        unlocked.role.allow(what)?;
-        let is_first = unlocked.seal.holds() && self.trust.record(volume, &unlocked, disk)?;
-        let notice = is_first.then(|| first_use(volume, &unlocked));
-        if let Some(notice) = &notice {
-            (self.notify)(notice);
-        }
-        Ok((unlocked, notice))
-    }
-
-    fn with_pair(
-        &self,
-        volume: &Volume,
-        name: &str,
-        passphrase: Option<&SecretBytes>,
-    ) -> Result<Unlocked> {
-        let identity = self.keyring.identity(name, &mut |p| match passphrase {
-            Some(given) => Ok(SecretBytes::from_slice(given)),
-            None => ask_key(self.prompt, p),
-        })?;
-        Ok(volume.unlock_identity(&identity)?)
-    }
-
-    /// Unlocks the volume with a key pair of this user that it knows, preferring one that allows
-    /// `what` and needs no passphrase; without such a pair, with a passphrase of the volume itself.
-    fn with_any(&self, volume: &Volume, what: crypt::Action) -> Result<Unlocked> {
-        let keys = volume.keys();
-        let mut own: Vec<_> = self
-            .keyring
-            .list()?
-            .keys
-            .into_iter()
-            .filter(|info| info.private != Private::Absent)
-            .filter_map(|info| {
-                let recipient = info.recipient.to_string();
-                let known = keys
-                    .iter()
-                    .find(|k| k.recipient.as_deref() == Some(&recipient))?;
-                let allowed = known.role.allow(what).is_ok();
-                Some((!allowed, info.private == Private::Passphrase, info.name))
-            })
-            .collect();
-        own.sort();
-        if let Some((.., name)) = own.first() {
-            return self.with_pair(volume, name, None);
-        }
-        if keys.iter().all(|k| k.recipient.is_some()) {
-            return Err(crypt::Error::wrong_key(
-                "none of the key pairs of this user opens the volume; pass one with --key, or ask \
-                 the owner to add one",
-            )
-            .into());
-        }
-        let secret = (self.prompt)(&format!("Passphrase for {}", volume.name()))?;
-        Ok(volume.unlock_secret(&secret)?)
-    }
-}
-
-/// Words the notice about a volume that this machine opens for the first time.
-fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
-    let keys = volume.keys().into_iter();
-    let owners = keys.filter(|k| k.role == Role::Owner);
-    let names: Vec<String> = owners
-        .map(|k| match k.name {
-            Some(name) => name.escape_debug().to_string(),
-            None => format!("the passphrase of keyslot {}", k.keyslot),
-        })
-        .collect();
-    let sealed = match unlocked.seal {
-        Seal::Never => "its header has no seal, so changes to the header are not detected",
-        _ => "from now on, an imitation of it is refused",
-    };
-    format!(
-        "{}: this machine opens volume {} (owner {}) for the first time; {sealed}",
-        volume.name(),
-        volume.uuid(),
-        names.join(", ")
-    )
-}
-
-fn ask_key(
-    prompt: Prompt,
-    p: &keyring::Prompt,
-) -> std::result::Result<SecretBytes, keyring::Error> {
-    prompt(&p.to_string()).map_err(|e| keyring::Error::NoPassphrase(e.to_string()))
-}
-
 /// A DEVICE opened for its data, with the values for its status.
 pub struct OpenedDevice {
     /// Device with plaintext data.
@@ -608,7 +483,7 @@ pub(crate) fn of_disk(
     if signature::find(&*device)?.is_some_and(signature::is_volume) {
         return decipher(disk, opener, &source()?, options);
     }
-    opener.trust.load()?.check_plaintext(&disk)?;
+    opener.trust().load()?.check_plaintext(&disk)?;
     Ok(OpenedDevice {
         device,
         cipher: None,
@@ -654,11 +529,11 @@ fn decipher(
     source: &KeySource,
     options: OpenOptions,
 ) -> Result<OpenedDevice> {
-    let known = opener.trust.load()?;
+    let known = opener.trust().load()?;
     let volume = {
         // The header is read once, under its lock; later steps use only this copy.
         let _guard = disk.header_lock(Sharing::Shared)?;
-        Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits)
+        Volume::open(disk.device())?.with_kdf_limits(opener.kdf_limits())
     };
     let action = crypt::Action::Attach;
     let (unlocked, first_use) = opener.unlock(&volume, &disk, &known, source, action)?;

@@ -3,7 +3,8 @@
 //! **Invariant:** one attempt spends at most the limits of key derivation in total, regardless of
 //! the number of keyslots that a header claims to have for the key.
 
-use super::{Unlocked, Volume, read_range};
+use super::{KeyEntry, Unlocked, Volume, read_range};
+use crate::recovery::{self, Mistake, Typed};
 use crate::role::Role;
 use crate::{Error, Result, seal};
 use keyring::Identity;
@@ -11,15 +12,76 @@ use luks2::KdfLimits;
 use secret::SecretBytes;
 
 impl Volume {
-    /// Opens the volume with a passphrase or the content of a key file.
+    /// Opens the volume with a passphrase, the content of a key file, or a recovery key, which may
+    /// be typed in any case and with any separators.
     ///
     /// # Errors
     /// [`Error::WrongKey`] if the secret opens no keyslot.
     pub fn unlock_secret(&self, secret: &SecretBytes) -> Result<Unlocked> {
+        self.unlock_secret_in(None, secret)
+    }
+
+    /// Same as [`Volume::unlock_secret`], with the key in one keyslot alone, even if that is set to
+    /// be ignored; `None` for all keyslots.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`], and those of [`Volume::unlock_secret`].
+    pub fn unlock_secret_in(&self, keyslot: Option<u32>, secret: &SecretBytes) -> Result<Unlocked> {
+        if let Some(only) = keyslot {
+            self.refuse_pair(only)?;
+        }
+        let typed = recovery::read(secret);
+        let (secret, mistake) = match &typed {
+            Typed::Key(key) => (key.secret(), None),
+            Typed::Mistyped(mistake) => (secret, Some(mistake)),
+            Typed::Other => (secret, None),
+        };
+        let mut keyslots = match keyslot {
+            Some(only) => vec![only],
+            None => self.header.keyslots_to_try(),
+        };
+        if matches!(typed, Typed::Key(_)) {
+            // A recovery key is in one of these, and the others would cost seconds.
+            let keys = self.keys();
+            let is_recovery = |n: &u32| keys.iter().any(|k| k.keyslot == *n && k.is_recovery_key());
+            keyslots.sort_by_key(|n| !is_recovery(n));
+        }
+        let failed = match keyslot {
+            Some(only) => format!("{}: it does not open keyslot {only}", self.name()),
+            None => format!("{}: it opens no keyslot of this volume", self.name()),
+        };
+        self.try_secret(&keyslots, secret, failed, mistake)
+    }
+
+    /// Refuses a keyslot that no typed secret opens, before the secret is asked for.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`]; [`Error::WrongKey`] if the keyslot belongs to a key pair.
+    pub fn refuse_pair(&self, keyslot: u32) -> Result<()> {
+        let key = self.key_in(keyslot)?;
+        if key.recipient.is_none() {
+            return Ok(());
+        }
+        let name = key.name.as_deref().unwrap_or_default().escape_debug();
+        Err(Error::wrong_key(format!(
+            "{}: keyslot {keyslot} belongs to the key pair {name}, which no passphrase of the \
+             volume opens; use --key NAME",
+            self.name()
+        )))
+    }
+
+    /// Tries `keyslots` in order; `failed` and `mistake` explain a wrong key.
+    fn try_secret(
+        &self,
+        keyslots: &[u32],
+        secret: &SecretBytes,
+        failed: String,
+        mistake: Option<&Mistake>,
+    ) -> Result<Unlocked> {
         let mut first_error = None;
         let mut limits = self.kdf_limits;
         let mut tried = false;
-        for keyslot in self.header.keyslots_to_try() {
+        for &keyslot in keyslots {
             // A key pair's keyslot holds a random secret that no user can type.
             if self
                 .token_of(keyslot)
@@ -43,9 +105,12 @@ impl Volume {
             first_error = Some(Error::header(self.name(), unusable.swap_remove(0)));
         }
         Err(first_error.unwrap_or_else(|| {
-            let mut hint = format!("{}: it opens no keyslot of this volume", self.name());
+            let mut hint = failed;
             if let Some(why) = unusable.first() {
                 hint = format!("{hint} that was tried; {why}");
+            }
+            if let Some(mistake) = mistake {
+                hint = format!("{hint}; {mistake}");
             }
             Error::wrong_key(hint)
         }))
@@ -56,14 +121,27 @@ impl Volume {
     /// # Errors
     /// [`Error::WrongKey`] if the header has no keyslot for the key pair.
     pub fn unlock_identity(&self, identity: &Identity) -> Result<Unlocked> {
+        self.unlock_identity_in(None, identity)
+    }
+
+    /// Same as [`Volume::unlock_identity`], with one keyslot alone; `None` for all keyslots.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`], and those of [`Volume::unlock_identity`].
+    pub fn unlock_identity_in(
+        &self,
+        keyslot: Option<u32>,
+        identity: &Identity,
+    ) -> Result<Unlocked> {
         let own = identity.recipient().to_string();
+        let mut keys = match keyslot {
+            Some(only) => vec![self.key_in(only)?],
+            None => self.keys(),
+        };
+        keys.retain(|k| k.recipient.as_deref() == Some(&own));
         let mut first_error = None;
         let mut limits = self.kdf_limits;
-        for entry in self
-            .keys()
-            .iter()
-            .filter(|k| k.recipient.as_deref() == Some(&own))
-        {
+        for entry in &keys {
             let envelope = self.token_of(entry.keyslot).and_then(|t| t.envelope());
             let opened = match envelope {
                 Some(envelope) => identity
@@ -84,11 +162,26 @@ impl Volume {
             }
         }
         Err(first_error.unwrap_or_else(|| {
-            Error::wrong_key(format!(
-                "{}: no keyslot of this volume belongs to that key pair",
+            let which = match keyslot {
+                Some(only) => format!("keyslot {only} does not belong to that key pair"),
+                None => "no keyslot of this volume belongs to that key pair".into(),
+            };
+            Error::wrong_key(format!("{}: {which}", self.name()))
+        }))
+    }
+
+    /// Finds the key in a keyslot.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchKey`] if the keyslot does not exist.
+    pub fn key_in(&self, keyslot: u32) -> Result<KeyEntry> {
+        let mut keys = self.keys().into_iter();
+        keys.find(|k| k.keyslot == keyslot).ok_or_else(|| {
+            Error::NoSuchKey(format!(
+                "{}: no keyslot {keyslot}; `evfs volume key list` lists the keyslots",
                 self.name()
             ))
-        }))
+        })
     }
 
     /// Subtracts the work of a keyslot that was tried in vain from what the next ones may cost: a
@@ -100,7 +193,7 @@ impl Volume {
         }
     }
 
-    fn open_keyslot(
+    pub(super) fn open_keyslot(
         &self,
         keyslot: u32,
         secret: &SecretBytes,

@@ -75,12 +75,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             passphrase_fd,
             no_passphrase,
         } => {
+            let prompt = format!("New passphrase for the key `{name}`");
             let passphrase = match passphrase_fd {
-                Some(fd) => Some(secrets::from_fd(fd)?),
+                Some(fd) => Some(secrets::new_from_fd(fd, &prompt)?),
                 None if no_passphrase => None,
-                None => Some(secrets::ask_new(&format!(
-                    "New passphrase for the key `{name}`"
-                ))?),
+                None => {
+                    let instead = "use --passphrase-fd N or --no-passphrase";
+                    Some(secrets::ask_new(&prompt, instead)?)
+                }
             };
             let info = keyring.generate(&name, passphrase.as_ref())?;
             output::done(context.json, &value(&info), || line(&info));
@@ -186,7 +188,9 @@ fn only_key_of(context: &Context, name: &str) -> Vec<String> {
         // Each volume once, even if it is found in several places.
         let is_new = seen.insert(held.volume.uuid().to_owned());
         let keys = held.volume.keys();
-        let by_secret = keys.iter().any(|k| k.bound && k.recipient.is_none());
+        let by_secret = keys
+            .iter()
+            .any(|k| k.bound && k.recipient.is_none() && k.role != Role::Recovery);
         let mut pairs = own.iter().filter(|(_, public)| {
             keys.iter()
                 .any(|k| k.recipient.as_deref() == Some(public) && k.role != Role::Recovery)
@@ -217,7 +221,8 @@ fn private(info: &KeyInfo) -> &'static str {
 }
 
 fn cells(info: &KeyInfo) -> [String; 2] {
-    let what = format!("{}  ({})", info.recipient, private(info));
+    let print = keyring::fingerprint(&info.recipient.to_string());
+    let what = format!("{}  ({}, {print})", info.recipient, private(info));
     [info.name.clone(), what]
 }
 
@@ -234,6 +239,7 @@ fn value(info: &KeyInfo) -> Value {
         "name": info.name,
         "kind": info.kind.to_string(),
         "public": info.recipient.to_string(),
+        "fingerprint": keyring::fingerprint(&info.recipient.to_string()),
         "private": match info.private {
             Private::Absent => "absent",
             Private::Plain => "plain",

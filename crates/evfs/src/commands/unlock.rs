@@ -2,7 +2,7 @@
 
 use super::names;
 use cli::secrets;
-use stack::{KeySource, Result};
+use stack::{KeyFrom, KeySource, Result};
 use std::path::{Path, PathBuf};
 
 /// How to open a volume. Without any of these: the systemd credential `evfs.NAME`, then the key
@@ -15,25 +15,38 @@ pub struct UnlockArgs {
     /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "passphrase_fd"])]
     pub key_file: Option<PathBuf>,
+    /// Open with a passphrase of the volume, asked for at the terminal
+    #[arg(long, conflicts_with_all = ["key", "key_file", "passphrase_fd"])]
+    pub passphrase: bool,
     /// Open with a passphrase read from this file descriptor; with --key, it unlocks that key
     #[arg(long, value_name = "N")]
     pub passphrase_fd: Option<i32>,
+    /// Open with the key in this keyslot alone
+    #[arg(long, value_name = "N")]
+    pub key_slot: Option<u32>,
 }
 
 impl UnlockArgs {
     /// Reports whether any of the options is set.
     pub fn is_given(&self) -> bool {
-        self.key.is_some() || self.key_file.is_some() || self.passphrase_fd.is_some()
+        let pair_or_file = self.key.is_some() || self.key_file.is_some();
+        let passphrase = self.passphrase || self.passphrase_fd.is_some();
+        pair_or_file || passphrase || self.key_slot.is_some()
     }
 
     /// Reads the secrets that these options name. `volume` is the name of the credential.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
-        source(
+        let from = key_from(
             self.key.as_deref(),
             self.key_file.as_deref(),
+            self.passphrase,
             self.passphrase_fd,
             volume,
-        )
+        )?;
+        Ok(KeySource {
+            from,
+            keyslot: self.key_slot,
+        })
     }
 }
 
@@ -46,16 +59,31 @@ pub struct OwnerArgs {
     /// Open with the content of this file as the key (`-` for standard input)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["key", "unlock_passphrase_fd"])]
     pub unlock_key_file: Option<PathBuf>,
+    /// Open with a passphrase or recovery key of the volume, asked for at the terminal
+    #[arg(long, conflicts_with_all = ["key", "unlock_key_file", "unlock_passphrase_fd"])]
+    pub unlock_passphrase: bool,
     /// Open with a passphrase read from this file descriptor; with --key, it unlocks that key
     #[arg(long, value_name = "N")]
     pub unlock_passphrase_fd: Option<i32>,
+    /// Open with the key in this keyslot alone
+    #[arg(long, value_name = "N")]
+    pub unlock_key_slot: Option<u32>,
 }
 
 impl OwnerArgs {
     /// Reads the secrets that these options name. `volume` is the name of the credential.
     pub fn source(&self, volume: &str) -> Result<KeySource> {
-        let file = self.unlock_key_file.as_deref();
-        source(self.key.as_deref(), file, self.unlock_passphrase_fd, volume)
+        let from = key_from(
+            self.key.as_deref(),
+            self.unlock_key_file.as_deref(),
+            self.unlock_passphrase,
+            self.unlock_passphrase_fd,
+            volume,
+        )?;
+        Ok(KeySource {
+            from,
+            keyslot: self.unlock_key_slot,
+        })
     }
 }
 
@@ -67,25 +95,27 @@ pub fn volume_name(device: &Path) -> String {
         .unwrap_or_default()
 }
 
-fn source(
+fn key_from(
     key: Option<&str>,
     key_file: Option<&Path>,
+    is_typed: bool,
     passphrase_fd: Option<i32>,
     volume: &str,
-) -> Result<KeySource> {
+) -> Result<KeyFrom> {
     Ok(match (key, key_file, passphrase_fd) {
         (Some(name), _, fd) => {
             let passphrase = fd.map(secrets::from_fd).transpose()?;
-            KeySource::Pair {
+            KeyFrom::Pair {
                 name: name.to_owned(),
                 passphrase,
             }
         }
-        (_, Some(path), _) => KeySource::Secret(secrets::from_key_file(path)?),
-        (.., Some(fd)) => KeySource::Secret(secrets::from_fd(fd)?),
+        (_, Some(path), _) => KeyFrom::Secret(secrets::from_key_file(path)?),
+        (.., Some(fd)) => KeyFrom::Secret(secrets::from_fd(fd)?),
+        _ if is_typed => KeyFrom::Terminal,
         _ => match secrets::from_credential(volume)? {
-            Some(secret) => KeySource::Secret(secret),
-            None => KeySource::Any,
+            Some(secret) => KeyFrom::Secret(secret),
+            None => KeyFrom::Any,
         },
     })
 }

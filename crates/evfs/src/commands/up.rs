@@ -140,7 +140,7 @@ impl Up {
         let unlock = UnlockArgs {
             key: entry.key.clone(),
             key_file: entry.key_file.clone(),
-            passphrase_fd: None,
+            ..UnlockArgs::default()
         };
         let on = DeviceArgs::of_service(spec.device(), unlock, spec.name());
         start(&self.context, &on, spec.clone(), &self.run_dir, &self.cache)

@@ -4,12 +4,16 @@ use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::{OwnerArgs, volume_name};
 use super::{Context, names, volume_key, volume_trust};
 use clap::Subcommand;
-use cli::output;
-use crypt::{Action, CopyReport};
+use cli::{output, secrets};
+use crypt::recovery::RecoveryKey;
+use crypt::{Action, CopyReport, KeyEntry};
+use secret::SecretBytes;
 use serde_json::{Value, json};
 use stack::device::Sharing;
 use stack::trust::TrustStore;
-use stack::volume::{Create, Intent, create, open_disk, open_locked, save_backup, write_new};
+use stack::volume::{
+    Create, Intent, Owner, create, open_disk, open_locked, save_backup, write_new,
+};
 use stack::{Error, Existing, Left, Result, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -18,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub enum Command {
     /// Create an encrypted volume on a file or disk
     #[command(
-        after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256"
+        after_help = "Examples:\n  evfs volume create disk.img --size 10G --owner alice\n  evfs volume create disk.img --size 10G --passphrase --recovery\n  evfs volume create /dev/sdb --owner alice --recovery safe --key-bits 256"
     )]
     Create(CreateArgs),
     /// Show the content of the header
@@ -79,8 +83,23 @@ pub struct CreateArgs {
     #[arg(add = names::devices())]
     device: PathBuf,
     /// Key pair of the owner
-    #[arg(long, value_name = "NAME", add = names::keys())]
-    owner: String,
+    #[arg(
+        long,
+        value_name = "NAME",
+        required_unless_present_any = ["passphrase", "passphrase_fd"],
+        conflicts_with_all = ["passphrase", "passphrase_fd"],
+        add = names::keys()
+    )]
+    owner: Option<String>,
+    /// Make a passphrase the owner, asked for twice at the terminal
+    #[arg(long)]
+    passphrase: bool,
+    /// Make a passphrase the owner, read from this file descriptor
+    #[arg(long, value_name = "N")]
+    passphrase_fd: Option<i32>,
+    /// Label of the owner's passphrase, for the list of keys
+    #[arg(long, value_name = "TEXT", value_parser = volume_key::label, conflicts_with = "owner")]
+    key_label: Option<String>,
     /// Size of a new file, like 10G
     #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
@@ -90,8 +109,15 @@ pub struct CreateArgs {
     /// Encryption sector size in bytes
     #[arg(long, default_value = "4096", value_parser = ["512", "4096"])]
     sector_size: String,
-    /// Key pair that may only set a new owner; may be repeated
-    #[arg(long, value_name = "NAME", add = names::keys())]
+    /// Key pair that may only set a new owner, or, without NAME, a recovery key that is printed;
+    /// may be repeated
+    #[arg(
+        long,
+        value_name = "NAME",
+        num_args = 0..=1,
+        default_missing_value = volume_key::PRINTED,
+        add = names::keys()
+    )]
     recovery: Vec<String>,
     /// Label of the volume
     #[arg(long, default_value = "")]
@@ -103,19 +129,38 @@ pub struct CreateArgs {
 
 #[derive(Subcommand)]
 pub enum OwnerCommand {
-    /// Make a key pair the owner, replacing the previous owner
-    Set {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
-        /// Key pair of the new owner; its public half is enough
-        #[arg(add = names::keys())]
-        name: String,
-        #[command(flatten)]
-        unlock: OwnerArgs,
-        #[command(flatten)]
-        yes: Yes,
-    },
+    /// Make a key pair or a passphrase the owner, replacing the previous owner
+    #[command(
+        after_help = "Examples:\n  evfs volume owner set disk.img bob --key safe\n  evfs volume owner set disk.img --passphrase --unlock-passphrase"
+    )]
+    Set(SetOwnerArgs),
+}
+
+#[derive(clap::Args)]
+pub struct SetOwnerArgs {
+    /// File or disk
+    #[arg(add = names::devices())]
+    device: PathBuf,
+    /// Key pair of the new owner; its public half is enough
+    #[arg(
+        required_unless_present_any = ["passphrase", "passphrase_fd"],
+        conflicts_with_all = ["passphrase", "passphrase_fd"],
+        add = names::keys()
+    )]
+    name: Option<String>,
+    /// Make a passphrase the owner, asked for twice at the terminal
+    #[arg(long)]
+    passphrase: bool,
+    /// Make a passphrase the owner, read from this file descriptor
+    #[arg(long, value_name = "N")]
+    passphrase_fd: Option<i32>,
+    /// Label of the passphrase, for the list of keys
+    #[arg(long, value_name = "TEXT", value_parser = volume_key::label, conflicts_with = "name")]
+    label: Option<String>,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+    #[command(flatten)]
+    yes: Yes,
 }
 
 #[derive(Subcommand)]
@@ -159,12 +204,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             yes,
         } => repair(context, &device, reseal, &unlock, yes),
         Command::Key(command) => volume_key::run(context, command),
-        Command::Owner(OwnerCommand::Set {
-            device,
-            name,
-            unlock,
-            yes,
-        }) => set_owner(context, &device, &name, &unlock, yes),
+        Command::Owner(OwnerCommand::Set(args)) => set_owner(context, &args),
         Command::Header(HeaderCommand::Backup { device, file }) => backup(context, &device, &file),
         Command::Header(HeaderCommand::Restore {
             device,
@@ -191,6 +231,21 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     let number = |text: &str| text.parse().expect("clap accepts only numbers");
     let name = args.device.display().to_string();
+    let prompt = format!("New passphrase for {name}");
+    let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt)?;
+    let owner = match &secret {
+        Some(secret) => Owner::Passphrase {
+            secret,
+            label: args.key_label.as_deref(),
+        },
+        None => Owner::Pair(args.owner.as_deref().expect("clap requires an owner")),
+    };
+    let (printed, recovery): (Vec<_>, Vec<_>) = args
+        .recovery
+        .iter()
+        .cloned()
+        .partition(|name| name == volume_key::PRINTED);
+    let recovery_key = (!printed.is_empty()).then(RecoveryKey::generate);
     let (held, undo) = or_force(args.force, &name, |force| {
         let what = Create {
             path: &args.device,
@@ -201,32 +256,57 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
                 sector_size: number(&args.sector_size),
                 label: args.label.clone(),
             },
-            owner: &args.owner,
-            recovery: &args.recovery,
+            owner,
+            recovery: &recovery,
+            recovery_key: recovery_key.as_ref(),
         };
         create(&what, &context.keyring(), &context.settings)
     })?;
     let mut value = volume_value(&held.volume);
     value["undo"] = json!(undo.as_ref().map(|undo| undo.display().to_string()));
-    output::done(context.json, &value, || {
-        let mut text = volume_text(&held.volume);
-        if let Some(undo) = &undo {
-            let _ = write!(
-                text,
-                "\noverwritten data is saved in {}; `dd if=FILE of=DEVICE conv=notrunc` restores it",
-                undo.display()
-            );
-        }
-        text
-    });
-    if args.recovery.is_empty() {
-        let words = format!(
-            "Without the key `{}` the data is lost: `evfs volume key add {name} --recovery NAME` adds a key that can set another owner.",
-            args.owner
+    let mut text = volume_text(&held.volume);
+    if let Some(undo) = &undo {
+        let _ = write!(
+            text,
+            "\noverwritten data is saved in {}; `dd if=FILE of=DEVICE conv=notrunc` restores it",
+            undo.display()
         );
-        output::say(context.json, &words);
+    }
+    if let Some(key) = &recovery_key {
+        volume_key::show_recovery_key(key, &mut value, &mut text);
+    }
+    output::done(context.json, &value, || text);
+    if recovery_key.is_some() {
+        volume_key::say_recovery_key(context, &args.device);
+    } else if args.recovery.is_empty() {
+        output::say(context.json, &without_recovery(&owner, &name));
     }
     Ok(exit::OK)
+}
+
+/// Reads the passphrase of a new owner, if one is asked for.
+fn new_passphrase(is_typed: bool, fd: Option<i32>, prompt: &str) -> Result<Option<SecretBytes>> {
+    let secret = match fd {
+        Some(fd) => secrets::new_from_fd(fd, prompt)?,
+        None if is_typed => secrets::ask_new(prompt, "use --passphrase-fd N")?,
+        None => return Ok(None),
+    };
+    if secret.is_empty() {
+        return Err(Error::Usage("an empty passphrase protects nothing".into()));
+    }
+    Ok(Some(secret))
+}
+
+/// Words the advice about a volume without recovery keys.
+fn without_recovery(owner: &Owner<'_>, name: &str) -> String {
+    match owner {
+        Owner::Pair(owner) => format!(
+            "Without the key `{owner}` the data is lost: `evfs volume key add {name} --recovery NAME` adds a key that can set another owner."
+        ),
+        Owner::Passphrase { .. } => format!(
+            "Without the passphrase the data is lost: `evfs volume key add {name} --recovery` prints a recovery key that can set another one."
+        ),
+    }
 }
 
 fn info(context: &Context, device: &Path) -> Result<u8> {
@@ -314,16 +394,17 @@ fn repair(
     Ok(exit::OK)
 }
 
-fn set_owner(
-    context: &Context,
-    device: &Path,
-    name: &str,
-    unlock: &OwnerArgs,
-    yes: Yes,
-) -> Result<u8> {
+fn set_owner(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
+    match &args.name {
+        Some(name) => set_owner_pair(context, args, name),
+        None => set_owner_passphrase(context, args),
+    }
+}
+
+fn set_owner_pair(context: &Context, args: &SetOwnerArgs, name: &str) -> Result<u8> {
     let recipient = context.keyring().recipient(name)?;
-    let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-    let source = unlock.source(&volume_name(device))?;
+    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let source = args.unlock.source(&volume_name(&args.device))?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
     let gone = held.volume.replaced_by_owner(&owner);
@@ -331,29 +412,70 @@ fn set_owner(
         .iter()
         .filter(|k| k.recipient.as_ref() != Some(&public));
     let others: Vec<String> = others.map(volume_key::short).collect();
-    let ask = || {
-        if others.is_empty() {
-            return Ok(());
-        }
-        let what = format!(
-            "This makes `{name}` the owner of {} and destroys {}; `evfs volume key add` gives other users access again",
-            device.display(),
-            others.join(" and ")
-        );
-        confirm(yes.yes, &what, Answer::Yes)
-    };
     let opener = context.opener();
     held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
-        ask()?;
+        confirm_owner(args, &format!("`{name}`"), &others)?;
         Ok(volume.set_owner(unlocked, &owner)?)
     })?;
-    let mut value = volume_value(&held.volume);
-    value["removed"] = gone.iter().map(volume_key::value).collect();
-    output::done(context.json, &value, || match others.as_slice() {
-        [] => format!("{name} is now the owner"),
-        others => format!("{name} is now the owner; removed {}", others.join(" and ")),
-    });
+    show_owner(context, &held.volume, name, &gone, &others);
+    let left = held.volume.owners().into_iter();
+    let left: Vec<String> = left
+        .filter(|key| key.recipient.is_none())
+        .map(|key| volume_key::short(&key))
+        .collect();
+    if !left.is_empty() {
+        let words = format!("{} remains an owner, too", left.join(" and "));
+        output::say(context.json, &words);
+    }
     Ok(exit::OK)
+}
+
+fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
+    let source = args.unlock.source(&volume_name(&args.device))?;
+    let prompt = format!("New passphrase for {}", args.device.display());
+    // One that has to be typed is asked for when the volume is open.
+    let given = new_passphrase(false, args.passphrase_fd, &prompt)?;
+    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let gone = held.volume.owners();
+    let others: Vec<String> = gone.iter().map(volume_key::short).collect();
+    let opener = context.opener();
+    held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
+        confirm_owner(args, "the new passphrase", &others)?;
+        let typed = new_passphrase(given.is_none(), None, &prompt)?;
+        let secret = given.or(typed).expect("one of the two was read");
+        let new = volume_key::stretched(context, &secret).labeled(args.label.as_deref());
+        Ok(volume.set_owner_secret(unlocked, new)?)
+    })?;
+    show_owner(context, &held.volume, "the new passphrase", &gone, &others);
+    Ok(exit::OK)
+}
+
+/// Asks before the keyslots `others` are destroyed by a new owner.
+fn confirm_owner(args: &SetOwnerArgs, new: &str, others: &[String]) -> Result<()> {
+    if others.is_empty() {
+        return Ok(());
+    }
+    let what = format!(
+        "This makes {new} the owner of {} and destroys {}; `evfs volume key add` gives other users access again",
+        args.device.display(),
+        others.join(" and ")
+    );
+    confirm(args.yes.yes, &what, Answer::Yes)
+}
+
+fn show_owner(
+    context: &Context,
+    volume: &crypt::Volume,
+    new: &str,
+    gone: &[KeyEntry],
+    others: &[String],
+) {
+    let mut value = volume_value(volume);
+    value["removed"] = gone.iter().map(volume_key::value).collect();
+    output::done(context.json, &value, || match others {
+        [] => format!("{new} is now the owner"),
+        others => format!("{new} is now the owner; removed {}", others.join(" and ")),
+    });
 }
 
 fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {

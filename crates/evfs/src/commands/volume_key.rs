@@ -2,36 +2,67 @@
 
 use super::confirm::{Answer, Yes, confirm};
 use super::names;
-use super::unlock::{OwnerArgs, volume_name};
+use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
 use cli::{output, secrets};
-use crypt::{Action, Identified, KeyEntry, Role, Volume};
+use crypt::recovery::RecoveryKey;
+use crypt::{Action, Identified, KeyEntry, NewSecret, Role, Volume};
+use secret::SecretBytes;
 use serde_json::{Value, json};
 use stack::volume::{Intent, open_locked};
-use stack::{Error, Result, exit};
-use std::path::PathBuf;
+use stack::{Error, KeyFrom, Result, exit};
+use std::path::{Path, PathBuf};
+
+/// Value of `--recovery` without a name, which no key pair can have: print a recovery key.
+pub const PRINTED: &str = "-";
 
 #[derive(Subcommand)]
 pub enum Command {
     /// Add a key that opens the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
+    /// Replace a passphrase or key file; requires the old one, or the owner's key
+    #[command(after_help = "\
+The keyslot keeps its number and its role. The old secret is destroyed after the new one has opened \
+what was written for it.
+
+Examples:
+  evfs volume key change disk.img                             ask for the old and the new passphrase
+  evfs volume key change disk.img --key-slot 2 --key alice    as the owner
+  evfs volume key change disk.img --unlock-passphrase-fd 3 --passphrase-fd 4 3<old.txt 4<new.txt")]
+    Change(ChangeArgs),
+    /// Test whether a key opens the volume, and show its keyslot and its role; changes nothing
+    #[command(
+        after_help = "Examples:\n  evfs volume key test disk.img --passphrase\n  evfs volume key test disk.img --key bob\n  evfs volume key test disk.img --key-slot 2 --passphrase-fd 3 3<passphrase.txt"
+    )]
+    Test {
+        /// File or disk
+        #[arg(add = names::devices())]
+        device: PathBuf,
+        #[command(flatten)]
+        unlock: UnlockArgs,
+    },
     /// Remove a key from the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key remove disk.img bob\n  evfs volume key remove disk.img --keyslot 2 --yes"
+        after_help = "Examples:\n  evfs volume key remove disk.img bob\n  evfs volume key remove disk.img --key-slot 2 --yes"
     )]
     Remove {
         /// File or disk
         #[arg(add = names::devices())]
         device: PathBuf,
-        /// Keyslot number, or the name of a key pair
+        /// Keyslot number, or the name or label of a key
         #[arg(required_unless_present = "keyslot", add = names::keys())]
         which: Option<String>,
-        /// Remove this keyslot, even if a key pair has the number as its name
-        #[arg(long, value_name = "N", conflicts_with = "which")]
+        /// Remove this keyslot, even if a key has the number as its name
+        #[arg(
+            long = "key-slot",
+            alias = "keyslot",
+            value_name = "N",
+            conflicts_with = "which"
+        )]
         keyslot: Option<u32>,
         #[command(flatten)]
         unlock: OwnerArgs,
@@ -53,6 +84,9 @@ pub struct AddArgs {
     device: PathBuf,
     #[command(flatten)]
     new: NewKey,
+    /// Label of the passphrase, key file or recovery key, for the list of keys
+    #[arg(long, value_name = "TEXT", value_parser = label)]
+    label: Option<String>,
     #[command(flatten)]
     unlock: OwnerArgs,
 }
@@ -63,9 +97,18 @@ struct NewKey {
     /// Add a key pair that may attach the volume; its public half is enough
     #[arg(long, value_name = "NAME", add = names::keys())]
     user: Option<String>,
-    /// Add a key pair that may only set a new owner
-    #[arg(long, value_name = "NAME", add = names::keys())]
+    /// Add a key pair that may only set a new owner; without NAME, a recovery key that is printed
+    #[arg(
+        long,
+        value_name = "NAME",
+        num_args = 0..=1,
+        default_missing_value = PRINTED,
+        add = names::keys()
+    )]
     recovery: Option<String>,
+    /// Add a passphrase, asked for twice at the terminal
+    #[arg(long)]
+    passphrase: bool,
     /// Add a passphrase, read from this file descriptor
     #[arg(long, value_name = "N")]
     passphrase_fd: Option<i32>,
@@ -74,9 +117,37 @@ struct NewKey {
     key_file: Option<PathBuf>,
 }
 
+#[derive(clap::Args)]
+pub struct ChangeArgs {
+    /// File or disk
+    #[arg(add = names::devices())]
+    device: PathBuf,
+    /// Change this keyslot [default: the one that opens the volume]
+    #[arg(long, value_name = "N")]
+    key_slot: Option<u32>,
+    /// Read the new passphrase from this file descriptor [default: ask twice at the terminal]
+    #[arg(long, value_name = "N", conflicts_with = "key_file")]
+    passphrase_fd: Option<i32>,
+    /// Use the content of this file as the new key
+    #[arg(long, value_name = "FILE")]
+    key_file: Option<PathBuf>,
+    /// New label [default: the old one]
+    #[arg(long, value_name = "TEXT", value_parser = label)]
+    label: Option<String>,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+}
+
+/// Parses the label of a keyslot.
+pub fn label(text: &str) -> std::result::Result<String, String> {
+    crypt::check_label(text).map(|()| text.to_owned())
+}
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Add(args) => add(context, args),
+        Command::Change(args) => change(context, &args),
+        Command::Test { device, unlock } => test(context, &device, &unlock),
         Command::Remove {
             device,
             which,
@@ -90,16 +161,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 (None, number) => number.expect("clap requires one of the two"),
             };
             let source = unlock.source(&volume_name(&device))?;
-            let keys = held.volume.keys();
-            let Some(key) = keys.iter().find(|k| k.keyslot == keyslot) else {
-                return Err(Error::NotFound(format!(
-                    "{}: no keyslot {keyslot}; `evfs volume key list` lists the keyslots",
-                    device.display()
-                )));
-            };
+            let key = held.volume.key_in(keyslot)?;
             let what = format!(
                 "This destroys {} of {}; its key or passphrase no longer opens the volume",
-                short(key),
+                short(&key),
                 device.display()
             );
             let opener = context.opener();
@@ -141,53 +206,154 @@ fn find(context: &Context, volume: &Volume, which: &str) -> Result<u32> {
         return Ok(keyslot);
     }
     let pair = match keys.iter().find(is_own) {
-        Some(key) => format!("is in {}: use --keyslot {}", short(key), key.keyslot),
+        Some(key) => format!("is in {}: use --key-slot {}", short(key), key.keyslot),
         None => "has no keyslot there".into(),
     };
     Err(Error::Usage(format!(
-        "{}: `{which}` is ambiguous: --keyslot {keyslot} selects {}; the key pair of this user with that name {pair}",
+        "{}: `{which}` is ambiguous: --key-slot {keyslot} selects {}; the key pair of this user with that name {pair}",
         volume.name(),
         numbered.map_or_else(|| format!("keyslot {keyslot}"), short),
     )))
 }
 
+/// Key to be added.
+enum New {
+    Pair(Role, Box<Identified>),
+    Secret(SecretBytes),
+    Recovery(RecoveryKey),
+}
+
+impl NewKey {
+    fn read(&self, context: &Context) -> Result<New> {
+        let keyring = context.keyring();
+        let pair = |role, name: &str| {
+            let who = Identified::of(name, keyring.recipient(name)?);
+            Ok::<_, Error>(New::Pair(role, Box::new(who)))
+        };
+        let prompt = "New passphrase";
+        match (&self.user, &self.recovery, self.passphrase_fd) {
+            (Some(name), ..) => pair(Role::User, name),
+            (_, Some(name), _) if name == PRINTED => Ok(New::Recovery(RecoveryKey::generate())),
+            (_, Some(name), _) => pair(Role::Recovery, name),
+            (.., Some(fd)) => Ok(New::Secret(secrets::new_from_fd(fd, prompt)?)),
+            _ => match &self.key_file {
+                Some(file) => Ok(New::Secret(secrets::from_key_file(file)?)),
+                None => {
+                    let instead = "use --passphrase-fd N or --key-file FILE";
+                    Ok(New::Secret(secrets::ask_new(prompt, instead)?))
+                }
+            },
+        }
+    }
+}
+
 fn add(context: &Context, args: AddArgs) -> Result<u8> {
     // The new key is read first: it may have to be typed, and the header is locked afterwards.
-    let keyring = context.keyring();
-    let pair = |name: &str| Ok::<_, stack::Error>(Identified::of(name, keyring.recipient(name)?));
-    enum New {
-        Pair(Role, Box<Identified>),
-        Secret(secret::SecretBytes),
+    let new = args.new.read(context)?;
+    let label = args.label.as_deref();
+    if label.is_some() && matches!(new, New::Pair(..)) {
+        return Err(Error::Usage(
+            "--label is for passphrases, key files and recovery keys; a key pair has its name"
+                .into(),
+        ));
     }
-    let new = match (
-        &args.new.user,
-        &args.new.recovery,
-        args.new.passphrase_fd,
-        &args.new.key_file,
-    ) {
-        (Some(name), ..) => New::Pair(Role::User, Box::new(pair(name)?)),
-        (_, Some(name), ..) => New::Pair(Role::Recovery, Box::new(pair(name)?)),
-        (.., Some(fd), _) => New::Secret(secrets::from_fd(fd)?),
-        (.., Some(file)) => New::Secret(secrets::from_key_file(file)?),
-        _ => unreachable!("clap requires one of the group"),
-    };
     let source = args.unlock.source(&volume_name(&args.device))?;
     let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
     let (opener, what) = (context.opener(), Action::ChangeKeys);
-    let keyslot = held.change(&opener, &source, what, |volume, unlocked| match new {
-        New::Pair(role, who) => Ok(volume.add_pair(unlocked, role, &who)?),
-        New::Secret(secret) => {
-            output::say(context.json, "measuring the cost of the key derivation");
-            let kdf = stack::volume::passphrase_kdf(&context.settings);
-            Ok(volume.add_secret(unlocked, &secret, &kdf)?)
-        }
+    let keyslot = held.change(&opener, &source, what, |volume, unlocked| {
+        let (role, secret) = match &new {
+            New::Pair(role, who) => return Ok(volume.add_pair(unlocked, *role, who)?),
+            New::Secret(secret) => (None, stretched(context, secret)),
+            New::Recovery(key) => (Some(Role::Recovery), NewSecret::recovery(key)),
+        };
+        Ok(volume.add_secret(unlocked, role, secret.labeled(label))?)
     })?;
-    let keys = held.volume.keys();
-    let key = keys
-        .iter()
-        .find(|k| k.keyslot == keyslot)
-        .expect("the keyslot was just added");
-    output::done(context.json, &value(key), || line(key));
+    let key = held.volume.key_in(keyslot)?;
+    let mut shown = value(&key);
+    let mut text = line(&key);
+    if let New::Recovery(key) = &new {
+        show_recovery_key(key, &mut shown, &mut text);
+    }
+    output::done(context.json, &shown, || text);
+    if let New::Recovery(_) = &new {
+        say_recovery_key(context, &args.device);
+    }
+    Ok(exit::OK)
+}
+
+/// Measures the cost of the key derivation for a new passphrase or key file.
+pub fn stretched<'a>(context: &Context, secret: &'a SecretBytes) -> NewSecret<'a> {
+    output::say(context.json, "measuring the cost of the key derivation");
+    NewSecret::new(secret, stack::volume::passphrase_kdf(&context.settings))
+}
+
+/// Adds a recovery key to the result of the command that generated it.
+pub fn show_recovery_key(key: &RecoveryKey, shown: &mut Value, text: &mut String) {
+    shown["recovery_key"] = json!(key.text());
+    text.truncate(text.trim_end().len());
+    text.push_str("\n\n");
+    text.push_str(key.text());
+    text.push('\n');
+}
+
+/// Explains a recovery key that was shown.
+pub fn say_recovery_key(context: &Context, device: &Path) {
+    let words = format!(
+        "Print the recovery key or write it down, and keep it away from this machine: it is not shown again. It sets a new owner: `evfs volume owner set {} --passphrase --unlock-passphrase`.",
+        device.display()
+    );
+    output::say(context.json, &words);
+}
+
+fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
+    let mut source = args.unlock.source(&volume_name(&args.device))?;
+    if args.key_slot.is_none() && matches!(source.from, KeyFrom::Any) {
+        // A key pair of this user might open the volume, but has no secret to change.
+        source.from = KeyFrom::Terminal;
+    }
+    let given = match (args.passphrase_fd, &args.key_file) {
+        (Some(fd), _) => Some(secrets::new_from_fd(fd, "New passphrase")?),
+        (None, Some(file)) => Some(secrets::from_key_file(file)?),
+        (None, None) => None,
+    };
+    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    if let Some(keyslot) = args.key_slot {
+        held.volume.secret_in(keyslot)?;
+    }
+    let (opener, what) = (context.opener(), Action::ChangeOwnSecret);
+    let keyslot = held.change(&opener, &source, what, |volume, unlocked| {
+        let keyslot = args.key_slot.unwrap_or(unlocked.keyslot);
+        // Refused before the new secret has to be typed.
+        volume.secret_in(keyslot)?;
+        if keyslot != unlocked.keyslot {
+            unlocked.role.allow(Action::ChangeKeys)?;
+        }
+        let secret = match given {
+            Some(given) => given,
+            None => {
+                let prompt = format!("New passphrase for keyslot {keyslot}");
+                secrets::ask_new(&prompt, "use --passphrase-fd N or --key-file FILE")?
+            }
+        };
+        let new = stretched(context, &secret).labeled(args.label.as_deref());
+        volume.change_secret(unlocked, keyslot, new)?;
+        Ok(keyslot)
+    })?;
+    let key = held.volume.key_in(keyslot)?;
+    output::done(context.json, &value(&key), || {
+        format!("changed {}", short(&key))
+    });
+    Ok(exit::OK)
+}
+
+fn test(context: &Context, device: &Path, unlock: &UnlockArgs) -> Result<u8> {
+    let source = unlock.source(&volume_name(device))?;
+    let held = open_locked(device, Intent::Inspect, &context.settings)?;
+    let unlocked = held.test(&context.opener(), &source)?;
+    let key = held.volume.key_in(unlocked.keyslot)?;
+    output::show(context.json, &value(&key), || {
+        format!("the key opens {}", short(&key))
+    });
     Ok(exit::OK)
 }
 
@@ -196,7 +362,9 @@ pub fn value(key: &KeyEntry) -> Value {
         "keyslot": key.keyslot,
         "role": role(key),
         "name": key.name,
+        "label": key.label,
         "public": key.recipient,
+        "fingerprint": key.fingerprint(),
         "kdf": key.kdf,
     })
 }
@@ -211,10 +379,13 @@ fn role(key: &KeyEntry) -> String {
 }
 
 fn what(key: &KeyEntry) -> String {
+    let label = key.label.as_deref().map(str::escape_debug);
+    let label = label.map_or_else(String::new, |label| format!(" `{label}`"));
     match (&key.name, &key.recipient) {
         _ if !key.bound => "key that does not open this volume".into(),
-        (Some(name), Some(_)) => format!("key pair {name}"),
-        _ => "passphrase or key file".into(),
+        (Some(name), Some(_)) => format!("key pair {}", name.escape_debug()),
+        _ if key.is_recovery_key() => format!("recovery key{label}"),
+        _ => format!("passphrase or key file{label}"),
     }
 }
 
@@ -223,11 +394,13 @@ pub fn short(key: &KeyEntry) -> String {
     format!("keyslot {} ({}, {})", key.keyslot, role(key), what(key))
 }
 
-/// Formats a key as a line of its own.
+/// Formats a key as a line of its own, with the fingerprint of a key pair.
 pub fn line(key: &KeyEntry) -> String {
     let (role, what) = (role(key), what(key));
+    let print = key.fingerprint().filter(|_| key.bound);
+    let print = print.map_or_else(String::new, |print| format!(" {print}"));
     format!(
-        "keyslot {:<3}   {role:<9} {what} ({})",
+        "keyslot {:<3}   {role:<9} {what}{print} ({})",
         key.keyslot, key.kdf
     )
 }

@@ -2,10 +2,10 @@
 //! file of a lock. Other processes may have the DEVICE open, and may change it at the same time.
 
 use super::{CONNECT_WITHIN, OnePath, addresses, is_uri, lunpath};
-use crate::access::Access;
 use crate::place::{Places, place_of_lun};
 use crate::registry::{Registry, unknown};
 use crate::{Error, Result, Settings};
+use block::Access;
 use block::BlockDevice;
 use path_file::{FileDevice, HeaderGuard, Lock, Sharing};
 use std::path::Path;

@@ -3,9 +3,9 @@
 use super::subjects::Subject;
 use super::{Finding, Running, ids, quoted};
 use crate::Settings;
-use crate::access::Access;
 use crate::device::{answers, is_lun, is_uri, lunpath};
 use crate::registry::{KnownLun, Registry};
+use block::Access;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
