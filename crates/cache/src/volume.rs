@@ -420,6 +420,7 @@ impl Volume {
             && thread.join().is_err()
         {
             tracing::error!(
+                name: "EVFS-0104",
                 volume = self.shared.info.name,
                 "the background thread panicked"
             );
@@ -451,6 +452,7 @@ impl Drop for Volume {
         if let Err(error) = self.flush() {
             let name = &self.shared.info.name;
             tracing::error!(
+                name: "EVFS-0102",
                 volume = name, %error,
                 "the volume is closed with dirty pages that could not be written back: data is lost"
             );

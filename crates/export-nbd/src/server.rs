@@ -76,17 +76,21 @@ fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
         Ok(Some(uid)) if uid == 0 || uid == rustix::process::geteuid().as_raw() => true,
         Ok(Some(uid)) => {
             tracing::warn!(
+                name: "EVFS-0501",
                 "refused an NBD client of user {uid}: without client certificates, only root and \
                  the user of this process are served"
             );
             false
         }
         Ok(None) => {
-            tracing::warn!("refused an NBD client: no user has its socket open");
+            tracing::warn!(name: "EVFS-0501", "refused an NBD client: no user has its socket open");
             false
         }
         Err(e) => {
-            tracing::warn!("refused an NBD client: cannot determine its user: {e}");
+            tracing::warn!(
+                name: "EVFS-0501",
+                "refused an NBD client: cannot determine its user: {e}"
+            );
             false
         }
     }
@@ -314,7 +318,10 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                 Ok(None) => {}
                 Ok(Some((raw, address))) => {
                     let Some((guest, pushed)) = hub.door().admit(address) else {
-                        tracing::warn!("refused an NBD client: too many connections are open");
+                        tracing::warn!(
+                            name: "EVFS-0502",
+                            "refused an NBD client: too many connections are open"
+                        );
                         continue;
                     };
                     let mut newcomer = Some(Newcomer {
@@ -333,6 +340,7 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                     }
                     if newcomer.is_some() {
                         tracing::error!(
+                            name: "EVFS-0504",
                             "refused an NBD client: every worker has lost its device queue"
                         );
                     }
@@ -343,7 +351,7 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     // Most likely no descriptors are left: wait until some are closed.
-                    tracing::warn!("cannot accept an NBD connection: {e}");
+                    tracing::warn!(name: "EVFS-0505", "cannot accept an NBD connection: {e}");
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }

@@ -40,7 +40,10 @@ impl Running {
         self.watch.get_or_init(|| {
             let watch = PressureWatch::start(&self.cache).map_err(|e| e.to_string());
             if let Err(why) = &watch {
-                tracing::warn!("the cache does not shrink under memory pressure: {why}");
+                tracing::warn!(
+                    name: "EVFS-0107",
+                    "the cache does not shrink under memory pressure: {why}"
+                );
             }
             watch
         })

@@ -260,7 +260,10 @@ impl Service {
             && let Err(error) = self.graph.open_exports(&mut self.status)
         {
             let volume = &self.status.name;
-            tracing::error!(volume, "cannot reopen an export: {}", error.chain());
+            tracing::error!(
+                name: "EVFS-0810",
+                volume, "cannot reopen an export: {}", error.chain()
+            );
         }
         stopped
     }

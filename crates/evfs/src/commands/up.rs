@@ -168,7 +168,7 @@ impl Up {
                     format!("its table in {file} has changed; to apply the change, run {how}")
                 });
                 if let Some(note) = &note {
-                    tracing::warn!("{name}: {note}");
+                    tracing::warn!(name: "EVFS-0808", "{name}: {note}");
                 }
                 hub.note(name, note);
                 continue;

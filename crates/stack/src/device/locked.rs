@@ -37,6 +37,7 @@ pub(super) fn open(device: &Path, options: &Options, access: Access) -> Result<A
             return Err(error.into());
         }
         tracing::warn!(
+            name: "EVFS-0301",
             file = %device.display(),
             "waiting until it is closed by another process, or for one that was killed"
         );

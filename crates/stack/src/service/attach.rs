@@ -309,7 +309,10 @@ impl Graph for AttachGraph {
         let force = closing == Closing::ByForce;
         // Now, while a file system on the loop device can still write.
         if force && let Err(error) = self.flush() {
-            tracing::warn!(volume = self.spec.name, "cannot flush: {}", error.chain());
+            tracing::warn!(
+                name: "EVFS-0811",
+                volume = self.spec.name, "cannot flush: {}", error.chain()
+            );
         }
         if let Some(device) = self.loop_device.take()
             && let Err((device, error)) = device.detach(force)

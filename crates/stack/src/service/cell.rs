@@ -247,6 +247,7 @@ impl Graph for CellGraph {
             fs.finish().map_err(self.not_written())?;
             if Arc::strong_count(fs) > 1 {
                 tracing::error!(
+                    name: "EVFS-0708",
                     name = self.spec.name,
                     "the device stays in use: the server still holds the file system"
                 );

@@ -186,7 +186,7 @@ impl Hub {
             .name("evfs-ask".into())
             .spawn(run);
         if let Err(error) = started {
-            tracing::error!("cannot start a thread: {error}");
+            tracing::error!(name: "EVFS-0806", "cannot start a thread: {error}");
         }
     }
 
@@ -231,10 +231,13 @@ impl Hub {
                 let slot = Arc::clone(slot);
                 self.start(move |_| slot.ask(stream));
             }
-            Ok(Some(_)) => tracing::warn!("rejected a request: too many at the same time"),
+            Ok(Some(_)) => tracing::warn!(
+                name: "EVFS-0804",
+                "rejected a request: too many at the same time"
+            ),
             Ok(None) => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => tracing::warn!("cannot accept a request: {error}"),
+            Err(error) => tracing::warn!(name: "EVFS-0805", "cannot accept a request: {error}"),
         }
     }
 
@@ -254,7 +257,7 @@ impl Hub {
         }
         failed.extend(reload(self));
         for why in &failed {
-            tracing::error!("HUP: {why}");
+            tracing::error!(name: "EVFS-0807", "HUP: {why}");
         }
         let said = format!("the last HUP failed: {}", failed.join("; "));
         *lock(&self.hup) = (!failed.is_empty()).then_some(said);
@@ -276,6 +279,7 @@ impl Hub {
             Ok(()) => tracing::info!(volume = slot.name, "flushed and closed"),
             Err(error) => {
                 tracing::error!(
+                    name: "EVFS-0809",
                     volume = slot.name,
                     "closed with an error: {}",
                     error.chain()
@@ -451,7 +455,7 @@ impl Slot {
         } else if let Some(service) = &*service
             && let Err(error) = self.watch(service)
         {
-            tracing::error!(volume = self.name, "{}", error.chain());
+            tracing::error!(name: "EVFS-0810", volume = self.name, "{}", error.chain());
         }
         stopped
     }
