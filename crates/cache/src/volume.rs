@@ -11,7 +11,7 @@ use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
 use crate::reclaim::evict_mapped;
 use crate::session::Session;
-use crate::stats::{CacheStats, EvictReason, FileStats};
+use crate::stats::{CacheStats, DirtyData, EvictReason, FileStats};
 use crate::tree::{BackgroundQueue, CacheShared, Death, FileClass, Vnode, VolumeShared};
 use crate::tunables::{self, Settings, Tunables};
 use block::{Error, ErrorKind, Result};
@@ -287,6 +287,22 @@ impl Volume {
     /// Returns the statistics of all files that the cache knows.
     pub fn files(&self) -> Vec<FileStats> {
         self.all().iter().map(|vnode| vnode.stats()).collect()
+    }
+
+    /// Returns the data that is in memory only. Visits the files with dirty pages, and no others.
+    pub fn dirty(&self) -> DirtyData {
+        let core = &self.shared.core;
+        let now = core.now_ms();
+        let mut dirty = DirtyData::default();
+        let numbers = self.shared.background.dirty.numbers().into_iter();
+        for vnode in numbers.filter_map(|number| core.vnodes.get(number)) {
+            dirty.bytes += vnode.dirty_pages() * PAGE_BYTES as u64;
+            let age = vnode
+                .oldest_dirty_ms()
+                .map(|since| now.saturating_sub(since));
+            dirty.oldest_ms = dirty.oldest_ms.max(age);
+        }
+        dirty
     }
 
     /// Returns the last write-behind error, if pages that were dirty when it happened are still
