@@ -3,9 +3,10 @@
 use crate::admission::Admission;
 use crate::connection::Newcomer;
 use crate::hub::Hub;
+use crate::peer::{self, Stranger};
 use crate::socket::Raw;
 use crate::worker::{Inbox, Worker};
-use crate::{Config, Error, Export, Listen, peer, tls};
+use crate::{Config, Error, Export, Listen, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -69,12 +70,9 @@ impl Listener {
 
 /// Checks whether the peer is a socket of root or of this process' user.
 fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
-    let uid = stream
-        .local_addr()
-        .and_then(|local| peer::uid(local, address));
-    match uid {
-        Ok(Some(uid)) if uid == 0 || uid == rustix::process::geteuid().as_raw() => true,
-        Ok(Some(uid)) => {
+    match peer::check_own_user(stream, address) {
+        Ok(()) => true,
+        Err(Stranger::User(uid)) => {
             tracing::warn!(
                 name: "EVFS-0501",
                 "refused an NBD client of user {uid}: without client certificates, only root and \
@@ -82,15 +80,8 @@ fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
             );
             false
         }
-        Ok(None) => {
-            tracing::warn!(name: "EVFS-0501", "refused an NBD client: no user has its socket open");
-            false
-        }
-        Err(e) => {
-            tracing::warn!(
-                name: "EVFS-0501",
-                "refused an NBD client: cannot determine its user: {e}"
-            );
+        Err(why) => {
+            tracing::warn!(name: "EVFS-0501", "refused an NBD client: {why}");
             false
         }
     }
