@@ -2,6 +2,7 @@
 
 mod background;
 mod commands;
+mod descriptor;
 mod log;
 
 use clap::Parser;
@@ -65,7 +66,7 @@ fn main() -> ExitCode {
         Ok(settings) => settings,
         Err(error) => return output::fail(cli.json, &error),
     };
-    log::start(cli.log.as_deref(), settings.log_level());
+    log::start(cli.log.as_deref(), &settings);
     let context = Context {
         json: cli.json,
         settings,
