@@ -18,7 +18,9 @@ pub mod device;
 mod error;
 pub mod filesystem;
 mod in_use;
+mod listen;
 pub mod lun;
+mod metrics;
 mod paths;
 mod peer;
 mod place;
@@ -43,6 +45,7 @@ pub use in_use::InUseRecord;
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
+    set_log_place,
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;

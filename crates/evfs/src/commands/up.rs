@@ -86,7 +86,12 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     }
     announce(context.json, &attached, ready);
     let reload: Reload = Arc::new(move |hub: &Hub| up.reload(hub));
-    end(stack::serve(attached, &signals, &reload)?)
+    end(stack::serve(
+        attached,
+        &signals,
+        &reload,
+        &context.settings,
+    )?)
 }
 
 /// State of `evfs up`: the configuration and the tables in service.

@@ -5,6 +5,7 @@
 //!                                                                       └── FUSE ── loop device
 //! ```
 
+use super::health::State;
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, check_mount_point};
 use crate::cache::ProcessCache;
@@ -353,7 +354,7 @@ impl Graph for AttachGraph {
                 "a flush failed, and all later flushes fail too: {error}; data written by clients \
                  may be lost; detach with --force, check the device and the data, and attach again"
             );
-            status.warn(lost);
+            status.warn_of(State::Failing, lost);
         }
     }
 
