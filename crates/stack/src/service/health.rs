@@ -112,19 +112,19 @@ mod tests {
     #[test]
     fn paths_that_an_administrator_disabled_are_no_fault() {
         for (states, health, counts, state) in [
-            (&["active", "standby"][..], "online", (2, 0), State::Ok),
-            (&["active", "disabled"], "limited", (1, 0), State::Ok),
-            (&["active", "failed"], "limited", (2, 1), State::Degraded),
+            (["active", "standby"], "online", (2, 0), State::Ok),
+            (["active", "disabled"], "limited", (1, 0), State::Ok),
+            (["active", "failed"], "limited", (2, 1), State::Degraded),
             (
-                &["active", "auth_failed"],
+                ["active", "auth_failed"],
                 "limited",
                 (2, 1),
                 State::Degraded,
             ),
-            (&["failed", "recovering"], "offline", (2, 2), State::Failing),
+            (["failed", "recovering"], "offline", (2, 2), State::Failing),
         ] {
             let mut found = Health::default();
-            found.add_lun(&lun(health, states));
+            found.add_lun(&lun(health, &states));
             let seen = (found.paths, found.paths_failed);
             assert_eq!(seen, (Some(counts.0), Some(counts.1)), "{states:?}");
             assert_eq!(found.state, state, "{states:?}");
