@@ -408,6 +408,7 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["attach"],
         &["detach"],
         &["status"],
+        &["explain"],
         &["stats"],
         &["up"],
         &["down"],

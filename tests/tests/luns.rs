@@ -212,6 +212,8 @@ fn all_paths_may_be_gone_for_longer_than_an_attempt_may_take() {
         assert!(reason.is_some_and(|why| !why.is_empty()), "{status}");
         let text = s.run(&["status"]).ok().stdout;
         assert!(text.contains("lun   disk1  offline"), "{text}");
+        assert_eq!(status["volumes"][0]["health"]["state"], "failing");
+        s.run(&["status", "--check"]).code(26);
         // Longer than the time limits of a silent connection and of an attempt, of I/O or to
         // connect.
         for path in 0..2 {

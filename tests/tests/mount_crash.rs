@@ -372,6 +372,15 @@ fn a_journal_that_cannot_be_written_ends_changes_with_an_error_for_each() {
     );
     let shown = s.run(&["status"]).ok().stdout;
     assert!(shown.contains("read-only after an error"), "{shown}");
+    let checked = s.run(&["--json", "status", "--check"]).code(26).stdout;
+    let status: serde_json::Value = serde_json::from_str(&checked).unwrap();
+    let health = &status["volumes"][0]["health"];
+    assert!(
+        ["read-only", "failing"]
+            .map(Some)
+            .contains(&health["state"].as_str()),
+        "{health}"
+    );
     // A plain unmount would lose data that is only in memory.
     let dir = mounted.dir().to_owned();
     let refused = s.run(&[Path::new("unmount"), &dir]).code(1);

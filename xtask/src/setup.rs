@@ -35,6 +35,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/openafs/vlserver", "openafs-dbserver"),
     ("pg_ctlcluster", "postgresql"),
     ("perl", "perl"),
+    ("promtool", "prometheus"),
     ("python3", "python3-minimal"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),

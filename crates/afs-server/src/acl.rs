@@ -109,7 +109,7 @@ impl Lists {
         let list = match files.xattr(ino, ACL_ATTRIBUTE) {
             Ok(text) => Arc::new(AccessList::parse(&text).unwrap_or_else(|error| {
                 // A malformed list grants no rights.
-                tracing::error!("inode {ino}: {error}");
+                tracing::error!(name: "EVFS-0701", "inode {ino}: {error}");
                 AccessList::default()
             })),
             Err(error) if error.kind() == Kind::NoAttribute => Arc::clone(&self.default),

@@ -356,7 +356,7 @@ fn build(files: &Files, directory: &Attr) -> CallResult<Image> {
     }
     pages.finish(&mut bytes).map_err(|_| FULL)?;
     Image::from_pages(bytes).map_err(|error| {
-        tracing::error!("inode {}: {error}", directory.ino);
+        tracing::error!(name: "EVFS-0702", "inode {}: {error}", directory.ino);
         Fault::Errno(libc::EIO)
     })
 }

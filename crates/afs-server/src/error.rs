@@ -60,7 +60,7 @@ impl From<fs::Error> for Fault {
             Kind::NoSpace => Fault::Code(Abort::VDISKFULL),
             Kind::Quota => Fault::Code(Abort::VOVERQUOTA),
             Kind::Corrupt | Kind::Io => {
-                tracing::error!("cannot access a file: {error}");
+                tracing::error!(name: "EVFS-0703", "cannot access a file: {error}");
                 Fault::Errno(error.errno())
             }
             _ => Fault::Errno(error.errno()),

@@ -53,6 +53,6 @@ pub use error::{Error, ErrorKind, Result};
 pub use op::{Op, OpKind};
 pub use pool::BufPool;
 pub use request::{Completion, Request};
-pub use stats::{KindStats, Snapshot, Stats, StatsHandle};
+pub use stats::{KindHistogram, KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
 pub use wait::{WaitPair, Waker};

@@ -100,6 +100,17 @@ pub struct Snapshot {
     pub write_zeroes: KindStats,
 }
 
+/// Statistics of one kind of request, with the distribution of its latency.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KindHistogram {
+    /// Kind of request.
+    pub kind: OpKind,
+    /// Statistics of that kind.
+    pub stats: KindStats,
+    /// Non-empty buckets in ascending order: upper edge in nanoseconds, and number of requests.
+    pub latencies: Vec<(u64, u64)>,
+}
+
 impl Stats {
     /// Creates a device that counts the requests to `lower`, and the handle to read its counters.
     pub fn new(lower: Arc<dyn BlockDevice>) -> (Stats, StatsHandle) {
@@ -126,9 +137,19 @@ impl StatsHandle {
     /// Builds the latency histogram of one kind in ascending order: for each non-empty bucket, its
     /// upper edge in nanoseconds and its number of requests.
     pub fn latencies(&self, kind: OpKind) -> Vec<(u64, u64)> {
-        let totals = &lock(&self.0).totals()[index(kind)];
-        let filled = totals.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
-        filled.map(|(at, n)| (upper_edge(at), *n)).collect()
+        lock(&self.0).totals()[index(kind)].latencies()
+    }
+
+    /// Reads statistics and latency histograms of all kinds. Takes no lock that a request takes.
+    pub fn histograms(&self) -> Vec<KindHistogram> {
+        let totals = lock(&self.0).totals();
+        let all = KINDS.iter().zip(&totals);
+        all.map(|(kind, totals)| KindHistogram {
+            kind: *kind,
+            stats: totals.summary(),
+            latencies: totals.latencies(),
+        })
+        .collect()
     }
 }
 
@@ -244,6 +265,12 @@ impl Totals {
             seen >= rank
         });
         at.map_or(0, |at| upper_edge(at).min(self.max_ns))
+    }
+
+    /// Returns the upper edges and numbers of the non-empty buckets.
+    fn latencies(&self) -> Vec<(u64, u64)> {
+        let filled = self.buckets.iter().enumerate().filter(|(_, n)| **n > 0);
+        filled.map(|(at, n)| (upper_edge(at), *n)).collect()
     }
 
     fn summary(&self) -> KindStats {

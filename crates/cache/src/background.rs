@@ -49,6 +49,7 @@ pub(crate) fn run(below: Arc<VolumeShared>, started: Sender<Result<()>>) {
     while let Err(error) = work(&below, &mut session) {
         // The queue has failed; a new one may work.
         tracing::warn!(
+            name: "EVFS-0103",
             volume = below.info.name, %error,
             "the queue of write-behind failed; opening a new one"
         );

@@ -109,6 +109,7 @@ impl Memory {
         let locked = unsafe { libc::mlock(at, CHUNK_BYTES) } == 0;
         if !locked && !self.swappable.swap(true, Relaxed) {
             tracing::warn!(
+                name: "EVFS-0105",
                 "cannot lock the file cache's memory: decrypted data may be swapped out; raise \
                  RLIMIT_MEMLOCK, or disable swap"
             );

@@ -158,6 +158,15 @@ pub struct FileStats {
     pub leaves: usize,
 }
 
+/// Data of a volume that is in memory only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DirtyData {
+    /// Bytes that are dirty or under write-back.
+    pub bytes: u64,
+    /// Age of the oldest dirty page in milliseconds.
+    pub oldest_ms: Option<u64>,
+}
+
 /// Statistics of a cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheStats {

@@ -11,7 +11,7 @@ use crate::open::OpenFile;
 use crate::pager::{FileId, Pager, PagerInfo};
 use crate::reclaim::evict_mapped;
 use crate::session::Session;
-use crate::stats::{CacheStats, EvictReason, FileStats};
+use crate::stats::{CacheStats, DirtyData, EvictReason, FileStats};
 use crate::tree::{BackgroundQueue, CacheShared, Death, FileClass, Vnode, VolumeShared};
 use crate::tunables::{self, Settings, Tunables};
 use block::{Error, ErrorKind, Result};
@@ -289,6 +289,22 @@ impl Volume {
         self.all().iter().map(|vnode| vnode.stats()).collect()
     }
 
+    /// Returns the data that is in memory only. Visits the files with dirty pages, and no others.
+    pub fn dirty(&self) -> DirtyData {
+        let core = &self.shared.core;
+        let now = core.now_ms();
+        let mut dirty = DirtyData::default();
+        let numbers = self.shared.background.dirty.numbers().into_iter();
+        for vnode in numbers.filter_map(|number| core.vnodes.get(number)) {
+            dirty.bytes += vnode.dirty_pages() * PAGE_BYTES as u64;
+            let age = vnode
+                .oldest_dirty_ms()
+                .map(|since| now.saturating_sub(since));
+            dirty.oldest_ms = dirty.oldest_ms.max(age);
+        }
+        dirty
+    }
+
     /// Returns the last write-behind error, if pages that were dirty when it happened are still
     /// dirty. Later successful write-back of other pages does not hide it.
     pub fn held_back(&self) -> Option<Error> {
@@ -420,6 +436,7 @@ impl Volume {
             && thread.join().is_err()
         {
             tracing::error!(
+                name: "EVFS-0104",
                 volume = self.shared.info.name,
                 "the background thread panicked"
             );
@@ -451,6 +468,7 @@ impl Drop for Volume {
         if let Err(error) = self.flush() {
             let name = &self.shared.info.name;
             tracing::error!(
+                name: "EVFS-0102",
                 volume = name, %error,
                 "the volume is closed with dirty pages that could not be written back: data is lost"
             );

@@ -4,7 +4,7 @@ mod common;
 
 use block::{Buf, ErrorKind, OpKind};
 use block_testing::{Delay, ErrorDevice, ErrorHandle, Failure, Mem, PowerCut, Random, Tear};
-use cache::{Cache, Config, FileId, Volume};
+use cache::{Cache, Config, DirtyData, FileId, Volume};
 use common::{Parts, until};
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,6 +67,27 @@ fn old_changes_survive_a_power_cut_without_a_flush() {
         left == data
     });
     assert!(session.flush(&mut open).is_ok());
+}
+
+#[test]
+fn dirty_data_is_counted_until_it_is_written_back() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let mut open = bench.volume.open(&bench.volume.vnode(FILE, 0));
+    assert_eq!(bench.volume.dirty(), DirtyData::default());
+    let failure = Failure::every(1, ErrorKind::Media).of(OpKind::Write);
+    bench.errors.set(Some(failure));
+    session.write(&mut open, 0, &[1; 3 * 4096]).unwrap();
+    until("the age of the dirty pages grows", || {
+        bench.volume.dirty().oldest_ms > Some(20)
+    });
+    let files = bench.volume.files();
+    let bytes: u64 = files.iter().map(|file| file.dirty_bytes).sum();
+    assert_eq!((bytes, bench.volume.dirty().bytes), (3 * 4096, 3 * 4096));
+    bench.errors.set(None);
+    until("all pages are written back", || {
+        bench.volume.dirty() == DirtyData::default()
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! its questions. When it is ready it closes the terminal and every descriptor that its caller left
 //! open: a long-running process must not hold a lock, or a pipe whose reader waits for its end.
 
+use crate::descriptor::{about, is_own, outlives_caller};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -63,17 +64,14 @@ fn inherited() -> Vec<Inherited> {
     let numbers = listed.into_iter().flatten().flatten();
     numbers
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter(|fd| *fd > 2)
+        .filter(|fd| *fd > 2 && !is_own(*fd))
         .filter_map(Inherited::of)
         .collect()
 }
 
 impl Inherited {
     fn of(fd: i32) -> Option<Inherited> {
-        // SAFETY: a struct of plain integers, for which zeros are valid.
-        let mut about: libc::stat = unsafe { std::mem::zeroed() };
-        // SAFETY: `about` has room, and fstat accepts any number.
-        (unsafe { libc::fstat(fd, &raw mut about) } == 0).then_some(Inherited {
+        about(fd).map(|about| Inherited {
             fd,
             device: about.st_dev,
             inode: about.st_ino,
@@ -113,35 +111,13 @@ fn wait_for(pid: i32, mut read: File) -> u8 {
     code as u8
 }
 
-/// Reports whether a descriptor is suitable for output from the background: a file, a device that
-/// is not a terminal, or the journal of systemd. The reader of a pipe or a socket waits for its
-/// end.
-fn outlives_caller(fd: i32) -> bool {
-    // SAFETY: a struct of plain integers, for which zeros are valid.
-    let mut about: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `about` has room, and fstat accepts any number.
-    if unsafe { libc::fstat(fd, &raw mut about) } != 0 {
-        return false;
-    }
-    match about.st_mode & libc::S_IFMT {
-        libc::S_IFREG => true,
-        // SAFETY: isatty accepts any number.
-        libc::S_IFCHR => unsafe { libc::isatty(fd) == 0 },
-        libc::S_IFSOCK => {
-            let journal = std::env::var("JOURNAL_STREAM").unwrap_or_default();
-            journal == format!("{}:{}", about.st_dev, about.st_ino)
-        }
-        _ => false,
-    }
-}
-
 impl Ready {
     /// Detaches from the terminal, except for a standard error that is not a terminal, and sends
     /// the caller the text to print, which may be empty.
     pub fn report_ready(mut self, text: &str) {
         let keeps_stderr = outlives_caller(2);
         if !keeps_stderr {
-            crate::log::to_system_log();
+            crate::log::detach_from_stderr();
         }
         // SAFETY: setsid, open and dup2 touch only this process's session and descriptors 0 to 2;
         // failure leaves them as they were, which is harmless.

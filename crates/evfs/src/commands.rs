@@ -10,6 +10,7 @@ mod confirm;
 mod detach;
 mod device;
 mod doctor;
+mod explain;
 mod files;
 mod fileset;
 mod key;
@@ -79,10 +80,12 @@ pub enum Command {
     Fileset(fileset::Command),
     /// Show the space usage of a file system
     Df(files::DfArgs),
-    /// List attached volumes, mounted file systems and served cells
-    Status,
+    /// Show attached volumes, mounted file systems and served cells, and their health
+    Status(status::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
+    /// Explain a code of the log: what happened, why, and what to do
+    Explain(explain::Args),
     /// Show, configure, flush and empty the file cache
     #[command(subcommand)]
     Cache(cache::Command),
@@ -151,8 +154,9 @@ impl Command {
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),
-            Command::Status => status::run(context),
+            Command::Status(args) => status::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
+            Command::Explain(args) => explain::run(context, &args),
             Command::Cache(command) => cache::run(context, command),
             Command::Lun(command) => lun::run(context, command),
             Command::Path(command) => path::run(context, command),

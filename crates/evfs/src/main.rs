@@ -2,6 +2,7 @@
 
 mod background;
 mod commands;
+mod descriptor;
 mod log;
 
 use clap::Parser;
@@ -90,7 +91,7 @@ fn prepare(json: bool, log: Option<&str>, examines: bool) -> stack::Result<Conte
         Err(_) if examines => Settings::examine().settings,
         loaded => loaded?,
     };
-    log::start(log, settings.log_level());
+    log::start(log, &settings);
     Ok(Context { json, settings })
 }
 

@@ -119,7 +119,7 @@ impl Files {
 }
 
 fn errno(error: &block::Error) -> Errno {
-    tracing::warn!("{error}");
+    tracing::warn!(name: "EVFS-0601", "{error}");
     Errno::from_i32(error.errno())
 }
 

@@ -353,8 +353,11 @@ pub(crate) fn remove_all_of(folder: &Path) {
         let removed = File::open(&path).and_then(|device| clear(&device));
         let _ = is_renewed(&path);
         match removed {
-            Ok(()) => tracing::warn!("removed {}, which a killed process left", path.display()),
-            Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            Ok(()) => tracing::warn!(
+                name: "EVFS-0603",
+                "removed {}, which a killed process left", path.display()
+            ),
+            Err(e) => tracing::warn!(name: "EVFS-0604", "cannot remove {}: {e}", path.display()),
         }
     }
 }

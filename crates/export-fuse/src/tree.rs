@@ -111,7 +111,7 @@ impl OwnLane {
 /// Converts an error to its errno; logs it if the cause is the disk.
 fn errno(error: fs::Error) -> Errno {
     if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
-        tracing::warn!("{error}");
+        tracing::warn!(name: "EVFS-0601", "{error}");
     }
     Errno::from_i32(error.errno())
 }

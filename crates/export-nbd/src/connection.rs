@@ -328,7 +328,7 @@ impl Connection {
                 match session.and_then(|session| self.slot.establish().map(|()| session)) {
                     Ok(session) => self.session = session,
                     Err(why) => {
-                        tracing::warn!("refused an NBD client: {why}");
+                        tracing::warn!(name: "EVFS-0503", "refused an NBD client: {why}");
                         self.break_off(why);
                         return Step::Wait;
                     }

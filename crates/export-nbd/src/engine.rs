@@ -198,7 +198,7 @@ impl Engine {
         let pending = self.pending.get_mut(tag as usize)?;
         pending.left -= 1;
         if let Err(e) = &result {
-            tracing::warn!("{e}");
+            tracing::warn!(name: "EVFS-0507", "{e}");
             pending.error = pending.error.or(Some(errno(e)));
         }
         let kind = op.kind();

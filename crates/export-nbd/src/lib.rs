@@ -41,4 +41,5 @@ mod worker;
 pub use config::{Config, Export, Limits, Listen, Tls};
 pub use engine::WORKER_MEMORY_BYTES;
 pub use error::Error;
+pub use peer::{Stranger, check_own_user};
 pub use server::Server;

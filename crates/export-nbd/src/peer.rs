@@ -1,18 +1,47 @@
-//! Finds the owner of the socket at the other end of a local TCP connection.
+//! Finds the owner of the socket at the other end of a local TCP connection, and refuses other
+//! users.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 
 /// State of an open connection in `/proc/net/tcp`.
 const ESTABLISHED: &str = "01";
 /// How often the table is read before a connection counts as remote.
 const PASSES: usize = 2;
 
+/// Reason why a client is refused that must belong to root or to the user of this process.
+#[derive(Debug, thiserror::Error)]
+pub enum Stranger {
+    /// It belongs to another user.
+    #[error("it belongs to user {0}")]
+    User(u32),
+    /// No program has its socket open.
+    #[error("no user has its socket open")]
+    Gone,
+    /// Its user cannot be determined.
+    #[error("cannot determine its user: {0}")]
+    Unknown(io::Error),
+}
+
+/// Checks whether the peer of a local connection is a socket of root or of this process' user.
+///
+/// # Errors
+/// [`Stranger`]: the client must be refused.
+pub fn check_own_user(stream: &TcpStream, peer: SocketAddr) -> Result<(), Stranger> {
+    match stream.local_addr().and_then(|local| uid(local, peer)) {
+        Ok(Some(0)) => Ok(()),
+        Ok(Some(uid)) if uid == rustix::process::geteuid().as_raw() => Ok(()),
+        Ok(Some(uid)) => Err(Stranger::User(uid)),
+        Ok(None) => Err(Stranger::Gone),
+        Err(e) => Err(Stranger::Unknown(e)),
+    }
+}
+
 /// Looks up the user ID of the socket `peer` that is connected to our `local`; `None` if no open
 /// socket of this machine is. A socket that its program has closed has no owner any more, and
 /// counts as none.
-pub(crate) fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
+fn uid(local: SocketAddr, peer: SocketAddr) -> io::Result<Option<u32>> {
     let table = match peer {
         SocketAddr::V4(_) => "/proc/net/tcp",
         SocketAddr::V6(_) => "/proc/net/tcp6",
@@ -82,9 +111,12 @@ mod tests {
             let peer = client.local_addr().unwrap();
             let own = rustix::process::geteuid().as_raw();
             assert_eq!(uid(local, peer).unwrap(), Some(own));
-            let _server = listener.accept().unwrap();
+            let (server, _) = listener.accept().unwrap();
+            check_own_user(&server, peer).unwrap();
             drop(client);
             assert_eq!(uid(local, peer).unwrap(), None);
+            let refused = check_own_user(&server, peer).unwrap_err();
+            assert!(matches!(refused, Stranger::Gone), "{refused}");
         }
     }
 

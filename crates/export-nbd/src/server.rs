@@ -3,9 +3,10 @@
 use crate::admission::Admission;
 use crate::connection::Newcomer;
 use crate::hub::Hub;
+use crate::peer::{self, Stranger};
 use crate::socket::Raw;
 use crate::worker::{Inbox, Worker};
-use crate::{Config, Error, Export, Listen, peer, tls};
+use crate::{Config, Error, Export, Listen, tls};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream};
@@ -69,24 +70,18 @@ impl Listener {
 
 /// Checks whether the peer is a socket of root or of this process' user.
 fn is_own(stream: &TcpStream, address: std::net::SocketAddr) -> bool {
-    let uid = stream
-        .local_addr()
-        .and_then(|local| peer::uid(local, address));
-    match uid {
-        Ok(Some(uid)) if uid == 0 || uid == rustix::process::geteuid().as_raw() => true,
-        Ok(Some(uid)) => {
+    match peer::check_own_user(stream, address) {
+        Ok(()) => true,
+        Err(Stranger::User(uid)) => {
             tracing::warn!(
+                name: "EVFS-0501",
                 "refused an NBD client of user {uid}: without client certificates, only root and \
                  the user of this process are served"
             );
             false
         }
-        Ok(None) => {
-            tracing::warn!("refused an NBD client: no user has its socket open");
-            false
-        }
-        Err(e) => {
-            tracing::warn!("refused an NBD client: cannot determine its user: {e}");
+        Err(why) => {
+            tracing::warn!(name: "EVFS-0501", "refused an NBD client: {why}");
             false
         }
     }
@@ -314,7 +309,10 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                 Ok(None) => {}
                 Ok(Some((raw, address))) => {
                     let Some((guest, pushed)) = hub.door().admit(address) else {
-                        tracing::warn!("refused an NBD client: too many connections are open");
+                        tracing::warn!(
+                            name: "EVFS-0502",
+                            "refused an NBD client: too many connections are open"
+                        );
                         continue;
                     };
                     let mut newcomer = Some(Newcomer {
@@ -333,6 +331,7 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                     }
                     if newcomer.is_some() {
                         tracing::error!(
+                            name: "EVFS-0504",
                             "refused an NBD client: every worker has lost its device queue"
                         );
                     }
@@ -343,7 +342,7 @@ fn accept(listeners: &[Listener], workers: &[Inbox], hub: &Hub) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 Err(e) => {
                     // Most likely no descriptors are left: wait until some are closed.
-                    tracing::warn!("cannot accept an NBD connection: {e}");
+                    tracing::warn!(name: "EVFS-0505", "cannot accept an NBD connection: {e}");
                     std::thread::sleep(std::time::Duration::from_millis(50));
                 }
             }

@@ -182,7 +182,10 @@ impl Service<'_> {
             ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    tracing::error!("an NBD worker cannot wait for its connections: {e}");
+                    tracing::error!(
+                        name: "EVFS-0506",
+                        "an NBD worker cannot wait for its connections: {e}"
+                    );
                     return;
                 }
             }
@@ -340,7 +343,10 @@ impl Service<'_> {
     fn process_completions(&mut self) -> bool {
         loop {
             if let Err(e) = self.engine.poll(&mut self.finished) {
-                tracing::error!("a device queue failed; closing its connections: {e}");
+                tracing::error!(
+                    name: "EVFS-0504",
+                    "a device queue failed; closing its connections: {e}"
+                );
                 return false;
             }
             let mut idle = self.finished.is_empty();

@@ -443,7 +443,7 @@ impl Drop for Handle {
         let ino = self.node.ino;
         if let Err(error) = self.files.unpin(ino) {
             // The inode is listed as an orphan, and is removed when the file system is next opened.
-            tracing::warn!("cannot remove inode {ino}: {error}");
+            tracing::warn!(name: "EVFS-0206", "cannot remove inode {ino}: {error}");
         }
     }
 }

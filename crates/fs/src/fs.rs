@@ -178,7 +178,7 @@ impl Fs {
 impl Drop for Fs {
     fn drop(&mut self) {
         if let Err(error) = self.finish() {
-            tracing::error!("{}: close failed: {error}", self.inner.name);
+            tracing::error!(name: "EVFS-0202", "{}: close failed: {error}", self.inner.name);
         }
     }
 }

@@ -61,7 +61,7 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
     };
     release(&path);
     unmount(mountpoint, WhenBusy::Detach)?;
-    tracing::warn!("unmounted {}, which a killed process left", path.display());
+    tracing::warn!(name: "EVFS-0602", "unmounted {}, which a killed process left", path.display());
     Ok(true)
 }
 

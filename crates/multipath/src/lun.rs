@@ -382,6 +382,7 @@ impl Lun {
                 let count = shared.unanswered.len();
                 let lun = &shared.name;
                 tracing::warn!(
+                    name: "EVFS-0403",
                     lun,
                     "{count} writes of a lost path were neither acknowledged nor fenced"
                 );
@@ -509,7 +510,7 @@ impl Shared {
                     match proving::prove(self, reference, path) {
                         Ok(Some(refusal)) => self.refuse(path, refusal),
                         Ok(None) => path.proven.store(true, Release),
-                        Err(error) => tracing::warn!("{error}"),
+                        Err(error) => tracing::warn!(name: "EVFS-0404", "{error}"),
                     }
                 }
             }

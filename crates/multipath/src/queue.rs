@@ -177,7 +177,10 @@ impl LunQueue {
                 self.shared.links[path].store(LINK_UP, Release);
             }
             Err(error) => {
-                tracing::warn!(path = link.path.path.name(), "cannot be used: {error}");
+                tracing::warn!(
+                    name: "EVFS-0402",
+                    path = link.path.path.name(), "cannot be used: {error}"
+                );
                 self.mark_down(path);
             }
         }

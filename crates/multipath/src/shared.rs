@@ -142,7 +142,7 @@ impl Shared {
 
     pub(crate) fn refuse(&self, path: &SharedPath, refusal: Refusal) {
         let (name, why) = (path.path.name(), &refusal.why);
-        tracing::error!(lun = self.name, path = name, "AUTH_FAILED: {why}");
+        tracing::error!(name: "EVFS-0401", lun = self.name, path = name, "AUTH_FAILED: {why}");
         self.log
             .add(name, format!("refused (AUTH_FAILED): {why}"), 0);
         path.refuse(refusal, self.clock.now());

@@ -75,6 +75,7 @@ impl FileQueue {
                 Ok(ring) => Carrier::Ring(Box::new(ring)),
                 Err(e) if shared.engine == Engine::Auto => {
                     tracing::warn!(
+                        name: "EVFS-0410",
                         file = shared.info.name,
                         "io_uring is unavailable ({e}); using system calls"
                     );

@@ -271,7 +271,10 @@ impl Drop for Ring {
                 // The kernel may still own buffers of this queue, and there is no way to tell.
                 // Ending the process is the only way to keep the kernel from writing to freed
                 // memory.
-                tracing::error!("cannot wait for a ring with operations in flight: {e}");
+                tracing::error!(
+                    name: "EVFS-0411",
+                    "cannot wait for a ring with operations in flight: {e}"
+                );
                 std::process::abort();
             }
             results.clear();

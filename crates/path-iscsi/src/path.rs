@@ -142,6 +142,7 @@ impl IscsiPath {
         let reserves = unit::inquiry(link, deadline)?.vendor != VENDOR_LIO;
         if self.reserves.set(reserves).is_ok() && !reserves {
             tracing::warn!(
+                name: "EVFS-0406",
                 path = self.name,
                 "iscsi.persistent-reservations has no effect: a Linux target (LIO) accepts writes \
                  from only one of the connections that an initiator has registered"
@@ -156,7 +157,10 @@ impl IscsiPath {
         if !self.swept.swap(true, Relaxed)
             && let Err(error) = reserve::sweep(link, key, initiator, deadline)
         {
-            tracing::warn!(%error, "stale registrations may remain at the target");
+            tracing::warn!(
+                name: "EVFS-0407",
+                %error, "stale registrations may remain at the target"
+            );
         }
         Ok(key)
     }
@@ -276,6 +280,7 @@ impl Lunpath for IscsiPath {
         }
         if again && self.leavings.guards() {
             tracing::warn!(
+                name: "EVFS-0408",
                 path = self.name,
                 "a registration and the reservation remain at the target: another path was lost \
                  with writes in flight, and the target may still execute them; the next attach on \

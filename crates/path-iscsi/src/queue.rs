@@ -393,7 +393,7 @@ impl IscsiQueue {
             it_value: Timespec::try_from(left).unwrap_or_default(),
         };
         if let Err(error) = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec) {
-            tracing::warn!(%error, "cannot set a timer");
+            tracing::warn!(name: "EVFS-0409", %error, "cannot set a timer");
         }
     }
 
@@ -418,7 +418,7 @@ impl IscsiQueue {
         let Some(mut link) = self.link.take() else {
             return;
         };
-        tracing::warn!(path = self.info.name, why, "the connection is lost");
+        tracing::warn!(name: "EVFS-0405", path = self.info.name, why, "the connection is lost");
         // Closing the socket also removes it from the epoll set.
         link.dead = true;
         drop(link);

@@ -69,7 +69,7 @@ impl Intake {
             match rustix::event::poll(&mut ready, None) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(e) => {
-                    tracing::error!("cannot poll the sockets of a port: {e}");
+                    tracing::error!(name: "EVFS-0704", "cannot poll the sockets of a port: {e}");
                     return None;
                 }
             }
@@ -116,7 +116,7 @@ impl Intake {
                 Err(e) if matches!(e.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => return,
                 Err(e) if sys::is_of_earlier(&e) => continue,
                 Err(e) => {
-                    tracing::warn!("cannot receive: {e}");
+                    tracing::warn!(name: "EVFS-0705", "cannot receive: {e}");
                     std::thread::sleep(ERROR_PAUSE);
                     return;
                 }

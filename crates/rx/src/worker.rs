@@ -166,7 +166,7 @@ impl Workers {
         } else if queue.threads.len() < self.threads_max + queue.sockets
             && let Err(e) = self.add_thread(queue)
         {
-            tracing::warn!("cannot start a thread for a call, which waits: {e}");
+            tracing::warn!(name: "EVFS-0706", "cannot start a thread for a call, which waits: {e}");
         }
     }
 
@@ -301,7 +301,7 @@ fn serve(services: &[Service], mut call: Call) {
         Some(Ok(Ok(()))) => drop(call.finish()),
         Some(Ok(Err(Abort(code)))) => call.abort(code),
         Some(Err(_)) => {
-            tracing::error!(service = call.service(), "a handler panicked");
+            tracing::error!(name: "EVFS-0707", service = call.service(), "a handler panicked");
             call.abort(code::USER_ABORT);
         }
         None => call.abort(code::INVALID_OPERATION),

@@ -12,8 +12,8 @@ pub use cache::ATTRIBUTES as ADVICE;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
 use cache::{
-    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, FileStats, PressureWatch,
-    Vnode, Volume,
+    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, DirtyData, FileStats,
+    PressureWatch, Vnode, Volume,
 };
 use numa::Topology;
 use serde_json::{Value, json};
@@ -40,7 +40,10 @@ impl Running {
         self.watch.get_or_init(|| {
             let watch = PressureWatch::start(&self.cache).map_err(|e| e.to_string());
             if let Err(why) = &watch {
-                tracing::warn!("the cache does not shrink under memory pressure: {why}");
+                tracing::warn!(
+                    name: "EVFS-0107",
+                    "the cache does not shrink under memory pressure: {why}"
+                );
             }
             watch
         })
@@ -107,6 +110,14 @@ impl ProcessCache {
     /// The system has no memory for a cache.
     pub fn cache(&self) -> Result<Arc<Cache>> {
         Ok(Arc::clone(&self.running()?.cache))
+    }
+
+    /// Returns the statistics of the cache, if it was created.
+    pub(crate) fn stats(&self) -> Option<CacheStats> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let cache = running.as_ref().map(|running| Arc::clone(&running.cache));
+        drop(running);
+        cache.map(|cache| cache.stats())
     }
 
     /// Gets the cache; creates it and starts its pressure thread if necessary.
@@ -237,6 +248,17 @@ impl ProcessCache {
 /// Counts the bytes in `volumes` that are not yet written out.
 pub(crate) fn dirty_bytes(volumes: &[&Volume]) -> u64 {
     sum(volumes, |file| file.dirty_bytes)
+}
+
+/// Sums the data in `volumes` that is in memory only, and finds its greatest age.
+pub(crate) fn dirty(volumes: &[&Volume]) -> DirtyData {
+    let mut all = DirtyData::default();
+    for volume in volumes {
+        let dirty = volume.dirty();
+        all.bytes += dirty.bytes;
+        all.oldest_ms = all.oldest_ms.max(dirty.oldest_ms);
+    }
+    all
 }
 
 fn sum(volumes: &[&Volume], of: impl Fn(&FileStats) -> u64) -> u64 {

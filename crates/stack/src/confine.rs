@@ -144,7 +144,10 @@ pub fn confine(
         return Ok(RetainedPrivileges(None));
     }
     let failed = |what: &str, error: String| {
-        tracing::warn!("{what}: {error}; set `sandbox` to false to skip this step");
+        tracing::warn!(
+            name: "EVFS-0801",
+            "{what}: {error}; set `sandbox` to false to skip this step"
+        );
     };
     if let Err(e) = drop_capabilities(needs.capabilities()) {
         failed("cannot drop capabilities", e.to_string());

@@ -22,4 +22,5 @@ pub use protocol::{
 };
 pub use server::Listener;
 pub(crate) use server::PendingReply;
+pub(crate) use socket::Name;
 pub use socket::socket_path;

@@ -214,7 +214,7 @@ pub(crate) fn is_there(device: &dyn BlockDevice, at: u64) -> bool {
 pub(crate) fn check(device: &dyn BlockDevice, at: u64, name: &str) -> Result<()> {
     if let Some(stale) = watch(device, at, name)? {
         let host = stale.host;
-        tracing::warn!("{name} is no longer in use on machine {host}");
+        tracing::warn!(name: "EVFS-0303", "{name} is no longer in use on machine {host}");
     }
     Ok(())
 }
@@ -228,6 +228,7 @@ fn watch(device: &dyn BlockDevice, at: u64, name: &str) -> Result<Option<Record>
     };
     let interval = found.interval();
     tracing::warn!(
+        name: "EVFS-0302",
         "{name} was not closed by process {} on machine {}; waiting {:.0?} to check whether it is \
          still in use there",
         found.pid,
@@ -320,6 +321,7 @@ impl InUse {
         let settle = stale.as_ref().map_or(SETTLE, |stale| {
             let settle = SETTLE.max(stale.interval() * FRESH);
             tracing::warn!(
+                name: "EVFS-0303",
                 "{name} is no longer in use on machine {}; taking it over in {settle:.0?}",
                 stale.host
             );
@@ -396,7 +398,10 @@ impl Shared {
             let mut record = self.lock();
             if let Err(error) = self.verify(&mut record) {
                 let name = &self.device.info().name;
-                tracing::warn!("{name}: cannot renew its in-use record: {error}");
+                tracing::warn!(
+                    name: "EVFS-0304",
+                    "{name}: cannot renew its in-use record: {error}"
+                );
             }
             if self.lost.load(Ordering::SeqCst) {
                 return;
@@ -466,7 +471,10 @@ impl Shared {
     fn lose(&self, why: &str) {
         self.lost.store(true, Ordering::SeqCst);
         let name = &self.device.info().name;
-        tracing::error!("{name} {why}; further I/O is refused; detach it with --force");
+        tracing::error!(
+            name: "EVFS-0305",
+            "{name} {why}; further I/O is refused; detach it with --force"
+        );
     }
 
     /// Decides whether to refuse an operation, and returns the reason.

@@ -19,7 +19,9 @@ mod error;
 mod existing;
 pub mod filesystem;
 mod in_use;
+mod listen;
 pub mod lun;
+mod metrics;
 mod notify;
 mod opener;
 mod paths;
@@ -51,6 +53,7 @@ pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
+    set_log_place,
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;

@@ -14,8 +14,10 @@
 
 mod attach;
 mod cell;
+mod health;
 mod hub;
 mod mount;
+mod scrape;
 mod spec;
 mod status;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use crate::cell::not_served;
 use crate::control::{CellRequest, ControlRequest, FsRequest, Listener};
 use crate::device::OpenLun;
 use crate::filesystem::Target;
+use crate::metrics::Samples;
 use crate::{Error, Result, Settings, lun, signals};
 use ::cache::{Vnode, Volume};
 use block::StatsHandle;
@@ -36,10 +39,11 @@ use std::sync::Arc;
 
 pub use attach::AttachSpec;
 pub use cell::ServeSpec;
+pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
 pub use mount::MountSpec;
 pub use spec::ServiceSpec;
-pub use status::{CipherStatus, ExportAt, Status, WriteBack};
+pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 
 /// Devices and exports of a service. Dropping it also closes the exports.
 trait Graph: Send + Sync {
@@ -86,6 +90,9 @@ trait Graph: Send + Sync {
 
     /// Updates a copy of the status with the current state of the device.
     fn update(&self, status: &mut Status);
+
+    /// Adds the metrics that only this kind of service has.
+    fn add_samples(&self, _to: &mut Samples) {}
 
     /// Returns the cached volumes.
     ///
@@ -193,6 +200,7 @@ impl Service {
     /// Returns the current status.
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
+        status.note_progress(&self.stats.snapshot());
         self.graph.update(&mut status);
         if let Ok(volumes) = self.graph.cached() {
             status.note_write_back(&refs(&volumes));
@@ -221,12 +229,20 @@ impl Service {
         self.graph.flush()
     }
 
-    /// Answers a control request.
+    /// Adds the metrics of the service, except those of its status, and of its process.
+    fn add_samples(&self, to: &mut Samples) {
+        scrape::of_io(&self.status.name, &self.stats, to);
+        scrape::of_cache(&self.cache, to);
+        self.graph.add_samples(to);
+    }
+
+    /// Answers a control request. The process answers those about the state of all its services.
     fn answer(&self, request: &ControlRequest) -> Result<Value> {
         match request {
-            ControlRequest::Status | ControlRequest::MayDetach | ControlRequest::Detach { .. } => {
-                Ok(self.status_now().to_value())
-            }
+            ControlRequest::Status
+            | ControlRequest::Metrics
+            | ControlRequest::MayDetach
+            | ControlRequest::Detach { .. } => Ok(self.status_now().to_value()),
             ControlRequest::Stats => {
                 Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
             }
@@ -260,7 +276,10 @@ impl Service {
             && let Err(error) = self.graph.open_exports(&mut self.status)
         {
             let volume = &self.status.name;
-            tracing::error!(volume, "cannot reopen an export: {}", error.chain());
+            tracing::error!(
+                name: "EVFS-0810",
+                volume, "cannot reopen an export: {}", error.chain()
+            );
         }
         stopped
     }

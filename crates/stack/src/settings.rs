@@ -9,6 +9,7 @@ mod examine;
 
 pub use examine::{Examined, Problem};
 
+use crate::listen::Listen;
 use crate::paths::Paths;
 use crate::text::did_you_mean;
 use crate::{Error, Result};
@@ -153,6 +154,27 @@ const TABLE: &[Row] = &[
         check: absolute,
     },
     Row {
+        key: "log.format",
+        env: "EVFS_LOG_FORMAT",
+        unit: "format",
+        reason: "form of the log: text or json on standard error, journal for fields in the \
+                 journal of systemd; auto for the journal if standard error leads there, or if a \
+                 process in the background has no standard error to keep",
+        default: |_| "auto".into(),
+        check: |v| match v {
+            "auto" | "text" | "json" | "journal" => Ok(()),
+            _ => Err("one of auto, text, json, journal".into()),
+        },
+    },
+    Row {
+        key: "log.journal-socket",
+        env: "EVFS_LOG_JOURNAL_SOCKET",
+        unit: "path",
+        reason: "socket of the journal of systemd; another one for tests",
+        default: |_| "/run/systemd/journal/socket".into(),
+        check: absolute,
+    },
+    Row {
         key: "log.level",
         env: "EVFS_LOG",
         unit: "level",
@@ -170,6 +192,14 @@ const TABLE: &[Row] = &[
         reason: "names, paths and saved attributes of LUNs",
         default: |p| p.luns.display().to_string(),
         check: absolute,
+    },
+    Row {
+        key: "metrics.listen",
+        env: "EVFS_METRICS_LISTEN",
+        unit: "address",
+        reason: "address at which Prometheus collects metrics; empty for none",
+        default: |_| String::new(),
+        check: |v| Listen::parse(v).map(drop),
     },
     Row {
         key: "run.dir",
@@ -239,6 +269,14 @@ const TABLE: &[Row] = &[
         check: |v| within(v, 100, 60_000),
     },
 ];
+
+/// Creates the error of a value that its check refuses. `want` describes valid ones.
+fn wrong(key: &str, value: &str, origin: &Origin, want: &str) -> Error {
+    Error::Config {
+        place: origin.to_string(),
+        detail: format!("{key} is `{value}`, but must be {want}"),
+    }
+}
 
 fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
     match value.parse::<u64>() {
@@ -427,12 +465,16 @@ impl Settings {
         }
         for row in TABLE {
             let (value, origin) = &values[row.key];
-            (row.check)(value).map_err(|want| Error::Config {
-                place: origin.to_string(),
-                detail: format!("{} is `{value}`, but must be {want}", row.key),
-            })?;
+            (row.check)(value).map_err(|want| wrong(row.key, value, origin, &want))?;
         }
-        Ok(Settings { values })
+        let settings = Settings { values };
+        let (value, origin) = &settings.values["metrics.listen"];
+        let listen = Listen::parse(value).and_then(|listen| match listen {
+            Some(listen) => listen.within(&settings.run_dir()).map(drop),
+            None => Ok(()),
+        });
+        listen.map_err(|want| wrong("metrics.listen", value, origin, &want))?;
+        Ok(settings)
     }
 
     /// Lists all settings in force, sorted by name.
@@ -573,11 +615,27 @@ impl Settings {
     pub fn log_level(&self) -> &str {
         self.text("log.level")
     }
+
+    /// Returns the form of the log: `auto`, `text`, `json` or `journal`.
+    pub fn log_format(&self) -> &str {
+        self.text("log.format")
+    }
+
+    /// Returns the path of the socket of the journal.
+    pub fn log_journal_socket(&self) -> PathBuf {
+        self.text("log.journal-socket").into()
+    }
+
+    /// Returns the address at which metrics are served, if they are.
+    pub fn metrics_listen(&self) -> Option<Listen> {
+        let listen = Listen::parse(self.text("metrics.listen")).ok()??;
+        listen.within(&self.run_dir()).ok()
+    }
 }
 
 /// Lists the environment variables that set something.
 pub(crate) fn variables() -> impl Iterator<Item = &'static str> {
-    TABLE.iter().map(|row| row.env).chain(["EVFS_CONFIG"])
+    TABLE.iter().map(|row| row.env).chain([CONFIG])
 }
 
 /// Flattens a table to its leaves, with dotted names and values as text.
@@ -667,6 +725,39 @@ mod tests {
         ] {
             let error = load(Some(wrong), &[]).unwrap_err().to_string();
             assert!(error.contains("unknown key"), "{wrong}: {error}");
+        }
+    }
+
+    #[test]
+    fn metrics_are_served_on_loopback_or_in_the_run_directory() {
+        let listen = |text: &str| {
+            let env = [("EVFS_RUN_DIR", "/run/evfs"), ("EVFS_METRICS_LISTEN", text)];
+            load(None, &env).map(|settings| settings.metrics_listen())
+        };
+        assert_eq!(listen("").unwrap(), None);
+        let tcp = Listen::Tcp("127.0.0.1:9464".parse().unwrap());
+        assert_eq!(listen("127.0.0.1:9464").unwrap(), Some(tcp));
+        let unix = Listen::Unix("/run/evfs/metrics.sock".into());
+        for text in ["metrics.sock", "/run/evfs/metrics.sock"] {
+            assert_eq!(listen(text).unwrap(), Some(unix.clone()), "{text}");
+        }
+        for text in [
+            "0.0.0.0:9464",
+            "192.0.2.1:9464",
+            "[::]:9464",
+            "127.0.0.1:80",
+            "127.0.0.1:0",
+            "localhost:9464",
+            "9464",
+            "/tmp/metrics.sock",
+            "/run/evfs/../x.sock",
+            "/run/evfs/disk.control",
+            "a/b.sock",
+            "../x.sock",
+            ".sock",
+        ] {
+            let error = listen(text).unwrap_err().to_string();
+            assert!(error.contains("run.dir"), "{text}: {error}");
         }
     }
 

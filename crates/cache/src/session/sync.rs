@@ -455,6 +455,7 @@ impl Session {
             Ok(()) if news => tracing::info!(volume, file, "write-back has recovered"),
             Err(error) if news => {
                 tracing::warn!(
+                    name: "EVFS-0101",
                     volume, file, %error,
                     "write-back failed: the pages stay in the cache, and write-back is retried"
                 );

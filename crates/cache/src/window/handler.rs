@@ -96,7 +96,7 @@ fn serve(shared: &Shared, keep: &mut Keep, fault: Fault) {
         };
         // No memory for page tables, or a lease holder punched a hole. A neighbor simply faults
         // when it is accessed.
-        tracing::error!("page {page} of a mapping cannot be mapped: {e}");
+        tracing::error!(name: "EVFS-0106", "page {page} of a mapping cannot be mapped: {e}");
         if mine {
             failed = true;
             let poisoned = view.answer(page..page + 1, FaultOutcome::Failed);

@@ -121,6 +121,7 @@ impl Memory {
         let (segment, locked) = Segment::map(self.file(), pages_of(index))?;
         if !locked && !self.swappable.swap(true, Relaxed) {
             tracing::warn!(
+                name: "EVFS-0105",
                 "cannot lock mapped file pages in memory: decrypted data may be swapped out"
             );
         }

@@ -139,7 +139,7 @@ mod tests {
         let verbs = values(&["evfs", ""]);
         assert!(verbs.contains(&"attach".into()) && !verbs.iter().any(|v| v.starts_with('-')));
         assert!(!verbs.contains(&"__complete".into()) && !verbs.contains(&"man".into()));
-        assert!(values(&["evfs", "status", ""]).contains(&"--json".into()));
+        assert!(values(&["evfs", "down", ""]).contains(&"--json".into()));
     }
 
     #[test]

@@ -46,7 +46,7 @@ fn run_and(
         started(&all, ready);
         let reload: Reload =
             Arc::new(move |_: &Hub| reload_settings(&cache).err().into_iter().collect());
-        end(stack::serve(all, &signals, &reload)?)
+        end(stack::serve(all, &signals, &reload, &context.settings)?)
     })
 }
 
@@ -56,11 +56,15 @@ pub fn in_background(
     serve: impl FnOnce(Option<background::Ready>) -> Result<u8>,
 ) -> Result<u8> {
     if !background {
+        stack::set_log_place(log::place(false));
         return serve(None);
     }
     match background::split() {
         Ok(background::Side::Parent(code)) => Ok(code),
-        Ok(background::Side::Child(ready)) => serve(Some(ready)),
+        Ok(background::Side::Child(ready)) => {
+            stack::set_log_place(log::place(true));
+            serve(Some(ready))
+        }
         Err(e) => Err(Error::Failed(format!(
             "cannot detach from the terminal: {e}"
         ))),
@@ -91,11 +95,14 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
     settings.map_err(|error| format!("settings not reloaded: {}", error.chain()))
 }
 
-/// Prints the services and their exports, and detaches from the terminal if this process
-/// runs in the background.
+/// Prints the services and their exports. If this process runs in the background, also prints where
+/// it logs, and detaches from the terminal.
 pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
     warn(json, all);
     let services: Vec<&Status> = all.iter().map(Service::status).collect();
+    if ready.is_some() {
+        output::say(json, &format!("log: {}", log::place(true)));
+    }
     let text = if json {
         let value = match services.as_slice() {
             [one] => json!(one),

@@ -99,7 +99,12 @@ fn attach_all(context: &Context, args: &UpArgs, ready: Option<background::Ready>
     }
     announce(context.json, &attached, ready);
     let reload: Reload = Arc::new(move |hub: &Hub| up.reload(hub));
-    end(stack::serve(attached, &signals, &reload)?)
+    end(stack::serve(
+        attached,
+        &signals,
+        &reload,
+        &context.settings,
+    )?)
 }
 
 /// Reads the tables to serve: those named `only`, or all.
@@ -203,7 +208,7 @@ impl Up {
                     format!("its table in {file} has changed; to apply the change, run {how}")
                 });
                 if let Some(note) = &note {
-                    tracing::warn!("{name}: {note}");
+                    tracing::warn!(name: "EVFS-0808", "{name}: {note}");
                 }
                 hub.note(name, note);
                 continue;

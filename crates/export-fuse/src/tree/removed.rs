@@ -65,7 +65,7 @@ impl Tree {
     fn let_go(&self, ino: Ino) {
         if let Err(error) = self.files.unpin(ino) {
             // It remains on the orphan list, and is deleted when the file system is next opened.
-            tracing::warn!("cannot remove inode {ino}: {error}");
+            tracing::warn!(name: "EVFS-0206", "cannot remove inode {ino}: {error}");
         }
     }
 }

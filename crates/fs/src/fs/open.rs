@@ -96,6 +96,7 @@ impl Fs {
         match found.load_space(&db, &now, &space) {
             Err(error) if error.kind() == Kind::Corrupt && options.rescue => {
                 tracing::warn!(
+                    name: "EVFS-0203",
                     "{}: cannot determine the free blocks: {error}",
                     io.info().name
                 );
@@ -283,7 +284,7 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     });
     match read {
         Err(error) if error.kind() == Kind::Corrupt && rescue => {
-            tracing::warn!("cannot load all filesets: {error}");
+            tracing::warn!(name: "EVFS-0204", "cannot load all filesets: {error}");
         }
         read => read?,
     }

@@ -224,7 +224,7 @@ impl FsShared {
     /// Makes the file system read-only until it is reopened.
     fn fail(&self, error: Error) -> Error {
         let text = format!("the file system is read-only after an error: {error}");
-        tracing::error!("{}: {text}", self.name);
+        tracing::error!(name: "EVFS-0201", "{}: {text}", self.name);
         let mut state = self.write();
         state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
         error

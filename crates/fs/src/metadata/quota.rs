@@ -40,6 +40,7 @@ impl FsShared {
                 Err(error) if error.kind() == Kind::Corrupt => {
                     let name = &self.name;
                     tracing::warn!(
+                        name: "EVFS-0205",
                         "{name}: quota of fileset {id} excludes names and attributes: {error}"
                     );
                 }

@@ -92,7 +92,7 @@ fn silent(name: &str, pid: Option<i32>) -> Error {
 /// Lists the names of all services, sorted; none if the directory is not safe.
 pub fn names(run_dir: &Path) -> Vec<String> {
     let trusted = is_trusted(run_dir).unwrap_or_else(|error| {
-        tracing::warn!("{error}");
+        tracing::warn!(name: "EVFS-0802", "{error}");
         false
     });
     let Some(entries) = trusted.then(|| std::fs::read_dir(run_dir).ok()).flatten() else {

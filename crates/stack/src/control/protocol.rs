@@ -9,6 +9,9 @@ use std::time::Duration;
 
 /// Time limit of a client for answers that need no I/O on the device.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a scrape of metrics for the answer of another process. Prometheus waits ten seconds
+/// for the whole scrape.
+const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit of a client for other answers, except that to a detach.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -20,6 +23,8 @@ pub enum ControlRequest {
     Status,
     /// Read the counters of the data path.
     Stats,
+    /// Read the metrics of the service and of its process.
+    Metrics,
     /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
@@ -43,6 +48,7 @@ impl ControlRequest {
     pub(super) fn answer_timeout(&self) -> Option<Duration> {
         match self {
             ControlRequest::Status | ControlRequest::Stats => Some(STATUS_TIMEOUT),
+            ControlRequest::Metrics => Some(METRICS_TIMEOUT),
             ControlRequest::Detach { .. } => None,
             _ => Some(ANSWER_TIMEOUT),
         }

@@ -75,7 +75,10 @@ impl Listener {
         stream.set_nonblocking(false)?;
         let peer = peer(&stream)?;
         if !is_trusted_user(peer.uid) {
-            tracing::warn!(uid = peer.uid, "rejected a request from another user");
+            tracing::warn!(
+                name: "EVFS-0803",
+                uid = peer.uid, "rejected a request from another user"
+            );
             return Ok(None);
         }
         Ok(Some(stream))

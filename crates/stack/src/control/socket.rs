@@ -22,14 +22,14 @@ pub fn socket_path(run_dir: &Path, name: &str) -> PathBuf {
 }
 
 /// Ownership of a name: a lock that ends with the process.
-pub(super) struct Name {
+pub(crate) struct Name {
     path: PathBuf,
     _lock: File,
 }
 
 impl Name {
     /// Takes the name; returns `None` if another process has it.
-    pub(super) fn take(run_dir: &Path, name: &str) -> io::Result<Option<Name>> {
+    pub(crate) fn take(run_dir: &Path, name: &str) -> io::Result<Option<Name>> {
         let path = run_dir.join(format!("{name}.lock"));
         loop {
             let mut file = std::fs::OpenOptions::new();

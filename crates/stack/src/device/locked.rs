@@ -39,6 +39,7 @@ pub(super) fn open(device: &Path, options: &Options, access: Access) -> Result<A
         }
         if !is_announced {
             tracing::warn!(
+                name: "EVFS-0301",
                 file = %device.display(),
                 "another process has it open; waiting up to {} seconds until it is closed",
                 TEARDOWN_PATIENCE.as_secs()

@@ -5,6 +5,7 @@
 //!                                                                       └── FUSE ── loop device
 //! ```
 
+use super::health::State;
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, check_mount_point};
 use crate::cache::ProcessCache;
@@ -309,7 +310,10 @@ impl Graph for AttachGraph {
         let force = closing == Closing::ByForce;
         // Now, while a file system on the loop device can still write.
         if force && let Err(error) = self.flush() {
-            tracing::warn!(volume = self.spec.name, "cannot flush: {}", error.chain());
+            tracing::warn!(
+                name: "EVFS-0811",
+                volume = self.spec.name, "cannot flush: {}", error.chain()
+            );
         }
         if let Some(device) = self.loop_device.take()
             && let Err((device, error)) = device.detach(force)
@@ -350,7 +354,7 @@ impl Graph for AttachGraph {
                 "a flush failed, and all later flushes fail too: {error}; data written by clients \
                  may be lost; detach with --force, check the device and the data, and attach again"
             );
-            status.warn(lost);
+            status.warn_of(State::Failing, lost);
         }
     }
 

@@ -4,13 +4,16 @@
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
 //! ```
 
-use super::status::{ExportAt, Status};
+use super::health::State;
+use super::scrape;
+use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph};
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
 use crate::control::{self, CellRequest, FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
+use crate::metrics::Samples;
 use crate::text::uuid_text;
 use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
@@ -247,6 +250,7 @@ impl Graph for CellGraph {
             fs.finish().map_err(self.not_written())?;
             if Arc::strong_count(fs) > 1 {
                 tracing::error!(
+                    name: "EVFS-0708",
                     name = self.spec.name,
                     "the device stays in use: the server still holds the file system"
                 );
@@ -259,7 +263,15 @@ impl Graph for CellGraph {
     fn update(&self, status: &mut Status) {
         if let Some(why) = self.fs.as_ref().and_then(|fs| fs.read_only_because()) {
             status.read_only = true;
-            status.warn(format!("{why}; detach, check the device, and serve again"));
+            let warning = format!("{why}; detach, check the device, and serve again");
+            status.warn_of(State::ReadOnly, warning);
+        }
+        status.space = self.fs.as_deref().map(Space::of);
+    }
+
+    fn add_samples(&self, to: &mut Samples) {
+        if let Some(server) = &self.server {
+            scrape::of_cell(&self.spec.name, &server.stats(), to);
         }
     }
 

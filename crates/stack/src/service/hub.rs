@@ -11,21 +11,25 @@
 //! a service manager can take missing keep-alives, which this thread sends, for a failure. A
 //! request waits for no other request, except one that stops the same service.
 
+use super::scrape;
+use super::status::Status;
 use super::{Closing, Service};
 use crate::control::{ControlRequest, Listener, PendingReply};
 use crate::device::OpenLun;
+use crate::metrics::{self, Samples};
 use crate::notify::Manager;
 use crate::peer::peer;
 use crate::signals::StopSignals;
-use crate::{Error, Result};
+use crate::{Error, Result, Settings};
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::Value;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Requests served concurrently.
 const ASKERS_MAX: usize = 128;
@@ -50,9 +54,15 @@ pub type Reload = Arc<dyn Fn(&Hub) -> Vec<String> + Send + Sync>;
 /// # Errors
 /// Waiting for events failed. Or a service that ended by itself or by a signal could not make its
 /// data durable; this is reported after all others have ended.
-pub fn serve(all: Vec<Service>, signals: &StopSignals, reload: &Reload) -> Result<Ended> {
+pub fn serve(
+    all: Vec<Service>,
+    signals: &StopSignals,
+    reload: &Reload,
+    settings: &Settings,
+) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
     let mut manager = Manager::of_environment();
+    let _metrics = hub.serve_metrics(settings);
     let ended = loop {
         if let Some(signal) = signals.stop_asked() {
             tracing::info!(signal, "stopping");
@@ -169,6 +179,30 @@ impl Hub {
         }
     }
 
+    /// Starts the server of the metrics, if the settings have an address for it. A service does not
+    /// depend on it.
+    fn serve_metrics(self: &Arc<Hub>, settings: &Settings) -> Option<metrics::Server> {
+        let listen = settings.metrics_listen()?;
+        let run_dir = settings.run_dir();
+        let (hub, dir) = (Arc::clone(self), run_dir.clone());
+        let scrape: metrics::Scrape = Box::new(move || hub.metrics(&dir));
+        match metrics::Server::start(listen, &run_dir, scrape) {
+            Ok(server) => Some(server),
+            Err(error) => {
+                tracing::warn!(name: "EVFS-0901", "{}", error.chain());
+                None
+            }
+        }
+    }
+
+    /// Collects the metrics of all services of the directory, as text.
+    fn metrics(&self, run_dir: &Path) -> String {
+        let began = Instant::now();
+        let slots = self.slots();
+        let own = slots.iter().map(|slot| (slot.name.clone(), slot.samples()));
+        scrape::text(run_dir, own.collect(), began)
+    }
+
     /// Lists the services that have not ended.
     fn slots(&self) -> Vec<Arc<Slot>> {
         let mut slots = lock(&self.slots);
@@ -198,7 +232,7 @@ impl Hub {
             .name("evfs-ask".into())
             .spawn(run);
         if let Err(error) = started {
-            tracing::error!("cannot start a thread: {error}");
+            tracing::error!(name: "EVFS-0806", "cannot start a thread: {error}");
         }
     }
 
@@ -250,10 +284,13 @@ impl Hub {
                 let slot = Arc::clone(slot);
                 self.start(move |_| slot.ask(stream));
             }
-            Ok(Some(_)) => tracing::warn!("rejected a request: too many at the same time"),
+            Ok(Some(_)) => tracing::warn!(
+                name: "EVFS-0804",
+                "rejected a request: too many at the same time"
+            ),
             Ok(None) => {}
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
-            Err(error) => tracing::warn!("cannot accept a request: {error}"),
+            Err(error) => tracing::warn!(name: "EVFS-0805", "cannot accept a request: {error}"),
         }
     }
 
@@ -273,7 +310,7 @@ impl Hub {
         }
         failed.extend(reload(self));
         for why in &failed {
-            tracing::error!("HUP: {why}");
+            tracing::error!(name: "EVFS-0807", "HUP: {why}");
         }
         let said = format!("the last HUP failed: {}", failed.join("; "));
         *lock(&self.hup) = (!failed.is_empty()).then_some(said);
@@ -295,6 +332,7 @@ impl Hub {
             Ok(()) => tracing::info!(volume = slot.name, "flushed and closed"),
             Err(error) => {
                 tracing::error!(
+                    name: "EVFS-0809",
                     volume = slot.name,
                     "closed with an error: {}",
                     error.chain()
@@ -335,7 +373,7 @@ type Slots = Vec<Arc<Slot>>;
 pub(super) struct Slot {
     name: String,
     /// Status as of the start, for use when no newer one is available.
-    status: Value,
+    status: Status,
     note: Mutex<Option<String>>,
     hup: Arc<Mutex<Option<String>>>,
     listener: Arc<Listener>,
@@ -354,7 +392,7 @@ impl Slot {
     pub(super) fn new(service: Service, hup: &Arc<Mutex<Option<String>>>) -> Result<Slot> {
         let slot = Slot {
             name: service.status().name.clone(),
-            status: service.status().to_value(),
+            status: service.status().clone(),
             note: Mutex::default(),
             hup: Arc::clone(hup),
             listener: Arc::clone(&service.listener),
@@ -400,17 +438,27 @@ impl Slot {
         service.as_ref().map(work)
     }
 
-    fn status(&self) -> Result<Value> {
-        let now = self.with(|service| service.answer(&ControlRequest::Status));
-        let mut status = now.unwrap_or_else(|| {
+    /// Returns the current status, and the state of the LUN.
+    fn status_now(&self) -> (Status, Option<Value>) {
+        let mut status = self.with(Service::status_now).unwrap_or_else(|| {
             let mut status = self.status.clone();
-            status["state"] = "detaching".into();
-            Ok(status)
-        })?;
+            status.note_stop();
+            status
+        });
         // Also during a detach, which waits for the LUN.
         let lun = lock(&self.lun).as_deref().map(crate::lun::health);
-        if let Some(state) = lun.or_else(|| self.lun_last.get().cloned()) {
-            status["lun_state"] = state;
+        let lun = lun.or_else(|| self.lun_last.get().cloned());
+        if let Some(lun) = &lun {
+            status.health.add_lun(lun);
+        }
+        (status, lun)
+    }
+
+    fn status(&self) -> Value {
+        let (status, lun) = self.status_now();
+        let mut status = status.to_value();
+        if let Some(lun) = lun {
+            status["lun_state"] = lun;
         }
         for note in [&self.note, &*self.hup] {
             if let Some(note) = &*lock(note) {
@@ -420,7 +468,18 @@ impl Slot {
                 status["warning"] = format!("{}{note}", before.unwrap_or_default()).into();
             }
         }
-        Ok(status)
+        status
+    }
+
+    /// Collects the metrics of the service and of its process.
+    fn samples(&self) -> Samples {
+        let mut samples = Samples::default();
+        scrape::of_status(&self.status_now().0, &mut samples);
+        self.with(|service| service.add_samples(&mut samples));
+        if let Some(lun) = lock(&self.lun).as_deref() {
+            scrape::of_lun(&self.name, lun, &mut samples);
+        }
+        samples
     }
 
     /// Reads a request and answers it.
@@ -433,13 +492,16 @@ impl Slot {
         };
         let ending = || Err(Error::Busy(format!("{} is being detached", self.name)));
         let answer = match ask {
-            ControlRequest::Status => self.status(),
+            ControlRequest::Status => Ok(self.status()),
+            ControlRequest::Metrics => {
+                Ok(serde_json::to_value(self.samples()).expect("samples become JSON"))
+            }
             ControlRequest::MayDetach => self
                 .with(|service| service.in_use())
                 .unwrap_or(Ok(()))
                 .map(|()| Value::Null),
             ControlRequest::Detach { force } => {
-                let before = self.status.clone();
+                let before = self.status.to_value();
                 self.stop(Closing::by_force_if(force)).map(|()| before)
             }
             ask => self
@@ -470,7 +532,7 @@ impl Slot {
         } else if let Some(service) = &*service
             && let Err(error) = self.watch(service)
         {
-            tracing::error!(volume = self.name, "{}", error.chain());
+            tracing::error!(name: "EVFS-0810", volume = self.name, "{}", error.chain());
         }
         stopped
     }

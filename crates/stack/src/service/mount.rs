@@ -4,7 +4,8 @@
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in the cache ── mount point
 //! ```
 
-use super::status::{ExportAt, Status};
+use super::health::State;
+use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
@@ -275,8 +276,10 @@ impl Graph for MountGraph {
         let failed = self.fs.as_ref().and_then(Fs::read_only_because);
         if let (false, Some(why)) = (self.read_only, failed) {
             status.read_only = true;
-            status.warn(format!("{why}; unmount, check the device, and mount again"));
+            let warning = format!("{why}; unmount, check the device, and mount again");
+            status.warn_of(State::ReadOnly, warning);
         }
+        status.space = self.fs.as_ref().map(Space::of);
     }
 
     fn cached(&self) -> Result<Vec<Arc<Volume>>> {

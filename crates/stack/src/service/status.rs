@@ -1,5 +1,6 @@
 //! The status of a service, as `evfs status` shows it.
 
+use super::health::{Health, State};
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
 use crate::text::path_as_text;
@@ -7,7 +8,16 @@ use crate::volume::{Cipher, OpenedDevice};
 use block::DeviceInfo;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Destination of the log of this process, for its status.
+static LOG_PLACE: OnceLock<String> = OnceLock::new();
+
+/// Sets the description of the destination of the log, before services are started.
+pub fn set_log_place(place: String) {
+    let _ = LOG_PLACE.set(place);
+}
 
 /// An export of a service.
 #[derive(Debug, Clone, Serialize)]
@@ -65,6 +75,19 @@ pub struct Status {
     pub version: &'static str,
     /// Start of the service, in seconds since 1970.
     pub since: u64,
+    /// Time since the start, in seconds.
+    pub uptime_seconds: u64,
+    /// Destination of the log of the process, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub log: Option<&'static str>,
+    /// `detaching` while the service is being detached.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<&'static str>,
+    /// Health of the service.
+    pub health: Health,
+    /// Use of space, for a file system.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub space: Option<Space>,
     /// All exports.
     pub exports: Vec<ExportAt>,
     /// Configuration file that defines the service.
@@ -87,8 +110,31 @@ pub struct WriteBack {
     pub state: &'static str,
     /// Bytes in memory only.
     pub dirty_bytes: u64,
+    /// Age of the oldest of these bytes in milliseconds.
+    pub oldest_dirty_ms: Option<u64>,
     /// Error of failed write-back.
     pub error: Option<String>,
+}
+
+/// Use of space in a file system, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Space {
+    pub size_bytes: u64,
+    pub free_bytes: u64,
+    /// Free bytes that files can use.
+    pub available_bytes: u64,
+}
+
+impl Space {
+    /// Reads the use of space of a file system.
+    pub(crate) fn of(fs: &fs::Fs) -> Space {
+        let usage = fs.usage();
+        Space {
+            size_bytes: usage.blocks * fs::BLOCK_BYTES,
+            free_bytes: usage.free * fs::BLOCK_BYTES,
+            available_bytes: usage.available * fs::BLOCK_BYTES,
+        }
+    }
 }
 
 /// The part of [`Status`] for encrypted volumes.
@@ -146,9 +192,12 @@ impl Status {
             threads,
             pid: std::process::id(),
             version: crate::VERSION,
-            since: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |d| d.as_secs()),
+            since: now_seconds(),
+            uptime_seconds: 0,
+            log: LOG_PLACE.get().map(String::as_str),
+            state: None,
+            health: Health::default(),
+            space: None,
             exports: Vec::new(),
             config: None,
             write_back: None,
@@ -156,6 +205,8 @@ impl Status {
             first_use: open.first_use.clone(),
         };
         if let Some(copy) = open.damaged_copy {
+            let reason = format!("the {copy} copy of the header is damaged");
+            status.health.worsen(State::Degraded, reason);
             status.warn(format!(
                 "the {copy} copy of the header was damaged at open, so the other copy is in use; \
                  `evfs volume repair {}` repairs it",
@@ -174,9 +225,43 @@ impl Status {
         });
     }
 
+    /// Sets the values that change while the service runs: the time, the number of errors of the
+    /// device, and the in-use record.
+    pub(crate) fn note_progress(&mut self, stats: &block::Snapshot) {
+        let kinds = [
+            stats.read,
+            stats.write,
+            stats.flush,
+            stats.discard,
+            stats.write_zeroes,
+        ];
+        self.uptime_seconds = now_seconds().saturating_sub(self.since);
+        self.health.errors = kinds.iter().map(|kind| kind.errors).sum();
+        if self.in_use_record.word() == "lost" {
+            let reason = "another machine has taken over the device";
+            self.health.worsen(State::Failing, reason);
+        }
+    }
+
+    /// Adds a warning, which is also the reason for a state.
+    pub(crate) fn warn_of(&mut self, state: State, warning: impl Into<String>) {
+        let warning = warning.into();
+        self.health.worsen(state, &warning);
+        self.warn(warning);
+    }
+
+    /// Marks the service as being detached.
+    pub(crate) fn note_stop(&mut self) {
+        self.state = Some("detaching");
+        self.uptime_seconds = now_seconds().saturating_sub(self.since);
+        self.health
+            .worsen(State::Stopping, "the service is being detached");
+    }
+
     /// Adds the state of write-back of these cached volumes, with a warning if it fails.
     pub(crate) fn note_write_back(&mut self, volumes: &[&cache::Volume]) {
-        let dirty_bytes = crate::cache::dirty_bytes(volumes);
+        let dirty = crate::cache::dirty(volumes);
+        let dirty_bytes = dirty.bytes;
         let error = volumes.iter().find_map(|volume| volume.held_back());
         if let Some(error) = &error {
             let room = match error.kind() {
@@ -185,14 +270,16 @@ impl Status {
                 }
                 _ => String::new(),
             };
-            self.warn(format!(
+            let warning = format!(
                 "{dirty_bytes} acknowledged bytes are in memory only, because write-back fails \
                  ({error}); they are kept, and write-back is retried{room}"
-            ));
+            );
+            self.warn_of(State::Failing, warning);
         }
         self.write_back = Some(WriteBack {
             state: if error.is_some() { "failing" } else { "ok" },
             dirty_bytes,
+            oldest_dirty_ms: dirty.oldest_ms,
             error: error.map(|error| error.to_string()),
         });
     }
@@ -210,6 +297,11 @@ fn memory_warning() -> Option<String> {
          raise it (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
             .to_owned()
     })
+}
+
+fn now_seconds() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| since.as_secs())
 }
 
 fn path_of(disk: &Disk, device: &Path) -> Option<PathBuf> {
