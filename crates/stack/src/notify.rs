@@ -61,7 +61,10 @@ impl Manager {
             let socket = Socket::to(&at);
             if let Err(error) = &socket {
                 let at = at.to_string_lossy();
-                tracing::warn!("cannot report to the service manager at {at}: {error}");
+                tracing::warn!(
+                    name: "EVFS-0812",
+                    "cannot report to the service manager at {at}: {error}"
+                );
             }
             socket.ok()
         });
@@ -124,7 +127,10 @@ impl Manager {
             return;
         };
         if let Err(error) = socket.from.send_to_addr(report.as_bytes(), &socket.to) {
-            tracing::warn!("cannot report to the service manager: {error}");
+            tracing::warn!(
+                name: "EVFS-0812",
+                "cannot report to the service manager: {error}"
+            );
         }
     }
 }
