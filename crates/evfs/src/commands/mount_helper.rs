@@ -213,7 +213,7 @@ fn start(args: &MountArgs, context: impl FnOnce() -> Result<Context>) -> Result<
     let unlock = UnlockArgs {
         key: options.key,
         key_file: options.key_file,
-        passphrase_fd: None,
+        ..UnlockArgs::default()
     };
     let on = DeviceArgs::of_service(&args.device, unlock, &spec.name);
     let spec = ServiceSpec::Mount(spec);
