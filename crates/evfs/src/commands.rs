@@ -26,6 +26,7 @@ mod status;
 mod unlock;
 mod up;
 mod volume;
+mod volume_backups;
 mod volume_key;
 mod volume_trust;
 

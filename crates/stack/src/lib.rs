@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
+pub mod backups;
 pub mod cache;
 pub mod cell;
 mod cell_record;
