@@ -8,14 +8,17 @@
 //!                                download the kernels of the guests
 //!   cargo xtask test [ARG...]    the tests alone, as root; ARG is passed to `cargo nextest run`
 //!   cargo xtask fuzz [--seconds N] [--seed N] [TARGET...]
+//!   cargo xtask site             build the site of the guide with mdBook, and check its links
 //!   cargo xtask layers | tidy    one part of check
 //! ```
 
 mod check;
 mod fuzz;
 mod layers;
+mod links;
 mod modules;
 mod setup;
+mod site;
 mod soak;
 mod suite;
 mod tidy;
@@ -32,12 +35,13 @@ fn main() -> ExitCode {
         Some("check") => check::check(&root(), &args[1..]),
         Some("setup") => setup::require(&root()),
         Some("layers") => layers::check(&root()),
+        Some("site") => site::build(&root()),
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
         Some("test") => suite::run(&root(), &[&["--release".into()], &args[1..]].concat()),
         _ => Err(
-            "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | layers | tidy \
-             | fuzz [--seconds N] [--seed N] [TARGET...]"
+            "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | site \
+             | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
                 .into(),
         ),
     };

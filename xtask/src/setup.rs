@@ -20,6 +20,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("getcap", "libcap2-bin"),
     ("gdb", "gdb"),
     ("git", "git"),
+    ("gocryptfs", "gocryptfs"),
     ("groff", "groff-base"),
     ("ip", "iproute2"),
     ("losetup", "mount"),
@@ -43,6 +44,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("request-key", "keyutils"),
+    ("restic", "restic"),
     ("rxdebug", "openafs-client"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
@@ -83,6 +85,9 @@ const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 /// Test suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
+/// Version of mdBook, which builds the site.
+const MDBOOK: &str = "0.5.4";
+
 /// Subcommands of cargo that the check runs, and the versions that are installed if they are
 /// missing.
 const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
@@ -94,6 +99,7 @@ pub fn require(root: &Path) -> Outcome {
     fuse()?;
     subcommands()?;
     suites()?;
+    mdbook()?;
     kernels(root)
 }
 
@@ -208,7 +214,32 @@ fn suites() -> Outcome {
             .arg(&tools)
             .env("CARGO_TARGET_DIR", tools.join("build")))?;
     }
-    // The intermediate build output is not needed any more.
+    remove_build(&tools)
+}
+
+/// Installs mdBook if it is missing, and returns its path. Without optimization, it builds the site
+/// in seconds.
+pub fn mdbook() -> Result<PathBuf, String> {
+    let tools = target()?.join("tools");
+    let program = tools.join("bin/mdbook");
+    let says = Command::new(&program).arg("--version").output();
+    let wanted = format!("mdbook v{MDBOOK}");
+    if says.is_ok_and(|says| String::from_utf8_lossy(&says.stdout).trim() == wanted) {
+        return Ok(program);
+    }
+    run(Command::new(env!("CARGO"))
+        .args(["install", "--locked", "--debug", "--quiet"])
+        .args(["--no-default-features", "--features", "search"])
+        .args(["mdbook", "--version", MDBOOK, "--root"])
+        .arg(&tools)
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_TARGET_DIR", tools.join("build")))?;
+    remove_build(&tools)?;
+    Ok(program)
+}
+
+/// Removes the intermediate build output of tools, which is not needed any more.
+fn remove_build(tools: &Path) -> Outcome {
     match std::fs::remove_dir_all(tools.join("build")) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{tools:?}: {e}")),
         _ => Ok(()),
