@@ -324,7 +324,7 @@ impl Keyring {
             }
             self.store(name, &recipient, Some(text))?;
         } else if is_protected(text) {
-            let recipient = match public {
+            let recipient: Recipient = match public {
                 Some(public) => std::str::from_utf8(public).unwrap_or_default().parse()?,
                 None => {
                     let mut ask = || {
