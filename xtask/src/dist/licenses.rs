@@ -27,7 +27,11 @@ pub fn texts(materials: &Materials) -> Result<String, String> {
         let title = format!("{} {}", material.name, material.version);
         let license = material.license.as_deref().unwrap_or("see below");
         all += &format!("\n{}\n{title}: {license}\n", "=".repeat(72));
-        for (name, text) in files(&material.directory)? {
+        let files = files(&material.directory)?;
+        if files.is_empty() {
+            all += "\nIts archive has no file with the text of the license.\n";
+        }
+        for (name, text) in files {
             let first = known.get(&text);
             if let Some(first) = first {
                 all += &format!("\n{name}: the same text as {first}\n");
