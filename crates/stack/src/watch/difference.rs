@@ -39,7 +39,7 @@ impl<'a> Interval<'a> {
     }
 
     /// Finds a part of the earlier reading.
-    fn earlier<T>(&self, find: impl Fn(&'a Reading) -> Option<&'a T>) -> Option<(&'a T, f64)> {
+    fn earlier<T: 'a>(&self, find: impl Fn(&'a Reading) -> Option<&'a T>) -> Option<(&'a T, f64)> {
         let (reading, seconds) = self.before?;
         Some((find(reading)?, seconds))
     }

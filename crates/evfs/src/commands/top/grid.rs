@@ -28,7 +28,7 @@ pub enum Kind {
     Word,
     /// Aligned to the left; the end is cut.
     Name,
-    /// Aligned to the left; the begin is cut.
+    /// Aligned to the left; the beginning is cut.
     Path,
     /// Aligned to the right, never cut.
     Number,
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_loses_its_end_and_a_path_its_begin() {
+    fn a_name_loses_its_end_and_a_path_its_beginning() {
         let grid = grid();
         let place = |column| Placed {
             column,

@@ -91,7 +91,7 @@ impl Model {
         }
     }
 
-    /// Returns the place of the selected row; the first one if the selected row has gone.
+    /// Returns the place of the selected row; the first one if the selected row no longer exists.
     pub fn selected(&self, grid: &Grid) -> usize {
         let key = self.selected[self.view.index()].as_ref();
         let place = key.and_then(|key| grid.rows.iter().position(|row| row.key == *key));

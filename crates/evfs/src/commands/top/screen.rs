@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 /// Longest wait for answers before a sample is shown without them.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Time between two looks at the size of the terminal.
+/// Time between two checks of the size of the terminal.
 const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
