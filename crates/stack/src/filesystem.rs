@@ -13,7 +13,7 @@ use crate::signature::{self, Content, View};
 use crate::text::uuid_text;
 use crate::volume::{self, OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device};
-use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+use ::fs::{Attr, Fileset, Fs, Ino, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
@@ -455,6 +455,46 @@ pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     }
     Ok(attr)
 }
+
+/// Depth of a path that [`path_of`] follows, at most.
+const DEPTH_MAX: usize = 64;
+
+/// Finds a path of an inode from the root of its fileset, to show it. Returns `None` if the inode
+/// has no name in the directory to which it was last moved, or if a directory on the way has more
+/// than `entries_max` entries, so that a search takes long.
+pub(crate) fn path_of(fileset: &Fileset, ino: Ino, entries_max: u64) -> Option<String> {
+    let mut names = Vec::new();
+    let mut at = ino;
+    for _ in 0..DEPTH_MAX {
+        if at == ROOT {
+            names.reverse();
+            return Some(names.join("/"));
+        }
+        let parent = fileset.attr(at).ok()?.inode.parent;
+        if fileset.attr(parent).ok()?.inode.entries > entries_max {
+            return None;
+        }
+        names.push(name_in(fileset, parent, at)?);
+        at = parent;
+    }
+    None
+}
+
+/// Finds the name of an inode in a directory; bytes that are not UTF-8 are replaced.
+fn name_in(fileset: &Fileset, dir: Ino, ino: Ino) -> Option<String> {
+    let mut found = None;
+    let listed = fileset.read_dir(dir, AFTER_DOTS, |entry| {
+        if entry.ino == ino {
+            found = Some(String::from_utf8_lossy(entry.name).into_owned());
+        }
+        Ok(found.is_none())
+    });
+    listed.ok()?;
+    found
+}
+
+/// Position in a directory after `.` and `..`.
+const AFTER_DOTS: u64 = 2;
 
 /// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all.
 ///

@@ -38,6 +38,7 @@ mod text;
 pub mod trust;
 mod tunables;
 pub mod volume;
+pub mod watch;
 
 /// Version of this program, which its services report.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
