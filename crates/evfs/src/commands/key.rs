@@ -4,11 +4,13 @@ use super::confirm::{Answer, Yes, confirm};
 use super::names;
 use clap::Subcommand;
 use cli::Context;
+use cli::document::Document;
 use cli::table::Column::Left;
 use cli::{output, secrets};
 use crypt::Role;
 use keyring::{KeyInfo, Private, name_to_import};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::trust::TrustStore;
 use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
@@ -67,6 +69,53 @@ Examples:
     },
 }
 
+/// A key pair.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownKey {
+    /// Name of the key pair.
+    name: String,
+    /// Kind of the key pair, such as `age`.
+    kind: String,
+    /// Public half.
+    public: String,
+    /// Fingerprint of the public half.
+    fingerprint: String,
+    /// Whether the private half is on this machine, and how it is protected: `absent`, `plain` or
+    /// `passphrase`.
+    private: &'static str,
+}
+
+/// The key pairs of this user.
+#[derive(Serialize, JsonSchema)]
+pub struct Keys {
+    /// Usable key pairs.
+    keys: Vec<ShownKey>,
+    /// Files that are not usable.
+    refused: Vec<RefusedKey>,
+}
+
+/// A file of a key pair that is not usable.
+#[derive(Serialize, JsonSchema)]
+struct RefusedKey {
+    /// Name of the key pair.
+    name: String,
+    /// Reason.
+    why: String,
+}
+
+/// A key pair that was removed.
+#[derive(Serialize, JsonSchema)]
+pub struct RemovedKey {
+    /// Name of the key pair.
+    removed: String,
+    /// Path of the saved key, which `evfs key import` restores.
+    undo: Option<String>,
+}
+
+pub const KEY: Document<ShownKey> = Document::new("evfs/key/1");
+pub const KEYS: Document<Keys> = Document::new("evfs/keys/1");
+pub const REMOVED: Document<RemovedKey> = Document::new("evfs/key-remove/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     let keyring = context.keyring();
     match command {
@@ -85,7 +134,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 }
             };
             let info = keyring.generate(&name, passphrase.as_ref())?;
-            output::done(context.json, &value(&info), || line(&info));
+            output::done(context.json, &KEY, &shown(&info), || line(&info));
             output::say(
                 context.json,
                 "If this key is lost, volumes that no other key opens are lost: keep a copy of its file elsewhere, or name a second key pair with --recovery when creating a volume.",
@@ -93,12 +142,15 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::List => {
             let listing = keyring.list()?;
-            let refused = |(name, why): &(String, keyring::Error)| json!({ "name": name, "why": why.to_string() });
-            let value = json!({
-                "keys": listing.keys.iter().map(value).collect::<Vec<_>>(),
-                "refused": listing.refused.iter().map(refused).collect::<Vec<_>>(),
-            });
-            output::show(context.json, &value, || {
+            let refused = |(name, why): &(String, keyring::Error)| RefusedKey {
+                name: name.clone(),
+                why: why.to_string(),
+            };
+            let content = Keys {
+                keys: listing.keys.iter().map(shown).collect(),
+                refused: listing.refused.iter().map(refused).collect(),
+            };
+            output::show(context.json, &KEYS, &content, || {
                 let good = listing.keys.iter().map(cells);
                 let bad = listing
                     .refused
@@ -114,11 +166,11 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Show { name } => {
             let info = keyring.info(&name)?;
-            output::show(context.json, &value(&info), || line(&info));
+            output::show(context.json, &KEY, &shown(&info), || line(&info));
         }
         Command::Import { file, name } => {
             let info = keyring.import(&name, &file)?;
-            output::done(context.json, &value(&info), || line(&info));
+            output::done(context.json, &KEY, &shown(&info), || line(&info));
         }
         Command::Remove { name, yes } => remove(context, &name, yes)?,
     }
@@ -159,15 +211,19 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         (None, None) => None,
     };
     keyring.remove(name)?;
-    let value =
-        json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
-    output::done(context.json, &value, || match (&kept, &files.private) {
-        (Some(kept), Some(_)) => format!(
-            "removed {name}; its private key is saved in {0}\n`evfs key import {0} --name {1}` restores it; `shred -u {0}` destroys it for good",
-            kept.display(),
-            name_to_import(name),
-        ),
-        _ => format!("removed {name}"),
+    let content = RemovedKey {
+        removed: name.to_owned(),
+        undo: kept.as_ref().map(|kept| kept.display().to_string()),
+    };
+    output::done(context.json, &REMOVED, &content, || {
+        match (&kept, &files.private) {
+            (Some(kept), Some(_)) => format!(
+                "removed {name}; its private key is saved in {0}\n`evfs key import {0} --name {1}` restores it; `shred -u {0}` destroys it for good",
+                kept.display(),
+                name_to_import(name),
+            ),
+            _ => format!("removed {name}"),
+        }
     });
     Ok(())
 }
@@ -234,16 +290,17 @@ fn line(info: &KeyInfo) -> String {
     table(&[cells(info)])
 }
 
-fn value(info: &KeyInfo) -> Value {
-    json!({
-        "name": info.name,
-        "kind": info.kind.to_string(),
-        "public": info.recipient.to_string(),
-        "fingerprint": keyring::fingerprint(&info.recipient.to_string()),
-        "private": match info.private {
+fn shown(info: &KeyInfo) -> ShownKey {
+    let public = info.recipient.to_string();
+    ShownKey {
+        name: info.name.clone(),
+        kind: info.kind.to_string(),
+        fingerprint: keyring::fingerprint(&public),
+        public,
+        private: match info.private {
             Private::Absent => "absent",
             Private::Plain => "plain",
             Private::Passphrase => "passphrase",
         },
-    })
+    }
 }

@@ -5,11 +5,13 @@ use super::names;
 use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
+use cli::document::Document;
 use cli::{output, secrets};
 use crypt::recovery::RecoveryKey;
 use crypt::{Action, Identified, KeyEntry, NewSecret, Role, Volume};
+use schemars::JsonSchema;
 use secret::SecretBytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 use stack::volume::{Intent, open_locked};
 use stack::{Error, KeyFrom, Result, exit};
 use std::path::{Path, PathBuf};
@@ -138,6 +140,54 @@ pub struct ChangeArgs {
     unlock: OwnerArgs,
 }
 
+/// A key that opens a volume.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownVolumeKey {
+    /// Number of the keyslot.
+    keyslot: u32,
+    /// `owner`, `user` or `recovery`; `unbound` for a keyslot that does not open the volume.
+    role: String,
+    /// Name of the key pair.
+    name: Option<String>,
+    /// Label of a passphrase, a key file or a recovery key.
+    label: Option<String>,
+    /// Public half of the key pair; null for a passphrase, a key file or a recovery key.
+    public: Option<String>,
+    /// Fingerprint of the public half.
+    fingerprint: Option<String>,
+    /// Name of the key derivation function, or why the keyslot is not usable here.
+    kdf: String,
+}
+
+/// A key that was added.
+#[derive(Serialize, JsonSchema)]
+pub struct AddedKey {
+    #[serde(flatten)]
+    key: ShownVolumeKey,
+    /// The recovery key, if one was requested. It is secret, and not shown again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovery_key: Option<String>,
+}
+
+/// The keys of a volume.
+#[derive(Serialize, JsonSchema)]
+pub struct VolumeKeys {
+    /// The keys, by keyslot.
+    keys: Vec<ShownVolumeKey>,
+}
+
+/// A keyslot that was destroyed.
+#[derive(Serialize, JsonSchema)]
+pub struct RemovedKeyslot {
+    /// Number of the keyslot.
+    removed: u32,
+}
+
+pub const KEY: Document<ShownVolumeKey> = Document::new("evfs/volume-key/1");
+pub const ADDED: Document<AddedKey> = Document::new("evfs/volume-key-add/1");
+pub const KEYS: Document<VolumeKeys> = Document::new("evfs/volume-keys/1");
+pub const REMOVED: Document<RemovedKeyslot> = Document::new("evfs/volume-key-remove/1");
+
 /// Parses the label of a keyslot.
 pub fn label(text: &str) -> std::result::Result<String, String> {
     crypt::check_label(text).map(|()| text.to_owned())
@@ -172,7 +222,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 confirm(yes.yes, &what, Answer::Yes)?;
                 Ok(volume.remove_key(unlocked, keyslot)?)
             })?;
-            output::done(context.json, &json!({ "removed": keyslot }), || {
+            let content = RemovedKeyslot { removed: keyslot };
+            output::done(context.json, &REMOVED, &content, || {
                 format!("removed keyslot {keyslot}")
             });
             Ok(exit::OK)
@@ -181,8 +232,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let keys = open_locked(&device, Intent::Inspect, &context.settings)?
                 .volume
                 .keys();
-            let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
-            output::show(context.json, &value, || {
+            let content = VolumeKeys {
+                keys: keys.iter().map(shown).collect(),
+            };
+            output::show(context.json, &KEYS, &content, || {
                 keys.iter().map(line).collect::<Vec<_>>().join("\n")
             });
             Ok(exit::OK)
@@ -269,12 +322,17 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         Ok(volume.add_secret(unlocked, role, secret.labeled(label))?)
     })?;
     let key = held.volume.key_in(keyslot)?;
-    let mut shown = value(&key);
     let mut text = line(&key);
+    let mut recovery_key = None;
     if let New::Recovery(key) = &new {
-        show_recovery_key(key, &mut shown, &mut text);
+        recovery_key = Some(key.text().to_owned());
+        show_recovery_key(key, &mut text);
     }
-    output::done(context.json, &shown, || text);
+    let content = AddedKey {
+        key: shown(&key),
+        recovery_key,
+    };
+    output::done(context.json, &ADDED, &content, || text);
     if let New::Recovery(_) = &new {
         say_recovery_key(context, &args.device);
     }
@@ -288,8 +346,7 @@ pub fn stretched<'a>(context: &Context, secret: &'a SecretBytes) -> NewSecret<'a
 }
 
 /// Adds a recovery key to the result of the command that generated it.
-pub fn show_recovery_key(key: &RecoveryKey, shown: &mut Value, text: &mut String) {
-    shown["recovery_key"] = json!(key.text());
+pub fn show_recovery_key(key: &RecoveryKey, text: &mut String) {
     text.truncate(text.trim_end().len());
     text.push_str("\n\n");
     text.push_str(key.text());
@@ -340,7 +397,7 @@ fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
         Ok(keyslot)
     })?;
     let key = held.volume.key_in(keyslot)?;
-    output::done(context.json, &value(&key), || {
+    output::done(context.json, &KEY, &shown(&key), || {
         format!("changed {}", short(&key))
     });
     Ok(exit::OK)
@@ -351,22 +408,23 @@ fn test(context: &Context, device: &Path, unlock: &UnlockArgs) -> Result<u8> {
     let held = open_locked(device, Intent::Inspect, &context.settings)?;
     let unlocked = held.test(&context.opener(), &source)?;
     let key = held.volume.key_in(unlocked.keyslot)?;
-    output::show(context.json, &value(&key), || {
+    output::show(context.json, &KEY, &shown(&key), || {
         format!("the key opens {}", short(&key))
     });
     Ok(exit::OK)
 }
 
-pub fn value(key: &KeyEntry) -> Value {
-    json!({
-        "keyslot": key.keyslot,
-        "role": role(key),
-        "name": key.name,
-        "label": key.label,
-        "public": key.recipient,
-        "fingerprint": key.fingerprint(),
-        "kdf": key.kdf,
-    })
+/// Describes a key for the documents of volumes.
+pub fn shown(key: &KeyEntry) -> ShownVolumeKey {
+    ShownVolumeKey {
+        keyslot: key.keyslot,
+        role: role(key),
+        name: key.name.clone(),
+        label: key.label.clone(),
+        public: key.recipient.clone(),
+        fingerprint: key.fingerprint(),
+        kdf: key.kdf.clone(),
+    }
 }
 
 /// Formats the role of a key; a keyslot that does not hold the volume key has none.
