@@ -30,7 +30,7 @@ const STEP_BLOCKS: u64 = 65_536;
 /// Size of the copy buffer in bytes.
 const COPY_BYTES: u64 = 4 << 20;
 
-/// Result of [`Fs::defrag`].
+/// Result of a defragmentation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Defragmented {
     /// Regular files examined.

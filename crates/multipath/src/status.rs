@@ -67,7 +67,9 @@ pub struct PathStatus {
     pub reads: u64,
     /// Number of successful writes.
     pub writes: u64,
+    /// Bytes of successful reads.
     pub bytes_read: u64,
+    /// Bytes of successful writes.
     pub bytes_written: u64,
     /// Number of failed I/Os.
     pub failures: u64,

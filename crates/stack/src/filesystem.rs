@@ -79,7 +79,7 @@ impl Target<'_> {
     }
 }
 
-/// Result of [`format()`].
+/// A new file system.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Formatted {
     /// UUID of the file system.

@@ -176,12 +176,19 @@ struct NamedDrop {
     volume: String,
 }
 
+/// Caching attributes by name.
+#[derive(Serialize, JsonSchema)]
+pub struct CacheAttributes {
+    #[serde(flatten)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    attributes: Value,
+}
+
 pub const CACHES: Document<Caches> = Document::new("evfs/caches/1");
 pub const SETTINGS: Document<CacheSettings> = Document::new("evfs/cache-settings/1");
 pub const FLUSHED: Document<AllFlushed> = Document::new("evfs/cache-flush/1");
 pub const DROPPED: Document<AllDropped> = Document::new("evfs/cache-drop/1");
-/// Caching attributes by name.
-pub const ATTRIBUTES: Document<BTreeMap<String, String>> = Document::new("evfs/cache-attributes/1");
+pub const ATTRIBUTES: Document<CacheAttributes> = Document::new("evfs/cache-attributes/1");
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
@@ -219,8 +226,12 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         } => {
             let dir = context.settings.run_dir();
             let ask = control::ControlRequest::Cache(CacheRequest::Advise { path, changes });
-            let value = control::send_request(&dir, &volume, &ask)?;
-            output::relay(context.json, &ATTRIBUTES, &value, || attributes(&value));
+            let content = CacheAttributes {
+                attributes: control::send_request(&dir, &volume, &ask)?,
+            };
+            output::show(context.json, &ATTRIBUTES, &content, || {
+                attributes(&content.attributes)
+            });
         }
     }
     Ok(exit::OK)

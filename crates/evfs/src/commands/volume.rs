@@ -124,6 +124,9 @@ pub struct CreateArgs {
         add = names::keys()
     )]
     recovery: Vec<String>,
+    /// Also draw the printed recovery key as a QR code, which is as secret as the key
+    #[arg(long, requires = "recovery")]
+    qr: bool,
     /// Label of the volume
     #[arg(long, default_value = "")]
     label: String,
@@ -236,6 +239,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     let number = |text: &str| text.parse().expect("clap accepts only numbers");
     let name = args.device.display().to_string();
+    let is_printed = args.recovery.iter().any(|name| name == volume_key::PRINTED);
+    volume_key::check_qr(context, args.qr, is_printed)?;
     let prompt = format!("New passphrase for {name}");
     let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt)?;
     let owner = match &secret {
@@ -281,7 +286,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         );
     }
     if let Some(key) = &recovery_key {
-        volume_key::show_recovery_key(key, &mut text);
+        volume_key::show_recovery_key(key, args.qr, &mut text);
     }
     output::done(context.json, &shown::MADE, &content, || text);
     if recovery_key.is_some() {

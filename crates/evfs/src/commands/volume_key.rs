@@ -6,7 +6,7 @@ use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
 use cli::document::Document;
-use cli::{output, secrets};
+use cli::{output, qr, secrets};
 use crypt::recovery::RecoveryKey;
 use crypt::{Action, Identified, KeyEntry, NewSecret, Role, Volume};
 use schemars::JsonSchema;
@@ -23,7 +23,7 @@ pub const PRINTED: &str = "-";
 pub enum Command {
     /// Add a key that opens the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery --qr            print a recovery key, also as a QR code\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
     /// Replace a passphrase or key file; requires the old one, or the owner's key
@@ -89,6 +89,9 @@ pub struct AddArgs {
     /// Label of the passphrase, key file or recovery key, for the list of keys
     #[arg(long, value_name = "TEXT", value_parser = label)]
     label: Option<String>,
+    /// Also draw the printed recovery key as a QR code, which is as secret as the key
+    #[arg(long, requires = "recovery")]
+    qr: bool,
     #[command(flatten)]
     unlock: OwnerArgs,
 }
@@ -301,6 +304,11 @@ impl NewKey {
 }
 
 fn add(context: &Context, args: AddArgs) -> Result<u8> {
+    check_qr(
+        context,
+        args.qr,
+        args.new.recovery.as_deref() == Some(PRINTED),
+    )?;
     // The new key is read first: it may have to be typed, and the header is locked afterwards.
     let new = args.new.read(context)?;
     let label = args.label.as_deref();
@@ -326,7 +334,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
     let mut recovery_key = None;
     if let New::Recovery(key) = &new {
         recovery_key = Some(key.text().to_owned());
-        show_recovery_key(key, &mut text);
+        show_recovery_key(key, args.qr, &mut text);
     }
     let content = AddedKey {
         key: shown(&key),
@@ -345,12 +353,30 @@ pub fn stretched<'a>(context: &Context, secret: &'a SecretBytes) -> NewSecret<'a
     NewSecret::new(secret, stack::volume::passphrase_kdf(&context.settings))
 }
 
-/// Adds a recovery key to the result of the command that generated it.
-pub fn show_recovery_key(key: &RecoveryKey, text: &mut String) {
+/// Refuses `--qr` if no recovery key is printed as text.
+pub fn check_qr(context: &Context, qr: bool, is_printed: bool) -> Result<()> {
+    let why = match (qr, is_printed, context.json) {
+        (true, false, _) => {
+            "--qr draws a recovery key that is printed: use --recovery without NAME"
+        }
+        (true, _, true) => {
+            "--qr draws a recovery key for people, and --json prints it for programs"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Usage(why.into()))
+}
+
+/// Adds a recovery key to the result of the command that generated it, with `qr` also as a code.
+pub fn show_recovery_key(key: &RecoveryKey, qr: bool, text: &mut String) {
     text.truncate(text.trim_end().len());
     text.push_str("\n\n");
     text.push_str(key.text());
     text.push('\n');
+    if qr {
+        text.push('\n');
+        text.push_str(&qr::drawn(key.text()).expect("a recovery key fits into a QR code"));
+    }
 }
 
 /// Explains a recovery key that was shown.
