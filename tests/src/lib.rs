@@ -6,6 +6,7 @@
 pub mod afs;
 pub mod lua;
 pub mod mounts;
+pub mod schemas;
 pub mod targets;
 pub mod terminal;
 pub mod writer;
@@ -84,7 +85,8 @@ impl Sandbox {
         Ran::with_input(self.evfs().args(args), input)
     }
 
-    /// Runs the program, which must succeed, and returns its JSON.
+    /// Runs the program, which must succeed, and returns its JSON. Like every document that a test
+    /// obtains, it must have its published form.
     pub fn json<S: AsRef<OsStr>>(&self, args: &[S]) -> Value {
         let mut command = self.evfs();
         command.arg("--json").args(args);
@@ -203,6 +205,7 @@ impl Ran {
     /// test, not delay all others.
     fn started(command: &mut Command, patience: Duration, feed: impl FnOnce(&mut Child)) -> Ran {
         let shown = format!("{command:?}");
+        let prints_documents = schemas::prints_documents(command);
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -227,6 +230,11 @@ impl Ran {
         let ran = Ran::from_output(shown, output);
         let hung = watch.join().expect("a watch does not panic");
         assert!(!hung, "hung for {patience:?} and was killed: {ran:?}");
+        // A second panic would end the tests without the message of the first.
+        let is_whole = ran.status.code().is_some() && !std::thread::panicking();
+        if prints_documents && is_whole {
+            schemas::check_output(&ran.command, &ran.stdout);
+        }
         ran
     }
 

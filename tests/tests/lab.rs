@@ -173,7 +173,7 @@ fn the_gate_closes_where_something_became_worse() {
     fs::create_dir(s.path("new")).unwrap();
     let worse: String = text.lines().map(spoilt).collect();
     fs::write(s.path("new/devmix.jsonl"), worse).unwrap();
-    s.run(&["lab", "diff", "old", "old"]).ok();
+    s.json(&["bench", "diff", "old", "old"]);
     let closed = s.run(&["lab", "diff", "old", "new"]).code(26);
     assert!(
         closed.stdout.contains("WORSE devmix encrypted-256 / clear"),

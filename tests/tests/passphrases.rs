@@ -175,8 +175,9 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
         "--unlock-key-file",
         "first",
     ];
-    let changed = s.json(&[&change[..], &["--key-file", "second"]].concat());
+    let mut changed = s.json(&[&change[..], &["--key-file", "second"]].concat());
     assert_eq!(changed["label"], "laptop");
+    changed.as_object_mut().unwrap().remove("schema");
     test_key(&s, "first").code(12);
     test_key(&s, "second").ok();
     assert_eq!(keys(&s)[0], changed);
@@ -510,5 +511,89 @@ fn the_terminal_has_its_echo_again_also_after_ctrl_c() {
         for set in ["echo", "icanon", "isig"] {
             assert!(settings.contains(&set), "{typed:?} {set}: {said}");
         }
+    }
+}
+
+#[test]
+fn a_recovery_key_is_drawn_only_on_request_and_only_for_people() {
+    let s = Sandbox::new();
+    volume(&s);
+    let add = ["volume", "key", "add", "a.img", "--recovery"];
+    let add = [&add[..], &["--unlock-key-file", "first"]].concat();
+    assert!(!s.run(&add).ok().stdout.contains('█'));
+    let drawn = s.run(&[&add[..], &["--qr"]].concat()).ok().stdout;
+    assert!(drawn.contains('█') && !drawn.contains('\x1b'), "{drawn}");
+    // At a terminal the code has colors of its own.
+    let mut terminal = at_a_terminal(&s, &[&add[..], &["--qr"]].concat());
+    terminal.wait_for("recovery key");
+    let (status, said) = terminal.end();
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("\x1b[40;37;1m█"), "{said}");
+    let used = keys(&s).len();
+    s.run(&[&["--json"][..], &add[..], &["--qr"]].concat())
+        .code(2);
+    s.key("safe");
+    let pair = [
+        "volume",
+        "key",
+        "add",
+        "a.img",
+        "--recovery",
+        "safe",
+        "--qr",
+    ];
+    s.run(&pair).code(2);
+    s.run(&["volume", "key", "add", "a.img", "--user", "safe", "--qr"])
+        .code(2);
+    assert_eq!(keys(&s).len(), used, "a refused command changed the volume");
+}
+
+mod needs_peer {
+    use super::*;
+    use tests::{installed, peer};
+
+    /// Pixels of a module in a picture.
+    const SCALE: usize = 6;
+
+    /// Makes a picture (PGM) of a code that was drawn with characters.
+    fn picture(drawn: &[&str]) -> Vec<u8> {
+        let mut rows: Vec<Vec<u8>> = Vec::new();
+        for line in drawn {
+            let of = |light: [char; 2]| -> Vec<u8> {
+                let pixels = line
+                    .chars()
+                    .map(|c| if light.contains(&c) { 255 } else { 0 });
+                pixels.flat_map(|pixel| [pixel; SCALE]).collect()
+            };
+            for row in [of(['█', '▀']), of(['█', '▄'])] {
+                rows.extend(std::iter::repeat_n(row, SCALE));
+            }
+        }
+        let head = format!("P5 {} {} 255\n", rows[0].len(), rows.len());
+        [head.into_bytes(), rows.concat()].concat()
+    }
+
+    #[test]
+    fn the_drawn_code_is_the_recovery_key() {
+        let s = Sandbox::new();
+        installed("zbarimg");
+        let create = ["volume", "create", "a.img", "--size", "32M"];
+        let more = ["--passphrase-fd", "0", "--recovery", "--qr"];
+        let ran = s.run_with_input(&[&create[..], &more].concat(), b"sesame\n");
+        let said = ran.ok().stdout;
+        let is_key = |line: &&str| line.len() == 79 && line.split('-').count() == 8;
+        let key = said.lines().find(is_key).unwrap();
+        let drawn: Vec<&str> = said
+            .lines()
+            .filter(|line| line.contains(['█', '▀']))
+            .collect();
+        assert!(drawn.len() < 24, "it does not fit a terminal of 24 lines");
+        assert!(drawn.iter().all(|line| line.chars().count() <= 80));
+        fs::write(s.path("code.pgm"), picture(&drawn)).unwrap();
+        let file = s.path("code.pgm").display().to_string();
+        let read = peer("zbarimg", &["--quiet", "--raw", file.as_str()]);
+        assert_eq!(read.trim_end(), key);
+        fs::write(s.path("typed"), read).unwrap();
+        test_key(&s, "typed").ok();
     }
 }

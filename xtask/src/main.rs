@@ -9,6 +9,7 @@
 //!   cargo xtask test [ARG...]    the tests alone, as root; ARG is passed to `cargo nextest run`
 //!   cargo xtask dist             packages of the program in target/dist
 //!   cargo xtask dist --verify    the same, built twice and compared
+//!   cargo xtask schemas          write the schemas of JSON documents to docs/schemas
 //!   cargo xtask fuzz [--seconds N] [--seed N] [TARGET...]
 //!   cargo xtask site             build the site of the guide with mdBook, and check its links
 //!   cargo xtask layers | tidy    one part of check
@@ -42,10 +43,11 @@ fn main() -> ExitCode {
         Some("site") => site::build(&root()),
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
+        Some("schemas") => schemas(&root()),
         Some("test") => suite::run(&root(), &[&["--release".into()], &args[1..]].concat()),
         _ => Err(
             "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | dist [ARG...] \
-             | site | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
+             | schemas | site | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
                 .into(),
         ),
     };
@@ -56,6 +58,19 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Replaces the published schemas by those of the program.
+fn schemas(root: &Path) -> Outcome {
+    cargo(root, &["build", "--package", "evfs"])?;
+    // A document may have been renamed.
+    let directory = root.join("docs/schemas");
+    if directory.exists() {
+        std::fs::remove_dir_all(&directory).map_err(|e| format!("docs/schemas: {e}"))?;
+    }
+    let write = ["schema", "--dir", "docs/schemas"];
+    let run = ["run", "--quiet", "--package", "evfs", "--"];
+    cargo(root, &[&run[..], &write].concat())
 }
 
 /// Finds the directory of the workspace.

@@ -64,6 +64,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("tgtadm", "tgt"),
     ("tgtd", "tgt"),
     ("xz", "xz-utils"),
+    ("zbarimg", "zbar-tools"),
     ("zsh", "zsh"),
     ("cc", "build-essential"),
     ("chromium-headless-shell", "chromium-headless-shell"),
@@ -73,6 +74,10 @@ const NEEDED: &[(&str, &str)] = &[
     ("postmark", "postmark"),
     ("/usr/include/openssl/evp.h", "libssl-dev"),
     ("/usr/include/rx/rx.h", "libopenafs-dev"),
+    (
+        "/usr/lib/python3/dist-packages/jsonschema",
+        "python3-jsonschema",
+    ),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
 ];
 

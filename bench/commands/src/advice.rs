@@ -2,13 +2,13 @@
 
 use bench_advice::advise;
 use multipath::trace::Recording;
-use serde_json::{Value, json};
+use stack::lun::Advice;
 
 /// Replays the recorded I/O through every policy.
 ///
 /// # Errors
 /// Too little I/O was recorded; the text names the required number.
-pub fn lun_advice(recording: &Recording) -> Result<Value, String> {
+pub fn lun_advice(recording: &Recording) -> Result<Advice, String> {
     let Recording {
         trace,
         views,
@@ -16,5 +16,8 @@ pub fn lun_advice(recording: &Recording) -> Result<Value, String> {
         node,
     } = recording;
     let advice = advise(trace, views, *policy, *node).map_err(|e| e.to_string())?;
-    Ok(json!({ "text": advice.to_string(), "recommended": advice.recommended().name() }))
+    Ok(Advice {
+        text: advice.to_string(),
+        recommended: advice.recommended().name().to_owned(),
+    })
 }

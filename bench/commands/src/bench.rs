@@ -11,9 +11,12 @@ use bench_study as study;
 use bench_targets::{guard, program_error};
 use clap::Subcommand;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use cli::table::{self, Column::Left};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 use stack::{Error, Result, exit};
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -124,6 +127,76 @@ pub struct DiffArgs {
     all: bool,
 }
 
+/// Workloads and suites.
+#[derive(Serialize, JsonSchema)]
+pub struct Catalog {
+    /// All workloads.
+    workloads: Vec<ShownWorkload>,
+    /// All suites.
+    suites: Vec<ShownSuite>,
+}
+
+/// A workload.
+#[derive(Serialize, JsonSchema)]
+struct ShownWorkload {
+    /// Name on the command line.
+    name: &'static str,
+    /// Benchmark that it follows.
+    after: &'static str,
+    /// Description.
+    what: &'static str,
+    /// Unit of the headline figure.
+    unit: &'static str,
+    /// Required target.
+    needs: &'static str,
+}
+
+/// A suite, which reproduces a report.
+#[derive(Serialize, JsonSchema)]
+struct ShownSuite {
+    /// Name on the command line.
+    name: &'static str,
+    /// Title of the report.
+    after: &'static str,
+    /// Titles of its tables and figures.
+    parts: Vec<&'static str>,
+}
+
+/// Parameters of a workload.
+#[derive(Serialize, JsonSchema)]
+pub struct Parameters {
+    /// Name of the workload.
+    workload: String,
+    /// The parameters.
+    parameters: Vec<ShownParameter>,
+}
+
+/// A parameter of a workload, with its values.
+#[derive(Serialize, JsonSchema)]
+struct ShownParameter {
+    /// Name for `--set`.
+    name: String,
+    /// Default value.
+    standard: Value,
+    /// Value with --quick.
+    quick: Value,
+    /// Value with --faithful.
+    faithful: Value,
+}
+
+/// Changes from an old result to a new one.
+#[derive(Serialize, JsonSchema)]
+pub struct Difference<'a> {
+    /// All changes, or those that count.
+    changes: &'a [study::Change],
+    /// Changes for the worse beyond the threshold.
+    worse: &'a [&'a study::Change],
+}
+
+pub const CATALOG: Document<Catalog> = Document::new("evfs/bench-workloads/1");
+pub const PARAMETERS: Document<Parameters> = Document::new("evfs/bench-parameters/1");
+pub const DIFFERENCE: Document<Difference<'static>> = Document::new("evfs/bench-diff/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::List { workload: None } => Ok(list(context)),
@@ -145,12 +218,23 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 }
 
 fn list(context: &Context) -> u8 {
-    let value = json!({ "workloads": CATALOGUE.iter().map(|e| json!({
-        "name": e.name, "after": e.after, "what": e.what, "unit": e.unit, "needs": e.needs.name(),
-    })).collect::<Vec<_>>(), "suites": SUITES.iter().map(|s| json!({
-        "name": s.name, "after": s.after, "parts": s.parts.iter().map(|p| p.title).collect::<Vec<_>>(),
-    })).collect::<Vec<_>>() });
-    output::show(context.json, &value, || {
+    let workloads = CATALOGUE.iter().map(|e| ShownWorkload {
+        name: e.name,
+        after: e.after,
+        what: e.what,
+        unit: e.unit,
+        needs: e.needs.name(),
+    });
+    let suites = SUITES.iter().map(|s| ShownSuite {
+        name: s.name,
+        after: s.after,
+        parts: s.parts.iter().map(|p| p.title).collect(),
+    });
+    let content = Catalog {
+        workloads: workloads.collect(),
+        suites: suites.collect(),
+    };
+    output::show(context.json, &CATALOG, &content, || {
         let head = ["workload", "needs", "unit", "description; source"];
         let mut workloads = vec![head.map(str::to_owned)];
         for e in CATALOGUE {
@@ -177,10 +261,17 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
     let quick = of(Extent::Quick).map_err(program_error)?;
     let faithful = of(Extent::Faithful).map_err(program_error)?;
     let rows: Vec<_> = standard.iter().zip(&quick).zip(&faithful).collect();
-    let value = json!({ "workload": name, "parameters": rows.iter().map(|((s, q), f)| json!({
-        "name": s.0, "standard": s.1, "quick": q.1, "faithful": f.1,
-    })).collect::<Vec<_>>() });
-    output::show(context.json, &value, || {
+    let parameters = rows.iter().map(|((s, q), f)| ShownParameter {
+        name: s.0.clone(),
+        standard: s.1.clone(),
+        quick: q.1.clone(),
+        faithful: f.1.clone(),
+    });
+    let content = Parameters {
+        workload: name.to_owned(),
+        parameters: parameters.collect(),
+    };
+    output::show(context.json, &PARAMETERS, &content, || {
         let mut cells = Vec::new();
         for ((s, q), f) in &rows {
             let mut values = s.1.to_string();
@@ -250,8 +341,11 @@ fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
         changes.retain(|c| c.counts);
     }
     let closed = study::gate(&changes, args.threshold);
-    let value = json!({ "changes": changes, "worse": closed });
-    output::show(context.json, &value, || {
+    let content = Difference {
+        changes: &changes,
+        worse: &closed,
+    };
+    output::show(context.json, &DIFFERENCE, &content, || {
         let mut text = study::change_table(&changes);
         let _ = writeln!(
             text,

@@ -13,3 +13,18 @@ mod session;
 mod units;
 
 pub use advice::lun_advice;
+use cli::document::Published;
+
+/// Documents of these commands.
+pub const DOCUMENTS: &[Published] = &[
+    Published::of(&quickstart::REPORT, &["quickstart"]),
+    Published::of(&plan::ESTIMATE, &["plan"]),
+    Published::of(&machine::RATES, &["bench machine", "benchmark"]),
+    Published::of(&bench::CATALOG, &["bench list"]),
+    Published::of(&bench::PARAMETERS, &["bench list"]),
+    Published::of(&bench::DIFFERENCE, &["bench diff"]),
+    Published::of(
+        &session::RESULTS,
+        &["bench run", "bench compare", "bench report"],
+    ),
+];

@@ -1,9 +1,11 @@
 //! `evfs bench machine`: ciphers, key derivation and memory on this machine.
 
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use cli::table::{self, Column::Left, Column::Right};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{Result, exit};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -21,6 +23,38 @@ pub struct Args {
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     milliseconds: u64,
 }
+
+/// Rates of ciphers, key derivation and memory on this machine.
+#[derive(Serialize, JsonSchema)]
+pub struct Rates {
+    /// Cipher kernel that volumes use.
+    kernel: String,
+    /// Rates of all kernels.
+    ciphers: Vec<CipherRate>,
+    /// Bytes per second copied in memory.
+    memory_copy_bytes_per_s: f64,
+    /// Key derivation for a new passphrase.
+    kdf: String,
+    /// Time to choose its cost, in milliseconds.
+    kdf_choice_ms: u64,
+}
+
+/// Rates of a cipher kernel.
+#[derive(Serialize, JsonSchema)]
+struct CipherRate {
+    /// Name of the kernel.
+    kernel: String,
+    /// Length of the AES key in bits.
+    key_bits: u32,
+    /// Size of an encryption sector in bytes.
+    sector_size: u32,
+    /// Bytes encrypted per second of CPU time.
+    encrypt_bytes_per_cpu_s: f64,
+    /// Bytes decrypted per second of CPU time.
+    decrypt_bytes_per_cpu_s: f64,
+}
+
+pub const RATES: Document<Rates> = Document::new("evfs/bench-machine/1");
 
 struct Row {
     kernel: Kernel,
@@ -40,17 +74,21 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     let kdf = stack::volume::describe_kdf(&stack::volume::passphrase_kdf(&context.settings));
     let kdf_choice = start.elapsed();
     let best = Kernel::best();
-    let value = json!({
-        "kernel": best.name(),
-        "ciphers": rows.iter().map(|r| json!({
-            "kernel": r.kernel.name(), "key_bits": r.key_bits, "sector_size": r.sector.bytes(),
-            "encrypt_bytes_per_cpu_s": r.encrypt, "decrypt_bytes_per_cpu_s": r.decrypt,
-        })).collect::<Vec<_>>(),
-        "memory_copy_bytes_per_s": memory,
-        "kdf": kdf,
-        "kdf_choice_ms": kdf_choice.as_millis() as u64,
-    });
-    output::show(context.json, &value, || {
+    let cipher = |r: &Row| CipherRate {
+        kernel: r.kernel.to_string(),
+        key_bits: r.key_bits,
+        sector_size: r.sector.bytes(),
+        encrypt_bytes_per_cpu_s: r.encrypt,
+        decrypt_bytes_per_cpu_s: r.decrypt,
+    };
+    let content = Rates {
+        kernel: best.to_string(),
+        ciphers: rows.iter().map(cipher).collect(),
+        memory_copy_bytes_per_s: memory,
+        kdf,
+        kdf_choice_ms: kdf_choice.as_millis() as u64,
+    };
+    output::show(context.json, &RATES, &content, || {
         let head = ["kernel", "bits", "sector", "encrypt", "decrypt"];
         let mut cells = vec![head.map(str::to_owned)];
         for r in &rows {
@@ -65,6 +103,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
         let columns = [Left(11), Right(5), Right(7), Right(11), Right(11)];
         let mut text = table::text(&columns, &cells);
         let _ = writeln!(text, "memory copy {:.1} GB/s", memory / 1e9);
+        let kdf = &content.kdf;
         let _ = writeln!(text, "key derivation for a passphrase: {kdf}");
         text
     });

@@ -6,9 +6,11 @@ use bench_study::price::{Half, MIXES, Mix, Price, prices};
 use bench_study::{Judgement, Step, Study, StudyPlan, findings};
 use bench_targets::{BenchDevice, StackKind, by_turns};
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use indicatif::{ProgressBar, ProgressStyle};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{Error, Existing, Result, Settings, StopSignals, exit, signature};
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -59,6 +61,27 @@ fn kind(text: &str) -> std::result::Result<Mix, String> {
         .ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
+/// Estimated cost of encrypting a device.
+#[derive(Serialize, JsonSchema)]
+pub struct Estimate {
+    /// The device, as the user named it.
+    device: String,
+    /// Size of the device in bytes.
+    size: u64,
+    /// Known content of the device.
+    holds: Option<&'static str>,
+    /// Type of workload.
+    workload: Mix,
+    /// Place at which writes were measured: `memory`, or a file.
+    writes_measured_in: String,
+    /// Cost of each cipher.
+    prices: Vec<Price>,
+    /// Caveats.
+    notes: Vec<String>,
+}
+
+pub const ESTIMATE: Document<Estimate> = Document::new("evfs/plan/1");
+
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let disk = Rc::new(BenchDevice::only_read(&args.device, &context.settings)?);
     let info = disk.lower().info().clone();
@@ -77,14 +100,16 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
         output::say(context.json, "stopped; nothing was changed");
         return Ok(128 + measuring.signals.stop_asked().unwrap_or_default() as u8);
     };
-    let prices = prices(&args.workload, &reads, &writes);
-    let speaks_against = against(&reads, &writes);
-    let value = json!({
-        "device": args.device.display().to_string(), "size": info.size, "holds": holds,
-        "workload": args.workload, "writes_measured_in": place(args),
-        "prices": prices, "notes": speaks_against,
-    });
-    output::show(context.json, &value, || {
+    let content = Estimate {
+        device: args.device.display().to_string(),
+        size: info.size,
+        holds,
+        workload: args.workload,
+        writes_measured_in: place(args),
+        prices: prices(&args.workload, &reads, &writes),
+        notes: against(&reads, &writes),
+    };
+    output::show(context.json, &ESTIMATE, &content, || {
         let mut text = format!(
             "{}: {}, {}; it was only read\n",
             args.device.display(),
@@ -93,8 +118,8 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
                 "holds {found}"
             )),
         );
-        describe(&mut text, args, &prices);
-        for note in &speaks_against {
+        describe(&mut text, args, &content.prices);
+        for note in &content.notes {
             let _ = writeln!(text, "- {note}");
         }
         text

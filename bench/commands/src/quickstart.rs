@@ -9,10 +9,13 @@ mod tree;
 use bench_core::Workload;
 use bench_load::workload::devmix;
 use bench_study::StudyPlan;
-use bench_targets::{BenchDevice, StackKind, costs};
+use bench_targets::{BenchDevice, StackCost, StackKind, costs};
 use cli::Context;
+use cli::document::Document;
 use cli::output;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 use stack::{Error, Existing, Result, Settings, StopSignals, exit};
 use std::cell::{Cell, RefCell};
 use std::ops::ControlFlow;
@@ -45,6 +48,54 @@ pub struct Args {
     size: u64,
 }
 
+/// Results of all steps.
+#[derive(Serialize, JsonSchema)]
+pub struct Report {
+    /// Directory of all files.
+    dir: PathBuf,
+    /// Size of the volume in bytes.
+    size: u64,
+    /// How files were stored on the volume.
+    store: &'static str,
+    /// Number of files that were copied.
+    files: u64,
+    /// Bytes in these files.
+    bytes: u64,
+    /// Whether all files were read back byte for byte.
+    verified: bool,
+    /// Result with two paths.
+    paths: TwoPaths,
+    /// Cost of encryption.
+    cost: Vec<StackCost>,
+    /// Result with a mounted file system.
+    mounted: MountedFiles,
+}
+
+/// Result of the step that attaches a volume over two paths.
+#[derive(Serialize, JsonSchema)]
+struct TwoPaths {
+    /// Name of the LUN.
+    lun: String,
+    /// States of its paths, after one was removed.
+    states: [String; 2],
+}
+
+/// Result of the step that mounts a file system.
+#[derive(Serialize, JsonSchema)]
+struct MountedFiles {
+    /// Reason why the step was left out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<String>,
+    /// Number of files in the snapshot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<u64>,
+    /// Bytes in these files.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+}
+
+pub const REPORT: Document<Report> = Document::new("evfs/quickstart/1");
+
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     if args.size < 64 << 20 {
         return Err(Error::Usage("--size must be at least 64M".into()));
@@ -75,7 +126,7 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     let _ = tour.evfs(&["detach", NAME]);
     let _ = tour.evfs(&["detach", mounted::NAME, "--force"]);
     let report = report?;
-    output::show(context.json, &report, || {
+    output::show(context.json, &REPORT, &report, || {
         summary(&report, args.dir.as_deref())
     });
     Ok(exit::OK)
@@ -105,7 +156,7 @@ struct Tour {
 }
 
 impl Tour {
-    fn run(&self, size: u64) -> Result<Value> {
+    fn run(&self, size: u64) -> Result<Report> {
         let image = self.dir.join(format!("{NAME}.img"));
         let image = image
             .to_str()
@@ -165,11 +216,17 @@ impl Tour {
 
         self.step("mount an EVFS file system on a second volume, and take a snapshot");
         let mounted = mounted::show(self, &size_text, &tree)?;
-        Ok(json!({
-            "dir": self.dir, "size": size, "store": store.name(),
-            "files": copied.files, "bytes": copied.bytes, "verified": true, "paths": paths,
-            "cost": cost, "mounted": mounted,
-        }))
+        Ok(Report {
+            dir: self.dir.clone(),
+            size,
+            store: store.name(),
+            files: copied.files,
+            bytes: copied.bytes,
+            verified: true,
+            paths,
+            cost,
+            mounted,
+        })
     }
 
     fn attach(&self, image: &str, store: &Store) -> Result<Value> {
@@ -180,7 +237,7 @@ impl Tour {
 
     /// Serves the volume twice, attaches it over both paths, and removes one path while all files
     /// are compared again.
-    fn two_paths(&self, store: &Store, kept: &tree::Copied) -> Result<Value> {
+    fn two_paths(&self, store: &Store, kept: &tree::Copied) -> Result<TwoPaths> {
         let copied = kept.amount();
         let served = RefCell::new(paths::Served::start(&self.dir, NAME, &self.settings)?);
         let attached = self.attach(served.borrow().device(), store)?;
@@ -212,11 +269,12 @@ impl Tour {
             state(0),
             state(1)
         ));
-        Ok(json!({ "lun": lun, "states": [state(0), state(1)] }))
+        let states = [state(0), state(1)];
+        Ok(TwoPaths { lun, states })
     }
 
     /// Runs a short comparison; `evfs bench compare` is the long one.
-    fn cost(&self) -> Result<Vec<Value>> {
+    fn cost(&self) -> Result<Vec<StackCost>> {
         let file = self.dir.join("compare.img");
         let bench = BenchDevice::open(Some(&file), COMPARE_BYTES, Existing::Keep, &self.settings)?;
         let kinds = [
@@ -300,19 +358,22 @@ impl Tour {
     }
 }
 
-fn summary(report: &Value, kept: Option<&Path>) -> String {
+fn summary(report: &Report, kept: Option<&Path>) -> String {
     let mut text = format!(
         "A key pair opened an encrypted volume of {}; {} files were written and read back byte for byte.\n",
-        output::size(report["size"].as_u64().unwrap_or(0)),
-        report["files"],
+        output::size(report.size),
+        report.files,
     );
-    for row in report["cost"].as_array().into_iter().flatten() {
+    for row in &report.cost {
+        let judgement = Some(row.throughput_judgement);
+        let throughput = (row.throughput_of_clear, row.throughput_interval, judgement);
+        let cpu = (row.cpu_of_clear, row.cpu_interval, row.cpu_judgement);
         text += &format!(
             "{}, {}: throughput {}, CPU {}\n",
-            row["work"].as_str().unwrap_or_default(),
-            row["stack"].as_str().unwrap_or_default(),
-            ratio(row, "throughput", "of clear"),
-            ratio(row, "cpu", "times"),
+            row.work,
+            row.stack,
+            ratio(throughput, "of clear"),
+            ratio(cpu, "times"),
         );
     }
     text += &match kept {
@@ -325,13 +386,14 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
 
 /// Formats a ratio to the unencrypted device with its interval, and the judgement of the
 /// difference.
-fn ratio(row: &Value, figure: &str, of: &str) -> String {
-    let bound = |n: usize| row[format!("{figure}_interval")][n].as_f64();
-    let said = row[format!("{figure}_judgement")].as_str().unwrap_or("-");
-    let median = row[format!("{figure}_of_clear")].as_f64();
+fn ratio(
+    (median, interval, judgement): (Option<f64>, Option<[f64; 2]>, Option<&str>),
+    of: &str,
+) -> String {
+    let said = judgement.unwrap_or("-");
     let median = median.unwrap_or(f64::NAN);
-    match (bound(0), bound(1)) {
-        (Some(low), Some(high)) => format!("{median:.2} {of} ({low:.2} to {high:.2}: {said})"),
-        _ => format!("{median:.2} {of} ({said})"),
+    match interval {
+        Some([low, high]) => format!("{median:.2} {of} ({low:.2} to {high:.2}: {said})"),
+        None => format!("{median:.2} {of} ({said})"),
     }
 }

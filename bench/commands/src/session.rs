@@ -2,10 +2,11 @@
 
 use crate::arguments::MeasureArgs;
 use bench_load::Job;
-use bench_report::Results;
+use bench_report::{RESULT_SCHEMA, Results};
 use bench_study as study;
 use bench_study::{Caches, Journal, Side, Step, Study, StudyPlan, journal_path};
 use bench_targets::{Builder, Built, program_error};
+use cli::document::Document;
 use cli::{Context, output};
 use indicatif::{ProgressBar, ProgressStyle};
 use stack::{Error, Result, StopSignals, exit};
@@ -312,8 +313,10 @@ fn show_progress(bar: &ProgressBar, step: &Step<'_>) {
     }
 }
 
+/// Document with the content of `result.json`.
+pub const RESULTS: Document<Results> = Document::new(RESULT_SCHEMA);
+
 /// Prints results.
 pub fn show(context: &Context, results: &Results) {
-    let value = serde_json::to_value(results).expect("plain data serializes");
-    output::show(context.json, &value, || results.text());
+    output::show(context.json, &RESULTS, results, || results.text());
 }

@@ -7,12 +7,13 @@
 use crate::account::Account;
 use crate::meter::{CpuTime, DeviceBytes, Layers, Noise, Others};
 use crate::{Carried, Direction, Latency, Sample};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 const MIB: f64 = 1_048_576.0;
 
 /// Direction in which a figure improves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Better {
     /// A rate: amount per unit spent.
@@ -74,7 +75,7 @@ impl PhaseFigure {
 }
 
 /// Position of a phase in a chart: phases of one series form a line over an axis.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Point {
     /// Name of the line.
     pub series: String,

@@ -5,6 +5,7 @@
 //! lasts longer than a run and so affects both halves of a pair. Quotients of medians of unpaired
 //! runs are not provided here.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Minimum confidence of every interval.
@@ -47,7 +48,7 @@ pub fn order_statistic_ranks(n: usize) -> Option<(usize, usize, f64)> {
 }
 
 /// An interval that contains the true median of the ratios with the stated confidence.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Interval {
     /// Lower end.
     pub low: f64,
@@ -69,7 +70,7 @@ impl Interval {
 }
 
 /// Statistics of the ratio b / a over pairs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Ratio {
     /// Number of usable pairs.
     pub n: usize,

@@ -17,6 +17,7 @@ use crate::{suite, table};
 use bench_core::{Error, Result};
 use bench_study::journal::{JOURNAL, check, load_begun};
 use bench_study::{Aggregate, Finding, Study, findings};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,12 +25,13 @@ use std::path::{Path, PathBuf};
 /// Name and version of the layout of a result. A reader rejects any other.
 pub const RESULT_SCHEMA: &str = "evfs-lab-result/1";
 
-/// Studies and their analysis.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Studies and their analysis. Also the document that commands print with `--json`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Results {
     /// Name and version of this layout, [`RESULT_SCHEMA`].
     pub schema: String,
-    /// Every study with its raw runs.
+    /// Every study with its raw runs, in the layout of its journal, which has a version of its own.
+    #[schemars(with = "Vec<serde_json::Map<String, serde_json::Value>>")]
     pub studies: Vec<Study>,
     /// Analysis of each study.
     pub findings: Vec<StudyAnalysis>,
@@ -38,7 +40,8 @@ pub struct Results {
     pub suites: Vec<suite::Shown>,
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// Analysis of a study.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StudyAnalysis {
     /// Key of the study.
     pub study: String,

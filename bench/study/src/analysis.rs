@@ -8,6 +8,7 @@ use crate::study::Study;
 use bench_core::record::{Better, Phase, PhaseFigure, Point, Record};
 use bench_core::result::{Run, pairs};
 use bench_core::stats::{Ratio, Verdict, median, paired, verdict};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Number of headlines above which only the intervals of their means decide whether a study is long
@@ -21,7 +22,7 @@ const FAR: f64 = 7.0;
 const OF_EFFECT: f64 = 0.25;
 
 /// Role of a figure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// Subject of the phase: the first figure, or one for each of its tests.
@@ -33,7 +34,7 @@ pub enum Kind {
 }
 
 /// Conclusion about a figure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judgement {
     /// The whole interval is on the good side, and not within the threshold.
@@ -67,7 +68,7 @@ impl Judgement {
 }
 
 /// One figure of another side compared with the first side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Name of the other side, or of the first if the study has only one.
     pub side: String,
@@ -114,7 +115,7 @@ impl Finding {
 }
 
 /// Summary of all figures of a kind.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Aggregate {
     /// Name of the other side.
     pub side: String,

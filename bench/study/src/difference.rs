@@ -12,10 +12,11 @@ use bench_core::result::{Run, pairs};
 use bench_core::stats::Ratio;
 use bench_core::unpaired;
 use bench_core::{Error, Result};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Change of a figure from the old result to the new one.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Change {
     /// Key of the new study.
     pub workload: String,

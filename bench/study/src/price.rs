@@ -12,6 +12,7 @@ use crate::study::Study;
 use bench_core::{Direction, Interval, Workload};
 use bench_load::Job;
 use bench_load::workload::devmix;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 const GIB: f64 = 1_073_741_824.0;
@@ -19,7 +20,7 @@ const GIB: f64 = 1_073_741_824.0;
 const BYTES: u64 = 16 << 20;
 
 /// An I/O mix at device level.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Mix {
     /// Name on the command line.
     pub name: &'static str,
@@ -111,7 +112,7 @@ impl Mix {
 }
 
 /// Results for reads or for writes through one cipher.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Half {
     /// Throughput without encryption in MiB/s.
     pub clear_mib_s: f64,
@@ -132,7 +133,7 @@ pub struct Half {
 }
 
 /// Cost of one cipher.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct Price {
     /// Name of the stack with this cipher.
     pub side: String,

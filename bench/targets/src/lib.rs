@@ -25,7 +25,7 @@ mod paths;
 mod sides;
 mod simulated_numa;
 
-pub use costs::{by_turns, costs};
+pub use costs::{StackCost, by_turns, costs};
 pub use device::{BenchDevice, BenchStack, StackKind};
 pub use error::program_error;
 pub use orphans::guard;

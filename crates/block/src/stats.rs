@@ -6,6 +6,7 @@
 //! is dropped.
 
 use crate::{BlockDevice, BufPool, Completion, DeviceInfo, OpKind, Queue, Request, Result, Wait};
+use schemars::JsonSchema;
 use serde::Serialize;
 use slab::Slab;
 use std::os::fd::BorrowedFd;
@@ -67,7 +68,7 @@ struct Totals {
 }
 
 /// Statistics of one kind of request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct KindStats {
     /// Requests that ended, with or without an error.
     pub requests: u64,
@@ -86,7 +87,7 @@ pub struct KindStats {
 }
 
 /// Statistics of a device, by kind of request.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Snapshot {
     /// Statistics of reads.
     pub read: KindStats,

@@ -1,7 +1,9 @@
 //! Output: data to standard output, messages to standard error, JSON on request.
 
+use crate::document::{Document, ERROR, Failure};
 use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use serde_json::Value;
 use stack::{Error, exit};
 use std::io::Write as _;
@@ -9,20 +11,52 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Prints a result: `value` as JSON, or `text`.
-pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
-    let text = if json {
-        serde_json::to_string_pretty(value).expect("a JSON value serializes")
+/// Prints a result: `content` as JSON, or `text`.
+pub fn show<T: Serialize>(
+    json: bool,
+    document: &Document<T>,
+    content: &T,
+    text: impl FnOnce() -> String,
+) {
+    if json {
+        line(&pretty(&document.of(content)));
     } else {
-        text().trim_end().to_owned()
-    };
-    line(&text);
+        line(text().trim_end());
+    }
+}
+
+/// Prints a result that another process has sent: `answer` as JSON, or `text`.
+pub fn relay<T>(json: bool, document: &Document<T>, answer: &Value, text: impl FnOnce() -> String) {
+    if json {
+        line(&pretty(&document.of_answer(answer)));
+    } else {
+        line(text().trim_end());
+    }
 }
 
 /// Prints the result of a command that has changed something.
-pub fn done(json: bool, value: &Value, text: impl FnOnce() -> String) {
+pub fn done<T: Serialize>(
+    json: bool,
+    document: &Document<T>,
+    content: &T,
+    text: impl FnOnce() -> String,
+) {
     changed();
-    show(json, value, text);
+    show(json, document, content, text);
+}
+
+/// Formats a document for people to read, too.
+pub fn pretty(document: &Value) -> String {
+    serde_json::to_string_pretty(document).expect("a JSON value serializes")
+}
+
+/// Prints the document of an error, on one line.
+fn print_failure(message: &str, code: u8) {
+    let content = Failure {
+        error: message.to_owned(),
+        code,
+    };
+    line(&ERROR.of(&content).to_string());
 }
 
 /// Records that the requested change is done, so that only its report can still fail.
@@ -119,13 +153,13 @@ pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
         let said = wrong.unwrap_or_default().lines();
         let said = said.take_while(|l| !l.starts_with("Usage:"));
         let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
-        let message = match error.kind() {
+        let message: String = match error.kind() {
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 "missing command; --help lists the commands".into()
             }
             _ => said.join("; "),
         };
-        line(&serde_json::json!({ "error": message, "code": code }).to_string());
+        print_failure(&message, code);
     }
     match wrong {
         Some(wrong) => drop(write!(std::io::stderr().lock(), "evfs: {wrong}")),
@@ -146,7 +180,7 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
     let message = error.chain();
     let code = error.exit_code();
     if json {
-        line(&serde_json::json!({ "error": message, "code": code }).to_string());
+        print_failure(&message, code);
     }
     let _ = writeln!(std::io::stderr().lock(), "evfs: {}", printable(&message));
     ExitCode::from(code)

@@ -19,6 +19,7 @@ mod man;
 mod mount_helper;
 mod names;
 mod path;
+mod schema;
 mod serve;
 mod service;
 mod stats;
@@ -108,6 +109,8 @@ pub enum Command {
     Config(config::Command),
     /// Print the script that completes commands, options and names in a shell
     Completions(completions::Args),
+    /// List the JSON documents that commands print with --json, and print their schemas
+    Schema(schema::Args),
     /// Print a manual page, or write all of them
     #[command(hide = true)]
     Man(man::Args),
@@ -169,6 +172,7 @@ impl Command {
             Command::Down(args) => up::down(context, &args),
             Command::Config(command) => config::run(context, command),
             Command::Completions(args) => completions::run(context, &args),
+            Command::Schema(args) => schema::run(context, &args),
             Command::Man(args) => man::run(context, &args),
             Command::Complete(args) => completions::complete(args),
             Command::Doctor(args) => doctor::run(context, &args),

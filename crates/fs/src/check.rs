@@ -25,10 +25,11 @@ use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use finding::Findings;
 use meter::Meter;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Result of a check.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Report {
     /// Inconsistencies; at most 1000.
     pub problems: Vec<Finding>,

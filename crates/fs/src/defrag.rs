@@ -19,6 +19,7 @@ use crate::metadata::op::Op;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use block::Buf;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::HashSet;
 
@@ -29,8 +30,8 @@ const STEP_BLOCKS: u64 = 65_536;
 /// Size of the copy buffer in bytes.
 const COPY_BYTES: u64 = 4 << 20;
 
-/// Result of [`Fs::defrag`].
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+/// Result of a defragmentation.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Defragmented {
     /// Regular files examined.
     pub files: u64,

@@ -2,6 +2,7 @@
 
 use crate::policy::Nanos;
 use crate::sync::lock;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -22,7 +23,7 @@ impl EventId {
 }
 
 /// An event of a path.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Event {
     /// Number in the log, starting at 1.
     pub id: u64,

@@ -7,6 +7,7 @@ use crate::sync::lock;
 use crate::trace::Recorder;
 use block::Waker;
 use lunpath::Connection;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32};
@@ -15,7 +16,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32};
 const RECORDS: usize = 16_384;
 
 /// A waiting I/O.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct WaitingIo {
     /// Operation: `read`, `write`, ...
     pub op: String,

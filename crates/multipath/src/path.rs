@@ -8,6 +8,7 @@ use crate::policy::Nanos;
 use crate::refusal::{Refusal, Refusals};
 use crate::sync::lock;
 use lunpath::{Access, Lunpath};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
@@ -26,7 +27,7 @@ pub(crate) enum Admin {
 }
 
 /// State of a lunpath, with the names of HP-UX and two additional states.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PathState {
     /// No queue of the LUN is open.

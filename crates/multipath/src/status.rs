@@ -3,12 +3,13 @@
 use crate::latency::{filled, quantile};
 use crate::log::Event;
 use crate::path::{PathState, SharedPath};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Status of a LUN, as printed by `evfs lun show`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct LunStatus {
     /// Persistent name, `diskN`.
     pub name: String,
@@ -43,7 +44,7 @@ pub struct LunStatus {
 }
 
 /// Status of a path, as printed by `evfs lun show`.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct PathStatus {
     /// Address of the path.
     pub name: String,
@@ -66,7 +67,9 @@ pub struct PathStatus {
     pub reads: u64,
     /// Number of successful writes.
     pub writes: u64,
+    /// Bytes of successful reads.
     pub bytes_read: u64,
+    /// Bytes of successful writes.
     pub bytes_written: u64,
     /// Number of failed I/Os.
     pub failures: u64,

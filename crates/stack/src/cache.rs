@@ -2,8 +2,10 @@
 //!
 //! It is created with the first cached service; a process with direct volumes only has none.
 
+mod shown;
+
 use crate::control::CacheRequest;
-use crate::text::did_you_mean;
+use crate::text::{did_you_mean, json_of};
 use crate::tunables::{parse, with};
 pub use crate::tunables::{parse_change, parse_changes};
 use crate::{Error, Result, Settings};
@@ -12,11 +14,15 @@ pub use cache::ATTRIBUTES as ADVICE;
 pub use cache::tunables::TUNABLES;
 use cache::tunables::{self, Tunables};
 use cache::{
-    Attributes, Backing, Cache, CacheStats, CachedDevice, Config, Counts, DirtyData, FileStats,
-    PressureWatch, Vnode, Volume,
+    Attributes, Cache, CacheStats, CachedDevice, Config, DirtyData, FileStats, PressureWatch,
+    Vnode, Volume,
 };
 use numa::Topology;
-use serde_json::{Value, json};
+use serde_json::Value;
+pub use shown::{
+    Dropped, Flushed, ShownCache, ShownCounts, ShownEvictions, ShownFile, ShownSetting, ShownStats,
+};
+use shown::{backing_in_words, shown_attributes};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The cache of the process, created on demand.
@@ -168,24 +174,28 @@ impl ProcessCache {
     ) -> Result<Value> {
         let running = self.running()?;
         match ask {
-            CacheRequest::Show { files } => Ok(self.show(&running, volumes, *files)),
+            CacheRequest::Show { files } => Ok(json_of(&self.show(&running, volumes, *files))),
             CacheRequest::Set { changes } => {
                 let cache = &running.cache;
                 let _alone = self.running.lock().unwrap_or_else(PoisonError::into_inner);
                 let changed = with(&cache.tunables(), changes, self.memory);
                 let set = cache.set(&changed.map_err(Error::Usage)?);
                 set.map_err(|e| Error::Usage(e.to_string()))?;
-                Ok(settings(cache))
+                Ok(json_of(&settings(cache)))
             }
             CacheRequest::Flush => {
                 volumes.iter().try_for_each(|volume| volume.flush())?;
-                Ok(json!({ "dirty_bytes": sum(volumes, |file| file.dirty_bytes) }))
+                Ok(json_of(&Flushed {
+                    dirty_bytes: sum(volumes, |file| file.dirty_bytes),
+                }))
             }
             CacheRequest::Drop => {
                 let before = sum(volumes, |file| file.resident_bytes);
                 volumes.iter().try_for_each(|volume| volume.drop_pages())?;
                 let after = sum(volumes, |file| file.resident_bytes);
-                Ok(json!({ "dropped_bytes": before.saturating_sub(after) }))
+                Ok(json_of(&Dropped {
+                    dropped_bytes: before.saturating_sub(after),
+                }))
             }
             CacheRequest::Advise { path, changes } => {
                 let vnode = vnode(path.as_deref())?;
@@ -213,35 +223,28 @@ impl ProcessCache {
         }))
     }
 
-    fn show(&self, running: &Running, volumes: &[&Volume], files: bool) -> Value {
+    fn show(&self, running: &Running, volumes: &[&Volume], files: bool) -> ShownCache {
         let stats = running.cache.stats();
         let shortage = match running.watch() {
             Ok(_) => "watched".to_owned(),
             Err(why) => format!("not watched: {why}"),
         };
-        let mut shown = json!({
-            "pid": std::process::id(),
-            "memory_bytes": self.memory,
-            "frames": match stats.backing {
-                Backing::HugeTmpfs => "2 MiB pages",
-                Backing::Memfd => "4 KiB pages: cannot mount a tmpfs with huge pages",
-                Backing::Anonymous => "anonymous memory: no other process can map it",
-            },
-            "nodes": nodes(&running.cache),
-            "swap": if stats.swappable {
+        let all = || volumes.iter().flat_map(|volume| volume.files());
+        ShownCache {
+            pid: std::process::id(),
+            memory_bytes: self.memory,
+            frames: backing_in_words(stats.backing),
+            nodes: nodes(&running.cache),
+            swap: if stats.swappable {
                 "frames may be swapped out: neither noswap nor mlock is allowed"
             } else {
                 "kept out"
             },
-            "shortage": shortage,
-            "stats": of_cache(&stats),
-            "settings": settings(&running.cache),
-        });
-        if files {
-            let all = volumes.iter().flat_map(|volume| volume.files());
-            shown["files"] = all.map(|file| of_file(&file)).collect();
+            shortage,
+            stats: ShownStats::of(&stats),
+            settings: settings(&running.cache),
+            files: files.then(|| all().map(|file| ShownFile::of(&file)).collect()),
         }
-        shown
     }
 }
 
@@ -266,74 +269,8 @@ fn sum(volumes: &[&Volume], of: impl Fn(&FileStats) -> u64) -> u64 {
     all.map(|file| of(&file)).sum()
 }
 
-fn settings(cache: &Cache) -> Value {
-    let tunables = cache.tunables();
-    let row = |(row, value): (&tunables::Tunable, tunables::Value)| json!({ "name": row.text, "value": value.to_string(), "default": row.default, "help": row.help });
-    tunables.iter().map(row).collect()
-}
-
-fn of_cache(stats: &CacheStats) -> Value {
-    let mut shown = of_counts(&stats.counts);
-    let bytes = json!({
-        "used_bytes": stats.used_bytes,
-        "max_bytes": stats.max_bytes,
-        "resident_bytes": stats.resident_bytes,
-        "index_bytes": stats.index_bytes,
-        "metadata_bytes": stats.metadata_bytes,
-        "mapped_bytes": stats.mapped_bytes,
-        "dirty_bytes": stats.dirty_bytes,
-        "oldest_dirty_ms": stats.oldest_dirty_ms,
-    });
-    merge(&mut shown, bytes);
-    shown
-}
-
-fn of_file(file: &FileStats) -> Value {
-    let mut shown = of_counts(&file.counts);
-    let own = json!({
-        "file": file.file.0,
-        "size": file.size,
-        "metadata": file.metadata,
-        "attributes": shown_attributes(&file.attributes),
-        "resident_bytes": file.resident_bytes,
-        "mapped_bytes": file.mapped_bytes,
-        "dirty_bytes": file.dirty_bytes,
-        "oldest_dirty_ms": file.oldest_dirty_ms,
-    });
-    merge(&mut shown, own);
-    shown
-}
-
-fn of_counts(counts: &Counts) -> Value {
-    json!({
-        "hits": counts.hits,
-        "misses": counts.misses,
-        "joins": counts.joins,
-        "writes": counts.writes,
-        "copies_on_write": counts.copies_on_write,
-        "read_ahead": counts.read_ahead,
-        "read_ahead_used": counts.read_ahead_used,
-        "read_ahead_wasted": counts.read_ahead_wasted,
-        "direct_bytes_read": counts.direct_bytes_read,
-        "direct_bytes_written": counts.direct_bytes_written,
-        "throttled_ms": counts.throttled_ms,
-        "left": {
-            "for_room": counts.evicted_limit,
-            "for_want_of_memory": counts.evicted_pressure,
-            "by_stealback": counts.evicted_stealback,
-            "dropped": counts.dropped,
-            "behind_a_reader": counts.left_behind,
-            "cut_off": counts.cut,
-            "with_removed_files": counts.unlinked,
-            "with_closed_volumes": counts.closed,
-        },
-    })
-}
-
-fn merge(into: &mut Value, more: Value) {
-    if let (Value::Object(into), Value::Object(more)) = (into, more) {
-        into.extend(more);
-    }
+fn settings(cache: &Cache) -> Vec<ShownSetting> {
+    cache.tunables().iter().map(ShownSetting::of).collect()
 }
 
 /// Describes the NUMA placement of frames, in words.
@@ -359,15 +296,6 @@ fn advise(attributes: &mut Attributes, name: &str, value: &str) -> std::result::
         format!("{e}{hint}")
     })?;
     Ok(())
-}
-
-/// Formats attributes in the form that `advise` takes.
-fn shown_attributes(attributes: &Attributes) -> Value {
-    attributes
-        .values()
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), Value::from(value)))
-        .collect()
 }
 
 #[cfg(test)]

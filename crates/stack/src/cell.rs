@@ -5,6 +5,7 @@
 //! serving process receives the request; otherwise the cell is opened just for the request.
 
 mod acl;
+mod shown;
 
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;
@@ -12,23 +13,29 @@ pub use crate::cell_record::{Record, cell_serv_db, check_name};
 use crate::control::{self, CellRequest, ControlRequest, valid_name};
 use crate::existing::Existing;
 use crate::filesystem::{
-    FIRST_FILESET, RootDir, Target, content, format_device, mounted_as, open_fs, options,
+    FIRST_FILESET, Removed, RootDir, Target, content, format_device, mounted_as, open_fs, options,
 };
 use crate::signature::{self, Content};
+use crate::text::json_of;
 use crate::volume::{OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device, volume};
 use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
-use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Removal, Volume};
+use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS, Removal};
 use block::Access;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
+pub use shown::{
+    CellVolumes, Mounted, ShownAccessList, ShownCell, ShownClient, ShownEntry, ShownPort,
+    ShownProcedure, ShownServer, ShownServerStats, ShownVolume,
+};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Result of [`init`].
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct CreatedCell {
     /// Name and addresses of the cell.
     #[serde(flatten)]
@@ -38,7 +45,7 @@ pub struct CreatedCell {
     /// Whether the device is encrypted.
     pub encrypted: bool,
     /// Volumes of the cell.
-    pub volumes: Value,
+    pub volumes: Vec<ShownVolume>,
     /// Lines for the file `CellServDB` of clients.
     pub cellservdb: String,
 }
@@ -239,17 +246,21 @@ pub(crate) fn not_served(name: &str) -> Error {
 /// Executes a request on an open cell.
 pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest) -> Result<Value> {
     match ask {
-        CellRequest::Status { .. } => Ok(json!({
-            "cell": record.name,
-            "served": false,
-            "listen": record.listen,
-            "cellservdb": cell_serv_db(&record.name, &record.listen),
-            "volumes": volumes(admin),
+        CellRequest::Status { .. } => Ok(json_of(&ShownCell {
+            cell: record.name.clone(),
+            served: false,
+            listen: record.listen.clone(),
+            cellservdb: cell_serv_db(&record.name, &record.listen),
+            volumes: volumes(admin),
+            server: None,
         })),
-        CellRequest::List => Ok(json!({ "cell": record.name, "volumes": volumes(admin) })),
+        CellRequest::List => Ok(json_of(&CellVolumes {
+            cell: record.name.clone(),
+            volumes: volumes(admin),
+        })),
         CellRequest::AclGet { volume, path } => {
             let list = admin.access_list(volume, path)?;
-            Ok(shown_list(volume, path, &list))
+            Ok(json_of(&shown_list(volume, path, &list)))
         }
         CellRequest::AclSet {
             volume,
@@ -264,7 +275,7 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             };
             let list = changed(&before, changes, *negative)?;
             admin.set_access_list(volume, path, &list)?;
-            Ok(shown_list(volume, path, &list))
+            Ok(json_of(&shown_list(volume, path, &list)))
         }
         CellRequest::Create { name, quota, mount } => {
             if let Some(path) = mount {
@@ -277,7 +288,7 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             if let Some(path) = mount {
                 admin.mount(&mount_point(name, path))?;
             }
-            Ok(shown(&made))
+            Ok(json_of(&ShownVolume::of(&made)))
         }
         CellRequest::Mount {
             name,
@@ -289,7 +300,10 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
                 read_write: *read_write,
                 ..mount_point(name, path)
             })?;
-            Ok(json!({ "mounted": name, "path": path }))
+            Ok(json_of(&Mounted {
+                mounted: name.clone(),
+                path: path.clone(),
+            }))
         }
         CellRequest::Clone { name, backup } => {
             let kind = if *backup {
@@ -297,11 +311,11 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             } else {
                 Kind::ReadOnly
             };
-            Ok(shown(&*admin.clone_volume(name, kind)?))
+            Ok(json_of(&ShownVolume::of(&*admin.clone_volume(name, kind)?)))
         }
         CellRequest::Quota { name, bytes } => {
             admin.set_quota(name, *bytes)?;
-            Ok(shown(&*admin.volume(name)?))
+            Ok(json_of(&ShownVolume::of(&*admin.volume(name)?)))
         }
         CellRequest::Remove { name, force } => {
             let removal = if *force {
@@ -310,7 +324,8 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
                 Removal::IfEmpty
             };
             admin.remove(name, removal)?;
-            Ok(json!({ "removed": name }))
+            let removed = name.clone();
+            Ok(json_of(&Removed { removed }))
         }
     }
 }
@@ -325,28 +340,8 @@ fn mount_point<'a>(of: &'a str, path: &'a str) -> MountPoint<'a> {
 }
 
 /// Lists the volumes, sorted by name.
-pub(crate) fn volumes(admin: &Administration) -> Value {
+pub(crate) fn volumes(admin: &Administration) -> Vec<ShownVolume> {
     let mut all = admin.volumes().all();
     all.sort_by(|a, b| a.name.cmp(&b.name));
-    all.iter().map(|volume| shown(volume)).collect()
-}
-
-fn shown(volume: &Volume) -> Value {
-    let record = volume.files.fileset().record().ok();
-    let bytes = |blocks: u64| blocks * crate::filesystem::BLOCK_BYTES;
-    let quota = record.as_ref().map_or(0, |r| r.quota_blocks);
-    json!({
-        "name": volume.name,
-        "id": volume.id,
-        "kind": match volume.kind {
-            Kind::ReadWrite => "read-write",
-            Kind::ReadOnly => "read-only",
-            Kind::Backup => "backup",
-        },
-        "of": volume.parent,
-        "created": record.as_ref().map(|r| r.created.seconds),
-        "used_bytes": record.as_ref().map(|r| bytes(r.used_blocks)),
-        "used_inodes": record.as_ref().map(|r| r.used_inodes),
-        "quota_bytes": (quota > 0).then(|| bytes(quota)),
-    })
+    all.iter().map(|volume| ShownVolume::of(volume)).collect()
 }

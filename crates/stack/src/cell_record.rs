@@ -7,6 +7,7 @@
 use crate::{Error, Result};
 use ::fs::{Fs, Kind as FsKind, ROOT, SetXattr};
 use afs_server::ROOTS;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::net::Ipv4Addr;
 
@@ -22,7 +23,7 @@ const RECORD_BYTES_MAX: usize = 4096;
 const NAME_BYTES_MAX: usize = 63;
 
 /// Record of a cell.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Record {
     /// Name of the cell.
     pub name: String,

@@ -24,15 +24,17 @@ use crate::control;
 use crate::trust::TrustStore;
 use crate::{Result, Settings, exit};
 pub use ids::ALL as IDS;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Result of a check, from the best to the worst.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
+    /// Nothing to report.
     Ok,
     /// Worth knowing; nothing has to be done. Also a check that could not be done.
     Note,
@@ -55,7 +57,7 @@ impl Severity {
 }
 
 /// A fact that a check has found.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
     /// Stable identifier, `AREA.CHECK`; one of [`IDS`].
     pub id: &'static str,
@@ -63,6 +65,7 @@ pub struct Finding {
     pub area: &'static str,
     /// Volume, LUN, service, file or directory; `None` for the machine as a whole.
     pub object: Option<String>,
+    /// Result of the check.
     pub severity: Severity,
     /// Whether the check was done.
     pub checked: bool,
@@ -146,12 +149,15 @@ impl Finding {
 }
 
 /// Number of findings of each severity.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Tally {
+    /// Findings that are ok.
     pub ok: usize,
-    /// Includes the checks that could not be done.
+    /// Notes, including the checks that could not be done.
     pub notes: usize,
+    /// Warnings.
     pub warnings: usize,
+    /// Errors.
     pub errors: usize,
     /// Checks that could not be done.
     pub unchecked: usize,

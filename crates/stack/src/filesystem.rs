@@ -4,21 +4,25 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod shown;
+
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits};
 use crate::error::Left;
 use crate::existing::Existing;
 use crate::opener::{KeySource, Opener};
 use crate::signature::{self, Content, View};
-use crate::text::uuid_text;
+use crate::text::{json_of, uuid_text};
 use crate::volume::{self, OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device};
-use ::fs::{Attr, Fileset, Fs, Ino, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+use ::fs::{Attr, Fileset, Fs, Ino, Quota, ROOT, SetAttr, TreeId};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
+pub use shown::{Filesets, Removed, ShownFileset, ShownUsage};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -87,11 +91,12 @@ pub struct RootDir {
     pub mode: Option<u32>,
 }
 
-/// Result of [`format()`].
-#[derive(Debug, Serialize)]
+/// A new file system.
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Formatted {
     /// UUID of the file system.
     pub uuid: String,
+    /// Label of the file system.
     pub label: String,
     /// Size of the device, in bytes.
     pub size: u64,
@@ -326,36 +331,36 @@ pub(crate) fn execute(
         Ok(found.map_err(Error::files("cannot find the fileset"))?.id())
     };
     match ask {
-        FsRequest::List => Ok(filesets(fs)),
-        FsRequest::Usage => Ok(usage(fs)),
+        FsRequest::List => Ok(json_of(&Filesets::of(fs))),
+        FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
         FsRequest::Create { name, quota } => {
             let failed = || Error::files(format!("cannot create the fileset '{name}'"));
             let made = fs.create_fileset(name).map_err(failed())?;
             own_root(fs, name).map_err(failed())?;
             set_quota(fs, made.id(), quota).map_err(failed())?;
-            let mut shown = fileset(fs, name);
+            let mut shown = ShownFileset::named(fs, name);
             // A record that cannot be read is no reason to fail: the fileset exists.
-            if let Ok(Some(cell)) = Record::read(fs, name) {
-                shown["cell"] = json!(cell.name);
+            if let (Some(shown), Ok(Some(cell))) = (&mut shown, Record::read(fs, name)) {
+                shown.cell = Some(cell.name);
             }
-            Ok(shown)
+            Ok(json_of(&shown))
         }
         FsRequest::Rename { from, to } => {
             fs.rename_fileset(id_of(from)?, to)
                 .map_err(Error::files(format!("cannot rename '{from}'")))?;
-            Ok(fileset(fs, to))
+            Ok(json_of(&ShownFileset::named(fs, to)))
         }
         FsRequest::Quota { name, quota } => {
             set_quota(fs, id_of(name)?, quota)
                 .map_err(Error::files(format!("cannot set the quota of '{name}'")))?;
-            Ok(fileset(fs, name))
+            Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Snapshot { of, name } => {
             let id = id_of(of)?;
             write_out()?;
             fs.snapshot(id, name)
                 .map_err(Error::files(format!("cannot create a snapshot of '{of}'")))?;
-            Ok(fileset(fs, name))
+            Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
@@ -364,8 +369,8 @@ pub(crate) fn execute(
                     "'{name}' is mounted; unmount it first"
                 )));
             }
-            let record = record_of(fs, name);
-            let holds = record.map_or(0, |r| r.1.used_inodes.saturating_sub(1));
+            let record = ShownFileset::named(fs, name);
+            let holds = record.map_or(0, |r| r.used_inodes.saturating_sub(1));
             if holds > 0 && !force {
                 return Err(Error::Usage(format!(
                     "'{name}' holds {holds} files and directories; --force removes them permanently"
@@ -373,7 +378,8 @@ pub(crate) fn execute(
             }
             fs.remove_fileset(id)
                 .map_err(Error::files(format!("cannot remove '{name}'")))?;
-            Ok(json!({ "removed": name }))
+            let removed = name.clone();
+            Ok(json_of(&Removed { removed }))
         }
     }
 }
@@ -392,57 +398,6 @@ fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
             inodes: limits.inodes.unwrap_or(record.quota_inodes),
         },
     )
-}
-
-fn record_of(fs: &Fs, name: &str) -> Option<(TreeId, TreeRecord)> {
-    fs.filesets().into_iter().find(|(_, r)| r.name == name)
-}
-
-fn fileset(fs: &Fs, name: &str) -> Value {
-    let all = fs.filesets();
-    let found = all.iter().find(|(_, record)| record.name == name);
-    found.map_or(Value::Null, |(id, record)| shown(*id, record, &all))
-}
-
-fn filesets(fs: &Fs) -> Value {
-    let all = fs.filesets();
-    let rows: Vec<Value> = all.iter().map(|(id, r)| shown(*id, r, &all)).collect();
-    json!({ "filesets": rows })
-}
-
-fn shown(id: TreeId, record: &TreeRecord, all: &[(TreeId, TreeRecord)]) -> Value {
-    let origin = all.iter().find(|(id, _)| *id == record.origin);
-    let limit = |n: u64, unit: u64| (n > 0).then(|| n * unit);
-    json!({
-        "id": id,
-        "name": record.name,
-        "snapshot_of": origin.map(|(_, r)| &r.name),
-        "created": record.created.seconds,
-        "used_bytes": record.used_blocks * BLOCK_BYTES,
-        "used_inodes": record.used_inodes,
-        "quota_bytes": limit(record.quota_blocks, BLOCK_BYTES),
-        "quota_inodes": limit(record.quota_inodes, 1),
-    })
-}
-
-fn usage(fs: &Fs) -> Value {
-    let superblock = fs.superblock();
-    let usage = fs.usage();
-    let mut shown = json!({
-        "uuid": uuid_text(&superblock.uuid),
-        "label": superblock.label,
-        "size_bytes": usage.blocks * BLOCK_BYTES,
-        "free_bytes": usage.free * BLOCK_BYTES,
-        "available_bytes": usage.available * BLOCK_BYTES,
-        "largest_free_bytes": usage.largest_free * BLOCK_BYTES,
-        "free_runs": usage.free_runs,
-        "growable_bytes": fs.growable_bytes(),
-        "metadata_bytes": usage.metadata * BLOCK_BYTES,
-        "journal_bytes": usage.journal * BLOCK_BYTES,
-        "inodes": usage.inodes,
-    });
-    shown["filesets"] = filesets(fs)["filesets"].take();
-    shown
 }
 
 /// Resolves a path from the root of a fileset to the attributes of its inode.

@@ -46,7 +46,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub use crate::cache::ProcessCache;
 pub use ::fs::Atime;
 pub use afs_server::{NoPrefix, Prefix};
-pub use block::Access;
+pub use block::{Access, Snapshot};
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use existing::Existing;

@@ -1,6 +1,8 @@
 //! Administration of LUNs. Requests about an open LUN go to the control socket of the process that
 //! has it open; the registry answers for the others.
 
+mod shown;
+
 use crate::control::LunRequest;
 use crate::device::{
     CONNECT_WITHIN, Sharing, full_address, is_lun_name, is_uri, iscsi_options, lock_of_lun,
@@ -8,16 +10,19 @@ use crate::device::{
 };
 use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, Values, unknown};
+use crate::text::json_of;
 use crate::trust::TrustStore;
 use crate::{Error, Result, Settings, control};
 use block::Access;
 use lunpath::{Identity, Lunpath};
-pub use multipath::ATTRIBUTES;
 use multipath::identity::is_generic;
 use multipath::trace::Recording;
-use multipath::{LastPath, Lun, PathSpec};
-use serde::Serialize;
-use serde_json::{Value, json};
+pub use multipath::{ATTRIBUTES, WaitingIo};
+use multipath::{LastPath, Lun, PathSpec, PathState};
+use serde_json::Value;
+pub use shown::{
+    Advice, AttributeRow, Changed, LunHealth, PathHealth, ScanResult, ShownLun, ShownPath,
+};
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
@@ -27,7 +32,7 @@ use std::time::{Duration, Instant};
 
 /// Estimates from the recorded I/O of a LUN how each policy would have performed. Returns the answer
 /// of `evfs lun advise`, or the reason why there is none.
-pub type Advisor = fn(&Recording) -> std::result::Result<Value, String>;
+pub type Advisor = fn(&Recording) -> std::result::Result<Advice, String>;
 
 /// Set by a program that has an [`Advisor`].
 static ADVISOR: OnceLock<Advisor> = OnceLock::new();
@@ -63,7 +68,8 @@ pub(crate) fn answer(
             let advisor = ADVISOR.get().ok_or_else(|| {
                 Error::Usage("this program was built without the benchmarks".into())
             })?;
-            return advisor(&lun.recording()).map_err(Error::Failed);
+            let advice = advisor(&lun.recording()).map_err(Error::Failed)?;
+            return Ok(json_of(&advice));
         }
         LunRequest::Add { address, legacy } => lun.add(PathSpec {
             path: lunpath(address, settings, access_of(lun))?,
@@ -90,10 +96,6 @@ fn last_path(force: bool) -> LastPath {
 fn access_of(lun: &Lun) -> Access {
     use block::BlockDevice;
     Access::read_only_if(lun.info().read_only)
-}
-
-fn json_of<T: Serialize>(value: &T) -> Value {
-    serde_json::to_value(value).expect("names and numbers become JSON")
 }
 
 /// Finds the attached volume that has the LUN open.
@@ -153,19 +155,32 @@ fn show_one(settings: &Settings, lun: &KnownLun) -> Result<Value> {
     }
     let path = |p: &crate::registry::KnownPath| {
         let path = lunpath(&p.address, settings, Access::ReadOnly);
-        json!({
-            "name": p.address,
-            "legacy": p.legacy,
-            "transport": path.as_ref().map_or("none", |p| p.transport().name()),
-            "port": path.map_or(String::new(), |p| p.target_port()),
-            "state": if p.enabled { "unopen" } else { "disabled" },
-        })
+        let transport = path.as_ref().map_or("none", |p| p.transport().name());
+        ShownPath {
+            status: None,
+            name: p.address.clone(),
+            legacy: p.legacy.clone(),
+            transport: transport.to_owned(),
+            port: path.map_or(String::new(), |p| p.target_port()),
+            state: if p.enabled {
+                PathState::Unopen
+            } else {
+                PathState::Disabled
+            },
+        }
     };
-    let paths: Vec<_> = lun.paths.iter().map(path).collect();
-    Ok(json!({
-        "name": lun.name, "wwid": lun.wwid, "serial": lun.serial, "vendor": lun.vendor,
-        "product": lun.product, "size": lun.size, "block_size": lun.block_size,
-        "health": "unopen", "open": false, "paths": paths,
+    Ok(json_of(&ShownLun {
+        status: None,
+        name: lun.name.clone(),
+        wwid: lun.wwid.clone(),
+        serial: lun.serial.clone(),
+        vendor: lun.vendor.clone(),
+        product: lun.product.clone(),
+        size: lun.size,
+        block_size: lun.block_size,
+        health: "unopen".to_owned(),
+        open: false,
+        paths: lun.paths.iter().map(path).collect(),
     }))
 }
 
@@ -191,23 +206,6 @@ pub fn advise(settings: &Settings, name: &str) -> Result<Value> {
 /// The LUN is not open.
 pub fn clear(settings: &Settings, name: &str) -> Result<()> {
     ask_open(settings, &known(settings, name)?.name, LunRequest::Clear).map(drop)
-}
-
-/// A row of `evfs lun get`.
-#[derive(Debug, Clone, Serialize)]
-pub struct AttributeRow {
-    /// Name of the attribute.
-    pub name: &'static str,
-    /// Value in force, if the LUN is open.
-    pub current: Option<String>,
-    /// Value in force after the next open.
-    pub saved: String,
-    /// Built-in value.
-    pub default: String,
-    /// Scope of the saved value.
-    pub origin: String,
-    /// Meaning, unit and range.
-    pub help: &'static str,
 }
 
 /// Lists all attributes of a LUN, or only `attribute`.
@@ -386,19 +384,19 @@ pub fn forget(settings: &Settings, name: &str) -> Result<KnownLun> {
     Ok(forgotten)
 }
 
-/// Summarizes the state of an open LUN for `evfs status`: health, and state and error of each path.
+/// Summarizes the state of an open LUN for `evfs status`, as a [`LunHealth`].
 pub(crate) fn health(lun: &crate::device::OpenLun) -> Value {
-    let status = json_of(&lun.lun().status());
-    let keys = ["name", "legacy", "state", "why"];
-    let paths = status["paths"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .map(|path| {
-            let part = |key: &str| (key.to_owned(), path[key].clone());
-            Value::from_iter(keys.map(part))
-        });
-    json!({ "health": status["health"], "paths": paths.collect::<Vec<_>>() })
+    let status = lun.lun().status();
+    let paths = status.paths.into_iter().map(|path| PathHealth {
+        name: path.name,
+        legacy: path.legacy,
+        state: path.state,
+        why: path.why,
+    });
+    json_of(&LunHealth {
+        health: status.health,
+        paths: paths.collect(),
+    })
 }
 
 /// Operation on a path.
@@ -411,23 +409,6 @@ pub enum PathVerb {
     Disable,
     /// Accept the identity that it reports.
     ReplaceWwid,
-}
-
-/// A path after an operation.
-#[derive(Debug, Clone, Serialize)]
-pub struct Changed {
-    /// Name of the LUN.
-    pub lun: String,
-    /// Address of the path.
-    pub path: String,
-    /// Legacy name of the path.
-    pub legacy: String,
-    /// Position among the paths of the LUN, from 1; `None` if it is removed.
-    pub number: Option<usize>,
-    /// New state: one of `lun show`, or `removed`.
-    pub state: String,
-    /// Reason why it carries no I/O.
-    pub why: Option<String>,
 }
 
 /// Time limit for a newly enabled path to reach a stable state, for the report.
@@ -620,24 +601,6 @@ fn change_path(
     Ok(changed)
 }
 
-/// Result of a scan at one address.
-#[derive(Debug, Clone, Serialize)]
-pub struct ScanResult {
-    /// Scanned address.
-    pub address: String,
-    /// Name of the LUN that the path leads to.
-    pub lun: Option<String>,
-    /// World-wide ID of the LUN.
-    pub wwid: Option<String>,
-    /// Whether other LUNs may have the same ID: it counts as a LUN of its own until it is joined to
-    /// another by `+`.
-    pub generic: bool,
-    /// Size of the LUN, in bytes.
-    pub size: u64,
-    /// Error of the scan.
-    pub error: Option<String>,
-}
-
 /// Addresses scanned concurrently.
 const SCAN_AT_ONCE: usize = 64;
 
@@ -738,6 +701,7 @@ fn units(settings: &Settings, portal: &str) -> Result<Vec<String>> {
 mod tests {
     use super::*;
     use crate::control::{ControlRequest, Listener, PendingReply};
+    use serde_json::json;
 
     /// Answers `count` requests as the holder of `disk1`, which refuses new paths.
     fn refuse_paths(listener: &Listener, count: usize) {

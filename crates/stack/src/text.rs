@@ -1,6 +1,7 @@
 //! Text forms of values, for arguments, messages and JSON.
 
 use serde::Serialize;
+use serde_json::Value;
 use std::path::PathBuf;
 
 /// Suggests the most similar of `known` (`; did you mean ...?`), or nothing if none is similar.
@@ -21,6 +22,11 @@ pub(crate) fn path_as_text<S: serde::Serializer>(
 ) -> std::result::Result<S::Ok, S::Error> {
     let text = path.as_ref().map(|path| path.display().to_string());
     text.serialize(serializer)
+}
+
+/// Converts an answer to JSON.
+pub(crate) fn json_of<T: Serialize>(value: &T) -> Value {
+    serde_json::to_value(value).expect("names and numbers become JSON")
 }
 
 /// Formats a UUID (RFC 9562, section 4).

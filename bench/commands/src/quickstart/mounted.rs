@@ -4,8 +4,7 @@
 
 use super::store::{compare_with, copy_into};
 use super::tree::{Amount, Tree};
-use super::{NAME as OWNER, Tour};
-use serde_json::{Value, json};
+use super::{MountedFiles, NAME as OWNER, Tour};
 use stack::{Error, Result, filesystem};
 use std::path::Path;
 
@@ -13,11 +12,15 @@ use std::path::Path;
 pub const NAME: &str = "quickfiles";
 
 /// Runs the step. If this user may not mount, prints the reason and returns it as the report.
-pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
+pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<MountedFiles> {
     if let Some(needs) = filesystem::no_mounts() {
         let why = format!("mounting needs {needs}");
         tour.say(&format!("      skipped: {why}"));
-        return Ok(json!({ "left_out": why }));
+        return Ok(MountedFiles {
+            left_out: Some(why),
+            files: None,
+            bytes: None,
+        });
     }
     let text = |path: &Path| -> Result<String> {
         let text = path.to_str().map(str::to_owned);
@@ -43,7 +46,11 @@ pub fn show(tour: &Tour, size: &str, tree: &Tree) -> Result<Value> {
         "      removed {} files; the snapshot still has them, byte for byte",
         kept.files
     ));
-    Ok(json!({ "files": kept.files, "bytes": kept.bytes }))
+    Ok(MountedFiles {
+        left_out: None,
+        files: Some(kept.files),
+        bytes: Some(kept.bytes),
+    })
 }
 
 fn empty(folder: &Path) -> Result<()> {

@@ -5,11 +5,12 @@ use bench_core::columns::align;
 use bench_core::figures::number;
 use bench_core::record::Better;
 use bench_study::{Aggregate, Finding, Judgement, Kind, Study, findings};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// A line of a report in one pair of columns.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Line {
     /// Title of the table or figure.
     pub part: String,
@@ -29,7 +30,7 @@ pub struct Line {
 
 /// Measured values of a line. Signs follow the report: if the report has times and the workload
 /// measures rates, the rates are converted to times.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Measured {
     /// Both medians and their unit; `None` if the line is a mean over phases.
     pub values: Option<(f64, f64, String)>,
@@ -42,7 +43,7 @@ pub struct Measured {
 }
 
 /// A suite with at least one measured line.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Shown {
     /// Name of the suite.
     pub suite: String,

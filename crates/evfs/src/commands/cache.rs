@@ -2,12 +2,18 @@
 
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output::{self, size};
 use cli::table::Column::{Left, Right};
-use serde_json::{Value, json};
-use stack::cache::{ADVICE, TUNABLES, parse_change};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+use stack::cache::{
+    ADVICE, Dropped, Flushed, ShownCache, ShownFile, ShownSetting, TUNABLES, parse_change,
+};
 use stack::control::CacheRequest;
 use stack::{Error, Result, control, exit};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -87,30 +93,130 @@ fn advice_help() -> String {
     help
 }
 
+/// Caches of all processes of this user.
+#[derive(Serialize, JsonSchema)]
+pub struct Caches {
+    /// The caches, one for each process.
+    caches: Vec<NamedCache>,
+}
+
+/// The cache of a process.
+#[derive(Serialize, JsonSchema)]
+struct NamedCache {
+    #[serde(flatten)]
+    #[schemars(with = "ShownCache")]
+    cache: Value,
+    /// Open files, if they were requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    files: Option<Vec<NamedFile>>,
+    /// Names of the services whose pages are in the cache.
+    volumes: Vec<String>,
+}
+
+/// A file in the cache.
+#[derive(Serialize, JsonSchema)]
+struct NamedFile {
+    #[serde(flatten)]
+    #[schemars(with = "ShownFile")]
+    file: Value,
+    /// Name of the service.
+    volume: String,
+}
+
+/// Settings of the caches of all processes of this user.
+#[derive(Serialize, JsonSchema)]
+pub struct CacheSettings {
+    /// The caches, one for each process.
+    caches: Vec<NamedSettings>,
+}
+
+/// Settings of the cache of a process.
+#[derive(Serialize, JsonSchema)]
+struct NamedSettings {
+    /// ID of the process.
+    pid: u64,
+    /// All settings.
+    #[schemars(with = "Vec<ShownSetting>")]
+    settings: Value,
+    /// Names of the services whose pages are in the cache.
+    volumes: Vec<String>,
+}
+
+/// Services whose pages were written out.
+#[derive(Serialize, JsonSchema)]
+pub struct AllFlushed {
+    /// The services.
+    flushed: Vec<NamedFlush>,
+}
+
+/// A service whose pages were written out.
+#[derive(Serialize, JsonSchema)]
+struct NamedFlush {
+    #[serde(flatten)]
+    #[schemars(with = "Flushed")]
+    answer: Value,
+    /// Name of the service.
+    volume: String,
+}
+
+/// Services whose pages were dropped.
+#[derive(Serialize, JsonSchema)]
+pub struct AllDropped {
+    /// The services.
+    dropped: Vec<NamedDrop>,
+}
+
+/// A service whose pages were dropped.
+#[derive(Serialize, JsonSchema)]
+struct NamedDrop {
+    #[serde(flatten)]
+    #[schemars(with = "Dropped")]
+    answer: Value,
+    /// Name of the service.
+    volume: String,
+}
+
+/// Caching attributes by name.
+#[derive(Serialize, JsonSchema)]
+pub struct CacheAttributes {
+    #[serde(flatten)]
+    #[schemars(with = "BTreeMap<String, String>")]
+    attributes: Value,
+}
+
+pub const CACHES: Document<Caches> = Document::new("evfs/caches/1");
+pub const SETTINGS: Document<CacheSettings> = Document::new("evfs/cache-settings/1");
+pub const FLUSHED: Document<AllFlushed> = Document::new("evfs/cache-flush/1");
+pub const DROPPED: Document<AllDropped> = Document::new("evfs/cache-drop/1");
+pub const ATTRIBUTES: Document<CacheAttributes> = Document::new("evfs/cache-attributes/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Show { files, watch } => return show(context, files, watch),
-        Command::Set { changes } => {
-            let answers = each_process(context, &CacheRequest::Set { changes })?;
-            let value = json!({ "caches": answers });
-            output::done(context.json, &value, || {
-                answers.iter().map(settings).collect::<Vec<_>>().join("\n")
-            });
-        }
+        Command::Set { changes } => set(context, changes)?,
         Command::Flush { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Flush)?;
-            let value = json!({ "flushed": answers });
-            output::done(context.json, &value, || {
-                words(&answers, |_| "all data is on stable storage".into())
+            let answers = volumes(context, volume, &CacheRequest::Flush)?.into_iter();
+            let flushed = answers.map(|(volume, answer)| NamedFlush { answer, volume });
+            let flushed: Vec<_> = flushed.collect();
+            let content = AllFlushed { flushed };
+            output::done(context.json, &FLUSHED, &content, || {
+                let all = content.flushed.iter();
+                let lines = all.map(|f| format!("{}: all data is on stable storage", f.volume));
+                lines.collect::<Vec<_>>().join("\n")
             });
         }
         Command::Drop { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Drop)?;
-            let value = json!({ "dropped": answers });
-            output::done(context.json, &value, || {
-                words(&answers, |a| {
-                    format!("dropped {}", size(a["dropped_bytes"].as_u64().unwrap_or(0)))
-                })
+            let answers = volumes(context, volume, &CacheRequest::Drop)?.into_iter();
+            let dropped = answers.map(|(volume, answer)| NamedDrop { answer, volume });
+            let dropped: Vec<_> = dropped.collect();
+            let content = AllDropped { dropped };
+            output::done(context.json, &DROPPED, &content, || {
+                let all = content.dropped.iter();
+                let lines = all.map(|d| {
+                    let bytes = d.answer["dropped_bytes"].as_u64().unwrap_or(0);
+                    format!("{}: dropped {}", d.volume, size(bytes))
+                });
+                lines.collect::<Vec<_>>().join("\n")
             });
         }
         Command::Advise {
@@ -120,18 +226,52 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         } => {
             let dir = context.settings.run_dir();
             let ask = control::ControlRequest::Cache(CacheRequest::Advise { path, changes });
-            let value = control::send_request(&dir, &volume, &ask)?;
-            output::show(context.json, &value, || attributes(&value));
+            let content = CacheAttributes {
+                attributes: control::send_request(&dir, &volume, &ask)?,
+            };
+            output::show(context.json, &ATTRIBUTES, &content, || {
+                attributes(&content.attributes)
+            });
         }
     }
     Ok(exit::OK)
 }
 
+fn set(context: &Context, changes: Vec<(String, String)>) -> Result<()> {
+    let answers = each_process(context, &CacheRequest::Set { changes })?;
+    let caches = answers.into_iter().map(|of| NamedSettings {
+        pid: of.pid,
+        settings: of.answer,
+        volumes: of.volumes,
+    });
+    let content = CacheSettings {
+        caches: caches.collect(),
+    };
+    output::done(context.json, &SETTINGS, &content, || {
+        let tables = content.caches.iter().map(|cache| settings(&cache.settings));
+        tables.collect::<Vec<_>>().join("\n")
+    });
+    Ok(())
+}
+
 fn show(context: &Context, files: bool, watch: bool) -> Result<u8> {
     loop {
-        let caches = each_process(context, &CacheRequest::Show { files })?;
-        output::show(context.json, &json!({ "caches": caches }), || {
-            caches.iter().map(describe).collect::<Vec<_>>().join("\n")
+        let mut caches = Vec::new();
+        for of in each_process(context, &CacheRequest::Show { files: false })? {
+            caches.push(NamedCache {
+                cache: of.answer,
+                files: if files {
+                    Some(files_of(context, &of.volumes)?)
+                } else {
+                    None
+                },
+                volumes: of.volumes,
+            });
+        }
+        let content = Caches { caches };
+        output::show(context.json, &CACHES, &content, || {
+            let texts = content.caches.iter().map(describe);
+            texts.collect::<Vec<_>>().join("\n")
         });
         if !watch || output::is_gone() {
             return Ok(exit::OK);
@@ -165,42 +305,56 @@ fn none() -> Error {
     Error::NotFound("no cached volume is attached; attach one with `evfs attach`".into())
 }
 
-/// Queries each process once, through one of its volumes; files are queried through all of them.
-fn each_process(context: &Context, ask: &CacheRequest) -> Result<Vec<Value>> {
-    let dir = context.settings.run_dir();
+/// Answer of a process, with the names of its cached volumes.
+struct Answer {
+    pid: u64,
+    volumes: Vec<String>,
+    answer: Value,
+}
+
+/// Queries each process once, through one of its volumes.
+fn each_process(context: &Context, ask: &CacheRequest) -> Result<Vec<Answer>> {
     let processes = processes(context)?;
     if processes.is_empty() {
         return Err(none());
     }
-    let mut answers = Vec::new();
-    for (pid, names) in processes {
-        let put = |name: &str| {
-            control::send_request(&dir, name, &control::ControlRequest::Cache(ask.clone()))
-        };
-        let mut answer = put(&names[0])?;
-        if matches!(ask, CacheRequest::Set { .. }) {
-            answer = json!({ "pid": pid, "settings": answer });
-        }
-        if matches!(ask, CacheRequest::Show { files: true }) {
-            let mut files = Vec::new();
-            for name in &names {
-                let mut own = put(name)?["files"].take();
-                for file in own.as_array_mut().into_iter().flatten() {
-                    file["volume"] = json!(name);
-                    files.push(file.take());
-                }
-            }
-            answer["files"] = json!(files);
-        }
-        answer["volumes"] = json!(names);
-        answers.push(answer);
-    }
-    Ok(answers)
+    let answer = |(pid, volumes): (u64, Vec<String>)| -> Result<Answer> {
+        let answer = put(context, &volumes[0], ask)?;
+        Ok(Answer {
+            pid,
+            volumes,
+            answer,
+        })
+    };
+    processes.into_iter().map(answer).collect()
 }
 
-/// Queries one volume, or all cached volumes.
-fn volumes(context: &Context, volume: Option<String>, ask: &CacheRequest) -> Result<Vec<Value>> {
+/// Lists the open files of cached volumes.
+fn files_of(context: &Context, volumes: &[String]) -> Result<Vec<NamedFile>> {
+    let mut files = Vec::new();
+    for volume in volumes {
+        let mut answer = put(context, volume, &CacheRequest::Show { files: true })?;
+        for file in answer["files"].as_array_mut().into_iter().flatten() {
+            files.push(NamedFile {
+                file: file.take(),
+                volume: volume.clone(),
+            });
+        }
+    }
+    Ok(files)
+}
+
+fn put(context: &Context, name: &str, ask: &CacheRequest) -> Result<Value> {
     let dir = context.settings.run_dir();
+    control::send_request(&dir, name, &control::ControlRequest::Cache(ask.clone()))
+}
+
+/// Queries one volume, or all cached volumes; returns each answer with the name of the volume.
+fn volumes(
+    context: &Context,
+    volume: Option<String>,
+    ask: &CacheRequest,
+) -> Result<Vec<(String, Value)>> {
     let names = match volume {
         Some(name) => vec![name],
         None => processes(context)?
@@ -211,19 +365,11 @@ fn volumes(context: &Context, volume: Option<String>, ask: &CacheRequest) -> Res
     if names.is_empty() {
         return Err(none());
     }
-    let mut answers = Vec::new();
-    for name in names {
-        let mut answer =
-            control::send_request(&dir, &name, &control::ControlRequest::Cache(ask.clone()))?;
-        answer["volume"] = json!(name);
-        answers.push(answer);
-    }
-    Ok(answers)
-}
-
-fn words(answers: &[Value], word: impl Fn(&Value) -> String) -> String {
-    let line = |a: &Value| format!("{}: {}", a["volume"].as_str().unwrap_or("-"), word(a));
-    answers.iter().map(line).collect::<Vec<_>>().join("\n")
+    let answer = |name: String| -> Result<(String, Value)> {
+        let answer = put(context, &name, ask)?;
+        Ok((name, answer))
+    };
+    names.into_iter().map(answer).collect()
 }
 
 fn attributes(value: &Value) -> String {
@@ -234,7 +380,7 @@ fn attributes(value: &Value) -> String {
         .join(" ")
 }
 
-fn settings(cache: &Value) -> String {
+fn settings(settings: &Value) -> String {
     let row = |row: &Value| {
         let word = |key: &str| row[key].as_str().unwrap_or("-");
         let mark = if word("value") == word("default") {
@@ -245,18 +391,17 @@ fn settings(cache: &Value) -> String {
         let name = format!("  {}", word("name"));
         [name, word("value").to_owned(), mark.to_owned()]
     };
-    let all = cache["settings"].as_array().into_iter().flatten();
+    let all = settings.as_array().into_iter().flatten();
     let rows: Vec<_> = all.map(row).collect();
     cli::table::text(&[Left(32), Right(11), Left(0)], &rows)
 }
 
 /// Formats one cache as text.
-fn describe(cache: &Value) -> String {
+fn describe(named: &NamedCache) -> String {
+    let cache = &named.cache;
     let stats = &cache["stats"];
     let number = |key: &str| stats[key].as_u64().unwrap_or(0);
     let bytes = |key: &str| size(number(key));
-    let names: Vec<_> = cache["volumes"].as_array().into_iter().flatten().collect();
-    let names: Vec<_> = names.iter().filter_map(|n| n.as_str()).collect();
     let reads = number("hits") + number("misses") + number("joins");
     let ratio = match reads {
         0 => "no reads yet".into(),
@@ -270,7 +415,8 @@ fn describe(cache: &Value) -> String {
         None => String::new(),
     };
     let word = |key: &str| cache[key].as_str().unwrap_or("-");
-    let mut text = format!("cache of process {}: {}\n", cache["pid"], names.join(", "));
+    let names = named.volumes.join(", ");
+    let mut text = format!("cache of process {}: {names}\n", cache["pid"]);
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "  {name:<12}{value}");
     };
@@ -305,8 +451,8 @@ fn describe(cache: &Value) -> String {
     line("nodes", word("nodes").to_owned());
     line("swap", word("swap").to_owned());
     line("shortage", word("shortage").to_owned());
-    text += &settings(cache);
-    for file in cache["files"].as_array().into_iter().flatten() {
+    text += &settings(&cache["settings"]);
+    for file in named.files.iter().flatten() {
         text += &describe_file(file);
     }
     text
@@ -326,11 +472,12 @@ fn evictions(evicted: &Value) -> String {
     }
 }
 
-fn describe_file(file: &Value) -> String {
+fn describe_file(named: &NamedFile) -> String {
+    let file = &named.file;
     let number = |key: &str| file[key].as_u64().unwrap_or(0);
     format!(
         "  {}  file {}  {} of {}  dirty {}  hits {}  misses {}  joins {}\n    {}\n",
-        file["volume"].as_str().unwrap_or("-"),
+        named.volume,
         number("file"),
         size(number("resident_bytes")),
         size(number("size")),

@@ -1,15 +1,23 @@
 //! `evfs cell`: cells, their volumes, and their access lists.
 
-use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
+use super::cell_shown::{
+    afsd_fuse, describe, describe_list, describe_made, describe_volume, describe_volumes, kafs,
+};
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
 use super::names;
 use super::unlock::UnlockArgs;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
-use serde_json::{Value, json};
-use stack::cell::{self, Record};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+use stack::cell::{
+    self, CellVolumes, CreatedCell, Mounted, Record, ShownAccessList, ShownCell, ShownVolume,
+};
 use stack::control::CellRequest;
+use stack::filesystem::Removed;
 use stack::{Error, ProcessCache, Result, control, exit, parse_size};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -234,6 +242,33 @@ Examples:
     },
 }
 
+/// A new cell, with the configuration of its clients.
+#[derive(Serialize, JsonSchema)]
+pub struct CellMade<'a> {
+    #[serde(flatten)]
+    made: &'a CreatedCell,
+    /// Commands that mount the cell with Linux (kafs).
+    kafs: String,
+    /// Commands that mount the cell with OpenAFS in user space.
+    afsd_fuse: String,
+}
+
+/// Cells with their state.
+#[derive(Serialize, JsonSchema)]
+pub struct Cells {
+    /// The cells.
+    #[schemars(with = "Vec<ShownCell>")]
+    cells: Vec<Value>,
+}
+
+pub const MADE: Document<CellMade<'static>> = Document::new("evfs/cell-init/1");
+pub const CELLS: Document<Cells> = Document::new("evfs/cells/1");
+pub const ACCESS_LIST: Document<ShownAccessList> = Document::new("evfs/access-list/1");
+pub const VOLUME: Document<ShownVolume> = Document::new("evfs/cell-volume/1");
+pub const VOLUMES: Document<CellVolumes> = Document::new("evfs/cell-volumes/1");
+pub const MOUNTED: Document<Mounted> = Document::new("evfs/cell-volume-mount/1");
+pub const REMOVED: Document<Removed> = Document::new("evfs/cell-volume-remove/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Init(args) => init(context, &args),
@@ -256,10 +291,12 @@ fn init(context: &Context, args: &InitArgs) -> Result<u8> {
     let made = args.on.with(context, |target| {
         cell::init(target, &record, args.size, &cache)
     })?;
-    let mut value = json!(made);
-    value["kafs"] = json!(kafs(&made.cell));
-    value["afsd_fuse"] = json!(afsd_fuse(&made.cell));
-    output::done(context.json, &value, || {
+    let content = CellMade {
+        made: &made,
+        kafs: kafs(&made.cell),
+        afsd_fuse: afsd_fuse(&made.cell),
+    };
+    output::done(context.json, &MADE, &content, || {
         let device = args.on.device().display().to_string();
         describe_made(&made, &device)
     });
@@ -272,9 +309,12 @@ fn ask(context: &Context, on: &CellArgs, ask: &CellRequest) -> Result<Value> {
 
 fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
     loop {
-        let cells = statuses(context, args)?;
-        output::show(context.json, &json!({ "cells": cells }), || {
-            cells.iter().map(describe).collect::<Vec<_>>().join("\n")
+        let content = Cells {
+            cells: statuses(context, args)?,
+        };
+        output::show(context.json, &CELLS, &content, || {
+            let texts = content.cells.iter().map(describe);
+            texts.collect::<Vec<_>>().join("\n")
         });
         if !args.watch || output::is_gone() {
             return Ok(exit::OK);
@@ -339,7 +379,7 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
     if matches!(question, CellRequest::AclSet { .. }) {
         output::changed();
     }
-    output::show(context.json, &value, || describe_list(&value));
+    output::relay(context.json, &ACCESS_LIST, &value, || describe_list(&value));
     Ok(exit::OK)
 }
 
@@ -389,6 +429,16 @@ fn volume(context: &Context, command: VolumeCommand) -> Result<u8> {
     if !matches!(question, CellRequest::List) {
         output::changed();
     }
-    output::show(context.json, &value, || describe_volume(&value));
+    let json = context.json;
+    match &question {
+        CellRequest::List => output::relay(json, &VOLUMES, &value, || describe_volumes(&value)),
+        CellRequest::Mount { name, path, .. } => output::relay(json, &MOUNTED, &value, || {
+            format!("mounted {name} at {path}")
+        }),
+        CellRequest::Remove { name, .. } => {
+            output::relay(json, &REMOVED, &value, || format!("removed {name}"));
+        }
+        _ => output::relay(json, &VOLUME, &value, || describe_volume(&value)),
+    }
     Ok(exit::OK)
 }

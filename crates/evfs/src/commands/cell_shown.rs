@@ -22,7 +22,7 @@ pub fn describe_made(made: &CreatedCell, device: &str) -> String {
          Mount it with Linux (kafs), as root:\n{}\n\
          Mount it with OpenAFS in user space, as root:\n{}",
         made.cell.name,
-        volumes(&json!({ "volumes": made.volumes })),
+        describe_volumes(&json!({ "volumes": made.volumes })),
         indented(&made.cellservdb),
         indented(&kafs(&made.cell)),
         indented(&afsd_fuse(&made.cell)),
@@ -83,7 +83,7 @@ pub fn describe(cell: &Value) -> String {
     if cell["served"] != true {
         line("served", "no; serve it with `evfs serve`".into());
         line("addresses", list(&cell["listen"]));
-        return out + &volumes(cell);
+        return out + &describe_volumes(cell);
     }
     line(
         "served",
@@ -120,7 +120,7 @@ pub fn describe(cell: &Value) -> String {
     if let Some(warning) = cell["warning"].as_str() {
         line("warning", warning.into());
     }
-    out + &counters(&cell["stats"]) + &clients(&cell["clients"]) + &volumes(cell)
+    out + &counters(&cell["stats"]) + &clients(&cell["clients"]) + &describe_volumes(cell)
 }
 
 fn list(values: &Value) -> String {
@@ -188,8 +188,8 @@ fn clients(clients: &Value) -> String {
     cli::table::text(&columns, &rows)
 }
 
-/// Formats a line for each volume.
-fn volumes(cell: &Value) -> String {
+/// Formats a line for each volume of a cell.
+pub fn describe_volumes(cell: &Value) -> String {
     let all = cell["volumes"].as_array().into_iter().flatten();
     let rows: Vec<_> = all.map(row).collect();
     cli::table::text(&VOLUME_COLUMNS, &rows)
@@ -227,13 +227,7 @@ pub fn describe_list(value: &Value) -> String {
     head + &cli::table::text(&[Left(26), Left(8), Left(0)], &rows)
 }
 
-/// Formats the result of a volume command.
-pub fn describe_volume(value: &Value) -> String {
-    let text = |key: &str| value[key].as_str();
-    match (text("removed"), text("mounted")) {
-        (Some(name), _) => format!("removed {name}"),
-        (_, Some(name)) => format!("mounted {name} at {}", text("path").unwrap_or("-")),
-        _ if value["volumes"].is_array() => volumes(value),
-        _ => cli::table::text(&VOLUME_COLUMNS, &[row(value)]),
-    }
+/// Formats a line for a volume.
+pub fn describe_volume(volume: &Value) -> String {
+    cli::table::text(&VOLUME_COLUMNS, &[row(volume)])
 }

@@ -6,8 +6,10 @@
 
 use clap::CommandFactory;
 use clap_complete::engine::{self, CompletionCandidate};
+use cli::document::Document;
 use cli::{Context, output};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{Result, exit};
 use std::ffi::OsString;
 
@@ -41,15 +43,26 @@ enum Shell {
     Fish,
 }
 
+/// Script that completes commands in a shell.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownScript {
+    /// Name of the shell.
+    shell: &'static str,
+    /// The script.
+    script: &'static str,
+}
+
+pub const SCRIPT: Document<ShownScript> = Document::new("evfs/completions/1");
+
 /// Prints the script of a shell.
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
-    let (name, script) = match args.shell {
+    let (shell, script) = match args.shell {
         Shell::Bash => ("bash", include_str!("completions/evfs.bash")),
         Shell::Zsh => ("zsh", include_str!("completions/evfs.zsh")),
         Shell::Fish => ("fish", include_str!("completions/evfs.fish")),
     };
-    let value = json!({ "shell": name, "script": script });
-    output::show(context.json, &value, || script.to_owned());
+    let content = ShownScript { shell, script };
+    output::show(context.json, &SCRIPT, &content, || script.to_owned());
     Ok(exit::OK)
 }
 

@@ -2,8 +2,10 @@
 
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{Result, control, exit};
 use std::path::Path;
 
@@ -26,9 +28,19 @@ pub struct Args {
     force: bool,
 }
 
+/// A service that was detached.
+#[derive(Serialize, JsonSchema)]
+pub struct Detached {
+    /// Name of the service.
+    detached: String,
+}
+
+pub const DETACHED: Document<Detached> = Document::new("evfs/detach/1");
+
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     detach(&context.settings.run_dir(), &args.name, args.force)?;
-    output::done(context.json, &json!({ "detached": args.name }), || {
+    let detached = args.name.clone();
+    output::done(context.json, &DETACHED, &Detached { detached }, || {
         format!("detached {}", args.name)
     });
     Ok(exit::OK)

@@ -1,10 +1,12 @@
 //! `evfs doctor`: checks of the machine, of the configuration and of volumes.
 
 use cli::Context;
+use cli::document::Document;
 use cli::output::{self, printable};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::Result;
-use stack::doctor::{Finding, Report, Request, Severity, examine};
+use stack::doctor::{Finding, Report, Request, Severity, Tally, examine};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -31,6 +33,23 @@ pub struct Args {
     problems: bool,
 }
 
+/// Result of all checks.
+#[derive(Serialize, JsonSchema)]
+pub struct Diagnosis<'a> {
+    /// Version of the program.
+    version: &'static str,
+    /// Findings, grouped by area.
+    findings: &'a [&'a Finding],
+    /// Number of findings of each severity, including those that --problems omits.
+    tally: Tally,
+    /// Severity of the worst finding.
+    worst: Severity,
+    /// The result in a sentence.
+    verdict: String,
+}
+
+pub const DIAGNOSIS: Document<Diagnosis<'static>> = Document::new("evfs/doctor/1");
+
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let request = Request {
         names: &args.names,
@@ -39,14 +58,16 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let report = examine(&request, &context.settings)?;
     let is_shown = |finding: &&Finding| !args.problems || finding.severity >= Severity::Warning;
     let shown: Vec<&Finding> = report.findings.iter().filter(is_shown).collect();
-    let value = json!({
-        "version": stack::VERSION,
-        "findings": shown,
-        "tally": report.tally(),
-        "worst": report.worst(),
-        "verdict": report.verdict(),
+    let content = Diagnosis {
+        version: stack::VERSION,
+        findings: &shown,
+        tally: report.tally(),
+        worst: report.worst(),
+        verdict: report.verdict(),
+    };
+    output::show(context.json, &DIAGNOSIS, &content, || {
+        describe(&shown, &report)
     });
-    output::show(context.json, &value, || describe(&shown, &report));
     Ok(report.exit_code())
 }
 

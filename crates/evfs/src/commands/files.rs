@@ -3,10 +3,16 @@
 use super::confirm::or_force;
 use super::device::DeviceArgs;
 use super::{names, service};
+use cli::document::Document;
 use cli::{Context, output};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 use stack::control::FsRequest;
-use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, RootDir};
+use stack::filesystem::{
+    self, BLOCK_BYTES, Checked, Defragmented, Finding, Formatted, Repair, Report, RootDir,
+    ShownUsage,
+};
 use stack::{Atime, Error, Existing, MountSpec, Result, ServiceSpec, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -184,6 +190,30 @@ pub struct DfArgs {
     on: DeviceArgs,
 }
 
+/// A file system that was unmounted.
+#[derive(Serialize, JsonSchema)]
+pub struct Unmounted {
+    /// Directory at which it was mounted.
+    unmounted: String,
+}
+
+/// Result of a check, and of a repair.
+#[derive(Serialize, JsonSchema)]
+pub struct FsckResult<'a> {
+    /// Whether there are no errors now.
+    clean: bool,
+    /// Result of the check.
+    found: &'a Report,
+    /// Result of the repair, if one was requested and necessary.
+    repair: Option<&'a Repair>,
+}
+
+pub const FORMATTED: Document<Formatted> = Document::new("evfs/format/1");
+pub const UNMOUNTED: Document<Unmounted> = Document::new("evfs/unmount/1");
+pub const CHECKED: Document<FsckResult<'static>> = Document::new("evfs/fsck/1");
+pub const DEFRAGMENTED: Document<Defragmented> = Document::new("evfs/defrag/1");
+pub const USAGE: Document<ShownUsage> = Document::new("evfs/df/1");
+
 fn fs_first() -> &'static str {
     filesystem::FIRST_FILESET
 }
@@ -202,7 +232,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             filesystem::format(target, &args.label, args.size, root, existing)
         })
     })?;
-    output::done(context.json, &json!(made), || {
+    output::done(context.json, &FORMATTED, &made, || {
         let kept = made.undo.as_ref().map(|file| {
             format!(
                 "\nthe start of the previous content is saved, as raw disk data, in {}",
@@ -246,7 +276,6 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
     let run_dir = context.settings.run_dir();
-    let unmounted = json!({ "unmounted": args.dir.display().to_string() });
     if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
         super::detach::detach(&run_dir, &name, args.force)?;
     } else if !filesystem::clear_dead(&args.dir)? {
@@ -255,7 +284,8 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
             args.dir.display()
         )));
     }
-    output::done(context.json, &unmounted, || {
+    let unmounted = args.dir.display().to_string();
+    output::done(context.json, &UNMOUNTED, &Unmounted { unmounted }, || {
         format!("unmounted {}", args.dir.display())
     });
     Ok(exit::OK)
@@ -272,8 +302,12 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     if checked.repair.is_some() {
         output::changed();
     }
-    let value = json!({ "clean": clean, "found": checked.found, "repair": checked.repair });
-    output::show(context.json, &value, || {
+    let content = FsckResult {
+        clean,
+        found: &checked.found,
+        repair: checked.repair.as_ref(),
+    };
+    output::show(context.json, &CHECKED, &content, || {
         describe_check(&checked, args.repair)
     });
     Ok(if clean {
@@ -328,7 +362,7 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     });
     bar.end();
     let done = done?;
-    output::done(context.json, &json!(done), || {
+    output::done(context.json, &DEFRAGMENTED, &done, || {
         format!(
             "{} files in {} extents, previously {}; {} files improved, {} moved",
             done.files,
@@ -345,7 +379,7 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
     let value = args.on.with(context, |target| {
         filesystem::request(target, &FsRequest::Usage)
     })?;
-    output::show(context.json, &value, || {
+    output::relay(context.json, &USAGE, &value, || {
         describe_usage(args.on.device(), &value)
     });
     Ok(exit::OK)

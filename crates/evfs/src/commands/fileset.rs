@@ -4,11 +4,12 @@ use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output::{self, size};
 use cli::table::Column::{self, Left, Right};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
-use stack::filesystem::request;
+use stack::filesystem::{Filesets, Removed, ShownFileset, request};
 use stack::{Result, exit, parse_size};
 use std::fmt::Write as _;
 
@@ -111,6 +112,10 @@ impl LimitArgs {
     }
 }
 
+pub const FILESET: Document<ShownFileset> = Document::new("evfs/fileset/1");
+pub const FILESETS: Document<Filesets> = Document::new("evfs/filesets/1");
+pub const REMOVED: Document<Removed> = Document::new("evfs/fileset-remove/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     let (on, question) = match command {
         Command::Create { on, name, limits } => {
@@ -137,11 +142,16 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     if !matches!(question, FsRequest::List) {
         output::changed();
     }
-    output::show(context.json, &value, || match &value["removed"] {
-        Value::String(name) => format!("removed {name}"),
-        _ if value["filesets"].is_array() => table(&value),
-        _ => cli::table::text(&COLUMNS, &[row(&value)]),
-    });
+    let json = context.json;
+    match &question {
+        FsRequest::List => output::relay(json, &FILESETS, &value, || table(&value)),
+        FsRequest::Remove { name, .. } => {
+            output::relay(json, &REMOVED, &value, || format!("removed {name}"));
+        }
+        _ => output::relay(json, &FILESET, &value, || {
+            cli::table::text(&COLUMNS, &[row(&value)])
+        }),
+    }
     Ok(exit::OK)
 }
 

@@ -4,12 +4,14 @@ use super::confirm::{Answer, Yes, confirm};
 use super::names;
 use clap::Subcommand;
 use cli::Context;
+use cli::document::Document;
 use cli::table::Column::Left;
 use cli::{output, secrets};
 use crypt::Role;
 use keyring::{KeyInfo, KeyKind, Keyring, Private, Prompt, looks_public, name_to_import};
+use schemars::JsonSchema;
 use secret::SecretBytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 use stack::trust::TrustStore;
 use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
@@ -107,6 +109,69 @@ Examples:
     },
 }
 
+/// A key pair.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownKey {
+    /// Name of the key pair.
+    name: String,
+    /// Kind of the key pair, such as `age`.
+    kind: String,
+    /// Public half.
+    public: String,
+    /// Fingerprint of the public half.
+    fingerprint: String,
+    /// File of the public half.
+    public_file: String,
+    /// Whether the private half is on this machine, and how it is protected: `absent`, `plain` or
+    /// `passphrase`.
+    private: &'static str,
+}
+
+/// An exported key.
+#[derive(Serialize, JsonSchema)]
+pub struct ExportedKey {
+    #[serde(flatten)]
+    key: ShownKey,
+    /// The exported half, unless it was written to a file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    /// File to which it was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+}
+
+/// The key pairs of this user.
+#[derive(Serialize, JsonSchema)]
+pub struct Keys {
+    /// Usable key pairs.
+    keys: Vec<ShownKey>,
+    /// Files that are not usable.
+    refused: Vec<RefusedKey>,
+}
+
+/// A file of a key pair that is not usable.
+#[derive(Serialize, JsonSchema)]
+struct RefusedKey {
+    /// Name of the key pair.
+    name: String,
+    /// Reason.
+    why: String,
+}
+
+/// A key pair that was removed.
+#[derive(Serialize, JsonSchema)]
+pub struct RemovedKey {
+    /// Name of the key pair.
+    removed: String,
+    /// Path of the saved key, which `evfs key import` restores.
+    undo: Option<String>,
+}
+
+pub const KEY: Document<ShownKey> = Document::new("evfs/key/1");
+pub const EXPORTED: Document<ExportedKey> = Document::new("evfs/key-export/1");
+pub const KEYS: Document<Keys> = Document::new("evfs/keys/1");
+pub const REMOVED: Document<RemovedKey> = Document::new("evfs/key-remove/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     let keyring = context.keyring();
     match command {
@@ -125,7 +190,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 }
             };
             let info = keyring.generate(&name, passphrase.as_ref())?;
-            output::done(context.json, &value(&info), || described(&info));
+            output::done(context.json, &KEY, &shown(&info), || described(&info));
             let advice = format!(
                 "To be granted access to a volume, send its owner this file, or the line that begins with `age1`.\nIf this key is lost, volumes that no other key opens are lost: keep a copy elsewhere (`evfs key export {} FILE --private`), or name a second key pair with --recovery when creating a volume.",
                 info.name
@@ -134,12 +199,15 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::List => {
             let listing = keyring.list()?;
-            let refused = |(name, why): &(String, keyring::Error)| json!({ "name": name, "why": why.to_string() });
-            let value = json!({
-                "keys": listing.keys.iter().map(value).collect::<Vec<_>>(),
-                "refused": listing.refused.iter().map(refused).collect::<Vec<_>>(),
-            });
-            output::show(context.json, &value, || {
+            let refused = |(name, why): &(String, keyring::Error)| RefusedKey {
+                name: name.clone(),
+                why: why.to_string(),
+            };
+            let content = Keys {
+                keys: listing.keys.iter().map(shown).collect(),
+                refused: listing.refused.iter().map(refused).collect(),
+            };
+            output::show(context.json, &KEYS, &content, || {
                 let good = listing.keys.iter().map(cells);
                 let bad = listing
                     .refused
@@ -155,7 +223,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Show { name } => {
             let info = keyring.info(&name)?;
-            output::show(context.json, &value(&info), || described(&info));
+            output::show(context.json, &KEY, &shown(&info), || described(&info));
         }
         Command::Import {
             file,
@@ -163,7 +231,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             passphrase_fd,
         } => {
             let info = import(&keyring, &file, &name, passphrase_fd)?;
-            output::done(context.json, &value(&info), || line(&info));
+            output::done(context.json, &KEY, &shown(&info), || line(&info));
         }
         Command::Export {
             name,
@@ -270,18 +338,22 @@ fn export_passphrase(info: &KeyInfo, fd: Option<i32>) -> Result<Option<SecretByt
 
 /// Writes an exported key to a new file, or prints it.
 fn exported(context: &Context, info: &KeyInfo, file: Option<&Path>, key: &[u8]) -> Result<()> {
-    let mut value = value(info);
+    let mut content = ExportedKey {
+        key: shown(info),
+        text: None,
+        file: None,
+    };
     let Some(file) = file else {
         let text = std::str::from_utf8(key).map_err(|_| {
             Error::Usage(format!("the key `{}` is not text; name a FILE", info.name))
         })?;
-        value["text"] = json!(text);
-        output::show(context.json, &value, || text.to_owned());
+        content.text = Some(text.to_owned());
+        output::show(context.json, &EXPORTED, &content, || text.to_owned());
         return Ok(());
     };
     write_new(file, key)?;
-    value["file"] = json!(file.display().to_string());
-    output::done(context.json, &value, || {
+    content.file = Some(file.display().to_string());
+    output::done(context.json, &EXPORTED, &content, || {
         format!("exported {} to {}", info.name, file.display())
     });
     Ok(())
@@ -321,15 +393,19 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         (None, None) => None,
     };
     keyring.remove(name)?;
-    let value =
-        json!({ "removed": name, "undo": kept.as_ref().map(|kept| kept.display().to_string()) });
-    output::done(context.json, &value, || match (&kept, &files.private) {
-        (Some(kept), Some(_)) => format!(
-            "removed {name}; its private key is saved in {0}\n`evfs key import {0} --name {1}` restores it; `shred -u {0}` destroys it for good",
-            kept.display(),
-            name_to_import(name),
-        ),
-        _ => format!("removed {name}"),
+    let content = RemovedKey {
+        removed: name.to_owned(),
+        undo: kept.as_ref().map(|kept| kept.display().to_string()),
+    };
+    output::done(context.json, &REMOVED, &content, || {
+        match (&kept, &files.private) {
+            (Some(kept), Some(_)) => format!(
+                "removed {name}; its private key is saved in {0}\n`evfs key import {0} --name {1}` restores it; `shred -u {0}` destroys it for good",
+                kept.display(),
+                name_to_import(name),
+            ),
+            _ => format!("removed {name}"),
+        }
     });
     Ok(())
 }
@@ -405,17 +481,18 @@ fn described(info: &KeyInfo) -> String {
     )
 }
 
-fn value(info: &KeyInfo) -> Value {
-    json!({
-        "name": info.name,
-        "kind": info.kind.to_string(),
-        "public": info.recipient.to_string(),
-        "fingerprint": keyring::fingerprint(&info.recipient.to_string()),
-        "public_file": info.public_file.display().to_string(),
-        "private": match info.private {
+fn shown(info: &KeyInfo) -> ShownKey {
+    let public = info.recipient.to_string();
+    ShownKey {
+        name: info.name.clone(),
+        kind: info.kind.to_string(),
+        fingerprint: keyring::fingerprint(&public),
+        public,
+        public_file: info.public_file.display().to_string(),
+        private: match info.private {
             Private::Absent => "absent",
             Private::Plain => "plain",
             Private::Passphrase => "passphrase",
         },
-    })
+    }
 }

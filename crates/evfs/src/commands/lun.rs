@@ -3,9 +3,14 @@
 use super::confirm::{Answer, Yes, confirm};
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use cli::table::{self, Column::Left, Column::Right};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
+use stack::lun::{Advice, AttributeRow, ScanResult, ShownLun, ShownPath, WaitingIo};
+use stack::registry::Values;
 use stack::{Result, exit, lun};
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -98,6 +103,92 @@ Examples:
     },
 }
 
+/// All known LUNs.
+#[derive(Serialize, JsonSchema)]
+pub struct Luns {
+    /// The LUNs, in the order of discovery.
+    #[schemars(with = "Vec<ShownLun>")]
+    luns: Vec<Value>,
+}
+
+/// Counters of a LUN.
+#[derive(Serialize, JsonSchema)]
+pub struct Counters {
+    /// Name of the LUN.
+    lun: String,
+    /// Its paths, with their counters if the LUN is open.
+    #[schemars(with = "Vec<ShownPath>")]
+    paths: Value,
+}
+
+/// A LUN whose counters were reset.
+#[derive(Serialize, JsonSchema)]
+pub struct Cleared {
+    /// Name of the LUN.
+    cleared: String,
+}
+
+/// Attributes of a LUN.
+#[derive(Serialize, JsonSchema)]
+pub struct LunAttributes {
+    /// Name of the LUN.
+    lun: String,
+    /// The attributes.
+    attributes: Vec<AttributeRow>,
+}
+
+/// An attribute that was changed.
+#[derive(Serialize, JsonSchema)]
+pub struct AttributeSet {
+    /// Name of the attribute.
+    set: String,
+}
+
+/// An attribute that was saved.
+#[derive(Serialize, JsonSchema)]
+pub struct AttributeSaved {
+    /// Name of the attribute.
+    saved: String,
+}
+
+/// A LUN that was forgotten.
+#[derive(Serialize, JsonSchema)]
+pub struct Forgotten {
+    /// Name of the LUN.
+    forgotten: String,
+    /// Addresses of its paths.
+    paths: Vec<String>,
+    /// Values of its saved attributes, by name.
+    attributes: Values,
+}
+
+/// I/O that waits.
+#[derive(Serialize, JsonSchema)]
+pub struct Waiting {
+    /// The requests.
+    #[schemars(with = "Vec<WaitingIo>")]
+    waiting: Value,
+}
+
+/// Result of a scan.
+#[derive(Serialize, JsonSchema)]
+pub struct Found {
+    /// Result at each address.
+    found: Vec<ScanResult>,
+}
+
+pub const LUNS: Document<Luns> = Document::new("evfs/luns/1");
+pub const LUN: Document<ShownLun> = Document::new("evfs/lun/1");
+pub const COUNTERS: Document<Counters> = Document::new("evfs/lun-stat/1");
+pub const CLEARED: Document<Cleared> = Document::new("evfs/lun-clear/1");
+pub const ATTRIBUTES: Document<LunAttributes> = Document::new("evfs/lun-attributes/1");
+pub const SET: Document<AttributeSet> = Document::new("evfs/lun-set/1");
+pub const SAVED: Document<AttributeSaved> = Document::new("evfs/lun-save/1");
+pub const FORGOTTEN: Document<Forgotten> = Document::new("evfs/lun-forget/1");
+pub const ADVICE: Document<Advice> = Document::new("evfs/lun-advice/1");
+pub const WAITING: Document<Waiting> = Document::new("evfs/lun-waiting/1");
+pub const SCAN: Document<Found> = Document::new("evfs/lun-scan/1");
+
 fn pair(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text
         .split_once('=')
@@ -110,24 +201,31 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Scan { places } => return scan(context, &places),
         Command::List { map } => {
-            let luns = lun::list(settings)?;
-            output::show(context.json, &json!({ "luns": luns }), || list(&luns, map));
+            let content = Luns {
+                luns: lun::list(settings)?,
+            };
+            output::show(context.json, &LUNS, &content, || list(&content.luns, map));
         }
         Command::Show { lun } => {
             let value = lun::show(settings, &lun)?;
-            output::show(context.json, &value, || show(&value));
+            output::relay(context.json, &LUN, &value, || show(&value));
         }
         Command::Stat {
             lun, clear: true, ..
         } => {
             lun::clear(settings, &lun)?;
-            output::done(context.json, &json!({ "cleared": lun }), || {
+            let cleared = lun.clone();
+            output::done(context.json, &CLEARED, &Cleared { cleared }, || {
                 format!("{lun}: counters reset")
             });
         }
         Command::Stat { lun, watch, .. } => loop {
             let value = lun::show(settings, &lun)?;
-            output::show(context.json, &value["paths"], || stat(&value));
+            let content = Counters {
+                lun: lun.clone(),
+                paths: value["paths"].clone(),
+            };
+            output::show(context.json, &COUNTERS, &content, || stat(&value));
             if !watch || output::is_gone() {
                 break;
             }
@@ -135,18 +233,25 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         },
         Command::Get { lun, attribute } => {
             let rows = lun::get(settings, &lun, attribute.as_deref())?;
-            let value = json!({ "lun": lun, "attributes": rows });
-            output::show(context.json, &value, || attributes(&rows));
+            let content = LunAttributes {
+                lun,
+                attributes: rows,
+            };
+            output::show(context.json, &ATTRIBUTES, &content, || {
+                attributes(&content.attributes)
+            });
         }
         Command::Set { lun, value } => {
             lun::set(settings, &lun, &value.0, &value.1)?;
-            output::done(context.json, &json!({ "set": value.0 }), || {
+            let set = value.0.clone();
+            output::done(context.json, &SET, &AttributeSet { set }, || {
                 format!("{lun}: {}={} until the next open", value.0, value.1)
             });
         }
         Command::Save { lun, value, scope } => {
             lun::save(settings, &lun, scope.as_deref(), &value.0, &value.1)?;
-            output::done(context.json, &json!({ "saved": value.0 }), || {
+            let saved = value.0.clone();
+            output::done(context.json, &SAVED, &AttributeSaved { saved }, || {
                 let of = scope.as_deref().unwrap_or(&lun);
                 if value.1.is_empty() {
                     format!("{of}: {} is no longer saved", value.0)
@@ -162,12 +267,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Advise { lun } => {
             let value = lun::advise(settings, &lun)?;
             let text = value["text"].as_str().unwrap_or_default().to_owned();
-            output::show(context.json, &value, || text);
+            output::relay(context.json, &ADVICE, &value, || text);
         }
         Command::Waiting { lun } => {
-            let value = lun::waiting(settings, &lun)?;
-            output::show(context.json, &json!({ "waiting": value }), || {
-                waiting(&value)
+            let content = Waiting {
+                waiting: lun::waiting(settings, &lun)?,
+            };
+            output::show(context.json, &WAITING, &content, || {
+                waiting(&content.waiting)
             });
         }
     }
@@ -181,14 +288,17 @@ fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
         format!("This forgets {name}, its paths ({paths}) and its saved attributes ({values})");
     confirm(yes, &what, Answer::Yes)?;
     let known = lun::forget(&context.settings, name)?;
-    let addresses: Vec<_> = known.paths.iter().map(|p| p.address.as_str()).collect();
-    let value = json!({ "forgotten": name, "paths": addresses, "attributes": known.attributes });
-    output::done(context.json, &value, || {
+    let content = Forgotten {
+        forgotten: name.to_owned(),
+        paths: known.paths.into_iter().map(|p| p.address).collect(),
+        attributes: known.attributes,
+    };
+    output::done(context.json, &FORGOTTEN, &content, || {
         let mut text = format!("forgot {name}, including\n");
-        for address in &addresses {
+        for address in &content.paths {
             let _ = writeln!(text, "  path {address}");
         }
-        for (name, value) in &known.attributes {
+        for (name, value) in &content.attributes {
             let _ = writeln!(text, "  saved {name}={value}");
         }
         text
@@ -205,16 +315,19 @@ fn scan(context: &Context, places: &[String]) -> Result<u8> {
             output::say(context.json, &format!("{done} of {all} places answered"));
         }
     };
-    let found = lun::scan(&context.settings, places, &tell)?;
-    output::done(context.json, &json!({ "found": found }), || {
+    let content = Found {
+        found: lun::scan(&context.settings, places, &tell)?,
+    };
+    let found = &content.found;
+    output::done(context.json, &SCAN, &content, || {
         let mut rows = vec![["LUN", "SIZE", "ADDRESS"].map(str::to_owned)];
-        for f in &found {
+        for f in found {
             let name = f.lun.as_deref().unwrap_or("-").to_owned();
             rows.push([name, output::size(f.size), f.address.clone()]);
         }
         let lines = table::lines(&[Left(8), Left(10), Left(0)], &rows);
         let mut text = format!("{}\n", lines[0]);
-        for (line, f) in lines[1..].iter().zip(&found) {
+        for (line, f) in lines[1..].iter().zip(found) {
             let _ = writeln!(text, "{line}");
             if let Some(why) = &f.error {
                 let _ = writeln!(text, "{:<8} {why}", "");
@@ -399,7 +512,7 @@ fn stat(lun: &Value) -> String {
     table::text(&columns, &rows)
 }
 
-fn attributes(rows: &[lun::AttributeRow]) -> String {
+fn attributes(rows: &[AttributeRow]) -> String {
     let head = ["ATTRIBUTE", "CURRENT", "SAVED", "DEFAULT", "FROM"];
     let mut cells = vec![head.map(str::to_owned)];
     for row in rows {

@@ -1,8 +1,10 @@
 //! `evfs man`: the manual pages.
 
+use cli::document::Document;
 use cli::man::{Page, pages};
 use cli::{Context, output};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{Error, Result, exit};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +24,25 @@ pub struct Args {
     dir: Option<PathBuf>,
 }
 
+/// A manual page.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownPage {
+    /// Name of its file, such as `evfs.1`.
+    page: String,
+    /// Source of the page, for man(1).
+    text: String,
+}
+
+/// Files that were written.
+#[derive(Serialize, JsonSchema)]
+pub struct Written {
+    /// Paths of the files.
+    pub written: Vec<String>,
+}
+
+pub const PAGE: Document<ShownPage> = Document::new("evfs/man/1");
+pub const WRITTEN: Document<Written> = Document::new("evfs/written/1");
+
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     use clap::CommandFactory;
     let pages = pages(crate::Cli::command());
@@ -39,8 +60,11 @@ fn print(context: &Context, pages: &[Page], name: &str) -> Result<()> {
             "there is no manual page `{name}`; `evfs man --dir DIR` writes all pages"
         ))
     })?;
-    let value = json!({ "page": page.file(), "text": page.text });
-    output::show(context.json, &value, || page.text.clone());
+    let content = ShownPage {
+        page: page.file(),
+        text: page.text.clone(),
+    };
+    output::show(context.json, &PAGE, &content, || page.text.clone());
     Ok(())
 }
 
@@ -54,8 +78,9 @@ fn write(context: &Context, pages: &[Page], dir: &Path) -> Result<()> {
         fs::write(&file, &page.text).map_err(|e| Error::io("cannot write", &file, e))?;
         written.push(file.display().to_string());
     }
-    output::done(context.json, &json!({ "written": written }), || {
-        format!("wrote {} pages to {}", written.len(), dir.display())
+    let content = Written { written };
+    output::done(context.json, &WRITTEN, &content, || {
+        format!("wrote {} pages to {}", pages.len(), dir.display())
     });
     Ok(())
 }

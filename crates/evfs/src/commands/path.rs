@@ -3,8 +3,8 @@
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
-use serde_json::json;
 use stack::lun::PathVerb;
 use stack::{Result, exit, lun};
 
@@ -54,6 +54,8 @@ pub enum Command {
     },
 }
 
+pub const PATH: Document<lun::Changed> = Document::new("evfs/path/1");
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     let (verb, lun, path, force) = match command {
         Command::Add { lun, path } => (PathVerb::Add, lun, path, false),
@@ -72,7 +74,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     let changed = or_force(force, &path, |force| {
         lun::path(&context.settings, &lun, verb, &path, force)
     })?;
-    output::done(context.json, &json!(changed), || describe(&changed));
+    output::done(context.json, &PATH, &changed, || describe(&changed));
     Ok(exit::OK)
 }
 

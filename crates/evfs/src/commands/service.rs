@@ -3,14 +3,26 @@
 
 use super::device::DeviceArgs;
 use crate::{background, log};
+use cli::document::Document;
 use cli::{Context, output};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::{
     Ended, Error, Hub, Needs, ProcessCache, Reload, Result, Service, ServiceSpec, Settings, Status,
     StopSignals, confine, exit,
 };
 use std::path::Path;
 use std::sync::Arc;
+
+/// The services of one process.
+#[derive(Serialize, JsonSchema)]
+pub struct Services<'a> {
+    /// The services, in the order of the configuration file.
+    volumes: Vec<&'a Status>,
+}
+
+pub const SERVICE: Document<Status> = Document::new("evfs/service/1");
+pub const SERVICES: Document<Services<'static>> = Document::new("evfs/services/1");
 
 /// Runs a service to its end. `on` is the DEVICE of `spec`, with the key to it.
 pub fn run(context: &Context, on: &DeviceArgs, spec: ServiceSpec, background: bool) -> Result<u8> {
@@ -104,11 +116,12 @@ pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
         output::say(json, &format!("log: {}", log::place(true)));
     }
     let text = if json {
-        let value = match services.as_slice() {
-            [one] => json!(one),
-            many => json!({ "volumes": many }),
-        };
-        serde_json::to_string_pretty(&value).expect("a status serializes")
+        output::pretty(&match services.as_slice() {
+            [one] => SERVICE.of(one),
+            many => SERVICES.of(&Services {
+                volumes: many.to_vec(),
+            }),
+        })
     } else {
         services
             .iter()

@@ -2,6 +2,7 @@
 
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use cli::table::Column::{Left, Right};
 use serde_json::Value;
@@ -22,11 +23,13 @@ pub struct Args {
     watch: bool,
 }
 
+pub const STATS: Document<stack::Snapshot> = Document::new("evfs/stats/1");
+
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     loop {
         let dir = context.settings.run_dir();
         let value = control::send_request(&dir, &args.name, &control::ControlRequest::Stats)?;
-        output::show(context.json, &value, || table(&value));
+        output::relay(context.json, &STATS, &value, || table(&value));
         if !args.watch || output::is_gone() {
             return Ok(exit::OK);
         }

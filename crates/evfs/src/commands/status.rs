@@ -2,11 +2,14 @@
 
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
 use cli::table::Column::{Left, Right};
-use serde_json::{Value, json};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::Serialize;
+use serde_json::Value;
 use stack::control::ControlRequest;
-use stack::{Error, Result, control, exit};
+use stack::{Error, Result, Status, control, exit};
 use std::fmt::Write as _;
 use std::path::Path;
 
@@ -34,17 +37,57 @@ pub struct Args {
     check: bool,
 }
 
+/// Services with their state.
+#[derive(Serialize, JsonSchema)]
+pub struct Statuses {
+    /// The services; one that does not answer has other keys.
+    #[schemars(schema_with = "services_or_silent")]
+    volumes: Vec<Value>,
+}
+
+/// A service that does not answer.
+#[derive(Serialize, JsonSchema)]
+struct Silent {
+    /// Name of the service.
+    name: String,
+    /// `not answering`.
+    state: &'static str,
+    /// Reason.
+    error: String,
+    /// Health of the service.
+    health: SilentHealth,
+}
+
+/// Health of a service that does not answer.
+#[derive(Serialize, JsonSchema)]
+struct SilentHealth {
+    /// `failing`.
+    state: &'static str,
+    /// Reasons for the state.
+    reasons: Vec<String>,
+}
+
+fn services_or_silent(generator: &mut SchemaGenerator) -> Schema {
+    let service = generator.subschema_for::<Status>();
+    let silent = generator.subschema_for::<Silent>();
+    json_schema!({ "type": "array", "items": { "anyOf": [service, silent] } })
+}
+
+pub const STATUS: Document<Statuses> = Document::new("evfs/status/1");
+
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let run_dir = context.settings.run_dir();
     let volumes = match &args.name {
         Some(name) => vec![one(&run_dir, name)?],
         None => all(&run_dir)?,
     };
-    output::show(context.json, &json!({ "volumes": volumes }), || {
+    let content = Statuses { volumes };
+    let volumes = &content.volumes;
+    output::show(context.json, &STATUS, &content, || {
         if volumes.is_empty() {
             return "nothing is attached or mounted".into();
         }
-        describe(&volumes, args.name.is_some())
+        describe(volumes, args.name.is_some())
     });
     let is_ok = volumes.iter().all(|volume| state(volume) == "ok");
     Ok(if args.check && !is_ok {
@@ -89,12 +132,16 @@ fn is_at(status: &Value, place: &str) -> bool {
 /// Builds the status of a service that does not answer.
 fn silent(name: &str, error: &Error) -> Value {
     let why = error.chain();
-    json!({
-        "name": name,
-        "state": "not answering",
-        "error": why,
-        "health": { "state": "failing", "reasons": [why] },
-    })
+    let silent = Silent {
+        name: name.to_owned(),
+        state: "not answering",
+        error: why.clone(),
+        health: SilentHealth {
+            state: "failing",
+            reasons: vec![why],
+        },
+    };
+    serde_json::to_value(silent).expect("text becomes JSON")
 }
 
 /// Returns the word for the state. A process of an earlier version reports none.
@@ -278,6 +325,7 @@ fn add_lun(out: &mut String, v: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn times_have_one_or_two_units() {

@@ -10,10 +10,11 @@ mod screen;
 mod text;
 mod views;
 
+use cli::document::Document;
 use cli::{Context, output};
 use format::Symbols;
 use model::{Look, Model};
-use stack::watch::Watcher;
+use stack::watch::{Sample, Watcher};
 use stack::{Result, exit};
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ const GRACE_MAX: Duration = Duration::from_secs(2);
 /// Limits of the time between samples, in seconds.
 const INTERVAL_MIN: f64 = 0.1;
 const INTERVAL_MAX: f64 = 3600.0;
+
+pub const SAMPLE: Document<Sample> = Document::new("evfs/top/1");
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -103,7 +106,7 @@ fn print(json: bool, args: &Args, mut watcher: Watcher) -> Result<u8> {
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
         let sample = watcher.sample(grace)?;
         let text = if json {
-            serde_json::to_string(&sample).expect("a sample becomes JSON")
+            SAMPLE.of(&sample).to_string()
         } else {
             text::of(&sample, width())
         };

@@ -4,8 +4,11 @@ use super::device::DeviceArgs;
 use super::service::{announce, end, in_background, reload_settings, start};
 use super::unlock::UnlockArgs;
 use crate::background;
+use cli::document::Document;
 use cli::{Context, output};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::Value;
 use stack::config::{ConfigFile, ServiceTable};
 use stack::control::{self, ControlRequest};
 use stack::{
@@ -245,6 +248,15 @@ pub struct DownArgs {
     force: bool,
 }
 
+/// Services that were detached.
+#[derive(Serialize, JsonSchema)]
+pub struct AllDetached {
+    /// Names of the services.
+    detached: Vec<String>,
+}
+
+pub const DETACHED: Document<AllDetached> = Document::new("evfs/down/1");
+
 /// Detaches everything that an `up` attached; volumes attached individually stay.
 pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
     let dir = context.settings.run_dir();
@@ -280,13 +292,12 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
         ready.map_err(|error| Error::Busy(format!("nothing was detached: {}", error.chain())))?;
     }
     let detached = each(&ControlRequest::Detach { force: args.force })?;
-    output::done(
-        context.json,
-        &json!({ "detached": detached }),
-        || match detached.as_slice() {
+    let content = AllDetached { detached };
+    output::done(context.json, &DETACHED, &content, || {
+        match content.detached.as_slice() {
             [] => "nothing attached by `evfs up`".into(),
             names => format!("detached {}", names.join(", ")),
-        },
-    );
+        }
+    });
     Ok(exit::OK)
 }

@@ -1,5 +1,7 @@
 //! `evfs volume`: create, inspect, repair and destroy encrypted volumes.
 
+pub mod shown;
+
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::{OwnerArgs, volume_name};
 use super::{Context, names, volume_backups, volume_key, volume_trust};
@@ -8,7 +10,10 @@ use cli::{output, secrets};
 use crypt::recovery::RecoveryKey;
 use crypt::{Action, CopyReport, KeyEntry};
 use secret::SecretBytes;
-use serde_json::{Value, json};
+use shown::{
+    ShownVolume, VolumeBackup, VolumeCheck, VolumeErased, VolumeMade, VolumeOwner, VolumeRepair,
+    VolumeRestored,
+};
 use stack::device::Sharing;
 use stack::trust::TrustStore;
 use stack::volume::{
@@ -119,6 +124,9 @@ pub struct CreateArgs {
         add = names::keys()
     )]
     recovery: Vec<String>,
+    /// Also draw the printed recovery key as a QR code, which is as secret as the key
+    #[arg(long, requires = "recovery")]
+    qr: bool,
     /// Label of the volume
     #[arg(long, default_value = "")]
     label: String,
@@ -255,6 +263,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     let number = |text: &str| text.parse().expect("clap accepts only numbers");
     let name = args.device.display().to_string();
+    let is_printed = args.recovery.iter().any(|name| name == volume_key::PRINTED);
+    volume_key::check_qr(context, args.qr, is_printed)?;
     let prompt = format!("New passphrase for {name}");
     let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt)?;
     let owner = match &secret {
@@ -286,8 +296,11 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         };
         create(&what, &context.keyring(), &context.settings)
     })?;
-    let mut value = volume_value(&held.volume);
-    value["undo"] = json!(undo.as_ref().map(|undo| undo.display().to_string()));
+    let content = VolumeMade {
+        volume: ShownVolume::of(&held.volume),
+        undo: undo.as_ref().map(|undo| undo.display().to_string()),
+        recovery_key: recovery_key.as_ref().map(|key| key.text().to_owned()),
+    };
     let mut text = volume_text(&held.volume);
     if let Some(undo) = &undo {
         let _ = write!(
@@ -297,9 +310,9 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
         );
     }
     if let Some(key) = &recovery_key {
-        volume_key::show_recovery_key(key, &mut value, &mut text);
+        volume_key::show_recovery_key(key, args.qr, &mut text);
     }
-    output::done(context.json, &value, || text);
+    output::done(context.json, &shown::MADE, &content, || text);
     if recovery_key.is_some() {
         volume_key::say_recovery_key(context, &args.device);
     } else if args.recovery.is_empty() {
@@ -335,7 +348,8 @@ fn without_recovery(owner: &Owner<'_>, name: &str) -> String {
 
 fn info(context: &Context, device: &Path) -> Result<u8> {
     let held = open_locked(device, Intent::Inspect, &context.settings)?;
-    output::show(context.json, &volume_value(&held.volume), || {
+    let content = ShownVolume::of(&held.volume);
+    output::show(context.json, &shown::VOLUME, &content, || {
         volume_text(&held.volume)
     });
     Ok(exit::OK)
@@ -349,30 +363,30 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
         CopyReport::Valid { seqid } => format!("valid, sequence id {seqid}"),
         CopyReport::Damaged { why } => format!("not usable: {why}"),
     };
-    let findings: Vec<&str> = report.findings.iter().map(String::as_str).collect();
-    let value = json!({
-        "primary": copy(&report.primary), "secondary": copy(&report.secondary),
-        "findings": findings, "ok": findings.is_empty(),
-    });
-    output::show(context.json, &value, || {
+    let content = VolumeCheck {
+        primary: copy(&report.primary),
+        secondary: copy(&report.secondary),
+        findings: report.findings.clone(),
+        ok: report.findings.is_empty(),
+    };
+    output::show(context.json, &shown::CHECK, &content, || {
         let mut text = format!(
             "primary header    {}\nsecondary header  {}\n",
-            copy(&report.primary),
-            copy(&report.secondary)
+            content.primary, content.secondary
         );
-        for finding in &findings {
+        for finding in &content.findings {
             let _ = writeln!(text, "found: {finding}");
         }
         if report.can_be_repaired() {
             let name = device.display();
             let _ = writeln!(text, "`evfs volume repair {name}` repairs the damaged copy");
         }
-        if findings.is_empty() {
+        if content.ok {
             text.push_str("no errors");
         }
         text.trim_end().to_owned()
     });
-    Ok(if findings.is_empty() {
+    Ok(if content.ok {
         exit::OK
     } else {
         exit::CHECK_FOUND_ERRORS
@@ -409,8 +423,9 @@ fn repair(
         done.push("sealed the header as it is, with these keys:".into());
         done.extend(held.volume.keys().iter().map(volume_key::line));
     }
-    output::done(context.json, &json!({ "repaired": done }), || {
-        match done.as_slice() {
+    let content = VolumeRepair { repaired: done };
+    output::done(context.json, &shown::REPAIR, &content, || {
+        match content.repaired.as_slice() {
             [] => "nothing to repair".into(),
             done => done.join("\n"),
         }
@@ -495,9 +510,11 @@ fn show_owner(
     gone: &[KeyEntry],
     others: &[String],
 ) {
-    let mut value = volume_value(volume);
-    value["removed"] = gone.iter().map(volume_key::value).collect();
-    output::done(context.json, &value, || match others {
+    let content = VolumeOwner {
+        volume: ShownVolume::of(volume),
+        removed: gone.iter().map(volume_key::shown).collect(),
+    };
+    output::done(context.json, &shown::OWNER, &content, || match others {
         [] => format!("{new} is now the owner"),
         others => format!("{new} is now the owner; removed {}", others.join(" and ")),
     });
@@ -507,8 +524,11 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     let held = open_locked(device, Intent::Inspect, &context.settings)?;
     let bytes = held.volume.backup()?;
     write_new(to, &bytes)?;
-    let value = json!({ "backup": to.display().to_string(), "bytes": bytes.len() });
-    output::done(context.json, &value, || {
+    let content = VolumeBackup {
+        backup: to.display().to_string(),
+        bytes: bytes.len(),
+    };
+    output::done(context.json, &shown::BACKUP, &content, || {
         format!(
             "saved {} of header and keyslots in {}; the file and a key together open the volume",
             output::size(bytes.len() as u64),
@@ -566,9 +586,11 @@ fn restore(
         &plan.overwritten,
     )?;
     plan.apply()?;
-    let value =
-        json!({ "restored": device.display().to_string(), "undo": undo.display().to_string() });
-    output::done(context.json, &value, || {
+    let content = VolumeRestored {
+        restored: device.display().to_string(),
+        undo: undo.display().to_string(),
+    };
+    output::done(context.json, &shown::RESTORED, &content, || {
         format!(
             "restored; the previous header is saved in {}",
             undo.display()
@@ -594,35 +616,18 @@ fn erase(
     confirm(yes.yes || force, &what, Answer::Name(&name))?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
-    output::done(
-        context.json,
-        &json!({ "erased": device.display().to_string(), "undo": undo.display().to_string() }),
-        || {
-            format!(
-                "erased: no key opens {} any more\nthe header is saved in {}; restoring it undoes the erasure, \
+    let content = VolumeErased {
+        erased: name,
+        undo: undo.display().to_string(),
+    };
+    output::done(context.json, &shown::ERASED, &content, || {
+        format!(
+            "erased: no key opens {} any more\nthe header is saved in {}; restoring it undoes the erasure, \
              destroying it (shred -u) makes the erasure final",
-                device.display(),
-                undo.display()
-            )
-        },
-    );
+            content.erased, content.undo
+        )
+    });
     Ok(exit::OK)
-}
-
-fn volume_value(volume: &crypt::Volume) -> Value {
-    json!({
-        "uuid": volume.uuid(),
-        "label": volume.label(),
-        "cipher": "aes-xts-plain64",
-        "key_bits": volume.key_bits(),
-        "sector_size": volume.sector_size(),
-        "data_offset": volume.segment().offset,
-        "size": volume.data_size(),
-        "cut_short": volume.is_cut_short(),
-        "needs_repair": volume.needs_repair(),
-        "sealed": volume.is_sealed(),
-        "keys": volume.keys().iter().map(volume_key::value).collect::<Vec<_>>(),
-    })
 }
 
 fn volume_text(volume: &crypt::Volume) -> String {

@@ -1,21 +1,65 @@
 //! `evfs volume header list` and `prune`: the backups that commands leave in the backup directory.
 
 use super::confirm::{Answer, Yes, confirm};
+use cli::document::Document;
 use cli::table::Column::{Left, Right};
 use cli::{Context, output, table};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::backups::{self, Backup};
 use stack::{Result, exit};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The backups in the backup directory.
+#[derive(Serialize, JsonSchema)]
+pub struct Backups {
+    /// The backup directory.
+    dir: String,
+    /// Its backups, those of a volume together and the newest of them first.
+    backups: Vec<ShownBackup>,
+}
+
+/// A backup.
+#[derive(Serialize, JsonSchema)]
+struct ShownBackup {
+    /// Path of the backup.
+    file: String,
+    /// File name of the device that was overwritten.
+    of: String,
+    /// Operation that overwrote it: `overwritten`, `before-restore` or `erased`.
+    reason: &'static str,
+    /// UUID of the volume whose header the backup holds; null for other content.
+    uuid: Option<String>,
+    /// Size in bytes.
+    bytes: u64,
+    /// Time of the backup, in seconds since 1970.
+    written: u64,
+    /// Whether it is the newest of its volume.
+    newest: bool,
+}
+
+/// Result of deleting old backups.
+#[derive(Serialize, JsonSchema)]
+pub struct Pruned {
+    /// Paths of the deleted backups.
+    removed: Vec<String>,
+    /// Their size in bytes.
+    bytes: u64,
+    /// Number of backups that are kept.
+    kept: usize,
+}
+
+pub const BACKUPS: Document<Backups> = Document::new("evfs/volume-backups/1");
+pub const PRUNED: Document<Pruned> = Document::new("evfs/volume-backups-pruned/1");
+
 pub fn list(context: &Context) -> Result<u8> {
     let dir = context.settings.backup_dir();
     let found = backups::list(&context.settings)?;
-    let value = json!({
-        "dir": dir.display().to_string(),
-        "backups": found.iter().map(value).collect::<Vec<_>>(),
-    });
-    output::show(context.json, &value, || {
+    let content = Backups {
+        dir: dir.display().to_string(),
+        backups: found.iter().map(shown).collect(),
+    };
+    output::show(context.json, &BACKUPS, &content, || {
         if found.is_empty() {
             return format!("no backups in {}", dir.display());
         }
@@ -54,8 +98,12 @@ pub fn prune(context: &Context, keep: u32, yes: Yes) -> Result<u8> {
         output::changed();
     }
     let removed: Vec<String> = old.iter().map(|b| b.file.display().to_string()).collect();
-    let value = json!({ "removed": removed, "bytes": bytes, "kept": kept.len() });
-    output::show(context.json, &value, || match old.len() {
+    let content = Pruned {
+        removed,
+        bytes,
+        kept: kept.len(),
+    };
+    output::show(context.json, &PRUNED, &content, || match old.len() {
         0 => format!("nothing to delete; {} backups are kept", kept.len()),
         count => format!(
             "deleted {count} backups ({}); {} are kept",
@@ -66,17 +114,17 @@ pub fn prune(context: &Context, keep: u32, yes: Yes) -> Result<u8> {
     Ok(exit::OK)
 }
 
-fn value(backup: &Backup) -> serde_json::Value {
+fn shown(backup: &Backup) -> ShownBackup {
     let written = backup.written.duration_since(UNIX_EPOCH);
-    json!({
-        "file": backup.file.display().to_string(),
-        "of": backup.of,
-        "reason": backup.reason,
-        "uuid": backup.uuid,
-        "bytes": backup.bytes,
-        "written": written.map_or(0, |time| time.as_secs()),
-        "newest": backup.newer == 0,
-    })
+    ShownBackup {
+        file: backup.file.display().to_string(),
+        of: backup.of.clone(),
+        reason: backup.reason,
+        uuid: backup.uuid.clone(),
+        bytes: backup.bytes,
+        written: written.map_or(0, |time| time.as_secs()),
+        newest: backup.newer == 0,
+    }
 }
 
 fn cells(backup: &Backup, now: SystemTime) -> [String; 5] {

@@ -5,11 +5,13 @@ use super::names;
 use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
-use cli::{output, secrets};
+use cli::document::Document;
+use cli::{output, qr, secrets};
 use crypt::recovery::RecoveryKey;
 use crypt::{Action, Identified, KeyEntry, NewSecret, Role, Volume};
+use schemars::JsonSchema;
 use secret::SecretBytes;
-use serde_json::{Value, json};
+use serde::Serialize;
 use stack::volume::{Intent, open_locked};
 use stack::{Error, KeyFrom, Result, exit};
 use std::path::{Path, PathBuf};
@@ -21,7 +23,7 @@ pub const PRINTED: &str = "-";
 pub enum Command {
     /// Add a key that opens the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --user age1...             a public key that was received as text\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --user age1...             a public key that was received as text\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --recovery --qr            print it also as a QR code\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
     /// Replace a passphrase or key file; requires the old one, or the owner's key
@@ -87,6 +89,9 @@ pub struct AddArgs {
     /// Label of the passphrase, key file or recovery key, for the list of keys
     #[arg(long, value_name = "TEXT", value_parser = label)]
     label: Option<String>,
+    /// Also draw the printed recovery key as a QR code, which is as secret as the key
+    #[arg(long, requires = "recovery")]
+    qr: bool,
     #[command(flatten)]
     unlock: OwnerArgs,
 }
@@ -138,6 +143,54 @@ pub struct ChangeArgs {
     unlock: OwnerArgs,
 }
 
+/// A key that opens a volume.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownVolumeKey {
+    /// Number of the keyslot.
+    keyslot: u32,
+    /// `owner`, `user` or `recovery`; `unbound` for a keyslot that does not open the volume.
+    role: String,
+    /// Name of the key pair.
+    name: Option<String>,
+    /// Label of a passphrase, a key file or a recovery key.
+    label: Option<String>,
+    /// Public half of the key pair; null for a passphrase, a key file or a recovery key.
+    public: Option<String>,
+    /// Fingerprint of the public half.
+    fingerprint: Option<String>,
+    /// Name of the key derivation function, or why the keyslot is not usable here.
+    kdf: String,
+}
+
+/// A key that was added.
+#[derive(Serialize, JsonSchema)]
+pub struct AddedKey {
+    #[serde(flatten)]
+    key: ShownVolumeKey,
+    /// The recovery key, if one was requested. It is secret, and not shown again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovery_key: Option<String>,
+}
+
+/// The keys of a volume.
+#[derive(Serialize, JsonSchema)]
+pub struct VolumeKeys {
+    /// The keys, by keyslot.
+    keys: Vec<ShownVolumeKey>,
+}
+
+/// A keyslot that was destroyed.
+#[derive(Serialize, JsonSchema)]
+pub struct RemovedKeyslot {
+    /// Number of the keyslot.
+    removed: u32,
+}
+
+pub const KEY: Document<ShownVolumeKey> = Document::new("evfs/volume-key/1");
+pub const ADDED: Document<AddedKey> = Document::new("evfs/volume-key-add/1");
+pub const KEYS: Document<VolumeKeys> = Document::new("evfs/volume-keys/1");
+pub const REMOVED: Document<RemovedKeyslot> = Document::new("evfs/volume-key-remove/1");
+
 /// Parses the label of a keyslot.
 pub fn label(text: &str) -> std::result::Result<String, String> {
     crypt::check_label(text).map(|()| text.to_owned())
@@ -172,7 +225,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 confirm(yes.yes, &what, Answer::Yes)?;
                 Ok(volume.remove_key(unlocked, keyslot)?)
             })?;
-            output::done(context.json, &json!({ "removed": keyslot }), || {
+            let content = RemovedKeyslot { removed: keyslot };
+            output::done(context.json, &REMOVED, &content, || {
                 format!("removed keyslot {keyslot}")
             });
             Ok(exit::OK)
@@ -181,8 +235,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let keys = open_locked(&device, Intent::Inspect, &context.settings)?
                 .volume
                 .keys();
-            let value = json!({ "keys": keys.iter().map(value).collect::<Vec<_>>() });
-            output::show(context.json, &value, || {
+            let content = VolumeKeys {
+                keys: keys.iter().map(shown).collect(),
+            };
+            output::show(context.json, &KEYS, &content, || {
                 keys.iter().map(line).collect::<Vec<_>>().join("\n")
             });
             Ok(exit::OK)
@@ -249,6 +305,11 @@ impl NewKey {
 }
 
 fn add(context: &Context, args: AddArgs) -> Result<u8> {
+    check_qr(
+        context,
+        args.qr,
+        args.new.recovery.as_deref() == Some(PRINTED),
+    )?;
     // The new key is read first: it may have to be typed, and the header is locked afterwards.
     let new = args.new.read(context)?;
     let label = args.label.as_deref();
@@ -270,12 +331,17 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         Ok(volume.add_secret(unlocked, role, secret.labeled(label))?)
     })?;
     let key = held.volume.key_in(keyslot)?;
-    let mut shown = value(&key);
     let mut text = line(&key);
+    let mut recovery_key = None;
     if let New::Recovery(key) = &new {
-        show_recovery_key(key, &mut shown, &mut text);
+        recovery_key = Some(key.text().to_owned());
+        show_recovery_key(key, args.qr, &mut text);
     }
-    output::done(context.json, &shown, || text);
+    let content = AddedKey {
+        key: shown(&key),
+        recovery_key,
+    };
+    output::done(context.json, &ADDED, &content, || text);
     if let New::Recovery(_) = &new {
         say_recovery_key(context, &args.device);
     }
@@ -288,13 +354,30 @@ pub fn stretched<'a>(context: &Context, secret: &'a SecretBytes) -> NewSecret<'a
     NewSecret::new(secret, stack::volume::passphrase_kdf(&context.settings))
 }
 
-/// Adds a recovery key to the result of the command that generated it.
-pub fn show_recovery_key(key: &RecoveryKey, shown: &mut Value, text: &mut String) {
-    shown["recovery_key"] = json!(key.text());
+/// Refuses `--qr` if no recovery key is printed as text.
+pub fn check_qr(context: &Context, qr: bool, is_printed: bool) -> Result<()> {
+    let why = match (qr, is_printed, context.json) {
+        (true, false, _) => {
+            "--qr draws a recovery key that is printed: use --recovery without NAME"
+        }
+        (true, _, true) => {
+            "--qr draws a recovery key for people, and --json prints it for programs"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::Usage(why.into()))
+}
+
+/// Adds a recovery key to the result of the command that generated it, with `qr` also as a code.
+pub fn show_recovery_key(key: &RecoveryKey, qr: bool, text: &mut String) {
     text.truncate(text.trim_end().len());
     text.push_str("\n\n");
     text.push_str(key.text());
     text.push('\n');
+    if qr {
+        text.push('\n');
+        text.push_str(&qr::drawn(key.text()).expect("a recovery key fits into a QR code"));
+    }
 }
 
 /// Explains a recovery key that was shown.
@@ -341,7 +424,7 @@ fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
         Ok(keyslot)
     })?;
     let key = held.volume.key_in(keyslot)?;
-    output::done(context.json, &value(&key), || {
+    output::done(context.json, &KEY, &shown(&key), || {
         format!("changed {}", short(&key))
     });
     Ok(exit::OK)
@@ -352,22 +435,23 @@ fn test(context: &Context, device: &Path, unlock: &UnlockArgs) -> Result<u8> {
     let held = open_locked(device, Intent::Inspect, &context.settings)?;
     let unlocked = held.test(&context.opener(), &source)?;
     let key = held.volume.key_in(unlocked.keyslot)?;
-    output::show(context.json, &value(&key), || {
+    output::show(context.json, &KEY, &shown(&key), || {
         format!("the key opens {}", short(&key))
     });
     Ok(exit::OK)
 }
 
-pub fn value(key: &KeyEntry) -> Value {
-    json!({
-        "keyslot": key.keyslot,
-        "role": role(key),
-        "name": key.name,
-        "label": key.label,
-        "public": key.recipient,
-        "fingerprint": key.fingerprint(),
-        "kdf": key.kdf,
-    })
+/// Describes a key for the documents of volumes.
+pub fn shown(key: &KeyEntry) -> ShownVolumeKey {
+    ShownVolumeKey {
+        keyslot: key.keyslot,
+        role: role(key),
+        name: key.name.clone(),
+        label: key.label.clone(),
+        public: key.recipient.clone(),
+        fingerprint: key.fingerprint(),
+        kdf: key.kdf.clone(),
+    }
 }
 
 /// Formats the role of a key; a keyslot that does not hold the volume key has none.

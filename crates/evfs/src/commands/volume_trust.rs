@@ -2,8 +2,10 @@
 
 use super::names;
 use cli::Context;
+use cli::document::Document;
 use cli::output;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use stack::trust::{TrustStore, VolumeRecord, epoch_of, seal_of};
 use stack::volume::{Intent, open_locked};
 use stack::{Error, Result, exit};
@@ -23,6 +25,71 @@ pub struct Args {
     reset: bool,
 }
 
+/// Records of all volumes that this machine has opened.
+#[derive(Serialize, JsonSchema)]
+pub struct Records {
+    /// The records, by UUID.
+    volumes: Vec<ShownRecord>,
+}
+
+/// Record of a volume.
+#[derive(Serialize, JsonSchema)]
+pub struct ShownRecord {
+    /// UUID of the volume.
+    uuid: String,
+    /// Whether its header had a seal.
+    sealed: bool,
+    /// Number of the last seal; a newer seal has a higher one.
+    epoch: Option<u64>,
+    /// First use on this machine, in seconds since 1970.
+    first_used: u64,
+    /// Paths and LUNs where the volume was found.
+    places: Vec<String>,
+    /// Keys of the volume at the last use.
+    keys: Vec<RecordedKey>,
+}
+
+/// A key in the record of a volume.
+#[derive(Serialize, JsonSchema)]
+struct RecordedKey {
+    /// Number of the keyslot.
+    keyslot: u32,
+    /// Role and name of the key.
+    key: String,
+}
+
+/// Record of one volume, beside its header.
+#[derive(Serialize, JsonSchema)]
+pub struct ComparedRecord {
+    #[serde(flatten)]
+    record: ShownRecord,
+    /// The header, if a DEVICE was named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    header: Option<ShownHeader>,
+}
+
+/// Seal of a header.
+#[derive(Serialize, JsonSchema)]
+struct ShownHeader {
+    /// Whether the header has a seal.
+    sealed: bool,
+    /// Number of the seal.
+    epoch: Option<u64>,
+    /// Whether the seal is the recorded one.
+    same: bool,
+}
+
+/// A record that was removed.
+#[derive(Serialize, JsonSchema)]
+pub struct ForgottenRecord {
+    /// UUID of the volume.
+    forgotten: String,
+}
+
+pub const RECORDS: Document<Records> = Document::new("evfs/trust-records/1");
+pub const RECORD: Document<ComparedRecord> = Document::new("evfs/trust-record/1");
+pub const FORGOTTEN: Document<ForgottenRecord> = Document::new("evfs/trust-reset/1");
+
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     match &args.device {
         None => all(context),
@@ -33,8 +100,8 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 
 fn all(context: &Context) -> Result<u8> {
     let known = TrustStore::of(&context.settings).load()?;
-    let volumes: Vec<Value> = known.volumes.iter().map(|(u, e)| value(u, e)).collect();
-    output::show(context.json, &json!({ "volumes": volumes }), || {
+    let volumes = known.volumes.iter().map(|(u, e)| shown(u, e)).collect();
+    output::show(context.json, &RECORDS, &Records { volumes }, || {
         if known.volumes.is_empty() {
             "no volume has been opened on this machine".into()
         } else {
@@ -55,15 +122,16 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
         }
     };
     let entry = known.volumes.get(&uuid).ok_or_else(|| unknown(&uuid))?;
-    let mut shown = value(&uuid, entry);
-    if let Some(states) = &states {
-        shown["header"] = json!({
-            "sealed": states.is_some(),
-            "epoch": states.as_ref().map(|s| s.epoch),
-            "same": *states == entry.seal,
-        });
-    }
-    output::show(context.json, &shown, || {
+    let header = states.as_ref().map(|states| ShownHeader {
+        sealed: states.is_some(),
+        epoch: states.as_ref().map(|s| s.epoch.get()),
+        same: *states == entry.seal,
+    });
+    let content = ComparedRecord {
+        record: shown(&uuid, entry),
+        header,
+    };
+    output::show(context.json, &RECORD, &content, || {
         let mut text = text(&uuid, entry);
         if let Some(states) = &states {
             let same = if *states == entry.seal {
@@ -90,8 +158,12 @@ fn reset(context: &Context, device: &Path) -> Result<u8> {
     if !store.forget(&uuid)? {
         return Err(unknown(&uuid));
     }
-    output::done(context.json, &json!({ "forgotten": uuid }), || {
-        format!("forgot volume {uuid}; its next use counts as the first")
+    let content = ForgottenRecord { forgotten: uuid };
+    output::done(context.json, &FORGOTTEN, &content, || {
+        format!(
+            "forgot volume {}; its next use counts as the first",
+            content.forgotten
+        )
     });
     Ok(exit::OK)
 }
@@ -102,15 +174,19 @@ fn unknown(uuid: &str) -> Error {
     ))
 }
 
-fn value(uuid: &str, entry: &VolumeRecord) -> Value {
-    json!({
-        "uuid": uuid,
-        "sealed": entry.seal.is_some(),
-        "epoch": entry.seal.as_ref().map(|s| s.epoch),
-        "first_used": entry.first_used,
-        "places": entry.places,
-        "keys": entry.keys.iter().map(|(keyslot, key)| json!({ "keyslot": keyslot, "key": key })).collect::<Vec<_>>(),
-    })
+fn shown(uuid: &str, entry: &VolumeRecord) -> ShownRecord {
+    let key = |(keyslot, key): (&u32, &String)| RecordedKey {
+        keyslot: *keyslot,
+        key: key.clone(),
+    };
+    ShownRecord {
+        uuid: uuid.to_owned(),
+        sealed: entry.seal.is_some(),
+        epoch: entry.seal.as_ref().map(|s| s.epoch.get()),
+        first_used: entry.first_used,
+        places: entry.places.iter().cloned().collect(),
+        keys: entry.keys.iter().map(key).collect(),
+    }
 }
 
 fn text(uuid: &str, entry: &VolumeRecord) -> String {

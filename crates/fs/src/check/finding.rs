@@ -2,6 +2,7 @@
 
 use crate::format::key::Ino;
 use crate::names::directory::ROOT;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
@@ -12,7 +13,7 @@ const LISTED_MAX: usize = 1000;
 const DEPTH_MAX: usize = 4096;
 
 /// Subject of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     /// Page of the metadata: its checksum, or its place in the tree.
@@ -32,7 +33,7 @@ pub enum FindingKind {
 }
 
 /// Problem found by a check, or action taken by a repair.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Finding {
     /// Subject of the finding.
     pub kind: FindingKind,

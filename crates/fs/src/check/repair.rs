@@ -32,6 +32,7 @@ use crate::metadata::overlay::Prior;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -39,7 +40,7 @@ use std::collections::BTreeMap;
 const PART: u64 = 1 << 20;
 
 /// Result of a repair.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Repair {
     /// Problems found, with the action taken; at most 1000.
     pub done: Vec<Finding>,

@@ -1,9 +1,9 @@
 //! Access lists in the notation of administrators.
 
+use super::shown::{ShownAccessList, ShownEntry};
 use crate::{Error, Result};
 use afs_proto::Rights;
 use afs_proto::acl::{AccessList, Entry};
-use serde_json::{Value, json};
 
 /// Changes entries of an access list like `fs setacl`: an entry without rights is removed.
 pub(super) fn changed(
@@ -49,18 +49,18 @@ fn rights(words: &str) -> Result<Rights> {
     }
 }
 
-/// Formats an access list as JSON.
-pub(super) fn shown_list(volume: &str, path: &str, list: &AccessList) -> Value {
-    let entries = |entries: &[Entry]| -> Value {
-        let row = |e: &Entry| json!({ "name": e.name, "rights": e.rights.to_string() });
-        entries.iter().map(row).collect()
+/// Describes an access list for users.
+pub(super) fn shown_list(volume: &str, path: &str, list: &AccessList) -> ShownAccessList {
+    let row = |entry: &Entry| ShownEntry {
+        name: entry.name.clone(),
+        rights: entry.rights.to_string(),
     };
-    json!({
-        "volume": volume,
-        "path": path,
-        "positive": entries(list.positive()),
-        "negative": entries(list.negative()),
-    })
+    ShownAccessList {
+        volume: volume.to_owned(),
+        path: path.to_owned(),
+        positive: list.positive().iter().map(row).collect(),
+        negative: list.negative().iter().map(row).collect(),
+    }
 }
 
 #[cfg(test)]

@@ -10,12 +10,14 @@ use super::scrape;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
-use crate::cell;
+use crate::cell::{
+    self, ShownCell, ShownClient, ShownPort, ShownProcedure, ShownServer, ShownServerStats,
+};
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
 use crate::control::{self, CellRequest, FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
 use crate::metrics::Samples;
-use crate::text::uuid_text;
+use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
 use crate::watch::CellCounters;
 use crate::{Error, Result, Settings};
@@ -23,7 +25,7 @@ use ::cache::{FileId, Vnode};
 use ::fs::Fs;
 use afs_server::{Client, Config, Prefix, Server, StartError, Volume};
 use block::Access;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -170,25 +172,32 @@ impl CellGraph {
         Error::Failed(format!("{} is being stopped", self.spec.name))
     }
 
-    /// Adds the values that exist only while the cell is served.
-    fn add_status(&self, server: &Server, clients: bool, status: &Status, answer: &mut Value) {
-        answer["served"] = true.into();
-        answer["name"] = json!(status.name);
-        answer["device"] = json!(status.device);
-        answer["pid"] = json!(status.pid);
-        answer["since"] = json!(status.since);
-        answer["threads"] = json!(status.threads);
-        answer["read_only"] = json!(status.read_only);
-        answer["warning"] = json!(status.warning);
-        answer["listen"] = json!(self.listen);
-        answer["announced"] = json!(self.announced);
-        answer["allowed"] = self.spec.allow.iter().map(Prefix::to_string).collect();
-        answer["anonymous_write"] = json!(self.spec.anonymous_write);
-        answer["cellservdb"] = json!(cell_serv_db(&self.record.name, &self.announced));
-        answer["stats"] = of_server(server);
-        if clients {
+    /// Describes the cell while it is served.
+    fn shown(&self, server: &Server, clients: bool, status: Status) -> ShownCell {
+        let shown_clients = || -> Vec<ShownClient> {
             let all = server.clients();
-            answer["clients"] = all.iter().take(CLIENTS_SHOWN).map(of_client).collect();
+            all.iter().take(CLIENTS_SHOWN).map(of_client).collect()
+        };
+        ShownCell {
+            cell: self.record.name.clone(),
+            served: true,
+            listen: self.listen.clone(),
+            cellservdb: cell_serv_db(&self.record.name, &self.announced),
+            volumes: cell::volumes(&server.administration()),
+            server: Some(ShownServer {
+                name: status.name,
+                device: status.device,
+                pid: status.pid,
+                since: status.since,
+                threads: status.threads,
+                read_only: status.read_only,
+                warning: status.warning,
+                announced: self.announced.clone(),
+                allowed: self.spec.allow.iter().map(Prefix::to_string).collect(),
+                anonymous_write: self.spec.anonymous_write,
+                stats: of_server(server),
+                clients: clients.then(shown_clients),
+            }),
         }
     }
 
@@ -349,13 +358,13 @@ impl Graph for CellGraph {
 
     fn cell(&self, request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
         let server = self.server()?;
-        let mut answer = cell::execute(&self.record, &server.administration(), request)?;
-        if let CellRequest::Status { clients } = request {
-            self.add_status(server, *clients, &status(), &mut answer);
+        match request {
+            CellRequest::Status { clients } => Ok(json_of(&self.shown(server, *clients, status()))),
+            other => cell::execute(&self.record, &server.administration(), other),
         }
-        Ok(answer)
     }
 }
+
 fn config(
     spec: &ServeSpec,
     listen: &[Ipv4Addr],
@@ -449,57 +458,60 @@ fn taken_by(address: SocketAddr, spec: &ServeSpec, run_dir: &Path) -> Option<Str
     control::find_other(run_dir, &spec.name, is_there)
 }
 
-fn of_client(client: &Client) -> Value {
-    json!({
-        "address": client.address.ip(),
-        "port": client.address.port(),
-        "uuid": client.uuid.map(|uuid| uuid_text(&uuid.0)),
-        "state": counters::word_of_client(client.state),
-        "promises": client.promises,
-        "heard_seconds_ago": client.silent_seconds,
-    })
+fn of_client(client: &Client) -> ShownClient {
+    ShownClient {
+        address: client.address.ip(),
+        port: client.address.port(),
+        uuid: client.uuid.map(|uuid| uuid_text(&uuid.0)),
+        state: counters::word_of_client(client.state),
+        promises: client.promises,
+        heard_seconds_ago: client.silent_seconds,
+    }
 }
 
-fn of_server(server: &Server) -> Value {
+fn of_server(server: &Server) -> ShownServerStats {
     let stats = server.stats();
-    let counts = &stats.counts;
     let procedures = stats.called.iter().map(|called| {
-        let row = json!({ "calls": called.calls, "errors": called.aborts });
-        (called.procedure.to_owned(), row)
+        let row = ShownProcedure {
+            calls: called.calls,
+            errors: called.aborts,
+        };
+        (called.procedure.to_owned(), json_of(&row))
     });
-    let port = |port: &rx::PortStats| {
-        let sum = |of: &dyn Fn(&rx::Stats) -> u64| -> u64 { port.sockets.iter().map(of).sum() };
-        json!({
-            "connections": port.connections,
-            "calls_now": port.calls,
-            "datagrams_in": sum(&|s| s.datagrams_in),
-            "datagrams_out": sum(&|s| s.datagrams_out),
-            "bytes_in": sum(&|s| s.bytes_in),
-            "bytes_out": sum(&|s| s.bytes_out),
-            "dropped_datagrams": port.dropped,
-            "malformed": sum(&|s| s.malformed),
-            "stray": sum(&|s| s.stray),
-            "jumbograms_in": sum(&|s| s.jumbograms_in),
-            "jumbograms_out": sum(&|s| s.jumbograms_out),
-            "resent_packets": sum(&|s| s.resent),
-            "lost_packets": sum(&|s| s.lost),
-            "duplicate_packets": sum(&|s| s.duplicates),
-            "refused_connections": sum(&|s| s.connections_refused),
-            "busy": sum(&|s| s.busy),
-            "send_errors": port.send_errors,
-        })
-    };
-    json!({
-        "clients": stats.clients,
-        "active_clients": stats.active_clients,
-        "promises": stats.promises,
-        "calls": counts.calls,
-        "errors": counts.aborts,
-        "callbacks_broken": counts.breaks,
-        "fetched_bytes": counts.fetched_bytes,
-        "stored_bytes": counts.stored_bytes,
-        "procedures": procedures.collect::<serde_json::Map<_, _>>(),
-        "files": port(&stats.files),
-        "location": port(&stats.location),
-    })
+    ShownServerStats {
+        clients: stats.clients,
+        active_clients: stats.active_clients,
+        promises: stats.promises,
+        calls: stats.counts.calls,
+        errors: stats.counts.aborts,
+        callbacks_broken: stats.counts.breaks,
+        fetched_bytes: stats.counts.fetched_bytes,
+        stored_bytes: stats.counts.stored_bytes,
+        procedures: procedures.collect(),
+        files: of_port(&stats.files),
+        location: of_port(&stats.location),
+    }
+}
+
+fn of_port(port: &rx::PortStats) -> ShownPort {
+    let sum = |of: &dyn Fn(&rx::Stats) -> u64| -> u64 { port.sockets.iter().map(of).sum() };
+    ShownPort {
+        connections: port.connections,
+        calls_now: port.calls,
+        datagrams_in: sum(&|s| s.datagrams_in),
+        datagrams_out: sum(&|s| s.datagrams_out),
+        bytes_in: sum(&|s| s.bytes_in),
+        bytes_out: sum(&|s| s.bytes_out),
+        dropped_datagrams: port.dropped,
+        malformed: sum(&|s| s.malformed),
+        stray: sum(&|s| s.stray),
+        jumbograms_in: sum(&|s| s.jumbograms_in),
+        jumbograms_out: sum(&|s| s.jumbograms_out),
+        resent_packets: sum(&|s| s.resent),
+        lost_packets: sum(&|s| s.lost),
+        duplicate_packets: sum(&|s| s.duplicates),
+        refused_connections: sum(&|s| s.connections_refused),
+        busy: sum(&|s| s.busy),
+        send_errors: port.send_errors,
+    }
 }

@@ -1,10 +1,11 @@
 //! The health of a service: one word for its state, and the reasons.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 
 /// State of a service, the least severe first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
     /// Everything works.
@@ -43,7 +44,7 @@ impl State {
 }
 
 /// Health of a service.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub struct Health {
     /// The most severe of all findings.
     pub state: State,

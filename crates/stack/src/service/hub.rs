@@ -440,8 +440,8 @@ impl Slot {
         service.as_ref().map(work)
     }
 
-    /// Returns the current status, and the state of the LUN.
-    fn status_now(&self) -> (Status, Option<Value>) {
+    /// Returns the current status, with the state of the LUN.
+    fn status_now(&self) -> Status {
         let mut status = self.with(Service::status_now).unwrap_or_else(|| {
             let mut status = self.status.clone();
             status.note_stop();
@@ -453,15 +453,12 @@ impl Slot {
         if let Some(lun) = &lun {
             status.health.add_lun(lun);
         }
-        (status, lun)
+        status.lun_state = lun;
+        status
     }
 
     fn status(&self) -> Value {
-        let (status, lun) = self.status_now();
-        let mut status = status.to_value();
-        if let Some(lun) = lun {
-            status["lun_state"] = lun;
-        }
+        let mut status = self.status_now().to_value();
         for note in [&self.note, &*self.hup] {
             if let Some(note) = &*lock(note) {
                 let before = status["warning"]
@@ -476,7 +473,7 @@ impl Slot {
     /// Collects the metrics of the service and of its process.
     fn samples(&self) -> Samples {
         let mut samples = Samples::default();
-        scrape::of_status(&self.status_now().0, &mut samples);
+        scrape::of_status(&self.status_now(), &mut samples);
         self.with(|service| service.add_samples(&mut samples));
         if let Some(lun) = lock(&self.lun).as_deref() {
             scrape::of_lun(&self.name, lun, &mut samples);

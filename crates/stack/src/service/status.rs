@@ -3,10 +3,13 @@
 use super::health::{Health, State};
 use crate::device::Disk;
 use crate::in_use::InUseRecord;
+use crate::lun::LunHealth;
 use crate::text::path_as_text;
 use crate::volume::{Cipher, OpenedDevice};
 use block::DeviceInfo;
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -20,7 +23,7 @@ pub fn set_log_place(place: String) {
 }
 
 /// An export of a service.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ExportAt {
     /// `nbd`, `fuse`, `loop`, `mount` or `afs`.
     pub kind: &'static str,
@@ -29,7 +32,7 @@ pub struct ExportAt {
 }
 
 /// Status of a service.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Status {
     /// Name of the attached volume, mounted file system or served cell.
     pub name: String,
@@ -55,7 +58,9 @@ pub struct Status {
     /// Served cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
-    /// State of the in-use record, which other machines check.
+    /// State of the in-use record, which other machines check: `kept`, `reader`, `impossible` or
+    /// `lost`.
+    #[schemars(with = "String")]
     pub in_use_record: InUseRecord,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -101,10 +106,14 @@ pub struct Status {
     /// Notice about a volume that this machine opens for the first time, with its owner.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_use: Option<String>,
+    /// State of the LUN, if the service is on one. The process of the service fills it in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<LunHealth>")]
+    pub lun_state: Option<Value>,
 }
 
 /// State of the write-back of acknowledged data.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct WriteBack {
     /// `ok`, or `failing` while there are pages that could not be written out.
     pub state: &'static str,
@@ -117,9 +126,11 @@ pub struct WriteBack {
 }
 
 /// Use of space in a file system, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Space {
+    /// Size of the file system.
     pub size_bytes: u64,
+    /// Free bytes, including those that are reserved.
     pub free_bytes: u64,
     /// Free bytes that files can use.
     pub available_bytes: u64,
@@ -138,7 +149,7 @@ impl Space {
 }
 
 /// The part of [`Status`] for encrypted volumes.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CipherStatus {
     /// Size of an encryption sector, in bytes.
     pub sector_size: u32,
@@ -203,6 +214,7 @@ impl Status {
             write_back: None,
             warning: cipher.and_then(|_| memory_warning()),
             first_use: open.first_use.clone(),
+            lun_state: None,
         };
         if let Some(copy) = open.damaged_copy {
             let reason = format!("the {copy} copy of the header is damaged");
@@ -285,7 +297,7 @@ impl Status {
     }
 
     /// Converts the status to JSON.
-    pub fn to_value(&self) -> serde_json::Value {
+    pub fn to_value(&self) -> Value {
         serde_json::to_value(self).expect("names and numbers become JSON")
     }
 }

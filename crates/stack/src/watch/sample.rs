@@ -1,10 +1,11 @@
 //! The state and the rates of all services in one interval.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// State and rates of all services.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Sample {
     /// Time of the sample, in seconds since 1970.
     pub time: f64,
@@ -23,8 +24,9 @@ pub struct Sample {
 }
 
 /// A service in an interval.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct ServiceSample {
+    /// Name of the service.
     pub name: String,
     /// `volume`, `mount`, `cell`, or `-` for a service that has not answered yet.
     pub kind: &'static str,
@@ -38,7 +40,9 @@ pub struct ServiceSample {
     pub device: String,
     /// Places of the exports.
     pub exports: Vec<String>,
+    /// ID of its process.
     pub pid: Option<u64>,
+    /// Time since its start, in seconds.
     pub uptime_seconds: Option<u64>,
     /// Size of the data in bytes.
     pub size_bytes: Option<u64>,
@@ -59,10 +63,13 @@ pub struct ServiceSample {
 }
 
 /// Requests in an interval.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct IoRates {
+    /// Requests per second.
     pub requests_per_second: f64,
+    /// Bytes per second.
     pub bytes_per_second: f64,
+    /// Errors per second.
     pub errors_per_second: f64,
     /// Mean latency in nanoseconds; `None` without requests, as are the percentiles.
     pub mean_ns: Option<u64>,
@@ -73,10 +80,11 @@ pub struct IoRates {
 }
 
 /// A path of a LUN in an interval.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct PathSample {
     /// Service on the LUN.
     pub service: String,
+    /// Name of the LUN.
     pub lun: String,
     /// Address of the path.
     pub path: String,
@@ -90,17 +98,24 @@ pub struct PathSample {
     pub waiting: u32,
     /// Lost connections since the start.
     pub losses: u64,
+    /// Rates; `None` without a comparable earlier reading.
     pub rates: Option<TransferRates>,
 }
 
 /// Requests on a path in an interval.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TransferRates {
+    /// Reads per second.
     pub reads_per_second: f64,
+    /// Writes per second.
     pub writes_per_second: f64,
+    /// Bytes read per second.
     pub read_bytes_per_second: f64,
+    /// Bytes written per second.
     pub written_bytes_per_second: f64,
+    /// Errors per second.
     pub errors_per_second: f64,
+    /// Requests repeated on another path, per second.
     pub retries_per_second: f64,
     /// Median latency in nanoseconds; `None` without requests.
     pub p50_ns: Option<u64>,
@@ -109,20 +124,29 @@ pub struct TransferRates {
 }
 
 /// The cache of a process in an interval. Rates are in pages of 4096 bytes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct CacheSample {
+    /// ID of its process.
     pub pid: u32,
     /// Services of the process.
     pub services: Vec<String>,
+    /// Bytes of pages in use.
     pub used_bytes: u64,
+    /// Upper limit of the cache in bytes.
     pub max_bytes: u64,
+    /// Bytes not yet written to the device.
     pub dirty_bytes: u64,
+    /// Age of the oldest of them in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
     /// Share of page reads that found the page resident, from 0 to 1; `None` without reads.
     pub hit_ratio: Option<f64>,
+    /// Reads per second.
     pub reads_per_second: Option<f64>,
+    /// Page reads that went to the device, per second.
     pub misses_per_second: Option<f64>,
+    /// Writes per second.
     pub writes_per_second: Option<f64>,
+    /// Pages read ahead, per second.
     pub read_ahead_per_second: Option<f64>,
     /// Pages read ahead that were evicted before their first use.
     pub wasted_per_second: Option<f64>,
@@ -133,8 +157,9 @@ pub struct CacheSample {
 }
 
 /// A file in an interval. Rates are in pages of 4096 bytes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct FileSample {
+    /// Name of the service.
     pub service: String,
     /// Name of the fileset or volume with the file.
     pub tree: String,
@@ -142,41 +167,53 @@ pub struct FileSample {
     pub file: u64,
     /// Path from the root of the tree; `None` if it is not known.
     pub path: Option<String>,
+    /// Size of the file in bytes.
     pub size_bytes: u64,
     /// Bytes in the cache; `None` for a file with more than are counted.
     pub cached_bytes: Option<u64>,
+    /// Bytes not yet written to the device.
     pub dirty_bytes: u64,
+    /// Age of the oldest of them in milliseconds.
     pub oldest_dirty_ms: Option<u64>,
     /// Share of page reads that found the page resident, from 0 to 1; `None` without reads.
     pub hit_ratio: Option<f64>,
+    /// Reads per second.
     pub reads_per_second: Option<f64>,
+    /// Writes per second.
     pub writes_per_second: Option<f64>,
 }
 
 /// A cell in an interval.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct CellSample {
+    /// Name of the service.
     pub service: String,
     /// Name of the cell.
     pub cell: String,
+    /// Known clients.
     pub clients: usize,
     /// Clients that were active in the last 15 minutes.
     pub active_clients: usize,
     /// Callback promises that clients hold.
     pub promises: usize,
+    /// Calls per second.
     pub calls_per_second: Option<f64>,
+    /// Errors per second.
     pub errors_per_second: Option<f64>,
     /// Calls that notified a client of changed files.
     pub breaks_per_second: Option<f64>,
+    /// Bytes read by clients, per second.
     pub fetched_bytes_per_second: Option<f64>,
+    /// Bytes written by clients, per second.
     pub stored_bytes_per_second: Option<f64>,
     /// Procedures that were called in the interval, the most frequent first.
     pub procedures: Vec<(String, f64)>,
 }
 
 /// A client of a cell.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, JsonSchema)]
 pub struct ClientSample {
+    /// Name of the service.
     pub service: String,
     /// Address and port.
     pub address: String,

@@ -1,0 +1,136 @@
+//! Answers to requests to a file system. Their serialized form is published (`docs/schemas/`).
+
+use crate::text::uuid_text;
+use ::fs::{BLOCK_BYTES, Fs, TreeId, TreeRecord};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A fileset or a snapshot.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct ShownFileset {
+    /// Number of the fileset.
+    pub id: u32,
+    /// Name of the fileset.
+    pub name: String,
+    /// Name of the fileset that this is a snapshot of.
+    pub snapshot_of: Option<String>,
+    /// Time of creation, in seconds since 1970.
+    pub created: i64,
+    /// Bytes of file data.
+    pub used_bytes: u64,
+    /// Number of files, directories and all other objects.
+    pub used_inodes: u64,
+    /// Limit of `used_bytes`.
+    pub quota_bytes: Option<u64>,
+    /// Limit of `used_inodes`.
+    pub quota_inodes: Option<u64>,
+    /// Cell whose clients may read a new fileset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cell: Option<String>,
+}
+
+/// Filesets and snapshots of a file system.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct Filesets {
+    /// All filesets and snapshots.
+    pub filesets: Vec<ShownFileset>,
+}
+
+/// Use of space in a file system, in bytes.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct ShownUsage {
+    /// UUID of the file system.
+    pub uuid: String,
+    /// Label of the file system.
+    pub label: String,
+    /// Size of the file system.
+    pub size_bytes: u64,
+    /// Free bytes, including those that are reserved.
+    pub free_bytes: u64,
+    /// Free bytes that files can use.
+    pub available_bytes: u64,
+    /// Length of the largest run of free space.
+    pub largest_free_bytes: u64,
+    /// Number of runs of free space.
+    pub free_runs: u64,
+    /// Bytes by which the file system grows when it is next mounted, because its device has grown.
+    pub growable_bytes: u64,
+    /// Bytes of the metadata.
+    pub metadata_bytes: u64,
+    /// Bytes of the journal.
+    pub journal_bytes: u64,
+    /// Number of files, directories and all other objects of all filesets.
+    pub inodes: u64,
+    /// All filesets and snapshots.
+    pub filesets: Vec<ShownFileset>,
+}
+
+/// Answer to the removal of a fileset, a snapshot or a volume.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct Removed {
+    /// Name of the removed object.
+    pub removed: String,
+}
+
+impl ShownFileset {
+    /// Describes a fileset, given its record and those of all.
+    pub(super) fn of(
+        id: TreeId,
+        record: &TreeRecord,
+        all: &[(TreeId, TreeRecord)],
+    ) -> ShownFileset {
+        let origin = all.iter().find(|(id, _)| *id == record.origin);
+        let limit = |n: u64, unit: u64| (n > 0).then(|| n * unit);
+        ShownFileset {
+            id,
+            name: record.name.clone(),
+            snapshot_of: origin.map(|(_, r)| r.name.clone()),
+            created: record.created.seconds,
+            used_bytes: record.used_blocks * BLOCK_BYTES,
+            used_inodes: record.used_inodes,
+            quota_bytes: limit(record.quota_blocks, BLOCK_BYTES),
+            quota_inodes: limit(record.quota_inodes, 1),
+            cell: None,
+        }
+    }
+
+    /// Finds the fileset `name`.
+    pub(super) fn named(fs: &Fs, name: &str) -> Option<ShownFileset> {
+        let all = fs.filesets();
+        let found = all.iter().find(|(_, record)| record.name == name);
+        found.map(|(id, record)| ShownFileset::of(*id, record, &all))
+    }
+}
+
+impl Filesets {
+    /// Lists the filesets and snapshots of a file system.
+    pub(super) fn of(fs: &Fs) -> Filesets {
+        let all = fs.filesets();
+        let rows = all.iter().map(|(id, r)| ShownFileset::of(*id, r, &all));
+        Filesets {
+            filesets: rows.collect(),
+        }
+    }
+}
+
+impl ShownUsage {
+    /// Reads the use of space of a file system.
+    pub(super) fn of(fs: &Fs) -> ShownUsage {
+        let superblock = fs.superblock();
+        let usage = fs.usage();
+        ShownUsage {
+            uuid: uuid_text(&superblock.uuid),
+            label: superblock.label,
+            size_bytes: usage.blocks * BLOCK_BYTES,
+            free_bytes: usage.free * BLOCK_BYTES,
+            available_bytes: usage.available * BLOCK_BYTES,
+            largest_free_bytes: usage.largest_free * BLOCK_BYTES,
+            free_runs: usage.free_runs,
+            growable_bytes: fs.growable_bytes(),
+            metadata_bytes: usage.metadata * BLOCK_BYTES,
+            journal_bytes: usage.journal * BLOCK_BYTES,
+            inodes: usage.inodes,
+            filesets: Filesets::of(fs).filesets,
+        }
+    }
+}
