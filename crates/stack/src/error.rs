@@ -395,6 +395,7 @@ pub mod exit {
             "the header, or the file system, is damaged beyond repair",
         ),
         ("26", "a check ran and found errors"),
+        ("27", "a check ran and found warnings, but no errors"),
         (
             "30",
             "detached by `--force` or a signal; acknowledged data could not be written and is lost",
@@ -445,6 +446,7 @@ mod tests {
             exit::REPAIRABLE,
             exit::NOT_REPAIRABLE,
             exit::CHECK_FOUND_ERRORS,
+            exit::CHECK_FOUND_WARNINGS,
             exit::DATA_LOST,
         ] {
             assert!(in_table(code), "{code}");
