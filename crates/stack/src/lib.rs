@@ -44,7 +44,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub use crate::cache::ProcessCache;
 pub use ::fs::Atime;
 pub use afs_server::{NoPrefix, Prefix};
-pub use block::Access;
+pub use block::{Access, parse_size, size_text};
 pub use confine::{Needs, RetainedPrivileges, confine};
 pub use error::{Error, Left, Result, exit, without_number};
 pub use existing::Existing;
@@ -57,4 +57,3 @@ pub use service::{
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
-pub use text::parse_size;

@@ -5,7 +5,7 @@ use cli::Context;
 use cli::output::{self, size};
 use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
-use stack::cache::{ADVICE, TUNABLES, parse_change};
+use stack::cache::{ADVICE, TUNABLES, changed_sizes, parse_change};
 use stack::control::CacheRequest;
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
@@ -62,7 +62,7 @@ Examples:
 
 fn settings_help() -> String {
     let mut help = String::from(
-        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64MB filecache_max=2GB\n\
+        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64M filecache_max=2G\n\
          \nA process that serves volumes has one cache for all of them. The change applies to all\n\
          these processes. To make it permanent, set `cache.tunables` in the configuration file.\n\n\
          Settings:\n",
@@ -91,6 +91,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Show { files, watch } => return show(context, files, watch),
         Command::Set { changes } => {
+            if let Some(notice) = changed_sizes(&changes) {
+                output::say(context.json, &format!("note: {notice}"));
+            }
             let answers = each_process(context, &CacheRequest::Set { changes })?;
             let value = json!({ "caches": answers });
             output::done(context.json, &value, || {

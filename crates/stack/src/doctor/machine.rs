@@ -329,7 +329,8 @@ fn cache_memory(tunables: &str, memory: u64, limit: u64) -> Finding {
             .why("little is left for keys, requests and other programs under the same limit")
             .remedy("lower filecache_max in `cache.tunables`, or raise the limit")
             .command(format!(
-                "export EVFS_CACHE_TUNABLES=filecache_max={fitting}"
+                "export EVFS_CACHE_TUNABLES=filecache_max={}",
+                crate::size_text(fitting)
             ))
     } else {
         Finding::ok(ids::CACHE, what)
