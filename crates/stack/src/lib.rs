@@ -18,6 +18,7 @@ pub mod doctor;
 mod error;
 mod existing;
 pub mod filesystem;
+pub mod handle;
 mod in_use;
 mod listen;
 pub mod lun;
