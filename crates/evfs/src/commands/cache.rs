@@ -149,7 +149,7 @@ fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();
     for (name, status) in control::statuses(&dir)? {
         let Ok(status) = status else {
-            output::say(context.json, &format!("{name}: not answering"));
+            output::warn(context.json, &format!("{name}: not answering"));
             continue;
         };
         if status["cached"] != true {
