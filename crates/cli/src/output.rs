@@ -93,6 +93,12 @@ impl Bar {
 /// First error of a write to standard output.
 static GONE: OnceLock<std::io::Error> = OnceLock::new();
 
+/// Returns the width of the terminal at standard output, in columns, if there is one.
+pub fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
 /// Prints one line of data. A closed pipe (`| head`) does not panic.
 pub fn line(text: &str) {
     let mut out = std::io::stdout().lock();

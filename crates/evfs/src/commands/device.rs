@@ -32,6 +32,15 @@ impl DeviceArgs {
         }
     }
 
+    /// Builds the arguments for a DEVICE that is optional in a command.
+    pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
+        DeviceArgs {
+            device: device.to_owned(),
+            unlock: unlock.clone(),
+            credential: None,
+        }
+    }
+
     /// Finds the DEVICE, if a name or a directory was typed.
     pub fn resolved(&self, context: &Context) -> Result<DeviceArgs> {
         Ok(DeviceArgs {
@@ -75,6 +84,21 @@ impl DeviceArgs {
         let name = self.credential.clone();
         self.unlock
             .source(&name.unwrap_or_else(|| volume_name(&self.device)))
+    }
+}
+
+/// A DEVICE with a volume, for commands that read or change only its header.
+#[derive(clap::Args, Debug, Clone)]
+pub struct VolumeArgs {
+    /// File, disk or LUN; or the name or mount point of a service on it
+    #[arg(add = names::devices())]
+    device: PathBuf,
+}
+
+impl VolumeArgs {
+    /// Finds the DEVICE, if a name or a directory was typed.
+    pub fn resolved(&self, context: &Context) -> Result<PathBuf> {
+        handle::device(context, &self.device)
     }
 }
 
