@@ -6,7 +6,7 @@
 //! | `cargo xtask check --full` | root | the same with all tests, against real peers, interleavings and fuzz targets |
 //! | `cargo xtask check --soak HOURS` | root | random, fault and fuzz suites with new seeds ([`crate::soak`]) |
 
-use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, soak, suite, tidy};
+use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, site, soak, suite, tidy};
 use std::path::Path;
 
 /// Seconds for each fuzz target in a full check.
@@ -58,6 +58,7 @@ fn full(root: &Path) -> Outcome {
     setup::needs_root()?;
     structure(root)?;
     setup::require(root)?;
+    site::build(root)?;
     lints(root)?;
     dependencies(root)?;
     build(root, &["--release"])?;

@@ -12,7 +12,7 @@ use crate::cell_record::check_addresses;
 pub use crate::cell_record::{Record, cell_serv_db, check_name};
 use crate::control::{self, CellRequest, ControlRequest};
 use crate::existing::Existing;
-use crate::filesystem::{FIRST_FILESET, Target, content, format_device, open_fs, options};
+use crate::filesystem::{FIRST_FILESET, RootDir, Target, content, format_device, open_fs, options};
 use crate::handle::mounted_as;
 use crate::signature::{self, Content};
 use crate::volume::{OpenOptions, OpenedDevice};
@@ -76,7 +76,13 @@ fn init_on(
 ) -> Result<CreatedCell> {
     let formatted = match content(open)? {
         None => {
-            format_device(target, open, &record.name, Existing::Keep)?;
+            format_device(
+                target,
+                open,
+                &record.name,
+                RootDir::default(),
+                Existing::Keep,
+            )?;
             true
         }
         Some(Content::Known(found)) if signature::is_ours(found) => false,

@@ -320,6 +320,7 @@ fn of_key(error: &keyring::Error) -> u8 {
         keyring::Error::WrongPassphrase(_) | keyring::Error::WrongKey => exit::WRONG_KEY,
         keyring::Error::BadName(_)
         | keyring::Error::NumberName(_)
+        | keyring::Error::PublicName(_)
         | keyring::Error::NoPassphrase(_)
         | keyring::Error::Exists(_)
         | keyring::Error::HalfMade(_) => exit::USAGE,

@@ -40,6 +40,7 @@ const ALIASES: &[Alias] = &[
     // lists
     visible(&["key", "list"], "ls"),
     visible(&["volume", "key", "list"], "ls"),
+    visible(&["volume", "header", "list"], "ls"),
     visible(&["fileset", "list"], "ls"),
     visible(&["cell", "volume", "list"], "ls"),
     visible(&["lun", "list"], "ls"),

@@ -18,7 +18,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Cells", &["cell", "serve"]),
     (
         "Running services",
-        &["status", "stats", "cache", "up", "down"],
+        &["status", "top", "stats", "cache", "up", "down"],
     ),
     (
         "Help and settings",

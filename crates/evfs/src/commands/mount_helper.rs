@@ -291,7 +291,7 @@ struct Options {
 }
 
 /// Options without a value, and their effects.
-const FLAGS: &[(&str, fn(&mut Options))] = &[
+const FLAGS: &[(&str, SetFlag)] = &[
     ("ro", |o| o.read_only = true),
     ("rw", |o| o.read_only = false),
     ("suid", |o| o.suid = true),
@@ -327,6 +327,7 @@ const VALUES: &[(&str, SetValue)] = &[
     }),
 ];
 
+type SetFlag = fn(&mut Options);
 type SetValue = fn(&mut Options, &str) -> Result<()>;
 
 fn set<T>(option: &mut Option<T>, value: T) -> Result<()> {
@@ -414,7 +415,7 @@ mod tests {
 
     #[test]
     fn each_option_has_its_effect() {
-        let table: &[(&str, fn(&mut Options))] = &[
+        let table: &[(&str, SetFlag)] = &[
             ("", |_| ()),
             ("rw", |_| ()),
             ("ro", |o| o.read_only = true),

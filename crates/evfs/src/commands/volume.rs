@@ -4,7 +4,7 @@ use super::confirm::{Answer, Yes, confirm, or_force};
 use super::device::VolumeArgs;
 use super::dry_run::DryRun;
 use super::unlock::{OwnerArgs, volume_name};
-use super::{Context, handle, names, volume_key, volume_trust};
+use super::{Context, handle, names, volume_backups, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::{output, secrets};
 use crypt::recovery::RecoveryKey;
@@ -96,7 +96,7 @@ pub struct CreateArgs {
     /// File or disk; a missing file is created with --size
     #[arg(add = names::devices())]
     device: PathBuf,
-    /// Key pair of the owner
+    /// Key pair of the owner: its name, or its public key (`age1...`)
     #[arg(
         long,
         value_name = "NAME",
@@ -156,7 +156,7 @@ pub enum OwnerCommand {
 pub struct SetOwnerArgs {
     #[command(flatten)]
     on: VolumeArgs,
-    /// Key pair of the new owner; its public half is enough
+    /// Key pair of the new owner: its name, or its public key (`age1...`)
     #[arg(
         required_unless_present_any = ["new_passphrase", "new_passphrase_fd"],
         conflicts_with_all = ["new_passphrase", "new_passphrase_fd"],
@@ -191,6 +191,26 @@ pub enum HeaderCommand {
     },
     /// Restore a saved header
     Restore(RestoreArgs),
+    /// List the backups that EVFS made of headers and data before it overwrote them
+    #[command(
+        after_help = "Header backups that you made are not listed.\n\nExamples:\n  evfs volume header list"
+    )]
+    List,
+    /// Delete old backups that EVFS made, and keep the newest of each volume
+    #[command(after_help = "\
+Each backup is overwritten before it is deleted. Backups of private keys, and header backups that you \
+made, stay.
+
+Examples:
+  evfs volume header prune
+  evfs volume header prune --keep 3 --yes")]
+    Prune {
+        /// Number of backups to keep of each volume
+        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+        keep: u32,
+        #[command(flatten)]
+        yes: Yes,
+    },
 }
 
 #[derive(clap::Args)]
@@ -234,6 +254,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             or_force(args.force, &name, |force| {
                 restore(&context, &device, &args, force)
             })
+        }
+        Command::Header(HeaderCommand::List) => volume_backups::list(context),
+        Command::Header(HeaderCommand::Prune { keep, yes }) => {
+            volume_backups::prune(context, keep, yes)
         }
         Command::Trust(args) => volume_trust::run(context, &args),
         Command::Erase(args) => erase(&args.dry_run.context(context), &args),
@@ -421,8 +445,14 @@ fn set_owner(context: &Context, args: &SetOwnerArgs, device: &Path) -> Result<u8
     }
 }
 
-fn set_owner_pair(context: &Context, args: &SetOwnerArgs, device: &Path, name: &str) -> Result<u8> {
-    let recipient = context.keyring().recipient(name)?;
+fn set_owner_pair(
+    context: &Context,
+    args: &SetOwnerArgs,
+    device: &Path,
+    which: &str,
+) -> Result<u8> {
+    let (name, recipient) = context.keyring().named_or_public(which)?;
+    let name = name.as_str();
     let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
     let source = args.unlock.source(&volume_name(device))?;
     let public = recipient.to_string();
