@@ -274,7 +274,8 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     };
     let name = device.display().to_string();
     let prompt = format!("New passphrase for {name}");
-    let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt)?;
+    let instead = "use --passphrase-fd N";
+    let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt, instead)?;
     let owner = match &secret {
         Some(secret) => Owner::Passphrase {
             secret,
@@ -330,11 +331,17 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Reads the passphrase of a new owner, if one is asked for.
-fn new_passphrase(is_typed: bool, fd: Option<i32>, prompt: &str) -> Result<Option<SecretBytes>> {
+/// Reads the passphrase of a new owner, if one is asked for. `instead` names the option to use
+/// without a terminal.
+fn new_passphrase(
+    is_typed: bool,
+    fd: Option<i32>,
+    prompt: &str,
+    instead: &str,
+) -> Result<Option<SecretBytes>> {
     let secret = match fd {
         Some(fd) => secrets::new_from_fd(fd, prompt)?,
-        None if is_typed => secrets::ask_new(prompt, "use --passphrase-fd N")?,
+        None if is_typed => secrets::ask_new(prompt, instead)?,
         None => return Ok(None),
     };
     if secret.is_empty() {
@@ -484,14 +491,15 @@ fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs, device: &Path) -
     let source = args.unlock.source(&volume_name(device))?;
     let prompt = format!("New passphrase for {}", device.display());
     // One that has to be typed is asked for when the volume is open.
-    let given = new_passphrase(false, args.new_passphrase_fd, &prompt)?;
+    let instead = "use --new-passphrase-fd N";
+    let given = new_passphrase(false, args.new_passphrase_fd, &prompt, instead)?;
     let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
     let gone = held.volume.owners();
     let others: Vec<String> = gone.iter().map(volume_key::short).collect();
     let opener = context.opener();
     held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
         confirm_owner(args, device, "the new passphrase", &others)?;
-        let typed = new_passphrase(given.is_none(), None, &prompt)?;
+        let typed = new_passphrase(given.is_none(), None, &prompt, instead)?;
         let secret = given.or(typed).expect("one of the two was read");
         let new = volume_key::stretched(context, &secret).labeled(args.label.as_deref());
         Ok(volume.set_owner_secret(unlocked, new)?)
