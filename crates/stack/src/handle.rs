@@ -64,9 +64,9 @@ pub fn service(word: &Path, settings: &Settings) -> Result<Resolved<Service>> {
         .map(|(name, status)| Service { name, status })
         .collect();
     if let Some(service) = named {
-        let is_same = |other: &Service| other.name == service.name;
-        return match placed.iter().find(|other| !is_same(other)) {
-            Some(other) if !placed.iter().any(is_same) => Err(Error::Usage(format!(
+        let is_placed = placed.iter().any(|other| other.name == service.name);
+        return match placed.first() {
+            Some(other) if !is_placed => Err(Error::Usage(format!(
                 "`{0}` is ambiguous: it is the name of a service, and the path of the service \
                  `{1}`; use ./{0} for the path, or {1} as the name",
                 word.display(),
@@ -99,10 +99,6 @@ pub fn service(word: &Path, settings: &Settings) -> Result<Resolved<Service>> {
 /// # Errors
 /// Those of [`service()`]; the service is no mount.
 pub fn mount(word: &Path, settings: &Settings) -> Result<Resolved<Mounted>> {
-    if let Some(name) = mounted_at(word, &settings.run_dir()) {
-        let dir = word.to_owned();
-        return Ok(Resolved::as_typed(Mounted { name, dir }));
-    }
     let Service { name, status } = service(word, settings)?.value;
     let status = status?;
     let dir = exports(&status).find(|(kind, _)| *kind == "mount");
@@ -112,6 +108,10 @@ pub fn mount(word: &Path, settings: &Settings) -> Result<Resolved<Mounted>> {
         )));
     };
     let dir = PathBuf::from(dir);
+    if std::fs::canonicalize(word).is_ok_and(|word| word == dir) {
+        let dir = word.to_owned();
+        return Ok(Resolved::as_typed(Mounted { name, dir }));
+    }
     let note = format!("{} is mounted at {}", word.display(), dir.display());
     Ok(Resolved {
         value: Mounted { name, dir },
