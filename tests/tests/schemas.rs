@@ -160,7 +160,7 @@ fn of_keys_and_volumes(p: &mut Printed) {
     p.json(&["volume", "check", "a.img"]);
     p.json(&["volume", "repair", "a.img"]);
     fs::write(p.s.path("secret"), "a key file").unwrap();
-    p.json(&["volume", "key", "add", "a.img", "--key-file", "secret"]);
+    p.json(&["volume", "key", "add", "a.img", "--new-key-file", "secret"]);
     p.json(&["volume", "key", "add", "a.img", "--recovery"]);
     p.json(&["volume", "key", "test", "a.img", "--key-file", "secret"]);
     p.json(&["volume", "key", "list", "a.img"]);
@@ -212,7 +212,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["df", "c.img"]);
     p.json(&["fsck", "c.img"]);
     p.json(&["defrag", "c.img"]);
-    p.json(&["fileset", "create", "c.img", "home", "--bytes", "8M"]);
+    p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);
     p.json(&["fileset", "remove", "c.img", "monday"]);
@@ -255,9 +255,9 @@ fn of_luns(p: &mut Printed) {
         client.read_at(number * 4096, &mut block).unwrap();
     }
     client.disconnect().unwrap();
-    p.json(&["lun", "stat", "disk1"]);
+    p.json(&["lun", "stats", "disk1"]);
     p.json(&["lun", "advise", "disk1"]);
-    p.json(&["lun", "stat", "disk1", "--clear"]);
+    p.json(&["lun", "stats", "disk1", "--clear"]);
     p.json(&["detach", "disk1"]);
     p.json(&["lun", "forget", "disk1", "--yes"]);
 }

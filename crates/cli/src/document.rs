@@ -16,6 +16,9 @@ use std::marker::PhantomData;
 /// Key of each document with the name and the version of its form.
 const KEY: &str = "schema";
 
+/// Key of the document of a dry run.
+const DRY_RUN: &str = "dry_run";
+
 /// A document of the form `T`.
 pub struct Document<T> {
     schema: &'static str,
@@ -56,6 +59,14 @@ fn versioned(schema: &str, content: Map<String, Value>) -> Value {
     all.insert(KEY.to_owned(), schema.into());
     all.extend(content);
     Value::Object(all)
+}
+
+/// Marks a document as that of a dry run.
+pub(crate) fn of_dry_run(mut document: Value) -> Value {
+    if let Some(document) = document.as_object_mut() {
+        document.insert(DRY_RUN.to_owned(), true.into());
+    }
+    document
 }
 
 /// A document whose schema is published.
@@ -110,6 +121,11 @@ fn generate<T: JsonSchema>(id: &'static str) -> Schema {
         let own = own.iter().filter(|(key, _)| *key != KEY);
         properties.extend(own.map(|(key, form)| (key.clone(), form.clone())));
     }
+    let about = "Present in a dry run: nothing was changed, and this would be the result";
+    properties.insert(
+        DRY_RUN.to_owned(),
+        json!({ "description": about, "type": "boolean", "const": true }),
+    );
     let mut required = vec![Value::from(KEY)];
     if let Some(Value::Array(own)) = object.get("required") {
         required.extend(own.iter().filter(|key| *key != KEY).cloned());
@@ -177,9 +193,17 @@ mod tests {
         assert_eq!(schema["properties"]["schema"]["const"], "evfs/example/7");
         assert_eq!(schema["properties"]["name"]["description"], "Name of it.");
         assert_eq!(schema["additionalProperties"], false);
+        assert_eq!(schema["properties"]["dry_run"]["const"], true);
         let part = &schema["$defs"]["Part"];
         assert_eq!(part["additionalProperties"], false);
         assert_eq!(part["required"], json!(["size"]));
+    }
+
+    #[test]
+    fn the_document_of_a_dry_run_is_marked_at_its_end() {
+        let text = of_dry_run(json!({ "schema": "evfs/example/7", "name": "x" })).to_string();
+        let expected = r#"{"schema":"evfs/example/7","name":"x","dry_run":true}"#;
+        assert_eq!(text, expected);
     }
 
     #[test]

@@ -13,5 +13,6 @@ pub mod qr;
 pub mod secrets;
 pub mod table;
 mod terminal;
+pub mod usage;
 
 pub use context::Context;

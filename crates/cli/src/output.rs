@@ -1,7 +1,6 @@
 //! Output: data to standard output, messages to standard error, JSON on request.
 
-use crate::document::{Document, ERROR, Failure};
-use clap::error::ErrorKind;
+use crate::document::{Document, ERROR, Failure, of_dry_run};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
@@ -11,28 +10,38 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Prints a result: `content` as JSON, or `text`.
+/// Prints a result: `content` as JSON, or `text`. The result of a dry run is marked as such.
 pub fn show<T: Serialize>(
     json: bool,
     document: &Document<T>,
     content: &T,
     text: impl FnOnce() -> String,
 ) {
+    print(json, || document.of(content), text);
+}
+
+/// Prints a result that another process has sent: `answer` as JSON, or `text`.
+pub fn relay<T>(json: bool, document: &Document<T>, answer: &Value, text: impl FnOnce() -> String) {
+    print(json, || document.of_answer(answer), text);
+}
+
+fn print(json: bool, document: impl FnOnce() -> Value, text: impl FnOnce() -> String) {
     if json {
-        line(&pretty(&document.of(content)));
+        let document = document();
+        line(&pretty(&if is_dry_run() {
+            of_dry_run(document)
+        } else {
+            document
+        }));
+    } else if is_dry_run() {
+        line(&format!("{DRY_RUN}\n{}", text().trim_end()));
     } else {
         line(text().trim_end());
     }
 }
 
-/// Prints a result that another process has sent: `answer` as JSON, or `text`.
-pub fn relay<T>(json: bool, document: &Document<T>, answer: &Value, text: impl FnOnce() -> String) {
-    if json {
-        line(&pretty(&document.of_answer(answer)));
-    } else {
-        line(text().trim_end());
-    }
-}
+/// First line of the result of a dry run.
+const DRY_RUN: &str = "dry run, nothing was changed; otherwise the result would be:";
 
 /// Prints the result of a command that has changed something.
 pub fn done<T: Serialize>(
@@ -51,7 +60,7 @@ pub fn pretty(document: &Value) -> String {
 }
 
 /// Prints the document of an error, on one line.
-fn print_failure(message: &str, code: u8) {
+pub(crate) fn print_failure(message: &str, code: u8) {
     let content = Failure {
         error: message.to_owned(),
         code,
@@ -61,19 +70,43 @@ fn print_failure(message: &str, code: u8) {
 
 /// Records that the requested change is done, so that only its report can still fail.
 pub fn changed() {
-    CHANGED.store(true, Ordering::Relaxed);
+    CHANGED.store(!is_dry_run(), Ordering::Relaxed);
 }
 
 /// The command has changed something.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// A progress bar on standard error; hidden with `--json` or without a terminal.
+/// Records that the command is a dry run, for the form of its result.
+pub fn begin_dry_run() {
+    IS_DRY_RUN.store(true, Ordering::Relaxed);
+}
+
+/// Reports whether the command is a dry run.
+pub fn is_dry_run() -> bool {
+    IS_DRY_RUN.load(Ordering::Relaxed)
+}
+
+static IS_DRY_RUN: AtomicBool = AtomicBool::new(false);
+
+/// Omits progress and notes from now on. Warnings, questions and errors remain.
+pub fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Reports whether progress is not shown.
+pub fn hides_progress(json: bool) -> bool {
+    json || IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// A progress bar on standard error; hidden with `--json` or `--quiet`, and without a terminal.
 pub struct Bar(ProgressBar);
 
 impl Bar {
     /// Creates a bar at zero with the label `what`.
     pub fn new(json: bool, what: &'static str) -> Bar {
-        if json {
+        if hides_progress(json) {
             return Bar(ProgressBar::hidden());
         }
         let style = ProgressStyle::with_template("{msg:<12} [{bar:30}] {percent} %");
@@ -95,6 +128,12 @@ impl Bar {
 
 /// First error of a write to standard output.
 static GONE: OnceLock<std::io::Error> = OnceLock::new();
+
+/// Returns the width of the terminal at standard output, in columns, if there is one.
+pub fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
 
 /// Prints one line of data. A closed pipe (`| head`) does not panic.
 pub fn line(text: &str) {
@@ -137,39 +176,15 @@ pub fn end(code: u8) -> ExitCode {
     }
 }
 
-/// Prints the result of the command-line parser: help, or a usage error in the format of other
-/// errors, as JSON if requested.
-pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
-    // The parser prints arguments verbatim, so it parses them again with control characters
-    // escaped.
-    let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
-    let again = C::try_parse_from(shown).err();
-    let error = again.filter(|e| e.kind() == error.kind()).unwrap_or(error);
-    let mut args = std::env::args_os().take_while(|arg| arg != "--");
-    let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
-    let text = error.render().to_string();
-    let wrong = text.strip_prefix("error: ");
-    if error.use_stderr() && args.any(|arg| arg == "--json") {
-        let said = wrong.unwrap_or_default().lines();
-        let said = said.take_while(|l| !l.starts_with("Usage:"));
-        let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
-        let message: String = match error.kind() {
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                "missing command; --help lists the commands".into()
-            }
-            _ => said.join("; "),
-        };
-        print_failure(&message, code);
+/// Prints a message for the user to standard error; nothing with `--json` or `--quiet`.
+pub fn say(json: bool, text: &str) {
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        warn(json, text);
     }
-    match wrong {
-        Some(wrong) => drop(write!(std::io::stderr().lock(), "evfs: {wrong}")),
-        None => written(error.print()),
-    }
-    end(code)
 }
 
-/// Prints a message for the user to standard error; nothing with `--json`.
-pub fn say(json: bool, text: &str) {
+/// Prints a warning to standard error; nothing with `--json`, where it is part of the document.
+pub fn warn(json: bool, text: &str) {
     if !json {
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }

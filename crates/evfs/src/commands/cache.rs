@@ -1,6 +1,6 @@
 //! `evfs cache`: the file cache of the processes that serve volumes.
 
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output::{self, size};
@@ -9,12 +9,14 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use stack::cache::{
-    ADVICE, Dropped, Flushed, ShownCache, ShownFile, ShownSetting, TUNABLES, parse_change,
+    ADVICE, Dropped, Flushed, ShownCache, ShownFile, ShownSetting, TUNABLES, changed_sizes,
+    parse_change,
 };
 use stack::control::CacheRequest;
 use stack::{Error, Result, control, exit};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(clap::Subcommand)]
@@ -41,22 +43,22 @@ Examples:
     },
     /// Write dirty pages to stable storage
     Flush {
-        /// Name of an attached volume [default: all volumes]
+        /// Attached volume or mounted file system: its name, device or mount point [default: all]
         #[arg(add = names::services())]
-        volume: Option<String>,
+        volume: Option<PathBuf>,
     },
     /// Flush the cache, then evict its pages
     Drop {
-        /// Name of an attached volume [default: all volumes]
+        /// Attached volume or mounted file system: its name, device or mount point [default: all]
         #[arg(add = names::services())]
-        volume: Option<String>,
+        volume: Option<PathBuf>,
     },
     /// Set the caching attributes of a volume or a file
     #[command(after_help = advice_help())]
     Advise {
-        /// Name of an attached volume or a mounted file system
+        /// Attached volume or mounted file system: its name, device or mount point
         #[arg(add = names::services())]
-        volume: String,
+        volume: PathBuf,
         /// File in a mounted file system, relative to its root, or VOLUME/PATH in a served cell
         #[arg(long = "file", value_name = "PATH")]
         path: Option<String>,
@@ -68,7 +70,7 @@ Examples:
 
 fn settings_help() -> String {
     let mut help = String::from(
-        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64MB filecache_max=2GB\n\
+        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64M filecache_max=2G\n\
          \nA process that serves volumes has one cache for all of them. The change applies to all\n\
          these processes. To make it permanent, set `cache.tunables` in the configuration file.\n\n\
          Settings:\n",
@@ -195,7 +197,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Show { files, watch } => return show(context, files, watch),
         Command::Set { changes } => set(context, changes)?,
         Command::Flush { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Flush)?.into_iter();
+            let answers = volumes(context, volume.as_deref(), &CacheRequest::Flush)?.into_iter();
             let flushed = answers.map(|(volume, answer)| NamedFlush { answer, volume });
             let flushed: Vec<_> = flushed.collect();
             let content = AllFlushed { flushed };
@@ -206,7 +208,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             });
         }
         Command::Drop { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Drop)?.into_iter();
+            let answers = volumes(context, volume.as_deref(), &CacheRequest::Drop)?.into_iter();
             let dropped = answers.map(|(volume, answer)| NamedDrop { answer, volume });
             let dropped: Vec<_> = dropped.collect();
             let content = AllDropped { dropped };
@@ -225,9 +227,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             changes,
         } => {
             let dir = context.settings.run_dir();
+            let name = handle::service(context, &volume)?.name;
             let ask = control::ControlRequest::Cache(CacheRequest::Advise { path, changes });
             let content = CacheAttributes {
-                attributes: control::send_request(&dir, &volume, &ask)?,
+                attributes: control::send_request(&dir, &name, &ask)?,
             };
             output::show(context.json, &ATTRIBUTES, &content, || {
                 attributes(&content.attributes)
@@ -238,6 +241,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 }
 
 fn set(context: &Context, changes: Vec<(String, String)>) -> Result<()> {
+    if let Some(notice) = changed_sizes(&changes) {
+        output::say(context.json, &format!("note: {notice}"));
+    }
     let answers = each_process(context, &CacheRequest::Set { changes })?;
     let caches = answers.into_iter().map(|of| NamedSettings {
         pid: of.pid,
@@ -286,7 +292,7 @@ fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();
     for (name, status) in control::statuses(&dir)? {
         let Ok(status) = status else {
-            output::say(context.json, &format!("{name}: not answering"));
+            output::warn(context.json, &format!("{name}: not answering"));
             continue;
         };
         if status["cached"] != true {
@@ -352,11 +358,11 @@ fn put(context: &Context, name: &str, ask: &CacheRequest) -> Result<Value> {
 /// Queries one volume, or all cached volumes; returns each answer with the name of the volume.
 fn volumes(
     context: &Context,
-    volume: Option<String>,
+    volume: Option<&Path>,
     ask: &CacheRequest,
 ) -> Result<Vec<(String, Value)>> {
     let names = match volume {
-        Some(name) => vec![name],
+        Some(word) => vec![handle::service(context, word)?.name],
         None => processes(context)?
             .into_iter()
             .flat_map(|(_, n)| n)

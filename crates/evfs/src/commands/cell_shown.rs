@@ -208,7 +208,9 @@ fn row(volume: &Value) -> [String; 4] {
     if let Some(quota) = volume["quota_bytes"].as_u64() {
         let _ = write!(used, "  quota {}", size(quota));
     }
-    let id = format!("{} ", number("id"));
+    // A dry run may not know the number.
+    let id = volume["id"].as_u64();
+    let id = id.map_or_else(|| "- ".to_owned(), |id| format!("{id} "));
     [id, text("name"), text("kind"), used]
 }
 

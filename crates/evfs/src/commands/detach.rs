@@ -1,18 +1,20 @@
 //! `evfs detach`: flush and close an attached volume or a mounted file system.
 
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output;
 use schemars::JsonSchema;
 use serde::Serialize;
 use stack::{Result, control, exit};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   evfs detach disk
+  evfs detach disk.img
+  evfs detach /mnt                 like `evfs unmount /mnt`
 
 All data is written to stable storage before the exports are closed. If that fails, for example because \
 the disk is full, the volume stays attached.
@@ -20,9 +22,10 @@ the disk is full, the volume stays attached.
 Exit code 11 means that the volume is still in use: unmount it first. With --force, exit code 30 means that \
 the volume was detached and that acknowledged data could not be written and is lost.")]
 pub struct Args {
-    /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
+    /// Attached volume, mounted file system or served cell: its name, its device, or the place of an
+    /// export
     #[arg(add = names::services())]
-    name: String,
+    name: PathBuf,
     /// Detach even if the volume is in use or some data cannot be written
     #[arg(long)]
     force: bool,
@@ -38,10 +41,11 @@ pub struct Detached {
 pub const DETACHED: Document<Detached> = Document::new("evfs/detach/1");
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
-    detach(&context.settings.run_dir(), &args.name, args.force)?;
-    let detached = args.name.clone();
-    output::done(context.json, &DETACHED, &Detached { detached }, || {
-        format!("detached {}", args.name)
+    let name = handle::service(context, &args.name)?.name;
+    detach(&context.settings.run_dir(), &name, args.force)?;
+    let content = Detached { detached: name };
+    output::done(context.json, &DETACHED, &content, || {
+        format!("detached {}", content.detached)
     });
     Ok(exit::OK)
 }

@@ -44,8 +44,7 @@ pub const PAGE: Document<ShownPage> = Document::new("evfs/man/1");
 pub const WRITTEN: Document<Written> = Document::new("evfs/written/1");
 
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
-    use clap::CommandFactory;
-    let pages = pages(crate::Cli::command());
+    let pages = pages(crate::command());
     match &args.dir {
         Some(dir) => write(context, &pages, dir)?,
         None => print(context, &pages, args.page.as_deref().unwrap_or("evfs.1"))?,

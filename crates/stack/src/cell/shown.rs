@@ -152,12 +152,12 @@ pub struct ShownPort {
 pub struct ShownVolume {
     /// Name of the volume, with its suffix.
     pub name: String,
-    /// Volume number.
-    pub id: u32,
+    /// Volume number; null in a dry run that cannot know it.
+    pub id: Option<u32>,
     /// `read-write`, `read-only` or `backup`.
     pub kind: &'static str,
-    /// Number of the read-write volume.
-    pub of: u32,
+    /// Number of the read-write volume; null in a dry run that cannot know it.
+    pub of: Option<u32>,
     /// Time of creation, in seconds since 1970.
     pub created: Option<i64>,
     /// Bytes of file data.
@@ -216,13 +216,13 @@ impl ShownVolume {
         let quota = record.as_ref().map_or(0, |r| r.quota_blocks);
         ShownVolume {
             name: volume.name.clone(),
-            id: volume.id,
+            id: Some(volume.id),
             kind: match volume.kind {
                 Kind::ReadWrite => "read-write",
                 Kind::ReadOnly => "read-only",
                 Kind::Backup => "backup",
             },
-            of: volume.parent,
+            of: Some(volume.parent),
             created: record.as_ref().map(|r| r.created.seconds),
             used_bytes: record.as_ref().map(|r| bytes(r.used_blocks)),
             used_inodes: record.as_ref().map(|r| r.used_inodes),

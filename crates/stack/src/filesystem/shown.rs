@@ -8,8 +8,8 @@ use serde::Serialize;
 /// A fileset or a snapshot.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct ShownFileset {
-    /// Number of the fileset.
-    pub id: u32,
+    /// Number of the fileset; null in a dry run that cannot know it.
+    pub id: Option<u32>,
     /// Name of the fileset.
     pub name: String,
     /// Name of the fileset that this is a snapshot of.
@@ -82,7 +82,7 @@ impl ShownFileset {
         let origin = all.iter().find(|(id, _)| *id == record.origin);
         let limit = |n: u64, unit: u64| (n > 0).then(|| n * unit);
         ShownFileset {
-            id,
+            id: Some(id),
             name: record.name.clone(),
             snapshot_of: origin.map(|(_, r)| r.name.clone()),
             created: record.created.seconds,
