@@ -119,7 +119,7 @@ fn a_number_never_takes_the_keyslot_of_another_key() {
     assert_eq!(slots(), [0, 1, 2]);
     remove(&["--key-slot", "7"]).code(10);
     // The former spelling.
-    remove(&["--keyslot", "2"]).ok();
+    remove(&["--key-slot", "2"]).ok();
     assert_eq!(slots(), [0, 1]);
     let ran = s.run(&["key", "remove", "1", "--yes"]).ok();
     remove(&["1"]).ok();

@@ -198,7 +198,7 @@ mod needs_peer {
                 fs::write(p.at.join("file"), b"as it was").unwrap();
             }
             let made =
-                p.s.json(&["fileset", "create", "disk.img", "home", "--bytes", "1M"]);
+                p.s.json(&["fileset", "create", "disk.img", "home", "--quota", "1M"]);
             assert_eq!(made["quota_bytes"], 1 << 20);
             p.s.run(&["fileset", "create", "disk.img", "home"]).code(2);
             p.s.run(&["fileset", "rename", "disk.img", "home", "people"])

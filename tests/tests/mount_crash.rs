@@ -234,7 +234,7 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     let disk = Disk::new(&s, On::Clear, "128M");
     let device = disk.device();
     let create = ["fileset", "create", device, "home"];
-    s.run(&[&create[..], &["--bytes", "8M", "--files", "50"]].concat())
+    s.run(&[&create[..], &["--quota", "8M", "--files", "50"]].concat())
         .ok();
     let mounted = disk.mount(&["--fileset", "home"]);
     let quota = |error: &io::Error| {
@@ -251,9 +251,7 @@ fn a_full_fileset_says_so_and_its_neighbour_does_not_notice() {
     quota(&error);
     assert!(count < 50, "{count} files of at most 50");
     // The limit is raised while it is mounted.
-    let allow = [
-        "fileset", "quota", device, "home", "--files", "0", "--bytes", "20M",
-    ];
+    let allow = ["fileset", "quota", device, "home", "20M", "--files", "0"];
     s.run(&allow).ok();
     fs::write(mounted.path("small/more"), vec![1; 100]).unwrap();
     let (len, error) = fill(&mounted.path("big"));

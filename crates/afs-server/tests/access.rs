@@ -166,7 +166,7 @@ fn a_replica_is_only_read_and_shows_what_was() {
     client.store(file, 0, b"before", 6).expect("stored");
     let tree = cell.fs.fileset_named(VOLUME).expect("there").id();
     let volumes = cell.server.volumes();
-    assert_eq!(volumes.refresh().expect("read"), []);
+    assert_eq!(volumes.refresh().expect("read"), Vec::<u32>::new());
     cell.fs
         .snapshot(tree, &format!("{VOLUME}.readonly"))
         .expect("made");

@@ -66,10 +66,10 @@ impl BlockDevice for Scratch {
 impl Changes {
     /// Replaces the blocks from `offset` on by `data`, a whole number of blocks.
     fn write<'a>(&mut self, offset: u64, data: impl Iterator<Item = &'a [u8]>) {
-        let mut number = offset / self.block_bytes as u64;
-        for block in data.flat_map(|part| part.chunks(self.block_bytes)) {
+        let first = offset / self.block_bytes as u64;
+        let blocks = data.flat_map(|part| part.chunks(self.block_bytes));
+        for (number, block) in (first..).zip(blocks) {
             self.blocks.insert(number, block.into());
-            number += 1;
         }
     }
 

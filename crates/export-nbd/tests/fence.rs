@@ -255,7 +255,7 @@ fn half_a_request_never_becomes_a_whole_one() {
         let _ = stream.write_all(&whole[cut..]);
         let mut answer = Vec::new();
         let _ = stream.read_to_end(&mut answer);
-        assert_eq!(answer, [], "cut after {cut}");
+        assert_eq!(answer, Vec::<u8>::new(), "cut after {cut}");
         assert_eq!(
             holding(&bench.gate, 0),
             SIZE as usize / BLOCK,

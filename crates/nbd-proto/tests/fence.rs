@@ -177,7 +177,7 @@ fn the_answer_is_these_bytes() {
     structured(&mut handshake);
     let sent = option(c::OPT_SET_META_CONTEXT, &contexts("", &[FENCE]));
     handshake.handle_input(&sent).unwrap();
-    assert_eq!(handshake.take_output(), []);
+    assert_eq!(handshake.take_output(), Vec::<u8>::new());
     handshake.fenced(FenceResult::Ended);
     let expected = [
         &b"\x00\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x0a\0\0\0\x04\0\0\0\x1f"[..], // 31 bytes
@@ -187,7 +187,11 @@ fn the_answer_is_these_bytes() {
     .concat();
     assert_eq!(handshake.take_output(), expected);
     handshake.fenced(FenceResult::Ended);
-    assert_eq!(handshake.take_output(), [], "there is nothing to answer");
+    assert_eq!(
+        handshake.take_output(),
+        Vec::<u8>::new(),
+        "there is nothing to answer"
+    );
 }
 
 #[test]

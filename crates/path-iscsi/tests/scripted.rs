@@ -380,7 +380,7 @@ fn connections_do_not_register_with_the_target_of_the_linux_kernel() {
         assert_eq!(connection.fence_key(), None, "lost writes are waited for");
         run(&mut *connection.open().unwrap(), write()).unwrap();
     }
-    assert_eq!(reservations.keys(), []);
+    assert_eq!(reservations.keys(), Vec::<u64>::new());
     path.close(LONG);
     assert!(reservations.is_free());
 }
@@ -426,7 +426,7 @@ fn registrations_of_lost_connections_do_not_multiply_and_none_is_left_at_the_end
     for path in [&a, &b, &a, &b] {
         path.close(LONG);
     }
-    assert_eq!(reservations.keys(), []);
+    assert_eq!(reservations.keys(), Vec::<u64>::new());
     assert!(reservations.is_free());
 }
 
@@ -452,7 +452,7 @@ fn what_a_lost_path_leaves_is_taken_back_through_another_unless_it_guards() {
         // The lost session has ended at the target: no fence is needed any more.
         a.close(LONG);
         b.close(LONG);
-        assert_eq!(reservations.keys(), []);
+        assert_eq!(reservations.keys(), Vec::<u64>::new());
         assert!(reservations.is_free());
     }
 }

@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn the_right_requests_fail_by_number() {
         let (device, handle) = device();
-        assert_eq!(failing(&device, 9), []);
+        assert_eq!(failing(&device, 9), Vec::<u64>::new());
         handle.set(Some(Failure::nth(3, ErrorKind::Media)));
         assert_eq!(failing(&device, 9), [3]);
         handle.set(Some(Failure::every(3, ErrorKind::Media)));
@@ -278,7 +278,7 @@ mod tests {
         handle.set(Some(from_five));
         assert_eq!(failing(&device, 7), [5, 6, 7]);
         handle.set(None);
-        assert_eq!(failing(&device, 9), []);
+        assert_eq!(failing(&device, 9), Vec::<u64>::new());
     }
 
     #[test]
@@ -291,7 +291,7 @@ mod tests {
         handle.set(Some(
             Failure::every(1, ErrorKind::NoSpace).of(OpKind::Write),
         ));
-        assert_eq!(failing(&device, 9), []);
+        assert_eq!(failing(&device, 9), Vec::<u64>::new());
         let mut blocking = Blocking::open(&device).unwrap();
         let error = blocking.write_at(512, &[0; 512]).unwrap_err();
         assert_eq!(
