@@ -136,7 +136,7 @@ pub struct Catalog {
     suites: Vec<ShownSuite>,
 }
 
-/// A workload.
+/// A workload, as `bench list` shows it.
 #[derive(Serialize, JsonSchema)]
 struct ShownWorkload {
     /// Name on the command line.
@@ -167,7 +167,7 @@ struct ShownSuite {
 pub struct Parameters {
     /// Name of the workload.
     workload: String,
-    /// The parameters.
+    /// All of them, in the order of the workload.
     parameters: Vec<ShownParameter>,
 }
 

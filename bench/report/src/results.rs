@@ -40,7 +40,7 @@ pub struct Results {
     pub suites: Vec<suite::Shown>,
 }
 
-/// Analysis of a study.
+/// Figures that follow from the pairs of a study.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StudyAnalysis {
     /// Key of the study.

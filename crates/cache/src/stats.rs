@@ -174,8 +174,7 @@ pub struct FileActivity {
     pub metadata: bool,
     /// Counters of all open files.
     pub counts: Counts,
-    /// Bytes in frames and windows; `None` for a file with so many pages that counting them takes
-    /// long.
+    /// Bytes in frames and windows; `None` for a file whose pages would take long to count.
     pub cached_bytes: Option<u64>,
     /// Bytes that are dirty or under write-back.
     pub dirty_bytes: u64,

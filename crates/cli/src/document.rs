@@ -163,7 +163,7 @@ mod tests {
 
     #[derive(Serialize, JsonSchema)]
     struct Example {
-        /// Name of it.
+        /// What it is called.
         name: String,
         parts: Vec<Part>,
     }
@@ -191,7 +191,10 @@ mod tests {
         let schema: Value = serde_json::from_str(&published.text()).unwrap();
         assert_eq!(schema["required"], json!(["schema", "name", "parts"]));
         assert_eq!(schema["properties"]["schema"]["const"], "evfs/example/7");
-        assert_eq!(schema["properties"]["name"]["description"], "Name of it.");
+        assert_eq!(
+            schema["properties"]["name"]["description"],
+            "What it is called."
+        );
         assert_eq!(schema["additionalProperties"], false);
         assert_eq!(schema["properties"]["dry_run"]["const"], true);
         let part = &schema["$defs"]["Part"];

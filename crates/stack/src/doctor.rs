@@ -155,9 +155,9 @@ pub struct Tally {
     pub ok: usize,
     /// Notes, including the checks that could not be done.
     pub notes: usize,
-    /// Warnings.
+    /// Number of warnings.
     pub warnings: usize,
-    /// Errors.
+    /// Number of errors.
     pub errors: usize,
     /// Checks that could not be done.
     pub unchecked: usize,

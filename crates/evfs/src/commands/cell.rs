@@ -261,7 +261,7 @@ pub struct CellMade<'a> {
 /// Cells with their state.
 #[derive(Serialize, JsonSchema)]
 pub struct Cells {
-    /// The cells.
+    /// One entry for each cell.
     #[schemars(with = "Vec<ShownCell>")]
     cells: Vec<Value>,
 }

@@ -47,7 +47,7 @@ enum Shell {
 pub struct ShownScript {
     /// Name of the shell.
     shell: &'static str,
-    /// The script.
+    /// Text for the shell to read.
     script: &'static str,
 }
 

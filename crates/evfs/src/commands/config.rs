@@ -32,7 +32,7 @@ pub struct ShownSettings {
     settings: Map<String, Value>,
 }
 
-/// A setting.
+/// A setting with its source.
 #[derive(Serialize, JsonSchema)]
 struct ShownSetting {
     /// Value in force.

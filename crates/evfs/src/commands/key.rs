@@ -127,7 +127,7 @@ pub struct ShownKey {
     private: &'static str,
 }
 
-/// An exported key.
+/// A key that was written to a file or printed.
 #[derive(Serialize, JsonSchema)]
 pub struct ExportedKey {
     #[serde(flatten)]

@@ -135,12 +135,12 @@ pub struct Cleared {
     cleared: String,
 }
 
-/// Attributes of a LUN.
+/// Attributes of a LUN with their values.
 #[derive(Serialize, JsonSchema)]
 pub struct LunAttributes {
     /// Name of the LUN.
     lun: String,
-    /// The attributes.
+    /// One entry for each attribute.
     attributes: Vec<AttributeRow>,
 }
 

@@ -19,7 +19,7 @@ pub struct Backups {
     backups: Vec<ShownBackup>,
 }
 
-/// A backup.
+/// A backup that EVFS made.
 #[derive(Serialize, JsonSchema)]
 struct ShownBackup {
     /// Path of the backup.

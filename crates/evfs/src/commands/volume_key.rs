@@ -173,7 +173,7 @@ pub struct AddedKey {
     recovery_key: Option<String>,
 }
 
-/// The keys of a volume.
+/// The keys that open a volume.
 #[derive(Serialize, JsonSchema)]
 pub struct VolumeKeys {
     /// The keys, by keyslot.

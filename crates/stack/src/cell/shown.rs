@@ -168,7 +168,7 @@ pub struct ShownVolume {
     pub quota_bytes: Option<u64>,
 }
 
-/// Volumes of a cell.
+/// Answer to a request for the volumes of a cell.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct CellVolumes {
     /// Name of the cell.

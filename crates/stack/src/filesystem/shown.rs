@@ -55,9 +55,9 @@ pub struct ShownUsage {
     pub free_runs: u64,
     /// Bytes by which the file system grows when it is next mounted, because its device has grown.
     pub growable_bytes: u64,
-    /// Bytes of the metadata.
+    /// Space that the metadata occupies.
     pub metadata_bytes: u64,
-    /// Bytes of the journal.
+    /// Space that the journal occupies.
     pub journal_bytes: u64,
     /// Number of files, directories and all other objects of all filesets.
     pub inodes: u64,

@@ -65,11 +65,11 @@ pub struct ServiceSample {
 /// Requests in an interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct IoRates {
-    /// Requests per second.
+    /// Rate of requests.
     pub requests_per_second: f64,
-    /// Bytes per second.
+    /// Rate of bytes in requests.
     pub bytes_per_second: f64,
-    /// Errors per second.
+    /// Rate of failed requests.
     pub errors_per_second: f64,
     /// Mean latency in nanoseconds; `None` without requests, as are the percentiles.
     pub mean_ns: Option<u64>,
@@ -105,15 +105,15 @@ pub struct PathSample {
 /// Requests on a path in an interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, JsonSchema)]
 pub struct TransferRates {
-    /// Reads per second.
+    /// Rate of read requests.
     pub reads_per_second: f64,
-    /// Writes per second.
+    /// Rate of write requests.
     pub writes_per_second: f64,
-    /// Bytes read per second.
+    /// Rate of bytes that are read.
     pub read_bytes_per_second: f64,
-    /// Bytes written per second.
+    /// Rate of bytes in write requests.
     pub written_bytes_per_second: f64,
-    /// Errors per second.
+    /// Rate of failed requests.
     pub errors_per_second: f64,
     /// Requests repeated on another path, per second.
     pub retries_per_second: f64,
@@ -140,11 +140,11 @@ pub struct CacheSample {
     pub oldest_dirty_ms: Option<u64>,
     /// Share of page reads that found the page resident, from 0 to 1; `None` without reads.
     pub hit_ratio: Option<f64>,
-    /// Reads per second.
+    /// Rate of read requests.
     pub reads_per_second: Option<f64>,
     /// Page reads that went to the device, per second.
     pub misses_per_second: Option<f64>,
-    /// Writes per second.
+    /// Rate of write requests.
     pub writes_per_second: Option<f64>,
     /// Pages read ahead, per second.
     pub read_ahead_per_second: Option<f64>,
@@ -177,9 +177,9 @@ pub struct FileSample {
     pub oldest_dirty_ms: Option<u64>,
     /// Share of page reads that found the page resident, from 0 to 1; `None` without reads.
     pub hit_ratio: Option<f64>,
-    /// Reads per second.
+    /// Rate of read requests.
     pub reads_per_second: Option<f64>,
-    /// Writes per second.
+    /// Rate of write requests.
     pub writes_per_second: Option<f64>,
 }
 
@@ -196,9 +196,9 @@ pub struct CellSample {
     pub active_clients: usize,
     /// Callback promises that clients hold.
     pub promises: usize,
-    /// Calls per second.
+    /// Rate of calls that ended.
     pub calls_per_second: Option<f64>,
-    /// Errors per second.
+    /// Rate of calls that ended with an error.
     pub errors_per_second: Option<f64>,
     /// Calls that notified a client of changed files.
     pub breaks_per_second: Option<f64>,
