@@ -28,6 +28,7 @@ mod up;
 mod volume;
 mod volume_key;
 mod volume_trust;
+mod web;
 
 #[cfg(feature = "bench")]
 use bench_commands::{bench, machine, plan, quickstart};
@@ -84,6 +85,8 @@ pub enum Command {
     Status(status::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
+    /// Print the address of the web page that shows all services
+    Web(web::Args),
     /// Explain a code of the log: what happened, why, and what to do
     Explain(explain::Args),
     /// Show, configure, flush and empty the file cache
@@ -156,6 +159,7 @@ impl Command {
             Command::Df(args) => files::df(context, &args),
             Command::Status(args) => status::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
+            Command::Web(args) => web::run(context, &args),
             Command::Explain(args) => explain::run(context, &args),
             Command::Cache(command) => cache::run(context, command),
             Command::Lun(command) => lun::run(context, command),

@@ -18,6 +18,7 @@ pub mod doctor;
 mod error;
 mod existing;
 pub mod filesystem;
+mod http;
 mod in_use;
 mod listen;
 pub mod lun;
@@ -37,6 +38,7 @@ mod text;
 pub mod trust;
 mod tunables;
 pub mod volume;
+pub mod web;
 
 /// Version of this program, which its services report.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

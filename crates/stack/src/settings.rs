@@ -268,6 +268,14 @@ const TABLE: &[Row] = &[
         default: |_| "5000".into(),
         check: |v| within(v, 100, 60_000),
     },
+    Row {
+        key: "web.listen",
+        env: "EVFS_WEB_LISTEN",
+        unit: "address",
+        reason: "address of the web page that shows all services; empty for none",
+        default: |_| String::new(),
+        check: |v| Listen::parse(v).map(drop),
+    },
 ];
 
 /// Creates the error of a value that its check refuses. `want` describes valid ones.
@@ -468,12 +476,11 @@ impl Settings {
             (row.check)(value).map_err(|want| wrong(row.key, value, origin, &want))?;
         }
         let settings = Settings { values };
-        let (value, origin) = &settings.values["metrics.listen"];
-        let listen = Listen::parse(value).and_then(|listen| match listen {
-            Some(listen) => listen.within(&settings.run_dir()).map(drop),
-            None => Ok(()),
-        });
-        listen.map_err(|want| wrong("metrics.listen", value, origin, &want))?;
+        for key in ["metrics.listen", "web.listen"] {
+            let (value, origin) = &settings.values[key];
+            let listen = settings.listen(key);
+            listen.map_err(|want| wrong(key, value, origin, &want))?;
+        }
         Ok(settings)
     }
 
@@ -628,8 +635,18 @@ impl Settings {
 
     /// Returns the address at which metrics are served, if they are.
     pub fn metrics_listen(&self) -> Option<Listen> {
-        let listen = Listen::parse(self.text("metrics.listen")).ok()??;
-        listen.within(&self.run_dir()).ok()
+        self.listen("metrics.listen").ok().flatten()
+    }
+
+    /// Returns the address of the web page, if it is served.
+    pub fn web_listen(&self) -> Option<Listen> {
+        self.listen("web.listen").ok().flatten()
+    }
+
+    fn listen(&self, key: &str) -> std::result::Result<Option<Listen>, String> {
+        let listen = Listen::parse(self.text(key))?;
+        let dir = self.run_dir();
+        listen.map(|listen| listen.within(&dir)).transpose()
     }
 }
 
@@ -729,10 +746,14 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_served_on_loopback_or_in_the_run_directory() {
+    fn metrics_and_the_page_are_served_on_loopback_or_in_the_run_directory() {
+        let load =
+            |name: &str, text: &str| load(None, &[("EVFS_RUN_DIR", "/run/evfs"), (name, text)]);
+        let page = load("EVFS_WEB_LISTEN", "w.sock").unwrap().web_listen();
+        assert_eq!(page, Some(Listen::Unix("/run/evfs/w.sock".into())));
+        assert!(load("EVFS_WEB_LISTEN", "0.0.0.0:9465").is_err());
         let listen = |text: &str| {
-            let env = [("EVFS_RUN_DIR", "/run/evfs"), ("EVFS_METRICS_LISTEN", text)];
-            load(None, &env).map(|settings| settings.metrics_listen())
+            load("EVFS_METRICS_LISTEN", text).map(|settings| settings.metrics_listen())
         };
         assert_eq!(listen("").unwrap(), None);
         let tcp = Listen::Tcp("127.0.0.1:9464".parse().unwrap());

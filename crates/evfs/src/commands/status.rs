@@ -5,7 +5,7 @@ use cli::Context;
 use cli::output;
 use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
-use stack::control::ControlRequest;
+use stack::control::{ControlRequest, silent_status};
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -56,7 +56,8 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 
 fn all(run_dir: &Path) -> Result<Vec<Value>> {
     let all = control::statuses(run_dir)?.into_iter();
-    let shown = all.map(|(name, status)| status.unwrap_or_else(|error| silent(&name, &error)));
+    let shown =
+        all.map(|(name, status)| status.unwrap_or_else(|error| silent_status(&name, &error)));
     Ok(shown.collect())
 }
 
@@ -64,7 +65,7 @@ fn all(run_dir: &Path) -> Result<Vec<Value>> {
 fn one(run_dir: &Path, name: &str) -> Result<Value> {
     let unknown = match control::send_request(run_dir, name, &ControlRequest::Status) {
         Ok(status) => return Ok(status),
-        Err(error @ Error::Busy(_)) => return Ok(silent(name, &error)),
+        Err(error @ Error::Busy(_)) => return Ok(silent_status(name, &error)),
         Err(error @ Error::NotFound(_)) => error,
         Err(error) => return Err(error),
     };
@@ -84,17 +85,6 @@ fn is_at(status: &Value, place: &str) -> bool {
         .iter()
         .any(|key| is_it(&status[*key]))
         || exports.into_iter().any(|export| is_it(&export["at"]))
-}
-
-/// Builds the status of a service that does not answer.
-fn silent(name: &str, error: &Error) -> Value {
-    let why = error.chain();
-    json!({
-        "name": name,
-        "state": "not answering",
-        "error": why,
-        "health": { "state": "failing", "reasons": [why] },
-    })
 }
 
 /// Returns the word for the state. A process of an earlier version reports none.
@@ -319,7 +309,7 @@ mod tests {
             "write_back": { "state": "ok", "dirty_bytes": 8192, "oldest_dirty_ms": 450 },
             "exports": [{ "kind": "nbd", "at": "/run/disk.nbd" }],
         });
-        let silent = silent("b", &Error::Busy("it is stopped".into()));
+        let silent = silent_status("b", &Error::Busy("it is stopped".into()));
         let text = describe(&[degraded.clone(), silent.clone()], false);
         let expected = "\
 NAME     STATE              SIZE  USED     DIRTY    UPTIME DEVICE
