@@ -4,7 +4,7 @@
 //! address, which it sends to no server, and the login page posts it. The cookie stays in memory,
 //! here and in the browser, and is valid until the server ends.
 
-use crate::control::Name;
+use crate::control::{self, Name};
 use crate::listen::Listen;
 use crate::paths::is_trusted;
 use crate::state_file::read_up_to;
@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 
 /// Name of the lock in the directory of control sockets.
@@ -27,6 +28,9 @@ const FILE: &str = ".web.token";
 const FILE_BYTES_MAX: u64 = 16 << 10;
 /// Length of a token and of a cookie, in bytes.
 const SECRET_BYTES: usize = 32;
+/// Time limit for the start of a server. One that takes the place of another tries every two
+/// seconds.
+const START_TIME: Duration = Duration::from_secs(3);
 /// Port in the address of a page on a socket, unless another one is forwarded to it.
 const PORT: u16 = 9465;
 
@@ -75,30 +79,43 @@ impl Invitation {
     }
 }
 
-/// Reads the address of the page that a process of this user serves, with the next token.
+/// Reads the address of the page that a process of this user serves, with the next token. Waits a
+/// short time for a process that has just been started, or takes the place of another one.
 ///
 /// # Errors
 /// [`Error::NotFound`] if no process serves it.
 pub fn invitation(settings: &Settings) -> Result<Invitation> {
     let run_dir = settings.run_dir();
-    if !is_trusted(&run_dir)? {
-        return Err(not_served(settings));
+    let end = Instant::now() + START_TIME;
+    loop {
+        if is_trusted(&run_dir)?
+            && let Some(invitation) = read(&run_dir)?
+        {
+            return Ok(invitation);
+        }
+        let may_come = settings.web_listen().is_some() && !control::names(&run_dir).is_empty();
+        if !may_come || Instant::now() > end {
+            return Err(not_served(settings));
+        }
+        std::thread::sleep(START_TIME / 60);
     }
+}
+
+/// Reads the file of the process that serves the page; returns `None` if there is none. The file of
+/// a killed process is removed.
+fn read(run_dir: &Path) -> Result<Option<Invitation>> {
     let path = run_dir.join(FILE);
     let failed = |e| Error::io("cannot read", &path, e);
-    if let Some(_unserved) = Name::take(&run_dir, LOCK).map_err(failed)? {
-        // A killed process may have left it.
-        let _ = std::fs::remove_file(&path);
-        return Err(not_served(settings));
-    }
     let bytes = match read_up_to(&path, FILE_BYTES_MAX) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            let starting = "the web page is about to be served; try again in a moment";
-            return Err(Error::Busy(starting.into()));
-        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         read => read.map_err(failed)?,
     };
-    serde_json::from_slice(&bytes).map_err(|e| failed(e.into()))
+    if let Some(_unserved) = Name::take(run_dir, LOCK).map_err(failed)? {
+        let _ = std::fs::remove_file(&path);
+        return Ok(None);
+    }
+    let invitation = serde_json::from_slice(&bytes);
+    invitation.map(Some).map_err(|e| failed(e.into()))
 }
 
 fn not_served(settings: &Settings) -> Error {

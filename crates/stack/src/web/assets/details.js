@@ -227,14 +227,16 @@ function pathChart(lun, path, { history }) {
   return { node: chart.node, update: () => chart.update(history.points(ofPath(lun, path))) };
 }
 
+const joined = (list) => (list ?? []).join(", ");
+
 /** The page of a cell. */
 export function cell(name) {
   const problem = new Problem();
   const facts = new Facts([
     ["Service", (c) => ({ text: c.name, href: toService(c.name) })],
-    ["Addresses", (c) => (c.listen ?? []).join(", ")],
-    ["Announced", (c) => (c.announced ?? []).join(", ")],
-    ["Allowed clients", (c) => (c.allowed ?? []).join(", ")],
+    ["Addresses", (c) => joined(c.listen)],
+    ["Announced", (c) => joined(c.announced)],
+    ["Allowed clients", (c) => joined(c.allowed)],
     ["Anonymous writes", (c) => yes(c.anonymous_write)],
     ["Clients", (c) => `${format.count(c.stats.clients)}, ${format.count(c.stats.active_clients)} active`],
     ["Callback promises", (c) => format.count(c.stats.promises)],

@@ -18,9 +18,14 @@ async function logIn(token) {
   }
 }
 
-const token = location.hash.slice(1);
-if (token !== "") {
+function useToken() {
+  const token = location.hash.slice(1);
+  if (token === "") return;
   // The token must not stay in the history of the browser.
   history.replaceState(null, "", "/login");
   logIn(token);
 }
+
+// A link that is opened here while the page is shown only changes the fragment.
+window.addEventListener("hashchange", useToken);
+useToken();

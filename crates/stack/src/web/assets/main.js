@@ -165,6 +165,7 @@ async function update() {
       setText(announcement, "Logged out. Run evfs web, and open the address that it prints.");
       return;
     }
+    console.error(error);
     setText(announcement, "The server does not answer. Trying again.");
     isFailing = true;
   }
