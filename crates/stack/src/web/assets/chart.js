@@ -14,14 +14,14 @@ const LOOKS = 4;
 
 /** Returns a round number that is at least `value`; with `binary`, one of 1024 and its powers. */
 export function roundUp(value, binary) {
-  if (!(value > 0)) return 1;
+  if (!(value > 0)) return binary ? 2 : 1;
   const base = binary ? 1024 : 1000;
   let unit = 1;
   while (value / unit > base) unit *= base;
   while (!binary && value / unit <= 1 / base) unit /= base;
   const steps = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5];
   steps.push(1, 2, 5, 10, 20, 50, 100, 200, 500, 1000);
-  const usual = binary ? [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] : steps;
+  const usual = binary ? [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] : steps;
   return unit * (usual.find((step) => value / unit <= step) ?? base);
 }
 
