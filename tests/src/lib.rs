@@ -4,11 +4,13 @@
 //! peers. A missing peer fails the test, and so does missing root for a test that needs it.
 
 pub mod afs;
+pub mod browser;
 pub mod lua;
 pub mod mounts;
 pub mod schemas;
 pub mod targets;
 pub mod terminal;
+pub mod web;
 pub mod writer;
 
 use serde_json::Value;

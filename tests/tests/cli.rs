@@ -409,6 +409,7 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["detach"],
         &["status"],
         &["explain"],
+        &["web"],
         &["stats"],
         &["top"],
         &["up"],

@@ -15,7 +15,7 @@ use tests::targets::free_port;
 use tests::{Ran, Sandbox, needs_root, wait_until};
 
 /// Request for the metrics.
-const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: evfs\r\n\r\n";
+const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
 
 /// Files that name metrics.
 const DASHBOARD: &str = include_str!("../../dist/grafana/evfs.json");

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
-use tests::{Ran, Sandbox, schemas};
+use tests::{Ran, Sandbox, schemas, web};
 
 /// Documents that other tests obtain, with the binaries of those tests.
 const ELSEWHERE: &[(&str, &str)] = &[
@@ -188,7 +188,10 @@ fn of_keys_and_volumes(p: &mut Printed) {
 }
 
 fn of_services(p: &mut Printed) {
-    p.json(&["attach", "a.img", "--background"]);
+    let attached = web::with_web(&p.s, "web.sock", &["attach", "a.img"]);
+    p.record(&attached);
+    let page = web::invitation(&p.s);
+    p.record(&page);
     p.json(&["status"]);
     p.json(&["stats", "a"]);
     p.json(&["top", "--once", "--interval", "0.1"]);

@@ -14,6 +14,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("cryptsetup", "cryptsetup-bin"),
+    ("curl", "curl"),
     ("debootstrap", "debootstrap"),
     ("dpkg-deb", "dpkg"),
     ("fio", "fio"),
@@ -105,18 +106,26 @@ const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 /// Version of mdBook, which builds the site.
 const MDBOOK: &str = "0.5.4";
 
+/// The accessibility checker for the web page: its version on npm, and the SHA-256 of its archive.
+const AXE: (&str, &str) = (
+    "4.14.1",
+    "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745",
+);
+
 /// Subcommands of cargo that the check runs, and the versions that are installed if they are
 /// missing.
 const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
 
-/// Installs missing programs, which requires root, builds the suites, downloads the kernels that the
-/// tests boot, and prepares the system in which they install packages.
+/// Installs missing programs, which requires root, builds the suites, downloads the checker of the
+/// web page and the kernels that the tests boot, and prepares the system in which they install
+/// packages.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     fuse()?;
     subcommands()?;
     suites()?;
     mdbook()?;
+    axe()?;
     kernels(root)?;
     clean_system()
 }
@@ -262,6 +271,41 @@ fn remove_build(tools: &Path) -> Outcome {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{tools:?}: {e}")),
         _ => Ok(()),
     }
+}
+
+/// Downloads the accessibility checker into the directory in which the tests expect it.
+fn axe() -> Outcome {
+    let (version, digest) = AXE;
+    let tools = target()?.join("tools");
+    let checker = tools.join("axe.min.js");
+    let says = format!("axe v{version}");
+    let head = std::fs::read_to_string(&checker).unwrap_or_default();
+    if head.lines().next().is_some_and(|line| line.contains(&says)) {
+        return Ok(());
+    }
+    let failed = |e: std::io::Error| format!("{}: {e}", checker.display());
+    std::fs::create_dir_all(&tools).map_err(failed)?;
+    let archive = tools.join("axe.tgz");
+    run(Command::new("curl")
+        .args(["-fsSL", "--proto", "=https", "-o"])
+        .arg(&archive)
+        .arg(format!(
+            "https://registry.npmjs.org/axe-core/-/axe-core-{version}.tgz"
+        )))?;
+    let sum = Command::new("sha256sum").arg(&archive).output();
+    let sum = String::from_utf8_lossy(&sum.map_err(failed)?.stdout).into_owned();
+    if sum.split(' ').next() != Some(digest) {
+        return Err(format!(
+            "axe-core {version} has an unexpected digest: {sum}"
+        ));
+    }
+    run(Command::new("tar")
+        .args(["--strip-components=1", "-xzf"])
+        .arg(&archive)
+        .arg("-C")
+        .arg(&tools)
+        .arg("package/axe.min.js"))?;
+    std::fs::remove_file(&archive).map_err(failed)
 }
 
 /// Stores the kernels in the directory in which the tests expect them.

@@ -33,6 +33,7 @@ mod volume;
 mod volume_backups;
 mod volume_key;
 mod volume_trust;
+mod web;
 
 #[cfg(feature = "bench")]
 use bench_commands::{bench, machine, plan, quickstart};
@@ -91,6 +92,8 @@ pub enum Command {
     Stats(stats::Args),
     /// Watch volumes, mounts, paths, caches, files and clients: rates, latencies, hit ratios
     Top(top::Args),
+    /// Print the address of the web page that shows all services
+    Web(web::Args),
     /// Explain a code of the log: what happened, why, and what to do
     Explain(explain::Args),
     /// Show, configure, flush and empty the file cache
@@ -166,6 +169,7 @@ impl Command {
             Command::Status(args) => status::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
             Command::Top(args) => top::run(context, &args),
+            Command::Web(args) => web::run(context, &args),
             Command::Explain(args) => explain::run(context, &args),
             Command::Cache(command) => cache::run(context, command),
             Command::Lun(command) => lun::run(context, command),

@@ -14,8 +14,8 @@ mod protocol;
 mod server;
 mod socket;
 
-pub use client::{find, names, send_request, statuses};
-pub(crate) use client::{find_other, send_query, statuses_unchanged};
+pub use client::{SilentStatus, find, names, send_request, silent_status, statuses};
+pub(crate) use client::{find_other, send_query, send_query_within, statuses_unchanged};
 pub(crate) use protocol::check_name;
 pub use protocol::{
     CacheRequest, CellRequest, ControlRequest, FsRequest, Limits, LunRequest, WatchRequest,

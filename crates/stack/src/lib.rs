@@ -20,6 +20,7 @@ mod error;
 mod existing;
 pub mod filesystem;
 pub mod handle;
+mod http;
 mod in_use;
 mod listen;
 pub mod lun;
@@ -40,6 +41,7 @@ pub mod trust;
 mod tunables;
 pub mod volume;
 pub mod watch;
+pub mod web;
 
 /// Version of this program, which its services report.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

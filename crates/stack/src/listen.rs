@@ -1,10 +1,11 @@
-//! The address of the metrics: a loopback address, or a socket in the directory of control sockets.
-//! Other addresses are refused, because metrics reveal names of volumes, files and clients' load.
+//! Addresses of the metrics and the web page: a loopback address, or a socket in the directory of
+//! control sockets. Other addresses are refused, because both reveal names of volumes, files and
+//! clients' load.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// Address at which metrics are served.
+/// Address of a server of metrics, of the web page, or of both.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
     /// Path of a Unix socket.

@@ -1,7 +1,8 @@
-//! Metrics for Prometheus: their families, the samples of a scrape, their text, and the server.
+//! Metrics for Prometheus: their families, the samples of a scrape, their text, and their path
+//! on the HTTP server.
 //!
 //! ```text
-//!   counters ── Samples ── merged with those of other processes ── text ── server ── Prometheus
+//!   counters ── Samples ── merged with those of other processes ── text ── HTTP ── Prometheus
 //! ```
 //!
 //! **Invariant:** the data path does not know of metrics. A scrape reads counters that exist
@@ -14,9 +15,9 @@
 mod exposition;
 mod families;
 mod samples;
-mod server;
+mod site;
 
 pub(crate) use exposition::text;
 pub(crate) use families::*;
 pub(crate) use samples::Samples;
-pub(crate) use server::{Scrape, Server};
+pub(crate) use site::Site;

@@ -6,6 +6,7 @@
 //! The configuration file may also hold the tables of services that `evfs up` reads (`config.rs`).
 
 mod examine;
+mod table;
 
 pub use examine::{Examined, Problem};
 
@@ -16,287 +17,16 @@ use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-
-/// Largest memory cost of Argon2 that `cryptsetup` uses, in KiB.
-const KDF_MEMORY_KIB_MAX: u64 = 4 * 1024 * 1024;
+use table::{Row, TABLE};
 
 /// Variable with the path of the configuration file.
 const CONFIG: &str = "EVFS_CONFIG";
-
-/// One setting.
-struct Row {
-    key: &'static str,
-    env: &'static str,
-    unit: &'static str,
-    reason: &'static str,
-    default: fn(&Paths) -> String,
-    check: fn(&str) -> std::result::Result<(), String>,
-}
-
-const TABLE: &[Row] = &[
-    Row {
-        key: "backup.dir",
-        env: "EVFS_BACKUP_DIR",
-        unit: "path",
-        reason: "header backups, which can undo destructive commands",
-        default: |p| p.backup.display().to_string(),
-        check: absolute,
-    },
-    Row {
-        key: "cache.tunables",
-        env: "EVFS_CACHE_TUNABLES",
-        unit: "list",
-        reason: "tunables of the file cache: NAME=VALUE, separated by spaces, as for `evfs cache \
-                 set`",
-        default: |_| String::new(),
-        check: crate::tunables::check,
-    },
-    Row {
-        key: "fs.commit-interval-ms",
-        env: "EVFS_FS_COMMIT_INTERVAL_MS",
-        unit: "ms",
-        reason: "longest time before a file system commits a change that no caller syncs; default \
-                 as in ext4",
-        default: |_| {
-            fs::Options::default()
-                .commit_interval
-                .as_millis()
-                .to_string()
-        },
-        check: |v| within(v, 100, 300_000),
-    },
-    Row {
-        key: "iscsi.chap-secret-file",
-        env: "EVFS_ISCSI_CHAP_SECRET_FILE",
-        unit: "path",
-        reason: "file with the CHAP secret of the user in iscsi://USER@...; empty for none",
-        default: |_| String::new(),
-        check: |v| if v.is_empty() { Ok(()) } else { absolute(v) },
-    },
-    Row {
-        key: "iscsi.digests",
-        env: "EVFS_ISCSI_DIGESTS",
-        unit: "bool",
-        reason: "CRC32C of headers and data if the target supports it; costs CPU, detects \
-                 corruption in transit",
-        default: |_| "false".into(),
-        check: boolean,
-    },
-    Row {
-        key: "iscsi.initiator-name",
-        env: "EVFS_ISCSI_INITIATOR_NAME",
-        unit: "iqn",
-        reason: "iSCSI name of this host, by which targets grant access",
-        default: |_| path_iscsi::Options::default().initiator_name,
-        check: |v| {
-            if v.starts_with("iqn.") || v.starts_with("eui.") {
-                Ok(())
-            } else {
-                Err("a name that begins with iqn. or eui.".into())
-            }
-        },
-    },
-    Row {
-        key: "iscsi.persistent-reservations",
-        env: "EVFS_ISCSI_PERSISTENT_RESERVATIONS",
-        unit: "bool",
-        reason: "fence lost paths with persistent reservations; not for LUNs that other hosts \
-                 write to",
-        default: |_| "false".into(),
-        check: boolean,
-    },
-    Row {
-        key: "kdf.memory-kib",
-        env: "EVFS_KDF_MEMORY_KIB",
-        unit: "KiB",
-        reason: "memory limit of Argon2id for a new keyslot; 1 GiB as in cryptsetup, at most half \
-                 of RAM",
-        default: |_| (1024 * 1024).to_string(),
-        check: |v| within(v, 32, 4 * 1024 * 1024),
-    },
-    Row {
-        key: "kdf.memory-max-kib",
-        env: "EVFS_KDF_MEMORY_MAX_KIB",
-        unit: "KiB",
-        reason: "memory limit of a keyslot when its volume is opened; three quarters of the memory \
-                 of the machine or the control group, at most 4 GiB",
-        default: |p| {
-            p.or_words("by the memory of the machine", || {
-                let room = ::cache::memory_bytes() / 1024 / 4 * 3;
-                room.clamp(32, KDF_MEMORY_KIB_MAX).to_string()
-            })
-        },
-        check: |v| within(v, 32, KDF_MEMORY_KIB_MAX),
-    },
-    Row {
-        key: "kdf.time-ms",
-        env: "EVFS_KDF_TIME_MS",
-        unit: "ms",
-        reason: "target time of one passphrase guess on this machine; default as in cryptsetup",
-        default: |_| "2000".into(),
-        check: |v| within(v, 1, 60_000),
-    },
-    Row {
-        key: "kdf.work-max-gib",
-        env: "EVFS_KDF_WORK_MAX_GIB",
-        unit: "GiB",
-        reason: "limit of the work (memory times passes) to try one passphrase on all keyslots; 64 \
-                 GiB take some minutes on one core",
-        default: |_| (luks2::KdfLimits::default().work_kib_max >> 20).to_string(),
-        check: |v| within(v, 1, 65_536),
-    },
-    Row {
-        key: "keys.dir",
-        env: "EVFS_KEYS_DIR",
-        unit: "path",
-        reason: "user key pairs",
-        default: |p| p.keys.display().to_string(),
-        check: absolute,
-    },
-    Row {
-        key: "log.format",
-        env: "EVFS_LOG_FORMAT",
-        unit: "format",
-        reason: "form of the log: text or json on standard error, journal for fields in the \
-                 journal of systemd; auto for the journal if standard error leads there, or if a \
-                 process in the background has no standard error to keep",
-        default: |_| "auto".into(),
-        check: |v| match v {
-            "auto" | "text" | "json" | "journal" => Ok(()),
-            _ => Err("one of auto, text, json, journal".into()),
-        },
-    },
-    Row {
-        key: "log.journal-socket",
-        env: "EVFS_LOG_JOURNAL_SOCKET",
-        unit: "path",
-        reason: "socket of the journal of systemd; another one for tests",
-        default: |_| "/run/systemd/journal/socket".into(),
-        check: absolute,
-    },
-    Row {
-        key: "log.level",
-        env: "EVFS_LOG",
-        unit: "level",
-        reason: "log level on standard error: error, warn, info, debug or trace",
-        default: |_| "warn".into(),
-        check: |v| match v {
-            "error" | "warn" | "info" | "debug" | "trace" => Ok(()),
-            _ => Err("one of error, warn, info, debug, trace".into()),
-        },
-    },
-    Row {
-        key: "lun.registry",
-        env: "EVFS_LUN_REGISTRY",
-        unit: "path",
-        reason: "names, paths and saved attributes of LUNs",
-        default: |p| p.luns.display().to_string(),
-        check: absolute,
-    },
-    Row {
-        key: "metrics.listen",
-        env: "EVFS_METRICS_LISTEN",
-        unit: "address",
-        reason: "address at which Prometheus collects metrics; empty for none",
-        default: |_| String::new(),
-        check: |v| Listen::parse(v).map(drop),
-    },
-    Row {
-        key: "run.dir",
-        env: "EVFS_RUN_DIR",
-        unit: "path",
-        reason: "control sockets and default exports of attached volumes",
-        default: |p| p.run.display().to_string(),
-        check: absolute,
-    },
-    Row {
-        key: "sandbox",
-        env: "EVFS_SANDBOX",
-        unit: "bool",
-        reason: "servers drop capabilities and system calls that they do not need; false to check \
-                 whether the sandbox causes a failure",
-        default: |_| "true".into(),
-        check: boolean,
-    },
-    Row {
-        key: "sysfs.root",
-        env: "EVFS_SYSFS_ROOT",
-        unit: "path",
-        reason: "directory of the NUMA topology; another one for tests",
-        default: |_| "/sys".into(),
-        check: absolute,
-    },
-    Row {
-        key: "threads",
-        env: "EVFS_THREADS",
-        unit: "threads",
-        reason: "threads that serve one attached volume, or receive on each port of a cell; one \
-                 per CPU",
-        default: |p| {
-            p.or_words("the number of CPUs", || {
-                std::thread::available_parallelism()
-                    .map_or(1, |n| n.get())
-                    .to_string()
-            })
-        },
-        check: |v| within(v, 1, 256),
-    },
-    Row {
-        key: "trust.store",
-        env: "EVFS_TRUST_STORE",
-        unit: "path",
-        reason: "volume keys and seals of the volumes that this machine has opened",
-        default: |p| p.trust.display().to_string(),
-        check: absolute,
-    },
-    Row {
-        key: "unlock.ask-password",
-        env: "EVFS_UNLOCK_ASK_PASSWORD",
-        unit: "bool",
-        reason: "ask for passphrases through systemd-ask-password where there is no terminal, as \
-                 at boot; false so that no command waits for an answer unexpectedly",
-        default: |_| "false".into(),
-        check: boolean,
-    },
-    Row {
-        key: "volume.heartbeat-ms",
-        env: "EVFS_VOLUME_HEARTBEAT_MS",
-        unit: "ms",
-        reason: "interval at which this machine renews the in-use record of a volume open for \
-                 writing; after four intervals without renewal, another machine can take the \
-                 volume over",
-        default: |_| "5000".into(),
-        check: |v| within(v, 100, 60_000),
-    },
-];
 
 /// Creates the error of a value that its check refuses. `want` describes valid ones.
 fn wrong(key: &str, value: &str, origin: &Origin, want: &str) -> Error {
     Error::Config {
         place: origin.to_string(),
         detail: format!("{key} is `{value}`, but must be {want}"),
-    }
-}
-
-fn within(value: &str, low: u64, high: u64) -> std::result::Result<(), String> {
-    match value.parse::<u64>() {
-        Ok(n) if (low..=high).contains(&n) => Ok(()),
-        _ => Err(format!("a whole number from {low} to {high}")),
-    }
-}
-
-fn boolean(value: &str) -> std::result::Result<(), String> {
-    match value {
-        "true" | "false" => Ok(()),
-        _ => Err("true or false".into()),
-    }
-}
-
-fn absolute(value: &str) -> std::result::Result<(), String> {
-    if Path::new(value).is_absolute() {
-        Ok(())
-    } else {
-        Err("an absolute path".into())
     }
 }
 
@@ -473,12 +203,11 @@ impl Settings {
             values,
             is_dry_run: false,
         };
-        let (value, origin) = &settings.values["metrics.listen"];
-        let listen = Listen::parse(value).and_then(|listen| match listen {
-            Some(listen) => listen.within(&settings.run_dir()).map(drop),
-            None => Ok(()),
-        });
-        listen.map_err(|want| wrong("metrics.listen", value, origin, &want))?;
+        for key in ["metrics.listen", "web.listen"] {
+            let (value, origin) = &settings.values[key];
+            let listen = settings.listen(key);
+            listen.map_err(|want| wrong(key, value, origin, &want))?;
+        }
         Ok(settings)
     }
 
@@ -647,8 +376,18 @@ impl Settings {
 
     /// Returns the address at which metrics are served, if they are.
     pub fn metrics_listen(&self) -> Option<Listen> {
-        let listen = Listen::parse(self.text("metrics.listen")).ok()??;
-        listen.within(&self.run_dir()).ok()
+        self.listen("metrics.listen").ok().flatten()
+    }
+
+    /// Returns the address of the web page, if it is served.
+    pub fn web_listen(&self) -> Option<Listen> {
+        self.listen("web.listen").ok().flatten()
+    }
+
+    fn listen(&self, key: &str) -> std::result::Result<Option<Listen>, String> {
+        let listen = Listen::parse(self.text(key))?;
+        let dir = self.run_dir();
+        listen.map(|listen| listen.within(&dir)).transpose()
     }
 }
 
@@ -748,10 +487,14 @@ mod tests {
     }
 
     #[test]
-    fn metrics_are_served_on_loopback_or_in_the_run_directory() {
+    fn metrics_and_the_page_are_served_on_loopback_or_in_the_run_directory() {
+        let load =
+            |name: &str, text: &str| load(None, &[("EVFS_RUN_DIR", "/run/evfs"), (name, text)]);
+        let page = load("EVFS_WEB_LISTEN", "w.sock").unwrap().web_listen();
+        assert_eq!(page, Some(Listen::Unix("/run/evfs/w.sock".into())));
+        assert!(load("EVFS_WEB_LISTEN", "0.0.0.0:9465").is_err());
         let listen = |text: &str| {
-            let env = [("EVFS_RUN_DIR", "/run/evfs"), ("EVFS_METRICS_LISTEN", text)];
-            load(None, &env).map(|settings| settings.metrics_listen())
+            load("EVFS_METRICS_LISTEN", text).map(|settings| settings.metrics_listen())
         };
         assert_eq!(listen("").unwrap(), None);
         let tcp = Listen::Tcp("127.0.0.1:9464".parse().unwrap());

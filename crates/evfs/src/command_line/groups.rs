@@ -18,7 +18,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Cells", &["cell", "serve"]),
     (
         "Running services",
-        &["status", "top", "stats", "cache", "up", "down"],
+        &["status", "top", "web", "stats", "cache", "up", "down"],
     ),
     (
         "Help and settings",

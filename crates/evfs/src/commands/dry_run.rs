@@ -52,6 +52,7 @@ mod tests {
                 "status",
                 "stats",
                 "top",
+                "web",
                 "explain",
                 "cache show",
                 "lun list",

@@ -4,7 +4,7 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    service, stats, status, top, up, volume_backups, volume_key, volume_trust,
+    service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::table::Column::Left;
@@ -95,6 +95,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&status::STATUS, &["status"]),
     Published::of(&stats::STATS, &["stats"]),
     Published::of(&top::SAMPLE, &["top"]),
+    Published::of(&web::ADDRESS, &["web"]),
     Published::of(&files::FORMATTED, &["format"]),
     Published::of(&files::UNMOUNTED, &["unmount"]),
     Published::of(&files::CHECKED, &["fsck"]),

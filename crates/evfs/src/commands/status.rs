@@ -8,8 +8,9 @@ use cli::table::Column::{Left, Right};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::Serialize;
 use serde_json::Value;
+use stack::control::{SilentStatus, silent_status};
 use stack::handle::Service;
-use stack::{Error, Result, Status, control, exit};
+use stack::{Result, Status, control, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -46,31 +47,9 @@ pub struct Statuses {
     volumes: Vec<Value>,
 }
 
-/// A service that does not answer.
-#[derive(Serialize, JsonSchema)]
-struct Silent {
-    /// Name of the service.
-    name: String,
-    /// `not answering`.
-    state: &'static str,
-    /// Reason.
-    error: String,
-    /// Health of the service.
-    health: SilentHealth,
-}
-
-/// Health of a service that does not answer.
-#[derive(Serialize, JsonSchema)]
-struct SilentHealth {
-    /// `failing`.
-    state: &'static str,
-    /// Reasons for the state.
-    reasons: Vec<String>,
-}
-
 fn services_or_silent(generator: &mut SchemaGenerator) -> Schema {
     let service = generator.subschema_for::<Status>();
-    let silent = generator.subschema_for::<Silent>();
+    let silent = generator.subschema_for::<SilentStatus>();
     json_schema!({ "type": "array", "items": { "anyOf": [service, silent] } })
 }
 
@@ -100,28 +79,14 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 
 fn all(run_dir: &Path) -> Result<Vec<Value>> {
     let all = control::statuses(run_dir)?.into_iter();
-    let shown = all.map(|(name, status)| status.unwrap_or_else(|error| silent(&name, &error)));
+    let shown =
+        all.map(|(name, status)| status.unwrap_or_else(|error| silent_status(&name, &error)));
     Ok(shown.collect())
 }
 
 fn one(context: &Context, word: &Path) -> Result<Value> {
     let Service { name, status } = handle::service(context, word)?;
-    Ok(status.unwrap_or_else(|error| silent(&name, &error)))
-}
-
-/// Builds the status of a service that does not answer.
-fn silent(name: &str, error: &Error) -> Value {
-    let why = error.chain();
-    let silent = Silent {
-        name: name.to_owned(),
-        state: "not answering",
-        error: why.clone(),
-        health: SilentHealth {
-            state: "failing",
-            reasons: vec![why],
-        },
-    };
-    serde_json::to_value(silent).expect("text becomes JSON")
+    Ok(status.unwrap_or_else(|error| silent_status(&name, &error)))
 }
 
 /// Returns the word for the state. A process of an earlier version reports none.
@@ -347,7 +312,7 @@ mod tests {
             "write_back": { "state": "ok", "dirty_bytes": 8192, "oldest_dirty_ms": 450 },
             "exports": [{ "kind": "nbd", "at": "/run/disk.nbd" }],
         });
-        let silent = silent("b", &Error::Busy("it is stopped".into()));
+        let silent = silent_status("b", &stack::Error::Busy("it is stopped".into()));
         let text = describe(&[degraded.clone(), silent.clone()], false);
         let expected = "\
 NAME     STATE              SIZE  USED     DIRTY    UPTIME DEVICE

@@ -53,7 +53,7 @@ pub const EVENTS: &[Known] = events! {
     // services and their control
     "0801" "0802" "0803" "0804" "0805" "0806" "0807" "0808"
     "0809" "0810" "0811" "0812"
-    // metrics
+    // metrics and the web page
     "0901" "0902"
 };
 

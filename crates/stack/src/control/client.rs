@@ -4,10 +4,14 @@ use super::protocol::{ControlRequest, answer_from_line, valid_name};
 use super::socket::{Name, Until, connect, is_late, socket_path};
 use crate::paths::is_trusted;
 use crate::peer::{is_trusted_user, peer};
+use crate::text::json_of;
 use crate::{Error, Result};
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::Value;
 use std::io::{self, Write};
 use std::path::Path;
+use std::time::Duration;
 
 /// Sends a request to the service `name` and returns its answer.
 ///
@@ -15,7 +19,8 @@ use std::path::Path;
 /// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
 /// and errors that it answers.
 pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
-    exchange(run_dir, name, request, Leftover::Remove)
+    let limit = request.answer_timeout();
+    exchange(run_dir, name, request, Leftover::Remove, limit)
 }
 
 /// Same as [`send_request`], but leaves the socket of a killed process where it is.
@@ -23,7 +28,57 @@ pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Res
 /// # Errors
 /// Those of [`send_request`].
 pub(crate) fn send_query(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
-    exchange(run_dir, name, request, Leftover::Keep)
+    let limit = request.answer_timeout();
+    exchange(run_dir, name, request, Leftover::Keep, limit)
+}
+
+/// Same as [`send_query`], but waits at most for `limit` for the answer.
+///
+/// # Errors
+/// Those of [`send_request`].
+pub(crate) fn send_query_within(
+    run_dir: &Path,
+    name: &str,
+    request: &ControlRequest,
+    limit: Duration,
+) -> Result<Value> {
+    exchange(run_dir, name, request, Leftover::Keep, Some(limit))
+}
+
+/// Status of a service that does not answer.
+#[derive(Serialize, JsonSchema)]
+pub struct SilentStatus {
+    /// Name of the service.
+    name: String,
+    /// `not answering`.
+    state: &'static str,
+    /// Reason.
+    error: String,
+    /// Health of the service.
+    health: SilentHealth,
+}
+
+/// Health of a service that does not answer.
+#[derive(Serialize, JsonSchema)]
+struct SilentHealth {
+    /// `failing`.
+    state: &'static str,
+    /// Reasons for the state.
+    reasons: Vec<String>,
+}
+
+/// Builds the status of a service that does not answer, with the error of the request to it.
+pub fn silent_status(name: &str, error: &Error) -> Value {
+    let why = error.chain();
+    json_of(&SilentStatus {
+        name: name.to_owned(),
+        state: "not answering",
+        error: why.clone(),
+        health: SilentHealth {
+            state: "failing",
+            reasons: vec![why],
+        },
+    })
 }
 
 /// Treatment of a socket that a killed process has left.
@@ -38,6 +93,7 @@ fn exchange(
     name: &str,
     request: &ControlRequest,
     leftover: Leftover,
+    limit: Option<Duration>,
 ) -> Result<Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) || !is_trusted(run_dir)? {
@@ -74,7 +130,7 @@ fn exchange(
             failed(e)
         }
     };
-    let mut until = Until::new(&stream, request.answer_timeout());
+    let mut until = Until::new(&stream, limit);
     let sent = until.write_all(request.to_line().as_bytes());
     sent.map_err(failed)?;
     let line = until.line().map_err(failed)?;
@@ -133,7 +189,9 @@ fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>
 }
 
 fn ask_all(run_dir: &Path, names: Vec<String>, leftover: Leftover) -> Vec<(String, Result<Value>)> {
-    let status = |name: &str| exchange(run_dir, name, &ControlRequest::Status, leftover);
+    let request = ControlRequest::Status;
+    let limit = request.answer_timeout();
+    let status = |name: &str| exchange(run_dir, name, &request, leftover, limit);
     std::thread::scope(|scope| {
         let start = |name: String| scope.spawn(move || (status(&name), name));
         let asked: Vec<_> = names.into_iter().map(start).collect();

@@ -5,6 +5,9 @@ use super::families::FAMILIES;
 use super::samples::{Sample, Samples};
 use std::fmt::Write as _;
 
+/// Media type of the format.
+pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
 /// Formats all families, also those without samples, so that a dashboard finds every name.
 pub(crate) fn text(samples: &Samples) -> String {
     let mut text = String::new();

@@ -17,11 +17,14 @@ use super::status::Status;
 use super::{Closing, Service};
 use crate::control::{ControlRequest, Listener, PendingReply, WatchRequest};
 use crate::device::OpenLun;
+use crate::http::{self, Site};
+use crate::listen::Listen;
 use crate::metrics::{self, Samples};
 use crate::notify::Manager;
 use crate::peer::peer;
 use crate::signals::StopSignals;
 use crate::watch::Reading;
+use crate::web::Page;
 use crate::{Error, Result, Settings};
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -64,7 +67,7 @@ pub fn serve(
 ) -> Result<Ended> {
     let hub = Arc::new(Hub::new(all)?);
     let mut manager = Manager::of_environment();
-    let _metrics = hub.serve_metrics(settings);
+    let _servers = hub.start_servers(settings);
     let ended = loop {
         if let Some(signal) = signals.stop_asked() {
             tracing::info!(signal, "stopping");
@@ -181,20 +184,19 @@ impl Hub {
         }
     }
 
-    /// Starts the server of the metrics, if the settings have an address for it. A service does not
-    /// depend on it.
-    fn serve_metrics(self: &Arc<Hub>, settings: &Settings) -> Option<metrics::Server> {
-        let listen = settings.metrics_listen()?;
+    /// Starts the servers of the metrics and of the web page that the settings have addresses for.
+    fn start_servers(self: &Arc<Hub>, settings: &Settings) -> Vec<http::Server> {
         let run_dir = settings.run_dir();
-        let (hub, dir) = (Arc::clone(self), run_dir.clone());
-        let scrape: metrics::Scrape = Box::new(move || hub.metrics(&dir));
-        match metrics::Server::start(listen, &run_dir, scrape) {
-            Ok(server) => Some(server),
-            Err(error) => {
-                tracing::warn!(name: "EVFS-0901", "{}", error.chain());
-                None
-            }
+        let mut sites: Vec<(Listen, Box<dyn Site>)> = Vec::new();
+        if let Some(at) = settings.web_listen() {
+            sites.push((at, Box::new(Page::new(&run_dir))));
         }
+        if let Some(at) = settings.metrics_listen() {
+            let (hub, dir) = (Arc::clone(self), run_dir.clone());
+            let site = metrics::Site::new(move || hub.metrics(&dir));
+            sites.push((at, Box::new(site)));
+        }
+        http::Server::start_all(sites, &run_dir)
     }
 
     /// Collects the metrics of all services of the directory, as text.
