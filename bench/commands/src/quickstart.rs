@@ -6,8 +6,11 @@ mod paths;
 mod store;
 mod tree;
 
+use crate::units;
 use bench_core::Workload;
+use bench_core::figures::change;
 use bench_load::workload::devmix;
+use bench_report::readable;
 use bench_study::StudyPlan;
 use bench_targets::{BenchDevice, StackKind, costs};
 use cli::Context;
@@ -110,7 +113,7 @@ impl Tour {
         let image = image
             .to_str()
             .ok_or_else(|| Error::Usage("--dir must be valid UTF-8".into()))?;
-        let size_text = size.to_string();
+        let size_text = units::size(size);
         self.step("create a key pair for the owner");
         self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
         self.step("create an encrypted volume in a file");
@@ -308,11 +311,11 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
     );
     for row in report["cost"].as_array().into_iter().flatten() {
         text += &format!(
-            "{}, {}: throughput {}, CPU {}\n",
-            row["work"].as_str().unwrap_or_default(),
+            "{}, {} against clear: speed {}; CPU {}\n",
+            readable(row["work"].as_str().unwrap_or_default()),
             row["stack"].as_str().unwrap_or_default(),
-            ratio(row, "throughput", "of clear"),
-            ratio(row, "cpu", "times"),
+            cost(row, "throughput"),
+            cost(row, "cpu"),
         );
     }
     text += &match kept {
@@ -323,15 +326,44 @@ fn summary(report: &Value, kept: Option<&Path>) -> String {
         evfs bench compare measures longer"
 }
 
-/// Formats a ratio to the unencrypted device with its interval, and the judgement of the
-/// difference.
-fn ratio(row: &Value, figure: &str, of: &str) -> String {
+/// Formats the change from the unencrypted device with its interval, and the judgement of it.
+fn cost(row: &Value, figure: &str) -> String {
     let bound = |n: usize| row[format!("{figure}_interval")][n].as_f64();
-    let said = row[format!("{figure}_judgement")].as_str().unwrap_or("-");
-    let median = row[format!("{figure}_of_clear")].as_f64();
-    let median = median.unwrap_or(f64::NAN);
-    match (bound(0), bound(1)) {
-        (Some(low), Some(high)) => format!("{median:.2} {of} ({low:.2} to {high:.2}: {said})"),
-        _ => format!("{median:.2} {of} ({said})"),
+    let judged = row[format!("{figure}_judgement")].as_str().unwrap_or("-");
+    let Some(median) = row[format!("{figure}_of_clear")].as_f64() else {
+        return "not measured".into();
+    };
+    let interval = match (bound(0), bound(1)) {
+        (Some(low), Some(high)) => format!("95 % interval {} to {}", change(low), change(high)),
+        _ => "no interval".into(),
+    };
+    format!("{} ({interval}), {judged}", change(median))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_states_intervals_and_the_next_step() {
+        let report = json!({
+            "size": 512 << 20, "files": 3,
+            "cost": [{
+                "work": "seq-read, 65536 bytes, 1 thread, depth 1", "stack": "encrypted-128",
+                "throughput_of_clear": 0.77, "throughput_interval": [0.7, 0.85],
+                "throughput_judgement": "worse",
+                "cpu_of_clear": 1.47, "cpu_interval": Value::Null, "cpu_judgement": "no interval",
+            }],
+        });
+        let text = summary(&report, None);
+        for part in [
+            "of 512 MiB; 3 files",
+            "seq-read, 64 KiB, 1 thread, depth 1, encrypted-128 against clear: ",
+            "speed -23.0 % (95 % interval -30.0 % to -15.0 %), worse; ",
+            "CPU +47.0 % (no interval), no interval\n",
+            "\nnext: evfs key generate",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 }

@@ -25,7 +25,7 @@ pub fn title(study: &Study) -> String {
 
 /// Rewrites the sizes in a name with the largest unit in which they are whole numbers:
 /// `65536 bytes` becomes `64 KiB`.
-pub(crate) fn readable(name: &str) -> String {
+pub fn readable(name: &str) -> String {
     let words: Vec<&str> = name.split(' ').collect();
     let mut shown: Vec<String> = Vec::with_capacity(words.len());
     let mut n = 0;

@@ -18,7 +18,7 @@ pub mod suite;
 mod table;
 
 pub use files::write;
-pub use label::title;
+pub use label::{readable, title};
 pub use layers::{LayerRow, layer_rows};
 pub use notes::{device_per_asked, differences, notes};
 pub use paths::{PathRow, path_rows};
