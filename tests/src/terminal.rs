@@ -1,13 +1,13 @@
 //! A program at a pseudo-terminal, with a user who reads before typing.
 
-use rustix::termios::{LocalModes, tcgetattr};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::FromRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than a program takes to ask, on the slowest machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -76,6 +76,44 @@ impl Terminal {
         }
     }
 
+    /// Waits until the screen, as the program has drawn it, satisfies `wanted`; returns its lines.
+    #[track_caller]
+    pub fn wait_for_screen(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&[String]) -> bool,
+    ) -> Vec<String> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let lines = screen(&self.said);
+            if wanted(&lines) {
+                return lines;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            match self.output.recv_timeout(left) {
+                Ok(bytes) => self.said.extend(bytes),
+                Err(why) => panic!("{what} is not shown ({why}):\n{}", lines.join("\n")),
+            }
+        }
+    }
+
+    /// Sets the size of the terminal.
+    pub fn resize(&self, columns: u16, rows: u16) {
+        let size = Winsize {
+            ws_row: rows,
+            ws_col: columns,
+            ws_xpixel: 0,
+            ws_ypixel: 0,
+        };
+        tcsetwinsize(&self.ours, size).expect("a terminal has a size");
+    }
+
+    /// Sends a signal to the program.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a child that has not been waited for.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+
     /// Types `text`, which may contain control characters.
     pub fn type_text(&mut self, text: &str) {
         self.ours.write_all(text.as_bytes()).expect("it is typed");
@@ -101,6 +139,57 @@ impl Terminal {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.said).into_owned()
     }
+}
+
+/// Draws the output of a program that moves the cursor and erases the screen; colors are left out.
+/// Returns the lines without the blanks at their ends.
+fn screen(output: &[u8]) -> Vec<String> {
+    const ROWS: usize = 100;
+    let text = String::from_utf8_lossy(output);
+    let mut lines = vec![Vec::new(); ROWS];
+    let (mut x, mut y) = (0, 0);
+    let mut rest = text.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\x1b' => {
+                if rest.next() != Some('[') {
+                    continue;
+                }
+                let mut parameters = String::new();
+                let last = rest.by_ref().find(|c| {
+                    let is_last = ('@'..='~').contains(c);
+                    if !is_last {
+                        parameters.push(*c);
+                    }
+                    is_last
+                });
+                let mut numbers = parameters.split(';').map(|n| n.parse().unwrap_or(1));
+                match last {
+                    Some('H') => {
+                        let mut place = || numbers.next().unwrap_or(1_usize).saturating_sub(1);
+                        (y, x) = (place().min(ROWS - 1), place());
+                    }
+                    Some('J') => lines.iter_mut().for_each(Vec::clear),
+                    _ => {}
+                }
+            }
+            '\r' => x = 0,
+            '\n' => y = (y + 1).min(ROWS - 1),
+            c => {
+                let line = &mut lines[y];
+                if line.len() <= x {
+                    line.resize(x + 1, ' ');
+                }
+                line[x] = c;
+                x += 1;
+            }
+        }
+    }
+    let text = lines.into_iter().map(|line| {
+        let line: String = line.into_iter().collect();
+        line.trim_end().to_owned()
+    });
+    text.collect()
 }
 
 /// Creates a terminal: the side of the test, and that of the program.

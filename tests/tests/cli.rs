@@ -410,6 +410,7 @@ fn every_verb_has_help_and_the_main_ones_have_examples() {
         &["status"],
         &["explain"],
         &["stats"],
+        &["top"],
         &["up"],
         &["down"],
         &["config", "show"],

@@ -6,7 +6,7 @@
 //! | `cargo xtask check --full` | root | the same with all tests, against real peers, interleavings and fuzz targets |
 //! | `cargo xtask check --soak HOURS` | root | random, fault and fuzz suites with new seeds ([`crate::soak`]) |
 
-use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, soak, suite, tidy};
+use crate::{Outcome, cargo, cargo_in, fuzz, layers, run, setup, site, soak, suite, tidy};
 use std::path::Path;
 
 /// Seconds for each fuzz target in a full check.
@@ -32,8 +32,16 @@ pub fn check(root: &Path, args: &[String]) -> Outcome {
 /// Runs the checks that need nothing but Rust and a C compiler, then names what was left out.
 fn plain(root: &Path) -> Outcome {
     structure(root)?;
-    setup::subcommands()?;
-    lints(root)?;
+    // Each leaves a CPU idle at times.
+    std::thread::scope(|scope| {
+        let subcommands = scope.spawn(setup::subcommands);
+        lints(root).and(
+            subcommands
+                .join()
+                .expect("an installation returns its errors"),
+        )
+    })?;
+    dependencies(root)?;
     build(root, &[])?;
     cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
     let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
@@ -50,7 +58,9 @@ fn full(root: &Path) -> Outcome {
     setup::needs_root()?;
     structure(root)?;
     setup::require(root)?;
+    site::build(root)?;
     lints(root)?;
+    dependencies(root)?;
     build(root, &["--release"])?;
     // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(root, &["test", "--workspace", "--release", "--doc"])?;
@@ -77,10 +87,14 @@ fn structure(root: &Path) -> Outcome {
     cargo(root, &["fmt", "--all", "--", "--check"])
 }
 
-/// Checks dependencies, lints and documentation.
+/// Checks dependencies. Not advisories: their database is on GitHub, which not every machine can
+/// reach.
+fn dependencies(root: &Path) -> Outcome {
+    cargo(root, &["deny", "check", "bans", "licenses", "sources"])
+}
+
+/// Checks lints and documentation.
 fn lints(root: &Path) -> Outcome {
-    // Not advisories: their database is on GitHub, which not every machine can reach.
-    cargo(root, &["deny", "check", "bans", "licenses", "sources"])?;
     let clippy = ["clippy", "--workspace", "--all-targets", "--quiet"];
     cargo(root, &[&clippy[..], &["--", "-D", "warnings"]].concat())?;
     // All items, so that a broken link in a private comment fails too.

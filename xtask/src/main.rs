@@ -7,15 +7,21 @@
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
 //!                                download the kernels of the guests
 //!   cargo xtask test [ARG...]    the tests alone, as root; ARG is passed to `cargo nextest run`
+//!   cargo xtask dist             packages of the program in target/dist
+//!   cargo xtask dist --verify    the same, built twice and compared
 //!   cargo xtask fuzz [--seconds N] [--seed N] [TARGET...]
+//!   cargo xtask site             build the site of the guide with mdBook, and check its links
 //!   cargo xtask layers | tidy    one part of check
 //! ```
 
 mod check;
+mod dist;
 mod fuzz;
 mod layers;
+mod links;
 mod modules;
 mod setup;
+mod site;
 mod soak;
 mod suite;
 mod tidy;
@@ -30,14 +36,16 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match args.first().map(String::as_str) {
         Some("check") => check::check(&root(), &args[1..]),
+        Some("dist") => dist::run(&root(), &args[1..]),
         Some("setup") => setup::require(&root()),
         Some("layers") => layers::check(&root()),
+        Some("site") => site::build(&root()),
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
         Some("test") => suite::run(&root(), &[&["--release".into()], &args[1..]].concat()),
         _ => Err(
-            "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | layers | tidy \
-             | fuzz [--seconds N] [--seed N] [TARGET...]"
+            "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | dist [ARG...] \
+             | site | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"
                 .into(),
         ),
     };

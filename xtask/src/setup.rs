@@ -14,12 +14,15 @@ const NEEDED: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("cpio", "cpio"),
     ("cryptsetup", "cryptsetup-bin"),
+    ("debootstrap", "debootstrap"),
+    ("dpkg-deb", "dpkg"),
     ("fio", "fio"),
     ("fish", "fish"),
     ("fusermount3", "fuse3"),
     ("getcap", "libcap2-bin"),
     ("gdb", "gdb"),
     ("git", "git"),
+    ("gocryptfs", "gocryptfs"),
     ("groff", "groff-base"),
     ("ip", "iproute2"),
     ("losetup", "mount"),
@@ -30,6 +33,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("nbdcopy", "libnbd-bin"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
+    ("objcopy", "binutils"),
     ("openssl", "openssl"),
     ("/usr/lib/openafs/dafileserver", "openafs-fileserver"),
     ("/usr/lib/openafs/vlserver", "openafs-dbserver"),
@@ -43,6 +47,9 @@ const NEEDED: &[(&str, &str)] = &[
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("request-key", "keyutils"),
+    ("restic", "restic"),
+    ("rpm", "rpm"),
+    ("rpmbuild", "rpm"),
     ("rxdebug", "openafs-client"),
     ("rsync", "rsync"),
     ("setfacl", "acl"),
@@ -77,24 +84,36 @@ openafs-client openafs-client/cell-info string 127.0.0.1
 openafs-fileserver openafs-fileserver/thiscell string test.local
 ";
 
+/// Packages of the system in which packages are tested, beside the smallest set: the dependency that
+/// every mount needs, and programs that check manual pages and units.
+const CLEAN_SYSTEM: &str = "fuse3,man-db,systemd";
+
+/// Release and archive of that system if this machine is not configured for one.
+const ARCHIVE: (&str, &str) = ("stable", "http://deb.debian.org/debian/");
+
 /// Kernels that guests boot: Linux 6.1 and 6.12.
 const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 
 /// Test suites that are programs on crates.io, and their versions.
 const SUITES: &[(&str, &str)] = &[("fsx", "0.3.2"), ("pjdfstest", "0.2.2")];
 
+/// Version of mdBook, which builds the site.
+const MDBOOK: &str = "0.5.4";
+
 /// Subcommands of cargo that the check runs, and the versions that are installed if they are
 /// missing.
 const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
 
-/// Installs missing programs, which requires root, builds the suites, and downloads the kernels
-/// that the tests boot.
+/// Installs missing programs, which requires root, builds the suites, downloads the kernels that the
+/// tests boot, and prepares the system in which they install packages.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     fuse()?;
     subcommands()?;
     suites()?;
-    kernels(root)
+    mdbook()?;
+    kernels(root)?;
+    clean_system()
 }
 
 /// Fails for an ordinary user at once, with an explanation, instead of after the build.
@@ -169,8 +188,8 @@ fn fuse() -> Outcome {
     std::fs::set_permissions(device, PermissionsExt::from_mode(0o666)).map_err(failed)
 }
 
-/// Installs missing subcommands of cargo, without optimization: that takes half the time, and the
-/// tests take nearly all of theirs.
+/// Installs missing subcommands of cargo, without optimization, debug information or optional
+/// features: that takes a third of the time, and the tests take nearly all of theirs.
 pub fn subcommands() -> Outcome {
     for (name, version) in SUBCOMMANDS {
         let there = Command::new(env!("CARGO"))
@@ -183,15 +202,11 @@ pub fn subcommands() -> Outcome {
             continue;
         }
         run(Command::new(env!("CARGO"))
-            .args([
-                "install",
-                "--locked",
-                "--debug",
-                "--quiet",
-                "--version",
-                version,
-            ])
-            .arg(format!("cargo-{name}")))?;
+            .args(["install", "--locked", "--debug", "--quiet"])
+            .arg("--no-default-features")
+            .args(["--version", version])
+            .arg(format!("cargo-{name}"))
+            .env("CARGO_PROFILE_DEV_DEBUG", "0"))?;
     }
     Ok(())
 }
@@ -212,7 +227,32 @@ fn suites() -> Outcome {
             .arg(&tools)
             .env("CARGO_TARGET_DIR", tools.join("build")))?;
     }
-    // The intermediate build output is not needed any more.
+    remove_build(&tools)
+}
+
+/// Installs mdBook if it is missing, and returns its path. Without optimization, it builds the site
+/// in seconds.
+pub fn mdbook() -> Result<PathBuf, String> {
+    let tools = target()?.join("tools");
+    let program = tools.join("bin/mdbook");
+    let says = Command::new(&program).arg("--version").output();
+    let wanted = format!("mdbook v{MDBOOK}");
+    if says.is_ok_and(|says| String::from_utf8_lossy(&says.stdout).trim() == wanted) {
+        return Ok(program);
+    }
+    run(Command::new(env!("CARGO"))
+        .args(["install", "--locked", "--debug", "--quiet"])
+        .args(["--no-default-features", "--features", "search"])
+        .args(["mdbook", "--version", MDBOOK, "--root"])
+        .arg(&tools)
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_TARGET_DIR", tools.join("build")))?;
+    remove_build(&tools)?;
+    Ok(program)
+}
+
+/// Removes the intermediate build output of tools, which is not needed any more.
+fn remove_build(tools: &Path) -> Outcome {
     match std::fs::remove_dir_all(tools.join("build")) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(format!("{tools:?}: {e}")),
         _ => Ok(()),
@@ -227,6 +267,70 @@ fn kernels(root: &Path) -> Outcome {
             .arg(target()?.join("guest")))?;
     }
     Ok(())
+}
+
+/// Creates a small Debian system in the directory in which the tests expect it. They change copies.
+fn clean_system() -> Outcome {
+    let roots = target()?.join("roots");
+    let (done, new) = (roots.join("debian"), roots.join("debian.new"));
+    if done.is_dir() {
+        return Ok(());
+    }
+    if !is_root() {
+        return Err(
+            "the tests of packages need a small Debian system, which root creates: \
+                    run `cargo xtask setup` as root"
+                .into(),
+        );
+    }
+    let failed = |e: std::io::Error| format!("{}: {e}", roots.display());
+    if new.exists() {
+        std::fs::remove_dir_all(&new).map_err(failed)?;
+    }
+    std::fs::create_dir_all(&roots).map_err(failed)?;
+    let (suite, archive) = archive();
+    println!("creating a small Debian system, once, from {archive}");
+    // In a mount namespace, so that an interrupted run leaves no mount in the directory.
+    run(Command::new("unshare")
+        .args(["--mount", "--", "debootstrap", "--variant=minbase"])
+        .arg(format!("--include={CLEAN_SYSTEM}"))
+        .arg(suite)
+        .arg(&new)
+        .arg(archive)
+        .stdout(Stdio::null()))?;
+    // Downloads are not part of the copies.
+    for downloads in ["var/cache/apt/archives", "var/lib/apt/lists"] {
+        let downloads = new.join(downloads);
+        std::fs::remove_dir_all(&downloads).map_err(failed)?;
+        std::fs::create_dir_all(downloads.join("partial")).map_err(failed)?;
+    }
+    std::fs::rename(&new, &done).map_err(failed)
+}
+
+/// Returns the release and the archive of Debian or Ubuntu that this machine is configured for.
+fn archive() -> (String, String) {
+    let format = "$(CODENAME) $(COMPONENT) $(REPO_URI)";
+    let listed = Command::new("apt-get")
+        .args(["indextargets", "--format", format, "Created-By: Packages"])
+        .output();
+    let listed = listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned());
+    let own = listed.ok().and_then(|listed| own_archive(&listed));
+    own.unwrap_or_else(|| (ARCHIVE.0.to_owned(), ARCHIVE.1.to_owned()))
+}
+
+/// Finds the archive of the release itself, not that of its updates or of other vendors, among
+/// lines with a release, a component and an address.
+fn own_archive(listed: &str) -> Option<(String, String)> {
+    listed.lines().find_map(|line| {
+        let mut words = line.split(' ');
+        let (suite, component, uri) = (words.next()?, words.next()?, words.next()?);
+        let directory = uri.trim_end_matches('/').rsplit('/').next();
+        let is_own = component == "main"
+            && !suite.contains('-')
+            && uri.starts_with("http")
+            && matches!(directory, Some("debian" | "ubuntu"));
+        is_own.then(|| (suite.to_owned(), uri.to_owned()))
+    })
 }
 
 /// Finds the target directory of this program, which is also that of the tests.
@@ -272,4 +376,20 @@ fn is_root() -> bool {
     // A process's directory in /proc is owned by its effective user.
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clean_system_is_of_the_release_of_this_machine() {
+        let listed = "nodistro main https://deb.nodesource.com/node_20.x/\n\
+                      bookworm-updates main http://deb.debian.org/debian/\n\
+                      bookworm contrib http://deb.debian.org/debian/\n\
+                      bookworm main http://deb.debian.org/debian/\n";
+        let own = ("bookworm".into(), "http://deb.debian.org/debian/".into());
+        assert_eq!(own_archive(listed), Some(own));
+        assert_eq!(own_archive(""), None);
+    }
 }

@@ -1,6 +1,6 @@
-//! Style rules that no other tool checks.
+//! Style rules that no other tool checks, and links between pages.
 
-use crate::Outcome;
+use crate::{Outcome, links, site};
 use std::path::{Path, PathBuf};
 
 /// Longest permitted source file, in lines; a longer one should be split.
@@ -71,6 +71,8 @@ pub fn check(root: &Path) -> Outcome {
     for page in pages.iter().filter(|page| **page != root.join(STYLE_GUIDE)) {
         wrong.extend(violations(root, page, broken_prose)?);
     }
+    wrong.extend(links::broken(root, &pages)?);
+    wrong.extend(site::unlisted(root, &pages)?);
     if wrong.is_empty() {
         Ok(())
     } else {

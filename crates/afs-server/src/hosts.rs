@@ -25,6 +25,7 @@ use crate::outbox::Outbox;
 use crate::resets::Resets;
 use afs_proto::{Abort, Reader, Uuid, capability, cb, gather, to_bytes};
 use rx::{Call, Connection, End, Timeouts};
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
@@ -224,6 +225,20 @@ impl Hosts {
         let mut clients: Vec<_> = all.iter().map(|host| host.shown(now)).collect();
         clients.sort_by_key(|client| (client.silent_seconds, client.address));
         clients
+    }
+
+    /// Lists at most `count` clients, the most recently active first. Their promises include expired
+    /// ones that are not removed yet.
+    pub(crate) fn recent(&self, count: usize) -> Vec<Client> {
+        let now = self.seconds();
+        let mut all: Vec<_> = self.by_address().values().cloned().collect();
+        all.sort_by_cached_key(|host| (Reverse(host.heard.load(Relaxed)), host.address));
+        all.truncate(count);
+        let shown = |host: &Arc<Host>| Client {
+            promises: host.promises.load(Relaxed),
+            ..host.shown(now)
+        };
+        all.iter().map(shown).collect()
     }
 
     /// Queries the identity of a client, unless it is known or did not answer lately. Other threads

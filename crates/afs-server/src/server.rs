@@ -154,6 +154,12 @@ impl Server {
         }
     }
 
+    /// Lists at most `count` clients, the most recently active first, without a visit to every
+    /// promise: their numbers of promises include expired ones that are not removed yet.
+    pub fn recent_clients(&self, count: usize) -> Vec<Client> {
+        self.shared.hosts.recent(count)
+    }
+
     /// Lists the clients, the most recently active first. Visits every promise.
     pub fn clients(&self) -> Vec<Client> {
         let promises = self.shared.promises.by_client();

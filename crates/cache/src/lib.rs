@@ -99,7 +99,7 @@ pub use open::OpenFile;
 pub use pager::{FileId, FileRequest, Pager, PagerInfo, PagerQueue};
 pub use pressure::PressureWatch;
 pub use session::{CacheMode, Session};
-pub use stats::{CacheStats, Counts, DirtyData, FileStats};
+pub use stats::{CacheStats, Counts, DirtyData, FileActivity, FileStats};
 pub use tree::Vnode;
 pub use volume::{Cache, Volume};
 pub use window::{Access, Lease, Mapping};

@@ -114,6 +114,11 @@ impl Counters {
 }
 
 impl Counts {
+    /// Returns the number of pages that were read and written through the cache.
+    pub fn accesses(&self) -> u64 {
+        self.hits + self.misses + self.joins + self.writes
+    }
+
     /// Returns the number of pages evicted to make room.
     pub fn evicted(&self) -> u64 {
         self.evicted_limit + self.evicted_pressure + self.evicted_stealback
@@ -156,6 +161,26 @@ pub struct FileStats {
     pub oldest_dirty_ms: Option<u64>,
     /// Leaves of 56 pages that are in use.
     pub leaves: usize,
+}
+
+/// A file that is among the first of its volume by use, dirty data or cached data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FileActivity {
+    /// The file's number in its pager.
+    pub file: crate::FileId,
+    /// Size in bytes.
+    pub size: u64,
+    /// The file holds metadata.
+    pub metadata: bool,
+    /// Counters of all open files.
+    pub counts: Counts,
+    /// Bytes in frames and windows; `None` for a file with so many pages that counting them takes
+    /// long.
+    pub cached_bytes: Option<u64>,
+    /// Bytes that are dirty or under write-back.
+    pub dirty_bytes: u64,
+    /// Age of the oldest dirty page in milliseconds.
+    pub oldest_dirty_ms: Option<u64>,
 }
 
 /// Data of a volume that is in memory only.

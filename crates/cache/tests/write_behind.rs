@@ -91,6 +91,40 @@ fn dirty_data_is_counted_until_it_is_written_back() {
 }
 
 #[test]
+fn files_lead_by_use_dirty_data_or_cached_data() {
+    let disk = Arc::new(Mem::new(8 * SPAN, 512));
+    let cache = Cache::new(Config::new(8 << 20)).unwrap();
+    let volume = cache.volume(Arc::new(Parts::new(disk, SPAN))).unwrap();
+    let mut session = volume.session().unwrap();
+    let mut write = |file: u64, times: usize, pages: usize| {
+        let mut open = volume.open(&volume.vnode(FileId(file), 0));
+        for _ in 0..times {
+            session.write(&mut open, 0, &vec![1; pages * 4096]).unwrap();
+        }
+        session.flush(&mut open).unwrap();
+    };
+    // Each page of the second file counts once, that of the third a hundred times.
+    write(1, 1, 1);
+    write(2, 1, 80);
+    write(3, 100, 1);
+    let files = |count| -> Vec<u64> {
+        let leading = volume.leading_files(count);
+        leading.iter().map(|leading| leading.file.0).collect()
+    };
+    assert!(files(0).is_empty());
+    let mut one = files(1);
+    one.sort_unstable();
+    assert_eq!(one, [2, 3]);
+    assert_eq!(files(3).len(), 3);
+    let leading = volume.leading_files(1);
+    let most = leading.iter().find(|leading| leading.file.0 == 3).unwrap();
+    assert!(most.counts.accesses() >= 100, "{most:?}");
+    let large = leading.iter().find(|leading| leading.file.0 == 2).unwrap();
+    assert_eq!(large.cached_bytes, Some(80 * 4096));
+    assert_eq!((large.size, large.dirty_bytes), (80 * 4096, 0));
+}
+
+#[test]
 fn a_failed_write_behind_is_kept_tried_again_and_told_to_every_opener_once() {
     let bench = bench(8 << 20);
     let mut session = bench.volume.session().unwrap();

@@ -94,7 +94,12 @@ pub fn from_credential(name: &str) -> Result<Option<SecretBytes>> {
 
 /// Prompts for a passphrase at the terminal, which does not show it.
 pub fn ask(prompt: &str) -> Result<SecretBytes> {
-    let (terminal, path) = terminal(prompt, "use --passphrase-fd N or --key-file F")?;
+    ask_or(prompt, "use --passphrase-fd N or --key-file F")
+}
+
+/// Prompts for a passphrase like [`ask`]. `instead` names the options to use without a terminal.
+pub fn ask_or(prompt: &str, instead: &str) -> Result<SecretBytes> {
+    let (terminal, path) = terminal(prompt, instead)?;
     hidden(&terminal, path, |hidden| hidden.ask(prompt))
 }
 

@@ -336,8 +336,8 @@ impl Volume {
         slot.protection().ok().map(|p| p.kdf)
     }
 
-    /// Finds the keyslot with this number, or that of the key pair with this name, or the keyslot
-    /// with this label.
+    /// Finds the keyslot with this number, or that of the key pair with this name or public key, or
+    /// the keyslot with this label.
     ///
     /// # Errors
     /// [`Error::NoSuchKey`], also if a name has more than one keyslot; [`Error::Ambiguous`].
@@ -346,7 +346,7 @@ impl Volume {
         let is_which = |text: &Option<String>| text.as_deref() == Some(which);
         let named = keys
             .iter()
-            .filter(|k| is_which(&k.name) || is_which(&k.label));
+            .filter(|k| is_which(&k.name) || is_which(&k.label) || is_which(&k.recipient));
         let named: Vec<u32> = named.map(|k| k.keyslot).collect();
         let unknown = || {
             Error::NoSuchKey(format!(

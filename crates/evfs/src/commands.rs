@@ -23,9 +23,11 @@ mod serve;
 mod service;
 mod stats;
 mod status;
+mod top;
 mod unlock;
 mod up;
 mod volume;
+mod volume_backups;
 mod volume_key;
 mod volume_trust;
 
@@ -84,6 +86,8 @@ pub enum Command {
     Status(status::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
+    /// Watch volumes, mounts, paths, caches, files and clients: rates, latencies, hit ratios
+    Top(top::Args),
     /// Explain a code of the log: what happened, why, and what to do
     Explain(explain::Args),
     /// Show, configure, flush and empty the file cache
@@ -156,6 +160,7 @@ impl Command {
             Command::Df(args) => files::df(context, &args),
             Command::Status(args) => status::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
+            Command::Top(args) => top::run(context, &args),
             Command::Explain(args) => explain::run(context, &args),
             Command::Cache(command) => cache::run(context, command),
             Command::Lun(command) => lun::run(context, command),

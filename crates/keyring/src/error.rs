@@ -43,6 +43,12 @@ pub enum Error {
          choose a name with a letter, such as `key{0}`"
     )]
     NumberName(String),
+    /// The name would be taken for a public key.
+    #[error(
+        "invalid name for a new key: `{0}` is a public key; `evfs key import {0} --name NAME` \
+         stores it under a name"
+    )]
+    PublicName(String),
     /// Other users can read a private key.
     #[error("{} can be read by other users; `chmod 600` it, and consider replacing the key", .0.display())]
     Permissions(PathBuf),

@@ -24,4 +24,4 @@ mod store;
 pub use error::{Error, Result};
 pub use identity::Identity;
 pub use recipient::{KeyKind, Recipient, fingerprint};
-pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt, name_to_import};
+pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt, looks_public, name_to_import};

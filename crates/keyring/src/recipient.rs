@@ -35,6 +35,9 @@ pub fn fingerprint(public: &str) -> String {
     groups.join("-")
 }
 
+/// Length of the name that is derived from an age key.
+const SHORT_NAME_CHARS: usize = 12;
+
 /// The public half of a key pair; displayed as `age1...` or `ssh-ed25519 AAAA...`.
 #[derive(Clone)]
 pub struct Recipient {
@@ -61,6 +64,18 @@ impl Recipient {
         match &self.inner {
             Inner::X25519(_) => None,
             Inner::Ssh(recipient) => Some(recipient),
+        }
+    }
+
+    /// Derives a name for a key without one: the beginning of its text, or of its fingerprint.
+    pub(crate) fn short_name(&self) -> String {
+        match self.inner {
+            Inner::X25519(_) => self.text.chars().take(SHORT_NAME_CHARS).collect(),
+            Inner::Ssh(_) => {
+                let print = fingerprint(&self.text);
+                let end = print.match_indices('-').nth(1).map_or(print.len(), |m| m.0);
+                format!("ssh-{}", &print[..end])
+            }
         }
     }
 

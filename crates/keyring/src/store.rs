@@ -48,6 +48,8 @@ pub struct KeyInfo {
     pub recipient: Recipient,
     /// State of the private half.
     pub private: Private,
+    /// File of the public half.
+    pub public_file: PathBuf,
 }
 
 /// Existing files of a key pair.
@@ -102,9 +104,9 @@ impl Keyring {
     /// Generates a key pair and stores it, under a passphrase if there is one.
     ///
     /// # Errors
-    /// [`Error::BadName`], [`Error::NumberName`], [`Error::Exists`], [`Error::HalfMade`],
-    /// [`Error::NoPassphrase`] for an empty passphrase, and errors of the system. No file is left
-    /// behind.
+    /// [`Error::BadName`], [`Error::NumberName`], [`Error::PublicName`], [`Error::Exists`],
+    /// [`Error::HalfMade`], [`Error::NoPassphrase`] for an empty passphrase, and errors of the
+    /// system. No file is left behind.
     pub fn generate(&self, name: &str, passphrase: Option<&SecretBytes>) -> Result<KeyInfo> {
         self.vacant(name)?;
         let (identity, line) = Identity::generate()?;
@@ -190,6 +192,7 @@ impl Keyring {
             kind: recipient.kind(),
             recipient,
             private,
+            public_file: self.path(name, "pub")?,
         })
     }
 
@@ -241,56 +244,107 @@ impl Keyring {
         Ok(identity)
     }
 
-    /// Imports a key: an age identity, plain or under a passphrase; an OpenSSH ed25519 key; or a
-    /// public key. The public half of an age identity under a passphrase is read from the file
-    /// beside it: `FILE.pub`, or `FILE` with the extension `pub`.
+    /// Finds the public half that `which` stands for: the name of a key, or a public key itself,
+    /// `age1...` or `ssh-ed25519 AAAA...`. Returns it with a name for it: that of the key here, or
+    /// one that is derived from the public key.
     ///
     /// # Errors
-    /// Those of [`Keyring::generate`], [`Error::Unsupported`] and [`Error::Malformed`].
-    pub fn import(&self, name: &str, file: &Path) -> Result<KeyInfo> {
+    /// As [`Keyring::info`]; [`Error::Malformed`] for a public key with an error.
+    pub fn named_or_public(&self, which: &str) -> Result<(String, Recipient)> {
+        if !looks_public(which) {
+            return Ok((which.to_owned(), self.recipient(which)?));
+        }
+        match which.parse::<Recipient>() {
+            Ok(public) => Ok((self.name_of(&public), public)),
+            // The name of a key may look like the beginning of a public key.
+            Err(error) => match self.recipient(which) {
+                Ok(recipient) => Ok((which.to_owned(), recipient)),
+                Err(_) => Err(error),
+            },
+        }
+    }
+
+    /// Returns the name of a public key here, or derives one from it.
+    fn name_of(&self, public: &Recipient) -> String {
+        let known = self.list().map_or_else(|_| Vec::new(), |l| l.keys);
+        let known = known.into_iter().find(|info| info.recipient == *public);
+        known.map_or_else(|| public.short_name(), |info| info.name)
+    }
+
+    /// Imports a key from a file: an age identity, plain or under a passphrase; an OpenSSH ed25519
+    /// key; or a public key. The public half of an age identity under a passphrase is read from the
+    /// file beside it, `FILE.pub`, or `FILE` with the extension `pub`. Without that file, `ask` is
+    /// called for the passphrase.
+    ///
+    /// # Errors
+    /// Those of [`Keyring::generate`] and of `ask`, [`Error::Unsupported`] and
+    /// [`Error::Malformed`].
+    pub fn import(
+        &self,
+        name: &str,
+        file: &Path,
+        ask: &mut dyn FnMut(&Prompt) -> Result<SecretBytes>,
+    ) -> Result<KeyInfo> {
         self.vacant(name)?;
         let text = read_file(file)?;
         let what = file.display().to_string();
-        let as_text = std::str::from_utf8(&text).unwrap_or_default();
+        let appended = PathBuf::from(format!("{what}.pub"));
+        let places = [appended, file.with_extension("pub")];
+        let beside = places.iter().find(|path| path.exists());
+        let public = beside.filter(|_| is_protected(&text));
+        let public = public.map(|path| read_file(path)).transpose()?;
+        self.import_text(name, &text, &what, public.as_deref(), ask)
+    }
+
+    /// Imports a key like [`Keyring::import`], from its text. Errors call the text `what`. `public`
+    /// is the text of the public half of an age identity under a passphrase, if it is known.
+    ///
+    /// # Errors
+    /// As [`Keyring::import`].
+    pub fn import_text(
+        &self,
+        name: &str,
+        text: &[u8],
+        what: &str,
+        public: Option<&[u8]>,
+        ask: &mut dyn FnMut(&Prompt) -> Result<SecretBytes>,
+    ) -> Result<KeyInfo> {
+        self.vacant(name)?;
+        let as_text = std::str::from_utf8(text).unwrap_or_default();
         if openssh::is_private_key(as_text) {
             let clear = openssh::clear(as_text);
             let clear = clear
-                .ok_or_else(|| Error::malformed(&what, "the OpenSSH private key is damaged"))?;
+                .ok_or_else(|| Error::malformed(what, "the OpenSSH private key is damaged"))?;
             let recipient: Recipient = clear.public.parse()?;
             if !clear.encrypted {
                 // Refuses an unusable key now, not when it is first needed.
-                open_private(&text, &what, &mut || {
-                    Err(Error::WrongPassphrase(what.clone()))
+                open_private(text, what, &mut || {
+                    Err(Error::WrongPassphrase(what.to_owned()))
                 })?;
             }
-            self.store(name, &recipient, Some(&text))?;
-        } else if is_protected(&text) {
-            let beside = PathBuf::from(format!("{what}.pub"));
-            let beside = if beside.exists() {
-                beside
-            } else {
-                file.with_extension("pub")
+            self.store(name, &recipient, Some(text))?;
+        } else if is_protected(text) {
+            let recipient: Recipient = match public {
+                Some(public) => std::str::from_utf8(public).unwrap_or_default().parse()?,
+                None => {
+                    let mut ask = || {
+                        ask(&Prompt {
+                            name: name.to_owned(),
+                        })
+                    };
+                    open_private(text, name, &mut ask)?.recipient().clone()
+                }
             };
-            let public = read_file(&beside).map_err(|_| {
-                Error::malformed(
-                    &what,
-                    format!(
-                        "it is protected by a passphrase, and its public half is not in {}",
-                        beside.display()
-                    ),
-                )
-            })?;
-            let recipient = std::str::from_utf8(&public).unwrap_or_default().parse()?;
-            self.store(name, &recipient, Some(&text))?;
+            self.store(name, &recipient, Some(text))?;
         } else if as_text.contains("AGE-SECRET-KEY-") {
-            let identity = Identity::from_age_text(&text, &what)?;
-            self.store(name, identity.recipient(), Some(&text))?;
+            let identity = Identity::from_age_text(text, what)?;
+            self.store(name, identity.recipient(), Some(text))?;
         } else {
             let line = as_text
                 .lines()
                 .map(str::trim)
                 .find(|l| !l.is_empty() && !l.starts_with('#'));
-            let line = line.ok_or_else(|| Error::malformed(&what, "it is empty"))?;
+            let line = line.ok_or_else(|| Error::malformed(what, "it is empty"))?;
             if line.starts_with("-----BEGIN") {
                 return Err(Error::Unsupported(format!(
                     "the format of {what} is not supported; convert an old ssh key with \
@@ -300,6 +354,36 @@ impl Keyring {
             self.store(name, &line.parse()?, None)?;
         }
         self.info(name)
+    }
+
+    /// Returns the text of the private half of a key, in the form in which [`Keyring::import_text`]
+    /// accepts it. A protected key is returned as it is stored; an unprotected one is encrypted
+    /// under `passphrase`, or returned in the clear without one.
+    ///
+    /// # Errors
+    /// [`Error::PublicOnly`], [`Error::Permissions`], [`Error::NoPassphrase`] for an empty
+    /// passphrase, those of [`Keyring::info`]; [`Error::Unsupported`] for a passphrase for an
+    /// unprotected OpenSSH key.
+    pub fn export_private(
+        &self,
+        name: &str,
+        passphrase: Option<&SecretBytes>,
+    ) -> Result<SecretBytes> {
+        // A name without any file is reported as such.
+        self.recipient(name)?;
+        let text = self.read_private(name)?;
+        let Some(passphrase) = passphrase.filter(|_| !is_protected(&text)) else {
+            return Ok(text);
+        };
+        if std::str::from_utf8(&text).is_ok_and(openssh::is_private_key) {
+            return Err(Error::Unsupported(format!(
+                "an OpenSSH key cannot be exported under a passphrase; `ssh-keygen -p -f {}` \
+                 protects the key itself",
+                self.path(name, "key")?.display()
+            )));
+        }
+        let sealed = self.seal(&text, passphrase, name)?;
+        Ok(SecretBytes::from_slice(&sealed))
     }
 
     /// Finds the existing files of a key.
@@ -350,10 +434,14 @@ impl Keyring {
         Ok(self.dir.join(format!("{name}.{extension}")))
     }
 
-    /// Refuses a taken name, or a number, for a new key. Existing keys named by numbers stay valid.
+    /// Refuses a taken name, a number or a public key as the name of a new key. Existing keys named
+    /// by numbers stay valid.
     fn vacant(&self, name: &str) -> Result<()> {
         if is_number(name) {
             return Err(Error::NumberName(name.to_owned()));
+        }
+        if looks_public(name) && name.parse::<Recipient>().is_ok() {
+            return Err(Error::PublicName(name.to_owned()));
         }
         if self.path(name, "pub")?.exists() {
             return Err(Error::Exists(name.to_owned()));
@@ -445,6 +533,11 @@ pub fn name_to_import(name: &str) -> String {
 
 fn is_number(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit())
+}
+
+/// Reports whether text begins like a public key. The name of a key can do so, too.
+pub fn looks_public(text: &str) -> bool {
+    text.starts_with("age1") || text.starts_with("ssh-ed25519 ") || text.starts_with("ssh-rsa ")
 }
 
 fn valid(name: &str) -> bool {

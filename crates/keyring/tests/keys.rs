@@ -154,7 +154,10 @@ fn text_that_is_no_key_is_never_quoted_in_an_error() {
         secret.replace(' ', ""),
     ] {
         fs::write(folder.path("x"), &text).unwrap();
-        let error = folder.keyring().import("x", &folder.path("x")).unwrap_err();
+        let error = folder
+            .keyring()
+            .import("x", &folder.path("x"), &mut never)
+            .unwrap_err();
         let shown = format!("{error} {error:?}").to_lowercase();
         for piece in ["qqqsyq", "hunter2", "battery"] {
             assert!(!shown.contains(piece), "{shown}");
@@ -231,6 +234,63 @@ fn two_threads_that_make_one_key_make_it_once() {
     assert_eq!(left, 2, "the two files of the key and nothing else");
 }
 
+#[test]
+fn a_public_key_is_accepted_in_place_of_a_name() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    let alice = keys.generate("alice", None).unwrap();
+    assert_eq!(alice.public_file, folder.path("keys/alice.pub"));
+    let text = alice.recipient.to_string();
+    // A key of this keyring has its name, any other one the beginning of its text.
+    let (name, public) = keys.named_or_public(&text).unwrap();
+    assert_eq!((name.as_str(), &public), ("alice", &alice.recipient));
+    let other = Folder::new().keyring().generate("x", None).unwrap();
+    let text = other.recipient.to_string();
+    let (name, public) = keys.named_or_public(&text).unwrap();
+    assert_eq!(public, other.recipient);
+    assert!(text.starts_with(&name) && name.len() == 12, "{name}");
+    // A typing error is no unknown name; a key may have a name that only looks like a public key.
+    let torn = keys.named_or_public(&text[..text.len() - 1]).unwrap_err();
+    assert!(matches!(torn, Error::Malformed { .. }), "{torn}");
+    keys.generate("age1", None).unwrap();
+    assert_eq!(keys.named_or_public("age1").unwrap().0, "age1");
+    let unknown = keys.named_or_public("bob").unwrap_err();
+    assert!(matches!(unknown, Error::NotFound { .. }), "{unknown}");
+    let confusing = keys.generate(&text, None).unwrap_err();
+    assert!(matches!(confusing, Error::PublicName(_)), "{confusing}");
+}
+
+#[test]
+fn an_exported_key_is_protected_and_opens_elsewhere() {
+    let folder = Folder::new();
+    let keys = folder.keyring();
+    let plain = keys.generate("plain", None).unwrap();
+    let passphrase = SecretBytes::from_slice(b"open sesame");
+    let locked = keys.generate("locked", Some(&passphrase)).unwrap();
+    let there = Folder::new();
+    for (name, info) in [("plain", plain), ("locked", locked)] {
+        let text = keys.export_private(name, Some(&passphrase)).unwrap();
+        assert!(text.starts_with(b"-----BEGIN AGE ENCRYPTED FILE-----"));
+        let away = there.keyring();
+        // The public half comes from the private one, so that one text is enough.
+        let wrong = away.import_text(name, &text, "x", None, &mut phrase("wrong"));
+        assert!(matches!(wrong, Err(Error::WrongPassphrase(_))));
+        let known = away
+            .import_text(name, &text, "x", None, &mut phrase("open sesame"))
+            .unwrap();
+        assert_eq!(known.recipient, info.recipient);
+        let secret = SecretBytes::random(32);
+        let envelope = info.recipient.wrap(&secret).unwrap();
+        let identity = away.identity(name, &mut phrase("open sesame")).unwrap();
+        assert!(identity.unwrap(&envelope).unwrap() == secret);
+    }
+    let clear = keys.export_private("plain", None).unwrap();
+    let file = fs::read(folder.path("keys/plain.key")).unwrap();
+    assert!(clear[..] == file[..]);
+    let absent = keys.export_private("nobody", None).map(drop);
+    assert!(matches!(absent, Err(Error::NotFound { .. })));
+}
+
 mod needs_peer {
     use super::*;
 
@@ -263,13 +323,17 @@ mod needs_peer {
         let keys = folder.keyring();
         fs::write(folder.path("age.key"), tool("age-keygen", &[], b"")).unwrap();
         assert_eq!(
-            keys.import("a", &folder.path("age.key")).unwrap().private,
+            keys.import("a", &folder.path("age.key"), &mut never)
+                .unwrap()
+                .private,
             Private::Plain
         );
         let public = keys.recipient("a").unwrap().to_string();
         fs::write(folder.path("bob.pub"), format!("# bob\n{public}\n")).unwrap();
         assert_eq!(
-            keys.import("bob", &folder.path("bob.pub")).unwrap().private,
+            keys.import("bob", &folder.path("bob.pub"), &mut never)
+                .unwrap()
+                .private,
             Private::Absent
         );
         assert!(matches!(
@@ -294,7 +358,7 @@ mod needs_peer {
                 ],
                 b"",
             );
-            let info = keys.import(name, &file).unwrap();
+            let info = keys.import(name, &file, &mut never).unwrap();
             assert_eq!(info.private, private);
             let line = fs::read_to_string(folder.path(&format!("{name}.pub"))).unwrap();
             assert!(
@@ -317,7 +381,7 @@ mod needs_peer {
             // The public half of the key, as another user would import it.
             let other = format!("{name}-public");
             assert_eq!(
-                keys.import(&other, &folder.path(&format!("{name}.pub")))
+                keys.import(&other, &folder.path(&format!("{name}.pub")), &mut never)
                     .unwrap()
                     .recipient,
                 info.recipient
@@ -349,7 +413,7 @@ mod needs_peer {
             b"",
         );
         for file in [file, folder.path("rsa.pub")] {
-            let error = folder.keyring().import("r", &file).unwrap_err();
+            let error = folder.keyring().import("r", &file, &mut never).unwrap_err();
             assert!(
                 matches!(error, Error::Unsupported(_)) && error.to_string().contains("RUSTSEC"),
                 "{error}"
@@ -370,7 +434,7 @@ mod needs_peer {
             &["-q", "-t", "ed25519", "-N", "", "-f", ssh.to_str().unwrap()],
             b"",
         );
-        keys.import("ssh", &ssh).unwrap();
+        keys.import("ssh", &ssh, &mut never).unwrap();
         for name in ["plain", "locked", "ssh"] {
             let path = folder.path(&format!("keys/{name}.key"));
             let whole = fs::read(&path).unwrap();
@@ -381,7 +445,9 @@ mod needs_peer {
                     keys.identity(name, &mut phrase("p")).is_err(),
                     "{name} cut to {len} bytes"
                 );
-                let _ = keys.import("copy", &path).map(|_| keys.remove("copy"));
+                let _ = keys
+                    .import("copy", &path, &mut never)
+                    .map(|_| keys.remove("copy"));
             }
             fs::write(&path, vec![b'x'; 70_000]).unwrap();
             assert!(keys.identity(name, &mut phrase("p")).is_err());
@@ -413,7 +479,7 @@ mod needs_peer {
             b"",
         );
         let keys = folder.keyring();
-        keys.import("slow", &file).unwrap();
+        keys.import("slow", &file, &mut never).unwrap();
         let error = keys.identity("slow", &mut never).unwrap_err();
         assert!(matches!(error, Error::Unsupported(_)), "{error}");
     }

@@ -82,6 +82,12 @@ pub(crate) fn quantile(counts: &[u64; BUCKETS], share: f64) -> Nanos {
     0
 }
 
+/// Returns the upper bounds in nanoseconds and the counts of the non-empty buckets.
+pub(crate) fn filled(counts: &[u64; BUCKETS]) -> Vec<(u64, u64)> {
+    let all = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    all.map(|(at, count)| (upper(at), *count)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,5 +103,8 @@ mod tests {
         counts[bucket(9_000_000)] = 1;
         assert!(quantile(&counts, 0.5) < 200_000);
         assert!(quantile(&counts, 0.9999) >= 9_000_000);
+        let filled = filled(&counts);
+        assert_eq!(filled.iter().map(|(_, count)| count).sum::<u64>(), 1000);
+        assert!(filled[0].0 >= 100_000 && filled[1].0 >= 9_000_000);
     }
 }

@@ -1,6 +1,6 @@
 //! Status of a LUN and its paths.
 
-use crate::latency::quantile;
+use crate::latency::{filled, quantile};
 use crate::log::Event;
 use crate::path::{PathState, SharedPath};
 use serde::Serialize;
@@ -88,6 +88,10 @@ pub struct PathStatus {
     pub p50_us: u64,
     /// 99th percentile of the latency in microseconds.
     pub p99_us: u64,
+    /// Non-empty buckets of the latencies in ascending order: upper bound in nanoseconds, and number
+    /// of I/Os.
+    #[serde(skip)]
+    pub latencies: Vec<(u64, u64)>,
 }
 
 pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
@@ -118,6 +122,7 @@ pub(crate) fn path_status(path: &SharedPath, queues: usize) -> PathStatus {
         late_answers: get(&c.late_answers),
         p50_us: quantile(&counts, 0.5) / 1000,
         p99_us: quantile(&counts, 0.99) / 1000,
+        latencies: filled(&counts),
     }
 }
 

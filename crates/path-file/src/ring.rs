@@ -30,7 +30,7 @@ const USES_BEFORE_PINNED: u32 = 1000;
 /// # Errors
 /// The error of the system: the kernel has no io_uring, or a setting or a filter forbids it.
 pub fn io_uring_usable() -> io::Result<()> {
-    IoUring::builder().build(1).map(drop)
+    IoUring::<squeue::Entry>::builder().build(1).map(drop)
 }
 
 pub(crate) struct Ring {

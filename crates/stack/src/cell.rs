@@ -12,7 +12,7 @@ pub use crate::cell_record::{Record, cell_serv_db, check_name};
 use crate::control::{self, CellRequest, ControlRequest, valid_name};
 use crate::existing::Existing;
 use crate::filesystem::{
-    FIRST_FILESET, Target, content, format_device, mounted_as, open_fs, options,
+    FIRST_FILESET, RootDir, Target, content, format_device, mounted_as, open_fs, options,
 };
 use crate::signature::{self, Content};
 use crate::volume::{OpenOptions, OpenedDevice};
@@ -77,7 +77,13 @@ fn init_on(
 ) -> Result<CreatedCell> {
     let formatted = match content(open)? {
         None => {
-            format_device(target, open, &record.name, Existing::Keep)?;
+            format_device(
+                target,
+                open,
+                &record.name,
+                RootDir::default(),
+                Existing::Keep,
+            )?;
             true
         }
         Some(Content::Known(found)) if signature::is_ours(found) => false,

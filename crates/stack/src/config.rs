@@ -237,6 +237,15 @@ impl ConfigFile {
         }
     }
 
+    /// Returns the file of the settings, if it defines services.
+    pub(crate) fn in_settings() -> Option<ConfigFile> {
+        let path = Settings::file();
+        let file: SettingsFile = toml::from_str(&read_text(&path).ok()?).ok()?;
+        let has_services =
+            !(file.volume.is_empty() && file.mount.is_empty() && file.serve.is_empty());
+        has_services.then_some(ConfigFile::Settings(path))
+    }
+
     /// Returns its path.
     pub fn path(&self) -> &Path {
         match self {

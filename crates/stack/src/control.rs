@@ -18,7 +18,8 @@ pub use client::{find, names, send_request, statuses};
 pub(crate) use client::{find_other, send_query, statuses_unchanged};
 pub(crate) use protocol::check_name;
 pub use protocol::{
-    CacheRequest, CellRequest, ControlRequest, FsRequest, Limits, LunRequest, valid_name,
+    CacheRequest, CellRequest, ControlRequest, FsRequest, Limits, LunRequest, WatchRequest,
+    valid_name,
 };
 pub use server::Listener;
 pub(crate) use server::PendingReply;

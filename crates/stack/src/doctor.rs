@@ -19,7 +19,7 @@ mod routes;
 mod space;
 mod subjects;
 
-use crate::config::{self, ServiceTable};
+use crate::config::{ConfigFile, ServiceTable};
 use crate::control;
 use crate::trust::TrustStore;
 use crate::{Result, Settings, exit};
@@ -262,7 +262,7 @@ pub fn examine(request: &Request<'_>, settings: &Settings) -> Result<Report> {
     let mut tables = Vec::new();
     for file in configs(request.configs, &running) {
         let (read, found) = read_tables(&file, settings);
-        findings.extend(found);
+        findings.push(found);
         tables.extend(read);
     }
     findings.extend(configuration::check_tables(&tables, settings));
@@ -294,19 +294,22 @@ pub fn examine(request: &Request<'_>, settings: &Settings) -> Result<Report> {
     Ok(Report::of(findings))
 }
 
-/// Lists the given configuration files and those of running services, each once.
+/// Lists the given configuration files, those of running services, and the file of the settings if
+/// it defines services, each once.
 fn configs(given: &[PathBuf], running: &[Running]) -> BTreeSet<PathBuf> {
     let served = running.iter().filter_map(|(_, status)| {
         let config = status.as_ref().ok()?["config"].as_str()?;
         Some(PathBuf::from(config))
     });
     let full = |path: PathBuf| std::fs::canonicalize(&path).unwrap_or(path);
-    given.iter().cloned().chain(served).map(full).collect()
+    let own = ConfigFile::in_settings().map(|file| file.path().to_owned());
+    let all = given.iter().cloned().chain(served).chain(own);
+    all.map(full).collect()
 }
 
 fn read_tables(file: &Path, settings: &Settings) -> (Vec<ServiceTable>, Finding) {
     let name = file.display().to_string();
-    match config::read(file, settings.threads()) {
+    match ConfigFile::or_settings(Some(file)).read(settings.threads()) {
         Ok(tables) => {
             let count = tables.len();
             let what = format!("the file can be read and defines {count} services");

@@ -320,6 +320,7 @@ fn of_key(error: &keyring::Error) -> u8 {
         keyring::Error::WrongPassphrase(_) | keyring::Error::WrongKey => exit::WRONG_KEY,
         keyring::Error::BadName(_)
         | keyring::Error::NumberName(_)
+        | keyring::Error::PublicName(_)
         | keyring::Error::NoPassphrase(_)
         | keyring::Error::Exists(_)
         | keyring::Error::HalfMade(_) => exit::USAGE,
@@ -394,6 +395,7 @@ pub mod exit {
             "the header, or the file system, is damaged beyond repair",
         ),
         ("26", "a check ran and found errors"),
+        ("27", "a check ran and found warnings, but no errors"),
         (
             "30",
             "detached by `--force` or a signal; acknowledged data could not be written and is lost",
@@ -444,6 +446,7 @@ mod tests {
             exit::REPAIRABLE,
             exit::NOT_REPAIRABLE,
             exit::CHECK_FOUND_ERRORS,
+            exit::CHECK_FOUND_WARNINGS,
             exit::DATA_LOST,
         ] {
             assert!(in_table(code), "{code}");

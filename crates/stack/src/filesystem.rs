@@ -13,7 +13,7 @@ use crate::signature::{self, Content, View};
 use crate::text::uuid_text;
 use crate::volume::{self, OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device};
-use ::fs::{Attr, Fileset, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+use ::fs::{Attr, Fileset, Fs, Ino, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
@@ -75,6 +75,18 @@ impl Target<'_> {
     }
 }
 
+/// Attributes of the root directory of a new file system. By default, it belongs to the user and the
+/// group of this process, and has the mode 0755.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RootDir {
+    /// User that owns it.
+    pub uid: Option<u32>,
+    /// Group that owns it.
+    pub gid: Option<u32>,
+    /// Permission bits.
+    pub mode: Option<u32>,
+}
+
 /// Result of [`format()`].
 #[derive(Debug, Serialize)]
 pub struct Formatted {
@@ -93,7 +105,7 @@ pub struct Formatted {
 }
 
 /// Creates a file system. A missing file is created with `size` bytes, and gets its name only when
-/// the file system is complete. The root directory belongs to the user of this process.
+/// the file system is complete.
 ///
 /// # Errors
 /// [`Error::WouldDestroy`] if the device is not empty and its data is to be kept.
@@ -101,11 +113,12 @@ pub fn format(
     target: &Target<'_>,
     label: &str,
     size: Option<u64>,
+    root: RootDir,
     existing: Existing,
 ) -> Result<Formatted> {
     let (disk, made) = volume::open_or_make(target.path, size, existing, target.settings)?;
     let open = target.of_disk(disk)?;
-    let formatted = format_device(target, &open, label, existing)?;
+    let formatted = format_device(target, &open, label, root, existing)?;
     made.map(volume::Made::finish).transpose()?;
     Ok(formatted)
 }
@@ -114,6 +127,7 @@ pub(crate) fn format_device(
     target: &Target<'_>,
     open: &OpenedDevice,
     label: &str,
+    root: RootDir,
     existing: Existing,
 ) -> Result<Formatted> {
     let device = &open.device;
@@ -136,7 +150,7 @@ pub(crate) fn format_device(
     let failed = |e| Error::files(format!("cannot format {}", target.name()))(e);
     Fs::format(Arc::clone(device), label).map_err(failed)?;
     let fs = Fs::open(Arc::clone(device), ::fs::Options::default()).map_err(failed)?;
-    let own = || own_root(&fs, FIRST_FILESET);
+    let own = || set_root(&fs, FIRST_FILESET, root);
     own().map_err(failed)?;
     let superblock = fs.superblock();
     fs.close().map_err(failed)?;
@@ -172,9 +186,17 @@ fn wipe(device: &dyn BlockDevice) -> Result<()> {
 
 /// Makes the user of this process the owner of the root directory of a fileset.
 pub fn own_root(fs: &Fs, fileset: &str) -> ::fs::Result<()> {
+    set_root(fs, fileset, RootDir::default())
+}
+
+/// Sets the attributes of the root directory of a fileset.
+fn set_root(fs: &Fs, fileset: &str, root: RootDir) -> ::fs::Result<()> {
+    let own_uid = rustix::process::geteuid().as_raw();
+    let own_gid = rustix::process::getegid().as_raw();
     let set = SetAttr {
-        uid: Some(rustix::process::geteuid().as_raw()),
-        gid: Some(rustix::process::getegid().as_raw()),
+        permissions: root.mode,
+        uid: Some(root.uid.unwrap_or(own_uid)),
+        gid: Some(root.gid.unwrap_or(own_gid)),
         ..SetAttr::default()
     };
     fs.fileset_named(fileset)?.set_attr(ROOT, &set)?;
@@ -433,6 +455,46 @@ pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     }
     Ok(attr)
 }
+
+/// Depth of a path that [`path_of`] follows, at most.
+const DEPTH_MAX: usize = 64;
+
+/// Finds a path of an inode from the root of its fileset, to show it. Returns `None` if the inode
+/// has no name in the directory to which it was last moved, or if a directory on the way has more
+/// than `entries_max` entries, so that a search takes long.
+pub(crate) fn path_of(fileset: &Fileset, ino: Ino, entries_max: u64) -> Option<String> {
+    let mut names = Vec::new();
+    let mut at = ino;
+    for _ in 0..DEPTH_MAX {
+        if at == ROOT {
+            names.reverse();
+            return Some(names.join("/"));
+        }
+        let parent = fileset.attr(at).ok()?.inode.parent;
+        if fileset.attr(parent).ok()?.inode.entries > entries_max {
+            return None;
+        }
+        names.push(name_in(fileset, parent, at)?);
+        at = parent;
+    }
+    None
+}
+
+/// Finds the name of an inode in a directory; bytes that are not UTF-8 are replaced.
+fn name_in(fileset: &Fileset, dir: Ino, ino: Ino) -> Option<String> {
+    let mut found = None;
+    let listed = fileset.read_dir(dir, AFTER_DOTS, |entry| {
+        if entry.ino == ino {
+            found = Some(String::from_utf8_lossy(entry.name).into_owned());
+        }
+        Ok(found.is_none())
+    });
+    listed.ok()?;
+    found
+}
+
+/// Position in a directory after `.` and `..`.
+const AFTER_DOTS: u64 = 2;
 
 /// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all.
 ///

@@ -6,6 +6,7 @@
 //!
 //! Deliberately absent: printing, prompting and parsing of arguments, which belong to the program.
 
+pub mod backups;
 pub mod cache;
 pub mod cell;
 mod cell_record;
@@ -37,6 +38,7 @@ mod text;
 pub mod trust;
 mod tunables;
 pub mod volume;
+pub mod watch;
 
 /// Version of this program, which its services report.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

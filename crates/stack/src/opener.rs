@@ -3,10 +3,10 @@
 //! A passphrase that is typed at the terminal may be mistyped, so it is asked for up to three
 //! times. A secret from any other source is tried once: it would be the same the next time.
 
+use crate::Result;
 use crate::device::Disk;
 use crate::error::exit;
 use crate::trust::{TrustFile, TrustStore};
-use crate::{Error, Result};
 use crypt::{Action, Role, Seal, Unlocked, Volume};
 use keyring::{Keyring, Private};
 use secret::SecretBytes;
@@ -256,6 +256,7 @@ fn first_use(volume: &Volume, unlocked: &Unlocked) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
     use std::cell::RefCell;
 
     /// Counts the tries of an `open` that fails with `error`.

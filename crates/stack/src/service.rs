@@ -14,6 +14,7 @@
 
 mod attach;
 mod cell;
+mod counters;
 mod health;
 mod hub;
 mod mount;
@@ -25,12 +26,14 @@ mod tests;
 
 use crate::cache::{ProcessCache, dirty_bytes};
 use crate::cell::not_served;
-use crate::control::{CellRequest, ControlRequest, FsRequest, Listener};
+use crate::control::{CellRequest, ControlRequest, FsRequest, Listener, WatchRequest};
 use crate::device::OpenLun;
 use crate::filesystem::Target;
 use crate::metrics::Samples;
+use crate::watch::{CellCounters, Reading};
 use crate::{Error, Result, Settings, lun, signals};
 use ::cache::{Vnode, Volume};
+use ::fs::Fileset;
 use block::StatsHandle;
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
@@ -94,6 +97,16 @@ trait Graph: Send + Sync {
     /// Adds the metrics that only this kind of service has.
     fn add_samples(&self, _to: &mut Samples) {}
 
+    /// Returns the state and the counters of the cell, with at most `clients` of its clients.
+    fn cell_counters(&self, _clients: usize) -> Option<CellCounters> {
+        None
+    }
+
+    /// Lists the files in the cache by the tree that they are in.
+    fn trees(&self) -> Vec<Tree> {
+        Vec::new()
+    }
+
     /// Returns the cached volumes.
     ///
     /// # Errors
@@ -119,6 +132,15 @@ trait Graph: Send + Sync {
     fn cell(&self, _request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
         Err(not_served(&status().name))
     }
+}
+
+/// The cached files of a fileset, or of a block device.
+struct Tree {
+    /// Name of the fileset or the device.
+    name: String,
+    pages: Arc<Volume>,
+    /// The fileset, in which files have names.
+    fileset: Option<Fileset>,
 }
 
 /// Manner in which a service is stopped.
@@ -236,11 +258,23 @@ impl Service {
         self.graph.add_samples(to);
     }
 
+    /// Reads the counters of the service and of its process, without its status and its LUN.
+    fn reading(&self, wanted: &WatchRequest) -> Reading {
+        Reading {
+            io: counters::of_io(&self.stats),
+            cache: counters::of_cache(&self.cache),
+            files: counters::of_files(&self.graph.trees(), wanted),
+            cell: self.graph.cell_counters(wanted.clients),
+            ..Reading::default()
+        }
+    }
+
     /// Answers a control request. The process answers those about the state of all its services.
     fn answer(&self, request: &ControlRequest) -> Result<Value> {
         match request {
             ControlRequest::Status
             | ControlRequest::Metrics
+            | ControlRequest::Watch(_)
             | ControlRequest::MayDetach
             | ControlRequest::Detach { .. } => Ok(self.status_now().to_value()),
             ControlRequest::Stats => {

@@ -158,7 +158,7 @@ pub struct Create<'a> {
     /// Key length, sector size, label.
     pub format: crypt::Format,
     pub owner: Owner<'a>,
-    /// Names of recovery key pairs.
+    /// Names or public keys of recovery key pairs.
     pub recovery: &'a [String],
     /// A recovery key to be printed.
     pub recovery_key: Option<&'a RecoveryKey>,
@@ -167,7 +167,7 @@ pub struct Create<'a> {
 /// Owner of a new volume.
 #[derive(Clone, Copy)]
 pub enum Owner<'a> {
-    /// The key pair with this name.
+    /// The key pair with this name or public key.
     Pair(&'a str),
     /// A passphrase alone.
     Passphrase {
@@ -188,7 +188,10 @@ pub fn create(
     settings: &Settings,
 ) -> Result<(LockedVolume, Option<PathBuf>)> {
     // The keys come first: a misspelled name must fail before anything is changed.
-    let pair = |name: &str| Ok::<_, Error>(Identified::of(name, keyring.recipient(name)?));
+    let pair = |which: &str| {
+        let (name, recipient) = keyring.named_or_public(which)?;
+        Ok::<_, Error>(Identified::of(&name, recipient))
+    };
     let owner = match create.owner {
         Owner::Pair(name) => Some(pair(name)?),
         Owner::Passphrase { .. } => None,

@@ -14,7 +14,7 @@ use crate::mapped::Mapped;
 use crate::pager::FileId;
 use crate::policy::Entry;
 use crate::ranges::Ranges;
-use crate::stats::{Counts, EvictReason, FileStats};
+use crate::stats::{Counts, EvictReason, FileActivity, FileStats};
 use crate::write_back::WriteBack;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{
@@ -50,6 +50,10 @@ pub struct Vnode {
 const ALIVE: u8 = 0;
 const UNLINKED: u8 = 1;
 const CLOSED: u8 = 2;
+
+/// Number of leaves up to which [`Vnode::activity`] counts the pages: up to 896 MiB of data, and
+/// less than a millisecond.
+const LEAVES_COUNTED_MAX: usize = 4096;
 
 /// Class of a file's pages in the policy, fixed when the vnode is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +216,22 @@ impl Vnode {
             dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
             oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
             leaves,
+        }
+    }
+
+    /// Returns the statistics that [`crate::Volume::leading_files`] reports.
+    pub(crate) fn activity(&self) -> FileActivity {
+        let now = self.shared.core.now_ms();
+        // Counting pages holds the lock of the index, which a load may need.
+        let few = self.index.len() <= LEAVES_COUNTED_MAX;
+        FileActivity {
+            file: self.file,
+            size: self.size(),
+            metadata: self.is_metadata(),
+            counts: self.counts(),
+            cached_bytes: few.then(|| self.index.tally().1 * PAGE_BYTES as u64),
+            dirty_bytes: self.dirty_pages() * PAGE_BYTES as u64,
+            oldest_dirty_ms: self.oldest_dirty_ms().map(|at| now.saturating_sub(at)),
         }
     }
 

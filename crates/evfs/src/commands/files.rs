@@ -6,20 +6,23 @@ use super::{names, service};
 use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
-use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding};
+use stack::filesystem::{self, BLOCK_BYTES, Checked, Finding, RootDir};
 use stack::{Atime, Error, Existing, MountSpec, Result, ServiceSpec, exit};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-If DEVICE is an encrypted volume, a key opens it; otherwise the file system is not encrypted. The user who \
-runs the command owns the root directory.
+If DEVICE is an encrypted volume, a key opens it; otherwise the file system is not encrypted.
+
+The user who runs the command owns the root directory, and its mode is 0755: no other user but root can \
+create files in it. --root-owner and --root-mode change that, as do chown(1) and chmod(1) once it is mounted.
 
 Examples:
   evfs volume create disk.img --size 10G --owner alice && evfs format disk.img
   evfs format clear.img --size 10G
-  evfs format disk7 --label archive --key alice")]
+  evfs format disk7 --label archive --key alice
+  evfs format shared.img --root-owner 0:100 --root-mode 2775        for all members of group 100")]
 pub struct FormatArgs {
     #[command(flatten)]
     on: DeviceArgs,
@@ -29,9 +32,36 @@ pub struct FormatArgs {
     /// Size of a new file, like 10G; the file is not encrypted
     #[arg(long, value_parser = stack::parse_size)]
     size: Option<u64>,
+    /// User, and after a colon group, that own the root directory, as numbers [default: those of the
+    /// user who runs the command]
+    #[arg(long, value_name = "UID[:GID]", value_parser = owner)]
+    root_owner: Option<(u32, Option<u32>)>,
+    /// Permissions of the root directory, in octal [default: 0755]
+    #[arg(long, value_name = "MODE", value_parser = mode)]
+    root_mode: Option<u32>,
     /// Overwrite existing data
     #[arg(long)]
     force: bool,
+}
+
+/// Parses `UID` or `UID:GID`.
+fn owner(text: &str) -> std::result::Result<(u32, Option<u32>), String> {
+    let number = |text: &str| {
+        // The highest number is reserved: chown(2) reads it as "no change".
+        let number = text.parse::<u32>().ok().filter(|n| *n != u32::MAX);
+        number.ok_or_else(|| format!("`{text}` is not a number; `id NAME` prints those of a user"))
+    };
+    match text.split_once(':') {
+        Some((user, group)) => Ok((number(user)?, Some(number(group)?))),
+        None => Ok((number(text)?, None)),
+    }
+}
+
+/// Parses permission bits in octal.
+fn mode(text: &str) -> std::result::Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok();
+    mode.filter(|mode| *mode <= 0o7777)
+        .ok_or_else(|| "use an octal number up to 7777, such as 2770".into())
 }
 
 #[derive(clap::Args)]
@@ -163,7 +193,13 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
     let made = or_force(args.force, &device, |force| {
         args.on.with(context, |target| {
             let existing = Existing::overwrite_if(force);
-            filesystem::format(target, &args.label, args.size, existing)
+            let (uid, gid) = args.root_owner.unzip();
+            let root = RootDir {
+                uid,
+                gid: gid.flatten(),
+                mode: args.root_mode,
+            };
+            filesystem::format(target, &args.label, args.size, root, existing)
         })
     })?;
     output::done(context.json, &json!(made), || {

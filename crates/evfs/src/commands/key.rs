@@ -7,13 +7,15 @@ use cli::Context;
 use cli::table::Column::Left;
 use cli::{output, secrets};
 use crypt::Role;
-use keyring::{KeyInfo, Private, name_to_import};
+use keyring::{KeyInfo, KeyKind, Keyring, Private, Prompt, looks_public, name_to_import};
+use secret::SecretBytes;
 use serde_json::{Value, json};
 use stack::trust::TrustStore;
 use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 #[derive(Subcommand)]
@@ -41,15 +43,53 @@ pub enum Command {
         name: String,
     },
     /// Import an age identity, an OpenSSH ed25519 key or another user's public key
-    #[command(
-        after_help = "Examples:\n  evfs key import ~/.ssh/id_ed25519 --name me\n  evfs key import bob.pub --name bob"
-    )]
+    #[command(after_help = "\
+Examples:
+  evfs key import ~/.ssh/id_ed25519 --name me
+  evfs key import bob.pub --name bob
+  evfs key import age1... --name bob                 a public key that was received as text
+  ssh old evfs key export alice --private | evfs key import - --name alice")]
     Import {
-        /// File that contains the key
+        /// File that contains the key, `-` for standard input, or a public key itself
         file: PathBuf,
         /// Name to store the key under
         #[arg(long)]
         name: String,
+        /// Read the passphrase of a protected key from this file descriptor; it is needed only if
+        /// the public half is not in a file beside the key
+        #[arg(long, value_name = "N")]
+        passphrase_fd: Option<i32>,
+    },
+    /// Export a key pair: the public half for others, or the whole key for another machine
+    #[command(after_help = "\
+Without FILE, the key is printed. With --private, the exported key is encrypted under the passphrase of \
+the key, or under a new one if the key has none.
+
+Examples:
+  evfs key export alice                              the public key, to send to others
+  evfs key export alice alice.pub
+  evfs key export alice alice.key --private          for another machine, or as a backup
+  evfs key export backup backup.key --private --passphrase-fd 3 3<passphrase.txt")]
+    Export {
+        /// Name of the key pair
+        #[arg(add = names::keys())]
+        name: String,
+        /// File to create; must not exist [default: standard output]
+        file: Option<PathBuf>,
+        /// Export the private half
+        #[arg(long)]
+        private: bool,
+        /// Read the new passphrase of an unprotected key from this file descriptor
+        #[arg(
+            long,
+            value_name = "N",
+            requires = "private",
+            conflicts_with = "no_passphrase"
+        )]
+        passphrase_fd: Option<i32>,
+        /// Export an unprotected key as it is (into a file of mode 0600)
+        #[arg(long, requires_all = ["private", "file"])]
+        no_passphrase: bool,
     },
     /// Remove a key pair from this machine; volumes keep their keyslots
     #[command(after_help = "\
@@ -85,11 +125,12 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 }
             };
             let info = keyring.generate(&name, passphrase.as_ref())?;
-            output::done(context.json, &value(&info), || line(&info));
-            output::say(
-                context.json,
-                "If this key is lost, volumes that no other key opens are lost: keep a copy of its file elsewhere, or name a second key pair with --recovery when creating a volume.",
+            output::done(context.json, &value(&info), || described(&info));
+            let advice = format!(
+                "To be granted access to a volume, send its owner this file, or the line that begins with `age1`.\nIf this key is lost, volumes that no other key opens are lost: keep a copy elsewhere (`evfs key export {} FILE --private`), or name a second key pair with --recovery when creating a volume.",
+                info.name
             );
+            output::say(context.json, &advice);
         }
         Command::List => {
             let listing = keyring.list()?;
@@ -114,15 +155,136 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         }
         Command::Show { name } => {
             let info = keyring.info(&name)?;
-            output::show(context.json, &value(&info), || line(&info));
+            output::show(context.json, &value(&info), || described(&info));
         }
-        Command::Import { file, name } => {
-            let info = keyring.import(&name, &file)?;
+        Command::Import {
+            file,
+            name,
+            passphrase_fd,
+        } => {
+            let info = import(&keyring, &file, &name, passphrase_fd)?;
             output::done(context.json, &value(&info), || line(&info));
+        }
+        Command::Export {
+            name,
+            file,
+            private: false,
+            ..
+        } => {
+            let info = keyring.info(&name)?;
+            let text = format!("{}\n", info.recipient);
+            exported(context, &info, file.as_deref(), text.as_bytes())?;
+        }
+        Command::Export {
+            name,
+            file,
+            passphrase_fd,
+            no_passphrase,
+            ..
+        } => {
+            let info = keyring.info(&name)?;
+            let passphrase = if no_passphrase {
+                None
+            } else {
+                export_passphrase(&info, passphrase_fd)?
+            };
+            let text = keyring.export_private(&name, passphrase.as_ref())?;
+            exported(context, &info, file.as_deref(), &text)?;
+            if let Some(file) = file {
+                let advice = format!(
+                    "On another machine, `evfs key import {} --name {}` stores the key.",
+                    file.display(),
+                    name_to_import(&name)
+                );
+                output::say(context.json, &advice);
+            }
         }
         Command::Remove { name, yes } => remove(context, &name, yes)?,
     }
     Ok(exit::OK)
+}
+
+/// Imports a key from a file, from standard input, or from the argument itself if that is a public
+/// key.
+fn import(
+    keyring: &Keyring,
+    file: &Path,
+    name: &str,
+    passphrase_fd: Option<i32>,
+) -> Result<KeyInfo> {
+    let given = passphrase_fd.map(secrets::from_fd).transpose()?;
+    let mut ask = |prompt: &Prompt| match &given {
+        Some(given) => Ok(SecretBytes::from_slice(given)),
+        None => secrets::ask_or(&prompt.to_string(), "use --passphrase-fd N")
+            .map_err(|e| keyring::Error::NoPassphrase(e.to_string())),
+    };
+    let text = file.to_str().unwrap_or_default();
+    if text.starts_with("AGE-SECRET-KEY-") {
+        return Err(Error::Usage(
+            "a private key in the arguments is visible to other users: consider it disclosed; \
+             store a key in a file of mode 0600, or pass it on standard input (`-`)"
+                .into(),
+        ));
+    }
+    if text == "-" {
+        if std::io::stdin().is_terminal() {
+            return Err(Error::Usage(
+                "standard input is a terminal, which would show a private key; pipe the key, or \
+                 name its file; a public key can be the argument itself: `evfs key import age1... \
+                 --name NAME`"
+                    .into(),
+            ));
+        }
+        let key = secrets::from_key_file(file)?;
+        return Ok(keyring.import_text(name, &key, "standard input", None, &mut ask)?);
+    }
+    if looks_public(text) && !file.exists() {
+        return Ok(keyring.import_text(name, text.as_bytes(), "the argument", None, &mut ask)?);
+    }
+    Ok(keyring.import(name, file, &mut ask)?)
+}
+
+/// Reads the passphrase that an exported private key gets, if it has none of its own.
+fn export_passphrase(info: &KeyInfo, fd: Option<i32>) -> Result<Option<SecretBytes>> {
+    match (info.private, info.kind) {
+        (Private::Passphrase, _) if fd.is_some() => Err(Error::Usage(format!(
+            "the key `{}` has a passphrase, which the exported key keeps; omit --passphrase-fd",
+            info.name
+        ))),
+        (Private::Passphrase | Private::Absent, _) => Ok(None),
+        (Private::Plain, KeyKind::SshEd25519) => Err(Error::Usage(format!(
+            "the OpenSSH key `{}` has no passphrase, and EVFS cannot add one; use --no-passphrase",
+            info.name
+        ))),
+        (Private::Plain, KeyKind::X25519) => {
+            let prompt = format!("New passphrase for the exported key `{}`", info.name);
+            let instead = "use --passphrase-fd N or --no-passphrase";
+            let passphrase = match fd {
+                Some(fd) => secrets::new_from_fd(fd, &prompt)?,
+                None => secrets::ask_new(&prompt, instead)?,
+            };
+            Ok(Some(passphrase))
+        }
+    }
+}
+
+/// Writes an exported key to a new file, or prints it.
+fn exported(context: &Context, info: &KeyInfo, file: Option<&Path>, key: &[u8]) -> Result<()> {
+    let mut value = value(info);
+    let Some(file) = file else {
+        let text = std::str::from_utf8(key).map_err(|_| {
+            Error::Usage(format!("the key `{}` is not text; name a FILE", info.name))
+        })?;
+        value["text"] = json!(text);
+        output::show(context.json, &value, || text.to_owned());
+        return Ok(());
+    };
+    write_new(file, key)?;
+    value["file"] = json!(file.display().to_string());
+    output::done(context.json, &value, || {
+        format!("exported {} to {}", info.name, file.display())
+    });
+    Ok(())
 }
 
 fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
@@ -234,12 +396,22 @@ fn line(info: &KeyInfo) -> String {
     table(&[cells(info)])
 }
 
+/// Formats a key with the file of its public half, for its user.
+fn described(info: &KeyInfo) -> String {
+    format!(
+        "{}\npublic key file: {}",
+        line(info).trim_end(),
+        info.public_file.display()
+    )
+}
+
 fn value(info: &KeyInfo) -> Value {
     json!({
         "name": info.name,
         "kind": info.kind.to_string(),
         "public": info.recipient.to_string(),
         "fingerprint": keyring::fingerprint(&info.recipient.to_string()),
+        "public_file": info.public_file.display().to_string(),
         "private": match info.private {
             Private::Absent => "absent",
             Private::Plain => "plain",

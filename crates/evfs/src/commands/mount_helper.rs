@@ -213,7 +213,7 @@ fn start(args: &MountArgs, context: impl FnOnce() -> Result<Context>) -> Result<
     let unlock = UnlockArgs {
         key: options.key,
         key_file: options.key_file,
-        passphrase_fd: None,
+        ..UnlockArgs::default()
     };
     let on = DeviceArgs::of_service(&args.device, unlock, &spec.name);
     let spec = ServiceSpec::Mount(spec);
@@ -290,7 +290,7 @@ struct Options {
 }
 
 /// Options without a value, and their effects.
-const FLAGS: &[(&str, fn(&mut Options))] = &[
+const FLAGS: &[(&str, SetFlag)] = &[
     ("ro", |o| o.read_only = true),
     ("rw", |o| o.read_only = false),
     ("suid", |o| o.suid = true),
@@ -326,6 +326,7 @@ const VALUES: &[(&str, SetValue)] = &[
     }),
 ];
 
+type SetFlag = fn(&mut Options);
 type SetValue = fn(&mut Options, &str) -> Result<()>;
 
 fn set<T>(option: &mut Option<T>, value: T) -> Result<()> {
@@ -413,7 +414,7 @@ mod tests {
 
     #[test]
     fn each_option_has_its_effect() {
-        let table: &[(&str, fn(&mut Options))] = &[
+        let table: &[(&str, SetFlag)] = &[
             ("", |_| ()),
             ("rw", |_| ()),
             ("ro", |o| o.read_only = true),

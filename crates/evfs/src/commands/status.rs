@@ -151,7 +151,7 @@ fn used_percent(space: &Value) -> Option<u64> {
 }
 
 /// Formats a time with one or two units.
-fn duration(ms: u64) -> String {
+pub(super) fn duration(ms: u64) -> String {
     let seconds = ms / 1000;
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     match () {

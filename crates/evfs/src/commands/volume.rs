@@ -2,7 +2,7 @@
 
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::unlock::{OwnerArgs, volume_name};
-use super::{Context, names, volume_key, volume_trust};
+use super::{Context, names, volume_backups, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::{output, secrets};
 use crypt::recovery::RecoveryKey;
@@ -82,7 +82,7 @@ pub struct CreateArgs {
     /// File or disk; a missing file is created with --size
     #[arg(add = names::devices())]
     device: PathBuf,
-    /// Key pair of the owner
+    /// Key pair of the owner: its name, or its public key (`age1...`)
     #[arg(
         long,
         value_name = "NAME",
@@ -141,7 +141,7 @@ pub struct SetOwnerArgs {
     /// File or disk
     #[arg(add = names::devices())]
     device: PathBuf,
-    /// Key pair of the new owner; its public half is enough
+    /// Key pair of the new owner: its name, or its public key (`age1...`)
     #[arg(
         required_unless_present_any = ["passphrase", "passphrase_fd"],
         conflicts_with_all = ["passphrase", "passphrase_fd"],
@@ -190,6 +190,26 @@ pub enum HeaderCommand {
         #[arg(long)]
         older: bool,
     },
+    /// List the backups that EVFS made of headers and data before it overwrote them
+    #[command(
+        after_help = "Header backups that you made are not listed.\n\nExamples:\n  evfs volume header list"
+    )]
+    List,
+    /// Delete old backups that EVFS made, and keep the newest of each volume
+    #[command(after_help = "\
+Each backup is overwritten before it is deleted. Backups of private keys, and header backups that you \
+made, stay.
+
+Examples:
+  evfs volume header prune
+  evfs volume header prune --keep 3 --yes")]
+    Prune {
+        /// Number of backups to keep of each volume
+        #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+        keep: u32,
+        #[command(flatten)]
+        yes: Yes,
+    },
 }
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
@@ -217,6 +237,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             or_force(force, &name, |force| {
                 restore(context, &device, &file, force, older, yes)
             })
+        }
+        Command::Header(HeaderCommand::List) => volume_backups::list(context),
+        Command::Header(HeaderCommand::Prune { keep, yes }) => {
+            volume_backups::prune(context, keep, yes)
         }
         Command::Trust(args) => volume_trust::run(context, &args),
         Command::Erase {
@@ -401,8 +425,9 @@ fn set_owner(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
     }
 }
 
-fn set_owner_pair(context: &Context, args: &SetOwnerArgs, name: &str) -> Result<u8> {
-    let recipient = context.keyring().recipient(name)?;
+fn set_owner_pair(context: &Context, args: &SetOwnerArgs, which: &str) -> Result<u8> {
+    let (name, recipient) = context.keyring().named_or_public(which)?;
+    let name = name.as_str();
     let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
     let source = args.unlock.source(&volume_name(&args.device))?;
     let public = recipient.to_string();

@@ -21,7 +21,7 @@ pub const PRINTED: &str = "-";
 pub enum Command {
     /// Add a key that opens the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --user age1...             a public key that was received as text\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
     /// Replace a passphrase or key file; requires the old one, or the owner's key
@@ -53,7 +53,7 @@ Examples:
         /// File or disk
         #[arg(add = names::devices())]
         device: PathBuf,
-        /// Keyslot number, or the name or label of a key
+        /// Keyslot number, or the name, public key or label of a key
         #[arg(required_unless_present = "keyslot", add = names::keys())]
         which: Option<String>,
         /// Remove this keyslot, even if a key has the number as its name
@@ -94,7 +94,7 @@ pub struct AddArgs {
 #[derive(clap::Args)]
 #[group(required = true, multiple = false, id = "new_key")]
 struct NewKey {
-    /// Add a key pair that may attach the volume; its public half is enough
+    /// Add a key pair that may attach the volume; its public half is enough, also as `age1...`
     #[arg(long, value_name = "NAME", add = names::keys())]
     user: Option<String>,
     /// Add a key pair that may only set a new owner; without NAME, a recovery key that is printed
@@ -226,8 +226,9 @@ enum New {
 impl NewKey {
     fn read(&self, context: &Context) -> Result<New> {
         let keyring = context.keyring();
-        let pair = |role, name: &str| {
-            let who = Identified::of(name, keyring.recipient(name)?);
+        let pair = |role, which: &str| {
+            let (name, recipient) = keyring.named_or_public(which)?;
+            let who = Identified::of(&name, recipient);
             Ok::<_, Error>(New::Pair(role, Box::new(who)))
         };
         let prompt = "New passphrase";

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 /// Time limit of a client for answers that need no I/O on the device.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time limit of a scrape of metrics for the answer of another process. Prometheus waits ten seconds
-/// for the whole scrape.
+/// Time limit of a scrape of metrics, and of `evfs top`, for the answer of another process.
+/// Prometheus waits ten seconds for the whole scrape.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit of a client for other answers, except that to a detach.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
@@ -25,6 +25,8 @@ pub enum ControlRequest {
     Stats,
     /// Read the metrics of the service and of its process.
     Metrics,
+    /// Read the counters that `evfs top` compares with those of a moment ago.
+    Watch(WatchRequest),
     /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
@@ -48,7 +50,7 @@ impl ControlRequest {
     pub(super) fn answer_timeout(&self) -> Option<Duration> {
         match self {
             ControlRequest::Status | ControlRequest::Stats => Some(STATUS_TIMEOUT),
-            ControlRequest::Metrics => Some(METRICS_TIMEOUT),
+            ControlRequest::Metrics | ControlRequest::Watch(_) => Some(METRICS_TIMEOUT),
             ControlRequest::Detach { .. } => None,
             _ => Some(ANSWER_TIMEOUT),
         }
@@ -64,6 +66,18 @@ impl ControlRequest {
     pub(super) fn from_line(line: &str) -> Option<ControlRequest> {
         serde_json::from_str(line).ok()
     }
+}
+
+/// Extent of the answer to [`ControlRequest::Watch`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WatchRequest {
+    /// Files to report for each respect in which they can lead, at most.
+    pub files: usize,
+    /// Clients of a cell to report, at most.
+    pub clients: usize,
+    /// Files whose paths the asker knows: the name of the tree, and the number of the file.
+    #[serde(default)]
+    pub known: Vec<(String, u64)>,
 }
 
 /// Requests to an open LUN.

@@ -181,6 +181,7 @@ mod tests {
 
     fn key(keyslot: u32) -> KeyEntry {
         KeyEntry {
+            label: None,
             keyslot,
             role: Role::Owner,
             name: None,

@@ -79,7 +79,7 @@ fn misspelled<'a>(names: impl Iterator<Item = &'a str>) -> Vec<Finding> {
 /// Reports settings that cancel each other out, or protection that is switched off.
 pub(super) fn check_conflicts(settings: &Settings) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let half = crate::memory::machine_kib() / 2;
+    let half = cache::memory_bytes() / 1024 / 2;
     let new = u64::from(settings.kdf_memory_kib()).min(half);
     let max = u64::from(settings.kdf_limits().memory_kib_max);
     if new > max {

@@ -334,6 +334,7 @@ mod tests {
 
     fn entry(keyslot: u32, role: Role, bound: bool) -> KeyEntry {
         KeyEntry {
+            label: None,
             keyslot,
             role,
             name: None,

@@ -49,12 +49,9 @@ pub(super) fn check(settings: &Settings) -> Vec<Finding> {
             Err(e) => Finding::unchecked(ids::CORE, "core dumps", e.to_string()),
         },
     );
-    // The limit of a control group of version 1 is not known to the cache.
-    let limit = crate::memory::machine_kib().saturating_mul(1024);
     findings.push(cache_memory(
         settings.cache_tunables(),
         cache::memory_bytes(),
-        limit,
     ));
     findings
 }
@@ -308,25 +305,23 @@ fn core_dumps(pattern: &str) -> Finding {
         .command("sysctl kernel.core_pattern='|/bin/false'")
 }
 
-/// Judges the size of the cache: its settings, the memory that they refer to, and the limit that
-/// the control group sets, in bytes.
-fn cache_memory(tunables: &str, memory: u64, limit: u64) -> Finding {
+/// Judges the size of the cache: its settings, and the bytes of memory that they refer to.
+fn cache_memory(tunables: &str, memory: u64) -> Finding {
     let resolved = crate::tunables::parse(tunables, memory).map(|parsed| parsed.resolve(memory));
     let max = match resolved {
         Ok(Ok(settings)) => settings.filecache_max,
         Ok(Err(e)) => return no_cache(e.to_string()),
         Err(e) => return no_cache(e.chain()),
     };
-    let limit = limit.min(memory);
     let what = format!(
         "the cache takes at most {} of {} of memory",
         bytes(max),
-        bytes(limit)
+        bytes(memory)
     );
-    if max > limit / 100 * CACHE_SHARE_MAX {
-        let fitting = limit / 2 / 4096 * 4096;
+    if max > memory / 100 * CACHE_SHARE_MAX {
+        let fitting = memory / 2 / 4096 * 4096;
         Finding::warning(ids::CACHE, what)
-            .why("little is left for keys, requests and other programs under the same limit")
+            .why("little is left for keys, requests and other programs on this machine, or under the limit of its control group")
             .remedy("lower filecache_max in `cache.tunables`, or raise the limit")
             .command(format!(
                 "export EVFS_CACHE_TUNABLES=filecache_max={fitting}"
@@ -438,14 +433,9 @@ mod tests {
     #[test]
     fn the_cache_is_compared_with_the_limit() {
         let gib = 1 << 30;
-        assert_eq!(cache_memory("", gib, gib).severity, Fine);
-        assert_eq!(
-            cache_memory("filecache_max=90%", gib, gib).severity,
-            Warning
-        );
-        // A limit that the cache does not know.
-        assert_eq!(cache_memory("", 8 * gib, gib).severity, Warning);
+        assert_eq!(cache_memory("", gib).severity, Fine);
+        assert_eq!(cache_memory("filecache_max=90%", gib).severity, Warning);
         let impossible = format!("filecache_max={}", 4u64 * gib);
-        assert_eq!(cache_memory(&impossible, gib, gib).severity, Error);
+        assert_eq!(cache_memory(&impossible, gib).severity, Error);
     }
 }

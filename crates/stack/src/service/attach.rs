@@ -7,7 +7,7 @@
 
 use super::health::State;
 use super::status::{ExportAt, Status};
-use super::{Built, Closing, Graph, check_mount_point};
+use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
 use crate::volume::OpenedDevice;
@@ -356,6 +356,16 @@ impl Graph for AttachGraph {
             );
             status.warn_of(State::Failing, lost);
         }
+    }
+
+    fn trees(&self) -> Vec<Tree> {
+        let cached = self.cached.iter();
+        let tree = cached.map(|device| Tree {
+            name: self.spec.name.clone(),
+            pages: Arc::clone(device.volume()),
+            fileset: None,
+        });
+        tree.collect()
     }
 
     fn cached(&self) -> Result<Vec<Arc<Volume>>> {

@@ -4,10 +4,11 @@
 //!   FileDevice ── CryptDevice ── Stats ── Fs ── Files, in cache ── volumes ── ports 7000 and 7003
 //! ```
 
+use super::counters;
 use super::health::State;
 use super::scrape;
 use super::status::{ExportAt, Space, Status};
-use super::{Built, Closing, Graph};
+use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
 use crate::cell;
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
@@ -16,10 +17,11 @@ use crate::filesystem::{execute, open_counted, resolve};
 use crate::metrics::Samples;
 use crate::text::uuid_text;
 use crate::volume::OpenedDevice;
+use crate::watch::CellCounters;
 use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode};
 use ::fs::Fs;
-use afs_server::{Client, ClientState, Config, Prefix, Server, StartError, Volume};
+use afs_server::{Client, Config, Prefix, Server, StartError, Volume};
 use block::Access;
 use serde_json::{Value, json};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -275,6 +277,21 @@ impl Graph for CellGraph {
         }
     }
 
+    fn cell_counters(&self, clients: usize) -> Option<CellCounters> {
+        let server = self.server.as_ref()?;
+        Some(counters::of_cell(server, clients))
+    }
+
+    fn trees(&self) -> Vec<Tree> {
+        let all = self.server.iter().flat_map(|s| s.volumes().all());
+        let tree = all.map(|volume| Tree {
+            name: volume.name.clone(),
+            pages: Arc::clone(volume.files.volume()),
+            fileset: Some(volume.files.fileset().clone()),
+        });
+        tree.collect()
+    }
+
     fn cached(&self) -> Result<Vec<Arc<::cache::Volume>>> {
         let all = match &self.server {
             Some(server) => server.volumes().all(),
@@ -437,11 +454,7 @@ fn of_client(client: &Client) -> Value {
         "address": client.address.ip(),
         "port": client.address.port(),
         "uuid": client.uuid.map(|uuid| uuid_text(&uuid.0)),
-        "state": match client.state {
-            ClientState::Up => "up",
-            ClientState::New => "new",
-            ClientState::Silent => "dead",
-        },
+        "state": counters::word_of_client(client.state),
         "promises": client.promises,
         "heard_seconds_ago": client.silent_seconds,
     })

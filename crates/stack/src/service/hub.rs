@@ -11,15 +11,17 @@
 //! a service manager can take missing keep-alives, which this thread sends, for a failure. A
 //! request waits for no other request, except one that stops the same service.
 
+use super::counters;
 use super::scrape;
 use super::status::Status;
 use super::{Closing, Service};
-use crate::control::{ControlRequest, Listener, PendingReply};
+use crate::control::{ControlRequest, Listener, PendingReply, WatchRequest};
 use crate::device::OpenLun;
 use crate::metrics::{self, Samples};
 use crate::notify::Manager;
 use crate::peer::peer;
 use crate::signals::StopSignals;
+use crate::watch::Reading;
 use crate::{Error, Result, Settings};
 use block::Waker;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -482,6 +484,19 @@ impl Slot {
         samples
     }
 
+    /// Reads the status and the counters of the service, of its LUN and of its process.
+    fn reading(&self, wanted: &WatchRequest) -> Reading {
+        let counted = self.with(|service| service.reading(wanted));
+        let lun = lock(&self.lun);
+        let paths = lun.as_deref().map_or_else(Vec::new, counters::of_lun);
+        drop(lun);
+        Reading {
+            status: self.status(),
+            paths,
+            ..counted.unwrap_or_default()
+        }
+    }
+
     /// Reads a request and answers it.
     fn ask(&self, stream: UnixStream) {
         if let Ok(peer) = peer(&stream) {
@@ -495,6 +510,9 @@ impl Slot {
             ControlRequest::Status => Ok(self.status()),
             ControlRequest::Metrics => {
                 Ok(serde_json::to_value(self.samples()).expect("samples become JSON"))
+            }
+            ControlRequest::Watch(wanted) => {
+                Ok(serde_json::to_value(self.reading(&wanted)).expect("counters become JSON"))
             }
             ControlRequest::MayDetach => self
                 .with(|service| service.in_use())

@@ -6,7 +6,7 @@
 
 use super::health::State;
 use super::status::{ExportAt, Space, Status};
-use super::{Built, Closing, Graph, check_mount_point};
+use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
@@ -280,6 +280,14 @@ impl Graph for MountGraph {
             status.warn_of(State::ReadOnly, warning);
         }
         status.space = self.fs.as_ref().map(Space::of);
+    }
+
+    fn trees(&self) -> Vec<Tree> {
+        vec![Tree {
+            name: self.fileset.clone(),
+            pages: Arc::clone(self.files.volume()),
+            fileset: Some(self.files.fileset().clone()),
+        }]
     }
 
     fn cached(&self) -> Result<Vec<Arc<Volume>>> {

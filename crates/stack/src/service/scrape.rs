@@ -96,7 +96,7 @@ pub(super) fn of_lun(name: &str, lun: &OpenLun, to: &mut Samples) {
 }
 
 /// Names the state of a path as `evfs lun show` does.
-fn word_of(state: PathState) -> &'static str {
+pub(super) fn word_of(state: PathState) -> &'static str {
     match state {
         PathState::Unopen => "unopen",
         PathState::Active => "active",

@@ -1,0 +1,93 @@
+//! `evfs volume header list` and `prune`: the backups that commands leave in the backup directory.
+
+use super::confirm::{Answer, Yes, confirm};
+use cli::table::Column::{Left, Right};
+use cli::{Context, output, table};
+use serde_json::json;
+use stack::backups::{self, Backup};
+use stack::{Result, exit};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub fn list(context: &Context) -> Result<u8> {
+    let dir = context.settings.backup_dir();
+    let found = backups::list(&context.settings)?;
+    let value = json!({
+        "dir": dir.display().to_string(),
+        "backups": found.iter().map(value).collect::<Vec<_>>(),
+    });
+    output::show(context.json, &value, || {
+        if found.is_empty() {
+            return format!("no backups in {}", dir.display());
+        }
+        let heading = ["FILE", "SIZE", "AGE", "VOLUME", ""].map(str::to_owned);
+        let now = SystemTime::now();
+        let rows = found.iter().map(|backup| cells(backup, now));
+        let rows: Vec<_> = std::iter::once(heading).chain(rows).collect();
+        let columns = [Left(16), Right(8), Right(8), Left(36), Left(0)];
+        format!("{}in {}", table::text(&columns, &rows), dir.display())
+    });
+    Ok(exit::OK)
+}
+
+pub fn prune(context: &Context, keep: u32, yes: Yes) -> Result<u8> {
+    let found = backups::list(&context.settings)?;
+    let keep = usize::try_from(keep).unwrap_or(usize::MAX);
+    let (old, kept): (Vec<_>, Vec<_>) = found.iter().partition(|backup| backup.newer >= keep);
+    let bytes: u64 = old.iter().map(|backup| backup.bytes).sum();
+    let dir = context.settings.backup_dir();
+    if !old.is_empty() {
+        let what = format!(
+            "This deletes {} backups ({}) in {}, and keeps the {} of each volume",
+            old.len(),
+            output::size(bytes),
+            dir.display(),
+            if keep == 1 {
+                "newest".into()
+            } else {
+                format!("newest {keep}")
+            }
+        );
+        confirm(yes.yes, &what, Answer::Yes)?;
+    }
+    for backup in &old {
+        backups::delete(backup)?;
+        output::changed();
+    }
+    let removed: Vec<String> = old.iter().map(|b| b.file.display().to_string()).collect();
+    let value = json!({ "removed": removed, "bytes": bytes, "kept": kept.len() });
+    output::show(context.json, &value, || match old.len() {
+        0 => format!("nothing to delete; {} backups are kept", kept.len()),
+        count => format!(
+            "deleted {count} backups ({}); {} are kept",
+            output::size(bytes),
+            kept.len()
+        ),
+    });
+    Ok(exit::OK)
+}
+
+fn value(backup: &Backup) -> serde_json::Value {
+    let written = backup.written.duration_since(UNIX_EPOCH);
+    json!({
+        "file": backup.file.display().to_string(),
+        "of": backup.of,
+        "reason": backup.reason,
+        "uuid": backup.uuid,
+        "bytes": backup.bytes,
+        "written": written.map_or(0, |time| time.as_secs()),
+        "newest": backup.newer == 0,
+    })
+}
+
+fn cells(backup: &Backup, now: SystemTime) -> [String; 5] {
+    let name = backup.file.file_name().unwrap_or_default();
+    let age = now.duration_since(backup.written).unwrap_or_default();
+    let newest = if backup.newer == 0 { "newest" } else { "" };
+    [
+        name.to_string_lossy().escape_debug().to_string(),
+        output::size(backup.bytes),
+        format!("{} days", age.as_secs() / 86_400),
+        backup.uuid.clone().unwrap_or_else(|| "-".into()),
+        newest.into(),
+    ]
+}
