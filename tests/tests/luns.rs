@@ -432,7 +432,7 @@ fn names_attributes_and_paths_outlive_the_process() {
     s.run(&["path", "remove", "disk1", &uri(1)]).ok();
     s.run(&["path", "disable", "disk1", &uri(2)]).code(11);
     s.run(&["path", "remove", "disk1", &uri(1)]).code(10);
-    for command in ["show", "stat", "list"] {
+    for command in ["show", "stats", "list"] {
         let text = s
             .run(&["lun", command, "disk1"][..if command == "list" { 2 } else { 3 }])
             .ok()
@@ -441,7 +441,7 @@ fn names_attributes_and_paths_outlive_the_process() {
             assert!(line.chars().count() <= 80, "{command}: {line}");
         }
     }
-    s.run(&["lun", "stat", "disk1", "--clear"]).ok();
+    s.run(&["lun", "stats", "disk1", "--clear"]).ok();
     // The process is killed; afterwards saved values, and only those, are present.
     let pid = s.json(&["status"])["volumes"][0]["pid"].to_string();
     peer("kill", &["-s", "KILL", &pid]);

@@ -12,8 +12,15 @@ fn verbs(s: &Sandbox, of: &[String], found: &mut Vec<Vec<String>>) {
     let mut args = of.to_vec();
     args.push("--help".into());
     let help = s.run(&args).ok().stdout;
-    let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
-    for line in list.lines().take_while(|line| !line.is_empty()) {
+    let list = if of.is_empty() {
+        // The commands are in groups.
+        let (_, list) = help.split_once("Usage:").unwrap();
+        list.split("\nOptions:\n").next().unwrap_or_default()
+    } else {
+        let list = help.split("\nCommands:\n").nth(1).unwrap_or_default();
+        list.split("\n\n").next().unwrap_or_default()
+    };
+    for line in list.lines() {
         // Continued lines are indented further.
         let name = line.strip_prefix("  ").unwrap_or_default();
         let name = name.split(' ').next().unwrap_or_default();
@@ -31,7 +38,7 @@ fn option(line: &str) -> Option<&str> {
         let (short, long) = line.strip_prefix("  -")?.split_once(", ")?;
         (short.len() == 1).then_some(long)
     })?;
-    let long = long.split([' ', '[', '=']).next()?;
+    let long = long.split([' ', '[', '=', '.']).next()?;
     long.starts_with("--").then_some(long)
 }
 

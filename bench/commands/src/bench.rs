@@ -198,13 +198,25 @@ fn parameters(context: &Context, name: &str) -> Result<u8> {
     Ok(exit::OK)
 }
 
+/// Reads a saved result.
+fn read(path: &std::path::Path) -> Result<Results> {
+    if path.exists() {
+        Results::read(path).map_err(program_error)
+    } else {
+        Err(Error::NotFound(format!(
+            "{}: no such result; `evfs bench run --out DIR` saves one",
+            path.display()
+        )))
+    }
+}
+
 fn report(
     context: &Context,
     result: &std::path::Path,
     out: Option<PathBuf>,
     open: bool,
 ) -> Result<u8> {
-    let results = Results::read(result).map_err(program_error)?;
+    let results = read(result)?;
     let own = || match (result.is_dir(), result.parent()) {
         (true, _) => result.to_owned(),
         (false, Some(parent)) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -232,7 +244,6 @@ fn report(
 }
 
 fn diff(context: &Context, args: &DiffArgs) -> Result<u8> {
-    let read = |path| Results::read(path).map_err(program_error);
     let (old, new) = (read(&args.old)?, read(&args.new)?);
     let mut changes = Vec::new();
     for after in &new.studies {

@@ -67,7 +67,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let holds = signature::find(&**disk.lower())?;
     let measuring = Measuring {
         signals: StopSignals::install()?,
-        quiet: context.json,
+        quiet: output::hides_progress(context.json),
         plan: StudyPlan {
             min_wall: Duration::from_secs_f64(args.seconds),
             max_pairs: 10,

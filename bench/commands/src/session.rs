@@ -282,7 +282,7 @@ impl<'a> Session<'a> {
 
     /// Creates a progress bar on standard error; indicatif hides it without a terminal.
     fn bar(&self, job: &Job, plan: &StudyPlan, arms: usize) -> ProgressBar {
-        if self.context.json {
+        if output::hides_progress(self.context.json) {
             return ProgressBar::hidden();
         }
         let warm_up = if plan.discard_first { 2 } else { 0 };

@@ -322,22 +322,12 @@ fn parse(old: &Value, text: &str) -> Value {
         _ => match text {
             "true" | "false" => Value::Bool(text == "true"),
             "none" => Value::Null,
-            _ => size(text).map_or_else(|| Value::String(text.to_owned()), Value::from),
+            _ => match block::parse_size(text) {
+                Ok(number) => Value::from(number),
+                Err(_) => Value::String(text.to_owned()),
+            },
         },
     }
-}
-
-/// Parses a number with an optional binary unit.
-fn size(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let shift = match text[digits.len()..].to_ascii_lowercase().as_str() {
-        "" => 0,
-        "k" | "kib" => 10,
-        "m" | "mib" => 20,
-        "g" | "gib" => 30,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
 fn throughput(extent: Extent) -> Throughput {

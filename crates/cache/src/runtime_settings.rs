@@ -76,8 +76,11 @@ impl RuntimeSettings {
     ) -> Result<Settings, Error> {
         let settings = tunables.resolve(self.memory)?;
         if settings.filecache_max > self.reserve {
-            let what = format!("filecache_max={}", settings.filecache_max);
-            let why = format!("this cache can grow to at most {} bytes", self.reserve);
+            let what = format!("filecache_max={}", block::size_text(settings.filecache_max));
+            let why = format!(
+                "this cache can grow to at most {}",
+                block::size_text(self.reserve)
+            );
             let next = "use a smaller value, or restart with more memory reserved";
             return Err(Error::new(ErrorKind::OutOfBounds, what, why, next));
         }

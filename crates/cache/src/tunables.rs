@@ -2,11 +2,11 @@
 //!
 //! One table holds the name, unit, default, bounds and rationale of each setting; parsing,
 //! printing, checking and documentation are derived from it. The syntax of values is that of
-//! filecache_max(5): `70%` of physical memory, or bytes with a suffix K = 1000, KB = 1024, M =
-//! 1000^2, MB = 1024^2, GB = 1024^3 (G = 1000^3 is our addition), or `default`; sizes are rounded
-//! down to a page. A value is stored as specified, and converted to bytes when it is resolved
-//! against a memory size. A set of changes is applied completely or not at all, so that the order
-//! of settings does not matter.
+//! filecache_max(5), `70%` of physical memory, a size or `default`, but a size is one of
+//! [`block::parse_size`]: `64M`, `64MB` and `64MiB` are the same, while HP-UX tells K = 1000 from
+//! KB = 1024. Sizes are rounded down to a page. A value is stored as specified, and converted to
+//! bytes when it is resolved against a memory size. A set of changes is applied completely or not
+//! at all, so that the order of settings does not matter.
 //!
 //! This module stores and checks values. It does not know how much memory the machine has, nor
 //! whether it is available.
@@ -18,7 +18,6 @@ mod tests;
 pub use table::{Name, TUNABLES, Tunable, Unit};
 
 use std::fmt;
-use table::{KB, MB};
 
 /// Sizes are multiples of this number of bytes.
 pub const PAGE: u64 = 4096;
@@ -38,7 +37,8 @@ impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Value::Percent(percent) => write!(f, "{percent}%"),
-            Value::Bytes(n) | Value::Number(n) => write!(f, "{n}"),
+            Value::Bytes(n) => f.write_str(&block::size_text(*n)),
+            Value::Number(n) => write!(f, "{n}"),
         }
     }
 }
@@ -195,8 +195,10 @@ impl Tunables {
             return Err(conflict(
                 self.given(Name::FilecacheMin),
                 format!(
-                    "{min} bytes are more than {} ({max} bytes)",
-                    self.given(Name::FilecacheMax)
+                    "{} are more than {} ({})",
+                    block::size_text(min),
+                    self.given(Name::FilecacheMax),
+                    block::size_text(max)
                 ),
                 "lower filecache_min or raise filecache_max, both in one command if need be",
             ));
@@ -241,8 +243,12 @@ impl Tunables {
             return Err(Error {
                 kind: ErrorKind::OutOfBounds,
                 what: self.given(name),
-                why: format!("{bytes} bytes are more than {most}% of the {memory} bytes of memory"),
-                next: format!("give at most {ceiling} or {most}%"),
+                why: format!(
+                    "{} are more than {most}% of the {} of memory",
+                    block::size_text(bytes),
+                    block::size_text(memory)
+                ),
+                next: format!("give at most {} or {most}%", block::size_text(ceiling)),
             });
         }
         Ok(bytes)
@@ -342,29 +348,24 @@ fn percent(text: &str) -> Option<u64> {
 }
 
 fn bytes(text: &str) -> Option<u64> {
-    const SUFFIXES: [(&str, u64); 6] = [
-        ("KB", KB),
-        ("MB", MB),
-        ("GB", 1 << 30),
-        ("K", 1000),
-        ("M", 1_000_000),
-        ("G", 1_000_000_000),
-    ];
-    let scaled = SUFFIXES
-        .iter()
-        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)));
-    let (digits, factor) = scaled.unwrap_or((text, 1));
-    number(digits)?.checked_mul(factor).map(round)
+    block::parse_size(text).ok().map(round)
 }
 
 impl fmt::Display for Unit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SIZES: &str = "bytes (optional suffix K, KB, M, MB, G or GB)";
+        const SIZES: &str = "a size such as 64M or 1.5G";
+        let size = block::size_text;
         match self {
             Unit::Memory { least, most } => {
-                write!(f, "1% to {most}% of memory, or {SIZES}, from {least}")
+                write!(
+                    f,
+                    "1% to {most}% of memory, or {SIZES}, from {}",
+                    size(*least)
+                )
             }
-            Unit::Bytes { least, most } => write!(f, "{SIZES}, {least} to {most}"),
+            Unit::Bytes { least, most } => {
+                write!(f, "{SIZES}, from {} to {}", size(*least), size(*most))
+            }
             Unit::Percent { least, most } => write!(f, "{least} to {most} percent"),
             Unit::Number { least, most } => write!(f, "a number from {least} to {most}"),
         }

@@ -15,6 +15,15 @@ pub struct Context {
 }
 
 impl Context {
+    /// Returns the context of a dry run, and marks its results as such.
+    pub fn for_dry_run(&self) -> Context {
+        output::begin_dry_run();
+        Context {
+            json: self.json,
+            settings: self.settings.for_dry_run(),
+        }
+    }
+
     /// Opens the user's key pairs.
     pub fn keyring(&self) -> Keyring {
         Keyring::open(self.settings.keys_dir())

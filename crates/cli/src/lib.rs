@@ -10,5 +10,6 @@ pub mod output;
 pub mod secrets;
 pub mod table;
 mod terminal;
+pub mod usage;
 
 pub use context::Context;

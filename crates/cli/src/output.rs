@@ -1,6 +1,5 @@
 //! Output: data to standard output, messages to standard error, JSON on request.
 
-use clap::error::ErrorKind;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 use stack::{Error, exit};
@@ -9,15 +8,23 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Prints a result: `value` as JSON, or `text`.
+/// Prints a result: `value` as JSON, or `text`. The result of a dry run is marked as such.
 pub fn show(json: bool, value: &Value, text: impl FnOnce() -> String) {
-    let text = if json {
-        serde_json::to_string_pretty(value).expect("a JSON value serializes")
-    } else {
-        text().trim_end().to_owned()
+    let text = match (json, is_dry_run()) {
+        (true, false) => serde_json::to_string_pretty(value),
+        (true, true) => {
+            let mut value = value.clone();
+            value["dry_run"] = true.into();
+            serde_json::to_string_pretty(&value)
+        }
+        (false, false) => Ok(text().trim_end().to_owned()),
+        (false, true) => Ok(format!("{DRY_RUN}\n{}", text().trim_end())),
     };
-    line(&text);
+    line(&text.expect("a JSON value serializes"));
 }
+
+/// First line of the result of a dry run.
+const DRY_RUN: &str = "dry run, nothing was changed; otherwise the result would be:";
 
 /// Prints the result of a command that has changed something.
 pub fn done(json: bool, value: &Value, text: impl FnOnce() -> String) {
@@ -27,19 +34,43 @@ pub fn done(json: bool, value: &Value, text: impl FnOnce() -> String) {
 
 /// Records that the requested change is done, so that only its report can still fail.
 pub fn changed() {
-    CHANGED.store(true, Ordering::Relaxed);
+    CHANGED.store(!is_dry_run(), Ordering::Relaxed);
 }
 
 /// The command has changed something.
 static CHANGED: AtomicBool = AtomicBool::new(false);
 
-/// A progress bar on standard error; hidden with `--json` or without a terminal.
+/// Records that the command is a dry run, for the form of its result.
+pub fn begin_dry_run() {
+    IS_DRY_RUN.store(true, Ordering::Relaxed);
+}
+
+/// Reports whether the command is a dry run.
+pub fn is_dry_run() -> bool {
+    IS_DRY_RUN.load(Ordering::Relaxed)
+}
+
+static IS_DRY_RUN: AtomicBool = AtomicBool::new(false);
+
+/// Omits progress and notes from now on. Warnings, questions and errors remain.
+pub fn be_quiet() {
+    IS_QUIET.store(true, Ordering::Relaxed);
+}
+
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Reports whether progress is not shown.
+pub fn hides_progress(json: bool) -> bool {
+    json || IS_QUIET.load(Ordering::Relaxed)
+}
+
+/// A progress bar on standard error; hidden with `--json` or `--quiet`, and without a terminal.
 pub struct Bar(ProgressBar);
 
 impl Bar {
     /// Creates a bar at zero with the label `what`.
     pub fn new(json: bool, what: &'static str) -> Bar {
-        if json {
+        if hides_progress(json) {
             return Bar(ProgressBar::hidden());
         }
         let style = ProgressStyle::with_template("{msg:<12} [{bar:30}] {percent} %");
@@ -61,6 +92,12 @@ impl Bar {
 
 /// First error of a write to standard output.
 static GONE: OnceLock<std::io::Error> = OnceLock::new();
+
+/// Returns the width of the terminal at standard output, in columns, if there is one.
+pub fn width() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
 
 /// Prints one line of data. A closed pipe (`| head`) does not panic.
 pub fn line(text: &str) {
@@ -103,39 +140,15 @@ pub fn end(code: u8) -> ExitCode {
     }
 }
 
-/// Prints the result of the command-line parser: help, or a usage error in the format of other
-/// errors, as JSON if requested.
-pub fn usage<C: clap::Parser>(error: clap::Error) -> ExitCode {
-    // The parser prints arguments verbatim, so it parses them again with control characters
-    // escaped.
-    let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
-    let again = C::try_parse_from(shown).err();
-    let error = again.filter(|e| e.kind() == error.kind()).unwrap_or(error);
-    let mut args = std::env::args_os().take_while(|arg| arg != "--");
-    let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
-    let text = error.render().to_string();
-    let wrong = text.strip_prefix("error: ");
-    if error.use_stderr() && args.any(|arg| arg == "--json") {
-        let said = wrong.unwrap_or_default().lines();
-        let said = said.take_while(|l| !l.starts_with("Usage:"));
-        let said: Vec<&str> = said.map(str::trim).filter(|l| !l.is_empty()).collect();
-        let message = match error.kind() {
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-                "missing command; --help lists the commands".into()
-            }
-            _ => said.join("; "),
-        };
-        line(&serde_json::json!({ "error": message, "code": code }).to_string());
+/// Prints a message for the user to standard error; nothing with `--json` or `--quiet`.
+pub fn say(json: bool, text: &str) {
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        warn(json, text);
     }
-    match wrong {
-        Some(wrong) => drop(write!(std::io::stderr().lock(), "evfs: {wrong}")),
-        None => written(error.print()),
-    }
-    end(code)
 }
 
-/// Prints a message for the user to standard error; nothing with `--json`.
-pub fn say(json: bool, text: &str) {
+/// Prints a warning to standard error; nothing with `--json`, where it is part of the document.
+pub fn warn(json: bool, text: &str) {
     if !json {
         let _ = writeln!(std::io::stderr().lock(), "{text}");
     }

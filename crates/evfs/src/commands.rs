@@ -10,9 +10,11 @@ mod confirm;
 mod detach;
 mod device;
 mod doctor;
+mod dry_run;
 mod explain;
 mod files;
 mod fileset;
+mod handle;
 mod key;
 mod lun;
 mod man;
@@ -123,7 +125,7 @@ pub enum Command {
     Doctor(doctor::Args),
     /// Measure the cost of a layer, a setting or a competing system, in pairs of runs
     #[cfg(feature = "bench")]
-    #[command(subcommand, alias = "lab")]
+    #[command(subcommand)]
     Bench(bench::Command),
     /// The former name of `bench machine`
     #[cfg(feature = "bench")]

@@ -1,12 +1,13 @@
 //! The `evfs` program: one file per command, without logic of its own.
 
 mod background;
+mod command_line;
 mod commands;
 mod descriptor;
 mod log;
 
-use clap::Parser;
-use cli::{Context, output};
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
+use cli::{Context, output, usage};
 use commands::{Command, Helper};
 use stack::{Settings, exit};
 use std::ffi::OsString;
@@ -20,13 +21,54 @@ static ALLOCATOR: secret::ZeroingAlloc = secret::ZeroingAlloc;
 #[command(name = "evfs", version, propagate_version = true, after_help = examples())]
 struct Cli {
     /// Print a JSON document instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = GLOBAL)]
     json: bool,
+    /// Omit progress and notes; warnings, questions and errors remain
+    #[arg(short, long, global = true, help_heading = GLOBAL, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Log more to standard error: -v is --log info, -vv is --log debug
+    #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count, conflicts_with = "log")]
+    verbose: u8,
     /// Log to standard error at this level [default: the `log.level` setting]
-    #[arg(long, global = true, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "LEVEL", value_parser = ["error", "warn", "info", "debug", "trace"])]
     log: Option<String>,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Heading of the options that every command has.
+const GLOBAL: &str = "Global options";
+
+impl Cli {
+    /// Returns the level of the log, if the command line sets one.
+    fn log_level(&self) -> Option<&str> {
+        match self.verbose {
+            0 => self.log.as_deref(),
+            1 => Some("info"),
+            2 => Some("debug"),
+            _ => Some("trace"),
+        }
+    }
+}
+
+/// Returns the definitions of all commands.
+fn definitions() -> clap::Command {
+    Cli::command()
+}
+
+/// Returns the whole command line: all commands, with aliases and groups.
+fn command() -> clap::Command {
+    command_line::completed(definitions())
+}
+
+/// Parses the command line; returns it with notices for the user.
+fn parse(arguments: &[OsString]) -> Result<(Cli, Vec<String>), clap::Error> {
+    let mut command = command();
+    let mut matches = command.clone().try_get_matches_from(arguments)?;
+    let notices = command_line::notices(&command, &matches, arguments);
+    let cli = Cli::from_arg_matches_mut(&mut matches);
+    let cli = cli.map_err(|error| error.format(&mut command))?;
+    Ok((cli, notices))
 }
 
 const QUICKSTART: &str = "
@@ -62,15 +104,17 @@ fn main() -> ExitCode {
     if let Some(helper) = program.and_then(|program| Helper::named(program)) {
         return helper.run(arguments, || prepare(false, None, false));
     }
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return output::usage::<Cli>(error),
+    let (cli, notices) = match parse(&arguments) {
+        Ok(parsed) => parsed,
+        Err(error) => return usage::report(&command(), error),
     };
-    let context = match prepare(
-        cli.json,
-        cli.log.as_deref(),
-        cli.command.examines_settings(),
-    ) {
+    if cli.quiet {
+        output::be_quiet();
+    }
+    for notice in notices {
+        output::say(cli.json, &notice);
+    }
+    let context = match prepare(cli.json, cli.log_level(), cli.command.examines_settings()) {
         Ok(context) => context,
         Err(error) => return output::fail(cli.json, &error),
     };

@@ -44,6 +44,13 @@ pub struct Defragmented {
     pub moved_blocks: u64,
 }
 
+/// Whether files are rewritten, or only counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    Rewrite,
+    Plan,
+}
+
 /// Progress, in inodes and their blocks.
 struct DefragProgress<'a> {
     tell: &'a mut dyn FnMut(u64, u64),
@@ -69,6 +76,32 @@ impl Fs {
     /// [`Kind::NotFound`], [`Kind::Stale`]. The device failed; the current file is unchanged.
     pub fn defrag(
         &self,
+        id: TreeId,
+        top: Ino,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Defragmented> {
+        let done = self.defrag_in(Mode::Rewrite, id, top, progress)?;
+        self.sync()?;
+        Ok(done)
+    }
+
+    /// Computes the result of [`Fs::defrag`] for a file system with enough free space in one
+    /// piece, and changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`Fs::defrag`].
+    pub fn plan_defrag(
+        &self,
+        id: TreeId,
+        top: Ino,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Defragmented> {
+        self.defrag_in(Mode::Plan, id, top, progress)
+    }
+
+    fn defrag_in(
+        &self,
+        mode: Mode,
         id: TreeId,
         top: Ino,
         progress: &mut dyn FnMut(u64, u64),
@@ -100,11 +133,10 @@ impl Fs {
             // A file with several names is found under each of them.
             let new = inode.links < 2 || inode.is_dir() || seen.insert(ino);
             if new && inode.kind == FileType::File {
-                fileset.defrag_file(ino, &mut done, &mut way)?;
+                fileset.defrag_file(mode, ino, &mut done, &mut way)?;
             }
             way.went(u64::from(new));
         }
-        self.sync()?;
         way.went(way.total);
         Ok(done)
     }
@@ -126,6 +158,7 @@ impl Fileset {
 
     fn defrag_file(
         &self,
+        mode: Mode,
         ino: Ino,
         done: &mut Defragmented,
         way: &mut DefragProgress,
@@ -141,21 +174,27 @@ impl Fileset {
             )
         };
         let mut moved = 0;
+        let mut merged = 0;
         for stretch in stretches {
             let mut rest = &stretch[..];
             while rest.len() > 1 {
-                let taken = self.move_some(ino, rest)?;
+                let taken = match mode {
+                    Mode::Rewrite => self.move_some(ino, rest)?,
+                    Mode::Plan => rest.len(),
+                };
                 let blocks = rest[..taken].iter().map(|(_, e)| u64::from(e.blocks)).sum();
                 if taken > 1 {
                     moved += blocks;
+                    merged += taken - 1;
                 }
                 way.went(blocks);
                 rest = &rest[taken..];
             }
         }
-        let after = match moved {
-            0 => before,
-            _ => {
+        let after = match (mode, moved) {
+            (_, 0) => before,
+            (Mode::Plan, _) => before.saturating_sub(merged),
+            (Mode::Rewrite, _) => {
                 let all = 0..FILE_SIZE_MAX / BLOCK_BYTES;
                 self.fs.read().extents(self.id, ino, all)?.len()
             }

@@ -84,6 +84,14 @@ pub enum Users {
     All,
 }
 
+/// Checks whether this user may mount at a directory: an ordinary user must be able to write to it.
+fn may_mount_at(dir: &Path) -> std::io::Result<()> {
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    Ok(rustix::fs::access(dir, rustix::fs::Access::WRITE_OK)?)
+}
+
 /// A mounted directory. Dropping it unmounts it even if it is in use.
 pub struct Mount {
     mountpoint: PathBuf,
@@ -110,6 +118,13 @@ impl Mount {
             None => {}
         }
         let mountpoint = std::fs::canonicalize(mountpoint).map_err(failed)?;
+        if let Err(e) = may_mount_at(&mountpoint) {
+            let what = format!(
+                "cannot mount {shown}, because this user may not write to that directory; mount at \
+                 a directory of your own"
+            );
+            return Err(Error::io(what, e));
+        }
         let session = Session::new(filesystem, &mountpoint, &settings.for_session())
             .and_then(Session::spawn)
             .map_err(|e| match no_mounts() {

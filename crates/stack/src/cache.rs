@@ -4,8 +4,8 @@
 
 use crate::control::CacheRequest;
 use crate::text::did_you_mean;
+pub use crate::tunables::{changed_sizes, parse_change, parse_changes};
 use crate::tunables::{parse, with};
-pub use crate::tunables::{parse_change, parse_changes};
 use crate::{Error, Result, Settings};
 use block::BlockDevice;
 pub use cache::ATTRIBUTES as ADVICE;
@@ -66,6 +66,10 @@ impl ProcessCache {
     pub fn with(settings: &Settings, given: &str) -> Result<Arc<ProcessCache>> {
         let memory = cache::memory_bytes();
         let tunables = parse(given, memory)?;
+        let changes = parse_changes(given).unwrap_or_default();
+        if let Some(notice) = changed_sizes(&changes) {
+            tracing::warn!(name: "EVFS-0108", "cache.tunables: {notice}");
+        }
         Ok(Arc::new(ProcessCache {
             given: Mutex::new((given.to_owned(), tunables)),
             memory,

@@ -5,18 +5,18 @@
 //! serving process receives the request; otherwise the cell is opened just for the request.
 
 mod acl;
+mod planned;
 
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;
 pub use crate::cell_record::{Record, cell_serv_db, check_name};
-use crate::control::{self, CellRequest, ControlRequest, valid_name};
+use crate::control::{self, CellRequest, ControlRequest};
 use crate::existing::Existing;
-use crate::filesystem::{
-    FIRST_FILESET, RootDir, Target, content, format_device, mounted_as, open_fs, options,
-};
+use crate::filesystem::{FIRST_FILESET, RootDir, Target, content, format_device, open_fs, options};
+use crate::handle::mounted_as;
 use crate::signature::{self, Content};
 use crate::volume::{OpenOptions, OpenedDevice};
-use crate::{Error, Result, Settings, device, volume};
+use crate::{Error, Result, device, volume};
 use ::fs::Fs;
 use acl::{changed, shown_list};
 use afs_proto::acl::AccessList;
@@ -24,7 +24,6 @@ use afs_server::{AdminError, Administration, Kind, MountPoint, NewVolume, ROOTS,
 use block::Access;
 use serde::Serialize;
 use serde_json::{Value, json};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Result of [`init`].
@@ -178,14 +177,16 @@ fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends a request to a cell, given the name of its server or its DEVICE: to the process that
-/// serves it, or directly to the device.
+/// Sends a request to a cell: to the process that serves it, or directly to the device.
 ///
 /// # Errors
 /// The request cannot be fulfilled.
 pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
-    if let Some(name) = served_as(target.path, target.settings) {
+    if let Some(name) = mounted_as(target.path, target.settings) {
+        if target.settings.is_dry_run() && ask.changes() {
+            return planned::answer(&run_dir, &name, ask);
+        }
         return control::send_request(&run_dir, &name, &ControlRequest::Cell(ask.clone()));
     }
     if !target.path.exists() && !device::is_lun(target.path) {
@@ -212,21 +213,6 @@ pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let answer = execute(&record, &admin, ask)?;
     close(admin, fs, &device)?;
     Ok(answer)
-}
-
-/// Finds the name of the server of a cell, given that name or its DEVICE.
-pub fn served_as(named: &Path, settings: &Settings) -> Option<String> {
-    let run_dir = settings.run_dir();
-    let by_name = || {
-        let name = named.to_str().filter(|name| valid_name(name))?;
-        let status = control::send_request(&run_dir, name, &ControlRequest::Status).ok()?;
-        status["cell"].is_string().then(|| name.to_owned())
-    };
-    if named.exists() {
-        mounted_as(named, settings)
-    } else {
-        by_name().or_else(|| mounted_as(named, settings))
-    }
 }
 
 /// Creates the error that the service `name` is not a cell.

@@ -12,8 +12,7 @@ use crate::place::{Places, place_of_lun};
 use crate::registry::{KnownLun, Registry, unknown};
 use crate::text::uuid_text;
 use crate::{Error, Result, Settings};
-use block::Access;
-use block::BlockDevice;
+use block::{Access, BlockDevice, Scratch};
 use lunpath::{Identity, Lunpath};
 use multipath::{Config, Lun, PathSpec, Proof};
 use numa::Topology;
@@ -69,6 +68,8 @@ pub struct OpenFile {
     hold: OnceLock<Hold>,
     file: Arc<FileDevice>,
     places: Places,
+    /// In a dry run: the device that keeps changes in memory.
+    scratch: Option<Scratch>,
 }
 
 /// Exclusion of other users of a volume. Fields drop in order: the in-use record before the claim.
@@ -88,11 +89,15 @@ impl OpenFile {
 
 impl BlockDevice for OpenFile {
     fn info(&self) -> &block::DeviceInfo {
-        self.file.info()
+        let scratch = self.scratch.as_ref().map(Scratch::info);
+        scratch.unwrap_or_else(|| self.file.info())
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
-        Ok(guarded(&self.hold, self.file.queue()?))
+        match &self.scratch {
+            Some(scratch) => scratch.queue(),
+            None => Ok(guarded(&self.hold, self.file.queue()?)),
+        }
     }
 }
 
@@ -111,6 +116,8 @@ pub struct OpenLun {
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
+    /// In a dry run: the device that keeps changes in memory.
+    scratch: Option<Scratch>,
     _open: Option<File>,
 }
 
@@ -123,11 +130,15 @@ impl OpenLun {
 
 impl BlockDevice for OpenLun {
     fn info(&self) -> &block::DeviceInfo {
-        self.lun.info()
+        let scratch = self.scratch.as_ref().map(Scratch::info);
+        scratch.unwrap_or_else(|| self.lun.info())
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
-        Ok(guarded(&self.hold, self.view.queue()?))
+        match &self.scratch {
+            Some(scratch) => scratch.queue(),
+            None => Ok(guarded(&self.hold, self.view.queue()?)),
+        }
     }
 }
 
@@ -141,13 +152,22 @@ pub enum Guard {
 
 impl From<Arc<FileDevice>> for Disk {
     fn from(file: Arc<FileDevice>) -> Disk {
-        let hold = OnceLock::new();
-        let places = Places::of_file(&file);
-        Disk::File(Arc::new(OpenFile { hold, file, places }))
+        Disk::of_file(file, None)
     }
 }
 
 impl Disk {
+    fn of_file(file: Arc<FileDevice>, scratch: Option<Scratch>) -> Disk {
+        let hold = OnceLock::new();
+        let places = Places::of_file(&file);
+        Disk::File(Arc::new(OpenFile {
+            hold,
+            file,
+            places,
+            scratch,
+        }))
+    }
+
     /// Returns the device.
     pub fn device(&self) -> Arc<dyn BlockDevice> {
         match self {
@@ -218,7 +238,11 @@ impl Disk {
             Disk::Lun(lun) => (Arc::clone(&lun.view), &lun.hold),
         };
         let in_use = match content.record {
-            Some(at) if share == Share::Exclusive && !below.info().read_only => {
+            Some(at)
+                if share == Share::Exclusive
+                    && !below.info().read_only
+                    && !settings.is_dry_run() =>
+            {
                 let interval = settings.volume_heartbeat();
                 Some(InUse::begin(below, at, &shown, interval)?)
             }
@@ -534,7 +558,14 @@ fn open_unclaimed(
         },
         ..path_file::Options::default()
     };
-    Ok(locked::open(device, &options, share.claimed())?.into())
+    let file = locked::open(device, &options, share.claimed())?;
+    let scratch = scratch_over(Arc::clone(&file) as _, settings);
+    Ok(Disk::of_file(file, scratch))
+}
+
+/// In a dry run, creates the device that keeps the changes.
+fn scratch_over(device: Arc<dyn BlockDevice>, settings: &Settings) -> Option<Scratch> {
+    settings.is_dry_run().then(|| Scratch::new(device))
 }
 
 /// Refuses a file name that is also the name of a LUN: one could be overwritten for the other.
@@ -580,16 +611,20 @@ fn open_lun(
     let known = registry
         .find(&known.name)
         .ok_or_else(|| unknown(&known.name))?;
+    // To open a LUN for writing can write to it.
+    let access = Access::read_only_if(access.is_read_only() || settings.is_dry_run());
     let lun = Arc::new(start(known, &registry, settings, access)?);
     // The view by a legacy name or an address has all paths or only that one, as configured.
     let view: Arc<dyn BlockDevice> = match addresses {
         [one] if *one != known.name => Arc::new(lun.legacy(one)?),
         _ => Arc::clone(&lun) as _,
     };
+    let scratch = scratch_over(Arc::clone(&view), settings);
     Ok(OpenLun {
         hold: OnceLock::new(),
         lun,
         view,
+        scratch,
         lock,
         places: Places::of_lun(place_of_lun(&file, &known.name)),
         _open: held,

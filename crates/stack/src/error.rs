@@ -195,7 +195,7 @@ impl Error {
         let mut message = without_number(&self.to_string());
         let mut source = std::error::Error::source(self);
         while let Some(e) = source {
-            let text = without_number(&e.to_string());
+            let text = without_number(e.to_string().trim_end());
             if !says(&message, &text, e) {
                 message = format!("{message}: {text}");
             }

@@ -4,10 +4,13 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod planned;
+
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits};
 use crate::error::Left;
 use crate::existing::Existing;
+use crate::handle::mounted_as;
 use crate::opener::{KeySource, Opener};
 use crate::signature::{self, Content, View};
 use crate::text::uuid_text;
@@ -263,6 +266,9 @@ pub fn options(settings: &Settings, access: Access) -> ::fs::Options {
 pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
+        if target.settings.is_dry_run() && ask.changes() {
+            return planned::answer(&run_dir, &name, ask);
+        }
         return control::send_request(&run_dir, &name, &ControlRequest::Files(ask.clone()));
     }
     let access = Access::read_only_if(!ask.changes());
@@ -279,38 +285,6 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     fs.close()
         .map_err(Error::files(format!("cannot close {}", target.name())))?;
     Ok(answer)
-}
-
-/// Finds the service by which this user has the file system of a DEVICE mounted or served.
-pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
-    let run_dir = settings.run_dir();
-    let path = std::fs::canonicalize(device).ok();
-    let is_it = |status: &Value| {
-        let same = |key: &str| status[key].as_str().is_some_and(|s| Path::new(s) == device);
-        let same_file = || {
-            let served = status["path"].as_str().map(Path::new);
-            served.is_some() && served == path.as_deref()
-        };
-        if device::is_lun(device) {
-            same("device") || same("lun")
-        } else {
-            same_file()
-        }
-    };
-    control::find(&run_dir, |status| {
-        let has_files = status["fileset"].is_string() || status["cell"].is_string();
-        has_files && is_it(status)
-    })
-}
-
-/// Finds this user's file system mounted at `folder`, and returns its name.
-pub fn mounted_at(folder: &Path, run_dir: &Path) -> Option<String> {
-    // A mount whose server has died cannot be resolved, and has no name.
-    let folder = std::fs::canonicalize(folder).ok()?;
-    control::find(run_dir, |status| {
-        let mut exports = status["exports"].as_array().into_iter().flatten();
-        exports.any(|e| e["kind"] == "mount" && e["at"].as_str().map(Path::new) == Some(&*folder))
-    })
 }
 
 /// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
@@ -360,22 +334,28 @@ pub(crate) fn execute(
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
-                return Err(Error::Busy(format!(
-                    "'{name}' is mounted; unmount it first"
-                )));
+                return Err(still_mounted(name));
             }
             let record = record_of(fs, name);
             let holds = record.map_or(0, |r| r.1.used_inodes.saturating_sub(1));
             if holds > 0 && !force {
-                return Err(Error::Usage(format!(
-                    "'{name}' holds {holds} files and directories; --force removes them permanently"
-                )));
+                return Err(not_empty(name, holds));
             }
             fs.remove_fileset(id)
                 .map_err(Error::files(format!("cannot remove '{name}'")))?;
             Ok(json!({ "removed": name }))
         }
     }
+}
+
+fn still_mounted(fileset: &str) -> Error {
+    Error::Busy(format!("'{fileset}' is mounted; unmount it first"))
+}
+
+fn not_empty(fileset: &str, holds: u64) -> Error {
+    Error::Usage(format!(
+        "'{fileset}' holds {holds} files and directories; --force removes them permanently"
+    ))
 }
 
 fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
@@ -520,7 +500,12 @@ pub fn defrag(
     for name in names {
         let fileset = fs.fileset_named(&name).map_err(failed())?;
         let top = resolve(&fileset, path.unwrap_or_default())?.ino;
-        let done = fs.defrag(fileset.id(), top, progress).map_err(failed())?;
+        let done = if target.settings.is_dry_run() {
+            fs.plan_defrag(fileset.id(), top, progress)
+        } else {
+            fs.defrag(fileset.id(), top, progress)
+        };
+        let done = done.map_err(failed())?;
         all.files += done.files;
         all.improved += done.improved;
         all.extents_before += done.extents_before;

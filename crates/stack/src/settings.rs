@@ -401,6 +401,8 @@ pub fn config_files() -> [String; 2] {
 #[derive(Debug, Clone)]
 pub struct Settings {
     values: BTreeMap<&'static str, (String, Origin)>,
+    /// The command is a dry run.
+    is_dry_run: bool,
 }
 
 impl Settings {
@@ -467,7 +469,10 @@ impl Settings {
             let (value, origin) = &values[row.key];
             (row.check)(value).map_err(|want| wrong(row.key, value, origin, &want))?;
         }
-        let settings = Settings { values };
+        let settings = Settings {
+            values,
+            is_dry_run: false,
+        };
         let (value, origin) = &settings.values["metrics.listen"];
         let listen = Listen::parse(value).and_then(|listen| match listen {
             Some(listen) => listen.within(&settings.run_dir()).map(drop),
@@ -475,6 +480,20 @@ impl Settings {
         });
         listen.map_err(|want| wrong("metrics.listen", value, origin, &want))?;
         Ok(settings)
+    }
+
+    /// Returns the same settings for a dry run: devices keep all changes in memory, and neither the
+    /// trust store nor a backup is written.
+    pub fn for_dry_run(&self) -> Settings {
+        Settings {
+            is_dry_run: true,
+            ..self.clone()
+        }
+    }
+
+    /// Reports whether the command is a dry run.
+    pub fn is_dry_run(&self) -> bool {
+        self.is_dry_run
     }
 
     /// Lists all settings in force, sorted by name.

@@ -70,6 +70,8 @@ impl Default for TrustFile {
 #[derive(Debug, Clone)]
 pub struct TrustStore {
     path: PathBuf,
+    /// Changes are not written.
+    is_dry_run: bool,
 }
 
 impl TrustStore {
@@ -77,6 +79,7 @@ impl TrustStore {
     pub fn of(settings: &Settings) -> TrustStore {
         TrustStore {
             path: settings.trust_store(),
+            is_dry_run: settings.is_dry_run(),
         }
     }
 
@@ -194,6 +197,9 @@ impl TrustStore {
     }
 
     fn update<T>(&self, change: impl FnOnce(&mut TrustFile) -> Result<T>) -> Result<T> {
+        if self.is_dry_run {
+            return change(&mut self.load()?);
+        }
         let words = ("cannot write the trust store", "EVFS_TRUST_STORE");
         state_file::update(&self.path, words, load, change)
     }

@@ -38,6 +38,28 @@ pub(crate) fn parse(text: &str, memory: u64) -> Result<Tunables> {
         })
 }
 
+/// Names the settings whose value means more bytes than in earlier versions: there, K, M and G
+/// without a B were powers of 1000.
+pub fn changed_sizes(changes: &[(String, String)]) -> Option<String> {
+    let had_another_meaning = |value: &str| {
+        let digits = value.strip_suffix(['K', 'M', 'G']).unwrap_or_default();
+        !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit())
+    };
+    let changed = changes
+        .iter()
+        .filter(|(_, value)| had_another_meaning(value));
+    let pairs: Vec<String> = changed
+        .map(|(name, value)| format!("`{name}={value}`"))
+        .collect();
+    (!pairs.is_empty()).then(|| {
+        format!(
+            "K, M and G are powers of 1024 now, as everywhere else; earlier versions took them as \
+             powers of 1000 in {}; write KiB, MiB or GiB to end this notice",
+            pairs.join(", ")
+        )
+    })
+}
+
 /// Validates a list of settings, except for limits of the machine.
 pub(crate) fn check(text: &str) -> std::result::Result<(), String> {
     let changes = parse_changes(text)?;
@@ -76,5 +98,13 @@ mod tests {
         assert!(check("filecache_max").is_err());
         check("filecache_min=1% filecache_max=25%").unwrap();
         check("").unwrap();
+    }
+
+    #[test]
+    fn only_sizes_with_a_single_letter_have_changed() {
+        let changes = parse_changes("a=64M b=64MB c=5% d=64MiB e=1.5G f=10 g=2K").unwrap();
+        let said = changed_sizes(&changes).unwrap();
+        assert!(said.contains("in `a=64M`, `g=2K`;"), "{said}");
+        assert_eq!(changed_sizes(&changes[1..6]), None);
     }
 }

@@ -223,7 +223,13 @@ pub(crate) fn open_or_make(
             let (file, new) = FileDevice::make(path, size, &path_file::Options::default())?;
             let disk = Disk::from(Arc::clone(&file));
             TrustStore::of(settings).clear_places(disk.places())?;
-            Ok((disk, Some(Made { file, new })))
+            let is_dry_run = settings.is_dry_run();
+            let made = Made {
+                file,
+                new,
+                is_dry_run,
+            };
+            Ok((disk, Some(made)))
         }
         (true, Some(_)) if device::is_lun(path) => Err(Error::Usage(
             "--size applies only to new files; the target sets the size of a LUN".into(),
@@ -242,12 +248,16 @@ pub(crate) fn open_or_make(
 pub(crate) struct Made {
     file: Arc<FileDevice>,
     new: NewFile,
+    /// The file never gets its name.
+    is_dry_run: bool,
 }
 
 impl Made {
     /// Links the file to its name and returns it as a disk of that name.
     pub(crate) fn finish(self) -> Result<Disk> {
-        self.new.finish()?;
+        if !self.is_dry_run {
+            self.new.finish()?;
+        }
         Ok(self.file.into())
     }
 }
@@ -338,10 +348,10 @@ pub(crate) fn save_head(
     save_backup(settings, path, "overwritten", &old)
 }
 
-/// Writes a backup into the backup directory, with mode 0600. It is on stable storage on return.
+/// Writes a backup into the backup directory, with mode 0600. It is on stable storage on return. A
+/// dry run only chooses its name.
 pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
     let dir = settings.backup_dir();
-    own_dir(&dir, "EVFS_BACKUP_DIR")?;
     let stem = path
         .file_name()
         .map(|n| n.to_string_lossy().into_owned())
@@ -350,7 +360,10 @@ pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -
         .duration_since(UNIX_EPOCH)
         .map_or(0, |d| d.as_nanos());
     let to = dir.join(format!("{stem}.{what}.{now}"));
-    write_new(&to, bytes)?;
+    if !settings.is_dry_run() {
+        own_dir(&dir, "EVFS_BACKUP_DIR")?;
+        write_new(&to, bytes)?;
+    }
     Ok(to)
 }
 

@@ -1,6 +1,5 @@
 //! The table of settings.
 
-pub(super) const KB: u64 = 1 << 10;
 pub(super) const MB: u64 = 1 << 20;
 /// Lower bound of `filecache_min` and `filecache_max` (filecache_max(5)).
 const FLOOR: u64 = MB;
@@ -94,7 +93,7 @@ pub const TUNABLES: [Tunable; 11] = [
         },
         default: "5%",
         help: "memory that the file cache keeps even under memory pressure",
-        reason: "filecache_min(5): 5 % of memory, from 1 MB to 70 %",
+        reason: "filecache_min(5): 5 % of memory, from 1 MiB to 70 %",
     },
     Tunable {
         name: Name::FilecacheMax,
@@ -105,7 +104,7 @@ pub const TUNABLES: [Tunable; 11] = [
         },
         default: "50%",
         help: "maximum memory for pages of reads and writes; mapped pages are not counted",
-        reason: "filecache_max(5): 50 % of memory, from 1 MB to 90 %",
+        reason: "filecache_max(5): 50 % of memory, from 1 MiB to 90 %",
     },
     Tunable {
         name: Name::MappedMax,
@@ -196,9 +195,9 @@ pub const TUNABLES: [Tunable; 11] = [
             least: 0,
             most: 64 * MB,
         },
-        default: "2MB",
+        default: "2MiB",
         help: "maximum read-ahead window of one stream; 0 disables read-ahead",
-        reason: "above 2 MB, device throughput no longer grows with request size; a stream may \
+        reason: "above 2 MiB, device throughput no longer grows with request size; a stream may \
                  hold one and a half windows",
     },
 ];

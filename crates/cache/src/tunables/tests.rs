@@ -46,14 +46,16 @@ fn defaults_are_those_of_hp_ux() {
 }
 
 #[test]
-fn sizes_are_read_as_hp_ux_reads_them_and_rounded_down_to_a_page() {
+fn sizes_have_binary_units_and_are_rounded_down_to_a_page() {
     for (text, bytes) in [
         ("2000000", 1_998_848),
-        ("3000K", 2_998_272),
+        ("3000K", 3_072_000),
         ("3000KB", 3_072_000),
-        ("2M", 1_998_848),
+        ("2M", 2_097_152),
         ("2MB", 2_097_152),
-        ("1G", 999_997_440),
+        ("2MiB", 2_097_152),
+        ("1.5m", 1_572_864),
+        ("1G", 1_073_741_824),
         ("1GB", 1_073_741_824),
     ] {
         let (_, settings) = set("filecache_max", text).unwrap_or_else(|_| {
@@ -69,11 +71,12 @@ fn sizes_are_read_as_hp_ux_reads_them_and_rounded_down_to_a_page() {
 fn what_is_shown_can_be_set_again() {
     for (name, given, text) in [
         ("filecache_max", "70%", "70%"),
-        ("filecache_max", "2GB", "2147483648"),
+        ("filecache_max", "2GB", "2GiB"),
         ("filecache_max", "default", "50%"),
         ("fcache_seqlimit_file", "5", "5%"),
         ("fcache_fb_policy", "2", "2"),
-        ("read_ahead_max", "1MB", "1048576"),
+        ("read_ahead_max", "1MB", "1MiB"),
+        ("read_ahead_max", "default", "2MiB"),
     ] {
         assert_eq!(shown(name, given), text);
         assert_eq!(shown(name, text), text);
@@ -87,9 +90,8 @@ fn refuses_what_is_no_value() {
         ("filecache_max", "%"),
         ("filecache_max", "-5%"),
         ("filecache_max", "+5%"),
-        ("filecache_max", "1.5GB"),
-        ("filecache_max", "1 GB"),
-        ("filecache_max", "1TB"),
+        ("filecache_max", "1.5"),
+        ("filecache_max", "1XB"),
         ("filecache_max", "99999999999999999999"),
         ("filecache_max", "18446744073709551615GB"),
         ("read_ahead_max", "5%"),
@@ -107,7 +109,7 @@ fn refuses_what_is_out_of_bounds() {
         ("filecache_min", "71%"),
         ("filecache_max", "91%"),
         ("filecache_max", "0%"),
-        ("filecache_min", "1M"),
+        ("filecache_min", "1000K"),
         ("filecache_max", "8GB"),
         ("fcache_seqlimit_system", "101"),
         ("fcache_fb_policy", "3"),
@@ -151,21 +153,21 @@ fn errors_say_what_why_and_what_to_do() {
     for (name, value, text) in [
         (
             "filecache_max",
-            "1TB",
-            "filecache_max=1TB: invalid value; expected 1% to 90% of memory, or bytes (optional \
-             suffix K, KB, M, MB, G or GB), from 1048576",
+            "1XB",
+            "filecache_max=1XB: invalid value; expected 1% to 90% of memory, or a size such as 64M \
+             or 1.5G, from 1MiB",
         ),
         (
             "filecache_min",
             "60%",
-            "filecache_min=60%: 5153959936 bytes are more than filecache_max=50% (4294967296 bytes); \
-             lower filecache_min or raise filecache_max, both in one command if need be",
+            "filecache_min=60%: 5033164KiB are more than filecache_max=50% (4GiB); lower \
+             filecache_min or raise filecache_max, both in one command if need be",
         ),
         (
             "filecache_max",
             "8GB",
-            "filecache_max=8589934592: 8589934592 bytes are more than 90% of the 8589934592 bytes \
-             of memory; give at most 7730937856 or 90%",
+            "filecache_max=8GiB: 8GiB are more than 90% of the 8GiB of memory; give at most \
+             7549744KiB or 90%",
         ),
     ] {
         assert_eq!(set(name, value).expect_err(value).to_string(), text);

@@ -2,7 +2,7 @@
 
 use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
-use super::{names, service};
+use super::{handle, names, service};
 use cli::Context;
 use stack::{AttachSpec, Result, ServiceSpec};
 use std::net::SocketAddr;
@@ -77,7 +77,8 @@ pub struct Args {
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     let threads = args.threads.map_or(context.settings.threads(), usize::from);
-    let mut spec = AttachSpec::new(&args.device, threads);
+    let device = handle::device(context, &args.device)?;
+    let mut spec = AttachSpec::new(&device, threads);
     if let Some(name) = args.name {
         spec.name = name;
     }

@@ -1,14 +1,15 @@
 //! `evfs cache`: the file cache of the processes that serve volumes.
 
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::output::{self, size};
 use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
-use stack::cache::{ADVICE, TUNABLES, parse_change};
+use stack::cache::{ADVICE, TUNABLES, changed_sizes, parse_change};
 use stack::control::CacheRequest;
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[derive(clap::Subcommand)]
@@ -35,22 +36,22 @@ Examples:
     },
     /// Write dirty pages to stable storage
     Flush {
-        /// Name of an attached volume [default: all volumes]
+        /// Attached volume or mounted file system: its name, device or mount point [default: all]
         #[arg(add = names::services())]
-        volume: Option<String>,
+        volume: Option<PathBuf>,
     },
     /// Flush the cache, then evict its pages
     Drop {
-        /// Name of an attached volume [default: all volumes]
+        /// Attached volume or mounted file system: its name, device or mount point [default: all]
         #[arg(add = names::services())]
-        volume: Option<String>,
+        volume: Option<PathBuf>,
     },
     /// Set the caching attributes of a volume or a file
     #[command(after_help = advice_help())]
     Advise {
-        /// Name of an attached volume or a mounted file system
+        /// Attached volume or mounted file system: its name, device or mount point
         #[arg(add = names::services())]
-        volume: String,
+        volume: PathBuf,
         /// File in a mounted file system, relative to its root, or VOLUME/PATH in a served cell
         #[arg(long = "file", value_name = "PATH")]
         path: Option<String>,
@@ -62,7 +63,7 @@ Examples:
 
 fn settings_help() -> String {
     let mut help = String::from(
-        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64MB filecache_max=2GB\n\
+        "Examples:\n  evfs cache set filecache_max=25%\n  evfs cache set filecache_min=64M filecache_max=2G\n\
          \nA process that serves volumes has one cache for all of them. The change applies to all\n\
          these processes. To make it permanent, set `cache.tunables` in the configuration file.\n\n\
          Settings:\n",
@@ -91,6 +92,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Show { files, watch } => return show(context, files, watch),
         Command::Set { changes } => {
+            if let Some(notice) = changed_sizes(&changes) {
+                output::say(context.json, &format!("note: {notice}"));
+            }
             let answers = each_process(context, &CacheRequest::Set { changes })?;
             let value = json!({ "caches": answers });
             output::done(context.json, &value, || {
@@ -98,14 +102,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             });
         }
         Command::Flush { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Flush)?;
+            let answers = volumes(context, volume.as_deref(), &CacheRequest::Flush)?;
             let value = json!({ "flushed": answers });
             output::done(context.json, &value, || {
                 words(&answers, |_| "all data is on stable storage".into())
             });
         }
         Command::Drop { volume } => {
-            let answers = volumes(context, volume, &CacheRequest::Drop)?;
+            let answers = volumes(context, volume.as_deref(), &CacheRequest::Drop)?;
             let value = json!({ "dropped": answers });
             output::done(context.json, &value, || {
                 words(&answers, |a| {
@@ -119,8 +123,9 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             changes,
         } => {
             let dir = context.settings.run_dir();
+            let name = handle::service(context, &volume)?.name;
             let ask = control::ControlRequest::Cache(CacheRequest::Advise { path, changes });
-            let value = control::send_request(&dir, &volume, &ask)?;
+            let value = control::send_request(&dir, &name, &ask)?;
             output::show(context.json, &value, || attributes(&value));
         }
     }
@@ -146,7 +151,7 @@ fn processes(context: &Context) -> Result<Vec<(u64, Vec<String>)>> {
     let mut found: Vec<(u64, Vec<String>)> = Vec::new();
     for (name, status) in control::statuses(&dir)? {
         let Ok(status) = status else {
-            output::say(context.json, &format!("{name}: not answering"));
+            output::warn(context.json, &format!("{name}: not answering"));
             continue;
         };
         if status["cached"] != true {
@@ -199,10 +204,10 @@ fn each_process(context: &Context, ask: &CacheRequest) -> Result<Vec<Value>> {
 }
 
 /// Queries one volume, or all cached volumes.
-fn volumes(context: &Context, volume: Option<String>, ask: &CacheRequest) -> Result<Vec<Value>> {
+fn volumes(context: &Context, volume: Option<&Path>, ask: &CacheRequest) -> Result<Vec<Value>> {
     let dir = context.settings.run_dir();
     let names = match volume {
-        Some(name) => vec![name],
+        Some(word) => vec![handle::service(context, word)?.name],
         None => processes(context)?
             .into_iter()
             .flat_map(|(_, n)| n)

@@ -3,6 +3,7 @@
 use super::cell_shown::{afsd_fuse, describe, describe_list, describe_made, describe_volume, kafs};
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::dry_run::DryRun;
 use super::names;
 use super::unlock::UnlockArgs;
 use cli::Context;
@@ -67,12 +68,14 @@ pub struct InitArgs {
     /// Size of a new file, like 10G; the file is not encrypted
     #[arg(long, value_parser = parse_size)]
     size: Option<u64>,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
 pub struct StatusArgs {
-    /// Name of the served cell, or DEVICE [default: all cells that this user serves]
-    #[arg(add = names::devices_and_services())]
+    /// Cell: its DEVICE, or the name of its server [default: all cells that this user serves]
+    #[arg(add = names::devices())]
     name: Option<PathBuf>,
     #[command(flatten)]
     unlock: UnlockArgs,
@@ -84,22 +87,12 @@ pub struct StatusArgs {
     watch: bool,
 }
 
-/// A cell, and the key to it.
-#[derive(clap::Args)]
-pub struct CellArgs {
-    /// Name of the served cell, or DEVICE
-    #[arg(value_name = "DEVICE-or-NAME", add = names::devices_and_services())]
-    cell: PathBuf,
-    #[command(flatten)]
-    unlock: UnlockArgs,
-}
-
 #[derive(clap::Subcommand)]
 pub enum AclCommand {
     /// Show the access rights to a directory and the files in it
     Get {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         volume: String,
         /// Directory, relative to the root of the volume
@@ -122,7 +115,7 @@ Examples:
   evfs cell acl set cell root.cell / 10.0.0.66 all --negative")]
     Set {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         volume: String,
         /// Directory, relative to the root of the volume
@@ -136,6 +129,8 @@ Examples:
         /// Start with an empty list
         #[arg(long)]
         clear: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
@@ -154,7 +149,7 @@ Examples:
   evfs cell volume create cell projects --quota 5G --mount /projects")]
     Create {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         #[arg(value_parser = named())]
         name: String,
@@ -164,11 +159,13 @@ Examples:
         /// Create a mount point at this path in the cell
         #[arg(long, value_name = "PATH")]
         mount: Option<String>,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// List volumes
     List {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
     },
     /// Create a mount point for a volume
     #[command(after_help = "\
@@ -179,7 +176,7 @@ Examples:
   evfs cell volume mount cell projects /projects")]
     Mount {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         name: String,
         /// Path in the cell
@@ -187,6 +184,8 @@ Examples:
         /// Always lead to the volume, never to its replica
         #[arg(long)]
         rw: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Create or refresh the read-only replica of a volume
     #[command(after_help = "\
@@ -199,12 +198,14 @@ Examples:
   evfs cell volume clone cell projects --backup")]
     Clone {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         name: String,
         /// Create or refresh the backup instead of the replica
         #[arg(long)]
         backup: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Set the size limit of a volume
     #[command(after_help = "\
@@ -215,22 +216,26 @@ Examples:
   evfs cell volume quota cell projects 0               remove the limit")]
     Quota {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume
         name: String,
         /// Maximum size of file data; 0 for no limit
         #[arg(value_parser = parse_size)]
         size: u64,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Remove a volume, its replica and its backup; its mount points remain
     Remove {
         #[command(flatten)]
-        on: CellArgs,
+        on: DeviceArgs,
         /// Name of the volume, or of its replica or backup
         name: String,
         /// Remove the volume even if it is not empty
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
@@ -244,6 +249,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
 }
 
 fn init(context: &Context, args: &InitArgs) -> Result<u8> {
+    let context = &args.dry_run.context(context);
+    let on = args.on.resolved_or_new(context, args.size)?;
     let cache = ProcessCache::new(&context.settings)?;
     let listen = match args.listen.as_slice() {
         [] => vec![Ipv4Addr::LOCALHOST],
@@ -253,26 +260,31 @@ fn init(context: &Context, args: &InitArgs) -> Result<u8> {
         name: args.name.clone(),
         listen,
     };
-    let made = args.on.with(context, |target| {
+    let made = on.with(context, |target| {
         cell::init(target, &record, args.size, &cache)
     })?;
     let mut value = json!(made);
     value["kafs"] = json!(kafs(&made.cell));
     value["afsd_fuse"] = json!(afsd_fuse(&made.cell));
     output::done(context.json, &value, || {
-        let device = args.on.device().display().to_string();
+        let device = on.device().display().to_string();
         describe_made(&made, &device)
     });
     Ok(exit::OK)
 }
 
-fn ask(context: &Context, on: &CellArgs, ask: &CellRequest) -> Result<Value> {
-    DeviceArgs::of_command(&on.cell, &on.unlock).with(context, |target| cell::request(target, ask))
+/// Sends a request to a cell, whose DEVICE is known.
+fn ask(context: &Context, on: &DeviceArgs, ask: &CellRequest) -> Result<Value> {
+    on.with(context, |target| cell::request(target, ask))
 }
 
 fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
+    let on = match &args.name {
+        Some(name) => Some(DeviceArgs::of_command(name, &args.unlock).resolved(context)?),
+        None => None,
+    };
     loop {
-        let cells = statuses(context, args)?;
+        let cells = statuses(context, on.as_ref(), args.clients)?;
         output::show(context.json, &json!({ "cells": cells }), || {
             cells.iter().map(describe).collect::<Vec<_>>().join("\n")
         });
@@ -283,16 +295,10 @@ fn status(context: &Context, args: &StatusArgs) -> Result<u8> {
     }
 }
 
-fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
-    let question = CellRequest::Status {
-        clients: args.clients,
-    };
-    if let Some(name) = &args.name {
-        let on = CellArgs {
-            cell: name.clone(),
-            unlock: args.unlock.clone(),
-        };
-        return Ok(vec![ask(context, &on, &question)?]);
+fn statuses(context: &Context, on: Option<&DeviceArgs>, clients: bool) -> Result<Vec<Value>> {
+    let question = CellRequest::Status { clients };
+    if let Some(on) = on {
+        return Ok(vec![ask(context, on, &question)?]);
     }
     let dir = context.settings.run_dir();
     let question = control::ControlRequest::Cell(question);
@@ -314,8 +320,8 @@ fn statuses(context: &Context, args: &StatusArgs) -> Result<Vec<Value>> {
 }
 
 fn acl(context: &Context, command: AclCommand) -> Result<u8> {
-    let (on, question) = match command {
-        AclCommand::Get { on, volume, path } => (on, CellRequest::AclGet { volume, path }),
+    let (on, question, dry_run) = match command {
+        AclCommand::Get { on, volume, path } => (on, CellRequest::AclGet { volume, path }, None),
         AclCommand::Set {
             on,
             volume,
@@ -323,6 +329,7 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
             pairs,
             negative,
             clear,
+            dry_run,
         } => {
             let changes = in_pairs(&pairs)?;
             let set = CellRequest::AclSet {
@@ -332,10 +339,11 @@ fn acl(context: &Context, command: AclCommand) -> Result<u8> {
                 negative,
                 clear,
             };
-            (on, set)
+            (on, set, Some(dry_run))
         }
     };
-    let value = ask(context, &on, &question)?;
+    let context = &DryRun::context_of(dry_run, context);
+    let value = ask(context, &on.resolved(context)?, &question)?;
     if matches!(question, CellRequest::AclSet { .. }) {
         output::changed();
     }
@@ -355,30 +363,53 @@ fn in_pairs(words: &[String]) -> Result<Vec<(String, String)>> {
 }
 
 fn volume(context: &Context, command: VolumeCommand) -> Result<u8> {
-    let (on, question) = match command {
+    let (on, question, dry_run) = match command {
+        VolumeCommand::List { on } => (on, CellRequest::List, None),
         VolumeCommand::Create {
             on,
             name,
             quota,
             mount,
-        } => (on, CellRequest::Create { name, quota, mount }),
-        VolumeCommand::List { on } => (on, CellRequest::List),
-        VolumeCommand::Mount { on, name, path, rw } => {
-            let read_write = rw;
+            dry_run,
+        } => {
+            let create = CellRequest::Create { name, quota, mount };
+            (on, create, Some(dry_run))
+        }
+        VolumeCommand::Mount {
+            on,
+            name,
+            path,
+            rw: read_write,
+            dry_run,
+        } => {
             let mount = CellRequest::Mount {
                 name,
                 path,
                 read_write,
             };
-            (on, mount)
+            (on, mount, Some(dry_run))
         }
-        VolumeCommand::Clone { on, name, backup } => (on, CellRequest::Clone { name, backup }),
-        VolumeCommand::Quota { on, name, size } => {
-            let bytes = size;
-            (on, CellRequest::Quota { name, bytes })
-        }
-        VolumeCommand::Remove { on, name, force } => (on, CellRequest::Remove { name, force }),
+        VolumeCommand::Clone {
+            on,
+            name,
+            backup,
+            dry_run,
+        } => (on, CellRequest::Clone { name, backup }, Some(dry_run)),
+        VolumeCommand::Quota {
+            on,
+            name,
+            size: bytes,
+            dry_run,
+        } => (on, CellRequest::Quota { name, bytes }, Some(dry_run)),
+        VolumeCommand::Remove {
+            on,
+            name,
+            force,
+            dry_run,
+        } => (on, CellRequest::Remove { name, force }, Some(dry_run)),
     };
+    let context = &DryRun::context_of(dry_run, context);
+    let on = on.resolved(context)?;
     let value = match &question {
         CellRequest::Remove { name, force } => or_force(*force, name, |force| {
             let name = name.clone();

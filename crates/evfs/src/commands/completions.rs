@@ -4,7 +4,6 @@
 //! candidates in the format of that shell. So the candidates are always those of the program that
 //! is installed, and a script does not depend on its version.
 
-use clap::CommandFactory;
 use clap_complete::engine::{self, CompletionCandidate};
 use cli::{Context, output};
 use serde_json::json;
@@ -67,7 +66,7 @@ fn candidates(words: Vec<OsString>) -> Vec<CompletionCandidate> {
     let here = std::env::current_dir().ok();
     let last = words.len().saturating_sub(1);
     let is_empty = words.last().is_none_or(|word| word.is_empty());
-    let mut program = crate::Cli::command();
+    let mut program = crate::command();
     let found = engine::complete(&mut program, words, last, here.as_deref());
     let mut found = found.unwrap_or_default();
     // Options are offered once a hyphen is typed, or where nothing else can follow.

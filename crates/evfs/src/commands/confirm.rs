@@ -2,8 +2,9 @@
 //!
 //! At a terminal the command asks; a destructive one requires the name of its object. Without a
 //! terminal no question can be answered: `--yes` confirms in advance, and without it nothing is
-//! done. `--force`, where a command has it, implies `--yes`.
+//! done. `--force`, where a command has it, implies `--yes`. A dry run asks nothing.
 
+use cli::output::is_dry_run;
 use stack::{Error, Result};
 use std::io::{IsTerminal, Write};
 
@@ -29,7 +30,11 @@ pub enum Answer<'a> {
 /// # Errors
 /// The answer does not match, or there is no terminal.
 pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
-    if yes { Ok(()) } else { ask(what, answer) }
+    if yes || is_dry_run() {
+        Ok(())
+    } else {
+        ask(what, answer)
+    }
 }
 
 fn ask(what: &str, answer: Answer<'_>) -> Result<()> {
@@ -63,7 +68,7 @@ fn ask(what: &str, answer: Answer<'_>) -> Result<()> {
 /// Those of `work`, and of [`confirm`].
 pub fn or_force<T>(force: bool, name: &str, work: impl Fn(bool) -> Result<T>) -> Result<T> {
     match work(force) {
-        Err(error) if !force && error.wants_force() && at_terminal() => {
+        Err(error) if !force && error.wants_force() && at_terminal() && !is_dry_run() => {
             ask(&error.chain(), Answer::Name(name))?;
             work(true)
         }

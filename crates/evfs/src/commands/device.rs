@@ -1,7 +1,7 @@
 //! DEVICE options: a device with a file system, and the key to it.
 
-use super::names;
 use super::unlock::{UnlockArgs, volume_name};
+use super::{handle, names};
 use clap::builder::NonEmptyStringValueParser;
 use cli::Context;
 use stack::filesystem::Target;
@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 /// A DEVICE with a file system, and the key to it.
 #[derive(clap::Args, Debug, Clone)]
 pub struct DeviceArgs {
-    /// Encrypted volume, or unencrypted file, disk or LUN, as for `attach`
+    /// Encrypted volume, or unencrypted file, disk or LUN; or the name or mount point of a service
+    /// on it
     #[arg(add = names::devices())]
     device: PathBuf,
     #[command(flatten)]
@@ -31,12 +32,29 @@ impl DeviceArgs {
         }
     }
 
-    /// Builds the arguments for a DEVICE of a command that accepts names as well.
+    /// Builds the arguments for a DEVICE that is optional in a command.
     pub fn of_command(device: &Path, unlock: &UnlockArgs) -> DeviceArgs {
         DeviceArgs {
             device: device.to_owned(),
             unlock: unlock.clone(),
             credential: None,
+        }
+    }
+
+    /// Finds the DEVICE, if a name or a directory was typed.
+    pub fn resolved(&self, context: &Context) -> Result<DeviceArgs> {
+        Ok(DeviceArgs {
+            device: handle::device(context, &self.device)?,
+            ..self.clone()
+        })
+    }
+
+    /// Same as [`DeviceArgs::resolved`], for a command that creates a file if `size` is set: then a
+    /// new name is the path of that file.
+    pub fn resolved_or_new(&self, context: &Context, size: Option<u64>) -> Result<DeviceArgs> {
+        match size {
+            Some(_) => Ok(self.clone()),
+            None => self.resolved(context),
         }
     }
 
@@ -66,6 +84,21 @@ impl DeviceArgs {
         let name = self.credential.clone();
         self.unlock
             .source(&name.unwrap_or_else(|| volume_name(&self.device)))
+    }
+}
+
+/// A DEVICE with a volume, for commands that read or change only its header.
+#[derive(clap::Args, Debug, Clone)]
+pub struct VolumeArgs {
+    /// File, disk or LUN; or the name or mount point of a service on it
+    #[arg(add = names::devices())]
+    device: PathBuf,
+}
+
+impl VolumeArgs {
+    /// Finds the DEVICE, if a name or a directory was typed.
+    pub fn resolved(&self, context: &Context) -> Result<PathBuf> {
+        handle::device(context, &self.device)
     }
 }
 

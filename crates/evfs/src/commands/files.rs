@@ -2,7 +2,8 @@
 
 use super::confirm::or_force;
 use super::device::DeviceArgs;
-use super::{names, service};
+use super::dry_run::DryRun;
+use super::{handle, names, service};
 use cli::{Context, output};
 use serde_json::{Value, json};
 use stack::control::FsRequest;
@@ -42,6 +43,8 @@ pub struct FormatArgs {
     /// Overwrite existing data
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 /// Parses `UID` or `UID:GID`.
@@ -137,9 +140,10 @@ enum AtimeArg {
 Exit code 11 means that the file system is still in use; --force unmounts it in any case.
 
 Examples:
-  evfs unmount /mnt")]
+  evfs unmount /mnt
+  evfs unmount disk")]
 pub struct UnmountArgs {
-    /// Directory at which the file system is mounted
+    /// Directory at which the file system is mounted, or its name or device
     dir: PathBuf,
     /// Unmount even if busy (lazy unmount; open files stay usable until closed)
     #[arg(long)]
@@ -152,13 +156,16 @@ Without --repair, nothing is changed. Exit code 26 means that errors were found.
 
 Examples:
   evfs fsck disk.img
-  evfs fsck disk.img --repair          repair errors; move orphaned files to lost+found")]
+  evfs fsck disk.img --repair          repair errors; move orphaned files to lost+found
+  evfs fsck disk.img --repair --dry-run")]
 pub struct FsckArgs {
     #[command(flatten)]
     on: DeviceArgs,
     /// Repair errors
     #[arg(long)]
     repair: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -176,9 +183,16 @@ pub struct DefragArgs {
     /// Fileset to defragment [default: main with PATH, otherwise all]
     #[arg(long, value_name = "F", add = names::filesets())]
     fileset: Option<String>,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  evfs df disk.img
+  evfs df disk                         the name of a service
+  evfs df /mnt")]
 pub struct DfArgs {
     #[command(flatten)]
     on: DeviceArgs,
@@ -189,9 +203,11 @@ fn fs_first() -> &'static str {
 }
 
 pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
-    let device = args.on.device().display().to_string();
+    let context = &args.dry_run.context(context);
+    let on = args.on.resolved_or_new(context, args.size)?;
+    let device = on.device().display().to_string();
     let made = or_force(args.force, &device, |force| {
-        args.on.with(context, |target| {
+        on.with(context, |target| {
             let existing = Existing::overwrite_if(force);
             let (uid, gid) = args.root_owner.unzip();
             let root = RootDir {
@@ -210,8 +226,7 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             )
         });
         format!(
-            "formatted {}: {}, {}, uuid {}{}",
-            args.on.device().display(),
+            "formatted {device}: {}, {}, uuid {}{}",
             output::size(made.size),
             if made.encrypted {
                 "encrypted"
@@ -226,7 +241,8 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
 }
 
 pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
-    let mut spec = MountSpec::new(args.on.device(), &args.dir);
+    let on = args.on.resolved(context)?;
+    let mut spec = MountSpec::new(on.device(), &args.dir);
     if let Some(name) = args.name {
         spec.name = name;
     }
@@ -241,29 +257,36 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
         AtimeArg::None => Atime::None,
     };
     spec.allow_discards = args.allow_discards;
-    service::run(context, &args.on, ServiceSpec::Mount(spec), args.background)
+    service::run(context, &on, ServiceSpec::Mount(spec), args.background)
 }
 
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
-    let run_dir = context.settings.run_dir();
-    let unmounted = json!({ "unmounted": args.dir.display().to_string() });
-    if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
-        super::detach::detach(&run_dir, &name, args.force)?;
-    } else if !filesystem::clear_dead(&args.dir)? {
-        return Err(Error::NotFound(format!(
-            "this user has no file system mounted at {}; `evfs status` lists mounts",
-            args.dir.display()
-        )));
-    }
-    output::done(context.json, &unmounted, || {
-        format!("unmounted {}", args.dir.display())
+    let dir = match handle::mount(context, &args.dir) {
+        Ok(mounted) => {
+            let run_dir = context.settings.run_dir();
+            super::detach::detach(&run_dir, &mounted.name, args.force)?;
+            mounted.dir
+        }
+        Err(Error::NotFound(why)) => {
+            if !filesystem::clear_dead(&args.dir)? {
+                return Err(Error::NotFound(why));
+            }
+            args.dir.clone()
+        }
+        Err(error) => return Err(error),
+    };
+    let dir = dir.display().to_string();
+    output::done(context.json, &json!({ "unmounted": dir }), || {
+        format!("unmounted {dir}")
     });
     Ok(exit::OK)
 }
 
 pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
+    let context = &args.dry_run.context(context);
+    let on = args.on.resolved(context)?;
     let bar = output::Bar::new(context.json, "checked");
-    let checked = args.on.with(context, |target| {
+    let checked = on.with(context, |target| {
         filesystem::fsck(target, args.repair, &mut |done, of| bar.at(done, of))
     });
     bar.end();
@@ -321,9 +344,11 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
 }
 
 pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
+    let context = &args.dry_run.context(context);
+    let on = args.on.resolved(context)?;
     let bar = output::Bar::new(context.json, "defragmented");
     let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
-    let done = args.on.with(context, |target| {
+    let done = on.with(context, |target| {
         filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))
     });
     bar.end();
@@ -342,12 +367,11 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
 }
 
 pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
-    let value = args.on.with(context, |target| {
+    let on = args.on.resolved(context)?;
+    let value = on.with(context, |target| {
         filesystem::request(target, &FsRequest::Usage)
     })?;
-    output::show(context.json, &value, || {
-        describe_usage(args.on.device(), &value)
-    });
+    output::show(context.json, &value, || describe_usage(on.device(), &value));
     Ok(exit::OK)
 }
 

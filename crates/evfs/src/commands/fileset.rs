@@ -2,6 +2,7 @@
 
 use super::confirm::or_force;
 use super::device::{DeviceArgs, named};
+use super::dry_run::DryRun;
 use super::names;
 use cli::Context;
 use cli::output::{self, size};
@@ -20,15 +21,22 @@ If DEVICE is a cell, the fileset becomes a volume of the cell: every AFS client 
 and change it if the cell is served with --anonymous-write, until `evfs cell acl set` limits that.
 
 Examples:
-  evfs fileset create disk.img home --bytes 5G")]
+  evfs fileset create disk.img home --quota 5G
+  evfs fileset create /mnt home        in the file system that is mounted there")]
     Create {
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
         #[arg(value_parser = named())]
         name: String,
+        /// Maximum size of file data, like 10G; 0 for no limit
+        #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+        quota: Option<u64>,
+        /// Maximum number of files, directories and other objects; 0 for no limit
+        #[arg(long, value_name = "N")]
+        files: Option<u64>,
         #[command(flatten)]
-        limits: LimitArgs,
+        dry_run: DryRun,
     },
     /// List filesets and snapshots
     List {
@@ -45,22 +53,34 @@ Examples:
         /// New name
         #[arg(value_parser = named())]
         to: String,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Set or show the limits of a fileset
     #[command(after_help = "\
 Existing content is kept even if it exceeds a new limit.
 
 Examples:
-  evfs fileset quota disk.img home --bytes 10G --files 100000
-  evfs fileset quota disk.img home --bytes 0           remove the limit")]
+  evfs fileset quota disk.img home 10G --files 100000
+  evfs fileset quota disk.img home 0                   remove the limit
+  evfs fileset quota disk.img home                     show the limits")]
     Quota {
         #[command(flatten)]
         on: DeviceArgs,
         /// Name of the fileset
         #[arg(add = names::filesets())]
         name: String,
+        /// Maximum size of file data, like 10G; 0 for no limit
+        #[arg(value_parser = parse_size)]
+        size: Option<u64>,
+        /// The former form of SIZE
+        #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true, conflicts_with = "size")]
+        bytes: Option<u64>,
+        /// Maximum number of files, directories and other objects; 0 for no limit
+        #[arg(long, value_name = "N")]
+        files: Option<u64>,
         #[command(flatten)]
-        limits: LimitArgs,
+        dry_run: DryRun,
     },
     /// Create a read-only snapshot of a fileset
     #[command(after_help = "\
@@ -78,6 +98,8 @@ Examples:
         /// Name of the snapshot
         #[arg(value_parser = named())]
         name: String,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
     /// Remove a fileset or a snapshot
     Remove {
@@ -89,43 +111,62 @@ Examples:
         /// Remove the fileset even if it is not empty
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        dry_run: DryRun,
     },
 }
 
-#[derive(clap::Args, Debug, Clone)]
-pub struct LimitArgs {
-    /// Maximum size of file data, like 10G; 0 for no limit
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    bytes: Option<u64>,
-    /// Maximum number of files, directories and other objects; 0 for no limit
-    #[arg(long, value_name = "N")]
-    files: Option<u64>,
-}
-
-impl LimitArgs {
-    fn limits(&self) -> Limits {
-        Limits {
-            bytes: self.bytes,
-            inodes: self.files,
-        }
-    }
-}
-
 pub fn run(context: &Context, command: Command) -> Result<u8> {
-    let (on, question) = match command {
-        Command::Create { on, name, limits } => {
-            let quota = limits.limits();
-            (on, FsRequest::Create { name, quota })
+    let (on, question, dry_run) = match command {
+        Command::List { on } => (on, FsRequest::List, None),
+        Command::Create {
+            on,
+            name,
+            quota,
+            files,
+            dry_run,
+        } => {
+            let quota = limits(quota, files);
+            (on, FsRequest::Create { name, quota }, Some(dry_run))
         }
-        Command::List { on } => (on, FsRequest::List),
-        Command::Rename { on, name, to } => (on, FsRequest::Rename { from: name, to }),
-        Command::Quota { on, name, limits } => {
-            let quota = limits.limits();
-            (on, FsRequest::Quota { name, quota })
+        Command::Rename {
+            on,
+            name,
+            to,
+            dry_run,
+        } => {
+            let rename = FsRequest::Rename { from: name, to };
+            (on, rename, Some(dry_run))
         }
-        Command::Snapshot { on, fileset, name } => (on, FsRequest::Snapshot { of: fileset, name }),
-        Command::Remove { on, name, force } => (on, FsRequest::Remove { name, force }),
+        Command::Quota {
+            on,
+            name,
+            size,
+            bytes,
+            files,
+            dry_run,
+        } => {
+            let quota = limits(size.or(bytes), files);
+            (on, FsRequest::Quota { name, quota }, Some(dry_run))
+        }
+        Command::Snapshot {
+            on,
+            fileset,
+            name,
+            dry_run,
+        } => {
+            let snapshot = FsRequest::Snapshot { of: fileset, name };
+            (on, snapshot, Some(dry_run))
+        }
+        Command::Remove {
+            on,
+            name,
+            force,
+            dry_run,
+        } => (on, FsRequest::Remove { name, force }, Some(dry_run)),
     };
+    let context = &DryRun::context_of(dry_run, context);
+    let on = on.resolved(context)?;
     let answer = |question: &FsRequest| on.with(context, |target| request(target, question));
     let value = match &question {
         FsRequest::Remove { name, force } => or_force(*force, name, |force| {
@@ -143,6 +184,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         _ => cli::table::text(&COLUMNS, &[row(&value)]),
     });
     Ok(exit::OK)
+}
+
+fn limits(bytes: Option<u64>, inodes: Option<u64>) -> Limits {
+    Limits { bytes, inodes }
 }
 
 /// Formats a line for each fileset.

@@ -1,7 +1,7 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
 use super::confirm::{Answer, Yes, confirm};
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::output;
 use cli::table::{self, Column::Left, Column::Right};
@@ -32,11 +32,13 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Show the identity, paths, state and failover log of a LUN
     Show {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
     },
     /// Show the counters of the paths of a LUN
-    Stat {
+    Stats {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         /// Print every second until interrupted
@@ -48,6 +50,7 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Show the current, saved and default values of attributes
     Get {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         /// Attribute to show [default: all]
@@ -56,6 +59,7 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Change an attribute of an open LUN until the LUN is opened again
     Set {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
@@ -63,6 +67,7 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
     },
     /// Persist an attribute across restarts; an empty value unsets it
     Save {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
@@ -80,7 +85,7 @@ Examples:
   evfs lun forget disk1 --yes"
     )]
     Forget {
-        /// Name of the LUN, as shown by `evfs lun list`
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         #[command(flatten)]
@@ -88,11 +93,13 @@ Examples:
     },
     /// Replay the recorded I/O through every policy and estimate the gain of each
     Advise {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
     },
     /// List the waiting I/O and the reason for each wait
     Waiting {
+        /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
     },
@@ -105,8 +112,28 @@ fn pair(text: &str) -> std::result::Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-pub fn run(context: &Context, command: Command) -> Result<u8> {
+impl Command {
+    /// Returns the LUN as it was typed, if the command is about one.
+    fn lun_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Command::Scan { .. } | Command::List { .. } => None,
+            Command::Show { lun }
+            | Command::Stats { lun, .. }
+            | Command::Get { lun, .. }
+            | Command::Set { lun, .. }
+            | Command::Save { lun, .. }
+            | Command::Forget { lun, .. }
+            | Command::Advise { lun }
+            | Command::Waiting { lun } => Some(lun),
+        }
+    }
+}
+
+pub fn run(context: &Context, mut command: Command) -> Result<u8> {
     let settings = &context.settings;
+    if let Some(lun) = command.lun_mut() {
+        *lun = handle::lun(context, lun)?;
+    }
     match command {
         Command::Scan { places } => return scan(context, &places),
         Command::List { map } => {
@@ -117,7 +144,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let value = lun::show(settings, &lun)?;
             output::show(context.json, &value, || show(&value));
         }
-        Command::Stat {
+        Command::Stats {
             lun, clear: true, ..
         } => {
             lun::clear(settings, &lun)?;
@@ -125,7 +152,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 format!("{lun}: counters reset")
             });
         }
-        Command::Stat { lun, watch, .. } => loop {
+        Command::Stats { lun, watch, .. } => loop {
             let value = lun::show(settings, &lun)?;
             output::show(context.json, &value["paths"], || stat(&value));
             if !watch || output::is_gone() {

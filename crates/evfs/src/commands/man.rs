@@ -23,8 +23,7 @@ pub struct Args {
 }
 
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
-    use clap::CommandFactory;
-    let pages = pages(crate::Cli::command());
+    let pages = pages(crate::command());
     match &args.dir {
         Some(dir) => write(context, &pages, dir)?,
         None => print(context, &pages, args.page.as_deref().unwrap_or("evfs.1"))?,

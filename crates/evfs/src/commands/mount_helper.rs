@@ -9,6 +9,7 @@ use super::{detach, service};
 use clap::Parser;
 use clap::error::ErrorKind;
 use cli::{Context, output};
+use stack::handle::mounted_at;
 use stack::{Atime, Error, MountSpec, Result, ServiceSpec, exit, filesystem};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -231,7 +232,7 @@ fn umount(args: &UmountArgs, context: impl FnOnce() -> Result<Context>) -> Resul
     if args.force || args.lazy {
         return umount_by_kernel(args);
     }
-    if let Some(name) = filesystem::mounted_at(&args.dir, &run_dir) {
+    if let Some(name) = mounted_at(&args.dir, &run_dir) {
         detach::detach(&run_dir, &name, false)?;
     } else if !filesystem::clear_dead(&args.dir)? {
         // Of another user, or of a service with another `run.dir`.

@@ -78,14 +78,15 @@ pub fn cache_advice() -> ArgValueCandidates {
     })
 }
 
-/// Completes a DEVICE: files and known LUNs.
+/// Completes a DEVICE: files, known LUNs and the names of services.
 pub fn devices() -> ArgValueCompleter {
-    files_and(lun_names)
-}
-
-/// Completes a DEVICE or the name of a service.
-pub fn devices_and_services() -> ArgValueCompleter {
-    files_and(service_names)
+    files_and(|settings| {
+        let mut names = lun_names(settings);
+        names.extend(service_names(settings));
+        names.sort();
+        names.dedup();
+        names
+    })
 }
 
 /// Lists names for a user with these settings.

@@ -1,7 +1,7 @@
 //! `evfs path`: the paths of a LUN.
 
 use super::confirm::{Answer, Yes, confirm, or_force};
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::output;
 use serde_json::json;
@@ -10,7 +10,7 @@ use stack::{Result, exit, lun};
 
 #[derive(clap::Args)]
 pub struct Which {
-    /// Name of the LUN, as shown by `evfs lun list`
+    /// LUN: its name, or the name or mount point of a service on it
     #[arg(add = names::luns())]
     lun: String,
     /// Address of the path, or its legacy name (cXtYdZ)
@@ -22,6 +22,7 @@ pub struct Which {
 pub enum Command {
     /// Add a path to a LUN; it is used once its identity is verified
     Add {
+        /// LUN: its name, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
         /// Address of the path: a URI, a file or a block device
@@ -61,14 +62,16 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Enable(which) => (PathVerb::Enable, which.lun, which.path, false),
         Command::Disable { which, force } => (PathVerb::Disable, which.lun, which.path, force),
         Command::ReplaceWwid { which, yes } => {
+            let lun = handle::lun(context, &which.lun)?;
             let what = format!(
-                "This accepts the disk that answers at {} as {}: if it is another disk, the data of both is lost",
-                which.path, which.lun
+                "This accepts the disk that answers at {} as {lun}: if it is another disk, the data of both is lost",
+                which.path
             );
-            confirm(yes.yes, &what, Answer::Name(&which.lun))?;
-            (PathVerb::ReplaceWwid, which.lun, which.path, false)
+            confirm(yes.yes, &what, Answer::Name(&lun))?;
+            (PathVerb::ReplaceWwid, lun, which.path, false)
         }
     };
+    let lun = handle::lun(context, &lun)?;
     let changed = or_force(force, &path, |force| {
         lun::path(&context.settings, &lun, verb, &path, force)
     })?;

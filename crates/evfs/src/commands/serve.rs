@@ -63,7 +63,8 @@ pub struct Args {
 }
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
-    let mut spec = ServeSpec::new(args.on.device());
+    let on = args.on.resolved(context)?;
+    let mut spec = ServeSpec::new(on.device());
     if let Some(name) = args.name {
         spec.name = name;
     }
@@ -74,5 +75,5 @@ pub fn run(context: &Context, args: Args) -> Result<u8> {
     spec.anonymous_write = args.anonymous_write;
     spec.threads = args.threads.map(usize::from);
     spec.allow_discards = args.allow_discards;
-    service::run(context, &args.on, ServiceSpec::Serve(spec), args.background)
+    service::run(context, &on, ServiceSpec::Serve(spec), args.background)
 }

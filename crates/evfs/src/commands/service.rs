@@ -129,7 +129,7 @@ pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
 fn warn(json: bool, all: &[Service]) {
     let warnings = all.iter().filter_map(|s| s.status().warning.as_deref());
     for warning in warnings {
-        output::say(json, &format!("warning: {warning}"));
+        output::warn(json, &format!("warning: {warning}"));
     }
 }
 

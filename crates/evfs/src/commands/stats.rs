@@ -1,31 +1,35 @@
 //! `evfs stats`: the counters of an attached volume.
 
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::output;
 use cli::table::Column::{Left, Right};
 use serde_json::Value;
 use stack::{Result, control, exit};
+use std::path::PathBuf;
 use std::time::Duration;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   evfs stats disk
+  evfs stats /mnt
   evfs stats disk --watch          every second until interrupted")]
 pub struct Args {
-    /// Name of the attached volume, mounted file system or served cell, as shown by `evfs status`
+    /// Attached volume, mounted file system or served cell: its name, its device, or the place of an
+    /// export
     #[arg(add = names::services())]
-    name: String,
+    name: PathBuf,
     /// Print every second until interrupted
     #[arg(long)]
     watch: bool,
 }
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
+    let name = handle::service(context, &args.name)?.name;
     loop {
         let dir = context.settings.run_dir();
-        let value = control::send_request(&dir, &args.name, &control::ControlRequest::Stats)?;
+        let value = control::send_request(&dir, &name, &control::ControlRequest::Stats)?;
         output::show(context.json, &value, || table(&value));
         if !args.watch || output::is_gone() {
             return Ok(exit::OK);

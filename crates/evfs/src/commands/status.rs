@@ -1,14 +1,14 @@
 //! `evfs status`: attached volumes, mounted file systems and served cells, and their health.
 
-use super::names;
+use super::{handle, names};
 use cli::Context;
 use cli::output;
 use cli::table::Column::{Left, Right};
 use serde_json::{Value, json};
-use stack::control::ControlRequest;
+use stack::handle::Service;
 use stack::{Error, Result, control, exit};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -24,11 +24,12 @@ DIRTY is acknowledged data that is in memory only.
 Examples:
   evfs status
   evfs status disk
+  evfs status /mnt
   evfs status --check || mail -s 'EVFS needs attention' root < /dev/null")]
 pub struct Args {
     /// Service to show, by its name, its device, or the place of an export [default: all]
     #[arg(value_name = "NAME", add = names::services())]
-    name: Option<String>,
+    name: Option<PathBuf>,
     /// Exit with code 26 if a service is in another state than ok, or does not answer
     #[arg(long)]
     check: bool,
@@ -37,7 +38,7 @@ pub struct Args {
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let run_dir = context.settings.run_dir();
     let volumes = match &args.name {
-        Some(name) => vec![one(&run_dir, name)?],
+        Some(name) => vec![one(context, name)?],
         None => all(&run_dir)?,
     };
     output::show(context.json, &json!({ "volumes": volumes }), || {
@@ -60,30 +61,9 @@ fn all(run_dir: &Path) -> Result<Vec<Value>> {
     Ok(shown.collect())
 }
 
-/// Finds a service by its name, or by its device or the place of an export.
-fn one(run_dir: &Path, name: &str) -> Result<Value> {
-    let unknown = match control::send_request(run_dir, name, &ControlRequest::Status) {
-        Ok(status) => return Ok(status),
-        Err(error @ Error::Busy(_)) => return Ok(silent(name, &error)),
-        Err(error @ Error::NotFound(_)) => error,
-        Err(error) => return Err(error),
-    };
-    let mut all = all(run_dir)?.into_iter();
-    all.find(|status| is_at(status, name)).ok_or(unknown)
-}
-
-/// Reports whether a service is on this device, or exported at this place.
-fn is_at(status: &Value, place: &str) -> bool {
-    let full = std::fs::canonicalize(place).ok();
-    let is_it = |text: &Value| {
-        text.as_str()
-            .is_some_and(|text| text == place || full.as_deref() == Some(Path::new(text)))
-    };
-    let exports = status["exports"].as_array().into_iter().flatten();
-    ["device", "path", "lun"]
-        .iter()
-        .any(|key| is_it(&status[*key]))
-        || exports.into_iter().any(|export| is_it(&export["at"]))
+fn one(context: &Context, word: &Path) -> Result<Value> {
+    let Service { name, status } = handle::service(context, word)?;
+    Ok(status.unwrap_or_else(|error| silent(&name, &error)))
 }
 
 /// Builds the status of a service that does not answer.

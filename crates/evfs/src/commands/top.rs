@@ -120,11 +120,7 @@ fn print(json: bool, args: &Args, mut watcher: Watcher) -> Result<u8> {
 fn width() -> Option<usize> {
     let set = std::env::var("COLUMNS").ok();
     let set = set.and_then(|columns| columns.parse().ok());
-    let of_terminal = || {
-        let size = rustix::termios::tcgetwinsize(std::io::stdout()).ok()?;
-        Some(usize::from(size.ws_col))
-    };
-    set.or_else(of_terminal).filter(|width| *width > 0)
+    set.or_else(output::width).filter(|width| *width > 0)
 }
 
 #[cfg(test)]

@@ -262,7 +262,7 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
             match control::send_request(&dir, name, ask) {
                 Ok(_) => done.push(name.clone()),
                 Err(error) => {
-                    output::say(context.json, &format!("{name}: {}", error.chain()));
+                    output::warn(context.json, &format!("{name}: {}", error.chain()));
                     failed = failed.take().or(Some(error));
                 }
             }

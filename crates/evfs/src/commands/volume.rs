@@ -1,8 +1,10 @@
 //! `evfs volume`: create, inspect, repair and destroy encrypted volumes.
 
 use super::confirm::{Answer, Yes, confirm, or_force};
+use super::device::VolumeArgs;
+use super::dry_run::DryRun;
 use super::unlock::{OwnerArgs, volume_name};
-use super::{Context, names, volume_backups, volume_key, volume_trust};
+use super::{Context, handle, names, volume_backups, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::{output, secrets};
 use crypt::recovery::RecoveryKey;
@@ -27,30 +29,16 @@ pub enum Command {
     Create(CreateArgs),
     /// Show the content of the header
     Info {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
+        #[command(flatten)]
+        on: VolumeArgs,
     },
     /// Check both header copies and the location of the data; changes nothing
     Check {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
+        #[command(flatten)]
+        on: VolumeArgs,
     },
     /// Rewrite a damaged header copy from the intact one
-    Repair {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
-        /// Seal the header as it is, to accept a change made by another program; requires the
-        /// owner's key or a recovery key
-        #[arg(long)]
-        reseal: bool,
-        #[command(flatten)]
-        unlock: OwnerArgs,
-        #[command(flatten)]
-        yes: Yes,
-    },
+    Repair(RepairArgs),
     /// Manage the keys that open a volume
     #[command(subcommand)]
     Key(volume_key::Command),
@@ -63,18 +51,44 @@ pub enum Command {
     /// Show the trust records of volumes on this machine, or reset one
     Trust(volume_trust::Args),
     /// Destroy all keys of a volume, which makes its data unrecoverable
-    Erase {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
-        /// Require neither the owner's key nor a confirmation
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        unlock: OwnerArgs,
-        #[command(flatten)]
-        yes: Yes,
-    },
+    #[command(after_help = "\
+The header is saved in the backup directory: `evfs volume header restore` undoes the erasure.
+
+Examples:
+  evfs volume erase disk.img --dry-run
+  evfs volume erase disk.img")]
+    Erase(EraseArgs),
+}
+
+#[derive(clap::Args)]
+pub struct RepairArgs {
+    #[command(flatten)]
+    on: VolumeArgs,
+    /// Seal the header as it is, to accept a change made by another program; requires the owner's
+    /// key or a recovery key
+    #[arg(long)]
+    reseal: bool,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+    #[command(flatten)]
+    yes: Yes,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+#[derive(clap::Args)]
+pub struct EraseArgs {
+    #[command(flatten)]
+    on: VolumeArgs,
+    /// Require neither the owner's key nor a confirmation
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+    #[command(flatten)]
+    yes: Yes,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -125,35 +139,36 @@ pub struct CreateArgs {
     /// Overwrite existing data; a backup that can undo this is kept
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(Subcommand)]
 pub enum OwnerCommand {
     /// Make a key pair or a passphrase the owner, replacing the previous owner
     #[command(
-        after_help = "Examples:\n  evfs volume owner set disk.img bob --key safe\n  evfs volume owner set disk.img --passphrase --unlock-passphrase"
+        after_help = "Examples:\n  evfs volume owner set disk.img bob --key safe\n  evfs volume owner set disk.img --new-passphrase --unlock-passphrase"
     )]
     Set(SetOwnerArgs),
 }
 
 #[derive(clap::Args)]
 pub struct SetOwnerArgs {
-    /// File or disk
-    #[arg(add = names::devices())]
-    device: PathBuf,
+    #[command(flatten)]
+    on: VolumeArgs,
     /// Key pair of the new owner: its name, or its public key (`age1...`)
     #[arg(
-        required_unless_present_any = ["passphrase", "passphrase_fd"],
-        conflicts_with_all = ["passphrase", "passphrase_fd"],
+        required_unless_present_any = ["new_passphrase", "new_passphrase_fd"],
+        conflicts_with_all = ["new_passphrase", "new_passphrase_fd"],
         add = names::keys()
     )]
     name: Option<String>,
     /// Make a passphrase the owner, asked for twice at the terminal
     #[arg(long)]
-    passphrase: bool,
+    new_passphrase: bool,
     /// Make a passphrase the owner, read from this file descriptor
     #[arg(long, value_name = "N")]
-    passphrase_fd: Option<i32>,
+    new_passphrase_fd: Option<i32>,
     /// Label of the passphrase, for the list of keys
     #[arg(long, value_name = "TEXT", value_parser = volume_key::label, conflicts_with = "name")]
     label: Option<String>,
@@ -161,35 +176,21 @@ pub struct SetOwnerArgs {
     unlock: OwnerArgs,
     #[command(flatten)]
     yes: Yes,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(Subcommand)]
 pub enum HeaderCommand {
     /// Save the header and keyslots to a new file
     Backup {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
+        #[command(flatten)]
+        on: VolumeArgs,
         /// File to create; must not exist
         file: PathBuf,
     },
     /// Restore a saved header
-    Restore {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
-        /// File written by `evfs volume header backup`
-        file: PathBuf,
-        /// Restore over another volume, or over a device without a volume
-        #[arg(long)]
-        force: bool,
-        #[command(flatten)]
-        yes: Yes,
-        /// Restore a header that is older than the one this machine knows; keys that were removed
-        /// since then open the volume again
-        #[arg(long)]
-        older: bool,
-    },
+    Restore(RestoreArgs),
     /// List the backups that EVFS made of headers and data before it overwrote them
     #[command(
         after_help = "Header backups that you made are not listed.\n\nExamples:\n  evfs volume header list"
@@ -212,30 +213,46 @@ Examples:
     },
 }
 
+#[derive(clap::Args)]
+pub struct RestoreArgs {
+    #[command(flatten)]
+    on: VolumeArgs,
+    /// File written by `evfs volume header backup`
+    file: PathBuf,
+    /// Restore over another volume, or over a device without a volume
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    yes: Yes,
+    /// Restore a header that is older than the one this machine knows; keys that were removed since
+    /// then open the volume again
+    #[arg(long)]
+    older: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
         Command::Create(args) => create_volume(context, args),
-        Command::Info { device } => info(context, &device),
-        Command::Check { device } => check(context, &device),
-        Command::Repair {
-            device,
-            reseal,
-            unlock,
-            yes,
-        } => repair(context, &device, reseal, &unlock, yes),
+        Command::Info { on } => info(context, &on.resolved(context)?),
+        Command::Check { on } => check(context, &on.resolved(context)?),
+        Command::Repair(args) => repair(&args.dry_run.context(context), &args),
         Command::Key(command) => volume_key::run(context, command),
-        Command::Owner(OwnerCommand::Set(args)) => set_owner(context, &args),
-        Command::Header(HeaderCommand::Backup { device, file }) => backup(context, &device, &file),
-        Command::Header(HeaderCommand::Restore {
-            device,
-            file,
-            force,
-            older,
-            yes,
-        }) => {
+        Command::Owner(OwnerCommand::Set(args)) => {
+            let context = args.dry_run.context(context);
+            let device = args.on.resolved(&context)?;
+            set_owner(&context, &args, &device)
+        }
+        Command::Header(HeaderCommand::Backup { on, file }) => {
+            backup(context, &on.resolved(context)?, &file)
+        }
+        Command::Header(HeaderCommand::Restore(args)) => {
+            let context = args.dry_run.context(context);
+            let device = args.on.resolved(&context)?;
             let name = device.display().to_string();
-            or_force(force, &name, |force| {
-                restore(context, &device, &file, force, older, yes)
+            or_force(args.force, &name, |force| {
+                restore(&context, &device, &args, force)
             })
         }
         Command::Header(HeaderCommand::List) => volume_backups::list(context),
@@ -243,18 +260,19 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             volume_backups::prune(context, keep, yes)
         }
         Command::Trust(args) => volume_trust::run(context, &args),
-        Command::Erase {
-            device,
-            force,
-            unlock,
-            yes,
-        } => erase(context, &device, force, &unlock, yes),
+        Command::Erase(args) => erase(&args.dry_run.context(context), &args),
     }
 }
 
 fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
+    let context = &args.dry_run.context(context);
     let number = |text: &str| text.parse().expect("clap accepts only numbers");
-    let name = args.device.display().to_string();
+    // With a size, a new name is the path of a new file.
+    let device = match args.size {
+        Some(_) => args.device.clone(),
+        None => handle::device(context, &args.device)?,
+    };
+    let name = device.display().to_string();
     let prompt = format!("New passphrase for {name}");
     let secret = new_passphrase(args.passphrase, args.passphrase_fd, &prompt)?;
     let owner = match &secret {
@@ -272,7 +290,7 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
     let recovery_key = (!printed.is_empty()).then(RecoveryKey::generate);
     let (held, undo) = or_force(args.force, &name, |force| {
         let what = Create {
-            path: &args.device,
+            path: &device,
             size: args.size,
             existing: Existing::overwrite_if(force),
             format: crypt::Format {
@@ -296,12 +314,16 @@ fn create_volume(context: &Context, args: CreateArgs) -> Result<u8> {
             undo.display()
         );
     }
+    if output::is_dry_run() {
+        output::done(context.json, &value, || text);
+        return Ok(exit::OK);
+    }
     if let Some(key) = &recovery_key {
         volume_key::show_recovery_key(key, &mut value, &mut text);
     }
     output::done(context.json, &value, || text);
     if recovery_key.is_some() {
-        volume_key::say_recovery_key(context, &args.device);
+        volume_key::say_recovery_key(context, &device);
     } else if args.recovery.is_empty() {
         output::say(context.json, &without_recovery(&owner, &name));
     }
@@ -379,21 +401,19 @@ fn check(context: &Context, device: &Path) -> Result<u8> {
     })
 }
 
-fn repair(
-    context: &Context,
-    device: &Path,
-    reseal: bool,
-    unlock: &OwnerArgs,
-    yes: Yes,
-) -> Result<u8> {
+fn repair(context: &Context, args: &RepairArgs) -> Result<u8> {
+    let device = &args.on.resolved(context)?;
     let mut done = {
         let disk = open_disk(device, Intent::ChangeHeader, &context.settings)?;
         let _guard = disk.header_lock(Sharing::Exclusive)?;
         crypt::repair(disk.device())?
     };
-    if reseal {
+    if args.reseal && output::is_dry_run() && !done.is_empty() {
+        // The device would have to be repaired to be opened.
+        done.push("seals the header as it is then".into());
+    } else if args.reseal {
         let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-        let source = unlock.source(&volume_name(device))?;
+        let source = args.unlock.source(&volume_name(device))?;
         let ask = |volume: &crypt::Volume| {
             let keys = volume.keys();
             let keys: Vec<String> = keys.iter().map(volume_key::short).collect();
@@ -403,7 +423,7 @@ fn repair(
                 device.display(),
                 keys.join(" and ")
             );
-            confirm(yes.yes, &what, Answer::Yes)
+            confirm(args.yes.yes, &what, Answer::Yes)
         };
         held.reseal(&context.opener(), &source, ask)?;
         done.push("sealed the header as it is, with these keys:".into());
@@ -418,18 +438,23 @@ fn repair(
     Ok(exit::OK)
 }
 
-fn set_owner(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
+fn set_owner(context: &Context, args: &SetOwnerArgs, device: &Path) -> Result<u8> {
     match &args.name {
-        Some(name) => set_owner_pair(context, args, name),
-        None => set_owner_passphrase(context, args),
+        Some(name) => set_owner_pair(context, args, device, name),
+        None => set_owner_passphrase(context, args, device),
     }
 }
 
-fn set_owner_pair(context: &Context, args: &SetOwnerArgs, which: &str) -> Result<u8> {
+fn set_owner_pair(
+    context: &Context,
+    args: &SetOwnerArgs,
+    device: &Path,
+    which: &str,
+) -> Result<u8> {
     let (name, recipient) = context.keyring().named_or_public(which)?;
     let name = name.as_str();
-    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
-    let source = args.unlock.source(&volume_name(&args.device))?;
+    let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
+    let source = args.unlock.source(&volume_name(device))?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
     let gone = held.volume.replaced_by_owner(&owner);
@@ -439,7 +464,7 @@ fn set_owner_pair(context: &Context, args: &SetOwnerArgs, which: &str) -> Result
     let others: Vec<String> = others.map(volume_key::short).collect();
     let opener = context.opener();
     held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
-        confirm_owner(args, &format!("`{name}`"), &others)?;
+        confirm_owner(args, device, &format!("`{name}`"), &others)?;
         Ok(volume.set_owner(unlocked, &owner)?)
     })?;
     show_owner(context, &held.volume, name, &gone, &others);
@@ -455,17 +480,17 @@ fn set_owner_pair(context: &Context, args: &SetOwnerArgs, which: &str) -> Result
     Ok(exit::OK)
 }
 
-fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
-    let source = args.unlock.source(&volume_name(&args.device))?;
-    let prompt = format!("New passphrase for {}", args.device.display());
+fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs, device: &Path) -> Result<u8> {
+    let source = args.unlock.source(&volume_name(device))?;
+    let prompt = format!("New passphrase for {}", device.display());
     // One that has to be typed is asked for when the volume is open.
-    let given = new_passphrase(false, args.passphrase_fd, &prompt)?;
-    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let given = new_passphrase(false, args.new_passphrase_fd, &prompt)?;
+    let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
     let gone = held.volume.owners();
     let others: Vec<String> = gone.iter().map(volume_key::short).collect();
     let opener = context.opener();
     held.change(&opener, &source, Action::SetOwner, |volume, unlocked| {
-        confirm_owner(args, "the new passphrase", &others)?;
+        confirm_owner(args, device, "the new passphrase", &others)?;
         let typed = new_passphrase(given.is_none(), None, &prompt)?;
         let secret = given.or(typed).expect("one of the two was read");
         let new = volume_key::stretched(context, &secret).labeled(args.label.as_deref());
@@ -476,13 +501,13 @@ fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs) -> Result<u8> {
 }
 
 /// Asks before the keyslots `others` are destroyed by a new owner.
-fn confirm_owner(args: &SetOwnerArgs, new: &str, others: &[String]) -> Result<()> {
+fn confirm_owner(args: &SetOwnerArgs, device: &Path, new: &str, others: &[String]) -> Result<()> {
     if others.is_empty() {
         return Ok(());
     }
     let what = format!(
         "This makes {new} the owner of {} and destroys {}; `evfs volume key add` gives other users access again",
-        args.device.display(),
+        device.display(),
         others.join(" and ")
     );
     confirm(args.yes.yes, &what, Answer::Yes)
@@ -521,14 +546,8 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
 /// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
 const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
 
-fn restore(
-    context: &Context,
-    device: &Path,
-    from: &Path,
-    force: bool,
-    older: bool,
-    yes: Yes,
-) -> Result<u8> {
+fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) -> Result<u8> {
+    let from = args.file.as_path();
     let bytes = stack::state_file::read_up_to(from, BACKUP_BYTES_MAX)
         .map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
@@ -544,7 +563,7 @@ fn restore(
         });
     }
     let store = TrustStore::of(&context.settings);
-    let older = store.check_restore(&device.display().to_string(), &plan, older)?;
+    let older = store.check_restore(&device.display().to_string(), &plan, args.older)?;
     let older = if older {
         ", which are older than those that this machine remembers: keys removed since then open the volume again"
     } else {
@@ -555,7 +574,7 @@ fn restore(
         device.display(),
         from.display()
     );
-    confirm(yes.yes || force, &what, Answer::Yes)?;
+    confirm(args.yes.yes || force, &what, Answer::Yes)?;
     // The trust store first: after a crash in between it knows less than it could, and refuses
     // nothing.
     store.before_restore(&disk, &plan)?;
@@ -577,21 +596,16 @@ fn restore(
     Ok(exit::OK)
 }
 
-fn erase(
-    context: &Context,
-    device: &Path,
-    force: bool,
-    unlock: &OwnerArgs,
-    yes: Yes,
-) -> Result<u8> {
+fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
+    let device = &args.on.resolved(context)?;
     let mut held = open_locked(device, Intent::Replace, &context.settings)?;
-    if !force {
-        let source = unlock.source(&volume_name(device))?;
+    if !args.force {
+        let source = args.unlock.source(&volume_name(device))?;
         held.unlock(&context.opener(), &source, Action::Erase)?;
     }
     let name = device.display().to_string();
     let what = format!("This destroys all keyslots of {name}, after which no key opens it");
-    confirm(yes.yes || force, &what, Answer::Name(&name))?;
+    confirm(args.yes.yes || args.force, &what, Answer::Name(&name))?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
     output::done(

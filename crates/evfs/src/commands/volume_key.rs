@@ -1,6 +1,8 @@
 //! `evfs volume key`: the keys that open a volume.
 
 use super::confirm::{Answer, Yes, confirm};
+use super::device::VolumeArgs;
+use super::dry_run::DryRun;
 use super::names;
 use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
 use clap::Subcommand;
@@ -21,7 +23,7 @@ pub const PRINTED: &str = "-";
 pub enum Command {
     /// Add a key that opens the volume; requires the owner's key
     #[command(
-        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --user age1...             a public key that was received as text\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --passphrase --label laptop\n  evfs volume key add disk.img --passphrase-fd 3 --key alice 3<passphrase.txt"
+        after_help = "Examples:\n  evfs volume key add disk.img --user bob\n  evfs volume key add disk.img --user age1...             a public key that was received as text\n  evfs volume key add disk.img --recovery safe\n  evfs volume key add disk.img --recovery                 print a recovery key\n  evfs volume key add disk.img --new-passphrase --label laptop\n  evfs volume key add disk.img --new-passphrase-fd 3 --key alice 3<passphrase.txt"
     )]
     Add(AddArgs),
     /// Replace a passphrase or key file; requires the old one, or the owner's key
@@ -32,16 +34,15 @@ what was written for it.
 Examples:
   evfs volume key change disk.img                             ask for the old and the new passphrase
   evfs volume key change disk.img --key-slot 2 --key alice    as the owner
-  evfs volume key change disk.img --unlock-passphrase-fd 3 --passphrase-fd 4 3<old.txt 4<new.txt")]
+  evfs volume key change disk.img --unlock-passphrase-fd 3 --new-passphrase-fd 4 3<old.txt 4<new.txt")]
     Change(ChangeArgs),
     /// Test whether a key opens the volume, and show its keyslot and its role; changes nothing
     #[command(
         after_help = "Examples:\n  evfs volume key test disk.img --passphrase\n  evfs volume key test disk.img --key bob\n  evfs volume key test disk.img --key-slot 2 --passphrase-fd 3 3<passphrase.txt"
     )]
     Test {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
+        #[command(flatten)]
+        on: VolumeArgs,
         #[command(flatten)]
         unlock: UnlockArgs,
     },
@@ -49,39 +50,36 @@ Examples:
     #[command(
         after_help = "Examples:\n  evfs volume key remove disk.img bob\n  evfs volume key remove disk.img --key-slot 2 --yes"
     )]
-    Remove {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
-        /// Keyslot number, or the name, public key or label of a key
-        #[arg(required_unless_present = "keyslot", add = names::keys())]
-        which: Option<String>,
-        /// Remove this keyslot, even if a key has the number as its name
-        #[arg(
-            long = "key-slot",
-            alias = "keyslot",
-            value_name = "N",
-            conflicts_with = "which"
-        )]
-        keyslot: Option<u32>,
-        #[command(flatten)]
-        unlock: OwnerArgs,
-        #[command(flatten)]
-        yes: Yes,
-    },
+    Remove(RemoveArgs),
     /// List the keys of a volume
     List {
-        /// File or disk
-        #[arg(add = names::devices())]
-        device: PathBuf,
+        #[command(flatten)]
+        on: VolumeArgs,
     },
 }
 
 #[derive(clap::Args)]
+pub struct RemoveArgs {
+    #[command(flatten)]
+    on: VolumeArgs,
+    /// Keyslot number, or the name, public key or label of a key
+    #[arg(required_unless_present = "keyslot", add = names::keys())]
+    which: Option<String>,
+    /// Remove this keyslot, even if a key has the number as its name
+    #[arg(long = "key-slot", value_name = "N", conflicts_with = "which")]
+    keyslot: Option<u32>,
+    #[command(flatten)]
+    unlock: OwnerArgs,
+    #[command(flatten)]
+    yes: Yes,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+#[derive(clap::Args)]
 pub struct AddArgs {
-    /// File or disk
-    #[arg(add = names::devices())]
-    device: PathBuf,
+    #[command(flatten)]
+    on: VolumeArgs,
     #[command(flatten)]
     new: NewKey,
     /// Label of the passphrase, key file or recovery key, for the list of keys
@@ -89,6 +87,8 @@ pub struct AddArgs {
     label: Option<String>,
     #[command(flatten)]
     unlock: OwnerArgs,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -108,34 +108,35 @@ struct NewKey {
     recovery: Option<String>,
     /// Add a passphrase, asked for twice at the terminal
     #[arg(long)]
-    passphrase: bool,
+    new_passphrase: bool,
     /// Add a passphrase, read from this file descriptor
     #[arg(long, value_name = "N")]
-    passphrase_fd: Option<i32>,
+    new_passphrase_fd: Option<i32>,
     /// Add the content of this file as a key
     #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    new_key_file: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
 pub struct ChangeArgs {
-    /// File or disk
-    #[arg(add = names::devices())]
-    device: PathBuf,
+    #[command(flatten)]
+    on: VolumeArgs,
     /// Change this keyslot [default: the one that opens the volume]
     #[arg(long, value_name = "N")]
     key_slot: Option<u32>,
     /// Read the new passphrase from this file descriptor [default: ask twice at the terminal]
-    #[arg(long, value_name = "N", conflicts_with = "key_file")]
-    passphrase_fd: Option<i32>,
+    #[arg(long, value_name = "N", conflicts_with = "new_key_file")]
+    new_passphrase_fd: Option<i32>,
     /// Use the content of this file as the new key
     #[arg(long, value_name = "FILE")]
-    key_file: Option<PathBuf>,
+    new_key_file: Option<PathBuf>,
     /// New label [default: the old one]
     #[arg(long, value_name = "TEXT", value_parser = label)]
     label: Option<String>,
     #[command(flatten)]
     unlock: OwnerArgs,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 /// Parses the label of a keyslot.
@@ -145,39 +146,12 @@ pub fn label(text: &str) -> std::result::Result<String, String> {
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
-        Command::Add(args) => add(context, args),
-        Command::Change(args) => change(context, &args),
-        Command::Test { device, unlock } => test(context, &device, &unlock),
-        Command::Remove {
-            device,
-            which,
-            keyslot,
-            unlock,
-            yes,
-        } => {
-            let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
-            let keyslot = match (which, keyslot) {
-                (Some(which), _) => find(context, &held.volume, &which)?,
-                (None, number) => number.expect("clap requires one of the two"),
-            };
-            let source = unlock.source(&volume_name(&device))?;
-            let key = held.volume.key_in(keyslot)?;
-            let what = format!(
-                "This destroys {} of {}; its key or passphrase no longer opens the volume",
-                short(&key),
-                device.display()
-            );
-            let opener = context.opener();
-            held.change(&opener, &source, Action::ChangeKeys, |volume, unlocked| {
-                confirm(yes.yes, &what, Answer::Yes)?;
-                Ok(volume.remove_key(unlocked, keyslot)?)
-            })?;
-            output::done(context.json, &json!({ "removed": keyslot }), || {
-                format!("removed keyslot {keyslot}")
-            });
-            Ok(exit::OK)
-        }
-        Command::List { device } => {
+        Command::Add(args) => add(&args.dry_run.context(context), args),
+        Command::Change(args) => change(&args.dry_run.context(context), &args),
+        Command::Test { on, unlock } => test(context, &on.resolved(context)?, &unlock),
+        Command::Remove(args) => remove(&args.dry_run.context(context), &args),
+        Command::List { on } => {
+            let device = on.resolved(context)?;
             let keys = open_locked(&device, Intent::Inspect, &context.settings)?
                 .volume
                 .keys();
@@ -188,6 +162,31 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             Ok(exit::OK)
         }
     }
+}
+
+fn remove(context: &Context, args: &RemoveArgs) -> Result<u8> {
+    let device = args.on.resolved(context)?;
+    let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
+    let keyslot = match (&args.which, args.keyslot) {
+        (Some(which), _) => find(context, &held.volume, which)?,
+        (None, number) => number.expect("clap requires one of the two"),
+    };
+    let source = args.unlock.source(&volume_name(&device))?;
+    let key = held.volume.key_in(keyslot)?;
+    let what = format!(
+        "This destroys {} of {}; its key or passphrase no longer opens the volume",
+        short(&key),
+        device.display()
+    );
+    let opener = context.opener();
+    held.change(&opener, &source, Action::ChangeKeys, |volume, unlocked| {
+        confirm(args.yes.yes, &what, Answer::Yes)?;
+        Ok(volume.remove_key(unlocked, keyslot)?)
+    })?;
+    output::done(context.json, &json!({ "removed": keyslot }), || {
+        format!("removed keyslot {keyslot}")
+    });
+    Ok(exit::OK)
 }
 
 /// Finds the keyslot that an argument names. A number that is also the name of a key pair of this
@@ -232,15 +231,15 @@ impl NewKey {
             Ok::<_, Error>(New::Pair(role, Box::new(who)))
         };
         let prompt = "New passphrase";
-        match (&self.user, &self.recovery, self.passphrase_fd) {
+        match (&self.user, &self.recovery, self.new_passphrase_fd) {
             (Some(name), ..) => pair(Role::User, name),
             (_, Some(name), _) if name == PRINTED => Ok(New::Recovery(RecoveryKey::generate())),
             (_, Some(name), _) => pair(Role::Recovery, name),
             (.., Some(fd)) => Ok(New::Secret(secrets::new_from_fd(fd, prompt)?)),
-            _ => match &self.key_file {
+            _ => match &self.new_key_file {
                 Some(file) => Ok(New::Secret(secrets::from_key_file(file)?)),
                 None => {
-                    let instead = "use --passphrase-fd N or --key-file FILE";
+                    let instead = "use --new-passphrase-fd N or --new-key-file FILE";
                     Ok(New::Secret(secrets::ask_new(prompt, instead)?))
                 }
             },
@@ -258,8 +257,9 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
                 .into(),
         ));
     }
-    let source = args.unlock.source(&volume_name(&args.device))?;
-    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let device = args.on.resolved(context)?;
+    let source = args.unlock.source(&volume_name(&device))?;
+    let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
     let (opener, what) = (context.opener(), Action::ChangeKeys);
     let keyslot = held.change(&opener, &source, what, |volume, unlocked| {
         let (role, secret) = match &new {
@@ -272,12 +272,17 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
     let key = held.volume.key_in(keyslot)?;
     let mut shown = value(&key);
     let mut text = line(&key);
-    if let New::Recovery(key) = &new {
+    let printed = match &new {
+        // That of a dry run opens nothing.
+        New::Recovery(key) if !output::is_dry_run() => Some(key),
+        _ => None,
+    };
+    if let Some(key) = printed {
         show_recovery_key(key, &mut shown, &mut text);
     }
     output::done(context.json, &shown, || text);
-    if let New::Recovery(_) = &new {
-        say_recovery_key(context, &args.device);
+    if printed.is_some() {
+        say_recovery_key(context, &device);
     }
     Ok(exit::OK)
 }
@@ -300,24 +305,25 @@ pub fn show_recovery_key(key: &RecoveryKey, shown: &mut Value, text: &mut String
 /// Explains a recovery key that was shown.
 pub fn say_recovery_key(context: &Context, device: &Path) {
     let words = format!(
-        "Print the recovery key or write it down, and keep it away from this machine: it is not shown again. It sets a new owner: `evfs volume owner set {} --passphrase --unlock-passphrase`.",
+        "Print the recovery key or write it down, and keep it away from this machine: it is not shown again. It sets a new owner: `evfs volume owner set {} --new-passphrase --unlock-passphrase`.",
         device.display()
     );
     output::say(context.json, &words);
 }
 
 fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
-    let mut source = args.unlock.source(&volume_name(&args.device))?;
+    let device = args.on.resolved(context)?;
+    let mut source = args.unlock.source(&volume_name(&device))?;
     if args.key_slot.is_none() && matches!(source.from, KeyFrom::Any) {
         // A key pair of this user might open the volume, but has no secret to change.
         source.from = KeyFrom::Terminal;
     }
-    let given = match (args.passphrase_fd, &args.key_file) {
+    let given = match (args.new_passphrase_fd, &args.new_key_file) {
         (Some(fd), _) => Some(secrets::new_from_fd(fd, "New passphrase")?),
         (None, Some(file)) => Some(secrets::from_key_file(file)?),
         (None, None) => None,
     };
-    let mut held = open_locked(&args.device, Intent::ChangeHeader, &context.settings)?;
+    let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
     if let Some(keyslot) = args.key_slot {
         held.volume.secret_in(keyslot)?;
     }
@@ -333,7 +339,7 @@ fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
             Some(given) => given,
             None => {
                 let prompt = format!("New passphrase for keyslot {keyslot}");
-                secrets::ask_new(&prompt, "use --passphrase-fd N or --key-file FILE")?
+                secrets::ask_new(&prompt, "use --new-passphrase-fd N or --new-key-file FILE")?
             }
         };
         let new = stretched(context, &secret).labeled(args.label.as_deref());

@@ -1,6 +1,7 @@
 //! `evfs volume trust`: the record that this machine keeps of the volumes that it has opened.
 
-use super::names;
+use super::dry_run::DryRun;
+use super::{handle, names};
 use cli::Context;
 use cli::output;
 use serde_json::{Value, json};
@@ -15,18 +16,21 @@ use std::path::{Path, PathBuf};
     after_help = "Examples:\n  evfs volume trust\n  evfs volume trust disk.img\n  evfs volume trust disk.img --reset"
 )]
 pub struct Args {
-    /// File, disk or UUID of a volume [default: all known volumes]
+    /// Volume: file, disk, LUN or UUID, or the name or mount point of a service on it [default: all
+    /// known volumes]
     #[arg(add = names::devices())]
     device: Option<PathBuf>,
     /// Forget the volume; the next volume opened with its UUID is trusted
     #[arg(long, requires = "device")]
     reset: bool,
+    #[command(flatten)]
+    dry_run: DryRun,
 }
 
 pub fn run(context: &Context, args: &Args) -> Result<u8> {
     match &args.device {
         None => all(context),
-        Some(device) if args.reset => reset(context, device),
+        Some(device) if args.reset => reset(&args.dry_run.context(context), device),
         Some(device) => one(context, device),
     }
 }
@@ -50,7 +54,8 @@ fn one(context: &Context, device: &Path) -> Result<u8> {
     let (uuid, states) = match known.named(device) {
         Some(uuid) => (uuid, None),
         None => {
-            let held = open_locked(device, Intent::Inspect, &context.settings)?;
+            let device = handle::device(context, device)?;
+            let held = open_locked(&device, Intent::Inspect, &context.settings)?;
             (held.volume.uuid().to_owned(), Some(seal_of(&held.volume)))
         }
     };
@@ -82,10 +87,11 @@ fn reset(context: &Context, device: &Path) -> Result<u8> {
     let store = TrustStore::of(&context.settings);
     let uuid = match store.load()?.named(device) {
         Some(uuid) => uuid,
-        None => open_locked(device, Intent::Inspect, &context.settings)?
-            .volume
-            .uuid()
-            .to_owned(),
+        None => {
+            let device = handle::device(context, device)?;
+            let held = open_locked(&device, Intent::Inspect, &context.settings)?;
+            held.volume.uuid().to_owned()
+        }
     };
     if !store.forget(&uuid)? {
         return Err(unknown(&uuid));

@@ -36,7 +36,7 @@ macro_rules! events {
 /// All codes, in order.
 pub const EVENTS: &[Known] = events! {
     // the file cache
-    "0101" "0102" "0103" "0104" "0105" "0106" "0107"
+    "0101" "0102" "0103" "0104" "0105" "0106" "0107" "0108"
     // file systems
     "0201" "0202" "0203" "0204" "0205" "0206"
     // devices shared by processes and machines

@@ -525,7 +525,7 @@ impl TreeRecord {
 }
 
 /// Checks whether a fileset may have this name: a valid file name without control characters.
-pub(crate) fn is_tree_name(name: &str) -> bool {
+pub fn is_tree_name(name: &str) -> bool {
     is_name(name.as_bytes()) && !name.chars().any(char::is_control)
 }
 

@@ -49,6 +49,23 @@ fn rights(words: &str) -> Result<Rights> {
     }
 }
 
+/// Reads an access list in the form of [`shown_list`].
+pub(super) fn list_of(value: &Value) -> Result<AccessList> {
+    let entries = |key: &str| -> Result<Vec<Entry>> {
+        let rows = value[key].as_array().into_iter().flatten();
+        let entry = |row: &Value| {
+            let text = |key: &str| row[key].as_str().unwrap_or_default();
+            Ok(Entry {
+                name: text("name").to_owned(),
+                rights: rights(text("rights"))?,
+            })
+        };
+        rows.map(entry).collect()
+    };
+    let list = AccessList::new(entries("positive")?, entries("negative")?);
+    list.map_err(|error| Error::Usage(error.to_string()))
+}
+
 /// Formats an access list as JSON.
 pub(super) fn shown_list(volume: &str, path: &str, list: &AccessList) -> Value {
     let entries = |entries: &[Entry]| -> Value {

@@ -293,7 +293,7 @@ fn derivation(subject: &Subject, keyslot: u32, kdf: &Kdf) -> Finding {
     let remedy = "add the passphrase again, then remove this keyslot; a random key file needs no \
                   costly derivation";
     let command = format!(
-        "evfs volume key add {} --passphrase-fd 0",
+        "evfs volume key add {} --new-passphrase-fd 0",
         quoted(&subject.name)
     );
     if is_weak {

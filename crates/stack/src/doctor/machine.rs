@@ -324,7 +324,8 @@ fn cache_memory(tunables: &str, memory: u64) -> Finding {
             .why("little is left for keys, requests and other programs on this machine, or under the limit of its control group")
             .remedy("lower filecache_max in `cache.tunables`, or raise the limit")
             .command(format!(
-                "export EVFS_CACHE_TUNABLES=filecache_max={fitting}"
+                "export EVFS_CACHE_TUNABLES=filecache_max={}",
+                crate::size_text(fitting)
             ))
     } else {
         Finding::ok(ids::CACHE, what)

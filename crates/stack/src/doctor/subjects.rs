@@ -4,6 +4,7 @@
 use super::{Finding, Running, ids, quoted};
 use crate::config::ServiceTable;
 use crate::device;
+use crate::handle::{Place, device_in};
 use crate::trust::TrustFile;
 use crate::{Error, Result, Settings};
 use serde_json::Value;
@@ -81,6 +82,23 @@ fn named(name: &Path, known: &Known<'_>, settings: &Settings) -> Result<Vec<Subj
     if let Some((service, Ok(status))) = served {
         return Ok(vec![of_service(service, status)]);
     }
+    if name.is_dir() {
+        let place = Place::of(name);
+        let mut answering = known.running.iter();
+        let found = answering.find_map(|(service, status)| {
+            let status = status.as_ref().ok()?;
+            place
+                .is_export_of(status)
+                .then(|| of_service(service, status))
+        });
+        return found.map(|subject| vec![subject]).ok_or_else(|| {
+            Error::NotFound(format!(
+                "{} is a directory at which this user has mounted nothing; `evfs status` lists \
+                 mounts",
+                name.display()
+            ))
+        });
+    }
     if exists(name) {
         return Ok(vec![of_device(name, known, false)]);
     }
@@ -109,29 +127,22 @@ fn exists(path: &Path) -> bool {
 }
 
 fn of_service(name: &str, status: &Value) -> Subject {
-    let text = |key: &str| status[key].as_str().map(str::to_owned);
-    let device = text("path").or_else(|| text("device")).unwrap_or_default();
+    let device = device_in(status);
+    let shown = status["device"].as_str().map(str::to_owned);
     Subject {
-        name: text("device").unwrap_or_else(|| device.clone()),
-        device: device.into(),
+        name: shown.unwrap_or_else(|| device.display().to_string()),
+        device,
         served: Some((name.to_owned(), status.clone())),
         is_expected: true,
     }
 }
 
 fn of_device(path: &Path, known: &Known<'_>, is_expected: bool) -> Subject {
-    let full = std::fs::canonicalize(path).ok();
-    let serves = |status: &Value| {
-        let is = |key: &str| status[key].as_str().is_some_and(|at| Path::new(at) == path);
-        let served = status["path"].as_str().map(Path::new);
-        match &full {
-            Some(full) => served == Some(full.as_path()),
-            None => is("device") || is("lun"),
-        }
-    };
+    let place = Place::of(path);
     let served = known.running.iter().find_map(|(name, status)| {
         let status = status.as_ref().ok()?;
-        serves(status).then(|| (name.clone(), status.clone()))
+        let is_there = place.is_device_of(status);
+        is_there.then(|| (name.clone(), status.clone()))
     });
     Subject {
         name: path.display().to_string(),

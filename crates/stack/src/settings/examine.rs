@@ -116,7 +116,10 @@ impl Settings {
             problems.extend(wrong.map(Problem::Invalid));
             values.insert(row.key, usable);
         }
-        Settings { values }
+        Settings {
+            values,
+            is_dry_run: false,
+        }
     }
 }
 

@@ -1,0 +1,247 @@
+//! The result of the command-line parser: help, or a wrong use in the form of other errors.
+
+use crate::output::{end, line, printable, written};
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use stack::exit;
+use std::error::Error as _;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+/// Prints the result of a parser: help, or a wrong use, as JSON if requested.
+pub fn report(command: &Command, error: clap::Error) -> ExitCode {
+    // The parser prints arguments verbatim, so it parses them again with control characters
+    // escaped.
+    let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
+    let again = command.clone().try_get_matches_from(shown).err();
+    let error = again.filter(|e| e.kind() == error.kind()).unwrap_or(error);
+    let code = u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+    let is_help = matches!(
+        error.kind(),
+        ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+    );
+    let message = if is_help {
+        "missing command; --help lists the commands".to_owned()
+    } else {
+        let arguments: Vec<OsString> = std::env::args_os().collect();
+        wrong_use(command, &arguments, &error)
+    };
+    let mut args = std::env::args_os().take_while(|arg| arg != "--");
+    if error.use_stderr() && args.any(|arg| arg == "--json") {
+        line(&serde_json::json!({ "error": message, "code": code }).to_string());
+    }
+    if is_help {
+        written(error.print());
+    } else {
+        let _ = writeln!(std::io::stderr().lock(), "evfs: {}", printable(&message));
+    }
+    end(code)
+}
+
+/// Words a wrong use of the command line: the mistake, and the next step.
+fn wrong_use(command: &Command, arguments: &[OsString], error: &clap::Error) -> String {
+    let mistake = mistake(error);
+    let suggestions = match error.get(ContextKind::Suggested) {
+        Some(ContextValue::StyledStrs(all)) => all.as_slice(),
+        _ => &[],
+    };
+    match (suggestion(error), suggestions) {
+        (Some(meant), _) => format!("{mistake}; did you mean `{meant}`?"),
+        (None, [first, ..]) => format!("{mistake}; {}", quoted(&first.to_string())),
+        (None, []) => {
+            let used = used(command, arguments);
+            format!("{mistake}; `{used} --help` shows the usage")
+        }
+    }
+}
+
+fn mistake(error: &clap::Error) -> String {
+    let one = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let argument = one(ContextKind::InvalidArg);
+    let value = one(ContextKind::InvalidValue);
+    match (error.kind(), argument, value) {
+        (ErrorKind::InvalidSubcommand, ..) => {
+            let word = one(ContextKind::InvalidSubcommand);
+            format!("unknown command `{}`", word.unwrap_or_default())
+        }
+        (ErrorKind::UnknownArgument, Some(word), _) if word.starts_with('-') => {
+            format!("unknown option `{word}`")
+        }
+        (ErrorKind::UnknownArgument, Some(word), _) => format!("unexpected argument `{word}`"),
+        (ErrorKind::MissingRequiredArgument, ..) => match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::Strings(missing)) => format!("missing {}", missing.join(" and ")),
+            _ => general(error),
+        },
+        (ErrorKind::ValueValidation, Some(argument), Some(value)) => match error.source() {
+            Some(why) if why.to_string().contains(value) => format!("{argument}: {why}"),
+            Some(why) => format!("{argument}: `{value}`: {why}"),
+            None => general(error),
+        },
+        (ErrorKind::InvalidValue, Some(argument), Some("")) => {
+            format!("{argument} needs a value")
+        }
+        (ErrorKind::InvalidValue, Some(argument), Some(value)) => {
+            let possible = match error.get(ContextKind::ValidValue) {
+                Some(ContextValue::Strings(all)) => format!(": use {}", all.join(", ")),
+                _ => String::new(),
+            };
+            format!("{argument}: invalid value `{value}`{possible}")
+        }
+        _ => general(error),
+    }
+}
+
+/// Returns the word that was probably meant.
+fn suggestion(error: &clap::Error) -> Option<String> {
+    let kinds = [
+        ContextKind::SuggestedSubcommand,
+        ContextKind::SuggestedArg,
+        ContextKind::SuggestedValue,
+    ];
+    kinds.iter().find_map(|kind| match error.get(*kind)? {
+        ContextValue::String(word) => Some(word.clone()),
+        // The most similar word is the last.
+        ContextValue::Strings(words) => words.last().cloned(),
+        _ => None,
+    })
+}
+
+/// Returns the command that was used wrongly, such as `evfs volume create`.
+fn used(command: &Command, arguments: &[OsString]) -> String {
+    let mut here = command;
+    let mut names = vec![command.get_name()];
+    for word in arguments.iter().skip(1) {
+        if let Some(inner) = here.find_subcommand(word) {
+            names.push(inner.get_name());
+            here = inner;
+        }
+    }
+    names.join(" ")
+}
+
+/// Converts the text of the parser: one line, and quotes as in other messages.
+fn general(error: &clap::Error) -> String {
+    let text = error.render().to_string();
+    let said = text.strip_prefix("error: ").unwrap_or(&text);
+    let is_end = |line: &&str| line.starts_with("Usage:") || line.starts_with("For more");
+    let mut message = String::new();
+    for line in said.lines().take_while(|line| !is_end(line)) {
+        let line = line.trim();
+        let line = line.strip_prefix("tip: ").unwrap_or(line);
+        if line.is_empty() {
+            continue;
+        }
+        let joint = match message.chars().last() {
+            None => "",
+            Some(':') => " ",
+            Some(_) => "; ",
+        };
+        message += joint;
+        message += line;
+    }
+    quoted(&message)
+}
+
+/// Replaces quotes around words by grave accents; apostrophes within words stay.
+fn quoted(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    let mut before = ' ';
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let after = rest.peek().copied().unwrap_or(' ');
+        let opens = before.is_whitespace() || before == '(';
+        let closes = after.is_whitespace() || ":;,.)".contains(after);
+        let shown = if c == '\'' && (opens || closes) {
+            '`'
+        } else {
+            c
+        };
+        result.push(shown);
+        before = c;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Arg;
+
+    fn command() -> Command {
+        let number = clap::value_parser!(u16).range(1..=9);
+        let create = Command::new("create")
+            .arg(Arg::new("device").required(true).value_name("DEVICE"))
+            .arg(Arg::new("threads").long("threads").value_parser(number))
+            .arg(Arg::new("bits").long("bits").value_parser(["128", "256"]))
+            .arg(Arg::new("a").long("aa").conflicts_with("bits"));
+        let volume = Command::new("volume").subcommand(create);
+        Command::new("evfs")
+            .subcommand(volume.subcommand_required(true))
+            .subcommand_required(true)
+    }
+
+    fn said(words: &[&str]) -> String {
+        let words = [&["evfs"], words].concat();
+        let arguments: Vec<OsString> = words.iter().map(OsString::from).collect();
+        let error = command().try_get_matches_from(words).unwrap_err();
+        wrong_use(&command(), &arguments, &error)
+    }
+
+    #[test]
+    fn a_wrong_use_is_one_line_with_the_next_step() {
+        let usage = "; `evfs volume create --help` shows the usage";
+        for (words, text) in [
+            (
+                &["volum"][..],
+                "unknown command `volum`; did you mean `volume`?".to_owned(),
+            ),
+            (
+                &["nothing"],
+                "unknown command `nothing`; `evfs --help` shows the usage".into(),
+            ),
+            (&["volume", "create"], format!("missing <DEVICE>{usage}")),
+            (
+                &["volume", "create", "x", "--thread", "1"],
+                "unknown option `--thread`; did you mean `--threads`?".into(),
+            ),
+            (
+                &["volume", "create", "x", "y"],
+                format!("unexpected argument `y`{usage}"),
+            ),
+            (
+                &["volume", "create", "x", "--threads", "10"],
+                format!("--threads <threads>: 10 is not in 1..=9{usage}"),
+            ),
+            (
+                &["volume", "create", "x", "--bits", "7"],
+                format!("--bits <bits>: invalid value `7`: use 128, 256{usage}"),
+            ),
+        ] {
+            assert_eq!(said(words), text);
+        }
+        let conflict = said(&["volume", "create", "x", "--aa", "1", "--bits", "128"]);
+        assert!(
+            conflict.contains("cannot be used with `--bits <bits>`"),
+            "{conflict}"
+        );
+        assert!(
+            !conflict.contains('\n') && conflict.ends_with(usage),
+            "{conflict}"
+        );
+    }
+
+    #[test]
+    fn quotes_become_accents_and_apostrophes_stay() {
+        let text = "the argument '--a <A>' isn't valid for 'b': 'c'";
+        assert_eq!(
+            quoted(text),
+            "the argument `--a <A>` isn't valid for `b`: `c`"
+        );
+    }
+}
