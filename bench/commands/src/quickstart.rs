@@ -6,7 +6,6 @@ mod paths;
 mod store;
 mod tree;
 
-use crate::units;
 use bench_core::Workload;
 use bench_core::figures::change;
 use bench_load::workload::devmix;
@@ -113,7 +112,7 @@ impl Tour {
         let image = image
             .to_str()
             .ok_or_else(|| Error::Usage("--dir must be valid UTF-8".into()))?;
-        let size_text = units::size(size);
+        let size_text = stack::size_text(size).replace("iB", "");
         self.step("create a key pair for the owner");
         self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
         self.step("create an encrypted volume in a file");

@@ -37,33 +37,3 @@ pub fn duration(text: &str) -> std::result::Result<Duration, String> {
         number.saturating_mul(factor).min(30 * 86_400),
     ))
 }
-
-/// Formats a size as a person types it as the value of an option: `512M`.
-pub fn size(bytes: u64) -> String {
-    let units = [("T", 40), ("G", 30), ("M", 20), ("K", 10)];
-    let fits = |(_, shift): &(&str, u32)| bytes > 0 && bytes.is_multiple_of(1u64 << *shift);
-    match units.into_iter().find(fits) {
-        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
-        None => bytes.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_is_written_as_it_is_read() {
-        for (bytes, text) in [
-            (0, "0"),
-            (1000, "1000"),
-            (65_536, "64K"),
-            (512 << 20, "512M"),
-            (3 << 30, "3G"),
-            (1 << 40, "1T"),
-        ] {
-            assert_eq!(size(bytes), text);
-            assert_eq!(stack::parse_size(text), Ok(bytes));
-        }
-    }
-}

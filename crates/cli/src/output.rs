@@ -156,7 +156,7 @@ pub fn warn(json: bool, text: &str) {
 
 /// Prints an error with its sources, and returns its exit code.
 pub fn fail(json: bool, error: &Error) -> ExitCode {
-    let message = error.chain();
+    let message = error.message();
     let code = error.exit_code();
     if json {
         line(&serde_json::json!({ "error": message, "code": code }).to_string());
