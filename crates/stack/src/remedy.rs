@@ -23,7 +23,11 @@ impl Error {
             Error::Volume(crypt::Error::Block(e)) => of_device(e.kind()),
             Error::Io { source, .. } => of_system(source),
             Error::Key(keyring::Error::Io { source, .. }) => of_system(source),
+            Error::Key(keyring::Error::Malformed { .. }) => {
+                "give an age identity, an OpenSSH ed25519 key or a public key"
+            }
             Error::Files { source, .. } => of_files(source.kind()),
+            Error::Config { .. } => "correct it; `evfs config show --origin` shows the settings",
             other => of_code(other.exit_code()),
         }
     }
