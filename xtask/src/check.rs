@@ -44,7 +44,11 @@ fn plain(root: &Path) -> Outcome {
     dependencies(root)?;
     build(root, &[])?;
     cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
-    let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
+    // Many of these tests wait most of the time.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.to_string();
+    let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
+    let outcome = suite::run(root, &args.map(String::from));
     suite::report_left_out(root)?;
     println!(
         "not run either: interleavings of the cache (loom) and fuzz targets\n\
@@ -75,9 +79,10 @@ fn full(root: &Path) -> Outcome {
 ///
 /// It is one command, because Cargo would build most crates twice for two: the features of a
 /// dependency are those that the packages of a command ask for together.
-fn build(root: &Path, profile: &[&str]) -> Outcome {
-    let targets = ["build", "--workspace", "--bins", "--examples", "--tests"];
-    cargo(root, &[&targets[..], profile].concat())
+pub fn build(root: &Path, profile: &[&str]) -> Outcome {
+    let targets = ["build", "--workspace", "--bins", "--tests"];
+    let examples = suite::EXAMPLES.map(|name| ["--example", name]);
+    cargo(root, &[&targets[..], &examples.concat(), profile].concat())
 }
 
 /// Checks what needs no compiled code.

@@ -9,6 +9,16 @@ use std::process::Command;
 /// Profile of nextest with the tests that need neither root nor a peer.
 pub const PLAIN: &str = "plain";
 
+/// Examples that tests start. The others are only linted.
+pub const EXAMPLES: [&str; 6] = [
+    "call_vlserver",
+    "die_registered",
+    "large_calls",
+    "long_study",
+    "test_server",
+    "touch_page",
+];
+
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
 
@@ -51,7 +61,7 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 pub fn command(root: &Path) -> Command {
     let mut command = cargo_in(root);
     command
-        .args(["nextest", "run", "--workspace"])
+        .args(["nextest", "run", "--workspace", "--tests"])
         .env(runner_variable(), root.join("xtask/isolated"));
     command
 }
@@ -59,7 +69,8 @@ pub fn command(root: &Path) -> Command {
 /// Prints the tests that the profile [`PLAIN`] leaves out, and writes their names to a file.
 pub fn report_left_out(root: &Path) -> Outcome {
     let output = cargo_in(root)
-        .args(["nextest", "list", "--workspace", "--profile", PLAIN])
+        .args(["nextest", "list", "--workspace", "--tests"])
+        .args(["--profile", PLAIN])
         .args(["--message-format", "json"])
         .output()
         .map_err(|e| format!("cargo nextest list: {e}"))?;
