@@ -69,6 +69,11 @@ fn a_plan_prices_both_ciphers_and_changes_no_byte() {
     ] {
         assert!(text.stdout.contains(word), "{word}: {}", text.stdout);
     }
+    let verdict = text.stdout.lines().next().unwrap_or_default();
+    assert!(
+        verdict.starts_with("Encrypting disk.img with 256 bits ") && verdict.ends_with('.'),
+        "{verdict}"
+    );
     assert_eq!(fs::read(s.path("disk.img")).unwrap(), before);
     assert_eq!(
         fs::metadata(s.path("disk.img"))
@@ -155,7 +160,7 @@ fn results_that_cannot_be_compared_are_told_from_those_that_became_worse() {
     .ok();
     let none = s.run(&["lab", "diff", "old", "packets"]).code(2);
     assert!(none.stderr.contains("in common"), "{}", none.stderr);
-    s.run(&["lab", "diff", "old", "nowhere"]).code(1);
+    s.run(&["lab", "diff", "old", "nowhere"]).code(10);
 }
 
 mod needs_root {

@@ -30,12 +30,16 @@ fn quickstart_runs_to_the_end() {
     needs_root("quickstart with a file system on a loop device");
     tour(&mut s.evfs(), "ext4 on a loop device");
     let image = s.path("try/quickstart.img");
-    Ran::of(
+    let told = Ran::of(
         s.evfs()
             .args(["quickstart", "--size", "96M", "--dir"])
             .arg(s.path("try")),
     )
     .ok();
+    assert!(told.stderr.contains("--size 96M"), "{}", told.stderr);
+    for part in ["95 % interval", "\nnext: evfs "] {
+        assert!(told.stdout.contains(part), "{part}: {}", told.stdout);
+    }
     assert!(image.exists(), "--dir keeps what was made");
     Ran::of(s.evfs().args(["quickstart", "--dir"]).arg(s.path("try"))).code(2);
 }

@@ -42,9 +42,13 @@ fn plain(root: &Path) -> Outcome {
         )
     })?;
     dependencies(root)?;
-    build(root, &[])?;
+    suite::build(root, &[])?;
     cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
-    let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
+    // Many of these tests wait most of the time.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.to_string();
+    let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
+    let outcome = suite::run(root, &args.map(String::from));
     suite::report_left_out(root)?;
     println!(
         "not run either: interleavings of the cache (loom) and fuzz targets\n\
@@ -61,7 +65,7 @@ fn full(root: &Path) -> Outcome {
     site::build(root)?;
     lints(root)?;
     dependencies(root)?;
-    build(root, &["--release"])?;
+    suite::build(root, &["--release"])?;
     // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(root, &["test", "--workspace", "--release", "--doc"])?;
     suite::run(root, &["--release".into()])?;
@@ -69,15 +73,6 @@ fn full(root: &Path) -> Outcome {
     interleavings(root)?;
     let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];
     fuzz::run(root, &fuzz.map(String::from))
-}
-
-/// Builds the tests and the programs that they start.
-///
-/// It is one command, because Cargo would build most crates twice for two: the features of a
-/// dependency are those that the packages of a command ask for together.
-fn build(root: &Path, profile: &[&str]) -> Outcome {
-    let targets = ["build", "--workspace", "--bins", "--examples", "--tests"];
-    cargo(root, &[&targets[..], profile].concat())
 }
 
 /// Checks what needs no compiled code.

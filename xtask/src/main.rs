@@ -44,7 +44,10 @@ fn main() -> ExitCode {
         Some("tidy") => tidy::check(&root()),
         Some("fuzz") => fuzz::run(&root(), &args[1..]),
         Some("schemas") => schemas(&root()),
-        Some("test") => suite::run(&root(), &[&["--release".into()], &args[1..]].concat()),
+        Some("test") => suite::build(&root(), &["--release"]).and_then(|()| {
+            let release = ["--release".to_owned()];
+            suite::run(&root(), &[&release, &args[1..]].concat())
+        }),
         _ => Err(
             "usage: cargo xtask check [--full | --soak HOURS] | setup | test [ARG...] | dist [ARG...] \
              | schemas | site | layers | tidy | fuzz [--seconds N] [--seed N] [TARGET...]"

@@ -65,7 +65,7 @@ pub fn run(root: &Path, hours: &str) -> Outcome {
     }
     setup::needs_root()?;
     setup::require(root)?;
-    crate::cargo(root, &["build", "--release", "--package", "evfs"])?;
+    suite::build(root, &["--release"])?;
     let parts = SUITES.len() + fuzz::TARGETS.len();
     let share = Duration::from_secs_f64(hours * 3600.0).div_f64(parts as f64);
     let mut is_clean = true;

@@ -1,13 +1,23 @@
 //! The tests: runs `cargo nextest` as configured in `.config/nextest.toml`, then reports retried
 //! tests and the reasons.
 
-use crate::{Outcome, cargo_in};
+use crate::{Outcome, cargo, cargo_in};
 use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
 /// Profile of nextest with the tests that need neither root nor a peer.
 pub const PLAIN: &str = "plain";
+
+/// Examples that tests start. The others are only linted.
+const EXAMPLES: [&str; 6] = [
+    "call_vlserver",
+    "die_registered",
+    "large_calls",
+    "long_study",
+    "test_server",
+    "touch_page",
+];
 
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
@@ -20,6 +30,16 @@ const REASON_LINES: usize = 12;
 struct Retried {
     test: String,
     reason: String,
+}
+
+/// Builds the tests and the programs that they start.
+///
+/// It is one command, because Cargo would build most crates twice for two: the features of a
+/// dependency are those that the packages of a command ask for together.
+pub fn build(root: &Path, profile: &[&str]) -> Outcome {
+    let targets = ["build", "--workspace", "--bins", "--tests"];
+    let examples = EXAMPLES.map(|name| ["--example", name]);
+    cargo(root, &[&targets[..], &examples.concat(), profile].concat())
 }
 
 /// Runs the tests that `args` select (all of them if it is empty) and prints each retry.
@@ -51,7 +71,7 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 pub fn command(root: &Path) -> Command {
     let mut command = cargo_in(root);
     command
-        .args(["nextest", "run", "--workspace"])
+        .args(["nextest", "run", "--workspace", "--tests"])
         .env(runner_variable(), root.join("xtask/isolated"));
     command
 }
@@ -59,7 +79,8 @@ pub fn command(root: &Path) -> Command {
 /// Prints the tests that the profile [`PLAIN`] leaves out, and writes their names to a file.
 pub fn report_left_out(root: &Path) -> Outcome {
     let output = cargo_in(root)
-        .args(["nextest", "list", "--workspace", "--profile", PLAIN])
+        .args(["nextest", "list", "--workspace", "--tests"])
+        .args(["--profile", PLAIN])
         .args(["--message-format", "json"])
         .output()
         .map_err(|e| format!("cargo nextest list: {e}"))?;

@@ -1,9 +1,11 @@
 //! `evfs plan`: the cost of encrypting a device, measured in advance.
 
+mod text;
+
 use bench_core::Direction;
 use bench_report::notes;
-use bench_study::price::{Half, MIXES, Mix, Price, prices};
-use bench_study::{Judgement, Step, Study, StudyPlan, findings};
+use bench_study::price::{MIXES, Mix, Price, prices};
+use bench_study::{Step, Study, StudyPlan, findings};
 use bench_targets::{BenchDevice, StackKind, by_turns};
 use cli::Context;
 use cli::document::Document;
@@ -70,6 +72,10 @@ pub struct Estimate {
     size: u64,
     /// Known content of the device.
     holds: Option<&'static str>,
+    /// The cost of the strongest cipher in one sentence.
+    verdict: String,
+    /// Time and machine of the measurement.
+    measured: Option<String>,
     /// Type of workload.
     workload: Mix,
     /// Place at which writes were measured: `memory`, or a file.
@@ -100,25 +106,36 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
         output::say(context.json, "stopped; nothing was changed");
         return Ok(128 + measuring.signals.stop_asked().unwrap_or_default() as u8);
     };
+    let prices = prices(&args.workload, &reads, &writes);
+    let device = args.device.display().to_string();
+    let sessions = reads.sessions.first();
     let content = Estimate {
-        device: args.device.display().to_string(),
+        verdict: text::verdict(&device, &prices, measuring.plan.theta),
+        device,
         size: info.size,
         holds,
+        measured: sessions.map(|session| format!("{} on {}", session.started(), session.line())),
         workload: args.workload,
         writes_measured_in: place(args),
-        prices: prices(&args.workload, &reads, &writes),
+        prices,
         notes: against(&reads, &writes),
     };
     output::show(context.json, &ESTIMATE, &content, || {
+        let Estimate {
+            verdict, device, ..
+        } = &content;
         let mut text = format!(
-            "{}: {}, {}; it was only read\n",
-            args.device.display(),
+            "{verdict}\n\n{device}: {}, {}; it was only read\n",
             output::size(info.size),
             holds.map_or("no known signature".to_owned(), |found| format!(
                 "holds {found}"
             )),
         );
-        describe(&mut text, args, &content.prices);
+        text::describe(&mut text, args, &content.prices, holds);
+        if let Some(measured) = &content.measured {
+            let _ = writeln!(text, "\nMeasured {measured}");
+        }
+        text.push_str("\nNotes:\n");
         for note in &content.notes {
             let _ = writeln!(text, "- {note}");
         }
@@ -222,92 +239,6 @@ fn against(reads: &Study, writes: &Study) -> Vec<String> {
         all.extend(alone.map(|note| format!("{what}: {note}")));
     }
     all
-}
-
-fn describe(text: &mut String, args: &Args, prices: &[Price]) {
-    let mix = &args.workload;
-    let _ = writeln!(text, "{}: {}\n", mix.name, mix.what);
-    for price in prices {
-        let _ = writeln!(text, "{}:", price.side);
-        half(text, "reads of the device", &price.reads, Medium::Disk);
-        let medium = match args.scratch {
-            Some(_) => Medium::Disk,
-            None => Medium::Memory,
-        };
-        half(
-            text,
-            &format!("writes in {}", place(args)),
-            &price.writes,
-            medium,
-        );
-        let _ = writeln!(
-            text,
-            "  encryption adds {:.2} CPU seconds per GiB: one CPU sustains {:.1} GiB/s, and {:.2} CPUs are busy at the \
-             read rate of the device ({:.0} MiB/s)",
-            price.cpu_more_s_gib.max(0.0),
-            price.gib_s_of_a_core.min(999.0),
-            price.cores_at_full_rate,
-            price.reads.clear_mib_s,
-        );
-    }
-    if let [first, .., last] = prices {
-        let more = last.cpu_more_s_gib - first.cpu_more_s_gib;
-        let _ = writeln!(
-            text,
-            "\n{} instead of {}: {:+.2} CPU seconds per GiB.",
-            last.side, first.side, more
-        );
-    }
-    let _ = writeln!(
-        text,
-        "To encrypt it: copy its content elsewhere, then run `evfs volume create {} --owner NAME --force`.\n\nNotes:",
-        args.device.display()
-    );
-}
-
-/// Place of the measured bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Medium {
-    Disk,
-    Memory,
-}
-
-/// Formats one line; a rate in memory says nothing about a disk, and is omitted.
-fn half(text: &mut String, what: &str, half: &Half, medium: Medium) {
-    let rate = match (half.rate, medium) {
-        (Some(rate), Medium::Disk) => {
-            let between = half.rate_interval.map_or("no interval".into(), |i| {
-                format!("between {:.3} and {:.3}", i.low, i.high)
-            });
-            format!(
-                "{:.0} MiB/s instead of {:.0}, ratio {rate:.3} ({between}): {}; ",
-                half.mib_s,
-                half.clear_mib_s,
-                words(half.judgement)
-            )
-        }
-        _ => String::new(),
-    };
-    let between = half.cpu_more_interval.map_or(String::new(), |(low, high)| {
-        format!(" (between {low:.3} and {high:.3})")
-    });
-    let _ = writeln!(
-        text,
-        "  {what}: {rate}{:.3} CPU seconds per GiB instead of {:.3}, {:+.3}{between}",
-        half.clear_cpu_s_gib + half.cpu_more_s_gib,
-        half.clear_cpu_s_gib,
-        half.cpu_more_s_gib,
-    );
-}
-
-fn words(judgement: Judgement) -> &'static str {
-    match judgement {
-        Judgement::Better => "faster",
-        Judgement::Worse => "slower",
-        Judgement::Same => "no relevant difference",
-        Judgement::Noise => "within the noise of this machine",
-        Judgement::Undecided | Judgement::NoInterval => "undecided on this machine now",
-    }
 }
 
 #[cfg(test)]

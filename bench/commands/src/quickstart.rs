@@ -7,7 +7,9 @@ mod store;
 mod tree;
 
 use bench_core::Workload;
+use bench_core::figures::change;
 use bench_load::workload::devmix;
+use bench_report::readable;
 use bench_study::StudyPlan;
 use bench_targets::{BenchDevice, StackCost, StackKind, costs};
 use cli::Context;
@@ -161,7 +163,7 @@ impl Tour {
         let image = image
             .to_str()
             .ok_or_else(|| Error::Usage("--dir must be valid UTF-8".into()))?;
-        let size_text = size.to_string();
+        let size_text = stack::size_text(size).replace("iB", "");
         self.step("create a key pair for the owner");
         self.evfs(&["key", "generate", NAME, "--no-passphrase"])?;
         self.step("create an encrypted volume in a file");
@@ -369,11 +371,11 @@ fn summary(report: &Report, kept: Option<&Path>) -> String {
         let throughput = (row.throughput_of_clear, row.throughput_interval, judgement);
         let cpu = (row.cpu_of_clear, row.cpu_interval, row.cpu_judgement);
         text += &format!(
-            "{}, {}: throughput {}, CPU {}\n",
-            row.work,
+            "{}, {} against clear: speed {}; CPU {}\n",
+            readable(&row.work),
             row.stack,
-            ratio(throughput, "of clear"),
-            ratio(cpu, "times"),
+            cost(throughput),
+            cost(cpu),
         );
     }
     text += &match kept {
@@ -384,16 +386,62 @@ fn summary(report: &Report, kept: Option<&Path>) -> String {
         evfs bench compare measures longer"
 }
 
-/// Formats a ratio to the unencrypted device with its interval, and the judgement of the
-/// difference.
-fn ratio(
-    (median, interval, judgement): (Option<f64>, Option<[f64; 2]>, Option<&str>),
-    of: &str,
-) -> String {
-    let said = judgement.unwrap_or("-");
-    let median = median.unwrap_or(f64::NAN);
-    match interval {
-        Some([low, high]) => format!("{median:.2} {of} ({low:.2} to {high:.2}: {said})"),
-        None => format!("{median:.2} {of} ({said})"),
+/// Formats the change from the unencrypted device with its interval, and the judgement of it.
+fn cost((median, interval, judgement): (Option<f64>, Option<[f64; 2]>, Option<&str>)) -> String {
+    let judged = judgement.unwrap_or("-");
+    let Some(median) = median else {
+        return "not measured".into();
+    };
+    let interval = match interval {
+        Some([low, high]) => format!("95 % interval {} to {}", change(low), change(high)),
+        None => "no interval".into(),
+    };
+    format!("{} ({interval}), {judged}", change(median))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_states_intervals_and_the_next_step() {
+        let cost = StackCost {
+            work: "seq-read, 65536 bytes, 1 thread, depth 1".into(),
+            stack: "encrypted-128".into(),
+            throughput_of_clear: Some(0.77),
+            throughput_interval: Some([0.7, 0.85]),
+            throughput_judgement: "worse",
+            cpu_of_clear: Some(1.47),
+            cpu_interval: None,
+            cpu_judgement: Some("no interval"),
+        };
+        let report = Report {
+            dir: "d".into(),
+            size: 512 << 20,
+            store: "nbd",
+            files: 3,
+            bytes: 9,
+            verified: true,
+            paths: TwoPaths {
+                lun: "disk1".into(),
+                states: ["active".into(), "lost".into()],
+            },
+            cost: vec![cost],
+            mounted: MountedFiles {
+                left_out: None,
+                files: None,
+                bytes: None,
+            },
+        };
+        let text = summary(&report, None);
+        for part in [
+            "of 512 MiB; 3 files",
+            "seq-read, 64 KiB, 1 thread, depth 1, encrypted-128 against clear: ",
+            "speed -23.0 % (95 % interval -30.0 % to -15.0 %), worse; ",
+            "CPU +47.0 % (no interval), no interval\n",
+            "\nnext: evfs key generate",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
     }
 }

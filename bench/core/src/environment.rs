@@ -100,8 +100,8 @@ impl Environment {
         if let Some(cpus) = self.cpus_allowed {
             parts.push(format!("{cpus} CPUs"));
         }
-        if let Some(mib) = self.memory_mib {
-            parts.push(format!("{mib} MiB"));
+        if let Some(memory) = self.memory() {
+            parts.push(format!("{memory} memory"));
         }
         if let Some(setting) = &self.huge_pages {
             parts.push(format!("huge pages {setting}"));
@@ -109,6 +109,37 @@ impl Environment {
         parts.push(format!("evfs {}", self.version));
         parts.join(", ")
     }
+
+    /// Formats the start time: `2026-11-22 14:03 UTC`.
+    pub fn started(&self) -> String {
+        utc(self.unix_time)
+    }
+
+    /// Formats the size of the memory: `7.8 GiB`.
+    pub fn memory(&self) -> Option<String> {
+        let mib = self.memory_mib?;
+        Some(match mib {
+            0..1024 => format!("{mib} MiB"),
+            _ => format!("{:.1} GiB", mib as f64 / 1024.0),
+        })
+    }
+}
+
+/// Formats seconds since 1970 as a date and a time of day in the Gregorian calendar.
+fn utc(unix_time: u64) -> String {
+    let (days, second) = (unix_time / 86_400, unix_time % 86_400);
+    // Years begin in March here, so that a leap day is the last of its year; day 0 is 0000-03-01.
+    let days = days.saturating_add(719_468);
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = (month_from_march + 2) % 12 + 1;
+    let year = era * 400 + year_of_era + u64::from(month <= 2);
+    let (hour, minute) = (second / 3_600, second / 60 % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
 }
 
 fn one_line(path: &str) -> Option<String> {
@@ -146,6 +177,33 @@ mod tests {
         assert_eq!(count_cpus("0-3,8"), Some(5));
         assert_eq!(count_cpus("3-1"), None);
         assert_eq!(count_cpus(""), None);
+    }
+
+    #[test]
+    fn dates_follow_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_399, "2000-02-28 23:59 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_709_208_060, "2024-02-29 12:01 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(utc(seconds), text);
+        }
+    }
+
+    #[test]
+    fn memory_has_a_unit_that_fits() {
+        let of = |memory_mib| {
+            let some = Environment {
+                memory_mib,
+                ..Environment::default()
+            };
+            some.memory()
+        };
+        assert_eq!(of(Some(512)).as_deref(), Some("512 MiB"));
+        assert_eq!(of(Some(7_951)).as_deref(), Some("7.8 GiB"));
+        assert_eq!(of(None), None);
     }
 
     #[test]

@@ -15,6 +15,26 @@ pub fn ratio(r: &Ratio) -> String {
     }
 }
 
+/// Formats the change that a ratio stands for, in percent: `-3.0 %`.
+pub fn change(ratio: f64) -> String {
+    signed((ratio - 1.0) * 100.0)
+}
+
+/// Formats the interval of a change in percent, `-5.0 % to -1.0 %`, or the words "no interval".
+pub fn change_interval(r: &Ratio) -> String {
+    match r.interval {
+        Some(i) => format!("{} to {}", change(i.low), change(i.high)),
+        None => "no interval".into(),
+    }
+}
+
+/// Formats a percentage with its sign; zero has none but `+`.
+pub fn signed(percent: f64) -> String {
+    // Adding zero turns a negative zero into a positive one.
+    let rounded = (percent * 10.0).round() / 10.0 + 0.0;
+    format!("{rounded:+.1} %")
+}
+
 /// Formats `value` with three significant figures, or all digits of the integer part.
 pub fn number(value: f64) -> String {
     match value.abs() {
@@ -53,6 +73,29 @@ mod tests {
             ..sure
         };
         assert_eq!(ratio(&few), "0.840 (range 0.810 to 0.870, no interval)");
+    }
+
+    #[test]
+    fn a_change_has_a_sign_and_its_interval() {
+        assert_eq!(change(0.97), "-3.0 %");
+        assert_eq!(change(0.9999), "+0.0 %");
+        let mut r = Ratio {
+            n: 10,
+            unusable: 0,
+            median: 0.97,
+            min: 0.9,
+            max: 1.1,
+            interval: Some(Interval {
+                low: 0.95,
+                high: 1.01,
+                confidence: 0.979,
+                rank_low: 2,
+                rank_high: 9,
+            }),
+        };
+        assert_eq!(change_interval(&r), "-5.0 % to +1.0 %");
+        r.interval = None;
+        assert_eq!(change_interval(&r), "no interval");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! All values are medians over the counted runs. The named kernel threads are those with the most
 //! CPU time over all runs.
 
+use crate::label::readable;
 use bench_core::account::Account;
 use bench_core::columns::align;
 use bench_core::figures::number;
@@ -18,6 +19,17 @@ const NAMED: usize = 3;
 pub(crate) struct Shown {
     pub(crate) title: &'static str,
     pub(crate) rows: Vec<Vec<String>>,
+}
+
+impl Shown {
+    /// Returns the rows with the names of phases as readers see them.
+    pub(crate) fn readable(&self) -> Vec<Vec<String>> {
+        let mut rows = self.rows.clone();
+        for name in rows.iter_mut().filter_map(|row| row.first_mut()) {
+            *name = readable(name);
+        }
+        rows
+    }
 }
 
 /// Builds the tables of a study that have at least one row.
@@ -39,7 +51,7 @@ pub(crate) fn shown(study: &Study) -> Vec<Shown> {
 
 /// Formats the tables as text for a terminal.
 pub(crate) fn text(study: &Study) -> String {
-    let one = |shown: Shown| format!("\n{}:\n\n{}", shown.title, align(&shown.rows));
+    let one = |shown: Shown| format!("\n{}:\n\n{}", shown.title, align(&shown.readable()));
     shown(study).into_iter().map(one).collect()
 }
 

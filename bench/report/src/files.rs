@@ -22,8 +22,8 @@ pub fn write(results: &Results, folder: &Path) -> Result<()> {
     put(&folder.join("report.html"), &html::page(results))?;
     let figures = folder.join("figures");
     fs::create_dir_all(&figures).map_err(|e| failed(&figures, e))?;
-    for (name, svg) in html::figures(&results.studies) {
-        put(&figures.join(format!("{name}.svg")), &svg)?;
+    for figure in html::figures(&results.studies) {
+        put(&figures.join(format!("{}.svg", figure.name)), &figure.svg)?;
     }
     Ok(())
 }

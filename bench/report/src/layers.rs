@@ -5,6 +5,7 @@
 //! behind the target. Counting costs CPU time at each crossing of layers, so a side with more
 //! layers pays for more crossings; measure ratios without it if they must be exact.
 
+use crate::label::readable;
 use bench_core::columns::align;
 use bench_core::figures::number;
 use bench_core::record::{Better, Phase};
@@ -76,7 +77,7 @@ pub(crate) fn cells(row: &LayerRow) -> Vec<String> {
         0.0 => "-".to_owned(),
         v => number(v),
     };
-    let front = [row.phase.clone(), row.side.clone(), row.unit.clone()];
+    let front = [readable(&row.phase), row.side.clone(), row.unit.clone()];
     let values = std::iter::once(row.rest).chain(row.layers);
     front.into_iter().chain(values.map(shown)).collect()
 }

@@ -13,12 +13,13 @@
 //! **Invariant:** everything except the journals can be regenerated from them. Each file is written
 //! under a temporary name and renamed, so that a reader never sees a partial file.
 
-use crate::{suite, table};
+use crate::{answer, suite, table};
 use bench_core::{Error, Result};
 use bench_study::journal::{JOURNAL, check, load_begun};
 use bench_study::{Aggregate, Finding, Study, findings};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,9 @@ pub const RESULT_SCHEMA: &str = "evfs-lab-result/1";
 pub struct Results {
     /// Name and version of this layout, [`RESULT_SCHEMA`].
     pub schema: String,
+    /// The result in one sentence.
+    #[serde(default)]
+    pub answer: String,
     /// Every study with its raw runs, in the layout of its journal, which has a version of its own.
     #[schemars(with = "Vec<serde_json::Map<String, serde_json::Value>>")]
     pub studies: Vec<Study>,
@@ -62,18 +66,28 @@ impl Results {
                 means,
             }
         };
+        let suites = suite::shown(&studies);
         Results {
             schema: RESULT_SCHEMA.to_owned(),
+            answer: answer::sentence(&studies, &suites),
             findings: studies.iter().map(found).collect(),
-            suites: suite::shown(&studies),
+            suites,
             studies,
         }
     }
 
-    /// Formats the report as text: suites first, then each study.
+    /// Formats the report as text: the answer, the machine, suites, then each study.
     pub fn text(&self) -> String {
-        let suites: String = self.suites.iter().map(suite::text).collect();
-        let text = suites + &table::tables(&self.studies);
+        let mut text = format!("{}\n\n", self.answer);
+        for line in answer::facts(&self.studies) {
+            let _ = writeln!(text, "{line}");
+        }
+        for caution in answer::cautions(&self.studies) {
+            let _ = writeln!(text, "{caution}");
+        }
+        text.push('\n');
+        text.extend(self.suites.iter().map(suite::text));
+        text.push_str(&table::tables(&self.studies));
         // Names come from outside, and a terminal interprets control characters.
         let plain = |c: char| if c.is_control() && c != '\n' { '?' } else { c };
         text.chars().map(plain).collect()

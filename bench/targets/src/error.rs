@@ -12,6 +12,11 @@ pub fn program_error(error: bench_core::Error) -> Error {
         {
             Error::Busy(text)
         }
+        bench_core::Error::Journal { source, .. }
+            if source.kind() == std::io::ErrorKind::NotFound =>
+        {
+            Error::NotFound(text)
+        }
         _ => Error::Failed(text),
     }
 }

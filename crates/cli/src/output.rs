@@ -192,7 +192,7 @@ pub fn warn(json: bool, text: &str) {
 
 /// Prints an error with its sources, and returns its exit code.
 pub fn fail(json: bool, error: &Error) -> ExitCode {
-    let message = error.chain();
+    let message = error.message();
     let code = error.exit_code();
     if json {
         print_failure(&message, code);

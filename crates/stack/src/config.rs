@@ -26,7 +26,7 @@
 use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec};
 use crate::settings::is_setting;
 use crate::state_file::read_text;
-use crate::text::did_you_mean;
+use crate::text::{did_you_mean, toml_mistake};
 use crate::{Error, Result, Settings};
 use ::fs::Atime;
 use serde::Deserialize;
@@ -269,12 +269,12 @@ impl ConfigFile {
 }
 
 fn parse(path: &Path, text: &str, threads: usize) -> Result<Vec<ServiceTable>> {
-    let file = toml::from_str(text).map_err(|e| invalid(path, &e))?;
+    let file = toml::from_str(text).map_err(|e| invalid(path, text, &e))?;
     services(path, file, threads)
 }
 
 fn parse_among_settings(path: &Path, text: &str, threads: usize) -> Result<Vec<ServiceTable>> {
-    let file: SettingsFile = toml::from_str(text).map_err(|e| invalid(path, &e))?;
+    let file: SettingsFile = toml::from_str(text).map_err(|e| invalid(path, text, &e))?;
     let SettingsFile {
         volume,
         mount,
@@ -289,17 +289,14 @@ fn parse_among_settings(path: &Path, text: &str, threads: usize) -> Result<Vec<S
 }
 
 /// Describes a mistake, with a suggestion for a misspelled key.
-fn invalid(path: &Path, error: &toml::de::Error) -> Error {
-    let message = error.to_string();
-    let unknown = message
+fn invalid(path: &Path, text: &str, error: &toml::de::Error) -> Error {
+    let mistake = toml_mistake(text, error);
+    let unknown = mistake
         .split("unknown field `")
         .nth(1)
         .and_then(|m| m.split('`').next());
     let hint = unknown.map(|word| did_you_mean(word, KEYS.iter().copied()));
-    Error::config(
-        path,
-        format!("{}{}", message.trim_end(), hint.unwrap_or_default()),
-    )
+    Error::config(path, mistake + &hint.unwrap_or_default())
 }
 
 fn services(path: &Path, file: File, threads: usize) -> Result<Vec<ServiceTable>> {

@@ -31,6 +31,7 @@ mod paths;
 mod peer;
 mod place;
 pub mod registry;
+mod remedy;
 pub mod service;
 mod settings;
 mod signals;

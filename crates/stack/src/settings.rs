@@ -12,7 +12,7 @@ pub use examine::{Examined, Problem};
 
 use crate::listen::Listen;
 use crate::paths::Paths;
-use crate::text::did_you_mean;
+use crate::text::{did_you_mean, toml_mistake};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -178,7 +178,7 @@ impl Settings {
         if let Some((path, text)) = file {
             let table: toml::Table = text
                 .parse()
-                .map_err(|e: toml::de::Error| Error::config(path, e.to_string()))?;
+                .map_err(|e: toml::de::Error| Error::config(path, toml_mistake(text, &e)))?;
             for (key, value) in flatten("", &without_services(table)) {
                 let row = TABLE.iter().find(|row| row.key == key).ok_or_else(|| {
                     let keys = TABLE.iter().map(|row| row.key);

@@ -16,6 +16,25 @@ pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>)
     }
 }
 
+/// Describes a mistake in TOML on one line, with the number of the line at fault.
+pub(crate) fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
+    let lines = error.message().lines().map(str::trim);
+    let message = lines.collect::<Vec<_>>().join(", ");
+    // A list of all known keys says less than a suggestion.
+    let message = match message.split_once(", expected one of ") {
+        Some((unknown, _)) if unknown.starts_with("unknown field") => unknown.to_owned(),
+        _ => message,
+    };
+    match error.span() {
+        Some(span) => {
+            let before = text.bytes().take(span.start);
+            let number = before.filter(|byte| *byte == b'\n').count() + 1;
+            format!("line {number}: {message}")
+        }
+        None => message,
+    }
+}
+
 /// Serializes a path as a JSON string; bytes that are not UTF-8 are replaced.
 pub(crate) fn path_as_text<S: serde::Serializer>(
     path: &Option<PathBuf>,
@@ -42,4 +61,35 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
     [0..8, 8..12, 12..16, 16..20, 20..32]
         .map(|part| hex[part].to_owned())
         .join("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "only the errors matter")]
+    struct File {
+        size: u32,
+        name: Option<String>,
+    }
+
+    #[test]
+    fn a_mistake_in_toml_is_one_line_with_its_place() {
+        for (text, said) in [
+            ("size = 1\nsiez = 2\n", "line 2: unknown field `siez`"),
+            ("size = 1\n\nname = [\n", "line "),
+            ("name = 'a'\nsize = 'b'\n", "line 2: invalid type"),
+        ] {
+            let error = toml::from_str::<File>(text).unwrap_err();
+            let mistake = toml_mistake(text, &error);
+            assert!(mistake.starts_with(said), "{mistake}");
+            assert!(
+                !mistake.contains('\n') && !mistake.contains("expected one of"),
+                "{mistake}"
+            );
+        }
+    }
 }

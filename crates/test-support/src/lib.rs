@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Returns the path of an example program of the package under test.
 ///
-/// Cargo and nextest build examples together with all tests of a package, but not for
-/// `cargo test --test NAME`.
+/// `cargo xtask check` builds the examples that `xtask/src/suite.rs` lists.
 ///
 /// # Panics
 /// The program has not been built.
@@ -24,7 +23,7 @@ pub fn example(name: &str) -> PathBuf {
     let example = profile.join("examples").join(name);
     assert!(
         example.exists(),
-        "needs {}: cargo build --examples",
+        "needs {}: `cargo build --examples`, and its name in xtask/src/suite.rs",
         example.display()
     );
     example

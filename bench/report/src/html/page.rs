@@ -1,41 +1,44 @@
-//! The page: verdicts, charts, tables, caveats, the machine, and the raw data.
+//! The page: the answer, the machine, charts, tables, caveats, and the raw data.
 
-use super::charts::figures;
+use super::charts::of_study;
 use super::svg::escape;
-use crate::accounts;
+use super::tables::write_table;
+use crate::answer::{self, SuiteCounts};
+use crate::label::{readable, title};
 use crate::layers;
+use crate::notes::notes;
 use crate::results::Results;
-use crate::suite;
-use crate::suite::{Shown, Suite};
-use crate::table::{notes, title, verdicts};
-use bench_core::figures::{number, ratio as ratio_text};
+use crate::suite::{self, Shown, Suite};
+use crate::{accounts, setup};
+use bench_core::figures::{change, change_interval, number};
 use bench_study::{Finding, Kind, Study, findings};
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::slice;
 
 /// Maximum bytes of raw data in a page.
 const RAW_MAX: usize = 4 << 20;
 /// Number of rows above which a table is collapsed.
 const OPEN_ROWS: usize = 24;
+/// Number of studies above which their list is collapsed.
+const OPEN_STUDIES: usize = 8;
 
-const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}\
-table{border-collapse:collapse;margin:1rem 0;font-size:13px}td,th{border:1px solid #ccc;padding:.2rem .5rem;text-align:left}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}.better{color:#1b7837}.worse{color:#b2182b}.verdict{font-size:1.1rem}\
-.box{border:1px solid #ccc;border-left:4px solid #888;padding:.2rem 1rem;margin:1rem 0}svg{max-width:100%;height:auto}pre{overflow:auto}\
-@media(prefers-color-scheme:dark){body{color:#ddd;background:#1a1a1a}td,th,.box{border-color:#555}.better{color:#7fbf7b}.worse{color:#ef8a62}}";
+const STYLE: &str = include_str!("page.css");
 
 /// Renders the results as one HTML page.
 pub fn page(results: &Results) -> String {
     let studies = &results.studies;
+    let about = studies.first().map_or_else(String::new, title);
     let mut out = format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>evfs bench</title>\n\
-         <meta name=\"viewport\" content=\"width=device-width\">\n<style>{STYLE}</style></head><body>\n<h1>Benchmark report</h1>\n"
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <title>Benchmark report: {}</title>\n\
+         <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
+         <style>\n{STYLE}</style></head><body>\n",
+        escape(&about)
     );
-    // Verdicts about parts of a suite appear in its tables and in their own sections.
-    for study in studies.iter().filter(|study| study.plan.part.is_none()) {
-        verdict_lines(&mut out, study);
-    }
+    header(&mut out, results);
+    out.push_str("<main>\n");
+    summary(&mut out, results);
+    contents(&mut out, studies);
     for shown in &results.suites {
         suite_section(&mut out, shown);
     }
@@ -44,8 +47,89 @@ pub fn page(results: &Results) -> String {
     }
     machine(&mut out, studies);
     raw(&mut out, results);
-    out.push_str("</body></html>\n");
+    out.push_str("</main></body></html>\n");
     out
+}
+
+/// Writes the answer, when and where it was measured, and what speaks against it.
+fn header(out: &mut String, results: &Results) {
+    let _ = writeln!(
+        out,
+        "<header><p class=\"kind\">Benchmark report</p>\n<h1 id=\"answer\">{}</h1>",
+        escape(&results.answer)
+    );
+    for line in answer::facts(&results.studies) {
+        let _ = writeln!(out, "<p class=\"facts\">{}</p>", escape(&line));
+    }
+    for caution in answer::cautions(&results.studies) {
+        let _ = writeln!(out, "<p class=\"caution\">{}</p>", escape(&caution));
+    }
+    out.push_str("</header>\n");
+}
+
+/// Writes the values of the answer.
+fn summary(out: &mut String, results: &Results) {
+    out.push_str("<section id=\"summary\">\n");
+    let mut compared = vec![answer::HEAD.map(str::to_owned).to_vec()];
+    let alone = |study: &&Study| study.plan.part.is_none() && study.sides.len() > 1;
+    for study in results.studies.iter().filter(alone) {
+        let (found, means) = findings(study);
+        let rows = answer::compared(study, &found, &means);
+        compared.extend(rows.iter().map(answer::Compared::cells));
+    }
+    write_table(
+        out,
+        "Change: median of the paired runs, which disturbances of the machine hardly affect. It \
+         differs from the ratio of two medians.",
+        &compared,
+    );
+    let head = ["workload", "phase", "figure", "median", "unit", "runs"];
+    let mut single = vec![head.map(str::to_owned).to_vec()];
+    single.extend(answer::single_rows(&results.studies));
+    write_table(out, "Medians of all counted runs.", &single);
+    let head = ["report", "lines", "measured", "in the published direction"];
+    let mut suites = vec![head.map(str::to_owned).to_vec()];
+    suites.extend(results.suites.iter().map(|shown| {
+        let counts = SuiteCounts::of(shown);
+        vec![
+            format!("{}: {}", shown.suite, shown.after),
+            counts.lines.to_string(),
+            counts.measured.to_string(),
+            format!("{} of {}", counts.alike, counts.published),
+        ]
+    }));
+    write_table(
+        out,
+        "Published reports: only lines with a published change have a direction.",
+        &suites,
+    );
+    out.push_str("</section>\n");
+}
+
+/// Writes links to the studies, if there are several.
+fn contents(out: &mut String, studies: &[Study]) {
+    if studies.len() < 2 {
+        return;
+    }
+    let open = if studies.len() <= OPEN_STUDIES {
+        " open"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        out,
+        "<nav aria-label=\"Contents\"><details{open}><summary>{} studies</summary><ul>",
+        studies.len()
+    );
+    for study in studies {
+        let _ = writeln!(
+            out,
+            "<li><a href=\"#{}\">{}</a></li>",
+            escape(&study.key()),
+            escape(&title(study))
+        );
+    }
+    out.push_str("</ul></details></nav>\n");
 }
 
 /// Writes the tables of a report next to the measured values.
@@ -53,19 +137,10 @@ fn suite_section(out: &mut String, shown: &Shown) {
     let title = format!("{}: {}", shown.suite, shown.after);
     let _ = writeln!(out, "<h2>{}</h2>", escape(&title));
     for lines in shown.lines.chunk_by(|a, b| a.part == b.part) {
-        let _ = writeln!(out, "<h3>{}</h3>\n<table><tr>", escape(&lines[0].part));
-        for head in &suite::HEAD[1..] {
-            let _ = write!(out, "<th>{head}</th>");
-        }
-        out.push_str("</tr>\n");
-        for line in lines {
-            out.push_str("<tr>");
-            for cell in &suite::cells(line)[1..] {
-                let _ = write!(out, "<td>{}</td>", escape(cell));
-            }
-            out.push_str("</tr>\n");
-        }
-        out.push_str("</table>\n");
+        let _ = writeln!(out, "<h3>{}</h3>", escape(&lines[0].part));
+        let mut rows = vec![suite::HEAD[1..].iter().map(|&h| h.to_owned()).collect()];
+        rows.extend(lines.iter().map(|line| suite::cells(line).split_off(1)));
+        write_table(out, "", &rows);
         let studies: BTreeSet<&str> = lines.iter().map(|line| line.study.as_str()).collect();
         let links: Vec<String> = studies
             .iter()
@@ -75,49 +150,62 @@ fn suite_section(out: &mut String, shown: &Shown) {
     }
 }
 
-/// Writes the verdicts of a study.
-fn verdict_lines(out: &mut String, study: &Study) {
-    let (key, (_, means)) = (escape(&study.key()), findings(study));
-    for line in verdicts(study, &means) {
-        let _ = writeln!(out, "<p class=\"verdict\">{key}: {}</p>", escape(&line));
-    }
-}
-
+/// Writes one study: its answer, charts, values, notes and setup.
 fn section(out: &mut String, study: &Study) {
-    let (found, _) = findings(study);
+    let (found, means) = findings(study);
     let (id, head) = (escape(&study.key()), escape(&title(study)));
-    let _ = writeln!(out, "<h2 id=\"{id}\">{head}</h2>");
+    let _ = writeln!(out, "<section>\n<h2 id=\"{id}\">{head}</h2>");
     if let Some(part) = Suite::part_of(&study.key()) {
         let _ = writeln!(out, "<p>{}.</p>", escape(part.title));
-        verdict_lines(out, study);
+    }
+    for line in answer::lines(study, &found, &means) {
+        let _ = writeln!(out, "<p>{}</p>", escape(&line));
     }
     let entry = study.sides.first().map(|side| side.job.entry());
     if let Some(entry) = entry {
         let text = format!("{}; after {}.", entry.what, entry.after);
-        let _ = writeln!(out, "<p>{}</p>", escape(&text));
+        let _ = writeln!(out, "<p class=\"facts\">{}</p>", escape(&text));
     }
-    for (name, svg) in figures(slice::from_ref(study)) {
-        let _ = writeln!(out, "<figure id=\"{}\">{svg}</figure>", escape(&name));
-    }
-    let folded = found.len() > OPEN_ROWS;
-    if folded {
-        let _ = writeln!(
+    out.push_str("<div class=\"figures\">\n");
+    for figure in of_study(study, &found) {
+        let _ = write!(
             out,
-            "<details><summary>All {} figures</summary>",
-            found.len()
+            "<figure id=\"{}\">{}<figcaption><details><summary>Values of this figure</summary>",
+            escape(&figure.name),
+            figure.svg
         );
+        write_table(out, "", &figure.values);
+        out.push_str("</details></figcaption></figure>\n");
     }
-    table(out, study, &found);
-    if folded {
-        out.push_str("</details>\n");
-    }
+    out.push_str("</div>\n");
+    folded(out, found.len(), |out| {
+        write_table(out, "", &rows(study, &found));
+    });
     by_layer(out, study);
-    accounts(out, study);
+    for shown in accounts::shown(study) {
+        let _ = writeln!(out, "<h3>{}</h3>", escape(shown.title));
+        write_table(out, "", &shown.readable());
+    }
     out.push_str("<div class=\"box\"><p>Notes and caveats:</p><ul>\n");
     for note in notes(study, &found) {
         let _ = writeln!(out, "<li>{}</li>", escape(&note));
     }
-    out.push_str("</ul></div>\n");
+    out.push_str("</ul></div>\n<details><summary>Sides and plan</summary>\n");
+    write_table(out, "Sides", &setup::sides(study));
+    write_table(out, "Plan", &setup::plan(study));
+    out.push_str("</details>\n</section>\n");
+}
+
+/// Writes a table of all figures, collapsed if it is long.
+fn folded(out: &mut String, figures: usize, table: impl FnOnce(&mut String)) {
+    out.push_str("<h3>All figures</h3>\n");
+    if figures > OPEN_ROWS {
+        let _ = writeln!(out, "<details><summary>{figures} figures</summary>");
+        table(out);
+        out.push_str("</details>\n");
+    } else {
+        table(out);
+    }
 }
 
 /// Writes CPU by layer, if it was counted.
@@ -126,129 +214,77 @@ fn by_layer(out: &mut String, study: &Study) {
     if rows.is_empty() {
         return;
     }
-    out.push_str("<h3>CPU by layer</h3>\n<table><tr>");
-    for head in layers::heads() {
-        let _ = write!(out, "<th>{}</th>", escape(&head));
-    }
-    out.push_str("</tr>\n");
-    for row in &rows {
-        out.push_str("<tr>");
-        for cell in layers::cells(row) {
-            let _ = write!(out, "<td>{}</td>", escape(&cell));
-        }
-        out.push_str("</tr>\n");
-    }
-    out.push_str("</table>\n");
+    out.push_str("<h3>CPU by layer</h3>\n");
+    let mut lines = vec![layers::heads()];
+    lines.extend(rows.iter().map(layers::cells));
+    write_table(out, "", &lines);
 }
 
-/// Writes the machine resources used by runs, and service times.
-fn accounts(out: &mut String, study: &Study) {
-    for shown in accounts::shown(study) {
-        let _ = writeln!(out, "<h3>{}</h3>\n<table>", shown.title);
-        for (n, row) in shown.rows.iter().enumerate() {
-            let tag = if n == 0 { "th" } else { "td" };
-            out.push_str("<tr>");
-            for cell in row {
-                let _ = write!(out, "<{tag}>{}</{tag}>", escape(cell));
-            }
-            out.push_str("</tr>\n");
-        }
-        out.push_str("</table>\n");
-    }
-}
-
-fn table(out: &mut String, study: &Study, found: &[Finding]) {
+/// Returns the rows of all figures of a study.
+fn rows(study: &Study, found: &[Finding]) -> Vec<Vec<String>> {
     let one = study.sides.len() == 1;
     let base = study.sides.first().map_or("", |s| s.name.as_str());
-    let heads: Vec<&str> = if one {
-        vec!["phase", "figure", "median", "unit"]
+    let head: &[&str] = if one {
+        &["phase", "figure", "median", "unit", "role"]
     } else {
-        vec![
+        &[
             "phase",
             "figure",
             "side",
             base,
             "value",
             "unit",
-            "change %",
-            "gain %",
-            "ratio",
+            "change",
+            "95 % interval",
             "pairs",
             "control",
-            "judgement",
+            "verdict",
+            "role",
         ]
     };
-    out.push_str("<table><tr>");
-    for head in heads {
-        let _ = write!(out, "<th>{}</th>", escape(head));
-    }
-    out.push_str("</tr>\n");
-    for f in found {
-        row(out, f, one);
-    }
-    out.push_str("</table>\n");
+    let mut rows: Vec<Vec<String>> = vec![head.iter().map(|&name| name.to_owned()).collect()];
+    rows.extend(found.iter().map(|f| row(f, one)));
+    rows
 }
 
-fn row(out: &mut String, f: &Finding, one: bool) {
-    let show = |v: f64| if v.is_finite() { number(v) } else { "-".into() };
-    let percent = |v: Option<f64>| v.map_or("-".into(), |v| format!("{v:+.1}"));
-    let weight = if f.kind == Kind::Headline { "<b>" } else { "" };
-    let _ = write!(
-        out,
-        "<tr><td>{}</td><td>{weight}{}</td>",
-        escape(&f.phase),
-        escape(&f.cell)
-    );
-    let unit = escape(&f.unit);
+fn row(f: &Finding, one: bool) -> Vec<String> {
+    let dash = || "-".to_owned();
+    let show = |v: f64| if v.is_finite() { number(v) } else { dash() };
+    let role = match f.kind {
+        Kind::Headline => "headline",
+        Kind::Cpu => "CPU",
+        Kind::Further => "further",
+    };
+    let mut cells = vec![readable(&f.phase), readable(&f.cell)];
     if one {
-        let _ = writeln!(
-            out,
-            "<td class=\"n\">{}</td><td>{unit}</td></tr>",
-            show(f.value)
-        );
-        return;
+        cells.extend([show(f.value), f.unit.clone()]);
+    } else {
+        cells.extend([
+            f.side.clone(),
+            show(f.base),
+            show(f.value),
+            f.unit.clone(),
+            f.ratio.map_or_else(dash, |r| change(r.median)),
+            f.ratio.map_or_else(dash, |r| change_interval(&r)),
+            f.ratio.map_or(0, |r| r.n).to_string(),
+            f.control.map_or_else(dash, |c| change(c.median)),
+            f.judgement.name().to_owned(),
+        ]);
     }
-    let _ = write!(
-        out,
-        "<td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td>{unit}</td><td class=\"n\">{}</td><td class=\"n\">{}</td>",
-        escape(&f.side),
-        show(f.base),
-        show(f.value),
-        percent(f.change()),
-        percent(f.gain()),
-    );
-    let _ = writeln!(
-        out,
-        "<td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"{}\">{}</td></tr>",
-        f.ratio.map_or("-".into(), |r| escape(&ratio_text(&r))),
-        f.ratio.map_or(0, |r| r.n),
-        f.control.map_or("-".into(), |c| format!("{:.3}", c.median)),
-        f.judgement.name().replace(' ', "-"),
-        f.judgement.name(),
-    );
+    cells.push(role.to_owned());
+    cells
 }
 
+/// Writes the properties of each machine.
 fn machine(out: &mut String, studies: &[Study]) {
-    out.push_str("<h2>Machine and parameters</h2>\n");
-    let sessions = studies.iter().flat_map(|s| s.sessions.first());
-    if let Some(environment) = sessions.into_iter().next() {
-        let json = serde_json::to_string_pretty(environment).expect("plain data has a JSON form");
-        let _ = writeln!(
-            out,
-            "<details open><summary>Machine</summary><pre>{}</pre></details>",
-            escape(&json)
-        );
+    out.push_str("<section>\n<h2>Machine</h2>\n");
+    let mut seen = BTreeSet::new();
+    for session in studies.iter().flat_map(|study| &study.sessions) {
+        if seen.insert(session.line()) {
+            write_table(out, "", &setup::machine(session));
+        }
     }
-    for study in studies {
-        let json = serde_json::to_string_pretty(&(&study.sides, &study.plan))
-            .expect("plain data has a JSON form");
-        let _ = writeln!(
-            out,
-            "<details><summary>{}: sides and plan</summary><pre>{}</pre></details>",
-            escape(&study.key()),
-            escape(&json)
-        );
-    }
+    out.push_str("</section>\n");
 }
 
 /// Embeds the contents of `result.json` for programs, unless it is too long for a page.

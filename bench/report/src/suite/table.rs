@@ -1,6 +1,7 @@
 //! Published and measured values side by side: lines and their text.
 
 use super::{Columns, Part, Published, Row, SUITES, Suite};
+use crate::label::readable;
 use bench_core::columns::align;
 use bench_core::figures::number;
 use bench_core::record::Better;
@@ -243,7 +244,7 @@ pub(crate) fn cells(line: &Line) -> Vec<String> {
     let values = m.and_then(|m| m.values.as_ref());
     vec![
         line.part.clone(),
-        line.label.clone(),
+        readable(&line.label),
         line.columns.clone(),
         line.published.clone(),
         line.published_change.map_or_else(dash, percent),
