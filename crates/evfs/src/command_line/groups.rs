@@ -22,7 +22,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     ),
     (
         "Help and settings",
-        &["config", "explain", "completions", "help"],
+        &["config", "explain", "schema", "completions", "help"],
     ),
     ("Measurement", &["bench"]),
 ];

@@ -54,6 +54,7 @@ mod tests {
                 "top",
                 "web",
                 "explain",
+                "schema",
                 "cache show",
                 "lun list",
                 "lun show",
