@@ -27,11 +27,16 @@ begin() {
   say "boot_id $(cat /proc/sys/kernel/random/boot_id)"
   systemctl --failed --plain --no-legend | sed 's/^/failed /'
 }
-# What became of the boot before: the order in which units stopped, and every error.
+# What became of the boot before: the order in which units stopped, what failed to start or stop, errors, and
+# signs that the machine was not switched off in an orderly way.
 look_back() {
-  local boot=(journalctl --boot=-1 --output=json)
-  "${boot[@]}" --output-fields=UNIT,JOB_RESULT JOB_TYPE=stop | sed 's/^/stopped /'
-  "${boot[@]}" --output-fields=_COMM,UNIT,MESSAGE --priority=err | sed 's/^/error /'
+  local before=(journalctl --boot=-1 --output=cat)
+  "${before[@]}" --output-fields=UNIT JOB_TYPE=stop JOB_RESULT=done | sed 's/^/stopped /'
+  "${before[@]}" --output-fields=UNIT JOB_RESULT=failed + JOB_RESULT=timeout | sed 's/^/job_failed /'
+  "${before[@]}" --priority=err _TRANSPORT=journal + _TRANSPORT=stdout | sed 's/^/error /'
+  journalctl --boot --output=cat |
+    grep -i 'uncleanly shut down\|recovery complete\|which a killed process left\|no longer in use' |
+    sed 's/^/unclean /' || :
 }
 
 first() {

@@ -4,8 +4,10 @@
 //! peers. A missing peer fails the test, and so does missing root for a test that needs it.
 
 pub mod afs;
+pub mod guest;
 pub mod lua;
 pub mod mounts;
+pub mod packages;
 pub mod targets;
 pub mod terminal;
 pub mod writer;
