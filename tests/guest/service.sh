@@ -27,8 +27,8 @@ begin() {
   say "boot_id $(cat /proc/sys/kernel/random/boot_id)"
   systemctl --failed --plain --no-legend | sed 's/^/failed /'
 }
-# What became of the boot before: the order in which units stopped, what failed to start or stop, errors, and
-# signs that the machine was not switched off in an orderly way.
+# What became of the boot before: the order in which units stopped, what failed to start or stop,
+# errors, and signs that the machine was not switched off in an orderly way.
 look_back() {
   local before=(journalctl --boot=-1 --output=cat)
   "${before[@]}" --output-fields=UNIT JOB_TYPE=stop JOB_RESULT=done | sed 's/^/stopped /'

@@ -96,7 +96,7 @@ fn signals_that_ask_for_an_end_flush_first() {
     }
 }
 
-/// As systemd sends it: again to the processes that remain when the main process of a unit has ended.
+/// systemd sends it again to the processes that remain when the main process of a unit has ended.
 #[test]
 fn term_flushes_however_often_it_arrives() {
     let s = Sandbox::new();

@@ -136,8 +136,8 @@ impl WhenBusy {
     }
 }
 
-/// Unmounts. Leaves the trigger of an automount, which belongs to another program: it means that the
-/// file system is unmounted already.
+/// Unmounts. Leaves the trigger of an automount, which belongs to another program: the file system
+/// is unmounted already then.
 pub(crate) fn unmount(path: &Path, when_busy: WhenBusy) -> Result<(), Error> {
     let flags = match when_busy {
         WhenBusy::Refuse => UnmountFlags::empty(),

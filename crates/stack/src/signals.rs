@@ -1,9 +1,9 @@
 //! Signal handling. INT, TERM and QUIT request an orderly stop. The second of them ends the process
 //! at once, except that a service does not count TERM: systemd sends it again to the remaining
-//! processes of a unit when the main process has ended. The first ends a service at once while it has
-//! not yet started anything that needs an orderly stop, for example while it waits for a key or
-//! derives one. HUP requests an orderly stop if the terminal was closed, and otherwise asks a service
-//! to reload. Every other signal that a process can catch is ignored.
+//! processes of a unit when the main process has ended. The first ends a service at once while it
+//! has not yet started anything that needs an orderly stop, for example while it waits for a key or
+//! derives one. HUP requests an orderly stop if the terminal was closed, and otherwise asks a
+//! service to reload. Every other signal that a process can catch is ignored.
 
 use crate::{Error, Result};
 use rustix::process::{Pid, getsid};
@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-/// Request an orderly stop; the second one ends the process at once, unless it is TERM to a service.
+/// Request an orderly stop; the second one ends the process at once, except for TERM to a service.
 const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGQUIT];
 /// Request an orderly stop, however often they arrive: power failure, CPU time limit reached.
 const STOP_PATIENTLY: [i32; 2] = [libc::SIGPWR, libc::SIGXCPU];

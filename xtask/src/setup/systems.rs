@@ -1,13 +1,13 @@
-//! Small Debian systems: one in a directory, whose copies the tests of packages change, and one in a
-//! disk image, which guests boot.
+//! Small Debian systems: one in a directory, whose copies the tests of packages change, and one in
+//! a disk image, which guests boot.
 
 use super::{is_root, target};
 use crate::{Outcome, run};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Packages of the system in which packages are tested, beside the smallest set: the dependency that
-/// every mount needs, and programs that check manual pages and units.
+/// Packages of the system in which packages are tested, beside the smallest set: the dependency
+/// that every mount needs, and programs that check manual pages and units.
 const PACKAGES: &[&str] = &["fuse3", "man-db", "systemd"];
 
 /// The same for the system that guests boot. Its kernel and modules are from elsewhere.
