@@ -126,8 +126,8 @@ second() {
     'umount /srv/c' \
     'sed -i /srv.c.encrypted/d /etc/fstab' \
     'dpkg --remove gocryptfs'
-  say "left $(ls /srv/*/file 2> /dev/null) $(grep -c '/srv/' /proc/mounts)"
-  say "key $(ls /etc/evfs/keys)"
+  say "left $(grep -c " /srv/" /proc/mounts || :)"
+  say "key $(ls /etc/evfs/keys | tr "\n" " ")"
 }
 
 case $(cat /share/boot) in first) next=reboot ;; *) next=poweroff ;; esac

@@ -1,4 +1,4 @@
-# What a system in a guest does with units, fstab and credentials: /share/boot says in which boot.
+# Units, fstab and credentials of EVFS in a system in a guest; /share/boot names the boot.
 # Prints a line per fact, which begins with its name. The boot ends in every case.
 
 say() { echo "$*"; }
@@ -27,7 +27,7 @@ begin() {
   say "boot_id $(cat /proc/sys/kernel/random/boot_id)"
   systemctl --failed --plain --no-legend | sed 's/^/failed /'
 }
-# What became of the boot before: the order in which units stopped, what failed to start or stop,
+# The end of the boot before: the order in which units stopped, units that failed to start or stop,
 # errors, and signs that the machine was not switched off in an orderly way.
 look_back() {
   local before=(journalctl --boot=-1 --output=cat)

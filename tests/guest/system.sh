@@ -10,11 +10,11 @@ units=$system/etc/systemd/system
 # Runs a program of the system.
 inside() { PATH=/usr/sbin:/usr/bin:/sbin:/bin /bin/busybox chroot $system "$@"; }
 
-# Without a name of its own the machine is new, and asks questions at the console.
+# A machine without an identity is new, and asks questions at the console.
 [ -s $system/etc/machine-id ] || tr -d - < /proc/sys/kernel/random/uuid > $system/etc/machine-id
 echo guest > $system/etc/hostname
 mkdir -p $system/var/log/journal
-# Nobody logs in, and no time is spent on what a machine does once a day.
+# No user logs in, and no time is spent on daily work.
 for unit in getty.target systemd-logind.service e2scrub_reap.service apt-daily.timer \
   apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer; do
   ln -sf /dev/null $units/$unit

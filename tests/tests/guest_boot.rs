@@ -9,12 +9,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use tests::guest::{Booted, System, scripts};
+use tests::guest::{Booted, System, cache, scripts};
 use tests::packages::{file, older, packages};
 use tests::{Ran, Sandbox, wait_until};
 
 /// Time limit of a boot, several times what it takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(420);
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Prompt of systemd for the terminal, after the question of EVFS.
 const PROMPT: &str = "(press TAB for no echo)";
@@ -229,4 +229,107 @@ fn a_system_opens_its_volumes_at_boot_and_closes_them_when_it_is_switched_off() 
     wait_until("it is unmounted", || {
         s.json(&["status"])["volumes"] == serde_json::json!([])
     });
+}
+
+/// Steps of the first day, in order.
+const STEPS: [&str; 9] = [
+    "install",
+    "quickstart",
+    "create",
+    "mount",
+    "boot",
+    "reboot",
+    "kill",
+    "upgrade",
+    "remove",
+];
+
+const PEERS: [&str; 2] = ["cryptsetup", "gocryptfs"];
+
+/// What a step took with one program.
+struct Effort {
+    commands: u64,
+    millis: u64,
+}
+
+/// Finds the effort of a step; `None` if the program does not have the step.
+fn effort(boots: &[Booted], program: &str, step: &str) -> Option<Effort> {
+    boots.iter().flat_map(|b| b.facts("step")).find_map(|line| {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [of, what, commands, millis] = fields[..] else {
+            panic!("no step: {line}");
+        };
+        (of == program && what == step).then(|| Effort {
+            commands: commands.parse().expect("a number"),
+            millis: millis.parse().expect("a number"),
+        })
+    })
+}
+
+/// Returns the first cell and the numbers of commands in each row of the guide's table.
+fn documented() -> Vec<Vec<String>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let page = fs::read_to_string(root.join("docs/guide/boot.md")).unwrap();
+    let section = page.split("\n## Effort\n").nth(1).expect("the section");
+    let rows = section.lines().filter(|line| line.starts_with('|'));
+    let cells = |row: &str| {
+        let cells = row.trim_matches('|').split('|');
+        let words = cells.map(|cell| cell.split_whitespace().next().unwrap_or_default());
+        words.map(str::to_owned).collect()
+    };
+    rows.skip(2).map(cells).collect()
+}
+
+/// A newcomer installs, tries and creates; mounts at boot; restarts, kills, upgrades and removes.
+#[test]
+fn a_newcomer_needs_at_most_one_command_more_than_with_the_best_peer() {
+    let s = Sandbox::new();
+    let system = System::new(&s);
+    let new = file(&packages(&s), ".deb");
+    put(&system, &older(&s, &new), "old/evfs.deb", 0o644);
+    put(&system, &new, "new/evfs.deb", 0o644);
+    for entry in fs::read_dir(cache().join("debian/later")).unwrap() {
+        let package = entry.unwrap();
+        let name = package.file_name().into_string().unwrap();
+        put(&system, &package.path(), &format!("later/{name}"), 0o644);
+    }
+    put(&system, &scripts().join("newcomer.sh"), "run", 0o755);
+    let boots = ["first", "second"].map(|boot| {
+        begin(&system, boot);
+        let booted = system.boot(PATIENCE, None);
+        check_boot(&booted);
+        assert_eq!(booted.fact("state"), "running", "{}", booted.printed);
+        booted
+    });
+
+    let mut measured = Vec::new();
+    for step in STEPS {
+        let ours = effort(&boots, "evfs", step).expect(step);
+        let peers = PEERS.map(|peer| effort(&boots, peer, step));
+        let best = peers.iter().map(|p| p.as_ref().map_or(0, |p| p.commands));
+        let best = best.min().unwrap_or_default();
+        let all = [Some(ours)].into_iter().chain(peers);
+        let cells: Vec<String> = all
+            .map(|effort| match effort {
+                Some(e) => format!("{} ({:.1} s)", e.commands, e.millis as f64 / 1000.0),
+                None => "-".into(),
+            })
+            .collect();
+        println!("| {step} | {} |", cells.join(" | "));
+        let numbers = cells
+            .iter()
+            .map(|c| c.split(' ').next().unwrap_or_default());
+        let row: Vec<String> = [step]
+            .into_iter()
+            .chain(numbers)
+            .map(str::to_owned)
+            .collect();
+        let commands: u64 = row[1].parse().expect("a number");
+        assert!(commands <= best + 1, "{row:?}");
+        measured.push(row);
+    }
+    assert_eq!(documented(), measured, "the table of the guide differs");
+    // Removal leaves no mount, and keeps the key.
+    assert_eq!(boots[1].fact("left").trim(), "0");
+    assert!(boots[1].fact("key").starts_with("admin.key"));
 }
