@@ -7,6 +7,7 @@
 
 pub mod wire;
 
+use crate::guest::{self, scripts};
 use crate::mounts::On;
 use crate::{Killed, Ran, Sandbox, installed, program, wait_until};
 use serde_json::Value;
@@ -30,11 +31,6 @@ pub const ASK_ALWAYS: &[&str] = &["-oattr_timeout=0,entry_timeout=0"];
 /// Names of guests, and their kernels.
 pub const KERNELS: [(&str, &str); 2] =
     [("a", "linux-image-amd64"), ("b", "linux-image-6.12-amd64")];
-
-/// Returns the directory of the scripts.
-fn scripts() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("guest")
-}
 
 /// A machine for a cell. All its processes end with it.
 pub struct Machine<'s> {
@@ -202,17 +198,12 @@ impl<'s> Machine<'s> {
         programs: &[PathBuf],
         patience: Duration,
     ) -> Ran {
-        let built = program();
-        let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
-        let cache = target.join("guest");
-        let boot = scripts().join("boot.sh");
         // The machine has no network route to the package archives.
-        let mut fetch = Command::new(&boot);
-        fetch.args(["--fetch", "--kernel", kernel, "--cache"]);
-        Ran::of(fetch.arg(&cache)).ok();
+        let mut boot = guest::boot();
+        Ran::of(boot.args(["--fetch", "--kernel", kernel])).ok();
         fs::copy(scripts().join("kafs.sh"), share.join("kafs.sh")).expect("a share");
-        let mut command = self.command(boot);
-        command.arg("--cache").arg(cache);
+        let mut command = self.command(scripts().join("boot.sh"));
+        command.arg("--cache").arg(guest::cache());
         command.args(["--kernel", kernel, "--modules", "pcbc fcrypt kafs"]);
         command.args(["--seconds", &patience.as_secs().to_string()]);
         command.arg("--share").arg(share);

@@ -5,8 +5,10 @@
 
 pub mod afs;
 pub mod browser;
+pub mod guest;
 pub mod lua;
 pub mod mounts;
+pub mod packages;
 pub mod schemas;
 pub mod targets;
 pub mod terminal;

@@ -8,8 +8,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
-use tests::{Ran, Random, Sandbox, installed, peer, program};
+use tests::{Ran, Random, Sandbox, installed, peer};
 
 /// Size of the volume, in bytes; the guest creates a file system on half of it.
 const SIZE: usize = 32 << 20;
@@ -17,14 +16,9 @@ const SIZE: usize = 32 << 20;
 /// Runs `tests/guest/SCRIPT` in a guest that has `programs` in its /bin, and returns its output.
 #[track_caller]
 fn guest<S: AsRef<OsStr>>(options: &[S], script: &str, programs: &[&Path]) -> String {
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-    let built = program();
-    let target = built.ancestors().nth(2).expect("target/PROFILE/evfs");
-    let mut boot = Command::new(scripts.join("boot.sh"));
-    boot.arg("--cache").arg(target.join("guest")).args(options);
-    Ran::of(boot.arg(scripts.join(script)).args(programs))
-        .ok()
-        .stdout
+    let mut boot = tests::guest::boot();
+    boot.args(options).arg(tests::guest::scripts().join(script));
+    Ran::of(boot.args(programs)).ok().stdout
 }
 
 fn sha256(file: &Path) -> String {

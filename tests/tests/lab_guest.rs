@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tests::{PATIENCE, Ran, Sandbox, installed, program, wait_until};
+use tests::{PATIENCE, Ran, Sandbox, installed, wait_until};
 
 /// Serializes the tests, which run emulated machines.
 static ONE: Mutex<()> = Mutex::new(());
@@ -35,16 +35,9 @@ const PARTS: &[&str] = &[
 
 /// Returns the kernel of a Debian package.
 fn kernel(package: &str) -> PathBuf {
-    let built = program();
-    let guests = built
-        .ancestors()
-        .nth(2)
-        .expect("target/PROFILE/evfs")
-        .join("guest");
-    let boot = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/boot.sh");
-    let mut fetch = Command::new(boot);
-    fetch.args(["--fetch", "--kernel", package, "--cache"]);
-    Ran::of(fetch.arg(&guests)).ok();
+    let guests = tests::guest::cache();
+    let mut fetch = tests::guest::boot();
+    Ran::of(fetch.args(["--fetch", "--kernel", package])).ok();
     let unpacked = guests.join(package).join("unpacked");
     if !unpacked.exists() {
         let new = tempfile::tempdir_in(&guests).unwrap();

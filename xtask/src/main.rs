@@ -5,7 +5,7 @@
 //!   cargo xtask check --full     everything, as root, against real peers
 //!   cargo xtask check --soak H   random, fault and fuzz suites with new seeds for H hours
 //!   cargo xtask setup            install the programs that the tests use (apt, as root; cargo),
-//!                                download the kernels of the guests
+//!                                download the kernels and the system of the guests
 //!   cargo xtask test [ARG...]    the tests alone, as root; ARG is passed to `cargo nextest run`
 //!   cargo xtask dist             packages of the program in target/dist
 //!   cargo xtask dist --verify    the same, built twice and compared

@@ -1,5 +1,7 @@
 //! Installs the programs that the tests run against: real peers, never imitations.
 
+mod systems;
+
 use crate::{Outcome, run};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -28,6 +30,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("ip", "iproute2"),
     ("losetup", "mount"),
     ("man", "man-db"),
+    ("mke2fs", "e2fsprogs"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("nbd-client", "nbd-client"),
@@ -90,13 +93,6 @@ openafs-client openafs-client/cell-info string 127.0.0.1
 openafs-fileserver openafs-fileserver/thiscell string test.local
 ";
 
-/// Packages of the system in which packages are tested, beside the smallest set: the dependency that
-/// every mount needs, and programs that check manual pages and units.
-const CLEAN_SYSTEM: &str = "fuse3,man-db,systemd";
-
-/// Release and archive of that system if this machine is not configured for one.
-const ARCHIVE: (&str, &str) = ("stable", "http://deb.debian.org/debian/");
-
 /// Kernels that guests boot: Linux 6.1 and 6.12.
 const KERNELS: &[&str] = &["linux-image-amd64", "linux-image-6.12-amd64"];
 
@@ -117,8 +113,8 @@ const AXE: (&str, &str) = (
 const SUBCOMMANDS: &[(&str, &str)] = &[("nextest", "0.9.111"), ("deny", "0.20.2")];
 
 /// Installs missing programs, which requires root, builds the suites, downloads the checker of the
-/// web page and the kernels that the tests boot, and prepares the system in which they install
-/// packages.
+/// web page and the kernels that the tests boot, and prepares the systems in which they install
+/// packages and which they boot.
 pub fn require(root: &Path) -> Outcome {
     programs()?;
     fuse()?;
@@ -127,7 +123,7 @@ pub fn require(root: &Path) -> Outcome {
     mdbook()?;
     axe()?;
     kernels(root)?;
-    clean_system()
+    systems::require()
 }
 
 /// Fails for an ordinary user at once, with an explanation, instead of after the build.
@@ -318,70 +314,6 @@ fn kernels(root: &Path) -> Outcome {
     Ok(())
 }
 
-/// Creates a small Debian system in the directory in which the tests expect it. They change copies.
-fn clean_system() -> Outcome {
-    let roots = target()?.join("roots");
-    let (done, new) = (roots.join("debian"), roots.join("debian.new"));
-    if done.is_dir() {
-        return Ok(());
-    }
-    if !is_root() {
-        return Err(
-            "the tests of packages need a small Debian system, which root creates: \
-                    run `cargo xtask setup` as root"
-                .into(),
-        );
-    }
-    let failed = |e: std::io::Error| format!("{}: {e}", roots.display());
-    if new.exists() {
-        std::fs::remove_dir_all(&new).map_err(failed)?;
-    }
-    std::fs::create_dir_all(&roots).map_err(failed)?;
-    let (suite, archive) = archive();
-    println!("creating a small Debian system, once, from {archive}");
-    // In a mount namespace, so that an interrupted run leaves no mount in the directory.
-    run(Command::new("unshare")
-        .args(["--mount", "--", "debootstrap", "--variant=minbase"])
-        .arg(format!("--include={CLEAN_SYSTEM}"))
-        .arg(suite)
-        .arg(&new)
-        .arg(archive)
-        .stdout(Stdio::null()))?;
-    // Downloads are not part of the copies.
-    for downloads in ["var/cache/apt/archives", "var/lib/apt/lists"] {
-        let downloads = new.join(downloads);
-        std::fs::remove_dir_all(&downloads).map_err(failed)?;
-        std::fs::create_dir_all(downloads.join("partial")).map_err(failed)?;
-    }
-    std::fs::rename(&new, &done).map_err(failed)
-}
-
-/// Returns the release and the archive of Debian or Ubuntu that this machine is configured for.
-fn archive() -> (String, String) {
-    let format = "$(CODENAME) $(COMPONENT) $(REPO_URI)";
-    let listed = Command::new("apt-get")
-        .args(["indextargets", "--format", format, "Created-By: Packages"])
-        .output();
-    let listed = listed.map(|listed| String::from_utf8_lossy(&listed.stdout).into_owned());
-    let own = listed.ok().and_then(|listed| own_archive(&listed));
-    own.unwrap_or_else(|| (ARCHIVE.0.to_owned(), ARCHIVE.1.to_owned()))
-}
-
-/// Finds the archive of the release itself, not that of its updates or of other vendors, among
-/// lines with a release, a component and an address.
-fn own_archive(listed: &str) -> Option<(String, String)> {
-    listed.lines().find_map(|line| {
-        let mut words = line.split(' ');
-        let (suite, component, uri) = (words.next()?, words.next()?, words.next()?);
-        let directory = uri.trim_end_matches('/').rsplit('/').next();
-        let is_own = component == "main"
-            && !suite.contains('-')
-            && uri.starts_with("http")
-            && matches!(directory, Some("debian" | "ubuntu"));
-        is_own.then(|| (suite.to_owned(), uri.to_owned()))
-    })
-}
-
 /// Finds the target directory of this program, which is also that of the tests.
 fn target() -> Result<PathBuf, String> {
     let here = std::env::current_exe().map_err(|e| format!("where is xtask: {e}"))?;
@@ -425,20 +357,4 @@ fn is_root() -> bool {
     // A process's directory in /proc is owned by its effective user.
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_clean_system_is_of_the_release_of_this_machine() {
-        let listed = "nodistro main https://deb.nodesource.com/node_20.x/\n\
-                      bookworm-updates main http://deb.debian.org/debian/\n\
-                      bookworm contrib http://deb.debian.org/debian/\n\
-                      bookworm main http://deb.debian.org/debian/\n";
-        let own = ("bookworm".into(), "http://deb.debian.org/debian/".into());
-        assert_eq!(own_archive(listed), Some(own));
-        assert_eq!(own_archive(""), None);
-    }
 }

@@ -1,6 +1,6 @@
 //! Mount points: their state, unmounting, and what a user needs to mount.
 
-use crate::table::mounts;
+use crate::table::{MountEntry, mounts};
 use crate::{Error, users};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
@@ -73,8 +73,7 @@ fn ours(mountpoint: &Path) -> Option<PathBuf> {
         path = std::fs::canonicalize(parent).ok()?.join(name);
     }
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
-    // The last entry is the topmost mount.
-    let mount = mounts().into_iter().rfind(|mount| mount.point == path)?;
+    let mount = topmost(mounts(), &path)?;
     let is_ours = mount.kind == "fuse.evfs" && mount.options.split(',').any(|option| option == me);
     is_ours.then_some(path)
 }
@@ -95,15 +94,26 @@ pub(crate) enum At {
     Dead,
 }
 
-/// Checks whether a file system, of this program or another, is mounted at exactly this path.
+/// Checks whether a file system, of this program or another, is mounted at exactly this path. The
+/// trigger of an automount does not count: the file system is mounted on it.
 pub(crate) fn mounted_at(path: &Path) -> Option<At> {
     // Attributes may be cached by the kernel; statfs always reaches the server.
     if let Err(error) = rustix::fs::statfs(path) {
         return server_died(&error.into()).then_some(At::Dead);
     }
     let path = std::fs::canonicalize(path).ok()?;
-    let mounted = mounts().iter().any(|mount| mount.point == path);
-    mounted.then_some(At::Alive)
+    let mount = topmost(mounts(), &path)?;
+    (!is_automount(&mount)).then_some(At::Alive)
+}
+
+/// Finds the mount that hides all others at exactly this path.
+fn topmost(mounts: Vec<MountEntry>, path: &Path) -> Option<MountEntry> {
+    mounts.into_iter().rfind(|mount| mount.point == path)
+}
+
+/// Checks for the trigger of an automount, such as that of `x-systemd.automount`.
+fn is_automount(mount: &MountEntry) -> bool {
+    mount.kind == "autofs"
 }
 
 /// Treatment of a mount that is in use when it is to be unmounted.
@@ -126,12 +136,20 @@ impl WhenBusy {
     }
 }
 
-/// Unmounts.
+/// Unmounts. Leaves the trigger of an automount, which belongs to another program: the file system
+/// is unmounted already then.
 pub(crate) fn unmount(path: &Path, when_busy: WhenBusy) -> Result<(), Error> {
     let flags = match when_busy {
         WhenBusy::Refuse => UnmountFlags::empty(),
         WhenBusy::Detach => UnmountFlags::DETACH,
     };
+    if topmost(mounts(), path).is_some_and(|mount| is_automount(&mount)) {
+        let source = std::io::Error::from(rustix::io::Errno::INVAL);
+        return Err(Error::io(
+            format!("cannot unmount {}", path.display()),
+            source,
+        ));
+    }
     match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
@@ -183,5 +201,28 @@ pub(crate) fn busy(path: &Path) -> Error {
             Some(users) => format!("used by {users}"),
             None => "another process has a file in it open".into(),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_trigger_of_an_automount_is_no_file_system_until_one_is_mounted_on_it() {
+        let mount = |kind: &str| MountEntry {
+            source: "/dev/a".into(),
+            point: "/data".into(),
+            kind: kind.into(),
+            options: "rw".into(),
+        };
+        let top = |kinds: &[&str]| {
+            let mounts = kinds.iter().map(|kind| mount(kind)).collect();
+            topmost(mounts, Path::new("/data")).map(|top| is_automount(&top))
+        };
+        assert_eq!(top(&[]), None);
+        assert_eq!(top(&["autofs"]), Some(true));
+        assert_eq!(top(&["autofs", "fuse.evfs"]), Some(false));
+        assert_eq!(topmost(vec![mount("autofs")], Path::new("/data/a")), None);
     }
 }

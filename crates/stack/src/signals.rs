@@ -1,8 +1,9 @@
 //! Signal handling. INT, TERM and QUIT request an orderly stop. The second of them ends the process
-//! at once; so does the first while a service has not yet started anything that needs an orderly
-//! stop, for example while it waits for a key or derives one. HUP requests an orderly stop if the
-//! terminal was closed, and otherwise asks a service to reload. Every other signal that a process
-//! can catch is ignored.
+//! at once, except that a service does not count TERM: systemd sends it again to the remaining
+//! processes of a unit when the main process has ended. The first ends a service at once while it
+//! has not yet started anything that needs an orderly stop, for example while it waits for a key or
+//! derives one. HUP requests an orderly stop if the terminal was closed, and otherwise asks a
+//! service to reload. Every other signal that a process can catch is ignored.
 
 use crate::{Error, Result};
 use rustix::process::{Pid, getsid};
@@ -14,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once, OnceLock};
 
-/// Request an orderly stop; the second one ends the process at once.
+/// Request an orderly stop; the second one ends the process at once, except for TERM to a service.
 const STOP: [i32; 3] = [SIGINT, SIGTERM, SIGQUIT];
 /// Request an orderly stop, however often they arrive: power failure, CPU time limit reached.
 const STOP_PATIENTLY: [i32; 2] = [libc::SIGPWR, libc::SIGXCPU];
@@ -33,13 +34,15 @@ const IGNORED: [i32; 9] = [
 
 /// Whether the next stop signal ends the process at once.
 static AT_ONCE: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+/// The same for TERM to a service: whether nothing needs an orderly stop yet.
+static EARLY: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
 /// Requires an orderly stop from here on.
 pub(crate) fn stop_in_order() {
     // Only the first time: later the flag records that the first signal has arrived.
     static BEGUN: Once = Once::new();
     BEGUN.call_once(|| {
-        if let Some(at_once) = AT_ONCE.get() {
+        for at_once in [AT_ONCE.get(), EARLY.get()].into_iter().flatten() {
             at_once.store(false, Ordering::SeqCst);
         }
     });
@@ -85,10 +88,16 @@ impl StopSignals {
         wake.set_nonblocking(true)?;
         let seen = Arc::clone(AT_ONCE.get_or_init(Arc::default));
         seen.store(hup == Hup::Reload, Ordering::SeqCst);
+        let early = Arc::clone(EARLY.get_or_init(Arc::default));
+        early.store(hup == Hup::Reload, Ordering::SeqCst);
         for signal in STOP {
+            let at_once = match (signal, hup) {
+                (SIGTERM, Hup::Reload) => &early,
+                _ => &seen,
+            };
             // Order matters: the handler that ends the process runs before the one that notes the
             // first signal, so it acts from the second signal on.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&seen))?;
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(at_once))?;
             flag::register(signal, Arc::clone(&seen))?;
         }
         for signal in STOP.into_iter().chain(STOP_PATIENTLY) {
