@@ -36,7 +36,9 @@ fn exit_2_for_usage_and_a_configuration_that_makes_no_sense() {
 fn the_command_in_the_readme_installs_one_program_with_all_commands() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
-    let (_, command) = readme.split_once("`cargo install --path ").unwrap();
+    let (_, command) = readme
+        .split_once("`cargo install --locked --path ")
+        .unwrap();
     let (package, _) = command.split_once('`').unwrap();
     let manifest = root.join(package).join("Cargo.toml");
     let manifest = manifest.to_str().unwrap();

@@ -19,6 +19,7 @@ impl Error {
     fn next_step(&self) -> &'static str {
         match self {
             Error::Within { source, .. } => source.next_step(),
+            Error::Block(e) if e.errno() == libc::EEXIST => "choose another path",
             Error::Block(e) | Error::OnlyRead { source: e, .. } => of_device(e.kind()),
             Error::Volume(crypt::Error::Block(e)) => of_device(e.kind()),
             Error::Io { source, .. } => of_system(source),

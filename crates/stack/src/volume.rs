@@ -373,7 +373,14 @@ pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -
 /// `path` exists: a backup never overwrites another one.
 pub fn write_new(path: &Path, bytes: &[u8]) -> Result<()> {
     use std::io::Write;
-    let new = NewFile::begin(path)?;
+    let new = NewFile::begin(path).map_err(|e| match e.errno() {
+        libc::EEXIST => Error::io(
+            "cannot create",
+            path,
+            std::io::Error::from_raw_os_error(libc::EEXIST),
+        ),
+        _ => e.into(),
+    })?;
     let written = new.file().write_all(bytes);
     written.map_err(|e| Error::io("cannot write", path, e))?;
     Ok(new.finish()?)
