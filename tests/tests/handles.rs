@@ -187,7 +187,8 @@ fn sizes_mean_the_same_everywhere() {
         assert_eq!(quota(size), Some(3 << 19), "{size}");
     }
     assert_eq!(quota("0"), None);
-    s.attach(&["1.img"]);
+    s.volume("v.img", "32M", &[]);
+    s.attach(&["v.img"]);
     let read_ahead = |size: &str| {
         let change = format!("read_ahead_max={size}");
         let ran = s.run(&["cache", "set", &change]).ok();
@@ -208,7 +209,7 @@ fn sizes_mean_the_same_everywhere() {
     let (value, said) = read_ahead("4M");
     assert_eq!(value, "4MiB");
     assert!(said.contains("powers of 1000"), "{said}");
-    s.detach("1");
+    s.detach("v");
 }
 
 #[test]

@@ -331,6 +331,7 @@ fn metrics_on_loopback_survive_garbage_and_stay_off_without_an_address() {
 fn warned(s: &Sandbox, environment: &[(&str, &str)]) -> String {
     let run = s.path("run");
     let mode = |mode| fs::set_permissions(&run, fs::Permissions::from_mode(mode)).unwrap();
+    fs::write(s.path("none.img"), [0; 4096]).unwrap();
     mode(0o777);
     let mut command = s.evfs();
     command
@@ -413,6 +414,7 @@ fn standard_error_that_is_the_journal_selects_the_journal() {
     let file = fs::File::from(std::os::fd::OwnedFd::from(stream));
     let about = file.metadata().unwrap();
     let run = s.path("run");
+    fs::write(s.path("none.img"), [0; 4096]).unwrap();
     fs::set_permissions(&run, fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = s.evfs();
     command
