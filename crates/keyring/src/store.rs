@@ -351,7 +351,11 @@ impl Keyring {
                      `ssh-keygen -p -f FILE`"
                 )));
             }
-            self.store(name, &line.parse()?, None)?;
+            let recipient = line.parse().map_err(|error| match error {
+                Error::Malformed { why, .. } => Error::malformed(what, why),
+                other => other,
+            })?;
+            self.store(name, &recipient, None)?;
         }
         self.info(name)
     }
