@@ -126,8 +126,8 @@ add() {
   done
 }
 
-# Busybox puts its commands beside the programs that were added and over none of them. A directory
-# /root is there if a system is to be started.
+# Busybox puts its commands beside the programs that were added and over none of them. A file /system
+# is there if a system is to be started.
 write_init() {
   cat > "$tree/init" <<'INIT'
 #!/bin/busybox sh
@@ -145,7 +145,7 @@ stty -F /dev/ttyS1 raw
   ip link set eth0 up
   ip route add default via 10.0.2.2
   share=/share
-  if [ -d /root ]; then
+  if [ -e /system ]; then
     mount -t ext4 /dev/vda /root
     share=/root/share
   fi
@@ -156,7 +156,7 @@ stty -F /dev/ttyS1 raw
   exec sh /script
 ) < /dev/null > /dev/ttyS1 2>&1
 code=$?
-if [ -d /root ] && [ $code = 0 ]; then
+if [ -e /system ] && [ $code = 0 ]; then
   for dir in dev proc sys; do mount --move /$dir /root/$dir; done
   exec switch_root /root /sbin/init
 fi
@@ -252,7 +252,7 @@ trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 mkdir -p "$tree"/{bin,dev,proc,sys,mnt,tmp,run,var/run,etc}
 [ -z "$share" ] || mkdir "$tree/share"
-[ -z "$root" ] || mkdir "$tree/root"
+[ -z "$root" ] || { mkdir "$tree/root" && touch "$tree/system"; }
 cp -r "$booted/modules" "$tree/modules"
 cp "$script" "$tree/script"
 for file in "$(command -v busybox)" "$@"; do add "$file"; done
