@@ -133,6 +133,8 @@ fn converse(guest: &mut Killed, prompt: Option<(&str, &str)>) -> String {
         console.extend_from_slice(&room[..len]);
         let shown = String::from_utf8_lossy(&console);
         if let Some((_, answer)) = unanswered.take_if(|(prompt, _)| shown.contains(*prompt)) {
+            // systemd turns the echo off after it has shown the prompt, which cannot be observed.
+            std::thread::sleep(Duration::from_secs(2));
             // If the guest has ended, its console ends as well.
             let _ = to.write_all(format!("{answer}\n").as_bytes());
         }
