@@ -231,10 +231,16 @@ impl Space {
         inner.has_room(inner.reserve / 2)
     }
 
-    /// Counts the blocks that the metadata could allocate, up to `enough`.
+    /// Counts the blocks that the metadata could use, up to `enough`: those it could allocate, and those
+    /// it has but does not need.
     pub fn metadata_room(&self, enough: u64) -> u64 {
         let inner = self.lock();
         inner.slack.saturating_add(inner.metadata_room(enough))
+    }
+
+    /// Counts the blocks that the metadata could allocate in addition to those it has, up to `enough`.
+    pub fn metadata_left(&self, enough: u64) -> u64 {
+        self.lock().metadata_room(enough)
     }
 
     /// Sets how many blocks of the metadata its items do not need, and how many more runs it may

@@ -195,7 +195,8 @@ fn locate(segments: &[Segment], block: u64) -> (Option<u64>, u64) {
     (None, next - block)
 }
 
-/// Maps a block together with its neighbors; the number of blocks is 1/8 of those mapped so far.
+/// Maps a block together with its neighbors; the number of blocks is 1/8 of those mapped so far, and
+/// at most 1/8 of those that are left: a commit on a full device touches blocks in several places.
 fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
     let end_of = |s: &Segment| u64::from(s.logical) + u64::from(s.blocks);
     let placed = segments.partition_point(|s| !s.is_spare());
@@ -209,6 +210,10 @@ fn map(segments: &mut Vec<Segment>, space: &Space, block: u64) -> Result<()> {
     let mut unit = (total / 8)
         .next_power_of_two()
         .clamp(UNIT_BLOCKS_MIN, UNIT_BLOCKS_MAX);
+    if space.is_loaded() {
+        let share = space.metadata_left(8 * unit) / 8;
+        unit = unit.min(share.max(1).next_power_of_two());
+    }
     let before = after.checked_sub(1).map(|i| segments[i]);
     loop {
         let from = (block - block % unit).max(hole_start);
@@ -431,6 +436,19 @@ mod tests {
         file.read(0, &mut out).unwrap();
         assert!(out == [0; 8193]);
         assert_eq!(superblock.beyond() - before, 8193);
+    }
+
+    /// A commit on a full device touches blocks in several places of the file.
+    #[test]
+    fn no_place_takes_all_blocks_that_are_left() {
+        let (file, _, space) = file(Mem::new(64 << 20, 512));
+        file.set_len(48 << 20).unwrap();
+        file.write(0, &vec![7; 8 << 20]).unwrap();
+        let left = space.metadata_left(u64::MAX);
+        space.allocate_metadata(None, left - 256).unwrap();
+        for place in 3..11 {
+            file.write(place * (4 << 20), &[8; 4096]).unwrap();
+        }
     }
 
     #[test]
