@@ -59,6 +59,11 @@ remove() {
 
 if [ "$action" = uninstall ]; then
     [ -f "$list" ] || die "nothing is installed in $prefix: $list does not exist"
+    # Services write all data to stable storage.
+    if [ -d /run/systemd/system ]; then
+        systemctl disable --now evfs.service > /dev/null 2>&1 || :
+        systemctl disable --now 'evfs@*.service' > /dev/null 2>&1 || :
+    fi
     temporary=$(mktemp)
     trap 'rm -f "$temporary"' EXIT
     { cat "$list" && echo "$list"; } > "$temporary"
