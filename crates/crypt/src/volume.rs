@@ -481,7 +481,8 @@ impl Volume {
         self.commit(&unlocked.volume_key, Epoch::ZERO)
     }
 
-    /// Lists the keys that [`Volume::set_owner`] removes: previous owners and old keys of `who`.
+    /// Lists the keys that [`Volume::set_owner`] removes: the key pairs that were owners, and old keys
+    /// of `who`.
     pub fn replaced_by_owner(&self, who: &Identified) -> Vec<KeyEntry> {
         let recipient = who.recipient.to_string();
         let replaced = |k: &KeyEntry| {

@@ -182,8 +182,29 @@ fn a_secret_that_does_not_open_its_new_keyslot_replaces_nothing() {
         .unwrap_err();
     assert!(error.to_string().contains("remains valid"), "{error}");
     assert!(header(&disk) == before, "the header was written");
+    // The same for an owner that takes the place of another.
+    let mut volume = Volume::open(disk.clone()).unwrap().with_kdf_limits(limits);
+    let error = volume
+        .set_owner_secret(&owner, NewSecret::new(&second, argon2(128)))
+        .unwrap_err();
+    assert!(error.to_string().contains("remains valid"), "{error}");
+    assert!(header(&disk) == before, "the header was written");
     let after = Volume::open(disk).unwrap();
     assert!(opens(&after, "first") && !opens(&after, "second"));
+}
+
+/// A key file is used unchanged, whatever it contains.
+#[test]
+fn a_key_file_that_contains_a_recovery_key_opens_what_it_was_added_to() {
+    let disk = disk();
+    let mut volume = create(disk);
+    let owner = opened(&volume, "first");
+    let file = format!("{}\n", RecoveryKey::generate().text().to_uppercase());
+    let content = secret(&file);
+    volume
+        .add_secret(&owner, Some(Role::User), NewSecret::new(&content, cheap()))
+        .unwrap();
+    assert_eq!(opened(&volume, &file).role, Role::User);
 }
 
 #[test]

@@ -24,7 +24,7 @@
 //! ```
 
 use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec};
-use crate::settings::is_setting;
+use crate::settings::{has_services, is_setting};
 use crate::state_file::read_text;
 use crate::text::{did_you_mean, toml_mistake};
 use crate::{Error, Result, Settings};
@@ -237,13 +237,11 @@ impl ConfigFile {
         }
     }
 
-    /// Returns the file of the settings, if it defines services.
+    /// Returns the file of the settings, if it has tables of services, even unusable ones.
     pub(crate) fn in_settings() -> Option<ConfigFile> {
         let path = Settings::file();
-        let file: SettingsFile = toml::from_str(&read_text(&path).ok()?).ok()?;
-        let has_services =
-            !(file.volume.is_empty() && file.mount.is_empty() && file.serve.is_empty());
-        has_services.then_some(ConfigFile::Settings(path))
+        let file: toml::Table = read_text(&path).ok()?.parse().ok()?;
+        has_services(&file).then_some(ConfigFile::Settings(path))
     }
 
     /// Returns its path.

@@ -38,6 +38,17 @@ pub(crate) fn is_setting(key: &str) -> bool {
     TABLE.iter().any(|row| row.key == key)
 }
 
+/// Reports whether a file has tables of services.
+pub(crate) fn has_services(file: &toml::Table) -> bool {
+    SERVICES.iter().any(|kind| {
+        let tables = file.get(*kind).and_then(toml::Value::as_table);
+        let is_service = |(name, value): (&String, &toml::Value)| {
+            value.is_table() && !is_setting(&format!("{kind}.{name}"))
+        };
+        tables.is_some_and(|tables| tables.iter().any(is_service))
+    })
+}
+
 /// Removes the tables of services, which have no settings.
 fn without_services(mut file: toml::Table) -> toml::Table {
     for kind in SERVICES {

@@ -142,9 +142,19 @@ impl Volume {
         if let Some(label) = new.label {
             self.relabel(keyslot, role, label)?;
         }
+        self.commit_tested(unlocked, keyslot, new.secret)
+    }
+
+    /// Commits the header if `secret` opens its new key material in `keyslot`, as read back.
+    fn commit_tested(
+        &mut self,
+        unlocked: &Unlocked,
+        keyslot: u32,
+        secret: &SecretBytes,
+    ) -> Result<()> {
         let plan = self.sealed(&unlocked.volume_key, Epoch::ZERO)?;
         execute_tested(&*self.device, plan, || {
-            let opened = self.open_keyslot(keyslot, new.secret, &self.kdf_limits);
+            let opened = self.open_keyslot(keyslot, secret, &self.kdf_limits);
             opened.map(drop).map_err(|e| {
                 Error::Refused(format!(
                     "{}: the new secret does not open what was written for it ({e}); the old one \
@@ -168,7 +178,7 @@ impl Volume {
         for key in replaced {
             self.drop_keyslot(key.keyslot)?;
         }
-        self.commit(&unlocked.volume_key, Epoch::ZERO)?;
+        self.commit_tested(unlocked, keyslot, new.secret)?;
         Ok(keyslot)
     }
 

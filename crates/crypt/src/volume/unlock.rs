@@ -31,7 +31,7 @@ impl Volume {
             self.refuse_pair(only)?;
         }
         let typed = recovery::read(secret);
-        let (secret, mistake) = match &typed {
+        let (as_read, mistake) = match &typed {
             Typed::Key(key) => (key.secret(), None),
             Typed::Mistyped(mistake) => (secret, Some(mistake)),
             Typed::Other => (secret, None),
@@ -50,7 +50,13 @@ impl Volume {
             Some(only) => format!("{}: it does not open keyslot {only}", self.name()),
             None => format!("{}: it opens no keyslot of this volume", self.name()),
         };
-        self.try_secret(&keyslots, secret, failed, mistake)
+        match self.try_secret(&keyslots, as_read, failed.clone(), mistake) {
+            // A key file may contain a recovery key, and more, such as the end of the line.
+            Err(Error::WrongKey(_)) if as_read != secret => {
+                self.try_secret(&keyslots, secret, failed, mistake)
+            }
+            result => result,
+        }
     }
 
     /// Refuses a keyslot that no typed secret opens, before the secret is asked for.

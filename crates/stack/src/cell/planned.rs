@@ -17,7 +17,7 @@ use std::path::Path;
 /// # Errors
 /// Those of the request, except for errors of the device.
 pub(super) fn answer(run_dir: &Path, service: &str, ask: &CellRequest) -> Result<Value> {
-    let query = |ask| control::send_request(run_dir, service, &ControlRequest::Cell(ask));
+    let query = |ask| control::send_query(run_dir, service, &ControlRequest::Cell(ask));
     let listed = query(CellRequest::List)?;
     match ask {
         CellRequest::AclSet {

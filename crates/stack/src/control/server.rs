@@ -47,7 +47,7 @@ impl Listener {
         }
         let _ = std::fs::remove_file(&path);
         let bound = UnixListener::bind(&path).and_then(|listener| {
-            // The directory already excludes other users; this repeats it for the socket.
+            // Others may enter the directory; each client is also checked when it is accepted.
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
             listener.set_nonblocking(true)?;
             Ok(listener)

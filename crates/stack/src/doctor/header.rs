@@ -290,10 +290,10 @@ fn derivation(subject: &Subject, keyslot: u32, kdf: &Kdf) -> Finding {
         Kdf::Argon2id(_) | Kdf::Argon2i(_) => (kdf.work_kib() < ARGON2_WORK_MIN_KIB, true),
         Kdf::Pbkdf2 { iterations, .. } => (iterations < PBKDF2_ITERATIONS_MIN, false),
     };
-    let remedy = "add the passphrase again, then remove this keyslot; a random key file needs no \
-                  costly derivation";
+    let remedy = "set the passphrase again, which keeps the role and the label; a random key file \
+                  needs no costly derivation";
     let command = format!(
-        "evfs volume key add {} --new-passphrase-fd 0",
+        "evfs volume key change {} --key-slot {keyslot}",
         quoted(&subject.name)
     );
     if is_weak {

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 pub(super) fn check(running: &[Running], subjects: &[Subject], names: &[PathBuf]) -> Vec<Finding> {
     let is_subject = |service: &str| {
         let serves = |s: &Subject| s.served.as_ref().is_some_and(|(name, _)| name == service);
-        names.is_empty() || subjects.iter().any(serves)
+        let is_named = names.iter().any(|name| name.as_os_str() == service);
+        names.is_empty() || is_named || subjects.iter().any(serves)
     };
     let mut findings = Vec::new();
     for (name, status) in running.iter().filter(|(name, _)| is_subject(name)) {

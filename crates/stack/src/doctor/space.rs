@@ -5,6 +5,7 @@ use super::subjects::Subject;
 use super::{Finding, bytes, ids};
 use crate::Settings;
 use crate::control::{self, ControlRequest, FsRequest};
+use fuse_mount::MountEntry;
 use serde_json::Value;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -43,7 +44,7 @@ pub(super) fn check(subject: &Subject, settings: &Settings) -> Vec<Finding> {
             }
         }
     }
-    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mounts = fuse_mount::mounts();
     for export in status["exports"].as_array().into_iter().flatten() {
         findings.extend(of_export(export, &mounts));
     }
@@ -157,22 +158,16 @@ fn inside(what: &str, size: u64, free: u64) -> Finding {
 }
 
 /// Judges the file system that the kernel has mounted from a loop device.
-fn of_export(export: &Value, mounts: &str) -> Option<Finding> {
+fn of_export(export: &Value, mounts: &[MountEntry]) -> Option<Finding> {
     if export["kind"] != "loop" {
         return None;
     }
-    let at = mounted_from(export["at"].as_str()?, mounts)?;
-    let stat = rustix::fs::statvfs(Path::new(&at)).ok()?;
+    let device = export["at"].as_str()?;
+    let mount = mounts.iter().find(|mount| mount.source == device)?;
+    let stat = rustix::fs::statvfs(&mount.point).ok()?;
     let of = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let at = mount.point.display().to_string();
     Some(inside(&at, of(stat.f_blocks), of(stat.f_bavail)))
-}
-
-/// Finds the first directory at which a device is mounted, in the format of `/proc/self/mounts`.
-fn mounted_from(device: &str, mounts: &str) -> Option<String> {
-    let mut rows = mounts.lines().map(str::split_whitespace);
-    let at = rows.find_map(|mut row| (row.next()? == device).then(|| row.next())?)?;
-    // Octal escapes of proc(5).
-    Some(at.replace("\\040", " ").replace("\\134", "\\"))
 }
 
 #[cfg(test)]
@@ -205,16 +200,6 @@ mod tests {
         assert_eq!(inside("it", gib, gib / 2).severity, Fine);
         assert_eq!(inside("it", gib, gib / 25).severity, Warning);
         assert_eq!(inside("it", gib, 0).severity, Error);
-    }
-
-    #[test]
-    fn mounts_are_found_by_their_device() {
-        let mounts = "proc /proc proc rw 0 0\n/dev/loop3 /mnt/my\\040disk ext4 rw 0 0\n";
-        assert_eq!(
-            mounted_from("/dev/loop3", mounts).as_deref(),
-            Some("/mnt/my disk")
-        );
-        assert_eq!(mounted_from("/dev/loop4", mounts), None);
     }
 
     #[test]

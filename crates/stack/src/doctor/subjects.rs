@@ -79,8 +79,11 @@ pub(super) fn of(
 fn named(name: &Path, known: &Known<'_>, settings: &Settings) -> Result<Vec<Subject>> {
     let text = name.to_str().unwrap_or_default();
     let served = known.running.iter().find(|(service, _)| service == text);
-    if let Some((service, Ok(status))) = served {
-        return Ok(vec![of_service(service, status)]);
+    match served {
+        Some((service, Ok(status))) => return Ok(vec![of_service(service, status)]),
+        // Its process is reported; its device is not known.
+        Some((_, Err(_))) if !exists(name) => return Ok(Vec::new()),
+        _ => {}
     }
     if name.is_dir() {
         let place = Place::of(name);

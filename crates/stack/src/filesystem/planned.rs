@@ -14,7 +14,7 @@ use std::path::Path;
 /// # Errors
 /// Those of the request, except for errors of the device.
 pub(super) fn answer(run_dir: &Path, service: &str, ask: &FsRequest) -> Result<Value> {
-    let query = |ask| control::send_request(run_dir, service, &ask);
+    let query = |ask| control::send_query(run_dir, service, &ask);
     let listed = query(ControlRequest::Files(FsRequest::List))?;
     let status = query(ControlRequest::Status)?;
     planned(&listed, &status, ask)

@@ -12,7 +12,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 /// The listening socket, and the right to have it.
@@ -112,15 +112,21 @@ impl Drop for Endpoint {
     }
 }
 
-/// Binds a socket that only this user can connect to. One that a killed process left is replaced.
+/// Binds a socket that only this user can connect to. One that a killed process left is replaced;
+/// one on which a process listens, which may have other settings, is not.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     match std::fs::symlink_metadata(path) {
-        Ok(meta) if meta.file_type().is_socket() => std::fs::remove_file(path)?,
+        Ok(meta) if meta.file_type().is_socket() => {
+            if UnixStream::connect(path).is_ok() {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            std::fs::remove_file(path)?;
+        }
         Ok(_) => return Err(io::ErrorKind::AlreadyExists.into()),
         Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;
-    // The directory already excludes other users; this repeats it for the socket.
+    // Others may enter the directory; each client is also checked when it is accepted.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -129,6 +135,16 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_is_replaced_only_if_no_process_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sock");
+        let first = bind(&path).unwrap();
+        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        bind(&path).unwrap();
+    }
 
     #[test]
     fn a_file_in_the_place_of_the_socket_is_kept() {

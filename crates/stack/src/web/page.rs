@@ -92,7 +92,7 @@ impl Page {
 
     fn reused(&self, path: &str) -> Arc<Reused> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if answers.len() >= ANSWERS_MAX {
+        if answers.len() >= ANSWERS_MAX && !answers.contains_key(path) {
             answers.clear();
         }
         Arc::clone(answers.entry(path.to_owned()).or_default())
