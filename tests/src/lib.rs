@@ -103,6 +103,18 @@ impl Sandbox {
         self.run(&["key", "generate", name, "--no-passphrase"]).ok();
     }
 
+    /// Creates the volume `image` of 32 MiB whose owner is a passphrase with the label `laptop`.
+    /// Returns the JSON document of the command, which has the options `more`.
+    #[track_caller]
+    pub fn passphrase_volume(&self, image: &str, passphrase: &str, more: &[&str]) -> Value {
+        let create = ["--json", "volume", "create", image, "--size", "32M"];
+        let owner = ["--passphrase-fd", "0", "--key-label", "laptop"];
+        let create = [&create[..], &owner, more].concat();
+        let typed = format!("{passphrase}\n");
+        let made = self.run_with_input(&create, typed.as_bytes()).ok().stdout;
+        serde_json::from_str(&made).expect("a JSON document")
+    }
+
     /// Creates the key pair `owner` and a volume of `size` that belongs to it.
     pub fn volume(&self, image: &str, size: &str, more: &[&str]) -> PathBuf {
         if !self.path("keys/owner.key").exists() {

@@ -1,4 +1,4 @@
-//! Packages of the program under test.
+//! Packs the program under test with `xtask dist`, for the tests of packages and guests.
 
 use crate::{Ran, Sandbox, program};
 use std::fs;

@@ -271,21 +271,7 @@ fn cryptsetup_opens_with_passphrases_and_recovery_keys_of_evfs() {
     for (name, content) in [("p1", "first phrase"), ("p2", "second phrase")] {
         fs::write(s.path(name), content).unwrap();
     }
-    let create = [
-        "--json",
-        "volume",
-        "create",
-        "a.img",
-        "--size",
-        "32M",
-        "--passphrase-fd",
-        "0",
-        "--key-label",
-        "laptop",
-        "--recovery",
-    ];
-    let made = s.run_with_input(&create, b"first phrase\n").ok().stdout;
-    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    let made = s.passphrase_volume("a.img", "first phrase", &["--recovery"]);
     fs::write(s.path("recovery"), made["recovery_key"].as_str().unwrap()).unwrap();
     let image = s.path("a.img");
     let opens = |file| opens_in_cryptsetup(&s, &image, file);

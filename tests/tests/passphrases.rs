@@ -16,19 +16,7 @@ const SECOND: &str = "another phrase altogether";
 fn volume(s: &Sandbox) -> PathBuf {
     fs::write(s.path("first"), FIRST).unwrap();
     fs::write(s.path("second"), SECOND).unwrap();
-    let create = [
-        "volume",
-        "create",
-        "a.img",
-        "--size",
-        "32M",
-        "--passphrase-fd",
-        "0",
-        "--key-label",
-        "laptop",
-    ];
-    s.run_with_input(&create, format!("{FIRST}\n").as_bytes())
-        .ok();
+    s.passphrase_volume("a.img", FIRST, &[]);
     s.path("a.img")
 }
 

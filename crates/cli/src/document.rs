@@ -1,8 +1,8 @@
 //! JSON documents that commands print: their names, their versions and their schemas.
 //!
 //! Each document begins with the key `schema`, whose value is the name and the version of its form,
-//! such as `evfs/status/1`. The schema of a form comes from the type that is serialized, so the two
-//! cannot drift.
+//! such as `evfs/status/1`. The schema of a form comes from the type that is serialized. Answers of
+//! other processes are passed on as received; the tests check that they have the form.
 //!
 //! **Invariant:** a schema names every key of its document, and refuses all others.
 

@@ -41,7 +41,7 @@ fn with_fd(fd: i32, read: impl FnOnce(&File, &Path) -> Result<SecretBytes>) -> R
     // SAFETY: fcntl with F_GETFD only checks whether the descriptor is open.
     if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
         return Err(Error::Usage(format!(
-            "--passphrase-fd {fd}: the file descriptor is not open"
+            "the file descriptor {fd} for the passphrase is not open; redirect a file or pipe to it"
         )));
     }
     // SAFETY: the descriptor is open and was passed to us for this; it is closed after reading,

@@ -20,67 +20,34 @@ pub(super) const LOGIN: Asset = Asset {
     text: include_str!("assets/login.html"),
 };
 
+/// Declares a file of `assets/` at a path of the page.
+macro_rules! asset {
+    ($path:literal, $kind:expr, $file:literal) => {
+        Asset {
+            path: $path,
+            kind: $kind,
+            text: include_str!(concat!("assets/", $file)),
+        }
+    };
+}
+
 /// Files that the login page needs, which every browser of the user receives.
 pub(super) const PUBLIC: &[Asset] = &[
-    Asset {
-        path: "/login.js",
-        kind: SCRIPT,
-        text: include_str!("assets/login.js"),
-    },
-    Asset {
-        path: "/style.css",
-        kind: CSS,
-        text: include_str!("assets/style.css"),
-    },
-    Asset {
-        path: "/icon.svg",
-        kind: IMAGE,
-        text: include_str!("assets/icon.svg"),
-    },
+    asset!("/login.js", SCRIPT, "login.js"),
+    asset!("/style.css", CSS, "style.css"),
+    asset!("/icon.svg", IMAGE, "icon.svg"),
 ];
 
 /// Files for browsers that are logged in.
 pub(super) const PRIVATE: &[Asset] = &[
-    Asset {
-        path: "/",
-        kind: HTML,
-        text: include_str!("assets/index.html"),
-    },
-    Asset {
-        path: "/main.js",
-        kind: SCRIPT,
-        text: include_str!("assets/main.js"),
-    },
-    Asset {
-        path: "/views.js",
-        kind: SCRIPT,
-        text: include_str!("assets/views.js"),
-    },
-    Asset {
-        path: "/details.js",
-        kind: SCRIPT,
-        text: include_str!("assets/details.js"),
-    },
-    Asset {
-        path: "/chart.js",
-        kind: SCRIPT,
-        text: include_str!("assets/chart.js"),
-    },
-    Asset {
-        path: "/history.js",
-        kind: SCRIPT,
-        text: include_str!("assets/history.js"),
-    },
-    Asset {
-        path: "/elements.js",
-        kind: SCRIPT,
-        text: include_str!("assets/elements.js"),
-    },
-    Asset {
-        path: "/format.js",
-        kind: SCRIPT,
-        text: include_str!("assets/format.js"),
-    },
+    asset!("/", HTML, "index.html"),
+    asset!("/main.js", SCRIPT, "main.js"),
+    asset!("/views.js", SCRIPT, "views.js"),
+    asset!("/details.js", SCRIPT, "details.js"),
+    asset!("/chart.js", SCRIPT, "chart.js"),
+    asset!("/history.js", SCRIPT, "history.js"),
+    asset!("/elements.js", SCRIPT, "elements.js"),
+    asset!("/format.js", SCRIPT, "format.js"),
 ];
 
 #[cfg(test)]
