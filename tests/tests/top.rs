@@ -6,7 +6,6 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-
 use tests::terminal::Terminal;
 use tests::{Ran, Sandbox, wait_until};
 

@@ -62,7 +62,10 @@ pub enum Mistake {
 impl RecoveryKey {
     /// Generates a key from the kernel's random numbers.
     pub fn generate() -> RecoveryKey {
-        RecoveryKey::of(&SecretBytes::random(KEY_BYTES))
+        let key = RecoveryKey::of(&SecretBytes::random(KEY_BYTES));
+        // The values of its letters.
+        secret::burn_stack();
+        key
     }
 
     /// Returns the text to print.

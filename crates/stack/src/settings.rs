@@ -49,6 +49,9 @@ pub(crate) fn has_services(file: &toml::Table) -> bool {
     })
 }
 
+/// Settings with addresses, which depend on the setting `run.dir`.
+const LISTEN: [&str; 2] = ["metrics.listen", "web.listen"];
+
 /// Removes the tables of services, which have no settings.
 fn without_services(mut file: toml::Table) -> toml::Table {
     for kind in SERVICES {
@@ -214,7 +217,7 @@ impl Settings {
             values,
             is_dry_run: false,
         };
-        for key in ["metrics.listen", "web.listen"] {
+        for key in LISTEN {
             let (value, origin) = &settings.values[key];
             let listen = settings.listen(key);
             listen.map_err(|want| wrong(key, value, origin, &want))?;

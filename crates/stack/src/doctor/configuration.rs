@@ -97,7 +97,7 @@ pub(super) fn check_conflicts(settings: &Settings) -> Vec<Finding> {
         let found = Finding::warning(ids::CONFLICT, "`sandbox` is false")
             .why("services keep privileges and system calls that they do not need")
             .remedy("set it to true; false is only for the search for a fault")
-            .command("unset EVFS_SANDBOX");
+            .command("evfs config show --origin");
         findings.push(found);
     }
     if findings.is_empty() {

@@ -1,6 +1,6 @@
 //! The settings with all their problems, for a command that examines the configuration.
 
-use super::{CONFIG, Origin, Settings, TABLE, flatten, without_services};
+use super::{CONFIG, LISTEN, Origin, Settings, TABLE, flatten, without_services};
 use crate::paths::Paths;
 use crate::text::did_you_mean;
 use std::collections::BTreeMap;
@@ -116,10 +116,22 @@ impl Settings {
             problems.extend(wrong.map(Problem::Invalid));
             values.insert(row.key, usable);
         }
-        Settings {
+        let mut settings = Settings {
             values,
             is_dry_run: false,
+        };
+        for key in LISTEN {
+            if let Err(want) = settings.listen(key) {
+                let (value, origin) = &settings.values[key];
+                problems.push(Problem::Invalid(format!(
+                    "{origin}: {key} is `{value}`, but must be {want}"
+                )));
+                let row = TABLE.iter().find(|row| row.key == key);
+                let default = row.map_or_else(String::new, |row| (row.default)(paths));
+                settings.values.insert(key, (default, Origin::Default));
+            }
         }
+        settings
     }
 }
 
@@ -159,5 +171,10 @@ mod tests {
             [Problem::Unreadable(_)]
         ));
         assert!(examine("threads = 5\n").1.is_empty());
+        let (settings, problems) = examine("[web]\nlisten = \"/elsewhere/w.sock\"\n");
+        let is_listen =
+            |p: &Problem| matches!(p, Problem::Invalid(why) if why.contains("web.listen"));
+        assert!(problems.iter().any(is_listen), "{problems:?}");
+        assert_eq!(settings.web_listen(), None);
     }
 }
