@@ -146,6 +146,49 @@ fn at_a_terminal_the_name_is_typed() {
 }
 
 #[test]
+fn every_question_is_answered_with_the_name_of_its_object() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    for name in ["bob", "carol"] {
+        s.key(name);
+        s.run(&["volume", "key", "add", "a.img", "--user", name])
+            .ok();
+    }
+    s.run(&["volume", "header", "backup", "a.img", "h"]).ok();
+    let dir = s.json(&["volume", "header", "list"])["dir"].clone();
+    let restore = ["volume", "header", "restore", "a.img", "h"];
+    let all: &[(&[&str], &str)] = &[
+        (&restore, "a.img"),
+        (&restore, "a.img"),
+        (&["volume", "header", "prune"], dir.as_str().unwrap()),
+        (&["volume", "repair", "a.img", "--reseal"], "a.img"),
+        (&["volume", "key", "remove", "a.img", "bob"], "bob"),
+        // A number could be mistaken; the name shows which key has the keyslot.
+        (
+            &["volume", "key", "remove", "a.img", "--key-slot", "2"],
+            "carol",
+        ),
+        (&["volume", "owner", "set", "a.img", "bob"], "a.img"),
+        (&["key", "remove", "carol"], "carol"),
+    ];
+    for (args, name) in all {
+        let before = fs::read(s.path("a.img")).unwrap();
+        for wrong in ["yes\n", "\n"] {
+            let (code, said) = at_a_terminal(&s, args, wrong);
+            assert_eq!(code, 1, "{args:?}: {said}");
+            assert!(said.contains(&format!("Type `{name}`")), "{said}");
+            assert!(said.contains("nothing was done"), "{said}");
+        }
+        assert!(
+            fs::read(s.path("a.img")).unwrap() == before,
+            "{args:?} changed the volume"
+        );
+        let (code, said) = at_a_terminal(&s, args, &format!("{name}\n"));
+        assert_eq!(code, 0, "{args:?}: {said}");
+    }
+}
+
+#[test]
 fn a_key_that_is_removed_is_kept_and_comes_back() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -230,7 +273,7 @@ fn the_keys_that_would_be_sealed_are_named_first() {
     assert_eq!(code, 1, "{said}");
     assert!(said.contains("keyslot 0 (owner, key pair owner)"), "{said}");
     assert!(fs::read(s.path("a.img")).unwrap() == before);
-    let (code, said) = at_a_terminal(&s, &reseal, "yes\n");
+    let (code, said) = at_a_terminal(&s, &reseal, "a.img\n");
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("sealed the header"), "{said}");
 }

@@ -1,10 +1,10 @@
 //! Confirmation before operations that destroy data or lock a user out.
 //!
-//! At a terminal the command asks; a destructive one requires the name of its object. Without a
-//! terminal no question can be answered: `--yes` confirms in advance, and without it nothing is
-//! done. `--force`, where a command has it, implies `--yes`. A dry run asks nothing.
+//! At a terminal the command requires the name of its object. Without a terminal no question can be
+//! answered: `--yes` confirms in advance, and without it nothing is done. `--force` implies `--yes`,
+//! except where a service is detached. A dry run asks nothing.
 
-use cli::output::is_dry_run;
+use cli::output::{is_dry_run, printable};
 use stack::{Error, Result};
 use std::io::{IsTerminal, Write};
 
@@ -16,45 +16,34 @@ pub struct Yes {
     pub yes: bool,
 }
 
-/// Required answer.
-#[derive(Debug, Clone, Copy)]
-pub enum Answer<'a> {
-    /// The name of the object that is destroyed.
-    Name(&'a str),
-    /// The word `yes`.
-    Yes,
-}
-
-/// Asks for confirmation of `what`, a whole sentence, unless `yes` is set.
+/// Asks for confirmation of `what`, a whole sentence, unless `yes` is set. The answer is `name`, the
+/// name of the object that is destroyed or changed.
 ///
 /// # Errors
 /// The answer does not match, or there is no terminal.
-pub fn confirm(yes: bool, what: &str, answer: Answer<'_>) -> Result<()> {
+pub fn confirm(yes: bool, what: &str, name: &str) -> Result<()> {
     if yes || is_dry_run() {
         Ok(())
     } else {
-        ask(what, answer)
+        ask(what, name)
     }
 }
 
-fn ask(what: &str, answer: Answer<'_>) -> Result<()> {
+fn ask(what: &str, name: &str) -> Result<()> {
     if !at_terminal() {
         return Err(Error::Usage(format!(
             "{what}; nothing was done, as there is no terminal to confirm at; use --yes to skip the question"
         )));
     }
-    let wanted = match answer {
-        Answer::Name(name) => name,
-        Answer::Yes => "yes",
-    };
+    let name = printable(name);
     let mut out = std::io::stderr().lock();
-    let _ = write!(out, "{what}.\nType `{wanted}` to continue: ");
+    let _ = write!(out, "{}.\nType `{name}` to continue: ", printable(what));
     let _ = out.flush();
     drop(out);
     let mut typed = String::new();
     let read = std::io::stdin().read_line(&mut typed);
     read.map_err(|e| Error::io("cannot read the answer from", "/dev/stdin".as_ref(), e))?;
-    if typed.trim_end_matches(['\r', '\n']) == wanted {
+    if typed.trim_end_matches(['\r', '\n']) == name {
         Ok(())
     } else {
         Err(Error::Failed("not confirmed; nothing was done".into()))
@@ -69,13 +58,14 @@ fn ask(what: &str, answer: Answer<'_>) -> Result<()> {
 pub fn or_force<T>(force: bool, name: &str, work: impl Fn(bool) -> Result<T>) -> Result<T> {
     match work(force) {
         Err(error) if !force && error.wants_force() && at_terminal() && !is_dry_run() => {
-            ask(&error.chain(), Answer::Name(name))?;
+            ask(&error.chain(), name)?;
             work(true)
         }
         done => done,
     }
 }
 
-fn at_terminal() -> bool {
+/// Reports whether a question can be asked.
+pub fn at_terminal() -> bool {
     std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
 }

@@ -1,6 +1,6 @@
 //! `evfs key`: user key pairs.
 
-use super::confirm::{Answer, Yes, confirm};
+use super::confirm::{Yes, confirm};
 use super::names;
 use clap::Subcommand;
 use cli::Context;
@@ -370,7 +370,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
                 ". No other key of this user opens {volume}: without `{name}` its data is lost here"
             );
         }
-        confirm(yes, &what, Answer::Name(name))?;
+        confirm(yes, &what, name)?;
     }
     let read =
         |path: &Path| std::fs::read(path).map_err(|e| Error::io("cannot read the key", path, e));

@@ -1,6 +1,6 @@
 //! `evfs lun`: LUNs, their names, attributes and state.
 
-use super::confirm::{Answer, Yes, confirm};
+use super::confirm::{Yes, confirm};
 use super::{handle, names};
 use cli::Context;
 use cli::document::Document;
@@ -313,7 +313,7 @@ fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     let (paths, values) = (known.paths.len(), known.attributes.len());
     let what =
         format!("This forgets {name}, its paths ({paths}) and its saved attributes ({values})");
-    confirm(yes, &what, Answer::Yes)?;
+    confirm(yes, &what, name)?;
     let known = lun::forget(&context.settings, name)?;
     let content = Forgotten {
         forgotten: name.to_owned(),

@@ -1,6 +1,6 @@
 //! `evfs path`: the paths of a LUN.
 
-use super::confirm::{Answer, Yes, confirm, or_force};
+use super::confirm::{Yes, confirm, or_force};
 use super::{handle, names};
 use cli::Context;
 use cli::document::Document;
@@ -69,7 +69,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 "This accepts the disk that answers at {} as {lun}: if it is another disk, the data of both is lost",
                 which.path
             );
-            confirm(yes.yes, &what, Answer::Name(&lun))?;
+            confirm(yes.yes, &what, &lun)?;
             (PathVerb::ReplaceWwid, lun, which.path, false)
         }
     };

@@ -2,7 +2,7 @@
 
 pub mod shown;
 
-use super::confirm::{Answer, Yes, confirm, or_force};
+use super::confirm::{Yes, confirm, or_force};
 use super::device::VolumeArgs;
 use super::dry_run::DryRun;
 use super::unlock::{OwnerArgs, volume_name};
@@ -445,7 +445,7 @@ fn repair(context: &Context, args: &RepairArgs) -> Result<u8> {
                 device.display(),
                 keys.join(" and ")
             );
-            confirm(args.yes.yes, &what, Answer::Yes)
+            confirm(args.yes.yes, &what, &device.display().to_string())
         };
         held.reseal(&context.opener(), &source, ask)?;
         done.push("sealed the header as it is, with these keys:".into());
@@ -534,7 +534,7 @@ fn confirm_owner(args: &SetOwnerArgs, device: &Path, new: &str, others: &[String
         device.display(),
         others.join(" and ")
     );
-    confirm(args.yes.yes, &what, Answer::Yes)
+    confirm(args.yes.yes, &what, &device.display().to_string())
 }
 
 fn show_owner(
@@ -603,7 +603,7 @@ fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) ->
         device.display(),
         from.display()
     );
-    confirm(args.yes.yes || force, &what, Answer::Yes)?;
+    confirm(args.yes.yes || force, &what, &device.display().to_string())?;
     // The trust store first: after a crash in between it knows less than it could, and refuses
     // nothing.
     store.before_restore(&disk, &plan)?;
@@ -636,7 +636,7 @@ fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
     }
     let name = device.display().to_string();
     let what = format!("This destroys all keyslots of {name}, after which no key opens it");
-    confirm(args.yes.yes || args.force, &what, Answer::Name(&name))?;
+    confirm(args.yes.yes || args.force, &what, &name)?;
     let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
     held.volume.erase()?;
     let content = VolumeErased {

@@ -1,6 +1,6 @@
 //! `evfs volume header list` and `prune`: the backups that commands leave in the backup directory.
 
-use super::confirm::{Answer, Yes, confirm};
+use super::confirm::{Yes, confirm};
 use cli::document::Document;
 use cli::table::Column::{Left, Right};
 use cli::{Context, output, table};
@@ -91,7 +91,7 @@ pub fn prune(context: &Context, keep: u32, yes: Yes) -> Result<u8> {
                 format!("newest {keep}")
             }
         );
-        confirm(yes.yes, &what, Answer::Yes)?;
+        confirm(yes.yes, &what, &dir.display().to_string())?;
     }
     for backup in &old {
         backups::delete(backup)?;

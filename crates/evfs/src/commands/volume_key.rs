@@ -1,6 +1,6 @@
 //! `evfs volume key`: the keys that open a volume.
 
-use super::confirm::{Answer, Yes, confirm};
+use super::confirm::{Yes, confirm};
 use super::device::VolumeArgs;
 use super::dry_run::DryRun;
 use super::names;
@@ -228,6 +228,11 @@ fn remove(context: &Context, args: &RemoveArgs) -> Result<u8> {
     };
     let source = args.unlock.source(&volume_name(&device))?;
     let key = held.volume.key_in(keyslot)?;
+    // A label of another program may have characters that cannot be typed.
+    let names = [key.name.as_ref(), key.label.as_ref()];
+    let mut names = names.into_iter().flatten();
+    let name = names.find(|name| !name.trim().is_empty() && !name.chars().any(char::is_control));
+    let name = name.map_or_else(|| keyslot.to_string(), String::clone);
     let what = format!(
         "This destroys {} of {}; its key or passphrase no longer opens the volume",
         short(&key),
@@ -235,7 +240,7 @@ fn remove(context: &Context, args: &RemoveArgs) -> Result<u8> {
     );
     let opener = context.opener();
     held.change(&opener, &source, Action::ChangeKeys, |volume, unlocked| {
-        confirm(args.yes.yes, &what, Answer::Yes)?;
+        confirm(args.yes.yes, &what, &name)?;
         Ok(volume.remove_key(unlocked, keyslot)?)
     })?;
     let content = RemovedKeyslot { removed: keyslot };
