@@ -292,6 +292,91 @@ fn a_new_owner_is_said_to_take_the_keyslot_of_the_old_one() {
 
 mod needs_peer {
     use super::*;
+    use nbd_client::Client;
+    use tests::targets::{free_port, image, nbdkit_that_fails};
+
+    fn names(s: &Sandbox) -> Vec<String> {
+        let status = s.json(&["status"]);
+        let all = status["volumes"].as_array().unwrap().iter();
+        all.map(|v| v["name"].as_str().unwrap().to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn a_forced_detach_asks_at_a_terminal_if_there_is_something_to_lose() {
+        let s = Sandbox::new();
+        let port = free_port();
+        let (disk, broken) = (image(&s, "disk", 64 << 20), s.path("broken"));
+        let _server = nbdkit_that_fails(&disk, port, &broken);
+        let uri = format!("nbd://127.0.0.1:{port}/e");
+        s.run(&["lun", "scan", &uri]).ok();
+        s.key("owner");
+        s.run(&["volume", "create", "disk1", "--owner", "owner"])
+            .ok();
+        let attach = || s.attach(&["disk1", "--name", "a"]);
+        let force = ["detach", "a", "--force"];
+        // Nothing is lost: there is no question.
+        attach();
+        let (code, said) = at_a_terminal(&s, &force, "");
+        assert_eq!(code, 0, "{said}");
+        assert!(!said.contains("Type"), "{said}");
+        for more in [&[][..], &["--yes"]] {
+            attach();
+            let mut client = Client::connect(&s.path("run/a.nbd"), "a").unwrap();
+            client.write_at(0, &[b'A'; 4096]).unwrap();
+            File::create(&broken).unwrap();
+            assert!(client.flush().is_err());
+            if more.is_empty() {
+                let (code, said) = at_a_terminal(&s, &force, "yes\n");
+                assert_eq!(code, 1, "{said}");
+                for words in ["Type `a`", "loses data", "acknowledged", "nothing was done"] {
+                    assert!(said.contains(words), "{words}: {said}");
+                }
+                assert_eq!(names(&s), ["a"]);
+            }
+            let typed = if more.is_empty() { "a\n" } else { "" };
+            let (code, said) = at_a_terminal(&s, &[&force, more].concat(), typed);
+            assert_eq!(code, 30, "{said}");
+            assert_eq!(said.contains("Type"), more.is_empty(), "{said}");
+            assert_eq!(names(&s), [""; 0]);
+            fs::remove_file(&broken).unwrap();
+        }
+    }
+
+    #[test]
+    fn down_and_unmount_by_force_ask_for_each_service_in_use_before_any_is_detached() {
+        let s = Sandbox::new();
+        for image in ["a.img", "b.img"] {
+            s.run(&["format", image, "--size", "32M"]).ok();
+            fs::create_dir(s.path(&image.replace(".img", ""))).unwrap();
+        }
+        let up = "[mount.a]\ndevice = \"a.img\"\nat = \"a\"\n[mount.b]\ndevice = \"b.img\"\nat = \"b\"\n";
+        fs::write(s.path("up.toml"), up).unwrap();
+        let down = ["down", "--force"];
+        s.run(&["up", "up.toml", "--background"]).ok();
+        let open = File::create(s.path("b/file")).unwrap();
+        let (code, said) = at_a_terminal(&s, &down, "a\n");
+        assert_eq!(code, 1, "{said}");
+        assert!(
+            said.contains("Type `b`") && !said.contains("Type `a`"),
+            "{said}"
+        );
+        assert_eq!(names(&s), ["a", "b"]);
+        let (code, said) = at_a_terminal(&s, &["unmount", "b", "--force"], "no\n");
+        assert_eq!(code, 1, "{said}");
+        assert_eq!(names(&s), ["a", "b"]);
+        let (code, said) = at_a_terminal(&s, &down, "b\n");
+        assert_eq!(code, 0, "{said}");
+        assert_eq!(names(&s), [""; 0]);
+        drop(open);
+        // Without a terminal, as in scripts, there is no question, but a note.
+        s.run(&["up", "up.toml", "--background"]).ok();
+        let open = File::open(s.path("b")).unwrap();
+        let ran = s.run(&down).ok();
+        assert_eq!(ran.stderr.matches("--yes").count(), 1, "{}", ran.stderr);
+        assert_eq!(names(&s), [""; 0]);
+        drop(open);
+    }
 
     #[test]
     fn what_lies_on_a_volume_is_seen_through_its_key() {

@@ -1,10 +1,13 @@
 //! `--dry-run`: every command that changes a disk has it, and it changes nothing.
 
+use block_testing::Mem;
+use export_nbd::{Config, Export, Listen, Server};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::Arc;
 use tests::Sandbox;
 
 /// Bytes before the end of a header copy.
@@ -182,7 +185,71 @@ fn a_dry_run_succeeds_and_leaves_every_file_as_it_is() {
     }
 }
 
-/// The test above would prove little if the commands changed nothing anyway.
+/// Exports a copy of each image under its name. They have no IDs, so each is a LUN of its own.
+fn serve(s: &Sandbox, images: &[&str]) -> Server {
+    let export = |name: &&str| Export {
+        name: (*name).to_owned(),
+        description: String::new(),
+        device: Arc::new(Mem::holding(&fs::read(s.path(name)).unwrap(), 512)),
+        read_only: false,
+    };
+    let config = Config {
+        listen: vec![Listen::Unix(s.path("images.sock"))],
+        ..Config::default()
+    };
+    Server::start(config, images.iter().map(export).collect()).unwrap()
+}
+
+#[test]
+fn a_dry_run_on_an_unknown_address_does_not_register_a_lun() {
+    let s = objects();
+    fs::write(s.path("known.img"), [0; 1 << 20]).unwrap();
+    let mut images = vec!["known.img"];
+    let device = |word: &'static str| match word {
+        "new.img" => "blank.img",
+        other => other,
+    };
+    let words = CASES.iter().flat_map(|(_, args, _)| args.iter());
+    images.extend(words.map(|w| device(w)).filter(|w| w.ends_with(".img")));
+    images.sort_unstable();
+    images.dedup();
+    let _server = serve(&s, &images);
+    let socket = s.path("images.sock");
+    let address = |name: &str| format!("nbd+unix:///{name}?socket={}", socket.display());
+    let registry = s.path("state/luns.json");
+    let all_dry = || {
+        let before = contents(&s);
+        for (name, args, _) in CASES {
+            // The size of an existing device is not given.
+            let args: Vec<String> = args
+                .iter()
+                .filter(|arg| !["--size", "32M"].contains(arg))
+                .map(|arg| match device(arg) {
+                    image if image.ends_with(".img") => address(image),
+                    other => other.to_owned(),
+                })
+                .collect();
+            let args: Vec<&str> = args.iter().map(String::as_str).collect();
+            let ran = s.run(&command(name, &args, &["--dry-run"])).ok();
+            let is_dry = ran.stdout.starts_with("dry run, ");
+            assert!(is_dry, "{name}: {}", ran.stdout);
+            let changed = differences(&before, &contents(&s));
+            assert!(changed.is_empty(), "{name} changed {changed:?}");
+        }
+    };
+    assert!(!registry.exists());
+    all_dry();
+    assert!(!registry.exists());
+    s.run(&["lun", "scan", &address("known.img")]).ok();
+    let known = fs::read(&registry).unwrap();
+    all_dry();
+    assert_eq!(fs::read(&registry).unwrap(), known);
+    // Without the option, the same address becomes a LUN.
+    s.run(&["format", &address("blank.img")]).ok();
+    assert_ne!(fs::read(&registry).unwrap(), known);
+}
+
+/// A dry run would prove little if the commands changed nothing anyway.
 #[test]
 fn the_same_commands_change_files_without_the_option() {
     let s = objects();

@@ -588,18 +588,26 @@ fn open_lun(
     share: Share,
 ) -> Result<OpenLun> {
     let file = settings.lun_registry();
-    let registry = Registry::load(&file)?;
+    let mut registry = Registry::load(&file)?;
     let named = match addresses {
         [one] => registry.find(one).cloned(),
         _ => None,
     };
-    let known = match (&named, addresses) {
+    let registered = registry.luns.len();
+    let known = match (named, addresses) {
         (None, [one]) if is_lun_name(one) => return Err(unknown(one)),
-        (Some(known), _) => known.clone(),
-        (None, _) => enrol(addresses, &file, settings, access)?,
+        (Some(known), _) => known,
+        (None, _) => enrol(addresses, &mut registry, settings, access)?,
     };
-    let lock = lock_of_lun(settings, &known.name)?;
+    // In a dry run. No other process can know its name.
+    let is_only_planned = registry.luns.len() > registered;
+    let lock = if is_only_planned {
+        run_dir(&settings.run_dir())?.join("lun.new.lock")
+    } else {
+        lock_of_lun(settings, &known.name)?
+    };
     let held = match share {
+        _ if is_only_planned => None,
         Share::Exclusive | Share::Replace | Share::Bytes => {
             Some(take(&lock, "open", Sharing::Exclusive)?)
         }
@@ -607,7 +615,9 @@ fn open_lun(
         Share::All => None,
     };
     // The LUN may have been forgotten or changed while this process waited for the lock.
-    let registry = Registry::load(&file)?;
+    if !settings.is_dry_run() {
+        registry = Registry::load(&file)?;
+    }
     let known = registry
         .find(&known.name)
         .ok_or_else(|| unknown(&known.name))?;
@@ -631,10 +641,10 @@ fn open_lun(
     })
 }
 
-/// Registers the LUN that answers at these addresses, which become its paths.
+/// Registers the LUN that answers at these addresses; in a dry run only in `registry`.
 fn enrol(
     addresses: &[String],
-    file: &Path,
+    registry: &mut Registry,
     settings: &Settings,
     access: Access,
 ) -> Result<KnownLun> {
@@ -653,7 +663,11 @@ fn enrol(
     let mut failed = None;
     for answer in multipath::identify(&lunpaths, CONNECT_WITHIN) {
         match answer {
-            Ok(identity) => return Registry::update(file, |r| Ok(r.enrol(&identity, &paths))),
+            Ok(of) if settings.is_dry_run() => return Ok(registry.enrol(&of, &paths)),
+            Ok(of) => {
+                let file = settings.lun_registry();
+                return Registry::update(&file, |r| Ok(r.enrol(&of, &paths)));
+            }
             Err(error) => failed = failed.or(Some(error)),
         }
     }

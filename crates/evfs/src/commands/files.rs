@@ -1,6 +1,6 @@
 //! `evfs format`, `mount`, `unmount`, `fsck`, `defrag`, `df`: file systems.
 
-use super::confirm::or_force;
+use super::confirm::{Yes, or_force};
 use super::device::DeviceArgs;
 use super::dry_run::DryRun;
 use super::{handle, names, service};
@@ -143,7 +143,9 @@ enum AtimeArg {
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Exit code 11 means that the file system is still in use; --force unmounts it in any case.
+Exit code 11 means that the file system is still in use; --force unmounts it in any case. At a terminal, \
+--force asks if data would be lost or a user disturbed; without one, it does not ask, but scripts should add \
+--yes, which a later release will require.
 
 Examples:
   evfs unmount /mnt
@@ -154,6 +156,8 @@ pub struct UnmountArgs {
     /// Unmount even if busy (lazy unmount; open files stay usable until closed)
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    yes: Yes,
 }
 
 #[derive(clap::Args)]
@@ -293,8 +297,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
 pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
     let dir = match handle::mount(context, &args.dir) {
         Ok(mounted) => {
-            let run_dir = context.settings.run_dir();
-            super::detach::detach(&run_dir, &mounted.name, args.force)?;
+            super::detach::detach(context, &mounted.name, args.force, args.yes)?;
             mounted.dir
         }
         Err(Error::NotFound(why)) => {

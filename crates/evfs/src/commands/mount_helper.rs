@@ -3,6 +3,7 @@
 //!
 //! The helpers follow the rules of mount(8): options in one list after `-o`, and its exit codes.
 
+use super::confirm::Yes;
 use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
 use super::{detach, service};
@@ -233,7 +234,7 @@ fn umount(args: &UmountArgs, context: impl FnOnce() -> Result<Context>) -> Resul
         return umount_by_kernel(args);
     }
     if let Some(name) = mounted_at(&args.dir, &run_dir) {
-        detach::detach(&run_dir, &name, false)?;
+        detach::detach(&context, &name, false, Yes { yes: false })?;
     } else if !filesystem::clear_dead(&args.dir)? {
         // Of another user, or of a service with another `run.dir`.
         return umount_by_kernel(args);

@@ -1,5 +1,7 @@
 //! `evfs up` and `evfs down`: all volumes, mounts and cells of a configuration file.
 
+use super::confirm::Yes;
+use super::detach::{asks_before_force, confirm_force};
 use super::device::DeviceArgs;
 use super::service::{announce, end, in_background, reload_settings, start};
 use super::unlock::UnlockArgs;
@@ -241,11 +243,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(clap::Args)]
 #[command(after_help = "\
 If a volume, mount or cell is in use, none is detached. With --force, all are detached in any case; exit \
-code 30 means that acknowledged data could not be written and is lost.")]
+code 30 means that acknowledged data could not be written and is lost. At a terminal, --force asks for each \
+that would lose data or disturb a user, before any is detached; without a terminal it does not ask, but \
+scripts should add --yes, which a later release will require.")]
 pub struct DownArgs {
     /// Detach even what is in use, and even if some data cannot be written
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    yes: Yes,
 }
 
 /// Services that were detached.
@@ -281,7 +287,15 @@ pub fn down(context: &Context, args: &DownArgs) -> Result<u8> {
         }
         failed.map_or(Ok(done), Err)
     };
-    if !args.force {
+    if args.force {
+        let asks = asks_before_force(context, args.yes);
+        for (name, status) in all.iter().filter(|_| asks) {
+            match status {
+                Ok(status) => confirm_force(context, name, status)?,
+                Err(error) => confirm_force(context, name, &control::silent_status(name, error))?,
+            }
+        }
+    } else {
         if let Some(silent) = all
             .iter()
             .find_map(|(_, s)| s.as_ref().err().map(Error::chain))
