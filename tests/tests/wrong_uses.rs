@@ -512,6 +512,12 @@ fn without_terminal(s: &Sandbox, args: &[&str]) -> Command {
 
 /// Finds what is wrong with an answer; empty if nothing is.
 fn faults(ran: &Ran, code: i32, words: &[&str]) -> Vec<String> {
+    faults_of("evfs", ran, code, words)
+}
+
+/// Same as [`faults`], for a program with this name.
+fn faults_of(program: &str, ran: &Ran, code: i32, words: &[&str]) -> Vec<String> {
+    let beginning = format!("{program}: ");
     let mut faults = Vec::new();
     let mut check = |is_good: bool, fault: String| {
         if !is_good {
@@ -521,12 +527,13 @@ fn faults(ran: &Ran, code: i32, words: &[&str]) -> Vec<String> {
     let got = ran.status.code();
     check(got == Some(code), format!("exit code {got:?}, not {code}"));
     // Notes may precede the message.
-    let begin = ran.stderr.lines().position(|l| l.starts_with("evfs: "));
+    let mut all = ran.stderr.lines();
+    let begin = all.position(|line| line.starts_with(&beginning));
     let lines: Vec<&str> = ran.stderr.lines().skip(begin.unwrap_or(0)).collect();
     let message = lines.join("\n");
     check(
         begin.is_some(),
-        "no message that begins with `evfs: `".into(),
+        format!("no message that begins with `{beginning}`"),
     );
     check(lines.len() <= 2, format!("{} lines", lines.len()));
     for word in words {
@@ -748,6 +755,15 @@ fn wrong_uses_of_the_helpers_of_mount_are_answered() {
             "`keyfile`",
         ),
         ("umount.evfs", &["dir", "-t", "ext4"], "`ext4`"),
+        // Mistakes that the parser finds.
+        ("mount.evfs", &[], "<DEVICE> and <DIR>"),
+        ("mount.evfs", &["disk.img"], "<DIR>"),
+        ("mount.evfs", &["disk.img", "dir", "more"], "`more`"),
+        ("mount.evfs", &["disk.img", "dir", "-x"], "`-x`"),
+        ("mount.evfs", &["disk.img", "dir", "--wrong"], "`--wrong`"),
+        ("mount.evfs", &["disk.img", "dir", "-o"], "-o <OPTIONS>"),
+        ("umount.evfs", &[], "<DIR>"),
+        ("umount.evfs", &["dir", "-x"], "`-x`"),
     ] {
         let link = s.path(name);
         if !link.exists() {
@@ -756,7 +772,10 @@ fn wrong_uses_of_the_helpers_of_mount_are_answered() {
         let mut command = Command::new(link);
         s.environment(&mut command);
         let ran = Ran::of(command.args(args));
-        let found = faults(&ran, 1, &[words]);
+        let mut found = faults_of(name, &ran, 1, &[words]);
+        if ran.stderr.lines().count() != 1 {
+            found.push("not one line".into());
+        }
         assert!(
             found.is_empty(),
             "{name} {args:?}: {found:?}: {}",

@@ -126,6 +126,23 @@ impl Bar {
     }
 }
 
+/// Sets the name with which errors begin [default: evfs]: that of a helper of mount(8).
+pub fn name_program(name: &'static str) {
+    let _ = PROGRAM.set(name);
+}
+
+static PROGRAM: OnceLock<&str> = OnceLock::new();
+
+/// Prints an error to standard error, after the name of the program.
+pub fn complain(message: &str) {
+    let program = PROGRAM.get().unwrap_or(&"evfs");
+    let _ = writeln!(
+        std::io::stderr().lock(),
+        "{program}: {}",
+        printable(message)
+    );
+}
+
 /// First error of a write to standard output.
 static GONE: OnceLock<std::io::Error> = OnceLock::new();
 
@@ -166,10 +183,7 @@ pub fn end(code: u8) -> ExitCode {
             } else {
                 ""
             };
-            let _ = writeln!(
-                std::io::stderr().lock(),
-                "evfs: cannot write to standard output: {why}{done}"
-            );
+            complain(&format!("cannot write to standard output: {why}{done}"));
             ExitCode::from(exit::FAILURE)
         }
         _ => ExitCode::from(code),
@@ -197,7 +211,7 @@ pub fn fail(json: bool, error: &Error) -> ExitCode {
     if json {
         print_failure(&message, code);
     }
-    let _ = writeln!(std::io::stderr().lock(), "evfs: {}", printable(&message));
+    complain(&message);
     ExitCode::from(code)
 }
 

@@ -1,16 +1,20 @@
 //! The result of the command-line parser: help, or a wrong use in the form of other errors.
 
-use crate::output::{end, print_failure, printable, written};
+use crate::output::{complain, end, print_failure, printable, written};
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use stack::exit;
 use std::error::Error as _;
 use std::ffi::OsString;
-use std::io::Write as _;
 use std::process::ExitCode;
 
-/// Prints the result of a parser: help, or a wrong use, as JSON if requested.
+/// Prints the result of a parser: help, or a wrong use, as JSON if requested. Returns the exit code.
 pub fn report(command: &Command, error: clap::Error) -> ExitCode {
+    end(print(command, error))
+}
+
+/// Same as [`report`], for a program with exit codes of its own.
+pub fn print(command: &Command, error: clap::Error) -> u8 {
     // The parser prints arguments verbatim, so it parses them again with control characters
     // escaped.
     let shown = std::env::args_os().map(|arg| printable(&arg.to_string_lossy()));
@@ -36,9 +40,9 @@ pub fn report(command: &Command, error: clap::Error) -> ExitCode {
     if is_help {
         written(error.print());
     } else {
-        let _ = writeln!(std::io::stderr().lock(), "evfs: {}", printable(&message));
+        complain(&message);
     }
-    end(code)
+    code
 }
 
 /// Words a wrong use of the command line: the mistake, and the next step.

@@ -7,9 +7,8 @@ use super::confirm::Yes;
 use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
 use super::{detach, service};
-use clap::Parser;
-use clap::error::ErrorKind;
-use cli::{Context, output};
+use clap::{CommandFactory, Parser};
+use cli::{Context, output, usage};
 use stack::handle::mounted_at;
 use stack::{Atime, Error, MountSpec, Result, ServiceSpec, exit, filesystem};
 use std::ffi::{OsStr, OsString};
@@ -60,15 +59,18 @@ impl Helper {
         arguments: Vec<OsString>,
         context: impl FnOnce() -> Result<Context>,
     ) -> ExitCode {
+        let (name, definition) = match self {
+            Helper::Mount => ("mount.evfs", MountArgs::command()),
+            Helper::Umount => ("umount.evfs", UmountArgs::command()),
+        };
+        output::name_program(name);
+        let wrong = |error| translated(usage::print(&definition, error));
         let code = match self {
-            Helper::Mount => match MountArgs::try_parse_from(arguments) {
-                Ok(args) => mount(&args, context),
-                Err(error) => wrong_arguments(&error),
-            },
-            Helper::Umount => match UmountArgs::try_parse_from(arguments) {
-                Ok(args) => umount(&args, context).unwrap_or_else(|error| failed(&error)),
-                Err(error) => wrong_arguments(&error),
-            },
+            Helper::Mount => MountArgs::try_parse_from(arguments)
+                .map_or_else(wrong, |args| mount(&args, context)),
+            Helper::Umount => UmountArgs::try_parse_from(arguments).map_or_else(wrong, |args| {
+                umount(&args, context).unwrap_or_else(|error| failed(&error))
+            }),
         };
         ExitCode::from(code)
     }
@@ -154,15 +156,6 @@ struct UmountArgs {
     /// Not supported
     #[arg(short = 'N', value_name = "NAMESPACE")]
     namespace: Option<String>,
-}
-
-/// Prints the help, or a mistake in the arguments.
-fn wrong_arguments(error: &clap::Error) -> u8 {
-    let _ = error.print();
-    match error.kind() {
-        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => mount_exit::OK,
-        _ => mount_exit::USAGE,
-    }
 }
 
 /// Prints an error, and returns the exit code for it.
@@ -409,6 +402,7 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::error::ErrorKind;
 
     fn parse(list: &str) -> std::result::Result<Options, String> {
         Options::parse(&[list.to_owned()], false).map_err(|error| error.to_string())
