@@ -294,7 +294,7 @@ fn the_help_lists_commands_by_subject() {
         assert!(help.contains(&format!("\n{title}\n")), "{title}: {help}");
     }
     assert!(help.contains("[aliases: umount]"), "{help}");
-    for option in ["--json", "--quiet", "--verbose", "--log"] {
+    for option in ["--json", "--quiet", "--progress", "--verbose", "--log"] {
         assert!(help.contains(option), "{option}");
     }
     let help = s.run(&["df", "--help"]).ok().stdout;

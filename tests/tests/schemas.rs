@@ -13,6 +13,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("bench-diff", "lab"),
     ("evfs-lab-result", "lab_paths"),
     ("plan", "lab_targets"),
+    ("progress", "progress"),
     ("quickstart", "quickstart"),
     ("unmount", "schemas, with fusermount3"),
 ];

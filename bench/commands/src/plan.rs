@@ -10,7 +10,7 @@ use bench_targets::{BenchDevice, StackKind, by_turns};
 use cli::Context;
 use cli::document::Document;
 use cli::output;
-use indicatif::{ProgressBar, ProgressStyle};
+use cli::progress::Bar;
 use schemars::JsonSchema;
 use serde::Serialize;
 use stack::{Error, Existing, Result, Settings, StopSignals, exit, signature};
@@ -94,7 +94,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
     let holds = signature::find(&**disk.lower())?;
     let measuring = Measuring {
         signals: StopSignals::install()?,
-        quiet: output::hides_progress(context.json),
+        json: context.json,
         plan: StudyPlan {
             min_wall: Duration::from_secs_f64(args.seconds),
             max_pairs: 10,
@@ -147,7 +147,7 @@ pub fn run(context: &Context, args: &Args) -> Result<u8> {
 /// Parameters of the measurement.
 struct Measuring {
     signals: StopSignals,
-    quiet: bool,
+    json: bool,
     plan: StudyPlan,
 }
 
@@ -180,15 +180,12 @@ impl Measuring {
     ) -> Result<Option<Study>> {
         let folder = tempfile::tempdir()
             .map_err(|e| Error::Failed(format!("cannot create a temporary directory: {e}")))?;
-        let bar = if self.quiet {
-            ProgressBar::hidden()
-        } else {
-            bar(&self.plan).with_prefix(what)
-        };
+        // A warm-up block and the planned pairs, of the stacks and the control.
+        let runs = (u64::from(self.plan.pairs) + 2) * (KINDS.len() as u64 + 1);
+        let bar = Bar::of_steps(self.json, what, runs);
         let progress = &mut |step: Step<'_>| {
             if let Step::Ran { side, .. } = step {
-                bar.inc(1);
-                bar.set_message(side.to_owned());
+                bar.step(Some(side.to_owned()));
             }
             match self.signals.stop_asked() {
                 Some(_) => ControlFlow::Break(()),
@@ -196,18 +193,10 @@ impl Measuring {
             }
         };
         let done = by_turns(bench, &KINDS, job, &self.plan, folder.path(), progress);
-        bar.finish_and_clear();
+        bar.end();
         let done = done?;
         Ok(self.signals.stop_asked().is_none().then_some(done))
     }
-}
-
-fn bar(plan: &StudyPlan) -> ProgressBar {
-    // A warm-up block and the planned pairs, of the stacks and the control.
-    let runs = (u64::from(plan.pairs) + 2) * (KINDS.len() as u64 + 1);
-    let style = ProgressStyle::with_template("{prefix:<8} [{bar:30}] {pos}/{len} {eta} {msg}")
-        .expect("the template is valid");
-    ProgressBar::new(runs).with_style(style)
 }
 
 /// Creates a file in a directory that is removed when the bench is dropped.

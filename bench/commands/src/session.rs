@@ -7,8 +7,8 @@ use bench_study as study;
 use bench_study::{Caches, Journal, Side, Step, Study, StudyPlan, journal_path};
 use bench_targets::{Builder, Built, program_error};
 use cli::document::Document;
+use cli::progress::Bar;
 use cli::{Context, output};
-use indicatif::{ProgressBar, ProgressStyle};
 use stack::{Error, Result, StopSignals, exit};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -230,7 +230,7 @@ impl<'a> Session<'a> {
                 None => ControlFlow::Continue(()),
             }
         });
-        bar.finish_and_clear();
+        bar.end();
         done.map_err(program_error)
     }
 
@@ -281,34 +281,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Creates a progress bar on standard error; indicatif hides it without a terminal.
-    fn bar(&self, job: &Job, plan: &StudyPlan, arms: usize) -> ProgressBar {
-        if output::hides_progress(self.context.json) {
-            return ProgressBar::hidden();
-        }
+    fn bar(&self, job: &Job, plan: &StudyPlan, arms: usize) -> Bar {
         let warm_up = if plan.discard_first { 2 } else { 0 };
         let runs = (u64::from(plan.pairs.next_multiple_of(2)) + warm_up) * arms as u64;
-        let style = ProgressStyle::with_template("{prefix:<12} [{bar:30}] {pos}/{len} {eta} {msg}")
-            .expect("the template is valid");
-        ProgressBar::new(runs)
-            .with_style(style)
-            .with_prefix(job.entry().name)
+        Bar::of_steps(self.context.json, job.entry().name, runs)
     }
 }
 
-fn show_progress(bar: &ProgressBar, step: &Step<'_>) {
+fn show_progress(bar: &Bar, step: &Step<'_>) {
     match step {
-        Step::Preparing(side) => bar.set_message(format!("preparing {side}")),
-        Step::Calibrated(times) => bar.set_message(format!("{times} iterations per run")),
+        Step::Preparing(side) => bar.note(format!("preparing {side}")),
+        Step::Calibrated(times) => bar.note(format!("{times} iterations per run")),
         Step::Ran { side, figure, .. } => {
-            bar.inc(1);
-            // More pairs than planned: the intervals are still wide.
-            if bar.position() > bar.length().unwrap_or(0) {
-                bar.set_length(bar.position());
-            }
-            if let Some((value, unit)) = figure {
-                bar.set_message(format!("{side} {value:.1} {unit}"));
-            }
+            // There are more pairs than planned while the intervals are wide.
+            let figure = figure.as_ref();
+            bar.step(figure.map(|(value, unit)| format!("{side} {value:.1} {unit}")));
         }
     }
 }

@@ -9,6 +9,7 @@ mod context;
 pub mod document;
 pub mod man;
 pub mod output;
+pub mod progress;
 pub mod qr;
 pub mod secrets;
 pub mod table;

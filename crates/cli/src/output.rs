@@ -1,7 +1,6 @@
 //! Output: data to standard output, messages to standard error, JSON on request.
 
 use crate::document::{Document, ERROR, Failure, of_dry_run};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::Value;
 use stack::{Error, exit};
@@ -95,35 +94,9 @@ pub fn be_quiet() {
 
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 
-/// Reports whether progress is not shown.
-pub fn hides_progress(json: bool) -> bool {
+/// Reports whether progress is not shown unless it is requested.
+pub(crate) fn hides_progress(json: bool) -> bool {
     json || IS_QUIET.load(Ordering::Relaxed)
-}
-
-/// A progress bar on standard error; hidden with `--json` or `--quiet`, and without a terminal.
-pub struct Bar(ProgressBar);
-
-impl Bar {
-    /// Creates a bar at zero with the label `what`.
-    pub fn new(json: bool, what: &'static str) -> Bar {
-        if hides_progress(json) {
-            return Bar(ProgressBar::hidden());
-        }
-        let style = ProgressStyle::with_template("{msg:<12} [{bar:30}] {percent} %");
-        let bar = ProgressBar::new(1).with_message(what);
-        Bar(bar.with_style(style.expect("the template is valid")))
-    }
-
-    /// Sets the progress to `done` of `of`.
-    pub fn at(&self, done: u64, of: u64) {
-        self.0.set_length(of);
-        self.0.set_position(done);
-    }
-
-    /// Removes the bar from the terminal.
-    pub fn end(&self) {
-        self.0.finish_and_clear();
-    }
 }
 
 /// Sets the name with which errors begin [default: evfs]: that of a helper of mount(8).

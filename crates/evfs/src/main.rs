@@ -7,7 +7,7 @@ mod descriptor;
 mod log;
 
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
-use cli::{Context, output, usage};
+use cli::{Context, output, progress, usage};
 use commands::{Command, Helper};
 use stack::{Settings, exit};
 use std::ffi::OsString;
@@ -26,6 +26,9 @@ struct Cli {
     /// Omit progress and notes; warnings, questions and errors remain
     #[arg(short, long, global = true, help_heading = GLOBAL, conflicts_with = "verbose")]
     quiet: bool,
+    /// Show progress: at a terminal only, always (as lines on standard error), or never
+    #[arg(long, global = true, help_heading = GLOBAL, value_name = "WHEN", value_parser = progress::WHEN, default_value = "auto")]
+    progress: String,
     /// Log more to standard error: -v is --log info, -vv is --log debug
     #[arg(short, long, global = true, help_heading = GLOBAL, action = ArgAction::Count, conflicts_with = "log")]
     verbose: u8,
@@ -111,6 +114,7 @@ fn main() -> ExitCode {
     if cli.quiet {
         output::be_quiet();
     }
+    progress::choose(&cli.progress);
     for notice in notices {
         output::say(cli.json, &notice);
     }

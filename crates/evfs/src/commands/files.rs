@@ -5,6 +5,7 @@ use super::device::DeviceArgs;
 use super::dry_run::DryRun;
 use super::{handle, names, service};
 use cli::document::Document;
+use cli::progress::Bar;
 use cli::{Context, output};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -320,7 +321,7 @@ pub fn unmount(context: &Context, args: &UnmountArgs) -> Result<u8> {
 pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     let context = &args.dry_run.context(context);
     let on = args.on.resolved(context)?;
-    let bar = output::Bar::new(context.json, "checked");
+    let bar = Bar::new(context.json, "checked");
     let checked = on.with(context, |target| {
         filesystem::fsck(target, args.repair, &mut |done, of| bar.at(done, of))
     });
@@ -385,7 +386,7 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
 pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     let context = &args.dry_run.context(context);
     let on = args.on.resolved(context)?;
-    let bar = output::Bar::new(context.json, "defragmented");
+    let bar = Bar::new(context.json, "defragmented");
     let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
     let done = on.with(context, |target| {
         filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))

@@ -5,6 +5,7 @@ use super::{handle, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output;
+use cli::progress::Bar;
 use cli::table::{self, Column::Left, Column::Right};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -333,18 +334,13 @@ fn forget(context: &Context, name: &str, yes: bool) -> Result<()> {
     Ok(())
 }
 
-/// Places between two progress messages; a scan of no more places prints none.
-const SCAN_QUIET: usize = 16;
-
 fn scan(context: &Context, places: &[String]) -> Result<u8> {
-    let tell = |done: usize, all: usize| {
-        if all > SCAN_QUIET && (done.is_multiple_of(SCAN_QUIET) || done == all) {
-            output::say(context.json, &format!("{done} of {all} places answered"));
-        }
-    };
-    let content = Found {
-        found: lun::scan(&context.settings, places, &tell)?,
-    };
+    let bar = Bar::new(context.json, "scanned");
+    let scanned = lun::scan(&context.settings, places, &|done, all| {
+        bar.at(done as u64, all as u64);
+    });
+    bar.end();
+    let content = Found { found: scanned? };
     let found = &content.found;
     output::done(context.json, &SCAN, &content, || {
         let mut rows = vec![["LUN", "SIZE", "ADDRESS"].map(str::to_owned)];

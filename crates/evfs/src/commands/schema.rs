@@ -7,6 +7,7 @@ use super::{
     service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
+use cli::progress::PROGRESS;
 use cli::table::Column::Left;
 use cli::{Context, output};
 use schemars::JsonSchema;
@@ -64,9 +65,24 @@ pub struct Definition {
 pub const SCHEMAS: Document<Schemas> = Document::new("evfs/schemas/1");
 pub const DEFINITION: Document<Definition> = Document::new("evfs/schema/1");
 
+/// Commands that show progress.
+const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
+    &[
+        "fsck",
+        "defrag",
+        "lun scan",
+        "bench run",
+        "bench compare",
+        "plan",
+    ]
+} else {
+    &["fsck", "defrag", "lun scan"]
+};
+
 /// Documents of the commands of every build.
 const DOCUMENTS: &[Published] = &[
     Published::of(&ERROR, &[]),
+    Published::of(&PROGRESS, SHOW_PROGRESS),
     Published::of(&key::KEY, &["key generate", "key show", "key import"]),
     Published::of(&key::KEYS, &["key list"]),
     Published::of(&key::EXPORTED, &["key export"]),
