@@ -63,6 +63,62 @@ fn log_in(s: &Sandbox, port: u16) -> String {
 }
 
 #[test]
+fn the_browser_of_the_desktop_gets_a_private_file_and_no_token_in_its_arguments() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    let port = free_port();
+    with_web(&s, &format!("127.0.0.1:{port}"), &["attach", "a.img"]);
+    invitation(&s);
+    fs::create_dir(s.path("bin")).unwrap();
+    let browser = s.path("bin/xdg-open");
+    let script = "#!/bin/sh\nwhile read -r line; do echo \"$line\"; done < \"$1\" > shown\necho \"$*\" > arguments\n";
+    fs::write(&browser, script).unwrap();
+    fs::set_permissions(&browser, fs::Permissions::from_mode(0o755)).unwrap();
+    let open = |path: &str| {
+        let mut command = s.evfs();
+        Ran::of(command.args(["web", "--open"]).env("PATH", s.path(path)))
+    };
+    let ran = open("bin").ok();
+    let token = token(&s);
+    let file = s.path("run/.web.login.html");
+    let arguments = fs::read_to_string(s.path("arguments")).unwrap();
+    assert_eq!(arguments.trim_end(), file.display().to_string());
+    assert!(!arguments.contains(&token) && !ran.stdout.contains(&token));
+    let mode = fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let shown = fs::read_to_string(s.path("shown")).unwrap();
+    let address = format!("url=http://127.0.0.1:{port}/login#{token}\"");
+    assert!(shown.contains(&address), "{shown}");
+    // It is removed with the token, and with the server.
+    log_in(&s, port);
+    assert!(!file.exists());
+    open("bin").ok();
+    assert!(file.exists());
+    s.detach("a");
+    wait_until("the file is removed", || !file.exists());
+}
+
+#[test]
+fn without_a_program_to_open_the_page_the_error_says_what_to_do() {
+    let s = Sandbox::new();
+    s.volume("a.img", "32M", &[]);
+    with_web(&s, "web.sock", &["attach", "a.img"]);
+    invitation(&s);
+    let open = |more: &[&str]| {
+        let mut command = s.evfs();
+        let command = command.args(["web", "--open"]).args(more);
+        Ran::of(command.env("PATH", s.path("run")))
+    };
+    let ran = open(&[]).code(2);
+    assert!(ran.stderr.contains("--port"), "{}", ran.stderr);
+    let ran = open(&["--port", "8000"]).code(1);
+    let words = ["xdg-open", ".web.login.html", "manually"];
+    let said = |word: &&str| ran.stderr.contains(word);
+    assert!(words.iter().all(said), "{}", ran.stderr);
+    s.detach("a");
+}
+
+#[test]
 fn a_browser_needs_a_token_that_works_once() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);

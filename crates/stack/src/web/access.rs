@@ -2,7 +2,9 @@
 //!
 //! The token is in a file that only its user can read. A browser receives it in the fragment of an
 //! address, which it sends to no server, and the login page posts it. The cookie stays in memory,
-//! here and in the browser, and is valid until the server ends.
+//! here and in the browser, and is valid until the server ends. Both are kept as
+//! [`SecretBytes`]; the program's allocator zeroes the buffers of files, requests and addresses that
+//! they pass through.
 
 use crate::control::{self, Name};
 use crate::listen::Listen;
@@ -11,7 +13,6 @@ use crate::state_file::read_up_to;
 use crate::{Error, Result, Settings};
 use secret::SecretBytes;
 use serde::{Deserialize, Serialize};
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
@@ -24,7 +25,9 @@ use subtle::ConstantTimeEq;
 pub(super) const LOCK: &str = ".web";
 /// File with the next token, in the same directory.
 const FILE: &str = ".web.token";
-/// Limit of that file, in bytes.
+/// File that leads a browser to the page with the next token, in the same directory.
+const REDIRECT: &str = ".web.login.html";
+/// Limit of the file with the token, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 10;
 /// Length of a token and of a cookie, in bytes.
 const SECRET_BYTES: usize = 32;
@@ -43,11 +46,33 @@ pub struct Invitation {
     pub socket: Option<PathBuf>,
     /// ID of the process that serves it.
     pub pid: u32,
-    token: String,
+    #[serde(with = "token")]
+    token: SecretBytes,
+}
+
+/// The form of a token in its file: text.
+mod token {
+    use secret::SecretBytes;
+    use serde::de::Error as _;
+    use serde::ser::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(token: &SecretBytes, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(std::str::from_utf8(token).map_err(S::Error::custom)?)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<SecretBytes, D::Error> {
+        // Borrowed from the content of the file, so that there is no other copy.
+        let text = <&str>::deserialize(from)?;
+        if !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(D::Error::custom("the token is not hexadecimal"));
+        }
+        Ok(SecretBytes::from_slice(text.as_bytes()))
+    }
 }
 
 impl Invitation {
-    fn new(at: &Listen, token: String) -> Invitation {
+    fn new(at: &Listen, token: SecretBytes) -> Invitation {
         let (address, socket) = match at {
             Listen::Tcp(address) => (Some(*address), None),
             Listen::Unix(path) => (None, Some(path.clone())),
@@ -71,12 +96,43 @@ impl Invitation {
     /// does not send.
     pub fn url(&self, forwarded: Option<u16>) -> String {
         let port = self.port(forwarded);
-        let token = &self.token;
+        let token = String::from_utf8_lossy(&self.token);
         match self.address {
             Some(address) if forwarded.is_none() => format!("http://{address}/login#{token}"),
             _ => format!("http://127.0.0.1:{port}/login#{token}"),
         }
     }
+
+    /// Writes a page that leads a browser to [`Self::url`], and returns its path. Only the user can
+    /// read it, while arguments of a browser, such as an address, are visible to all users. It is
+    /// removed by the next login, and at the end of the server.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn redirect(&self, settings: &Settings, forwarded: Option<u16>) -> Result<PathBuf> {
+        let path = settings.run_dir().join(REDIRECT);
+        let url = self.url(forwarded);
+        let page = format!(
+            "<!DOCTYPE html>\n<meta charset=\"utf-8\">\n<title>EVFS</title>\n\
+             <meta name=\"referrer\" content=\"no-referrer\">\n\
+             <meta http-equiv=\"refresh\" content=\"0; url={url}\">\n"
+        );
+        replace(&path, page.as_bytes())?;
+        Ok(path)
+    }
+}
+
+/// Replaces a file, which only the user can read.
+fn replace(path: &Path, content: &[u8]) -> Result<()> {
+    let new = path.with_extension("new");
+    // A file that a killed process left may have another mode.
+    let _ = std::fs::remove_file(&new);
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&new);
+    let written = file.and_then(|mut file| file.write_all(content));
+    written
+        .and_then(|()| std::fs::rename(&new, path))
+        .map_err(|e| Error::io("cannot write", path, e))
 }
 
 /// Reads the address of the page that a process of this user serves, with the next token. Waits a
@@ -169,7 +225,9 @@ impl Access {
 
     /// Forgets the secrets, and removes the file.
     pub(super) fn close(&self) {
-        let _ = std::fs::remove_file(self.run_dir.join(FILE));
+        for name in [FILE, REDIRECT] {
+            let _ = std::fs::remove_file(self.run_dir.join(name));
+        }
         *self.secrets() = None;
     }
 
@@ -186,7 +244,8 @@ impl Access {
         let next = random();
         self.write(&secrets.at, &next)?;
         secrets.login = next;
-        Ok(Some(text(&secrets.session)))
+        let _ = std::fs::remove_file(self.run_dir.join(REDIRECT));
+        Ok(Some(String::from_utf8_lossy(&secrets.session).into_owned()))
     }
 
     /// Reports whether a cookie is valid.
@@ -199,18 +258,10 @@ impl Access {
     /// Replaces the file.
     fn write(&self, at: &Listen, login: &SecretBytes) -> Result<()> {
         let path = self.run_dir.join(FILE);
-        let failed = |e| Error::io("cannot write", &path, e);
-        let invitation = Invitation::new(at, text(login));
-        let bytes = serde_json::to_vec(&invitation).map_err(|e| failed(e.into()))?;
-        let new = path.with_extension("new");
-        // A file that a killed process left may have another mode.
-        let _ = std::fs::remove_file(&new);
-        let mut options = std::fs::OpenOptions::new();
-        let file = options.write(true).create_new(true).mode(0o600).open(&new);
-        let written = file.and_then(|mut file| file.write_all(&bytes));
-        written
-            .and_then(|()| std::fs::rename(&new, &path))
-            .map_err(failed)
+        let invitation = Invitation::new(at, SecretBytes::from_slice(login));
+        let bytes = serde_json::to_vec(&invitation);
+        let bytes = bytes.map_err(|e| Error::io("cannot write", &path, e.into()))?;
+        replace(&path, &bytes)
     }
 
     fn secrets(&self) -> MutexGuard<'_, Option<Secrets>> {
@@ -221,15 +272,17 @@ impl Access {
 /// Creates a secret. Its text is what tokens and cookies contain, so that form is compared.
 fn random() -> SecretBytes {
     let bytes = SecretBytes::random(SECRET_BYTES);
-    let mut digits = String::with_capacity(2 * SECRET_BYTES);
-    for byte in bytes.iter() {
-        let _ = write!(digits, "{byte:02x}");
+    let mut text = SecretBytes::zeroed(2 * SECRET_BYTES);
+    for (digits, byte) in text.chunks_exact_mut(2).zip(bytes.iter()) {
+        digits.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
     }
-    SecretBytes::from_slice(digits.as_bytes())
+    text
 }
 
-fn text(secret: &SecretBytes) -> String {
-    String::from_utf8_lossy(secret).into_owned()
+/// Returns the digit of a number below 16.
+fn digit(value: u8) -> u8 {
+    // Without a table, whose access would depend on the secret.
+    value + if value < 10 { b'0' } else { b'a' - 10 }
 }
 
 /// Compares in constant time.
@@ -257,17 +310,19 @@ mod tests {
         assert_eq!(mode.permissions().mode() & 0o777, 0o600);
         let first = invited(dir.path());
         assert_eq!(first.token.len(), 64);
-        let mut wrong = first.token.clone().into_bytes();
+        assert!(first.token.iter().all(|digit| b"0123456789abcdef".contains(digit)));
+        let mut wrong = first.token.to_vec();
         wrong[63] ^= 1;
-        for token in [&wrong[..], b"", &first.token.as_bytes()[..63]] {
+        for token in [&wrong[..], b"", &first.token[..63]] {
             assert_eq!(access.log_in(token).unwrap(), None);
         }
-        let cookie = access.log_in(first.token.as_bytes()).unwrap().unwrap();
-        assert!(access.admits(&cookie) && !access.admits(&first.token));
-        assert_eq!(access.log_in(first.token.as_bytes()).unwrap(), None);
+        let cookie = access.log_in(&first.token).unwrap().unwrap();
+        let token = std::str::from_utf8(&first.token).unwrap();
+        assert!(access.admits(&cookie) && !access.admits(token));
+        assert_eq!(access.log_in(&first.token).unwrap(), None);
         let second = invited(dir.path());
         assert_ne!(second.token, first.token);
-        let again = access.log_in(second.token.as_bytes()).unwrap();
+        let again = access.log_in(&second.token).unwrap();
         assert_eq!(again.as_ref(), Some(&cookie));
         access.close();
         assert!(!dir.path().join(FILE).exists());
@@ -275,8 +330,24 @@ mod tests {
     }
 
     #[test]
+    fn a_token_that_is_not_hexadecimal_is_refused() {
+        let file = |token: &str| {
+            let text = format!(r#"{{"address":null,"socket":null,"pid":1,"token":"{token}"}}"#);
+            serde_json::from_slice::<Invitation>(text.as_bytes())
+        };
+        assert_eq!(file("0af9").unwrap().token[..], *b"0af9");
+        assert!(file("0\\u0022>").is_err() && file("<script>").is_err());
+    }
+
+    #[test]
+    fn every_number_below_16_has_its_digit() {
+        let digits: Vec<u8> = (0..16).map(digit).collect();
+        assert_eq!(digits, b"0123456789abcdef");
+    }
+
+    #[test]
     fn an_address_has_the_port_of_the_browsers_side() {
-        let at = |at: &Listen| Invitation::new(at, "t".into());
+        let at = |at: &Listen| Invitation::new(at, SecretBytes::from_slice(b"t"));
         let tcp = at(&Listen::Tcp("[::1]:9000".parse().unwrap()));
         assert_eq!(tcp.url(None), "http://[::1]:9000/login#t");
         assert_eq!(tcp.url(Some(7000)), "http://127.0.0.1:7000/login#t");
