@@ -310,7 +310,12 @@ mod tests {
         assert_eq!(mode.permissions().mode() & 0o777, 0o600);
         let first = invited(dir.path());
         assert_eq!(first.token.len(), 64);
-        assert!(first.token.iter().all(|digit| b"0123456789abcdef".contains(digit)));
+        assert!(
+            first
+                .token
+                .iter()
+                .all(|digit| b"0123456789abcdef".contains(digit))
+        );
         let mut wrong = first.token.to_vec();
         wrong[63] ^= 1;
         for token in [&wrong[..], b"", &first.token[..63]] {
