@@ -62,9 +62,10 @@ impl<'a> Arguments<'a> {
         // No more than the longest name is searched, whatever the length of the message.
         let window = self.rest.get(..=NAME_BYTES_MAX).unwrap_or(self.rest);
         let len = window.iter().position(|&b| b == 0);
-        let len = len.ok_or(match window.len() > NAME_BYTES_MAX {
-            true => "a name is too long",
-            false => "a name has no end",
+        let len = len.ok_or(if window.len() > NAME_BYTES_MAX {
+            "a name is too long"
+        } else {
+            "a name has no end"
         })?;
         let string = self.data(len)?;
         self.data(1)?;
@@ -77,9 +78,9 @@ impl<'a> Arguments<'a> {
     /// Takes the name of a directory entry.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Wrong> {
         let name = self.string()?;
-        match name.contains(&b'/') {
-            true => Err("a name contains a slash"),
-            false => Ok(name),
+        if name.contains(&b'/') {
+            return Err("a name contains a slash");
         }
+        Ok(name)
     }
 }

@@ -163,15 +163,15 @@ pub fn write(unique: u64, size: u32) -> [u8; with::<fuse_write_out>()] {
 /// Number of bytes that a copy has copied; `is_64` is that of the request. Without it, a copy of
 /// 4 GiB or more is reported as shorter.
 pub fn copied(unique: u64, bytes: u64, is_64: bool) -> [u8; with::<fuse_copy_file_range_out>()] {
-    match is_64 {
-        true => reply(
+    if is_64 {
+        return reply(
             unique,
             &fuse_copy_file_range_out {
                 bytes_copied: bytes,
             },
-        ),
-        false => write(unique, u32::try_from(bytes).unwrap_or(u32::MAX)),
+        );
     }
+    write(unique, u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 /// Capacity of the file system.

@@ -101,10 +101,9 @@ mod needs_root {
 
         fn send(&self, head: &[u8], data: &[u8]) {
             let parts = [IoSlice::new(head), IoSlice::new(data)];
-            // A request whose caller a signal has interrupted needs no reply.
-            (&*self.device)
-                .write_vectored(&parts)
-                .expect("the kernel accepts the reply");
+            let written = (&*self.device).write_vectored(&parts);
+            let written = written.expect("the kernel accepts the reply");
+            assert_eq!(written, head.len() + data.len());
         }
 
         fn entry(&mut self, node: u64, mode: u32) -> Entry {
