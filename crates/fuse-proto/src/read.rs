@@ -8,7 +8,7 @@ pub const NAME_BYTES_MAX: usize = 4095;
 
 /// Message that is not a valid request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the kernel's FUSE message (opcode {opcode:?}) is malformed: {reason}")]
+#[error("cannot read a FUSE request of the kernel{}: {reason}", self.operation())]
 pub struct Malformed {
     /// Identifier of the request, if the message is long enough to have one: the request can be
     /// answered with an error.
@@ -18,6 +18,13 @@ pub struct Malformed {
     pub opcode: Option<u32>,
     /// Part of the message that is wrong.
     pub reason: &'static str,
+}
+
+impl Malformed {
+    fn operation(&self) -> String {
+        let opcode = self.opcode.map(|opcode| format!(" (operation {opcode})"));
+        opcode.unwrap_or_default()
+    }
 }
 
 /// Part of a message that is wrong.

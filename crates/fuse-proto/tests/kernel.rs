@@ -13,8 +13,9 @@ mod needs_root {
     use std::io::{IoSlice, Read, Seek, SeekFrom, Write};
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{FileExt, MetadataExt, symlink};
-    use std::path::Path;
+    use std::path::{Path, PathBuf};
     use std::sync::Arc;
+    use std::sync::mpsc::{self, Sender};
     use std::time::Duration;
 
     const TTL: Duration = Duration::from_millis(1500);
@@ -33,7 +34,8 @@ mod needs_root {
         session: Session,
         attrs: HashMap<u64, Attr>,
         dump: BTreeMap<u32, Vec<u8>>,
-        retrieved: Option<(u64, u64, Vec<u8>)>,
+        /// Receives the numbers, positions and data of retrievals.
+        retrieved: Sender<(u64, u64, Vec<u8>)>,
         groups: Vec<Option<u32>>,
     }
 
@@ -61,14 +63,14 @@ mod needs_root {
     }
 
     impl Server {
-        fn new(device: Arc<File>) -> Server {
+        fn new(device: Arc<File>, retrieved: Sender<(u64, u64, Vec<u8>)>) -> Server {
             let attrs = HashMap::from([
                 (abi::FUSE_ROOT_ID, attr(abi::FUSE_ROOT_ID, 0o040_755)),
                 (FILE, attr(FILE, 0o100_644)),
                 (LINK, attr(LINK, 0o120_777)),
             ]);
             let (session, dump) = (Session::new(), BTreeMap::new());
-            let (retrieved, groups) = (None, Vec::new());
+            let groups = Vec::new();
             Server {
                 device,
                 session,
@@ -101,9 +103,12 @@ mod needs_root {
 
         fn send(&self, head: &[u8], data: &[u8]) {
             let parts = [IoSlice::new(head), IoSlice::new(data)];
-            let written = (&*self.device).write_vectored(&parts);
-            let written = written.expect("the kernel accepts the reply");
-            assert_eq!(written, head.len() + data.len());
+            match (&*self.device).write_vectored(&parts) {
+                Ok(written) => assert_eq!(written, head.len() + data.len()),
+                // The kernel sends the request again, after the notification that asks for it.
+                Err(e) if e.raw_os_error() == Some(2) => {}
+                Err(e) => panic!("the kernel refuses the reply {head:02x?}: {e}"),
+            }
         }
 
         fn entry(&mut self, node: u64, mode: u32) -> Entry {
@@ -160,7 +165,9 @@ mod needs_root {
                 | Operation::BatchForget(_)
                 | Operation::Interrupt { .. } => {}
                 Operation::NotifyReply { offset, data } => {
-                    self.retrieved = Some((unique, offset, data.to_vec()));
+                    self.retrieved
+                        .send((unique, offset, data.to_vec()))
+                        .expect("the test waits");
                 }
                 Operation::GetAttr { .. } | Operation::SetAttr(_) => {
                     if let Operation::SetAttr(set) = request.operation {
@@ -311,12 +318,13 @@ mod needs_root {
         }
     }
 
-    /// Unmounts at the end, also of a test that fails.
-    struct Mounted<'a>(&'a Path);
+    /// Unmounts at the end, also of a test or a server that fails: no caller waits for it then.
+    struct Mounted(PathBuf);
 
-    impl Drop for Mounted<'_> {
+    impl Drop for Mounted {
         fn drop(&mut self) {
-            let _ = rustix::mount::unmount(self.0, UnmountFlags::DETACH);
+            let flags = UnmountFlags::DETACH | UnmountFlags::FORCE;
+            let _ = rustix::mount::unmount(&self.0, flags);
         }
     }
 
@@ -487,9 +495,14 @@ mod needs_root {
         let options = CString::new(options).unwrap();
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         rustix::mount::mount("fuse-proto", dir.path(), "fuse", flags, &*options).unwrap();
-        let mounted = Mounted(dir.path());
-        let server = Server::new(Arc::clone(&device));
-        let server = std::thread::spawn(|| server.run());
+        let mounted = Mounted(dir.path().into());
+        let (sender, retrieved) = mpsc::channel();
+        let server = Server::new(Arc::clone(&device), sender);
+        let served = Mounted(dir.path().into());
+        let server = std::thread::spawn(|| {
+            let _served = served;
+            server.run()
+        });
         rustix::thread::set_thread_groups(&[rustix::fs::Gid::from_raw(GROUP)]).unwrap();
 
         use_files(dir.path());
@@ -498,15 +511,12 @@ mod needs_root {
         // The nodes and names of the notifications are in the kernel's cache.
         std::fs::metadata(dir.path().join("file")).unwrap();
         notify_kernel(&device, minor);
+        let retrieved = retrieved.recv_timeout(Duration::from_secs(60));
+        assert_eq!(retrieved, Ok((9, 1, b"tor".to_vec())), "the retrieved data");
         drop(mounted);
 
         let server = server.join().expect("the server");
         assert_eq!(server.session.minor(), minor);
-        assert_eq!(
-            server.retrieved,
-            Some((9, 1, b"tor".to_vec())),
-            "the retrieved data"
-        );
         if server.session.has(abi::FUSE_CREATE_SUPP_GROUP) {
             assert!(server.groups.contains(&Some(GROUP)), "{:?}", server.groups);
         }
@@ -550,7 +560,7 @@ mod needs_root {
         let options = CString::new(options).unwrap();
         let flags = MountFlags::empty();
         rustix::mount::mount("fuse-proto", dir.path(), "fuse", flags, &*options).unwrap();
-        let _mounted = Mounted(dir.path());
+        let _mounted = Mounted(dir.path().into());
         let mut buffer = vec![0; abi::FUSE_MIN_READ_BUFFER];
         let len = (&device).read(&mut buffer).unwrap();
         match parse(&buffer[..len], &Session::new()).unwrap().operation {

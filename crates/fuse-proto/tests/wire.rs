@@ -720,7 +720,7 @@ fn lengths_that_lie_are_refused() {
     assert_eq!(refused.unique, Some(42));
     assert_eq!(
         refused.to_string(),
-        "the kernel's FUSE message (opcode Some(5)) is malformed: its length differs from that in its header"
+        "cannot read a FUSE request of the kernel (operation 5): its length differs from that in its header"
     );
 }
 
