@@ -485,3 +485,98 @@ emit(\"plus\", 0, &q, FUSE_DIRENTPLUS_SIZE(&q.d), 0);
     assert_eq!(hex(plain.finish(42)), theirs["plain"]);
     assert_eq!(hex(plus.finish(42)), theirs["plus"]);
 }
+
+/// Replies and notifications of versions that the header need not know: name, first minor version,
+/// bytes, and the C code that makes them.
+fn newer_messages() -> Vec<(&'static str, u32, Vec<u8>, &'static str)> {
+    let attr = Attr {
+        rdev: Attr::device(259, 5),
+        ..an_attr()
+    };
+    let statx = Statx {
+        attr,
+        attributes: 50,
+        attributes_mask: 51,
+    };
+    let opened = Opened {
+        handle: 28,
+        flags: 29,
+        backing: -1,
+    };
+    let init = InitReply {
+        max_stack_depth: 2,
+        request_timeout: 3,
+        ..InitReply::default()
+    };
+    vec![
+        (
+            "statx",
+            39,
+            reply::statx(42, &statx, Duration::new(20, 21)).into(),
+            "struct fuse_statx_out o = { .attr_valid = 20, .attr_valid_nsec = 21, .stat = {
+                .mask = 0xfff, .blksize = 16, .attributes = 50, .nlink = 12, .uid = 13, .gid = 14,
+                .mode = 0100644, .ino = 1, .size = 2, .blocks = 3, .attributes_mask = 51,
+                .atime = { -4, 5 }, .mtime = { 6, 7 }, .ctime = { 8, 9 }, .btime = { 10, 11 },
+                .rdev_major = 259, .rdev_minor = 5 } };
+            emit(NAME, 0, &o, sizeof o, 0);",
+        ),
+        (
+            "open_passthrough",
+            40,
+            reply::open(42, &opened).into(),
+            "struct fuse_open_out o = { 28, 29, -1 }; emit(NAME, 0, &o, sizeof o, 0);",
+        ),
+        (
+            "init_with_limits",
+            43,
+            reply::init(42, &init).into(),
+            "struct fuse_init_out o = { .max_stack_depth = 2, .request_timeout = 3 };
+            emit(NAME, 0, &o, sizeof o, 0);",
+        ),
+        (
+            "copied_64",
+            45,
+            reply::copied(42, 1 << 40, true).into(),
+            "struct fuse_copy_file_range_out o = { 1LL << 40 }; emit(NAME, 0, &o, sizeof o, 0);",
+        ),
+        (
+            "resend",
+            40,
+            notify::resend().into(),
+            "emit(NAME, FUSE_NOTIFY_RESEND, 0, 0, 0);",
+        ),
+        (
+            "inc_epoch",
+            44,
+            notify::inc_epoch().into(),
+            "emit(NAME, FUSE_NOTIFY_INC_EPOCH, 0, 0, 0);",
+        ),
+        (
+            "prune",
+            45,
+            notify::prune(&[7, 8]),
+            "struct { struct fuse_notify_prune_out p; uint64_t nodes[2]; } o = { { 2 }, { 7, 8 } };
+            emit(NAME, FUSE_NOTIFY_PRUNE, &o, sizeof o, 0);",
+        ),
+    ]
+}
+
+#[test]
+fn newer_replies_are_those_of_the_c_structures_that_the_header_has() {
+    let mut body = String::from("VALUE(FUSE_KERNEL_MINOR_VERSION)\n");
+    for (name, since, _, code) in newer_messages() {
+        let code = code.replace("NAME", &format!("\"{name}\""));
+        write!(
+            body,
+            "#if FUSE_KERNEL_MINOR_VERSION >= {since}\n{{ {code} }}\n#endif\n"
+        )
+        .unwrap();
+    }
+    let theirs = run_c(&body);
+    let minor: u32 = theirs["FUSE_KERNEL_MINOR_VERSION"].parse().unwrap();
+    for (name, since, ours, _) in newer_messages() {
+        let ours: String = ours.iter().map(|b| format!("{b:02x}")).collect();
+        let expected = (since <= minor).then_some(&ours);
+        assert_eq!(theirs.get(name), expected, "{name}");
+    }
+}
