@@ -590,6 +590,12 @@ pub fn abort(folder: &Path) -> Result<()> {
     Ok(fuse_mount::abort(folder)?)
 }
 
+/// Reports whether a file system of this program is mounted at exactly this directory, and no other
+/// one over it.
+pub fn is_mounted(folder: &Path) -> bool {
+    fuse_mount::is_mounted(folder)
+}
+
 /// Explains why this user cannot mount file systems, if that is so.
 pub fn no_mounts() -> Option<&'static str> {
     fuse_mount::no_mounts()
