@@ -236,6 +236,14 @@ pub(crate) fn open_counted(
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open_fs(&device, name, options(settings, access))?;
     if access == Access::ReadWrite {
+        let superblock = fs.superblock();
+        if superblock.is_read_only() {
+            return Err(Error::Failed(format!(
+                "cannot change the file system on {name}: it has features that this program does \
+                 not know ({:#x}); use --read-only, or a newer version of EVFS",
+                superblock.features.read_compatible
+            )));
+        }
         let failed = Error::files(format!("cannot grow the file system on {name}"));
         fs.grow().map_err(failed)?;
     }
