@@ -106,10 +106,19 @@ impl Mount {
 
     /// Unmounts, unless another program has done so. A mount of another program stays.
     fn take_off(&self, when_busy: WhenBusy) -> Result<(), Error> {
-        if kernel::has_ended(&self.kernel) {
+        if kernel::has_ended(&self.kernel) && !self.is_aborted() {
             return Ok(());
         }
         unmount(&self.mountpoint, &self.device, when_busy)
+    }
+
+    /// Reports whether the mount remains although the kernel has ended the session, for example after
+    /// `umount -f` of a mount in use. The number alone does not tell: once the file system is gone,
+    /// the kernel assigns it to the next one, which is alive. The trigger of an automount has another
+    /// number and is not accessed, which would mount again.
+    fn is_aborted(&self) -> bool {
+        is_at(&self.mountpoint, &self.device)
+            && matches!(mounted_at(&self.mountpoint), Some(At::Dead))
     }
 
     /// Returns the path of the directory.
@@ -192,6 +201,7 @@ impl Mount {
         if let Some(session) = self.session.take() {
             // The mount has ended; the result of its last thread does not matter.
             let _ = session.join();
+            let _ = self.take_off(WhenBusy::Detach);
         }
     }
 }
@@ -280,7 +290,7 @@ mod tests {
             needs_root("mounts");
             let place = Place::new();
             place.mount_other();
-            let ends: [fn(&Place, Mount); 5] = [
+            let ends: [fn(&Place, Mount); 6] = [
                 |_, mount| {
                     let unmounted = mount.unmount(WhenBusy::Refuse, || true);
                     assert!(unmounted.map_err(|failed| failed.1).unwrap());
@@ -297,6 +307,18 @@ mod tests {
                 |place, mount| {
                     place.unmount_topmost().unwrap();
                     drop(mount);
+                },
+                |place, mount| {
+                    let flags = OFlags::PATH | OFlags::CLOEXEC;
+                    let user = rustix::fs::open(&place.dir, flags, Mode::empty()).unwrap();
+                    let forced = rustix::mount::unmount(&place.dir, UnmountFlags::FORCE);
+                    assert_eq!(
+                        forced,
+                        Err(rustix::io::Errno::BUSY),
+                        "it is aborted and stays"
+                    );
+                    drop(user);
+                    mount.wait();
                 },
             ];
             for (number, end) in ends.into_iter().enumerate() {
