@@ -61,13 +61,19 @@ if [ "$action" = uninstall ]; then
     [ -f "$list" ] || die "nothing is installed in $prefix: $list does not exist"
     # Services write all data to stable storage.
     if [ -d /run/systemd/system ]; then
-        systemctl disable --now evfs.service > /dev/null 2>&1 || :
-        systemctl disable --now 'evfs@*.service' > /dev/null 2>&1 || :
+        systemctl stop evfs.service 'evfs@*.service' > /dev/null 2>&1 || :
     fi
+    systemctl --no-reload disable evfs.service > /dev/null 2>&1 || :
     temporary=$(mktemp)
     trap 'rm -f "$temporary"' EXIT
     { cat "$list" && echo "$list"; } > "$temporary"
     remove < "$temporary"
+    # Disables the instances of evfs@.service: their links lead nowhere now.
+    for link in /etc/systemd/system/*.wants/evfs@*.service /etc/systemd/system/*.requires/evfs@*.service; do
+        if [ -L "$link" ] && [ ! -e "$link" ]; then
+            rm "$link"
+        fi
+    done
     reload
     echo "removed EVFS from $prefix; /etc/evfs and /var/lib/evfs stay"
     exit

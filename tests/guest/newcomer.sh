@@ -6,6 +6,9 @@
 # COMMANDS counts lines typed; a line added to a file, or removed, is one.
 umask 077
 
+# Commands that restart the system, whatever is installed: nothing is typed after them.
+restart=('systemctl reboot --no-block')
+
 say() { echo "$*"; }
 now() { date +%s%3N; }
 # Types commands, all of which have to succeed.
@@ -43,10 +46,23 @@ started() {
   done
   echo $all
 }
+# The step that ended the boot before: its time is that of opening and mounting by these units.
+restarted() {
+  local program=$1 millis command
+  shift
+  millis=$(started "$@") || { say "$millis" && exit 1; }
+  for command in "${restart[@]}"; do say "typed $program $command"; done
+  say "step $program reboot ${#restart[@]} $millis"
+}
 # Kills the process that serves a mount.
 kill_server() {
   local pid
   for pid in $(cat "/sys/fs/cgroup/system.slice/$1/cgroup.procs"); do kill -9 "$pid"; done
+}
+# The state of an instance of the unit, and the number of its links.
+instance() {
+  echo "$(systemctl show --property=ActiveState --value evfs@d.service)" \
+    "$(find /etc/systemd/system -type l -name 'evfs@*' | wc -l)"
 }
 
 first() {
@@ -93,9 +109,9 @@ first() {
 
 second() {
   check "after the restart"
-  say "step evfs reboot 1 $(started srv-a.mount)"
-  say "step cryptsetup reboot 1 $(started systemd-cryptsetup@b.service srv-b.mount)"
-  say "step gocryptfs reboot 1 $(started srv-c.mount)"
+  restarted evfs srv-a.mount
+  restarted cryptsetup systemd-cryptsetup@b.service srv-b.mount
+  restarted gocryptfs srv-c.mount
 
   kill_server srv-a.mount
   step evfs kill 'mount /srv/a'
@@ -112,6 +128,11 @@ second() {
   step gocryptfs upgrade 'dpkg -i /share/later/gocryptfs_*.deb'
   check "after an upgrade"
 
+  evfs volume create /srv/d.img --size 64M --owner admin > /dev/null
+  printf '[volume.d]\ndevice = "/srv/d.img"\n' > /etc/evfs/evfs.toml
+  systemctl enable --quiet --now evfs@d.service
+  local before after
+  before=$(instance)
   step evfs remove \
     'umount /srv/a' \
     'sed -i /srv.a.img/d /etc/fstab' \
@@ -126,12 +147,14 @@ second() {
     'umount /srv/c' \
     'sed -i /srv.c.encrypted/d /etc/fstab' \
     'dpkg --remove gocryptfs'
+  after=$(instance)
+  say "instance $before $after"
   say "left $(grep -c " /srv/" /proc/mounts || :)"
   say "key $(ls /etc/evfs/keys | tr "\n" " ")"
 }
 
-case $(cat /share/boot) in first) next=reboot ;; *) next=poweroff ;; esac
-trap 'systemctl $next --no-block 2> /dev/null' EXIT
+case $(cat /share/boot) in first) last=("${restart[@]}") ;; *) last=('systemctl poweroff --no-block') ;; esac
+trap 'for command in "${last[@]}"; do bash -c "$command" 2> /dev/null; done' EXIT
 set -e
 say "state $(systemctl is-system-running --wait || :)"
 systemctl --failed --plain --no-legend | sed 's/^/failed /'

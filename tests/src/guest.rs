@@ -17,6 +17,12 @@ const MODULES: &str = "autofs4 loop dm-crypt xts aesni-intel algif_skcipher";
 /// Words for its kernel: a console on which nothing but questions appear.
 const WORDS: &str = "systemd.show_status=no systemd.getty_auto=no";
 
+/// Character that is typed at a prompt before the answer, and the one that erases it.
+const PROBE: [&str; 2] = ["x", "\x7f"];
+
+/// Characters that systemd shows instead of those of an answer, depending on its version.
+const MASKS: [char; 2] = ['*', '\u{2022}'];
+
 /// MiB of memory of the system.
 const MEMORY: &str = "1024";
 
@@ -120,10 +126,18 @@ impl<'s> System<'s> {
 }
 
 /// Reads the console of a guest to its end, and answers a prompt.
+///
+/// systemd shows the prompt before it turns the echo off. A probe that is typed in between is
+/// echoed, and then read as a character of the answer. So the answer is typed once a mask appears
+/// after the prompt: from then on, nothing is echoed. A prompt that shows none lasts until the guest
+/// is ended by its time limit.
 fn converse(guest: &mut Killed, prompt: Option<(&str, &str)>) -> String {
     let mut from = guest.0.stdout.take().expect("piped");
     let mut to = guest.0.stdin.take().expect("piped");
-    let mut unanswered = prompt;
+    // If the guest has ended, its console ends as well.
+    let mut typed = |text: &str| drop(to.write_all(text.as_bytes()));
+    let [probe, erase] = PROBE;
+    let (mut unanswered, mut probed_at) = (prompt, None);
     let (mut console, mut room) = (Vec::new(), [0; 4096]);
     loop {
         let len = from.read(&mut room).expect("a console");
@@ -131,12 +145,18 @@ fn converse(guest: &mut Killed, prompt: Option<(&str, &str)>) -> String {
             return String::from_utf8_lossy(&console).into_owned();
         }
         console.extend_from_slice(&room[..len]);
+        let Some((prompt, answer)) = unanswered else {
+            continue;
+        };
         let shown = String::from_utf8_lossy(&console);
-        if let Some((_, answer)) = unanswered.take_if(|(prompt, _)| shown.contains(*prompt)) {
-            // systemd turns the echo off after it has shown the prompt, which cannot be observed.
-            std::thread::sleep(Duration::from_secs(2));
-            // If the guest has ended, its console ends as well.
-            let _ = to.write_all(format!("{answer}\n").as_bytes());
+        if let Some(at) = probed_at {
+            if shown[at..].contains(MASKS) {
+                typed(&format!("{erase}{answer}\n"));
+                unanswered = None;
+            }
+        } else if let Some(at) = shown.find(prompt) {
+            typed(probe);
+            probed_at = Some(at + prompt.len());
         }
     }
 }

@@ -483,6 +483,29 @@ mod needs_root {
         assert_eq!(names(&s), [""; 0]);
     }
 
+    #[test]
+    fn the_helper_unmounts_no_other_file_system() {
+        needs_root("mount(8) in a mount namespace");
+        let s = Sandbox::new();
+        fs::create_dir(s.path("mnt")).unwrap();
+        let script = "\
+            mount -t tmpfs other mnt\n\
+            for option in '' -l -f; do\n\
+            if /sbin/umount.evfs mnt $option 2>> said; then exit 41; fi\n\
+            findmnt -n -o SOURCE,FSTYPE mnt\n\
+            done\n";
+        let ran = with_helpers(&s, script).ok();
+        let lines: Vec<String> = ran
+            .stdout
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(lines, ["other tmpfs"; 3]);
+        let said = fs::read_to_string(s.path("said")).unwrap();
+        let why = "no file system of EVFS is mounted there";
+        assert_eq!(said.matches(why).count(), 3, "{said}");
+    }
+
     /// The real program asks although the process that starts it is confined.
     #[test]
     fn systemd_ask_password_asks_for_a_confined_server() {

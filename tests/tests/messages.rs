@@ -4,6 +4,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::process::Stdio;
+use tests::terminal::Terminal;
 use tests::{Ran, Random, Sandbox, forge, peer};
 
 const HEADER: usize = 16 * 1024;
@@ -467,4 +468,25 @@ mod needs_peer {
         assert!(ran.stderr.contains("kdf.work-max-gib"), "{}", ran.stderr);
         own("2").code(12);
     }
+}
+
+#[test]
+fn progress_is_shown_at_a_terminal_and_nowhere_else() {
+    let s = Sandbox::new();
+    s.run(&["format", "a.img", "--size", "64M"]).ok();
+    let at_terminal = |args: &[&str]| {
+        let mut fsck = s.evfs();
+        fsck.args(args).env("TERM", "xterm");
+        let (status, shown) = Terminal::start(fsck).end();
+        assert!(status.success(), "{shown}");
+        shown
+    };
+    let shown = at_terminal(&["fsck", "a.img"]);
+    assert!(shown.contains("checked") && shown.contains(" %"), "{shown}");
+    for args in [["fsck", "a.img", "--quiet"], ["fsck", "a.img", "--json"]] {
+        let shown = at_terminal(&args);
+        assert!(!shown.contains(" %"), "{shown}");
+    }
+    let piped = s.run(&["fsck", "a.img"]).ok();
+    assert_eq!(piped.stderr, "");
 }

@@ -143,6 +143,14 @@ mod needs_peer {
                 .arg(&package),
         )
         .ok();
+        for name in [
+            "doc/evfs/copyright",
+            "doc/evfs/changelog.Debian.gz",
+            "lintian/overrides/evfs",
+        ] {
+            let path = format!("./usr/share/{name}");
+            assert!(tar.stdout.lines().any(|line| line == path), "{path}");
+        }
         check_contents(
             &s,
             &tar.stdout,
@@ -199,6 +207,24 @@ mod needs_peer {
             readme.contains(&format!("glibc {glibc} or later")),
             "{readme}"
         );
+    }
+
+    /// Warnings that stay are overridden in the package, with their reasons.
+    #[test]
+    fn lintian_finds_no_error_and_no_warning_in_the_package() {
+        needs_tools();
+        let s = Sandbox::new();
+        let package = file(&packages(&s), ".deb");
+        let judge = |package: &Path| {
+            let mut lintian = Command::new(installed("lintian"));
+            lintian.args(["--allow-root", "--no-cfg", "--fail-on", "error,warning"]);
+            Ran::of(lintian.env("LC_ALL", "C.UTF-8").arg(package))
+        };
+        let found = judge(&package).ok();
+        assert_eq!(found.stdout, "");
+        // It does find one in a package with a file that has no checksum.
+        let older = judge(&older(&s, &package)).code(2);
+        assert!(older.stdout.contains("W: evfs: "), "{older:?}");
     }
 
     #[test]
@@ -434,6 +460,12 @@ mod needs_root {
         }
     }
 
+    /// Enables the unit, and an instance of the other one.
+    const ENABLE: &str = "systemctl enable evfs.service evfs@data.service 2>/dev/null";
+
+    /// The links by which units are enabled, in the order of their names.
+    const ENABLED: &str = "cd /etc/systemd/system/multi-user.target.wants; ls -d *evfs* || :";
+
     /// Returns the commands of the guide's only block with this mark.
     fn guide(mark: &str) -> String {
         let page = fs::read_to_string(root().join("docs/guide/install.md")).unwrap();
@@ -468,7 +500,7 @@ mod needs_root {
         // An upgrade while a file system is mounted, and a service is enabled.
         let sums = guide("sums");
         let upgraded = debian.ok(&format!(
-            "systemctl enable evfs.service 2>/dev/null\n\
+            "{ENABLE}\n\
              mount /srv/a\n\
              cd /dist/new\n{sums}\n{install}\n\
              echo more > /srv/a/more\n\
@@ -484,8 +516,8 @@ mod needs_root {
         debian.run("test ! -e /usr/share/evfs/of-the-past").ok();
         assert_eq!(debian.ok("dpkg --verify evfs"), "");
         debian.check_installed("/usr/lib/systemd/system");
-        let enabled = "/etc/systemd/system/multi-user.target.wants/evfs.service";
-        debian.ok(&format!("test -L {enabled}"));
+        let both = "evfs.service\nevfs@data.service\n";
+        assert_eq!(debian.ok(ENABLED), both, "an upgrade disables nothing");
 
         let own = debian.ok(OWN);
         debian.ok(&guide("deb-remove"));
@@ -497,6 +529,8 @@ mod needs_root {
         debian.ok(
             "test ! -e /usr/bin/evfs; test ! -L /usr/sbin/mount.evfs; test ! -e /usr/share/evfs",
         );
+        // As packages of Debian do: a new installation enables the unit again, until a purge.
+        assert_eq!(debian.ok(ENABLED), "evfs.service\n");
         debian.ok(&guide("deb-purge"));
         assert_eq!(
             debian.ok(OWN),
@@ -533,8 +567,11 @@ mod needs_root {
         debian.use_evfs();
         debian.check_installed("/usr/lib/systemd/system");
         assert_eq!(rpm(&["-V", "evfs"]), "");
+        debian.ok(ENABLE);
         rpm(&["-U", "--replacepkgs", path]);
         debian.check_installed("/usr/lib/systemd/system");
+        let both = "evfs.service\nevfs@data.service\n";
+        assert_eq!(debian.ok(ENABLED), both, "an upgrade disables nothing");
         let own = debian.ok(OWN);
         rpm(&["-e", "evfs"]);
         assert_eq!(debian.ok(OWN), own);
@@ -555,7 +592,9 @@ mod needs_root {
         debian.use_evfs();
         debian.check_installed("/usr/local/lib/systemd/system");
         let own = debian.ok(OWN);
+        debian.ok(ENABLE);
         let installed = debian.ok(files);
+        assert!(installed.contains("/multi-user.target.wants/evfs@data.service"));
         debian.ok(&format!("cd /dist\n{install}"));
         assert_eq!(debian.ok(files), installed, "a second installation differs");
         let remove = guide("tarball-remove");

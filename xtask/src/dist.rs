@@ -96,12 +96,12 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
     let out = absolute(&options.out.unwrap_or_else(|| root.join("target/dist")))?;
     let binary = match &options.binary {
         Some(binary) => absolute(binary)?,
-        None => build::program(root, &build::cargo_home()?)?,
+        None => build::program(root, &build::cargo_home()?, date)?,
     };
     make(root, &binary, &out, date, options.level)?;
     if options.verify {
         let again = build::Elsewhere::prepare(root)?;
-        let binary = build::program(&again.root, &again.cargo_home)?;
+        let binary = build::program(&again.root, &again.cargo_home, date)?;
         let second = again.dir.join("dist");
         make(&again.root, &binary, &second, date, options.level)?;
         compare(&out, &second)?;
@@ -127,7 +127,11 @@ fn make(root: &Path, binary: &Path, out: &Path, date: u64, level: u32) -> Outcom
     let program = elf::examine(binary)?;
     let (stripped, symbols) = (release.work.join("evfs"), release.work.join("evfs.debug"));
     elf::split(binary, &stripped, &symbols)?;
-    let bill = sbom::document(&materials, &release.timestamp()?, &build::compiler()?);
+    let bill = sbom::document(
+        &materials,
+        &release.date_as("+%Y-%m-%dT%H:%M:%SZ")?,
+        &build::compiler()?,
+    );
     tree::stage(&release, &stripped, &licenses::texts(&materials)?, &bill)?;
     let bill_file = format!("evfs-{}.cdx.json", release.version);
     write(&release.out.join(&bill_file), bill.as_bytes())?;
@@ -183,10 +187,11 @@ impl Release {
         self.version.replace('-', "~")
     }
 
-    /// Returns the date in the form of ISO 8601.
-    fn timestamp(&self) -> Result<String, String> {
-        let date = format!("@{}", self.date);
-        let text = output(Command::new("date").args(["-u", "-d", &date, "+%Y-%m-%dT%H:%M:%SZ"]))?;
+    /// Returns the date in the form that an option of date(1) names.
+    fn date_as(&self, format: &str) -> Result<String, String> {
+        let mut date = Command::new("date");
+        date.args(["-u", "-d", &format!("@{}", self.date), format]);
+        let text = output(date.env("LC_ALL", "C"))?;
         Ok(text.trim().to_owned())
     }
 
@@ -336,6 +341,12 @@ fn absolute(path: &Path) -> Result<PathBuf, String> {
 
 fn create(dir: &Path) -> Outcome {
     std::fs::create_dir_all(dir).map_err(|e| failed("cannot create", dir, &e))
+}
+
+/// Compresses files, whose names then end in `.gz`.
+fn compress(files: &[PathBuf]) -> Outcome {
+    let mut gzip = Command::new("gzip");
+    run_command(gzip.args(["-9", "--no-name", "--"]).args(files))
 }
 
 /// Removes a directory, if it exists.

@@ -28,6 +28,7 @@ const NEEDED: &[(&str, &str)] = &[
     ("gocryptfs", "gocryptfs"),
     ("groff", "groff-base"),
     ("ip", "iproute2"),
+    ("lintian", "lintian"),
     ("losetup", "mount"),
     ("man", "man-db"),
     ("mke2fs", "e2fsprogs"),

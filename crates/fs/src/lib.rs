@@ -79,6 +79,7 @@ pub use format::record::{
 };
 pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
+    VERSION as FORMAT_VERSION,
 };
 pub use fs::filesets::Quota;
 pub use fs::{FIRST_FILESET, Fs, Usage};

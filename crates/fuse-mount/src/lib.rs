@@ -8,13 +8,18 @@
 //! to a mounted directory that could wait for its server, except to find out whether the server has
 //! died; a mount of another user or program is never unmounted.
 
+mod kernel;
 mod mount;
 mod mountpoint;
+mod settings;
 mod table;
 mod users;
 
-pub use mount::{Mount, Settings, Users};
-pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
+pub use mount::{Mount, Users};
+pub use mountpoint::{
+    WhenBusy, abort, clear_dead, is_mounted, mount_helper, no_mounts, server_died,
+};
+pub use settings::Settings;
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 

@@ -1,79 +1,16 @@
 //! A mount, from the start of its session to its end.
 
-use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
-use crate::{Error, SOURCE, users};
-use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
+use crate::mountpoint::{
+    self, At, KIND, WhenBusy, clear_dead, is_at, mounted_at, no_mounts, topmost, unmount,
+};
+use crate::table::mounts;
+use crate::{Error, Settings, kernel, users};
+use fuser::{BackgroundSession, Filesystem, Notifier, Session};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-
-/// Properties of a mount.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// An existing directory.
-    pub mountpoint: PathBuf,
-    /// Source in the list of mounts. Nothing depends on it, but mount(8) recognizes an entry of
-    /// fstab(5) by it.
-    pub source: String,
-    /// Number of requests in flight, each with a thread.
-    pub threads: usize,
-    /// Refuse changes.
-    pub read_only: bool,
-    /// Admit users other than the one who mounts.
-    pub allow_other: bool,
-    /// Honor set-user-ID, set-group-ID and capabilities of programs in the files.
-    pub suid: bool,
-    /// Let device nodes among the files open devices.
-    pub dev: bool,
-    /// Let programs among the files be run.
-    pub exec: bool,
-}
-
-impl Settings {
-    /// Returns the source, unless `fusermount3` would take a part of it for another option.
-    fn source(&self) -> &str {
-        if self.source.contains([',', '\\']) {
-            SOURCE
-        } else {
-            &self.source
-        }
-    }
-
-    fn for_session(&self) -> Config {
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(self.source().into()),
-            // The library's own option for this does not reach the kernel.
-            MountOption::CUSTOM("subtype=evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
-        if self.read_only {
-            config.mount_options.push(MountOption::RO);
-        }
-        config.mount_options.extend([
-            if self.suid {
-                MountOption::Suid
-            } else {
-                MountOption::NoSuid
-            },
-            if self.dev {
-                MountOption::Dev
-            } else {
-                MountOption::NoDev
-            },
-        ]);
-        if !self.exec {
-            config.mount_options.push(MountOption::NoExec);
-        }
-        if self.allow_other {
-            config.acl = SessionACL::All;
-        }
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = true;
-        config
-    }
-}
 
 /// Kinds of users that keep a mount busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,6 +32,10 @@ fn may_mount_at(dir: &Path) -> std::io::Result<()> {
 /// A mounted directory. Dropping it unmounts it even if it is in use.
 pub struct Mount {
     mountpoint: PathBuf,
+    /// Number of its file system. As long as the kernel's session lasts, no other has it.
+    device: String,
+    /// The kernel's session.
+    kernel: OwnedFd,
     /// `None` once the mount has ended.
     session: Option<BackgroundSession>,
 }
@@ -125,16 +66,59 @@ impl Mount {
             );
             return Err(Error::io(what, e));
         }
-        let session = Session::new(filesystem, &mountpoint, &settings.for_session())
-            .and_then(Session::spawn)
-            .map_err(|e| match no_mounts() {
-                Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
-                None => failed(e),
-            })?;
-        Ok(Mount {
-            mountpoint,
-            session: Some(session),
+        Mount::at(settings, mountpoint, filesystem).map_err(|e| match no_mounts() {
+            Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
+            None => failed(e),
         })
+    }
+
+    /// Mounts a file system at a full path, over whatever is mounted there.
+    fn at(
+        settings: &Settings,
+        mountpoint: PathBuf,
+        filesystem: impl Filesystem,
+    ) -> std::io::Result<Mount> {
+        let kernel = kernel::mount(settings, &mountpoint)?;
+        let mount = topmost(mounts(), &mountpoint).filter(|mount| mount.kind == KIND);
+        let device = mount.map(|mount| mount.device).ok_or_else(|| {
+            std::io::Error::other("/proc/self/mountinfo does not list the mount; mount /proc")
+        })?;
+        let (access, config) = (settings.access(), settings.for_session());
+        let session = kernel
+            .try_clone()
+            .and_then(|kernel| Session::from_fd(filesystem, kernel, access, config))
+            .and_then(Session::spawn);
+        let mut mount = Mount {
+            mountpoint,
+            device,
+            kernel,
+            session: None,
+        };
+        match session {
+            Ok(session) => mount.session = Some(session),
+            Err(e) => {
+                let _ = mount.take_off(WhenBusy::Detach);
+                return Err(e);
+            }
+        }
+        Ok(mount)
+    }
+
+    /// Unmounts, unless another program has done so. A mount of another program stays.
+    fn take_off(&self, when_busy: WhenBusy) -> Result<(), Error> {
+        if kernel::has_ended(&self.kernel) && !self.is_aborted() {
+            return Ok(());
+        }
+        unmount(&self.mountpoint, &self.device, when_busy)
+    }
+
+    /// Reports whether the mount remains although the kernel has ended the session, for example after
+    /// `umount -f` of a mount in use. The number alone does not tell: once the file system is gone,
+    /// the kernel assigns it to the next one, which is alive. The trigger of an automount has another
+    /// number and is not accessed, which would mount again.
+    fn is_aborted(&self) -> bool {
+        is_at(&self.mountpoint, &self.device)
+            && matches!(mounted_at(&self.mountpoint), Some(At::Dead))
     }
 
     /// Returns the path of the directory.
@@ -152,10 +136,13 @@ impl Mount {
     /// # Errors
     /// [`Error::Busy`], with the processes that use the mount.
     pub fn in_use(&self, users: Users) -> Result<(), Error> {
+        if kernel::has_ended(&self.kernel) {
+            return Ok(());
+        }
         /// Serializes callers: two of them at the same time would unmount it.
         static ALONE: Mutex<()> = Mutex::new(());
         let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-        if users == Users::All {
+        if users == Users::All && is_at(&self.mountpoint, &self.device) {
             // Marks an unused mount as expired, which is reported as an error, and has no other
             // effect here: any use clears the mark. An ordinary user has no permission for it.
             match rustix::mount::unmount(&self.mountpoint, UnmountFlags::EXPIRE) {
@@ -186,24 +173,25 @@ impl Mount {
         when_busy: WhenBusy,
         has_ended: impl FnOnce() -> bool,
     ) -> Result<bool, Box<(Mount, Error)>> {
-        let unmounted = match unmount(&self.mountpoint, WhenBusy::Refuse) {
+        let unmounted = match self.take_off(WhenBusy::Refuse) {
             Err(Error::Busy { .. }) if when_busy == WhenBusy::Detach => {
-                unmount(&self.mountpoint, WhenBusy::Detach).map(|()| false)
+                self.take_off(WhenBusy::Detach).map(|()| false)
             }
             unmounted => unmounted.map(|()| true),
         };
         let over = match unmounted {
             Ok(over) => over,
             // If another program has unmounted it, for example a manual `umount`, that is success.
-            Err(_) if mounted_at(&self.mountpoint).is_none() => true,
+            Err(_) if kernel::has_ended(&self.kernel) => true,
             Err(e) => return Err(Box::new((self, e))),
         };
         let over = over && has_ended();
-        match (self.session.take(), over) {
-            (Some(session), true) => drop(session.join()),
-            // The kernel ends the session when the last user closes its files, which may be never.
-            (Some(session), false) => std::mem::forget(session),
-            (None, _) => {}
+        // Otherwise its threads continue: the kernel ends the session when the last user closes its
+        // files, which may be never.
+        if let Some(session) = self.session.take()
+            && over
+        {
+            let _ = session.join();
         }
         Ok(over)
     }
@@ -213,6 +201,7 @@ impl Mount {
         if let Some(session) = self.session.take() {
             // The mount has ended; the result of its last thread does not matter.
             let _ = session.join();
+            let _ = self.take_off(WhenBusy::Detach);
         }
     }
 }
@@ -220,7 +209,168 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.session.is_some() {
-            let _ = unmount(&self.mountpoint, WhenBusy::Detach);
+            let _ = self.take_off(WhenBusy::Detach);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::mount::MountFlags;
+    use std::ffi::CStr;
+
+    struct Empty;
+
+    impl Filesystem for Empty {}
+
+    fn settings(mountpoint: &Path) -> Settings {
+        Settings {
+            mountpoint: mountpoint.to_owned(),
+            source: "a,b".into(),
+            threads: 2,
+            read_only: true,
+            allow_other: false,
+            suid: false,
+            dev: false,
+            exec: false,
+        }
+    }
+
+    /// A directory at which file systems are mounted over each other.
+    struct Place {
+        dir: PathBuf,
+        _temporary: tempfile::TempDir,
+    }
+
+    impl Place {
+        fn new() -> Place {
+            let temporary = tempfile::tempdir().unwrap();
+            Place {
+                dir: temporary.path().canonicalize().unwrap(),
+                _temporary: temporary,
+            }
+        }
+
+        fn mount(&self) -> Mount {
+            Mount::at(&settings(&self.dir), self.dir.clone(), Empty).unwrap()
+        }
+
+        /// Mounts as another program.
+        fn mount_other(&self) {
+            let options = None::<&CStr>;
+            rustix::mount::mount("other", &self.dir, "tmpfs", MountFlags::empty(), options)
+                .unwrap();
+        }
+
+        fn unmount_topmost(&self) -> rustix::io::Result<()> {
+            rustix::mount::unmount(&self.dir, UnmountFlags::empty())
+        }
+
+        /// Returns the types of the mounts, the topmost last.
+        fn kinds(&self) -> Vec<String> {
+            let mut mounts = mounts();
+            mounts.retain(|mount| mount.point == self.dir);
+            mounts.into_iter().map(|mount| mount.kind).collect()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            while rustix::mount::unmount(&self.dir, UnmountFlags::DETACH).is_ok() {}
+        }
+    }
+
+    mod needs_root {
+        use super::*;
+        use test_support::needs_root;
+
+        #[test]
+        fn a_mount_beneath_stays_however_the_mount_over_it_ends() {
+            needs_root("mounts");
+            let place = Place::new();
+            place.mount_other();
+            let ends: [fn(&Place, Mount); 6] = [
+                |_, mount| {
+                    let unmounted = mount.unmount(WhenBusy::Refuse, || true);
+                    assert!(unmounted.map_err(|failed| failed.1).unwrap());
+                },
+                |_, mount| {
+                    let unmounted = mount.unmount(WhenBusy::Detach, || true);
+                    assert!(unmounted.map_err(|failed| failed.1).unwrap());
+                },
+                |_, mount| drop(mount),
+                |place, mount| {
+                    place.unmount_topmost().unwrap();
+                    mount.wait();
+                },
+                |place, mount| {
+                    place.unmount_topmost().unwrap();
+                    drop(mount);
+                },
+                |place, mount| {
+                    let flags = OFlags::PATH | OFlags::CLOEXEC;
+                    let user = rustix::fs::open(&place.dir, flags, Mode::empty()).unwrap();
+                    let forced = rustix::mount::unmount(&place.dir, UnmountFlags::FORCE);
+                    assert_eq!(
+                        forced,
+                        Err(rustix::io::Errno::BUSY),
+                        "it is aborted and stays"
+                    );
+                    drop(user);
+                    mount.wait();
+                },
+            ];
+            for (number, end) in ends.into_iter().enumerate() {
+                let mount = place.mount();
+                assert_eq!(place.kinds(), ["tmpfs", KIND], "{number}");
+                end(&place, mount);
+                assert_eq!(place.kinds(), ["tmpfs"], "{number}");
+            }
+        }
+
+        /// The kernel assigns the numbers of a mount that has ended to the next one.
+        #[test]
+        fn a_mount_at_the_place_of_one_that_was_unmounted_stays() {
+            needs_root("mounts");
+            let place = Place::new();
+            let ends: [fn(Mount); 2] = [
+                |mount| {
+                    let unmounted = mount.unmount(WhenBusy::Detach, || true);
+                    assert!(unmounted.map_err(|failed| failed.1).unwrap());
+                },
+                drop::<Mount>,
+            ];
+            for end in ends {
+                let mount = place.mount();
+                place.unmount_topmost().unwrap();
+                place.mount_other();
+                mount.in_use(Users::All).unwrap();
+                mount.in_use(Users::All).unwrap();
+                end(mount);
+                assert_eq!(place.kinds(), ["tmpfs"]);
+                place.unmount_topmost().unwrap();
+            }
+        }
+
+        #[test]
+        fn a_mount_on_top_stays_and_is_named() {
+            needs_root("mounts");
+            let place = Place::new();
+            let mut mount = place.mount();
+            place.mount_other();
+            for when_busy in [WhenBusy::Refuse, WhenBusy::Detach] {
+                let failed = mount.unmount(when_busy, || true);
+                let (kept, error) = *failed.expect_err("another mount is on top");
+                assert!(error.is_busy(), "{error}");
+                assert!(error.to_string().contains("mounted over it"), "{error}");
+                assert_eq!(place.kinds(), [KIND, "tmpfs"]);
+                mount = kept;
+            }
+            place.unmount_topmost().unwrap();
+            let unmounted = mount.unmount(WhenBusy::Refuse, || true);
+            assert!(unmounted.map_err(|failed| failed.1).unwrap());
+            assert_eq!(place.kinds(), [""; 0]);
         }
     }
 }

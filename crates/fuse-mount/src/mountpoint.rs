@@ -6,16 +6,23 @@ use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// Type of the mounts of this program.
+pub(crate) const KIND: &str = "fuse.evfs";
+
 /// Ends a mount immediately: pending requests fail, and data not yet written is lost. Sends no
 /// request to the server, so it also helps if the server is a killed process that cannot exit
-/// because some of its threads wait for replies from others.
+/// because some of its threads wait for replies from others. The caller knows that the mount is its
+/// own. Does nothing if nothing is mounted there.
 ///
 /// # Errors
 /// Errors of the system.
 pub fn abort(mountpoint: &Path) -> Result<(), Error> {
+    let Some(mount) = topmost(mounts(), mountpoint) else {
+        return Ok(());
+    };
     match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
-        Err(_) => unmount(mountpoint, WhenBusy::Detach),
+        Err(_) => unmount(mountpoint, &mount.device, WhenBusy::Detach),
     }
 }
 
@@ -50,7 +57,7 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
     let Some(At::Dead) = mounted_at(mountpoint) else {
         return Ok(false);
     };
-    let Some(path) = ours(mountpoint) else {
+    let Some(mount) = ours(mountpoint) else {
         return Err(Error::Busy {
             what: mountpoint.display().to_string(),
             hint:
@@ -59,23 +66,39 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
                     .into(),
         });
     };
-    release(&path);
-    unmount(mountpoint, WhenBusy::Detach)?;
+    let path = &mount.point;
+    release(path);
+    unmount(path, &mount.device, WhenBusy::Detach)?;
     tracing::warn!(name: "EVFS-0602", "unmounted {}, which a killed process left", path.display());
     Ok(true)
 }
 
-/// Finds the full path of a mount point if this program has mounted it for this user.
-fn ours(mountpoint: &Path) -> Option<PathBuf> {
-    // A dead mount point cannot be resolved, only its parent directory.
-    let mut path = std::path::absolute(mountpoint).ok()?;
-    if let (Some(parent), Some(name)) = (path.parent(), path.file_name()) {
-        path = std::fs::canonicalize(parent).ok()?.join(name);
-    }
+/// Finds the mount at this path if this program has mounted it for this user.
+fn ours(mountpoint: &Path) -> Option<MountEntry> {
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
-    let mount = topmost(mounts(), &path)?;
-    let is_ours = mount.kind == "fuse.evfs" && mount.options.split(',').any(|option| option == me);
-    is_ours.then_some(path)
+    let mount = topmost(mounts(), &full_path(mountpoint)?)?;
+    let is_ours = mount.kind == KIND && mount.options.split(',').any(|option| option == me);
+    is_ours.then_some(mount)
+}
+
+/// Resolves the path of a mount point, also of a dead one: of that only the parent directory can be
+/// resolved.
+fn full_path(mountpoint: &Path) -> Option<PathBuf> {
+    if let Ok(path) = std::fs::canonicalize(mountpoint) {
+        return Some(path);
+    }
+    let path = std::path::absolute(mountpoint).ok()?;
+    match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => Some(std::fs::canonicalize(parent).ok()?.join(name)),
+        _ => Some(path),
+    }
+}
+
+/// Reports whether the topmost mount at this path is one of this program, of any user, dead or
+/// alive.
+pub fn is_mounted(mountpoint: &Path) -> bool {
+    let mount = full_path(mountpoint).and_then(|path| topmost(mounts(), &path));
+    mount.is_some_and(|mount| mount.kind == KIND)
 }
 
 /// Checks for an error by which a mount with a dead server replies: ENOTCONN, or ECONNABORTED for
@@ -107,7 +130,7 @@ pub(crate) fn mounted_at(path: &Path) -> Option<At> {
 }
 
 /// Finds the mount that hides all others at exactly this path.
-fn topmost(mounts: Vec<MountEntry>, path: &Path) -> Option<MountEntry> {
+pub(crate) fn topmost(mounts: Vec<MountEntry>, path: &Path) -> Option<MountEntry> {
     mounts.into_iter().rfind(|mount| mount.point == path)
 }
 
@@ -136,19 +159,33 @@ impl WhenBusy {
     }
 }
 
-/// Unmounts. Leaves the trigger of an automount, which belongs to another program: the file system
-/// is unmounted already then.
-pub(crate) fn unmount(path: &Path, when_busy: WhenBusy) -> Result<(), Error> {
+/// Reports whether the file system with this number is the topmost at a path.
+pub(crate) fn is_at(path: &Path, device: &str) -> bool {
+    topmost(mounts(), path).is_some_and(|mount| mount.device == device)
+}
+
+/// Unmounts the file system with this number, if it is mounted at this path. No other is unmounted:
+/// neither one over it, which is an error, nor one beneath it, such as the trigger of an automount.
+/// Only between this check and the system call, which knows only paths, could another program mount.
+pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<(), Error> {
     let flags = match when_busy {
         WhenBusy::Refuse => UnmountFlags::empty(),
         WhenBusy::Detach => UnmountFlags::DETACH,
     };
-    if topmost(mounts(), path).is_some_and(|mount| is_automount(&mount)) {
-        let source = std::io::Error::from(rustix::io::Errno::INVAL);
-        return Err(Error::io(
-            format!("cannot unmount {}", path.display()),
-            source,
-        ));
+    let mut here = mounts();
+    here.retain(|mount| mount.point == path);
+    match here.iter().rposition(|mount| mount.device == device) {
+        None => return Ok(()),
+        Some(at) if at + 1 < here.len() => {
+            return Err(Error::Busy {
+                what: path.display().to_string(),
+                hint: format!(
+                    "{} is mounted over it; unmount that first",
+                    here[at + 1].source
+                ),
+            });
+        }
+        Some(_) => {}
     }
     match rustix::mount::unmount(path, flags) {
         Ok(()) => Ok(()),
@@ -211,6 +248,7 @@ mod tests {
     #[test]
     fn the_trigger_of_an_automount_is_no_file_system_until_one_is_mounted_on_it() {
         let mount = |kind: &str| MountEntry {
+            device: "0:39".into(),
             source: "/dev/a".into(),
             point: "/data".into(),
             kind: kind.into(),

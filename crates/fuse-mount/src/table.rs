@@ -1,10 +1,12 @@
-//! Table of the mounts that this process sees (proc_pid_mounts(5)).
+//! Table of the mounts that this process sees (proc_pid_mountinfo(5)).
 
 use std::path::PathBuf;
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountEntry {
+    /// Number of the file system, as of a device: `MAJOR:MINOR`. It is unique among mounted ones.
+    pub device: String,
     /// Device, or name that the server chose.
     pub source: String,
     /// Directory on which it is mounted.
@@ -18,17 +20,23 @@ pub struct MountEntry {
 /// Reads all mounts, the topmost of a directory last; none if the table cannot be read. Accesses no
 /// mount, so one whose server has died does not block it.
 pub fn mounts() -> Vec<MountEntry> {
-    let table = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table.lines().filter_map(entry).collect()
 }
 
 fn entry(line: &str) -> Option<MountEntry> {
-    let mut fields = line.split(' ').map(unescaped);
+    // Between the two parts are optional fields.
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut mount = mount.split(' ').skip(2).map(unescaped);
+    let (device, _root, point) = (mount.next()?, mount.next()?, mount.next()?);
+    let options = mount.next()?;
+    let mut file_system = file_system.split(' ').map(unescaped);
     Some(MountEntry {
-        source: fields.next()?,
-        point: PathBuf::from(fields.next()?),
-        kind: fields.next()?,
-        options: fields.next()?,
+        kind: file_system.next()?,
+        source: file_system.next()?,
+        options: format!("{options},{}", file_system.next()?),
+        device,
+        point: PathBuf::from(point),
     })
 }
 
@@ -51,12 +59,14 @@ mod tests {
 
     #[test]
     fn a_line_is_a_mount_and_names_may_hold_separators() {
-        let mount = entry("/dev/\\043a /mnt/a\\040b\\134c fuse.evfs rw,user_id=0 0 0").unwrap();
+        let mount = "63 43 0:39 / /mnt/a\\040b\\134c ro,nosuid shared:1 - fuse.evfs /dev/\\043a rw,user_id=0";
+        let mount = entry(mount).unwrap();
+        assert_eq!(mount.device, "0:39");
         assert_eq!(mount.source, "/dev/#a");
         assert_eq!(mount.point, PathBuf::from("/mnt/a b\\c"));
         assert_eq!(
             (mount.kind.as_str(), mount.options.as_str()),
-            ("fuse.evfs", "rw,user_id=0")
+            ("fuse.evfs", "ro,nosuid,rw,user_id=0")
         );
         assert_eq!(entry(""), None);
         assert_eq!(entry("rubbish"), None);

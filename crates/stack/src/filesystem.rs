@@ -236,6 +236,14 @@ pub(crate) fn open_counted(
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open_fs(&device, name, options(settings, access))?;
     if access == Access::ReadWrite {
+        let superblock = fs.superblock();
+        if superblock.is_read_only() {
+            return Err(Error::Failed(format!(
+                "cannot change the file system on {name}: it has features that this program does \
+                 not know ({:#x}); use --read-only, or a newer version of EVFS",
+                superblock.features.read_compatible
+            )));
+        }
         let failed = Error::files(format!("cannot grow the file system on {name}"));
         fs.grow().map_err(failed)?;
     }
@@ -588,6 +596,12 @@ type Failed = Box<dyn FnOnce(::fs::Error) -> Error>;
 /// Errors of the system.
 pub fn abort(folder: &Path) -> Result<()> {
     Ok(fuse_mount::abort(folder)?)
+}
+
+/// Reports whether a file system of this program is mounted at exactly this directory, and no other
+/// one over it.
+pub fn is_mounted(folder: &Path) -> bool {
+    fuse_mount::is_mounted(folder)
 }
 
 /// Explains why this user cannot mount file systems, if that is so.

@@ -13,8 +13,8 @@ const CARGO: &str = "/usr/src/cargo";
 const PROFILE: &str = "profiling";
 
 /// Builds the program from the sources in `root`, with the registry in `cargo_home`, and returns its
-/// path.
-pub fn program(root: &Path, cargo_home: &Path) -> Result<PathBuf, String> {
+/// path. Code that contains the date of its build gets `date`.
+pub fn program(root: &Path, cargo_home: &Path, date: u64) -> Result<PathBuf, String> {
     let target = root.join("target/dist-build");
     let maps = maps(root, cargo_home)?;
     // The build ID connects the program and its symbols.
@@ -25,7 +25,7 @@ pub fn program(root: &Path, cargo_home: &Path) -> Result<PathBuf, String> {
     );
     let c = maps
         .iter()
-        .map(|(from, to)| format!("-ffile-prefix-map={from}={to}"));
+        .map(|(from, to)| format!("'-ffile-prefix-map={from}={to}'"));
     let c: Vec<String> = c.collect();
     run_command(
         cargo_in(root)
@@ -35,7 +35,9 @@ pub fn program(root: &Path, cargo_home: &Path) -> Result<PathBuf, String> {
             .env("CARGO_HOME", cargo_home)
             // Cargo separates these flags by this character, so paths may contain blanks.
             .env("CARGO_ENCODED_RUSTFLAGS", rust.join("\x1f"))
-            .env("CFLAGS", c.join(" ")),
+            .env("CFLAGS", c.join(" "))
+            .env("CC_SHELL_ESCAPED_FLAGS", "1")
+            .env("SOURCE_DATE_EPOCH", date.to_string()),
     )?;
     Ok(target.join(PROFILE).join("evfs"))
 }

@@ -1,7 +1,9 @@
 //! The package for Debian and its derivatives, by dpkg-deb(1).
 
 use super::elf::Program;
-use super::{Outcome, Release, copy, create, failed, fill, list, output, run_command, write};
+use super::{
+    Outcome, Release, compress, copy, create, failed, fill, list, output, run_command, write,
+};
 use std::path::Path;
 use std::process::Command;
 
@@ -22,6 +24,17 @@ pub fn build(release: &Release, program: &Program) -> Result<String, String> {
         copyright.as_bytes(),
     )?;
     let (version, arch) = (version(release), architecture());
+    let changelog = fill(
+        &sources.join("changelog"),
+        &[("VERSION", &version), ("DATE", &release.date_as("-R")?)],
+    )?;
+    let changelog_file = root.join("usr/share/doc/evfs/changelog.Debian");
+    write(&changelog_file, changelog.as_bytes())?;
+    compress(&[changelog_file])?;
+    copy(
+        &sources.join("lintian-overrides"),
+        &root.join("usr/share/lintian/overrides/evfs"),
+    )?;
     let control = fill(
         &sources.join("control"),
         &[

@@ -1,6 +1,6 @@
 //! The files of the packages, laid out as they are installed.
 
-use super::{Outcome, Release, copy, create, failed, list, output, run_command, write};
+use super::{Outcome, Release, compress, copy, create, failed, list, output, run_command, write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -76,11 +76,7 @@ pub fn stage(release: &Release, program: &Path, licenses: &str, bill: &str) -> O
     write(&doc.join("THIRD-PARTY-LICENSES"), licenses.as_bytes())?;
     let mut compressed = manual(program, &tree.join("usr/share/man"))?;
     compressed.extend(["changelog", "THIRD-PARTY-LICENSES"].map(|name| doc.join(name)));
-    run_command(
-        Command::new("gzip")
-            .args(["-9", "--no-name", "--"])
-            .args(compressed),
-    )?;
+    compress(&compressed)?;
     release.normalize(&tree)
 }
 

@@ -420,7 +420,7 @@ pub fn df(context: &Context, args: &DfArgs) -> Result<u8> {
 fn describe_usage(device: &Path, value: &Value) -> String {
     let bytes = |key: &str| output::size(value[key].as_u64().unwrap_or(0));
     format!(
-        "{}  {}  {}\n  size {}  free {} (largest run {})  available {}  metadata {}  journal {}\n{}",
+        "{}  {}  {}\n  size {}  free {} (largest run {})  available {}  metadata {}  journal {}  format {}\n{}",
         device.display(),
         value["label"].as_str().unwrap_or_default(),
         value["uuid"].as_str().unwrap_or_default(),
@@ -430,6 +430,7 @@ fn describe_usage(device: &Path, value: &Value) -> String {
         bytes("available_bytes"),
         bytes("metadata_bytes"),
         bytes("journal_bytes"),
+        value["format_version"],
         super::fileset::table(value),
     )
 }

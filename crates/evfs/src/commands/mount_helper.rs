@@ -239,8 +239,14 @@ fn umount(args: &UmountArgs, context: impl FnOnce() -> Result<Context>) -> Resul
 }
 
 /// Unmounts without the server, which then writes out all data and ends. Returns the exit code of
-/// umount(8).
+/// umount(8), which would also unmount another file system, such as the trigger of an automount.
 fn umount_by_kernel(args: &UmountArgs) -> Result<u8> {
+    if !filesystem::is_mounted(&args.dir) {
+        return Err(Error::NotFound(format!(
+            "cannot unmount {}: no file system of EVFS is mounted there",
+            args.dir.display()
+        )));
+    }
     let mut umount = Command::new("umount");
     umount.arg("--internal-only");
     umount.args(args.force.then_some("--force"));

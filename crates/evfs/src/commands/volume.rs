@@ -655,7 +655,7 @@ fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
 
 fn volume_text(volume: &crypt::Volume) -> String {
     let mut text = format!(
-        "UUID          {}\nlabel         {}\ncipher        aes-xts-plain64, {} bits\nsector size   {} bytes\ndata          {} from byte {}\nheader        {}{}\n",
+        "UUID          {}\nlabel         {}\ncipher        aes-xts-plain64, {} bits\nsector size   {} bytes\ndata          {} from byte {}\nheader        LUKS2, {}{}\n",
         volume.uuid(),
         if volume.label().is_empty() {
             "-".into()

@@ -233,8 +233,8 @@ impl Superblock {
         let version = fields.u16()?;
         if version != VERSION {
             let text = format!(
-                "superblock: version {version} is not supported; this program supports version \
-                 {VERSION}"
+                "superblock: version {version} is not supported by this program, which supports \
+                 version {VERSION}; use a newer version of EVFS"
             );
             return Err(Error::new(Kind::Unsupported, text));
         }
@@ -300,8 +300,10 @@ impl Superblock {
     fn check(&self, device_blocks: u64) -> Result<()> {
         let unknown = self.features.incompatible & !KNOWN.incompatible;
         if unknown != 0 {
-            let text =
-                format!("superblock: features {unknown:#x} are not supported by this program");
+            let text = format!(
+                "superblock: features {unknown:#x} are not supported by this program; use a newer \
+                 version of EVFS"
+            );
             return Err(Error::new(Kind::Unsupported, text));
         }
         let wrong = |why: &str| Err(Error::corrupt(format!("superblock: {why}")));

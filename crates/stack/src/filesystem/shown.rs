@@ -1,7 +1,7 @@
 //! Answers to requests to a file system. Their serialized form is published (`docs/schemas/`).
 
 use crate::text::uuid_text;
-use ::fs::{BLOCK_BYTES, Fs, TreeId, TreeRecord};
+use ::fs::{BLOCK_BYTES, FORMAT_VERSION, Fs, TreeId, TreeRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -43,6 +43,14 @@ pub struct ShownUsage {
     pub uuid: String,
     /// Label of the file system.
     pub label: String,
+    /// Version of the format on the device. A program refuses every version but its own.
+    pub format_version: u32,
+    /// Feature flags that a program may ignore if it does not know them.
+    pub features_compatible: u64,
+    /// Feature flags that a program needs to change the file system.
+    pub features_read_compatible: u64,
+    /// Feature flags that a program needs to use the file system at all.
+    pub features_incompatible: u64,
     /// Size of the file system.
     pub size_bytes: u64,
     /// Free bytes, including those that are reserved.
@@ -121,6 +129,11 @@ impl ShownUsage {
         ShownUsage {
             uuid: uuid_text(&superblock.uuid),
             label: superblock.label,
+            // The superblock of any other version is refused.
+            format_version: u32::from(FORMAT_VERSION),
+            features_compatible: superblock.features.compatible,
+            features_read_compatible: superblock.features.read_compatible,
+            features_incompatible: superblock.features.incompatible,
             size_bytes: usage.blocks * BLOCK_BYTES,
             free_bytes: usage.free * BLOCK_BYTES,
             available_bytes: usage.available * BLOCK_BYTES,

@@ -12,6 +12,8 @@ pub struct ShownVolume {
     uuid: String,
     /// Label of the volume.
     label: String,
+    /// Version of LUKS. EVFS opens no other than 2.
+    luks_version: u32,
     /// Cipher, in the notation of LUKS.
     cipher: &'static str,
     /// Length of the AES key in bits: 128 or 256.
@@ -114,6 +116,7 @@ impl ShownVolume {
         ShownVolume {
             uuid: volume.uuid().to_owned(),
             label: volume.label(),
+            luks_version: 2,
             cipher: "aes-xts-plain64",
             key_bits: volume.key_bits(),
             sector_size: volume.sector_size(),
