@@ -12,8 +12,33 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Reasons for a backup of the content of a device, as in the names of the files.
-const REASONS: [&str; 3] = ["overwritten", "before-restore", "erased"];
+/// Reason for a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A new volume or file system overwrote the first bytes of a device.
+    Overwritten,
+    /// Another header was restored.
+    BeforeRestore,
+    /// The keys of a volume were destroyed.
+    Erased,
+    /// A key pair was removed.
+    KeyRemoved,
+}
+
+impl Reason {
+    /// Reasons for a backup of the content of a device.
+    const OF_DEVICES: [Reason; 3] = [Reason::Overwritten, Reason::BeforeRestore, Reason::Erased];
+
+    /// Returns the word for the reason in the names of the files.
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::Overwritten => "overwritten",
+            Reason::BeforeRestore => "before-restore",
+            Reason::Erased => "erased",
+            Reason::KeyRemoved => "removed",
+        }
+    }
+}
 
 /// Zeros written at a time over a backup that is deleted, in bytes.
 const WIPE_BYTES: u64 = 1 << 20;
@@ -25,7 +50,7 @@ pub struct Backup {
     /// File name of the device that was overwritten.
     pub of: String,
     /// Operation that overwrote it.
-    pub reason: &'static str,
+    pub reason: Reason,
     /// UUID of the volume whose header the backup holds; `None` for other content.
     pub uuid: Option<String>,
     pub bytes: u64,
@@ -75,8 +100,8 @@ fn read(file: PathBuf) -> Option<Backup> {
     let name = file.file_name()?.to_str()?;
     let mut parts = name.rsplitn(3, '.');
     let nanos: u64 = parts.next()?.parse().ok()?;
-    let reason = parts.next()?;
-    let reason = REASONS.into_iter().find(|known| *known == reason)?;
+    let word = parts.next()?;
+    let reason = Reason::OF_DEVICES.into_iter().find(|r| r.word() == word)?;
     let of = parts.next()?.to_owned();
     meta.is_file().then(|| Backup {
         of,
@@ -147,7 +172,7 @@ mod tests {
         let found = list_in(dir.path()).unwrap();
         let shown: Vec<(&str, &str, usize)> = found
             .iter()
-            .map(|b| (b.of.as_str(), b.reason, b.newer))
+            .map(|b| (b.of.as_str(), b.reason.word(), b.newer))
             .collect();
         let expected = [
             ("a.img", "before-restore", 0),

@@ -16,6 +16,7 @@ use shown::{
     ShownVolume, VolumeBackup, VolumeCheck, VolumeErased, VolumeMade, VolumeOwner, VolumeRepair,
     VolumeRestored,
 };
+use stack::backups::Reason;
 use stack::device::Sharing;
 use stack::trust::TrustStore;
 use stack::volume::{
@@ -610,7 +611,7 @@ fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) ->
     let undo = save_backup(
         &context.settings,
         device,
-        "before-restore",
+        Reason::BeforeRestore,
         &plan.overwritten,
     )?;
     plan.apply()?;
@@ -637,7 +638,8 @@ fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
     let name = device.display().to_string();
     let what = format!("This destroys all keyslots of {name}, after which no key opens it");
     confirm(args.yes.yes || args.force, &what, Answer::Name(&name))?;
-    let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
+    let saved = held.volume.backup()?;
+    let undo = save_backup(&context.settings, device, Reason::Erased, &saved)?;
     held.volume.erase()?;
     let content = VolumeErased {
         erased: name,

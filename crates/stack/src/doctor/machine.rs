@@ -1,7 +1,7 @@
 //! The machine: kernel, devices of the kernel, limits, the cipher, random numbers, memory.
 
-use super::{Finding, bytes, ids};
-use crate::Settings;
+use super::{Finding, ids};
+use crate::{Settings, short_size};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Access;
 use rustix::process::{Resource, getrlimit};
@@ -315,8 +315,8 @@ fn cache_memory(tunables: &str, memory: u64) -> Finding {
     };
     let what = format!(
         "the cache takes at most {} of {} of memory",
-        bytes(max),
-        bytes(memory)
+        short_size(max as f64),
+        short_size(memory as f64)
     );
     if max > memory / 100 * CACHE_SHARE_MAX {
         let fitting = memory / 2 / 4096 * 4096;
