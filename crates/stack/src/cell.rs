@@ -6,6 +6,8 @@
 
 mod acl;
 mod shown;
+#[cfg(test)]
+mod tests;
 
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;

@@ -5,6 +5,8 @@
 //! request.
 
 mod shown;
+#[cfg(test)]
+mod tests;
 
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits, Run};
