@@ -354,15 +354,11 @@ fn new_passphrase(
     prompt: &str,
     instead: &str,
 ) -> Result<Option<SecretBytes>> {
-    let secret = match fd {
-        Some(fd) => secrets::new_from_fd(fd, prompt)?,
-        None if is_typed => secrets::ask_new(prompt, instead)?,
-        None => return Ok(None),
-    };
-    if secret.is_empty() {
-        return Err(Error::Usage("an empty passphrase protects nothing".into()));
+    match fd {
+        Some(fd) => secrets::new_from_fd(fd, prompt).map(Some),
+        None if is_typed => secrets::ask_new(prompt, instead).map(Some),
+        None => Ok(None),
     }
-    Ok(Some(secret))
 }
 
 /// Words the advice about a volume without recovery keys.
