@@ -5,7 +5,7 @@ pub mod shown;
 use super::confirm::{Answer, Yes, confirm, or_force};
 use super::device::VolumeArgs;
 use super::dry_run::DryRun;
-use super::unlock::{OwnerArgs, volume_name};
+use super::unlock::OwnerChange;
 use super::{Context, handle, names, volume_backups, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::{output, secrets};
@@ -75,11 +75,9 @@ pub struct RepairArgs {
     #[arg(long)]
     reseal: bool,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -90,11 +88,9 @@ pub struct EraseArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -182,11 +178,9 @@ pub struct SetOwnerArgs {
     #[arg(long, value_name = "TEXT", value_parser = volume_key::label, conflicts_with = "name")]
     label: Option<String>,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(Subcommand)]
@@ -246,10 +240,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Create(args) => create_volume(context, args),
         Command::Info { on } => info(context, &on.resolved(context)?),
         Command::Check { on } => check(context, &on.resolved(context)?),
-        Command::Repair(args) => repair(&args.dry_run.context(context), &args),
+        Command::Repair(args) => repair(&args.change.context(context), &args),
         Command::Key(command) => volume_key::run(context, command),
         Command::Owner(OwnerCommand::Set(args)) => {
-            let context = args.dry_run.context(context);
+            let context = args.change.context(context);
             let device = args.on.resolved(&context)?;
             set_owner(&context, &args, &device)
         }
@@ -269,7 +263,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             volume_backups::prune(context, keep, yes)
         }
         Command::Trust(args) => volume_trust::run(context, &args),
-        Command::Erase(args) => erase(&args.dry_run.context(context), &args),
+        Command::Erase(args) => erase(&args.change.context(context), &args),
     }
 }
 
@@ -432,7 +426,7 @@ fn repair(context: &Context, args: &RepairArgs) -> Result<u8> {
         done.push("seals the header as it is then".into());
     } else if args.reseal {
         let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-        let source = args.unlock.source(&volume_name(device))?;
+        let source = args.change.source(device)?;
         let ask = |volume: &crypt::Volume| {
             let keys = volume.keys();
             let keys: Vec<String> = keys.iter().map(volume_key::short).collect();
@@ -474,7 +468,7 @@ fn set_owner_pair(
     let (name, recipient) = context.keyring().named_or_public(which)?;
     let name = name.as_str();
     let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-    let source = args.unlock.source(&volume_name(device))?;
+    let source = args.change.source(device)?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
     let gone = held.volume.replaced_by_owner(&owner);
@@ -501,7 +495,7 @@ fn set_owner_pair(
 }
 
 fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs, device: &Path) -> Result<u8> {
-    let source = args.unlock.source(&volume_name(device))?;
+    let source = args.change.source(device)?;
     let prompt = format!("New passphrase for {}", device.display());
     // One that has to be typed is asked for when the volume is open.
     let instead = "use --new-passphrase-fd N";
@@ -628,7 +622,7 @@ fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
     let device = &args.on.resolved(context)?;
     let mut held = open_locked(device, Intent::Replace, &context.settings)?;
     if !args.force {
-        let source = args.unlock.source(&volume_name(device))?;
+        let source = args.change.source(device)?;
         held.unlock(&context.opener(), &source, Action::Erase)?;
     }
     let name = device.display().to_string();
