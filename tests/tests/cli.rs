@@ -542,14 +542,14 @@ mod needs_peer {
         let s = Sandbox::new();
         s.volume("a.img", "32M", &[]);
         s.run_with_input(
-            &["volume", "key", "add", "a.img", "--passphrase-fd", "0"],
+            &["volume", "key", "add", "a.img", "--new-passphrase-fd", "0"],
             b"open sesame\n",
         )
         .ok();
         let mut key_file = vec![0u8; 4096];
         key_file[17] = 10;
         fs::write(s.path("k"), &key_file).unwrap();
-        s.run(&["volume", "key", "add", "a.img", "--key-file", "k"])
+        s.run(&["volume", "key", "add", "a.img", "--new-key-file", "k"])
             .ok();
         let ssh = s.path("id");
         tests::peer(

@@ -84,7 +84,7 @@ fn volumes_with_keys(s: &Sandbox, system: &mut System) {
         "key",
         "add",
         "store.img",
-        "--key-file",
+        "--new-key-file",
         "store.key",
     ];
     s.run(&add).ok();

@@ -424,7 +424,7 @@ mod needs_root {
             "evfs volume key add a.img --user plain --key owner --unlock-passphrase-fd 4 4< pair-phrase",
         );
         shell(
-            "evfs volume key add a.img --passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
+            "evfs volume key add a.img --new-passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
         );
         // The only output of a command that is a secret.
         shell(

@@ -199,7 +199,7 @@ fn a_mount_in_the_background_holds_nothing_of_its_callers() {
         "key",
         "add",
         disk.device(),
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
         "--key",
         "owner",

@@ -108,7 +108,7 @@ fn a_test_of_a_key_names_its_keyslot_and_role_and_changes_nothing() {
         "key",
         "add",
         "a.img",
-        "--key-file",
+        "--new-key-file",
         "second",
         "--label",
         "phone",
@@ -163,7 +163,7 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
         "--unlock-key-file",
         "first",
     ];
-    let mut changed = s.json(&[&change[..], &["--key-file", "second"]].concat());
+    let mut changed = s.json(&[&change[..], &["--new-key-file", "second"]].concat());
     assert_eq!(changed["label"], "laptop");
     changed.as_object_mut().unwrap().remove("schema");
     test_key(&s, "first").code(12);
@@ -180,7 +180,7 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
         "second",
         "--label",
         "desk",
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
     ];
     s.run_with_input(&change, b"a third one\n").ok();
@@ -204,11 +204,18 @@ fn a_user_changes_the_own_passphrase_and_an_owner_every_one() {
         fs::write(s.path(name), format!("the {name} phrase")).unwrap();
     }
     for name in ["first", "second"] {
-        s.run(&["volume", "key", "add", "a.img", "--key-file", name])
+        s.run(&["volume", "key", "add", "a.img", "--new-key-file", name])
             .ok();
     }
     let change = |more: &[&str]| {
-        let change = ["volume", "key", "change", "a.img", "--key-file", "third"];
+        let change = [
+            "volume",
+            "key",
+            "change",
+            "a.img",
+            "--new-key-file",
+            "third",
+        ];
         s.run(&[&change[..], more].concat())
     };
     let by_user = ["--unlock-key-file", "first"];
@@ -418,7 +425,7 @@ fn a_secret_from_a_descriptor_is_tried_once_and_not_shown_by_a_terminal() {
         "key",
         "add",
         "a.img",
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
         "--unlock-key-file",
         "first",
