@@ -471,6 +471,14 @@ mod needs_root {
             ("mount -t evfs a.img mnt -o strange=1", 1, "`strange`"),
             ("mount -t evfs none.img mnt", 32, "none.img"),
             ("mount -t evfs a.img mnt -o remount,ro", 1, "`remount`"),
+            // The process in the background finds that the device is not encrypted.
+            ("mount.evfs a.img mnt -o key=owner", 1, "takes no key"),
+            // That process and its caller are both process 1, each in its own namespace.
+            (
+                "unshare --pid --fork unshare --pid mount.evfs a.img mnt -o key=owner",
+                1,
+                "takes no key",
+            ),
         ] {
             let ran = with_helpers(&s, line);
             assert!(ran.stderr.contains(word), "{ran:?}");

@@ -127,6 +127,10 @@ fn check_first(booted: &Booted) {
         assert_eq!(booted.facts(how).count(), 1, "{how}: {}", booted.printed);
     }
     assert!(booted.fact("watchdog").contains("Watchdog timeout"));
+    // The check of the shutdown finds what killed services leave.
+    let mut unclean = booted.facts("unclean");
+    let left = unclean.any(|line| line.contains("unmounted /store, which a killed process left"));
+    assert!(left, "{}", booted.printed);
     let asked = booted.console.contains("Passphrase");
     assert!(!asked, "an unexpected question: {}", booted.console);
 }
