@@ -5,38 +5,15 @@ use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::process::{Command, Stdio};
+use tests::cell::{address, create_cell};
 use tests::targets::{free_port, image, nbdkit_that_fails};
-use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
-
-/// Returns an address for one test: the ports are fixed, so each test needs its own addresses.
-fn address() -> Ipv4Addr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let process = std::process::id().to_be_bytes();
-    Ipv4Addr::new(
-        127,
-        100 + process[2] % 100,
-        process[3],
-        NEXT.fetch_add(1, Ordering::Relaxed),
-    )
-}
+use tests::{Killed, NOBODY, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// Returns a sandbox with a cell in a file, and its address.
 fn cell() -> (Sandbox, String) {
     let s = Sandbox::new();
-    let at = address().to_string();
-    s.run(&[
-        "cell",
-        "init",
-        "test.local",
-        "cell.img",
-        "--size",
-        "64M",
-        "--listen",
-        &at,
-    ])
-    .ok();
+    let at = create_cell(&s);
     (s, at)
 }
 
@@ -183,11 +160,6 @@ fn foreground(s: &Sandbox, at: &str) -> Killed {
     child
 }
 
-fn signal(child: &Child, signal: i32) {
-    // SAFETY: a signal to a child that has not been waited for.
-    unsafe { libc::kill(child.id() as i32, signal) };
-}
-
 /// Mounts the volume at the root of the cell at `mnt`.
 fn mount_root_cell(s: &Sandbox) {
     fs::create_dir(s.path("mnt")).unwrap();
@@ -233,7 +205,6 @@ mod needs_root {
     #[test]
     fn an_ordinary_user_needs_no_root() {
         needs_root("becoming another user");
-        const NOBODY: u32 = 65_534;
         let home = tempfile::tempdir().unwrap();
         let copy = home.path().join("evfs");
         fs::copy(program(), &copy).unwrap();
@@ -648,7 +619,7 @@ mod needs_peer {
                 &format!("/{name}"),
             ])
             .ok();
-            signal(&server.0, libc::SIGKILL);
+            server.signal(libc::SIGKILL);
             server.0.wait().unwrap();
         }
         let mut server = foreground(&s, &at);
@@ -657,7 +628,7 @@ mod needs_peer {
             volumes(&listed),
             ["root.afs", "root.cell", "v0", "v1", "v2"]
         );
-        signal(&server.0, libc::SIGTERM);
+        server.signal(libc::SIGTERM);
         assert_eq!(server.0.wait().unwrap().code(), Some(143));
         assert!(!s.path("run/cell.control").exists());
         is_clean(&s, "cell.img");

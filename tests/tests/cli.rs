@@ -34,7 +34,7 @@ fn exit_2_for_usage_and_a_configuration_that_makes_no_sense() {
 /// every program of a package, with the default features.
 #[test]
 fn the_command_in_the_readme_installs_one_program_with_all_commands() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = tests::root();
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     let (_, command) = readme
         .split_once("`cargo install --locked --path ")
@@ -284,8 +284,7 @@ fn the_first_term_ends_a_service_that_waits_for_its_key() {
             let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
             caught & 1 << (libc::SIGXFSZ - 1) != 0
         });
-        // SAFETY: a signal to our own child.
-        unsafe { libc::kill(child.0.id() as i32, libc::SIGTERM) };
+        child.signal(libc::SIGTERM);
         tests::wait_until("it ends", || child.0.try_wait().unwrap().is_some());
         let code = child.0.wait().unwrap().code();
         assert_eq!(code, Some(143), "{args:?}");
@@ -346,8 +345,7 @@ fn exit_130_and_143_for_signals_after_an_orderly_stop() {
         tests::wait_until("the volume is attached", || {
             s.path("run/a.control").exists()
         });
-        // SAFETY: a signal to our own child.
-        unsafe { libc::kill(child.id() as i32, signal) };
+        tests::signal(child.id() as i32, signal);
         assert_eq!(child.wait().unwrap().code(), Some(code));
         assert!(!s.path("run/a.control").exists() && !s.path("run/a.nbd").exists());
     }

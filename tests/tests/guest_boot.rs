@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 use tests::guest::{Booted, System, cache, scripts};
 use tests::packages::{file, older, packages};
-use tests::{Ran, Sandbox, wait_until};
+use tests::{Ran, Sandbox, root, wait_until};
 
 /// Time limit of a boot, several times what it takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -275,7 +275,7 @@ fn effort(boots: &[Booted], program: &str, step: &str) -> Option<Effort> {
 
 /// Returns the first cell and the numbers of commands in each row of the guide's table.
 fn documented() -> Vec<Vec<String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let page = fs::read_to_string(root.join("docs/guide/boot.md")).unwrap();
     let section = page.split("\n## Effort\n").nth(1).expect("the section");
     let rows = section.lines().filter(|line| line.starts_with('|'));
