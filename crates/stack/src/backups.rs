@@ -40,6 +40,9 @@ impl Reason {
     }
 }
 
+/// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
+pub const HEADER_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
+
 /// Zeros written at a time over a backup that is deleted, in bytes.
 const WIPE_BYTES: u64 = 1 << 20;
 
@@ -106,7 +109,7 @@ fn read(file: PathBuf) -> Option<Backup> {
     meta.is_file().then(|| Backup {
         of,
         reason,
-        uuid: uuid(&file),
+        uuid: header(&file).map(|volume| volume.uuid().to_owned()),
         bytes: meta.len(),
         written: UNIX_EPOCH + Duration::from_nanos(nanos),
         newer: 0,
@@ -114,15 +117,14 @@ fn read(file: PathBuf) -> Option<Backup> {
     })
 }
 
-/// Reads the UUID in the header of a backup, if it holds one.
-fn uuid(file: &Path) -> Option<String> {
+/// Reads the header in a backup, if it holds one.
+pub(crate) fn header(file: &Path) -> Option<Volume> {
     let options = path_file::Options {
         read_only: true,
         lock: Lock::None,
         ..path_file::Options::default()
     };
-    let volume = Volume::inspect(FileDevice::open(file, &options).ok()?).ok()?;
-    Some(volume.uuid().to_owned())
+    Volume::inspect(FileDevice::open(file, &options).ok()?).ok()
 }
 
 /// Deletes a backup. It is overwritten first: together with a key that was removed since, an old

@@ -16,7 +16,7 @@ use shown::{
     ShownVolume, VolumeBackup, VolumeCheck, VolumeErased, VolumeMade, VolumeOwner, VolumeRepair,
     VolumeRestored,
 };
-use stack::backups::Reason;
+use stack::backups::{HEADER_BYTES_MAX, Reason};
 use stack::device::Sharing;
 use stack::trust::TrustStore;
 use stack::volume::{
@@ -563,12 +563,9 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
-const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
-
 fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) -> Result<u8> {
     let from = args.file.as_path();
-    let bytes = stack::state_file::read_up_to(from, BACKUP_BYTES_MAX)
+    let bytes = stack::state_file::read_up_to(from, HEADER_BYTES_MAX)
         .map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
     let _guard = disk.header_lock(Sharing::Exclusive)?;
