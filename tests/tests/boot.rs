@@ -466,10 +466,10 @@ mod needs_root {
             ("mount -t evfs none.img mnt", 32, "none.img"),
             ("mount -t evfs a.img mnt -o remount,ro", 1, "`remount`"),
             // The process in the background finds that the device is not encrypted.
-            ("mount.evfs a.img mnt -o key=owner", 1, "takes no key"),
+            ("/sbin/mount.evfs a.img mnt -o key=owner", 1, "takes no key"),
             // That process and its caller are both process 1, each in its own namespace.
             (
-                "unshare --pid --fork unshare --pid mount.evfs a.img mnt -o key=owner",
+                "unshare --pid --fork unshare --pid /sbin/mount.evfs a.img mnt -o key=owner",
                 1,
                 "takes no key",
             ),

@@ -96,6 +96,29 @@ fn init_makes_a_cell_of_any_device_and_keeps_what_is_there() {
 /// An address that is not loopback.
 const OUTER: &str = "10.88.0.1";
 
+#[test]
+fn a_dry_run_asks_the_server_of_a_cell_and_changes_nothing() {
+    let (s, _) = cell();
+    serve(&s, &[]);
+    let listed = || s.json(&["cell", "volume", "list", "cell"]);
+    let before = listed();
+    for (args, code) in [
+        (&["create", "cell", "new", "--mount", "/new"][..], 0),
+        (&["create", "cell", "new", "--mount", "/none/new"], 10),
+        (&["create", "cell", "new.readonly"], 2),
+        (&["create", "cell", "root.cell"], 2),
+        (&["mount", "cell", "root.afs", "/afs"], 0),
+        (&["clone", "cell", "root.cell"], 0),
+        (&["quota", "cell", "none", "1M"], 10),
+        (&["remove", "cell", "root.cell", "--force"], 2),
+    ] {
+        let dry = [&["cell", "volume"], args, &["--dry-run"]].concat();
+        s.run(&dry).code(code);
+        assert_eq!(listed(), before, "{args:?}");
+    }
+    s.detach("cell");
+}
+
 /// Returns a command for the program in a network namespace that has this address.
 fn elsewhere(s: &Sandbox, args: &[&str]) -> Command {
     let up = format!("ip link set lo up; ip address add {OUTER}/32 dev lo; exec \"$@\"");

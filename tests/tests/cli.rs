@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use tests::{Ran, Sandbox};
 
 const HEADER: usize = 16 * 1024;

@@ -1,7 +1,7 @@
 //! Runs every command in the README and the guide, in order, page by page.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use tests::{Ran, Sandbox, needs_root, program, root};
 

@@ -3,7 +3,6 @@
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixStream};

@@ -197,6 +197,39 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
 }
 
 #[test]
+fn an_empty_passphrase_is_refused_wherever_a_new_one_is_read() {
+    let s = Sandbox::new();
+    let image = volume(&s);
+    let before = fs::read(&image).unwrap();
+    let unlock = ["--unlock-key-file", "first"];
+    let of_volume = |command: &[&'static str]| {
+        let new = ["a.img", "--new-passphrase-fd", "0"];
+        [&["volume"], command, &new, &unlock].concat()
+    };
+    for args in [
+        vec!["key", "generate", "alice", "--passphrase-fd", "0"],
+        vec![
+            "volume",
+            "create",
+            "b.img",
+            "--size",
+            "32M",
+            "--passphrase-fd",
+            "0",
+        ],
+        of_volume(&["key", "add"]),
+        of_volume(&["key", "change"]),
+        of_volume(&["owner", "set"]),
+    ] {
+        let ran = s.run_with_input(&args, b"\n").code(2);
+        let said = ran.stderr.contains("protects nothing");
+        assert!(said, "{args:?}: {}", ran.stderr);
+    }
+    assert!(!s.path("keys/alice.key").exists() && !s.path("b.img").exists());
+    assert!(fs::read(&image).unwrap() == before, "the volume changed");
+}
+
+#[test]
 fn a_user_changes_the_own_passphrase_and_an_owner_every_one() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);

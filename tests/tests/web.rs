@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;

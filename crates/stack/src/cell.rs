@@ -194,11 +194,10 @@ fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
 pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        let request = match target.settings.is_dry_run() {
-            true => ControlRequest::PlanCell(ask.clone()),
-            false => ControlRequest::Cell(ask.clone()),
-        };
-        return control::send_request(&run_dir, &name, &request);
+        if target.settings.is_dry_run() {
+            return control::send_query(&run_dir, &name, &ControlRequest::PlanCell(ask.clone()));
+        }
+        return control::send_request(&run_dir, &name, &ControlRequest::Cell(ask.clone()));
     }
     if !target.path.exists() && !device::is_lun(target.path) {
         return Err(Error::NotFound(format!(

@@ -271,11 +271,10 @@ pub fn options(settings: &Settings, access: Access) -> ::fs::Options {
 pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        let request = match target.settings.is_dry_run() {
-            true => ControlRequest::PlanFiles(ask.clone()),
-            false => ControlRequest::Files(ask.clone()),
-        };
-        return control::send_request(&run_dir, &name, &request);
+        if target.settings.is_dry_run() {
+            return control::send_query(&run_dir, &name, &ControlRequest::PlanFiles(ask.clone()));
+        }
+        return control::send_request(&run_dir, &name, &ControlRequest::Files(ask.clone()));
     }
     let access = Access::read_only_if(!ask.changes());
     let open = target.open(OpenOptions {

@@ -225,6 +225,7 @@ impl ShownVolume {
             quota_bytes: (quota > 0).then(|| bytes(quota)),
         }
     }
+
     /// Describes an empty volume that is planned; `quota` is its limit in bytes, or 0.
     pub(super) fn planned(name: &str, quota: u64) -> ShownVolume {
         let volume = ShownVolume {

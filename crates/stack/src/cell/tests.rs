@@ -12,7 +12,7 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
     Fs::format(Arc::clone(&device), "").unwrap();
     let fs = Arc::new(open_fs(&device, "test", ::fs::Options::default()).unwrap());
     let settings = Settings::of_env(&|_| None);
-    let cache = ProcessCache::with(&settings, "filecache_max=16M").unwrap();
+    let cache = ProcessCache::new(&settings).unwrap();
     let admin = opened(&fs, &cache, "test").unwrap();
     for name in [ROOTS[0], ROOTS[1], "full"] {
         admin.create(&new_volume(name)).unwrap();

@@ -162,7 +162,7 @@ fn loop_devices(path: &Path, root: bool) -> Finding {
 
 /// Judges the limit of locked memory, in bytes; `None` for no limit.
 fn memlock(locked: bool, limit: Option<u64>) -> Finding {
-    let said = limit.map_or("no limit".to_owned(), bytes);
+    let said = limit.map_or("no limit".to_owned(), |limit| short_size(limit as f64));
     let raise = "raise the limit: LimitMEMLOCK= in a systemd unit, `ulimit -l` in a shell";
     match limit {
         _ if !locked => Finding::warning(ids::MEMLOCK, "the memory of keys cannot be locked")
