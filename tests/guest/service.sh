@@ -28,12 +28,17 @@ begin() {
   systemctl --failed --plain --no-legend | sed 's/^/failed /'
 }
 # The end of the boot before: the order in which units stopped, units that failed to start or stop,
-# errors, and signs that the machine was not switched off in an orderly way.
+# errors, and signs of a crash.
 look_back() {
   local before=(journalctl --boot=-1 --output=cat)
   "${before[@]}" --output-fields=UNIT JOB_TYPE=stop JOB_RESULT=done | sed 's/^/stopped /'
   "${before[@]}" --output-fields=UNIT JOB_RESULT=failed + JOB_RESULT=timeout | sed 's/^/job_failed /'
   "${before[@]}" --priority=err _TRANSPORT=journal + _TRANSPORT=stdout | sed 's/^/error /'
+  signs_of_a_crash
+}
+# Signs in this boot that the machine, or a service in it, did not end in an orderly way before.
+signs_of_a_crash() {
+  journalctl --sync
   journalctl --boot --output=cat |
     grep -i 'uncleanly shut down\|recovery complete\|which a killed process left\|no longer in use' |
     sed 's/^/unclean /' || :
@@ -62,6 +67,8 @@ first() {
     until_true is_restarted && say "restarted_after_$how"
   done
   [ "$(property MainPID evfs.service)" != "$pid" ]
+  # The killed services leave signs, or the next boot would prove nothing by finding none.
+  signs_of_a_crash
   journalctl --boot --unit=evfs.service --output=cat --grep='Watchdog timeout' | sed 's/^/watchdog /'
 
   # The last words of this boot are in memory only.

@@ -5,6 +5,7 @@
 
 pub mod afs;
 pub mod browser;
+pub mod cell;
 pub mod guest;
 pub mod lua;
 pub mod mounts;
@@ -18,6 +19,7 @@ pub mod writer;
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::io::Write;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -160,8 +162,7 @@ impl Drop for Sandbox {
                 let volumes = pids.as_ref().and_then(|v| v["volumes"].as_array());
                 for volume in volumes.into_iter().flatten().filter(|v| v["name"] == name) {
                     if let Some(pid) = volume["pid"].as_i64() {
-                        // SAFETY: a signal to a process that this test started.
-                        unsafe { libc::kill(pid as i32, libc::SIGTERM) };
+                        signal(pid as i32, libc::SIGTERM);
                         wait_until("the process ends", || {
                             !Path::new(&format!("/proc/{pid}")).exists()
                         });
@@ -235,8 +236,8 @@ impl Ran {
         let watch = std::thread::spawn(move || {
             let hangs = end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
             if hangs {
-                // SAFETY: a signal to a child that has not been waited for.
-                unsafe { libc::kill(pid, libc::SIGKILL) };
+                // The child has not been waited for.
+                signal(pid, libc::SIGKILL);
             }
             hangs
         });
@@ -308,8 +309,43 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Sends a signal to a process that a test has started.
+pub fn signal(pid: i32, signal: i32) {
+    // SAFETY: the system call touches no memory of this process.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// User and group ID of a user who owns nothing.
+pub const NOBODY: u32 = 65_534;
+
+/// Calls a function on a thread of another user: each thread can have its own user ID. Requires
+/// root.
+pub fn as_user<T: Send + 'static>(uid: u32, work: impl FnOnce() -> T + Send + 'static) -> T {
+    let changed = move || {
+        // SAFETY: the system call changes the user of the calling thread and touches no memory.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+        assert_eq!(changed, 0, "root may be any user");
+        work()
+    };
+    let thread = std::thread::spawn(changed);
+    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+/// Returns the root directory of the sources.
+pub fn root() -> &'static Path {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    root.expect("a directory of the workspace")
+}
+
 /// A child process that is killed on drop.
 pub struct Killed(pub Child);
+
+impl Killed {
+    /// Sends a signal to the process, which has not been waited for.
+    pub fn signal(&self, signal: i32) {
+        crate::signal(self.0.id() as i32, signal);
+    }
+}
 
 impl Drop for Killed {
     fn drop(&mut self) {

@@ -4,6 +4,7 @@
 //! the published schemas use, and fails for any other, so that none is ignored by mistake. A test
 //! compares its verdict with that of a validator of others.
 
+use crate::root;
 use serde_json::{Deserializer, Value};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::process::Command;
 
 /// Returns the directory of the published schemas.
 pub fn directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/schemas")
+    root().join("docs/schemas")
 }
 
 /// Reads the published schema of a document, which its key `schema` names.

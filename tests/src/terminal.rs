@@ -110,8 +110,7 @@ impl Terminal {
 
     /// Sends a signal to the program.
     pub fn signal(&self, signal: i32) {
-        // SAFETY: a signal to a child that has not been waited for.
-        unsafe { libc::kill(self.child.id() as i32, signal) };
+        crate::signal(self.child.id() as i32, signal);
     }
 
     /// Types `text`, which may contain control characters.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tests::{Ran, Sandbox, needs_root, wait_until};
+use tests::{Ran, Sandbox, needs_root, signal, wait_until};
 
 fn volumes(s: &Sandbox) -> Vec<Value> {
     s.json(&["status"])["volumes"].as_array().unwrap().clone()
@@ -16,11 +16,6 @@ fn pid_of(s: &Sandbox, name: &str) -> i32 {
     let all = volumes(s);
     let one = all.iter().find(|v| v["name"] == name).expect("attached");
     one["pid"].as_i64().unwrap() as i32
-}
-
-fn send(pid: i32, signal: i32) {
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid, signal) };
 }
 
 /// Returns the warning of the volume that `up` serves under this name.
@@ -55,7 +50,7 @@ fn a_hup_that_fails_is_told() {
         ),
     ] {
         up(bad);
-        send(pid, libc::SIGHUP);
+        signal(pid, libc::SIGHUP);
         wait_until("the status says so", || warning_of(&s, "a").contains(why));
         assert!(warning_of(&s, "a").contains("the last HUP failed"));
         assert!(s.run(&["status"]).ok().stdout.contains(why));
@@ -63,7 +58,7 @@ fn a_hup_that_fails_is_told() {
         assert!(said.contains(why), "{said}");
     }
     up(good);
-    send(pid, libc::SIGHUP);
+    signal(pid, libc::SIGHUP);
     wait_until("it is over", || !warning_of(&s, "a").contains("HUP"));
     s.run(&["down"]).ok();
 }
@@ -96,7 +91,7 @@ fn the_advice_for_the_only_table_works() {
     s.run(&["up", "up.toml", "--background"]).ok();
     let changed = "[volume.a]\ndevice = \"a.img\"\nread-only = true\n";
     fs::write(s.path("up.toml"), changed).unwrap();
-    send(pid_of(&s, "a"), libc::SIGHUP);
+    signal(pid_of(&s, "a"), libc::SIGHUP);
     let advice = format!("`evfs detach a; evfs up {}`", s.path("up.toml").display());
     wait_until("the status advises", || {
         warning_of(&s, "a").contains(&advice)
@@ -174,7 +169,7 @@ mod needs_root {
         let mut apart = Command::new("unshare");
         s.environment(&mut apart);
         Ran::of(apart.args(["-m", "bash", "-ec", &line])).ok();
-        send(pid_of(&s, "a"), libc::SIGHUP);
+        signal(pid_of(&s, "a"), libc::SIGHUP);
         let mut said = [0; 4096];
         let len = socket.recv(&mut said).expect("a line of the log");
         let said = String::from_utf8_lossy(&said[..len]).into_owned();

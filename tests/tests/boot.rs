@@ -1,7 +1,6 @@
 //! Start at boot: reports to the service manager, the systemd units, mount(8) and fstab(5), and
 //! passphrases without a terminal.
 
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -9,16 +8,12 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
-use tests::{Killed, Ran, Sandbox, installed, needs_root, program, wait_until};
+use tests::{Killed, Ran, Sandbox, installed, needs_root, program, root, wait_until};
 
 fn names(s: &Sandbox) -> Vec<String> {
     let all = s.json(&["status"])["volumes"].as_array().unwrap().clone();
     let name = |v: &Value| v["name"].as_str().unwrap().to_owned();
     all.iter().map(name).collect()
-}
-
-fn signal(up: &Killed, signal: Signal) {
-    kill_process(Pid::from_child(&up.0), signal).unwrap();
 }
 
 /// A service manager that receives reports.
@@ -75,7 +70,7 @@ fn up_reports_its_state_and_its_life_to_the_service_manager() {
         assert_eq!(manager.receive(), "WATCHDOG=1");
     }
     fs::write(s.path("up.toml"), both).unwrap();
-    signal(&up, Signal::HUP);
+    up.signal(libc::SIGHUP);
     let report = manager.next();
     let fields: Vec<&str> = report.lines().collect();
     assert_eq!(fields[0], "RELOADING=1", "{report}");
@@ -84,7 +79,7 @@ fn up_reports_its_state_and_its_life_to_the_service_manager() {
     assert_eq!(manager.next(), "READY=1\nSTATUS=serving a, b");
     s.detach("b");
     assert_eq!(manager.next(), "STATUS=serving a");
-    signal(&up, Signal::TERM);
+    up.signal(libc::SIGTERM);
     let report = manager.next();
     assert!(report.starts_with("STOPPING=1\n"), "{report}");
     assert_eq!(up.0.wait().unwrap().code(), Some(143));
@@ -240,8 +235,7 @@ fn the_agents_of_systemd_are_asked_only_if_the_settings_say_so() {
 
 /// Returns the path of a unit in the sources.
 fn unit(name: &str) -> PathBuf {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    root.join("dist/systemd").join(name)
+    root().join("dist/systemd").join(name)
 }
 
 /// Returns the assignments of a unit.
@@ -471,6 +465,14 @@ mod needs_root {
             ("mount -t evfs a.img mnt -o strange=1", 1, "`strange`"),
             ("mount -t evfs none.img mnt", 32, "none.img"),
             ("mount -t evfs a.img mnt -o remount,ro", 1, "`remount`"),
+            // The process in the background finds that the device is not encrypted.
+            ("/sbin/mount.evfs a.img mnt -o key=owner", 1, "takes no key"),
+            // That process and its caller are both process 1, each in its own namespace.
+            (
+                "unshare --pid --fork unshare --pid /sbin/mount.evfs a.img mnt -o key=owner",
+                1,
+                "takes no key",
+            ),
         ] {
             let ran = with_helpers(&s, line);
             assert!(ran.stderr.contains(word), "{ran:?}");

@@ -5,38 +5,15 @@ use std::fs;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::process::{Command, Stdio};
+use tests::cell::{address, create_cell};
 use tests::targets::{free_port, image, nbdkit_that_fails};
-use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
-
-/// Returns an address for one test: the ports are fixed, so each test needs its own addresses.
-fn address() -> Ipv4Addr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let process = std::process::id().to_be_bytes();
-    Ipv4Addr::new(
-        127,
-        100 + process[2] % 100,
-        process[3],
-        NEXT.fetch_add(1, Ordering::Relaxed),
-    )
-}
+use tests::{Killed, NOBODY, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// Returns a sandbox with a cell in a file, and its address.
 fn cell() -> (Sandbox, String) {
     let s = Sandbox::new();
-    let at = address().to_string();
-    s.run(&[
-        "cell",
-        "init",
-        "test.local",
-        "cell.img",
-        "--size",
-        "64M",
-        "--listen",
-        &at,
-    ])
-    .ok();
+    let at = create_cell(&s);
     (s, at)
 }
 
@@ -119,6 +96,29 @@ fn init_makes_a_cell_of_any_device_and_keeps_what_is_there() {
 /// An address that is not loopback.
 const OUTER: &str = "10.88.0.1";
 
+#[test]
+fn a_dry_run_asks_the_server_of_a_cell_and_changes_nothing() {
+    let (s, _) = cell();
+    serve(&s, &[]);
+    let listed = || s.json(&["cell", "volume", "list", "cell"]);
+    let before = listed();
+    for (args, code) in [
+        (&["create", "cell", "new", "--mount", "/new"][..], 0),
+        (&["create", "cell", "new", "--mount", "/none/new"], 10),
+        (&["create", "cell", "new.readonly"], 2),
+        (&["create", "cell", "root.cell"], 2),
+        (&["mount", "cell", "root.afs", "/afs"], 0),
+        (&["clone", "cell", "root.cell"], 0),
+        (&["quota", "cell", "none", "1M"], 10),
+        (&["remove", "cell", "root.cell", "--force"], 2),
+    ] {
+        let dry = [&["cell", "volume"], args, &["--dry-run"]].concat();
+        s.run(&dry).code(code);
+        assert_eq!(listed(), before, "{args:?}");
+    }
+    s.detach("cell");
+}
+
 /// Returns a command for the program in a network namespace that has this address.
 fn elsewhere(s: &Sandbox, args: &[&str]) -> Command {
     let up = format!("ip link set lo up; ip address add {OUTER}/32 dev lo; exec \"$@\"");
@@ -183,11 +183,6 @@ fn foreground(s: &Sandbox, at: &str) -> Killed {
     child
 }
 
-fn signal(child: &Child, signal: i32) {
-    // SAFETY: a signal to a child that has not been waited for.
-    unsafe { libc::kill(child.id() as i32, signal) };
-}
-
 /// Mounts the volume at the root of the cell at `mnt`.
 fn mount_root_cell(s: &Sandbox) {
     fs::create_dir(s.path("mnt")).unwrap();
@@ -233,7 +228,6 @@ mod needs_root {
     #[test]
     fn an_ordinary_user_needs_no_root() {
         needs_root("becoming another user");
-        const NOBODY: u32 = 65_534;
         let home = tempfile::tempdir().unwrap();
         let copy = home.path().join("evfs");
         fs::copy(program(), &copy).unwrap();
@@ -648,7 +642,7 @@ mod needs_peer {
                 &format!("/{name}"),
             ])
             .ok();
-            signal(&server.0, libc::SIGKILL);
+            server.signal(libc::SIGKILL);
             server.0.wait().unwrap();
         }
         let mut server = foreground(&s, &at);
@@ -657,7 +651,7 @@ mod needs_peer {
             volumes(&listed),
             ["root.afs", "root.cell", "v0", "v1", "v2"]
         );
-        signal(&server.0, libc::SIGTERM);
+        server.signal(libc::SIGTERM);
         assert_eq!(server.0.wait().unwrap().code(), Some(143));
         assert!(!s.path("run/cell.control").exists());
         is_clean(&s, "cell.img");

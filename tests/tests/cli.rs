@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
 use tests::{Ran, Sandbox};
 
 const HEADER: usize = 16 * 1024;
@@ -34,7 +33,7 @@ fn exit_2_for_usage_and_a_configuration_that_makes_no_sense() {
 /// every program of a package, with the default features.
 #[test]
 fn the_command_in_the_readme_installs_one_program_with_all_commands() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = tests::root();
     let readme = fs::read_to_string(root.join("README.md")).unwrap();
     let (_, command) = readme
         .split_once("`cargo install --locked --path ")
@@ -284,8 +283,7 @@ fn the_first_term_ends_a_service_that_waits_for_its_key() {
             let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
             caught & 1 << (libc::SIGXFSZ - 1) != 0
         });
-        // SAFETY: a signal to our own child.
-        unsafe { libc::kill(child.0.id() as i32, libc::SIGTERM) };
+        child.signal(libc::SIGTERM);
         tests::wait_until("it ends", || child.0.try_wait().unwrap().is_some());
         let code = child.0.wait().unwrap().code();
         assert_eq!(code, Some(143), "{args:?}");
@@ -346,8 +344,7 @@ fn exit_130_and_143_for_signals_after_an_orderly_stop() {
         tests::wait_until("the volume is attached", || {
             s.path("run/a.control").exists()
         });
-        // SAFETY: a signal to our own child.
-        unsafe { libc::kill(child.id() as i32, signal) };
+        tests::signal(child.id() as i32, signal);
         assert_eq!(child.wait().unwrap().code(), Some(code));
         assert!(!s.path("run/a.control").exists() && !s.path("run/a.nbd").exists());
     }
@@ -542,14 +539,14 @@ mod needs_peer {
         let s = Sandbox::new();
         s.volume("a.img", "32M", &[]);
         s.run_with_input(
-            &["volume", "key", "add", "a.img", "--passphrase-fd", "0"],
+            &["volume", "key", "add", "a.img", "--new-passphrase-fd", "0"],
             b"open sesame\n",
         )
         .ok();
         let mut key_file = vec![0u8; 4096];
         key_file[17] = 10;
         fs::write(s.path("k"), &key_file).unwrap();
-        s.run(&["volume", "key", "add", "a.img", "--key-file", "k"])
+        s.run(&["volume", "key", "add", "a.img", "--new-key-file", "k"])
             .ok();
         let ssh = s.path("id");
         tests::peer(

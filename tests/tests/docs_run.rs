@@ -1,9 +1,9 @@
 //! Runs every command in the README and the guide, in order, page by page.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use tests::{Ran, Sandbox, needs_root, program};
+use tests::{Ran, Sandbox, needs_root, program, root};
 
 /// Commands that run elsewhere: the first in the quickstart's own test, the second is the one that
 /// runs this test.
@@ -11,7 +11,7 @@ const RUN_ELSEWHERE: [&str; 2] = ["cargo run --release -- quickstart", "cargo xt
 
 #[test]
 fn every_command_of_the_readme_and_the_guide_works() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let mut pages = vec![root.join("README.md")];
     let guide = fs::read_dir(root.join("docs/guide"))
         .unwrap()

@@ -152,7 +152,7 @@ fn keys_and_backups_are_judged() {
         "key",
         "add",
         "a.img",
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
         "--key",
         "owner",

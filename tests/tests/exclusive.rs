@@ -10,9 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::take_away;
 use tests::targets::{free_port, qemu_nbd};
-use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
-
-const NOBODY: u32 = 65534;
+use tests::{Killed, NOBODY, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// A loop device over a file, created by another program.
 struct Loop(String);
@@ -227,8 +225,7 @@ mod needs_root {
             .ok();
         // After a kill the volume is free at once.
         let pid = pid.as_i64().unwrap() as i32;
-        // SAFETY: a signal to a process that this test started.
-        unsafe { libc::kill(pid, libc::SIGKILL) };
+        tests::signal(pid, libc::SIGKILL);
         s.attach(&[there, "--name", "b"]);
         s.detach("b");
         s.attach(&["a.img", "--name", "file"]);
@@ -403,8 +400,7 @@ mod needs_root {
         // A process that does not respond for this long has lost the volume, and detects that before it
         // writes.
         let pid = status["pid"].as_i64().unwrap() as i32;
-        // SAFETY: signals to a process that this test started.
-        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        tests::signal(pid, libc::SIGSTOP);
         // The kernel may hold a disk slightly longer than the refused process exists.
         let mut ran = elsewhere(&s, &theirs);
         wait_until("the kernel has let the disk go", || {
@@ -416,8 +412,7 @@ mod needs_root {
         });
         let ran = ran.ok();
         assert!(ran.stderr.contains("taking it over"), "{}", ran.stderr);
-        // SAFETY: as before.
-        unsafe { libc::kill(pid, libc::SIGCONT) };
+        tests::signal(pid, libc::SIGCONT);
         let uri = format!("nbd+unix:///a?socket={}", s.path("run/a.nbd").display());
         let written = Ran::of(Command::new("qemu-io").args([
             "-f",
@@ -442,8 +437,7 @@ mod needs_root {
         s.detach("b");
         // Closed by both: an attach does not wait, even after a crash on this machine.
         let again = s.attach(&["a.img", "--name", "a"]);
-        // SAFETY: a signal to a process that this test started.
-        unsafe { libc::kill(again["pid"].as_i64().unwrap() as i32, libc::SIGKILL) };
+        tests::signal(again["pid"].as_i64().unwrap() as i32, libc::SIGKILL);
         let ran = s
             .run(&["attach", there, "--name", "a", "--background"])
             .ok();

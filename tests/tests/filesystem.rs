@@ -282,8 +282,7 @@ mod needs_peer {
             let file = fs::File::create(p.at.join(clear)).unwrap();
             file.sync_all().unwrap();
             let pid = status["pid"].as_i64().unwrap() as i32;
-            // SAFETY: a signal to a process that this test started.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            tests::signal(pid, libc::SIGKILL);
             wait_until("the process is gone", || {
                 !Path::new(&format!("/proc/{pid}")).exists()
             });

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::time::Duration;
 use tests::guest::{Booted, System, cache, scripts};
 use tests::packages::{file, older, packages};
-use tests::{Ran, Sandbox, wait_until};
+use tests::{Ran, Sandbox, root, wait_until};
 
 /// Time limit of a boot, several times what it takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -84,7 +84,7 @@ fn volumes_with_keys(s: &Sandbox, system: &mut System) {
         "key",
         "add",
         "store.img",
-        "--key-file",
+        "--new-key-file",
         "store.key",
     ];
     s.run(&add).ok();
@@ -127,6 +127,10 @@ fn check_first(booted: &Booted) {
         assert_eq!(booted.facts(how).count(), 1, "{how}: {}", booted.printed);
     }
     assert!(booted.fact("watchdog").contains("Watchdog timeout"));
+    // The check of the shutdown finds what killed services leave.
+    let mut unclean = booted.facts("unclean");
+    let left = unclean.any(|line| line.contains("unmounted /store, which a killed process left"));
+    assert!(left, "{}", booted.printed);
     let asked = booted.console.contains("Passphrase");
     assert!(!asked, "an unexpected question: {}", booted.console);
 }
@@ -288,7 +292,7 @@ fn first_words(row: &[String]) -> Vec<String> {
 
 /// Returns the steps and the numbers of commands in the guide's table.
 fn documented() -> Vec<Vec<String>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let root = root();
     let page = fs::read_to_string(root.join("docs/guide/boot.md")).unwrap();
     let section = page.split("\n## Effort\n").nth(1).expect("the section");
     let rows = section.lines().filter(|line| line.starts_with('|'));

@@ -64,7 +64,7 @@ fn cryptsetup_opens_and_decrypts_what_evfs_wrote() {
             &["--key-bits", bits, "--sector-size", sector],
         );
         let image = image.to_str().unwrap();
-        s.run(&["volume", "key", "add", &file, "--key-file", "phrase"])
+        s.run(&["volume", "key", "add", &file, "--new-key-file", "phrase"])
             .ok();
         let data = random.bytes(size as usize);
         s.attach(&[&file]);
@@ -157,7 +157,7 @@ fn keyslots_added_by_either_open_in_the_other() {
     }
     let path = |name: &str| s.path(name).to_str().unwrap().to_owned();
     // EVFS adds, cryptsetup opens; cryptsetup adds with it, EVFS opens; with both key derivations.
-    s.run(&["volume", "key", "add", "a.img", "--key-file", "p1"])
+    s.run(&["volume", "key", "add", "a.img", "--new-key-file", "p1"])
         .ok();
     cryptsetup(&[
         "open",
@@ -284,7 +284,8 @@ fn cryptsetup_opens_with_passphrases_and_recovery_keys_of_evfs() {
         "--unlock-key-file",
         "p1",
     ];
-    s.run(&[&change[..], &["--key-file", "p2"]].concat()).ok();
+    s.run(&[&change[..], &["--new-key-file", "p2"]].concat())
+        .ok();
     assert!(!opens("p1") && opens("recovery") && opens("p2"));
     let dump = cryptsetup(&["luksDump", image.to_str().unwrap()]);
     assert!(dump.contains("evfs-key"), "{dump}");
@@ -326,7 +327,7 @@ fn passphrases_of_cryptsetup_are_tested_and_changed_by_evfs() {
         "--unlock-key-file",
         "p1",
     ];
-    let new = ["--key-file", "p2", "--label", "new"];
+    let new = ["--new-key-file", "p2", "--label", "new"];
     s.run(&[&change[..], &new].concat()).ok();
     let opens = |file| opens_in_cryptsetup(&s, &image, file);
     assert!(!opens("p1") && opens("p2"));
@@ -340,7 +341,7 @@ fn the_four_kinds_of_damage_end_as_they_do_in_cryptsetup() {
     let s = Sandbox::new();
     let image = s.volume("a.img", "32M", &[]);
     fs::write(s.path("p"), PASSPHRASE).unwrap();
-    s.run(&["volume", "key", "add", "a.img", "--key-file", "p"])
+    s.run(&["volume", "key", "add", "a.img", "--new-key-file", "p"])
         .ok();
     let whole = fs::read(&image).unwrap();
     let opens = |image: &Path| opens_in_cryptsetup(&s, image, "p");

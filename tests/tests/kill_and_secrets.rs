@@ -65,8 +65,7 @@ fn kill_9_a_hundred_times_loses_nothing_that_was_flushed() {
         let pause = Duration::from_micros(random.below(30_000));
         let killer = std::thread::spawn(move || {
             std::thread::sleep(pause);
-            // SAFETY: a signal to a child that has not been waited for.
-            unsafe { libc::kill(pid, libc::SIGKILL) };
+            tests::signal(pid, libc::SIGKILL);
         });
         // Writes until the connection breaks; counts only blocks that a flush covered.
         let mut pending = Vec::new();
@@ -424,7 +423,7 @@ mod needs_root {
             "evfs volume key add a.img --user plain --key owner --unlock-passphrase-fd 4 4< pair-phrase",
         );
         shell(
-            "evfs volume key add a.img --passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
+            "evfs volume key add a.img --new-passphrase-fd 3 --key owner --unlock-passphrase-fd 4 3< phrase 4< pair-phrase",
         );
         // The only output of a command that is a secret.
         shell(

@@ -33,7 +33,7 @@ fn journal_runs(path: &Path) -> usize {
 #[test]
 fn every_workload_runs_by_its_name() {
     let s = Sandbox::new();
-    let names = s.json(&["lab", "list"]);
+    let names = s.json(&["bench", "list"]);
     let names = names["workloads"].as_array().unwrap().iter();
     let names: Vec<&str> = names.map(|entry| entry["name"].as_str().unwrap()).collect();
     assert!(names.len() >= 15, "{names:?}");
@@ -41,7 +41,7 @@ fn every_workload_runs_by_its_name() {
     // These need a device, a program, mount commands, or lists of numbers; they have tests of their
     // own.
     let apart = ["devmix", "fio", "mounts", "build", "sweep", "scriptmix"];
-    let mut args = vec!["lab", "run"];
+    let mut args = vec!["bench", "run"];
     args.extend(names.iter().filter(|name| !apart.contains(name)));
     args.extend(["--target", "here", "--out", "out"]);
     let ran = s.run(&short(&args, &[FILES, OTHERS])).ok();
@@ -57,16 +57,16 @@ fn every_workload_runs_by_its_name() {
         assert!(s.path("out").join(file).exists(), "{file}");
     }
     assert_eq!(fs::read_dir(s.path("here")).unwrap().count(), 0);
-    let devices = ["lab", "run", "devmix", "--size", "8M"];
+    let devices = ["bench", "run", "devmix", "--size", "8M"];
     s.run(&short(&devices, &[&["requests=64"]])).ok();
-    let unknown = s.run(&["lab", "run", "iozone"]).code(2);
+    let unknown = s.run(&["bench", "run", "iozone"]).code(2);
     assert!(unknown.stderr.contains("seqrand"), "{}", unknown.stderr);
 }
 
 #[test]
 fn a_run_in_a_temporary_folder_goes_on_in_another_one() {
     let s = Sandbox::new();
-    let args = short(&["lab", "run", "nfsbasic", "--out", "out"], &[]);
+    let args = short(&["bench", "run", "nfsbasic", "--out", "out"], &[]);
     for sessions in 1..=2 {
         s.run(&args).ok();
         let result = fs::read(s.path("out/result.json")).unwrap();
@@ -83,7 +83,7 @@ fn a_comparison_that_is_killed_goes_on_with_the_same_command() {
         fs::create_dir(s.path(folder)).unwrap();
     }
     let args = [
-        "lab",
+        "bench",
         "compare",
         "one",
         "two",
@@ -107,7 +107,7 @@ fn a_comparison_that_is_killed_goes_on_with_the_same_command() {
     child.kill().unwrap();
     child.wait().unwrap();
     let kept = journal_runs(&journal);
-    let report = s.run(&["lab", "report", "out"]).ok();
+    let report = s.run(&["bench", "report", "out"]).ok();
     assert!(report.stdout.contains("INCOMPLETE"), "{}", report.stdout);
 
     // The budget applies to a session; this one ends after a block.
@@ -153,7 +153,7 @@ fn spoilt(line: &str) -> String {
 fn the_gate_closes_where_something_became_worse() {
     let s = Sandbox::new();
     let args = [
-        "lab",
+        "bench",
         "compare",
         "clear",
         "encrypted-256",
@@ -174,13 +174,13 @@ fn the_gate_closes_where_something_became_worse() {
     let worse: String = text.lines().map(spoilt).collect();
     fs::write(s.path("new/devmix.jsonl"), worse).unwrap();
     s.json(&["bench", "diff", "old", "old"]);
-    let closed = s.run(&["lab", "diff", "old", "new"]).code(26);
+    let closed = s.run(&["bench", "diff", "old", "new"]).code(26);
     assert!(
         closed.stdout.contains("WORSE devmix encrypted-256 / clear"),
         "{}",
         closed.stdout
     );
-    s.run(&["lab", "diff", "new", "old"]).ok();
+    s.run(&["bench", "diff", "new", "old"]).ok();
 
     let browser = s.path("xdg-open");
     fs::write(&browser, "#!/bin/sh\necho \"$1\" > shown\n").unwrap();
@@ -189,7 +189,7 @@ fn the_gate_closes_where_something_became_worse() {
         let mut command = s.evfs();
         Ran::of(
             command
-                .args(["lab", "report", "old", "--open"])
+                .args(["bench", "report", "old", "--open"])
                 .env("PATH", path),
         )
     };
@@ -204,7 +204,7 @@ fn the_gate_closes_where_something_became_worse() {
 fn environments_are_compared_with_the_first() {
     let s = Sandbox::new();
     let args = [
-        "lab",
+        "bench",
         "run",
         "dhrystone",
         "--env",
@@ -223,7 +223,9 @@ fn environments_are_compared_with_the_first() {
         "{}",
         ran.stdout
     );
-    let unknown = s.run(&["lab", "run", "dhrystone", "--env", "busy"]).code(2);
+    let unknown = s
+        .run(&["bench", "run", "dhrystone", "--env", "busy"])
+        .code(2);
     assert!(
         unknown.stderr.contains("partitioned-loaded"),
         "{}",
@@ -238,7 +240,7 @@ fn a_suite_prints_what_was_published_beside_what_is_measured() {
         fs::create_dir(s.path(folder)).unwrap();
     }
     let args = [
-        "lab",
+        "bench",
         "compare",
         "one",
         "two",
@@ -266,13 +268,13 @@ fn a_suite_prints_what_was_published_beside_what_is_measured() {
     let page = fs::read_to_string(s.path("out/report.html")).unwrap();
     assert!(page.contains("a little more than double"));
     let wrong = s
-        .run(&["lab", "run", "evfs-2006", "--target", "one"])
+        .run(&["bench", "run", "evfs-2006", "--target", "one"])
         .code(2);
     assert!(wrong.stderr.contains("--suite"), "{}", wrong.stderr);
     // The suite measures mounts, but the sides have no mount commands: the rest is measured, and
     // the command fails.
     let args = [
-        "lab",
+        "bench",
         "compare",
         "one",
         "two",

@@ -31,7 +31,7 @@ fn result(s: &Sandbox) -> Value {
 fn a_cell_is_measured_with_its_servers_cpu_and_its_layers_and_leaves_nothing() {
     let s = Sandbox::new();
     fs::create_dir(s.path("below")).unwrap();
-    let sides = ["lab", "compare", "afs-clear", "afs-encrypted-256"];
+    let sides = ["bench", "compare", "afs-clear", "afs-encrypted-256"];
     let works = ["--workload", "clientload", "--workload", "nfsbasic"];
     let how = [
         "--device", "below", "--size", "1G", "--quick", "--runs", "2",
@@ -142,7 +142,7 @@ mod needs_peer {
         wait_for_port(&mut server, port);
         let given = format!("rx_peer=127.0.0.1:{port}");
         let run = [
-            "lab", "run", "packets", "--quick", "--runs", "2", "--out", "out",
+            "bench", "run", "packets", "--quick", "--runs", "2", "--out", "out",
         ];
         let sets = [
             "--set",
@@ -165,7 +165,7 @@ mod needs_peer {
         let port = free_ports();
         let echo = s
             .evfs()
-            .args(["lab", "echo", &format!("127.0.0.1:{port}")])
+            .args(["bench", "echo", &format!("127.0.0.1:{port}")])
             .stdout(Stdio::null())
             .spawn();
         let mut echo = Running(echo.unwrap());

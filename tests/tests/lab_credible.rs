@@ -34,7 +34,8 @@ fn the_counts_of_the_basic_tests_are_those_that_the_kernel_sees() {
     let s = Sandbox::new();
     fs::create_dir(s.path("here")).unwrap();
     let args = [
-        "lab", "run", "nfsbasic", "--target", "here", "--quick", "--runs", "1", "--set", "scale=1",
+        "bench", "run", "nfsbasic", "--target", "here", "--quick", "--runs", "1", "--set",
+        "scale=1",
     ];
     let seen = calls(&s, &args);
     let count = |prefix: &str| -> u64 {
@@ -134,7 +135,7 @@ fn a_browser_without_a_network_draws_every_figure() {
         fs::create_dir(s.path(folder)).unwrap();
     }
     let compare = [
-        "lab",
+        "bench",
         "compare",
         "one",
         "two",
@@ -190,7 +191,9 @@ fn all_suites_run_by_themselves_and_each_table_and_figure_is_in_the_page() {
     let s = Sandbox::new();
     let suites = ["evfs-2006", "multipath-2007", "ufc-2007", "ifs-1990"];
     let short = ["--quick", "--runs", "1", "--max-runs", "1", "--out", "out"];
-    let ran = s.run(&[&["lab", "run"], &suites[..], &short].concat()).ok();
+    let ran = s
+        .run(&[&["bench", "run"], &suites[..], &short].concat())
+        .ok();
     assert!(!ran.stdout.contains("not measured"), "{}", ran.stdout);
     let report = s.path("out/report.html");
     let page = fs::read_to_string(&report).unwrap();

@@ -119,7 +119,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
     fs::create_dir(s.path("here")).unwrap();
     // A stack with files is created in the guest, on its disk; a directory is shared with it.
     let basic = [
-        "lab",
+        "bench",
         "run",
         "nfsbasic",
         "--runs",
@@ -139,7 +139,7 @@ fn the_same_is_counted_in_a_guest_as_outside() {
     }
     let small = ["number=20", "transactions=20"].map(|set| ["--set", set]);
     let mail = [
-        "lab", "run", "mailmix", "packets", "--runs", "1", "--target", "here",
+        "bench", "run", "mailmix", "packets", "--runs", "1", "--target", "here",
     ];
     let sets = ["--set", "exchanges=20", "--env", "idle", "--out", "mail"];
     // A guest has no tools to create another link.
@@ -175,7 +175,7 @@ fn a_killed_benchmark_leaves_no_guest_and_goes_on() {
     let file = fs::File::create(&disk).unwrap();
     file.set_len(8 << 20).unwrap();
     let sides = [
-        "lab",
+        "bench",
         "compare",
         "clear",
         "encrypted-256",
@@ -243,7 +243,7 @@ fn a_newer_kernel_whose_modules_are_compressed_will_do() {
     let s = Sandbox::new();
     let kernel = kernel("linux-image-6.12-amd64");
     let args = [
-        "lab",
+        "bench",
         "run",
         "packets",
         "micro",
@@ -272,9 +272,16 @@ fn what_keeps_a_side_out_of_a_guest_is_said() {
         ("daemons = [1]\n", "daemons"),
     ] {
         fs::write(s.path("x.toml"), format!("{side}{line}")).unwrap();
-        refused(&["lab", "run", "nfsbasic", "--target", "x.toml"], words);
+        refused(&["bench", "run", "nfsbasic", "--target", "x.toml"], words);
     }
-    let packets = ["lab", "run", "packets", "--env", "guest", "--guest-kernel"];
+    let packets = [
+        "bench",
+        "run",
+        "packets",
+        "--env",
+        "guest",
+        "--guest-kernel",
+    ];
     refused(&[&packets[..], &["nowhere"]].concat(), "linux-image-amd64");
     fs::write(s.path("vmlinuz-1"), "no kernel").unwrap();
     refused(&[&packets[..], &["vmlinuz-1"]].concat(), "has no modules");
@@ -283,7 +290,7 @@ fn what_keeps_a_side_out_of_a_guest_is_said() {
         &[&packets[..], &["vmlinuz-1"]].concat(),
         "no module virtio_pci",
     );
-    refused(&["lab", "agent"], "--env guest");
+    refused(&["bench", "agent"], "--env guest");
 
     // Everything is available except QEMU.
     let builtin =

@@ -42,7 +42,7 @@ fn iops(phase: &Value) -> f64 {
 #[test]
 fn two_paths_give_twice_as_much_in_equal_parts() {
     let s = Sandbox::new();
-    let compare = ["lab", "compare", "paths-1", "paths-2-round-robin"];
+    let compare = ["bench", "compare", "paths-1", "paths-2-round-robin"];
     let more = [
         "--workload",
         "devmix",
@@ -110,7 +110,7 @@ fn what_is_read_over_encrypted_paths_is_what_was_written() {
     ];
     for side in ["side.toml", "paths-2,path_rate=0,encrypt=128"] {
         let value = s.json(&with(
-            &["lab", "run", "devmix", "--target", side],
+            &["bench", "run", "devmix", "--target", side],
             &verified,
         ));
         let study = &value["studies"][0];
@@ -129,7 +129,7 @@ fn what_is_read_over_encrypted_paths_is_what_was_written() {
         ("paths-2,encrypt=192", "128 or 256"),
     ] {
         let refused = s
-            .run(&with(&["lab", "run", "devmix", "--target", side], &[]))
+            .run(&with(&["bench", "run", "devmix", "--target", side], &[]))
             .code(2);
         assert!(refused.stderr.contains(word), "{}", refused.stderr);
     }
@@ -140,7 +140,7 @@ fn a_killed_benchmark_leaves_no_socket_and_no_file() {
     let s = Sandbox::new();
     fs::create_dir(s.path("tmp")).unwrap();
     let args = [
-        "lab",
+        "bench",
         "compare",
         "paths-1",
         "paths-2",
@@ -196,7 +196,14 @@ mod needs_peer {
             "devmix",
             "--no-control",
         ];
-        let on_it = ["lab", "compare", "clear", "encrypted-256", "--device", &lun];
+        let on_it = [
+            "bench",
+            "compare",
+            "clear",
+            "encrypted-256",
+            "--device",
+            &lun,
+        ];
         let all: Vec<&str> = on_it.iter().chain(&work).copied().collect();
         let value = s.json(&all);
         let study = &value["studies"][0];
@@ -211,7 +218,7 @@ mod needs_peer {
         }
         // The LUN can also be given by its name, and for a side alone.
         let alone = [
-            "lab",
+            "bench",
             "run",
             "devmix",
             "--force",

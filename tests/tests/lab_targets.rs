@@ -100,7 +100,7 @@ before = 'exec evfs-no-such-rival here'
 ";
     fs::write(s.path("rival.toml"), rival).unwrap();
     let args = [
-        "lab",
+        "bench",
         "compare",
         "here",
         "rival.toml",
@@ -112,7 +112,7 @@ before = 'exec evfs-no-such-rival here'
     ];
     let ran = s.run(&args).code(1);
     assert!(ran.stderr.contains("evfs-no-such-rival"), "{}", ran.stderr);
-    let missing = ["lab", "compare", "here", "gone", "--workload", "nfsbasic"];
+    let missing = ["bench", "compare", "here", "gone", "--workload", "nfsbasic"];
     let ran = s.run(&missing).code(2);
     assert!(ran.stderr.contains("unknown side `gone`"), "{}", ran.stderr);
 }
@@ -123,7 +123,7 @@ fn results_that_cannot_be_compared_are_told_from_those_that_became_worse() {
     let measured = |out: &str, millis: &str| {
         let millis = format!("millis={millis}");
         let args = [
-            "lab",
+            "bench",
             "run",
             "dhrystone",
             "--quick",
@@ -138,15 +138,15 @@ fn results_that_cannot_be_compared_are_told_from_those_that_became_worse() {
     };
     measured("old", "5");
     measured("other", "6");
-    s.run(&["lab", "diff", "old", "old"]).ok();
-    let other = s.run(&["lab", "diff", "old", "other"]).code(2);
+    s.run(&["bench", "diff", "old", "old"]).ok();
+    let other = s.run(&["bench", "diff", "old", "other"]).code(2);
     assert!(
         other.stderr.contains("parameters or repetitions differ"),
         "{}",
         other.stderr
     );
     s.run(&[
-        "lab",
+        "bench",
         "run",
         "packets",
         "--quick",
@@ -158,9 +158,9 @@ fn results_that_cannot_be_compared_are_told_from_those_that_became_worse() {
         "packets",
     ])
     .ok();
-    let none = s.run(&["lab", "diff", "old", "packets"]).code(2);
+    let none = s.run(&["bench", "diff", "old", "packets"]).code(2);
     assert!(none.stderr.contains("in common"), "{}", none.stderr);
-    s.run(&["lab", "diff", "old", "nowhere"]).code(10);
+    s.run(&["bench", "diff", "old", "nowhere"]).code(10);
 }
 
 mod needs_root {
@@ -175,7 +175,7 @@ mod needs_root {
         }
         let run = |args: &[&str]| Ran::of(s.evfs().args(args).env("TMPDIR", s.path("tmp"))).ok();
         let args = [
-            "lab",
+            "bench",
             "compare",
             "fs-clear",
             "fs-encrypted-256",
@@ -227,7 +227,7 @@ mod needs_root {
         assert!(s.path("out/figures/seqrand-layers.svg").exists());
 
         let mounting = [
-            "lab",
+            "bench",
             "run",
             "mounts",
             "--target",
@@ -254,7 +254,7 @@ mod needs_root {
             fs::create_dir(s.path(name)).unwrap();
         }
         let args = [
-            "lab",
+            "bench",
             "compare",
             "fs-clear",
             "loop-ext4",
@@ -339,7 +339,7 @@ mod needs_root {
             .unwrap();
         assert!(mounted.success());
         let args = [
-            "lab",
+            "bench",
             "compare",
             "roomy",
             "narrow",
@@ -361,7 +361,7 @@ mod needs_root {
         let ran = ran.code(1);
         assert!(ran.stderr.contains("No space left"), "{}", ran.stderr);
         assert!(ran.stderr.contains("free space there"), "{}", ran.stderr);
-        let again = s.run(&["lab", "report", "out"]).ok();
+        let again = s.run(&["bench", "report", "out"]).ok();
         assert!(
             again.stdout.contains("INCOMPLETE, a run failed"),
             "{}",
@@ -381,7 +381,7 @@ mod needs_peer {
         let disk = Disk::new(&s, On::Clear, "64M");
         let mounted = disk.mount(&[]);
         let frail = mounted.dir().to_str().unwrap();
-        let args = ["lab", "compare", "sound", frail, "--workload", "mailmix"];
+        let args = ["bench", "compare", "sound", frail, "--workload", "mailmix"];
         let more = ["--quick", "--runs", "1000", "--out", "out"];
         let mut child = s
             .evfs()
@@ -408,7 +408,7 @@ mod needs_peer {
             "{said}"
         );
         drop(mounted);
-        let kept = s.run(&["lab", "report", "out"]).ok().stdout;
+        let kept = s.run(&["bench", "report", "out"]).ok().stdout;
         assert!(kept.contains("INCOMPLETE, a run failed"), "{kept}");
         assert!(kept.contains("transactions"), "{kept}");
     }

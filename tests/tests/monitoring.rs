@@ -3,16 +3,16 @@
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
+use tests::cell::create_cell;
 use tests::targets::free_port;
-use tests::{Ran, Sandbox, needs_root, wait_until};
+use tests::web::exchange;
+use tests::{NOBODY, Ran, Sandbox, as_user, needs_root, root, signal, wait_until};
 
 /// Request for the metrics.
 const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -31,15 +31,6 @@ fn with_metrics(s: &Sandbox, listen: &str, args: &[&str]) -> Value {
     command.arg("--json").args(args);
     let ran = Ran::of(command.env("EVFS_METRICS_LISTEN", listen)).ok();
     serde_json::from_str(&ran.stdout).unwrap()
-}
-
-/// Sends a request and returns the answer, or what came before the connection was closed.
-fn exchange(mut stream: impl Read + Write, request: &[u8]) -> String {
-    let mut answer = Vec::new();
-    if stream.write_all(request).is_ok() {
-        let _ = stream.read_to_end(&mut answer);
-    }
-    String::from_utf8_lossy(&answer).into_owned()
 }
 
 /// Waits for metrics in which `wanted` occurs.
@@ -97,15 +88,9 @@ fn named(text: &str) -> BTreeSet<String> {
     families.collect()
 }
 
-/// Creates and serves a cell in `cell.img`, at an address of its own, because its ports are fixed.
+/// Creates and serves a cell in `cell.img`.
 fn serve_cell(s: &Sandbox, listen: &str) -> Value {
-    static NEXT: AtomicU8 = AtomicU8::new(201);
-    let process = std::process::id().to_be_bytes();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let at = Ipv4Addr::new(127, number, process[2], process[3]).to_string();
-    let init = ["cell", "init", "test.local", "cell.img"];
-    s.run(&[&init[..], &["--size", "64M", "--listen", &at]].concat())
-        .ok();
+    create_cell(s);
     with_metrics(s, listen, &["serve", "cell.img", "--background"])
 }
 
@@ -193,8 +178,7 @@ fn a_lun_whose_paths_fail_is_failing_in_the_status_and_in_the_metrics() {
     assert_eq!(inner["health"]["paths_failed"], 0, "{inner}");
     s.run(&["status", "inner", "--check"]).ok();
     let pid = outer["pid"].as_i64().unwrap() as i32;
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid, libc::SIGKILL) };
+    tests::signal(pid, libc::SIGKILL);
     wait_until("the service is failing", || {
         volume(&s, "inner")["health"]["state"] == "failing"
     });
@@ -267,14 +251,10 @@ fn a_process_that_is_stopped_is_down_in_the_metrics_of_another() {
     s.volume("b.img", "32M", &[]);
     with_metrics(&s, "m.sock", &["attach", "a.img", "--background"]);
     let stopped = s.attach(&["b.img"])["pid"].as_i64().unwrap() as i32;
-    let send = |signal| {
-        // SAFETY: a signal to a process that this test has started.
-        unsafe { libc::kill(stopped, signal) };
-    };
     scrape(&s.path("run/m.sock"), "evfs_service_up{volume=\"b\"} 1");
-    send(libc::SIGSTOP);
+    signal(stopped, libc::SIGSTOP);
     let metrics = scrape(&s.path("run/m.sock"), "evfs_service_up{volume=\"b\"} 0");
-    send(libc::SIGCONT);
+    signal(stopped, libc::SIGCONT);
     assert_eq!(value(&metrics, "evfs_service_up{volume=\"a\"}"), 1.0);
     s.detach("a");
     s.detach("b");
@@ -442,8 +422,7 @@ fn a_process_in_the_background_says_where_it_logs() {
     assert!(ran.stderr.contains(&said), "{}", ran.stderr);
     let place = volume(&s, "a")["log"].clone();
     assert!(said.ends_with(place.as_str().unwrap()), "{place}");
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid.parse().unwrap(), libc::SIGHUP) };
+    tests::signal(pid.parse().unwrap(), libc::SIGHUP);
     let mut flushed = entry(&socket);
     while !flushed.contains("HUP") {
         flushed = entry(&socket);
@@ -481,22 +460,16 @@ mod needs_root {
             .stdout(Stdio::null())
             .stderr(log);
         assert!(command.status().unwrap().success());
-        // Each thread can have its own user ID.
         let get = move |uid: u32| {
-            let get = move || {
-                // SAFETY: the system call changes the user of the calling thread and touches no
-                // memory.
-                let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-                assert_eq!(changed, 0, "root may be any user");
+            as_user(uid, move || {
                 let stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
                 Some(exchange(stream, GET))
-            };
-            std::thread::spawn(get).join().unwrap()
+            })
         };
         wait_until("root is served", || {
             get(0).is_some_and(|answer| answer.contains("evfs_service_up"))
         });
-        assert_eq!(get(65_534).as_deref(), Some(""));
+        assert_eq!(get(NOBODY).as_deref(), Some(""));
         wait_until("the log has the refusal", || {
             let said = fs::read_to_string(s.path("log")).unwrap();
             said.contains("EVFS-0902") && said.contains("user 65534")
@@ -511,8 +484,7 @@ mod needs_peer {
     #[test]
     fn promtool_accepts_the_metrics_and_the_rules() {
         let promtool = tests::installed("promtool");
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let rules = root.join("dist/prometheus/evfs.rules.yml");
+        let rules = root().join("dist/prometheus/evfs.rules.yml");
         let mut check = std::process::Command::new(&promtool);
         Ran::of(check.args(["check", "rules"]).arg(rules)).ok();
         let s = Sandbox::new();

@@ -7,11 +7,9 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use tests::mounts::{Disk, On, is_mounted, take_away};
-use tests::{Killed, Ran, Sandbox, needs_root, peer, program, wait_until};
+use tests::{Killed, NOBODY, Ran, Sandbox, needs_root, peer, program, wait_until};
 
 /// A user that owns nothing.
-const NOBODY: u32 = 65534;
-
 #[test]
 fn unmounting_under_load_says_who_is_in_the_way() {
     let s = Sandbox::new();
@@ -199,7 +197,7 @@ fn a_mount_in_the_background_holds_nothing_of_its_callers() {
         "key",
         "add",
         disk.device(),
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
         "--key",
         "owner",

@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
-use tests::{Ran, Sandbox, needs_root};
+use tests::{NOBODY, Ran, Sandbox, as_user, needs_root};
 
 #[test]
 fn a_flush_that_the_disk_failed_fails_for_every_client_and_for_good() {
@@ -85,22 +85,15 @@ fn certificate(s: &Sandbox) {
     Ran::of(&mut openssl).ok();
 }
 
-/// Reports whether a client with this user ID gets a greeting. Each thread can have its own user
-/// ID.
-fn is_greeted(port: u16, uid: Option<u32>) -> bool {
-    let connect = move || {
-        if let Some(uid) = uid {
-            // SAFETY: the system call changes the user of the calling thread and touches no memory.
-            let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-            assert_eq!(changed, 0, "root may be anybody");
-        }
+/// Reports whether a client with this user ID gets a greeting.
+fn is_greeted(port: u16, uid: u32) -> bool {
+    as_user(uid, move || {
         let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
             .unwrap();
         stream.read_exact(&mut [0; 18]).is_ok()
-    };
-    std::thread::spawn(connect).join().unwrap()
+    })
 }
 
 fn port_of(status: &serde_json::Value) -> u16 {
@@ -118,11 +111,11 @@ mod needs_root {
         let s = Sandbox::new();
         s.volume("a.img", "32M", &[]);
         let port = port_of(&s.attach(&["a.img", "--nbd", "127.0.0.1:0"]));
-        assert!(is_greeted(port, None), "the own user");
-        assert!(!is_greeted(port, Some(65_534)), "another user was served");
+        assert!(is_greeted(port, 0), "the own user");
+        assert!(!is_greeted(port, NOBODY), "another user was served");
         s.detach("a");
         let status = s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--anonymous"]);
-        assert!(is_greeted(port_of(&status), Some(65_534)));
+        assert!(is_greeted(port_of(&status), NOBODY));
         let shown = s.run(&["status"]).ok().stdout;
         assert!(
             shown.contains("--anonymous: any user of this machine"),

@@ -10,11 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::packages::{dist, file, older, packages};
-use tests::{Ran, Sandbox, installed, peer, program};
-
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
+use tests::{Ran, Sandbox, installed, peer, program, root};
 
 fn version() -> String {
     let ran = Ran::of(Command::new(program()).arg("--version")).ok();

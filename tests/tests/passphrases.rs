@@ -108,7 +108,7 @@ fn a_test_of_a_key_names_its_keyslot_and_role_and_changes_nothing() {
         "key",
         "add",
         "a.img",
-        "--key-file",
+        "--new-key-file",
         "second",
         "--label",
         "phone",
@@ -163,7 +163,7 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
         "--unlock-key-file",
         "first",
     ];
-    let mut changed = s.json(&[&change[..], &["--key-file", "second"]].concat());
+    let mut changed = s.json(&[&change[..], &["--new-key-file", "second"]].concat());
     assert_eq!(changed["label"], "laptop");
     changed.as_object_mut().unwrap().remove("schema");
     test_key(&s, "first").code(12);
@@ -180,7 +180,7 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
         "second",
         "--label",
         "desk",
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
     ];
     s.run_with_input(&change, b"a third one\n").ok();
@@ -197,6 +197,39 @@ fn a_changed_passphrase_keeps_its_keyslot_role_and_label() {
 }
 
 #[test]
+fn an_empty_passphrase_is_refused_wherever_a_new_one_is_read() {
+    let s = Sandbox::new();
+    let image = volume(&s);
+    let before = fs::read(&image).unwrap();
+    let unlock = ["--unlock-key-file", "first"];
+    let of_volume = |command: &[&'static str]| {
+        let new = ["a.img", "--new-passphrase-fd", "0"];
+        [&["volume"], command, &new, &unlock].concat()
+    };
+    for args in [
+        vec!["key", "generate", "alice", "--passphrase-fd", "0"],
+        vec![
+            "volume",
+            "create",
+            "b.img",
+            "--size",
+            "32M",
+            "--passphrase-fd",
+            "0",
+        ],
+        of_volume(&["key", "add"]),
+        of_volume(&["key", "change"]),
+        of_volume(&["owner", "set"]),
+    ] {
+        let ran = s.run_with_input(&args, b"\n").code(2);
+        let said = ran.stderr.contains("protects nothing");
+        assert!(said, "{args:?}: {}", ran.stderr);
+    }
+    assert!(!s.path("keys/alice.key").exists() && !s.path("b.img").exists());
+    assert!(fs::read(&image).unwrap() == before, "the volume changed");
+}
+
+#[test]
 fn a_user_changes_the_own_passphrase_and_an_owner_every_one() {
     let s = Sandbox::new();
     s.volume("a.img", "32M", &[]);
@@ -204,11 +237,18 @@ fn a_user_changes_the_own_passphrase_and_an_owner_every_one() {
         fs::write(s.path(name), format!("the {name} phrase")).unwrap();
     }
     for name in ["first", "second"] {
-        s.run(&["volume", "key", "add", "a.img", "--key-file", name])
+        s.run(&["volume", "key", "add", "a.img", "--new-key-file", name])
             .ok();
     }
     let change = |more: &[&str]| {
-        let change = ["volume", "key", "change", "a.img", "--key-file", "third"];
+        let change = [
+            "volume",
+            "key",
+            "change",
+            "a.img",
+            "--new-key-file",
+            "third",
+        ];
         s.run(&[&change[..], more].concat())
     };
     let by_user = ["--unlock-key-file", "first"];
@@ -418,7 +458,7 @@ fn a_secret_from_a_descriptor_is_tried_once_and_not_shown_by_a_terminal() {
         "key",
         "add",
         "a.img",
-        "--passphrase-fd",
+        "--new-passphrase-fd",
         "0",
         "--unlock-key-file",
         "first",

@@ -7,18 +7,15 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use tests::root;
 
 /// The pages with promises.
 const PAGES: [&str; 2] = ["security.md", "durability.md"];
 
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
 #[test]
 fn every_promise_of_the_guide_names_a_test_that_exists() {
     let tests = all_tests();
-    let guide = repository().join("docs/guide");
+    let guide = root().join("docs/guide");
     let mut wrong = Vec::new();
     for page in PAGES {
         let text = fs::read_to_string(guide.join(page)).unwrap();
@@ -98,11 +95,11 @@ fn exists(tests: &Tests, place: &str, name: &str) -> bool {
 fn all_tests() -> Tests {
     let mut files = Vec::new();
     for top in ["crates", "bench", "tests"] {
-        sources(&repository().join(top), &mut files);
+        sources(&root().join(top), &mut files);
     }
     let read = |file: PathBuf| {
         let names = test_functions(&fs::read_to_string(&file).unwrap());
-        let file = file.strip_prefix(repository()).unwrap().with_extension("");
+        let file = file.strip_prefix(root()).unwrap().with_extension("");
         (file, names)
     };
     files.into_iter().map(read).collect()

@@ -2,10 +2,7 @@
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use tests::{Ran, Sandbox, needs_root, program};
-
-/// A user that owns nothing.
-const NOBODY: u32 = 65534;
+use tests::{NOBODY, Ran, Sandbox, needs_root, program};
 
 #[track_caller]
 fn tour(command: &mut Command, store: &str) {

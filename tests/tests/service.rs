@@ -9,10 +9,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tests::{Killed, Ran, Sandbox, needs_root, peer, wait_until};
+use tests::cell::address;
+use tests::{Killed, NOBODY, Ran, Sandbox, as_user, needs_root, peer, signal, wait_until};
 
 const MIB: usize = 1 << 20;
 
@@ -33,15 +34,6 @@ fn client(s: &Sandbox) -> Client {
     client.unwrap()
 }
 
-fn signal(child: &Child, signal: i32) {
-    send(child.id() as i32, signal);
-}
-
-fn send(pid: i32, signal: i32) {
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid, signal) };
-}
-
 fn volumes(s: &Sandbox) -> Vec<Value> {
     s.json(&["status"])["volumes"].as_array().unwrap().clone()
 }
@@ -58,7 +50,7 @@ fn pid_of(s: &Sandbox, name: &str) -> i32 {
 }
 
 fn kill_9(pid: i32) {
-    send(pid, libc::SIGKILL);
+    signal(pid, libc::SIGKILL);
     wait_until("it is dead", || {
         !Path::new(&format!("/proc/{pid}/fd")).exists()
     });
@@ -90,7 +82,7 @@ fn signals_that_ask_for_an_end_flush_first() {
     for (byte, number) in (1..).zip(asked) {
         let (mut child, mut client) = attach_here(&s, &[]);
         client.write_at(0, &[byte; MIB]).unwrap();
-        signal(&child.0, number);
+        child.signal(number);
         assert_eq!(child.0.wait().unwrap().code(), Some(128 + number));
         must_hold(&s, byte);
     }
@@ -104,7 +96,7 @@ fn term_flushes_however_often_it_arrives() {
     client.write_at(0, &[3; MIB]).unwrap();
     let mut ended = None;
     while ended.is_none() {
-        signal(&child.0, libc::SIGTERM);
+        child.signal(libc::SIGTERM);
         ended = child.0.try_wait().unwrap();
     }
     assert_eq!(ended.unwrap().code(), Some(143));
@@ -129,7 +121,7 @@ fn signals_that_mean_nothing_change_nothing() {
         libc::SIGRTMIN(),
     ];
     for number in meaningless {
-        signal(&child.0, number);
+        child.signal(number);
         client.read_at(0, &mut [0; 4096]).unwrap();
         assert_eq!(
             child.0.try_wait().unwrap(),
@@ -137,7 +129,7 @@ fn signals_that_mean_nothing_change_nothing() {
             "signal {number} ended it"
         );
     }
-    signal(&child.0, libc::SIGTERM);
+    child.signal(libc::SIGTERM);
     child.0.wait().unwrap();
     must_hold(&s, 9);
 }
@@ -150,7 +142,7 @@ fn hup_flushes_and_goes_on() {
     let pid = s.attach(&["a.img"])["pid"].as_i64().unwrap() as i32;
     let mut client = client(&s);
     client.write_at(0, &[5; MIB]).unwrap();
-    send(pid, libc::SIGHUP);
+    signal(pid, libc::SIGHUP);
     wait_until("everything is below", || {
         s.json(&["cache", "show"])["caches"][0]["stats"]["dirty_bytes"] == 0
     });
@@ -197,7 +189,7 @@ fn a_log_that_cannot_be_written_stops_nothing() {
     client.write_at(0, &[4; MIB]).unwrap();
     drop(child.0.stderr.take());
     // It logs that it stops.
-    signal(&child.0, libc::SIGTERM);
+    child.signal(libc::SIGTERM);
     assert_eq!(child.0.wait().unwrap().code(), Some(143));
     must_hold(&s, 4);
 }
@@ -265,8 +257,7 @@ fn a_server_gives_up_what_it_does_not_need() {
     s.attach(&["a.img", "--nbd", "127.0.0.1:0", "--direct"]);
     must_be_confined(&s, "a", &EACH_KEEPS);
     s.detach("a");
-    let at = std::net::Ipv4Addr::new(127, 90, 0, 0).to_bits() | std::process::id() & 0xffff;
-    let at = std::net::Ipv4Addr::from_bits(at).to_string();
+    let at = address().to_string();
     s.run(&[
         "cell",
         "init",
@@ -312,14 +303,14 @@ fn up_says_what_it_gave_up() {
     wait_until("it serves", || names(&s) == ["a"]);
     fs::create_dir(s.path("folder")).unwrap();
     with("[volume.b]\ndevice = \"b.img\"\nfuse = \"folder\"\n");
-    signal(&up.0, libc::SIGHUP);
+    up.signal(libc::SIGHUP);
     wait_until("it says why not", || {
         let said = fs::read_to_string(s.path("log")).unwrap();
         said.contains("started without FUSE mounts")
     });
     assert_eq!(names(&s), ["a"]);
     with("[volume.b]\ndevice = \"b.img\"\n");
-    signal(&up.0, libc::SIGHUP);
+    up.signal(libc::SIGHUP);
     wait_until("b is served", || names(&s) == ["a", "b"]);
     must_be_confined(&s, "b", &EACH_KEEPS);
     s.run(&["down"]).ok();
@@ -348,7 +339,7 @@ fn a_slow_control_client_delays_no_other() {
             wait_until("somebody asks slowly", || asks.load(Ordering::SeqCst));
             assert_eq!(names(&s), ["a"]);
         });
-        signal(&child.0, libc::SIGTERM);
+        child.signal(libc::SIGTERM);
         let mut code = None;
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             wait_until("TERM has ended it", || {
@@ -371,10 +362,10 @@ fn status_shows_who_does_not_answer() {
     s.volume("b.img", "32M", &[]);
     let stopped = s.attach(&["a.img"])["pid"].as_i64().unwrap() as i32;
     s.attach(&["b.img"]);
-    send(stopped, libc::SIGSTOP);
+    signal(stopped, libc::SIGSTOP);
     let shown = Ran::patiently(s.evfs().args(["--json", "status"]), Duration::from_secs(60));
     let detached = Ran::patiently(s.evfs().args(["detach", "a"]), Duration::from_secs(60));
-    send(stopped, libc::SIGCONT);
+    signal(stopped, libc::SIGCONT);
     let shown: Value = serde_json::from_str(&shown.ok().stdout).unwrap();
     assert_eq!(shown["volumes"][0]["state"], "not answering", "{shown}");
     assert_eq!(shown["volumes"][1]["name"], "b", "{shown}");
@@ -468,7 +459,7 @@ fn hup_reads_the_configuration_again() {
         "up.toml",
         "[volume.b]\ndevice = \"b.img\"\nread-only = true\n[volume.c]\ndevice = \"c.img\"\n",
     );
-    send(pid, libc::SIGHUP);
+    signal(pid, libc::SIGHUP);
     wait_until("a is detached, and c attached", || names(&s) == ["b", "c"]);
     let b = |s: &Sandbox| volumes(s)[0].clone();
     wait_until("b says that it has changed", || {
@@ -482,13 +473,13 @@ fn hup_reads_the_configuration_again() {
     let max = settings.as_array().unwrap().iter().find(max).unwrap();
     assert_eq!(max["value"], "10%", "{settings}");
     s.detach("b");
-    send(pid, libc::SIGHUP);
+    signal(pid, libc::SIGHUP);
     wait_until("b is read-only", || {
         names(&s) == ["b", "c"] && b(&s)["read_only"] == true
     });
     // An invalid configuration changes nothing.
     write("up.toml", "[volume.b]\nrubbish = 1\n");
-    send(pid, libc::SIGHUP);
+    signal(pid, libc::SIGHUP);
     s.run(&["down"]).ok();
     assert_eq!(names(&s), [""; 0]);
 }
@@ -570,21 +561,18 @@ mod needs_root {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(s.path(path), mode).unwrap();
         }
-        let ask = |as_user: i32| {
+        let ask = |uid: u32| {
             let socket = s.path("run/a.control");
-            let asked = std::thread::spawn(move || {
-                // SAFETY: changes the user of this thread alone, which ends soon.
-                unsafe { libc::syscall(libc::SYS_setresuid, -1, as_user, -1) };
+            as_user(uid, move || {
                 let mut stream = UnixStream::connect(socket).unwrap();
                 let _ = stream.write_all(b"\"status\"\n");
                 let mut answer = String::new();
                 let _ = stream.read_to_string(&mut answer);
                 answer
-            });
-            asked.join().unwrap()
+            })
         };
-        assert!(ask(-1).contains("\"name\":\"a\""));
-        assert_eq!(ask(65534), "");
+        assert!(ask(0).contains("\"name\":\"a\""));
+        assert_eq!(ask(NOBODY), "");
         s.detach("a");
     }
 
@@ -651,7 +639,7 @@ mod needs_root {
             drop(fill());
             if by_signal {
                 let pid = pid_of(&s, "a");
-                send(pid, libc::SIGTERM);
+                signal(pid, libc::SIGTERM);
                 let gone = || !Path::new(&format!("/proc/{pid}/fd")).exists();
                 wait_until("TERM has ended it", gone);
             } else {

@@ -336,11 +336,9 @@ fn a_stopped_process_is_shown_as_such_beside_the_rates_of_others() {
     s.volume("b.img", "32M", &[]);
     let stopped = s.attach(&["b.img"]);
     let pid = stopped["pid"].as_i64().unwrap() as i32;
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    tests::signal(pid, libc::SIGSTOP);
     let documents = documents(&s, &["--interval", "0.3", "--count", "3"]);
-    // SAFETY: as above.
-    unsafe { libc::kill(pid, libc::SIGCONT) };
+    tests::signal(pid, libc::SIGCONT);
     let last = &documents[2]["services"];
     assert_eq!(
         (&last[0]["name"], &last[0]["state"]),

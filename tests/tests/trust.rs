@@ -49,7 +49,7 @@ fn volume(s: &Sandbox) {
     s.volume("a.img", "64M", &["--recovery", "safe"]);
     s.run(&["volume", "key", "add", "a.img", "--user", "bob"])
         .ok();
-    s.run(&["volume", "key", "add", "a.img", "--key-file", "phrase"])
+    s.run(&["volume", "key", "add", "a.img", "--new-key-file", "phrase"])
         .ok();
     s.run(&["format", "a.img"]).ok();
 }

@@ -2,24 +2,15 @@
 
 use serde_json::Value;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::process::Stdio;
 use std::time::Duration;
 use tests::targets::free_port;
-use tests::web::{invitation, with_web};
-use tests::{Ran, Random, Sandbox, needs_root, wait_until};
-
-/// Sends a request and returns the answer, or what came before the connection was closed.
-fn exchange(mut stream: impl Read + Write, request: &[u8]) -> String {
-    let mut answer = Vec::new();
-    // The server may answer before it has read all.
-    let _ = stream.write_all(request);
-    let _ = stream.read_to_end(&mut answer);
-    String::from_utf8_lossy(&answer).into_owned()
-}
+use tests::web::{exchange, invitation, with_web};
+use tests::{NOBODY, Ran, Random, Sandbox, as_user, needs_root, wait_until};
 
 fn connect(port: u16) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
@@ -356,8 +347,7 @@ fn one_process_serves_all_and_another_takes_its_place_with_another_token() {
     });
     assert_eq!(invitation(&s)["pid"], first);
     let old = token(&s);
-    // SAFETY: a signal to a process that this test has started.
-    unsafe { libc::kill(first.as_i64().unwrap() as i32, libc::SIGKILL) };
+    tests::signal(first.as_i64().unwrap() as i32, libc::SIGKILL);
     wait_until("the other process serves it", || {
         invitation(&s)["pid"] == second
     });
@@ -442,19 +432,9 @@ mod needs_root {
         let port = free_port();
         with_web(&s, &format!("127.0.0.1:{port}"), &["attach", "a.img"]);
         invitation(&s);
-        // Each thread can have its own user ID.
-        let get = move |uid: u32| {
-            let get = move || {
-                // SAFETY: the system call changes the user of the calling thread and touches no
-                // memory.
-                let changed = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
-                assert_eq!(changed, 0, "root may be any user");
-                send(port, "GET /login", "", "")
-            };
-            std::thread::spawn(get).join().unwrap()
-        };
+        let get = |uid: u32| as_user(uid, move || send(port, "GET /login", "", ""));
         assert_eq!(status(&get(0)), "200");
-        assert_eq!(get(65_534), "");
+        assert_eq!(get(NOBODY), "");
         s.detach("a");
     }
 }

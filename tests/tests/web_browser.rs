@@ -2,9 +2,8 @@
 
 mod needs_peer {
     use serde_json::{Value, json};
-    use std::net::Ipv4Addr;
-    use std::sync::atomic::{AtomicU8, Ordering};
     use tests::browser::Browser;
+    use tests::cell::create_cell;
     use tests::targets::free_port;
     use tests::web::{axe, invitation, with_web};
     use tests::{Sandbox, wait_until};
@@ -43,7 +42,8 @@ mod needs_peer {
             let create = ["volume", "create", uri, "--owner", "owner", "--force"];
             s.run(&[&create[..], &["--label", LABEL]].concat()).ok();
             with_web(&s, &listen, &["attach", uri, "--name", "inner"]);
-            serve_cell(&s, &listen);
+            create_cell(&s);
+            with_web(&s, &listen, &["serve", "cell.img"]);
             let inner = s.json(&["status", "inner"]);
             let lun = inner["volumes"][0]["lun"].as_str().unwrap().to_owned();
             let mut browser = Browser::start(&s);
@@ -93,18 +93,6 @@ mod needs_peer {
                 s.detach(name);
             }
         }
-    }
-
-    /// Creates and serves a cell in `cell.img`, at an address of its own: its ports are fixed.
-    fn serve_cell(s: &Sandbox, listen: &str) {
-        static NEXT: AtomicU8 = AtomicU8::new(221);
-        let process = std::process::id().to_be_bytes();
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let at = Ipv4Addr::new(127, number, process[2], process[3]).to_string();
-        let init = ["cell", "init", "test.local", "cell.img"];
-        s.run(&[&init[..], &["--size", "64M", "--listen", &at]].concat())
-            .ok();
-        with_web(s, listen, &["serve", "cell.img"]);
     }
 
     #[test]
@@ -178,8 +166,7 @@ mod needs_peer {
         let outer = served.s.json(&["status", "outer"])["volumes"][0]["pid"].clone();
         served.go("#/lun/");
         // A process that serves no page any more: another one takes its place, with a new token.
-        // SAFETY: a signal to a process that this test has started.
-        unsafe { libc::kill(outer.as_i64().unwrap() as i32, libc::SIGKILL) };
+        tests::signal(outer.as_i64().unwrap() as i32, libc::SIGKILL);
         served
             .browser
             .wait("document.getElementById('announcement').textContent !== ''");

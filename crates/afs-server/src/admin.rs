@@ -17,7 +17,7 @@ use afs_proto::acl::AccessList;
 use afs_proto::fs::AfsStoreStatus;
 use afs_proto::{AfsFid, Fid};
 use cache::Cache;
-use fs::{Attr, BLOCK_BYTES, FileType, Fs, Quota, ROOT, SetAttr, TreeId};
+use fs::{Attr, BLOCK_BYTES, FileType, FilesetChange, Fs, Quota, ROOT, SetAttr, TreeId};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -143,7 +143,7 @@ impl Administration {
     /// The name is in use or invalid.
     pub fn create(&self, new: &NewVolume) -> Result<Arc<Volume>> {
         let NewVolume { name, owner, .. } = new;
-        check_name(name)?;
+        self.check_create(name)?;
         let failed = || files(format!("cannot create the volume '{name}'"));
         let fs = self.volumes().fs();
         let made = fs.create_fileset(name).map_err(failed())?;
@@ -159,6 +159,18 @@ impl Administration {
             self.set_quota(name, new.quota_bytes)?;
         }
         self.volume(name)
+    }
+
+    /// Checks that a volume can be created under this name.
+    ///
+    /// # Errors
+    /// The name is invalid or in use.
+    pub fn check_create(&self, name: &str) -> Result<()> {
+        check_name(name)?;
+        let planned = self.volumes().fs().plan(FilesetChange::Create { name });
+        planned
+            .map(drop)
+            .map_err(files(format!("cannot create the volume '{name}'")))
     }
 
     /// Sets the quota of a volume in bytes; 0 removes the limit.
@@ -209,6 +221,19 @@ impl Administration {
     /// # Errors
     /// The volume does not exist, is required by the cell, has other snapshots, or is not empty.
     pub fn remove(&self, name: &str, removal: Removal) -> Result<()> {
+        // Clones first: a fileset with snapshots cannot be removed.
+        let doomed = self.check_remove(name, removal)?;
+        doomed
+            .into_iter()
+            .try_for_each(|one| self.remove_volume(one))
+    }
+
+    /// Checks that a volume can be removed, and lists the volumes that its removal removes, clones
+    /// first.
+    ///
+    /// # Errors
+    /// Those of [`Administration::remove`].
+    pub fn check_remove(&self, name: &str, removal: Removal) -> Result<Vec<Arc<Volume>>> {
         let volume = self.volume(name)?;
         let name = volume.name.clone();
         if ROOTS.contains(&name.as_str()) {
@@ -241,13 +266,8 @@ impl Administration {
                 other.name
             )));
         }
-        let kept: Vec<_> = doomed
-            .iter()
-            .filter_map(|name| self.volume(name).ok())
-            .collect();
-        drop(volume);
-        // Clones first: a fileset with snapshots cannot be removed.
-        kept.into_iter().try_for_each(|one| self.remove_volume(one))
+        let doomed = doomed.iter().filter_map(|name| self.volume(name).ok());
+        Ok(doomed.collect())
     }
 
     /// Hides a volume from clients, waits for their calls to end, and removes it.
@@ -337,13 +357,32 @@ impl Administration {
     /// # Errors
     /// The volume or directory does not exist, or the list is too long.
     pub fn set_access_list(&self, volume: &str, path: &str, list: &AccessList) -> Result<()> {
-        let (volume, dir) = self.directory(volume, path)?;
-        let text = list.to_text();
-        let text = text.map_err(|error| AdminError::Refused(error.to_string()))?;
+        let (volume, dir, text) = self.storable_list(volume, path, list)?;
         let stored = self.visit().store_list(&fid(&volume, &dir), &text);
         stored
             .map(drop)
             .map_err(call(format!("cannot set the access list of {path}")))
+    }
+
+    /// Checks that the access list of a directory can be set.
+    ///
+    /// # Errors
+    /// Those of [`Administration::set_access_list`].
+    pub fn check_access_list(&self, volume: &str, path: &str, list: &AccessList) -> Result<()> {
+        self.storable_list(volume, path, list).map(drop)
+    }
+
+    /// Finds the directory of an access list, and encodes the list.
+    fn storable_list(
+        &self,
+        volume: &str,
+        path: &str,
+        list: &AccessList,
+    ) -> Result<(Arc<Volume>, Attr, Vec<u8>)> {
+        let (volume, dir) = self.directory(volume, path)?;
+        let text = list.to_text();
+        let text = text.map_err(|error| AdminError::Refused(error.to_string()))?;
+        Ok((volume, dir, text))
     }
 
     /// Resolves a path to a directory; the path may cross mount points.
@@ -378,7 +417,10 @@ impl Administration {
     }
 
     /// Looks up the volume with this name, which must be read-write.
-    fn writable(&self, name: &str) -> Result<Arc<Volume>> {
+    ///
+    /// # Errors
+    /// The volume does not exist, or is a replica or a backup.
+    pub fn writable(&self, name: &str) -> Result<Arc<Volume>> {
         let volume = self.volume(name)?;
         match volume.kind {
             Kind::ReadWrite => Ok(volume),

@@ -56,7 +56,7 @@ pub use op::{Op, OpKind};
 pub use pool::BufPool;
 pub use request::{Completion, Request};
 pub use scratch::Scratch;
-pub use size::{parse_size, size_text};
+pub use size::{parse_size, short_size, size_text};
 pub use stats::{KindHistogram, KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
 pub use wait::{WaitPair, Waker};

@@ -81,9 +81,47 @@ pub fn size_text(bytes: u64) -> String {
     }
 }
 
+/// Formats bytes, or bytes per second, for people: rounded, in at most 8 characters.
+pub fn short_size(bytes: f64) -> String {
+    let mut value = bytes.max(0.0);
+    let mut units = UNITS.iter().map(|(letter, _)| letter.to_ascii_uppercase());
+    let mut unit = None;
+    while value >= 1023.5
+        && let Some(larger) = units.next()
+    {
+        value /= 1024.0;
+        unit = Some(larger);
+    }
+    match unit {
+        None => format!("{value:.0} B"),
+        Some(unit) if value < 99.95 => format!("{value:.1} {unit}iB"),
+        Some(unit) => format!("{value:.0} {unit}iB"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_size_fits_into_eight_characters() {
+        for (value, text) in [
+            (0.0, "0 B"),
+            (-1.0, "0 B"),
+            (1023.0, "1023 B"),
+            (1536.0, "1.5 KiB"),
+            (1024.0 * 1023.4, "1023 KiB"),
+            (1024.0 * 1023.6, "1.0 MiB"),
+            (200.0 * 1048576.0, "200 MiB"),
+            (3.0 * 1073741824.0, "3.0 GiB"),
+        ] {
+            assert_eq!(short_size(value), text);
+        }
+        for power in 0..60 {
+            let text = short_size((1_u64 << power) as f64 * 0.9999);
+            assert!(text.chars().count() <= 8, "{text}");
+        }
+    }
 
     #[test]
     fn a_unit_is_a_power_of_two_in_every_spelling() {

@@ -32,9 +32,15 @@ pub fn new_from_fd(fd: i32, prompt: &str) -> Result<SecretBytes> {
         if file.is_terminal() {
             ask_twice(file, path, prompt)
         } else {
-            read_all(file, path).map(strip_newline)
+            let secret = strip_newline(read_all(file, path)?);
+            not_empty(&secret)?;
+            Ok(secret)
         }
     })
+}
+
+fn not_empty(new: &SecretBytes) -> Result<()> {
+    new.check().map_err(|e| Error::Usage(e.to_string()))
 }
 
 fn with_fd(fd: i32, read: impl FnOnce(&File, &Path) -> Result<SecretBytes>) -> Result<SecretBytes> {
@@ -122,9 +128,7 @@ fn ask_twice(terminal: &File, path: &Path, prompt: &str) -> Result<SecretBytes> 
         is_same = first.is_empty() || hidden.ask(&again)? == first;
         Ok(first)
     })?;
-    if first.is_empty() {
-        return Err(Error::Usage("an empty passphrase protects nothing".into()));
-    }
+    not_empty(&first)?;
     if !is_same {
         return Err(Error::Usage(
             "the passphrases do not match; nothing was changed".into(),

@@ -9,6 +9,7 @@ use crate::descriptor::{about, is_own, outlives_caller};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The child's connection to its caller, to report that it is ready.
 pub struct Ready {
@@ -21,6 +22,15 @@ struct Inherited {
     fd: i32,
     device: libc::dev_t,
     inode: libc::ino_t,
+}
+
+/// Whether this process is the child of a fork by [`split`].
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
+
+/// Reports whether this process continues a command whose caller prints its output. Process IDs
+/// cannot tell: caller and child may have the same one, each in its own namespace.
+pub fn is_child() -> bool {
+    IS_CHILD.load(Ordering::Relaxed)
 }
 
 /// Side of the fork.
@@ -45,6 +55,7 @@ pub fn split() -> std::io::Result<Side> {
     match unsafe { libc::fork() } {
         -1 => Err(std::io::Error::last_os_error()),
         0 => {
+            IS_CHILD.store(true, Ordering::Relaxed);
             drop(read);
             Ok(Side::Child(Ready {
                 caller: File::from(write),

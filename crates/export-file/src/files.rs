@@ -3,7 +3,6 @@
 use crate::holes::{DISCARDED, Holes, TRIED};
 use crate::io::{Bytes, Durability};
 use block::BlockDevice;
-use fuse_mount::PIECE_BYTES;
 use fuser::{
     Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
     KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
@@ -132,21 +131,15 @@ fn answer(reply: ReplyEmpty, result: Result<(), Errno>) {
 
 impl Filesystem for Files {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each of these is optional: it improves speed if the kernel supports it.
-        let _ = config.set_max_write(PIECE_BYTES as u32);
-        let _ = config.set_max_readahead(PIECE_BYTES as u32);
-        let _ = config.set_max_background(BACKGROUND);
-        let _ = config.set_congestion_threshold(BACKGROUND / 4 * 3);
-        for capability in [
+        let capabilities = [
             InitFlags::FUSE_ASYNC_READ,
             InitFlags::FUSE_BIG_WRITES,
             InitFlags::FUSE_ASYNC_DIO,
             InitFlags::FUSE_MAX_PAGES,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ] {
-            let _ = config.add_capabilities(capability);
-        }
+        ];
+        fuse_mount::configure(config, BACKGROUND, &capabilities);
         Ok(())
     }
 

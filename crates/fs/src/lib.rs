@@ -74,14 +74,12 @@ pub use error::{Error, Kind, Result};
 pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
 pub use fileset::{Attr, Fileset, StatFs};
 pub use format::key::{Ino, TreeId};
-pub use format::record::{
-    BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord, is_tree_name,
-};
+pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
     VERSION as FORMAT_VERSION,
 };
-pub use fs::filesets::Quota;
+pub use fs::filesets::{FilesetChange, Quota};
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::shared::Options;
 pub use names::attributes::{SetAttr, SetTime, SetXattr};

@@ -15,6 +15,7 @@ mod settings;
 mod table;
 mod users;
 
+use fuser::{InitFlags, KernelConfig};
 pub use mount::{Mount, Users};
 pub use mountpoint::{
     WhenBusy, abort, clear_dead, is_mounted, mount_helper, no_mounts, server_died,
@@ -31,6 +32,18 @@ pub const REQUESTS_PER_THREAD: usize = 4;
 
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
 pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Sets the sizes of requests, the number of background requests that the kernel may queue, and
+/// capabilities. Each of these is optional: it improves speed or accuracy if the kernel supports it.
+pub fn configure(config: &mut KernelConfig, background: u16, capabilities: &[InitFlags]) {
+    let _ = config.set_max_write(PIECE_BYTES as u32);
+    let _ = config.set_max_readahead(PIECE_BYTES as u32);
+    let _ = config.set_max_background(background);
+    let _ = config.set_congestion_threshold(background / 4 * 3);
+    for capability in capabilities {
+        let _ = config.add_capabilities(*capability);
+    }
+}
 
 /// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
 const PR_SET_IO_FLUSHER: i32 = 57;

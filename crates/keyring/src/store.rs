@@ -129,11 +129,8 @@ impl Keyring {
 
     /// Encrypts `text` under a passphrase to an armored age file.
     fn seal(&self, text: &SecretBytes, passphrase: &SecretBytes, name: &str) -> Result<Vec<u8>> {
-        if passphrase.is_empty() {
-            return Err(Error::NoPassphrase(
-                "an empty passphrase protects nothing".into(),
-            ));
-        }
+        let checked = passphrase.check();
+        checked.map_err(|e| Error::NoPassphrase(e.to_string()))?;
         let mut recipient = age::scrypt::Recipient::new(secret_string(passphrase, name)?);
         if let Some(log_n) = self.scrypt_log_n {
             recipient.set_work_factor(log_n);

@@ -41,7 +41,31 @@ impl SecretBytes {
     pub fn truncated(&self, len: usize) -> SecretBytes {
         SecretBytes::from_slice(&self[..len.min(self.len())])
     }
+
+    /// Checks that the secret can protect something.
+    ///
+    /// # Errors
+    /// It is empty.
+    pub fn check(&self) -> Result<(), EmptySecret> {
+        if self.is_empty() {
+            Err(EmptySecret)
+        } else {
+            Ok(())
+        }
+    }
 }
+
+/// A new secret is empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EmptySecret;
+
+impl fmt::Display for EmptySecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an empty passphrase or key file protects nothing")
+    }
+}
+
+impl std::error::Error for EmptySecret {}
 
 impl Deref for SecretBytes {
     type Target = [u8];
@@ -84,6 +108,12 @@ mod tests {
         assert!(a == SecretBytes::from_slice(b"correct horse"));
         assert!(a != SecretBytes::from_slice(b"correct horsf"));
         assert!(a != SecretBytes::from_slice(b"correct"));
+    }
+
+    #[test]
+    fn an_empty_secret_protects_nothing() {
+        assert_eq!(SecretBytes::zeroed(0).check(), Err(EmptySecret));
+        assert_eq!(SecretBytes::zeroed(1).check(), Ok(()));
     }
 
     #[test]

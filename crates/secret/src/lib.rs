@@ -15,7 +15,7 @@ mod bytes;
 
 pub use alloc::ZeroingAlloc;
 pub use arena::all_locked;
-pub use bytes::SecretBytes;
+pub use bytes::{EmptySecret, SecretBytes};
 
 /// Number of bytes of stack that [`burn_stack`] overwrites. The deepest users of key material are
 /// scrypt and Argon2, whose frames stay under 64 KiB; four times that leaves a margin.

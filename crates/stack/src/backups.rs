@@ -12,8 +12,36 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Reasons for a backup of the content of a device, as in the names of the files.
-const REASONS: [&str; 3] = ["overwritten", "before-restore", "erased"];
+/// Reason for a backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A new volume or file system overwrote the first bytes of a device.
+    Overwritten,
+    /// Another header was restored.
+    BeforeRestore,
+    /// The keys of a volume were destroyed.
+    Erased,
+    /// A key pair was removed.
+    KeyRemoved,
+}
+
+impl Reason {
+    /// Reasons for a backup of the content of a device.
+    const OF_DEVICES: [Reason; 3] = [Reason::Overwritten, Reason::BeforeRestore, Reason::Erased];
+
+    /// Returns the word for the reason in the names of the files.
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::Overwritten => "overwritten",
+            Reason::BeforeRestore => "before-restore",
+            Reason::Erased => "erased",
+            Reason::KeyRemoved => "removed",
+        }
+    }
+}
+
+/// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
+pub const HEADER_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
 
 /// Zeros written at a time over a backup that is deleted, in bytes.
 const WIPE_BYTES: u64 = 1 << 20;
@@ -25,7 +53,7 @@ pub struct Backup {
     /// File name of the device that was overwritten.
     pub of: String,
     /// Operation that overwrote it.
-    pub reason: &'static str,
+    pub reason: Reason,
     /// UUID of the volume whose header the backup holds; `None` for other content.
     pub uuid: Option<String>,
     pub bytes: u64,
@@ -75,13 +103,13 @@ fn read(file: PathBuf) -> Option<Backup> {
     let name = file.file_name()?.to_str()?;
     let mut parts = name.rsplitn(3, '.');
     let nanos: u64 = parts.next()?.parse().ok()?;
-    let reason = parts.next()?;
-    let reason = REASONS.into_iter().find(|known| *known == reason)?;
+    let word = parts.next()?;
+    let reason = Reason::OF_DEVICES.into_iter().find(|r| r.word() == word)?;
     let of = parts.next()?.to_owned();
     meta.is_file().then(|| Backup {
         of,
         reason,
-        uuid: uuid(&file),
+        uuid: header(&file).map(|volume| volume.uuid().to_owned()),
         bytes: meta.len(),
         written: UNIX_EPOCH + Duration::from_nanos(nanos),
         newer: 0,
@@ -89,15 +117,14 @@ fn read(file: PathBuf) -> Option<Backup> {
     })
 }
 
-/// Reads the UUID in the header of a backup, if it holds one.
-fn uuid(file: &Path) -> Option<String> {
+/// Reads the header in a backup, if it holds one.
+pub(crate) fn header(file: &Path) -> Option<Volume> {
     let options = path_file::Options {
         read_only: true,
         lock: Lock::None,
         ..path_file::Options::default()
     };
-    let volume = Volume::inspect(FileDevice::open(file, &options).ok()?).ok()?;
-    Some(volume.uuid().to_owned())
+    Volume::inspect(FileDevice::open(file, &options).ok()?).ok()
 }
 
 /// Deletes a backup. It is overwritten first: together with a key that was removed since, an old
@@ -147,7 +174,7 @@ mod tests {
         let found = list_in(dir.path()).unwrap();
         let shown: Vec<(&str, &str, usize)> = found
             .iter()
-            .map(|b| (b.of.as_str(), b.reason, b.newer))
+            .map(|b| (b.of.as_str(), b.reason.word(), b.newer))
             .collect();
         let expected = [
             ("a.img", "before-restore", 0),

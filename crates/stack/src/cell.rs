@@ -5,13 +5,14 @@
 //! serving process receives the request; otherwise the cell is opened just for the request.
 
 mod acl;
-mod planned;
 mod shown;
+#[cfg(test)]
+mod tests;
 
 use crate::cache::ProcessCache;
 use crate::cell_record::check_addresses;
 pub use crate::cell_record::{Record, cell_serv_db, check_name};
-use crate::control::{self, CellRequest, ControlRequest};
+use crate::control::{self, CellRequest, ControlRequest, Run};
 use crate::existing::Existing;
 use crate::filesystem::{
     FIRST_FILESET, Removed, RootDir, Target, content, format_device, open_fs, options,
@@ -193,8 +194,8 @@ fn close(admin: Administration, fs: Arc<Fs>, device: &str) -> Result<()> {
 pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        if target.settings.is_dry_run() && ask.changes() {
-            return planned::answer(&run_dir, &name, ask);
+        if target.settings.is_dry_run() {
+            return control::send_query(&run_dir, &name, &ControlRequest::PlanCell(ask.clone()));
         }
         return control::send_request(&run_dir, &name, &ControlRequest::Cell(ask.clone()));
     }
@@ -219,7 +220,8 @@ pub fn request(target: &Target<'_>, ask: &CellRequest) -> Result<Value> {
     let record = Record::of(&fs, &device)?;
     let cache = ProcessCache::new(target.settings)?;
     let admin = opened(&fs, &cache, &device)?;
-    let answer = execute(&record, &admin, ask)?;
+    // The device of a dry run keeps changes in memory.
+    let answer = execute(&record, &admin, ask, Run::Real)?;
     close(admin, fs, &device)?;
     Ok(answer)
 }
@@ -231,8 +233,14 @@ pub(crate) fn not_served(name: &str) -> Error {
     ))
 }
 
-/// Executes a request on an open cell.
-pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest) -> Result<Value> {
+/// Executes a request on an open cell. A dry run has the same answers and errors, except for numbers
+/// that it cannot know and for errors of the device.
+pub(crate) fn execute(
+    record: &Record,
+    admin: &Administration,
+    ask: &CellRequest,
+    run: Run,
+) -> Result<Value> {
     match ask {
         CellRequest::Status { .. } => Ok(json_of(&ShownCell {
             cell: record.name.clone(),
@@ -262,12 +270,19 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
                 false => admin.access_list(volume, path)?,
             };
             let list = changed(&before, changes, *negative)?;
-            admin.set_access_list(volume, path, &list)?;
+            match run {
+                Run::Real => admin.set_access_list(volume, path, &list)?,
+                Run::Dry => admin.check_access_list(volume, path, &list)?,
+            }
             Ok(json_of(&shown_list(volume, path, &list)))
         }
         CellRequest::Create { name, quota, mount } => {
             if let Some(path) = mount {
                 admin.check_mount(ROOTS[1], path)?;
+            }
+            if run == Run::Dry {
+                admin.check_create(name)?;
+                return Ok(json_of(&ShownVolume::planned(name, quota.unwrap_or(0))));
             }
             let made = admin.create(&NewVolume {
                 quota_bytes: quota.unwrap_or(0),
@@ -283,11 +298,14 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             path,
             read_write,
         } => {
+            admin.volume(name)?;
             admin.check_mount(ROOTS[1], path)?;
-            admin.mount(&MountPoint {
-                read_write: *read_write,
-                ..mount_point(name, path)
-            })?;
+            if run == Run::Real {
+                admin.mount(&MountPoint {
+                    read_write: *read_write,
+                    ..mount_point(name, path)
+                })?;
+            }
             Ok(json_of(&Mounted {
                 mounted: name.clone(),
                 path: path.clone(),
@@ -299,19 +317,28 @@ pub(crate) fn execute(record: &Record, admin: &Administration, ask: &CellRequest
             } else {
                 Kind::ReadOnly
             };
-            Ok(json_of(&ShownVolume::of(&*admin.clone_volume(name, kind)?)))
+            Ok(json_of(&match run {
+                Run::Real => ShownVolume::of(&*admin.clone_volume(name, kind)?),
+                Run::Dry => ShownVolume::of(&*admin.writable(name)?).cloned(kind),
+            }))
         }
-        CellRequest::Quota { name, bytes } => {
-            admin.set_quota(name, *bytes)?;
-            Ok(json_of(&ShownVolume::of(&*admin.volume(name)?)))
-        }
+        CellRequest::Quota { name, bytes } => Ok(json_of(&match run {
+            Run::Real => {
+                admin.set_quota(name, *bytes)?;
+                ShownVolume::of(&*admin.volume(name)?)
+            }
+            Run::Dry => ShownVolume::of(&*admin.writable(name)?).limited(*bytes),
+        })),
         CellRequest::Remove { name, force } => {
             let removal = if *force {
                 Removal::WithFiles
             } else {
                 Removal::IfEmpty
             };
-            admin.remove(name, removal)?;
+            match run {
+                Run::Real => admin.remove(name, removal)?,
+                Run::Dry => admin.check_remove(name, removal).map(drop)?,
+            }
             let removed = name.clone();
             Ok(json_of(&Removed { removed }))
         }

@@ -15,12 +15,14 @@ mod server;
 mod socket;
 
 pub use client::{SilentStatus, find, names, send_request, silent_status, statuses};
-pub(crate) use client::{find_other, send_query, send_query_within, statuses_unchanged};
-pub(crate) use protocol::check_name;
+pub(crate) use client::{
+    concurrently, find_other, send_query, send_query_until, statuses_unchanged,
+};
 pub use protocol::{
     CacheRequest, CellRequest, ControlRequest, FsRequest, Limits, LunRequest, WatchRequest,
     valid_name,
 };
+pub(crate) use protocol::{Run, check_name};
 pub use server::Listener;
 pub(crate) use server::PendingReply;
 pub(crate) use socket::Name;

@@ -340,16 +340,6 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Formats a number of bytes for people.
-fn bytes(bytes: u64) -> String {
-    match bytes {
-        0..1024 => format!("{bytes} B"),
-        1024..0x10_0000 => format!("{:.1} KiB", bytes as f64 / 1024.0),
-        0x10_0000..0x4000_0000 => format!("{:.1} MiB", bytes as f64 / (1u64 << 20) as f64),
-        _ => format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -380,11 +370,5 @@ mod tests {
         assert_eq!(quoted("/srv/a.img"), "/srv/a.img");
         assert_eq!(quoted("it's here"), r"'it'\''s here'");
         assert_eq!(quoted(""), "''");
-    }
-
-    #[test]
-    fn sizes_have_units() {
-        let all = [0, 1536, 16 << 20, 3 << 30].map(bytes);
-        assert_eq!(all, ["0 B", "1.5 KiB", "16.0 MiB", "3.0 GiB"]);
     }
 }

@@ -4,11 +4,12 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
-mod planned;
 mod shown;
+#[cfg(test)]
+mod tests;
 
 use crate::cell_record::Record;
-use crate::control::{self, ControlRequest, FsRequest, Limits};
+use crate::control::{self, ControlRequest, FsRequest, Limits, Run};
 use crate::error::Left;
 use crate::existing::Existing;
 use crate::handle::mounted_as;
@@ -17,7 +18,7 @@ use crate::signature::{self, Content, View};
 use crate::text::{json_of, uuid_text};
 use crate::volume::{self, OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device};
-use ::fs::{Attr, Fileset, Fs, Ino, Quota, ROOT, SetAttr, TreeId};
+use ::fs::{Attr, Fileset, FilesetChange, Fs, Ino, Quota, ROOT, SetAttr, TreeId, TreeRecord};
 pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
@@ -278,8 +279,8 @@ pub fn options(settings: &Settings, access: Access) -> ::fs::Options {
 pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let run_dir = target.settings.run_dir();
     if let Some(name) = mounted_as(target.path, target.settings) {
-        if target.settings.is_dry_run() && ask.changes() {
-            return planned::answer(&run_dir, &name, ask);
+        if target.settings.is_dry_run() {
+            return control::send_query(&run_dir, &name, &ControlRequest::PlanFiles(ask.clone()));
         }
         return control::send_request(&run_dir, &name, &ControlRequest::Files(ask.clone()));
     }
@@ -293,17 +294,20 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
         &target.name(),
         options(target.settings, access),
     )?;
-    let answer = execute(&fs, ask, &|| Ok(()), None)?;
+    // The device of a dry run keeps changes in memory.
+    let answer = execute(&fs, ask, Run::Real, &|| Ok(()), None)?;
     fs.close()
         .map_err(Error::files(format!("cannot close {}", target.name())))?;
     Ok(answer)
 }
 
 /// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
-/// the name of the mounted fileset.
+/// the name of the mounted fileset. A dry run has the same answers and errors, except for numbers
+/// that it cannot know and for errors of the device.
 pub(crate) fn execute(
     fs: &Fs,
     ask: &FsRequest,
+    run: Run,
     write_out: &dyn Fn() -> Result<()>,
     in_use: Option<&str>,
 ) -> Result<Value> {
@@ -316,10 +320,21 @@ pub(crate) fn execute(
         FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
         FsRequest::Create { name, quota } => {
             let failed = || Error::files(format!("cannot create the fileset '{name}'"));
-            let made = fs.create_fileset(name).map_err(failed())?;
-            own_root(fs, name).map_err(failed())?;
-            set_quota(fs, made.id(), quota).map_err(failed())?;
-            let mut shown = ShownFileset::named(fs, name);
+            let mut shown = match run {
+                Run::Real => {
+                    let made = fs.create_fileset(name).map_err(failed())?;
+                    own_root(fs, name).map_err(failed())?;
+                    set_quota(fs, made.id(), quota).map_err(failed())?;
+                    ShownFileset::named(fs, name)
+                }
+                Run::Dry => {
+                    let planned = fs.plan(FilesetChange::Create { name });
+                    let mut record = planned.map_err(failed())?;
+                    let quota = limited(&record, quota);
+                    (record.quota_blocks, record.quota_inodes) = (quota.blocks, quota.inodes);
+                    Some(ShownFileset::planned(fs, None, &record))
+                }
+            };
             // A record that cannot be read is no reason to fail: the fileset exists.
             if let (Some(shown), Ok(Some(cell))) = (&mut shown, Record::read(fs, name)) {
                 shown.cell = Some(cell.name);
@@ -327,48 +342,63 @@ pub(crate) fn execute(
             Ok(json_of(&shown))
         }
         FsRequest::Rename { from, to } => {
-            fs.rename_fileset(id_of(from)?, to)
-                .map_err(Error::files(format!("cannot rename '{from}'")))?;
+            let failed = Error::files(format!("cannot rename '{from}'"));
+            let id = id_of(from)?;
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Rename { id, name: to });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, Some(id), &record)));
+            }
+            fs.rename_fileset(id, to).map_err(failed)?;
             Ok(json_of(&ShownFileset::named(fs, to)))
         }
         FsRequest::Quota { name, quota } => {
-            set_quota(fs, id_of(name)?, quota)
-                .map_err(Error::files(format!("cannot set the quota of '{name}'")))?;
+            let failed = || Error::files(format!("cannot set the quota of '{name}'"));
+            let id = id_of(name)?;
+            if run == Run::Dry {
+                let record = fs.fileset(id).and_then(|fileset| fileset.record());
+                let quota = limited(&record.map_err(failed())?, quota);
+                let planned = fs.plan(FilesetChange::Quota { id, quota });
+                let record = planned.map_err(failed())?;
+                return Ok(json_of(&ShownFileset::planned(fs, Some(id), &record)));
+            }
+            set_quota(fs, id, quota).map_err(failed())?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Snapshot { of, name } => {
+            let failed = Error::files(format!("cannot create a snapshot of '{of}'"));
             let id = id_of(of)?;
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Snapshot { of: id, name });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, None, &record)));
+            }
             write_out()?;
-            fs.snapshot(id, name)
-                .map_err(Error::files(format!("cannot create a snapshot of '{of}'")))?;
+            fs.snapshot(id, name).map_err(failed)?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
-                return Err(still_mounted(name));
+                let why = format!("'{name}' is mounted; unmount it first");
+                return Err(Error::Busy(why));
             }
             let record = ShownFileset::named(fs, name);
             let holds = record.map_or(0, |r| r.used_inodes.saturating_sub(1));
             if holds > 0 && !force {
-                return Err(not_empty(name, holds));
+                return Err(Error::Usage(format!(
+                    "'{name}' holds {holds} files and directories; --force removes them permanently"
+                )));
             }
-            fs.remove_fileset(id)
-                .map_err(Error::files(format!("cannot remove '{name}'")))?;
+            let removed = match run {
+                Run::Real => fs.remove_fileset(id),
+                Run::Dry => fs.plan(FilesetChange::Remove { id }).map(drop),
+            };
+            removed.map_err(Error::files(format!("cannot remove '{name}'")))?;
             let removed = name.clone();
             Ok(json_of(&Removed { removed }))
         }
     }
-}
-
-fn still_mounted(fileset: &str) -> Error {
-    Error::Busy(format!("'{fileset}' is mounted; unmount it first"))
-}
-
-fn not_empty(fileset: &str, holds: u64) -> Error {
-    Error::Usage(format!(
-        "'{fileset}' holds {holds} files and directories; --force removes them permanently"
-    ))
 }
 
 fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
@@ -376,15 +406,17 @@ fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
         return Ok(());
     }
     let record = fs.fileset(id)?.record()?;
-    fs.set_quota(
-        id,
-        Quota {
-            blocks: limits
-                .bytes
-                .map_or(record.quota_blocks, |bytes| bytes.div_ceil(BLOCK_BYTES)),
-            inodes: limits.inodes.unwrap_or(record.quota_inodes),
-        },
-    )
+    fs.set_quota(id, limited(&record, limits))
+}
+
+/// Returns the limits of a fileset after a change.
+fn limited(record: &TreeRecord, limits: &Limits) -> Quota {
+    Quota {
+        blocks: limits
+            .bytes
+            .map_or(record.quota_blocks, |bytes| bytes.div_ceil(BLOCK_BYTES)),
+        inodes: limits.inodes.unwrap_or(record.quota_inodes),
+    }
 }
 
 /// Resolves a path from the root of a fileset to the attributes of its inode.

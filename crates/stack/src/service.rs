@@ -26,7 +26,9 @@ mod tests;
 
 use crate::cache::{ProcessCache, dirty_bytes};
 use crate::cell::not_served;
-use crate::control::{CellRequest, ControlRequest, FsRequest, Listener, WatchRequest};
+use crate::control::{
+    CacheRequest, CellRequest, FsRequest, Listener, LunRequest, Run, WatchRequest,
+};
 use crate::device::OpenLun;
 use crate::filesystem::Target;
 use crate::metrics::Samples;
@@ -123,13 +125,18 @@ trait Graph: Send + Sync {
     ///
     /// # Errors
     /// The request cannot be fulfilled.
-    fn files(&self, request: &FsRequest) -> Result<Value>;
+    fn files(&self, request: &FsRequest, run: Run) -> Result<Value>;
 
     /// Answers a request to the cell. `status` returns the current status.
     ///
     /// # Errors
     /// The request cannot be fulfilled.
-    fn cell(&self, _request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
+    fn cell(
+        &self,
+        _request: &CellRequest,
+        _run: Run,
+        status: &dyn Fn() -> Status,
+    ) -> Result<Value> {
         Err(not_served(&status().name))
     }
 }
@@ -269,29 +276,27 @@ impl Service {
         }
     }
 
-    /// Answers a control request. The process answers those about the state of all its services.
-    fn answer(&self, request: &ControlRequest) -> Result<Value> {
-        match request {
-            ControlRequest::Status
-            | ControlRequest::Metrics
-            | ControlRequest::Watch(_)
-            | ControlRequest::MayDetach
-            | ControlRequest::Detach { .. } => Ok(self.status_now().to_value()),
-            ControlRequest::Stats => {
-                Ok(serde_json::to_value(self.stats.snapshot()).expect("counters become JSON"))
-            }
-            ControlRequest::Lun(request) => {
-                let lun = self.lun.as_deref();
-                lun::answer(&self.status.name, lun, request, &self.settings)
-            }
-            ControlRequest::Cache(request) => {
-                let volumes = self.graph.cached()?;
-                let vnode = |path: Option<&str>| self.graph.vnode(path);
-                self.cache.answer(&refs(&volumes), &vnode, request)
-            }
-            ControlRequest::Files(request) => self.graph.files(request),
-            ControlRequest::Cell(request) => self.graph.cell(request, &|| self.status_now()),
-        }
+    /// Answers a request about the underlying LUN.
+    fn lun(&self, request: &LunRequest) -> Result<Value> {
+        let lun = self.lun.as_deref();
+        lun::answer(&self.status.name, lun, request, &self.settings)
+    }
+
+    /// Answers a request about the cache.
+    fn cache(&self, request: &CacheRequest) -> Result<Value> {
+        let volumes = self.graph.cached()?;
+        let vnode = |path: Option<&str>| self.graph.vnode(path);
+        self.cache.answer(&refs(&volumes), &vnode, request)
+    }
+
+    /// Answers a request about the file system.
+    fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {
+        self.graph.files(request, run)
+    }
+
+    /// Answers a request about the cell.
+    fn cell(&self, request: &CellRequest, run: Run) -> Result<Value> {
+        self.graph.cell(request, run, &|| self.status_now())
     }
 
     /// Makes everything durable and closes the exports. The device is closed on drop.

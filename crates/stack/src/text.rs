@@ -3,7 +3,6 @@
 use serde::Serialize;
 use serde_json::Value;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Suggests the most similar of `known` (`; did you mean ...?`), or nothing if none is similar.
 pub(crate) fn did_you_mean<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
@@ -47,12 +46,6 @@ pub(crate) fn path_as_text<S: serde::Serializer>(
 /// Converts an answer to JSON.
 pub(crate) fn json_of<T: Serialize>(value: &T) -> Value {
     serde_json::to_value(value).expect("names and numbers become JSON")
-}
-
-/// Returns the present time in seconds since 1970.
-pub(crate) fn now_seconds() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| i64::try_from(now.as_secs()).unwrap_or(i64::MAX))
 }
 
 /// Formats a UUID (RFC 9562, section 4).

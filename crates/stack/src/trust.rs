@@ -13,12 +13,11 @@
 
 use crate::device::Disk;
 use crate::place::{Places, lun_at};
-use crate::{Error, Result, Settings, state_file};
+use crate::{Error, Result, Settings, state_file, unix_time};
 use crypt::{Action, Epoch, Role, Seal, Unlocked, Volume};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Version of the file format.
 const VERSION: u32 = 1;
@@ -249,12 +248,11 @@ pub fn epoch_of(seal: Option<&SeenSeal>) -> String {
 
 impl VolumeRecord {
     fn of(volume: &Volume, unlocked: &Unlocked, disk: &Disk) -> VolumeRecord {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         VolumeRecord {
             volume_key: volume.key_id(unlocked),
             seal: seal_of(volume),
             keys: keys_of(volume),
-            first_used: now.map_or(0, |d| d.as_secs()),
+            first_used: unix_time::now().as_secs(),
             places: disk.places().lasting(),
         }
     }

@@ -4,13 +4,14 @@
 //! held during one header operation, so keys can be added to an attached volume. The *open lock* is
 //! held while a volume is attached, or while a command replaces or destroys it.
 
+use crate::backups::Reason;
 use crate::device::{self, Disk, Guard, Share, Sharing};
 use crate::error::Left;
 use crate::existing::Existing;
 use crate::opener::{KeySource, Opener};
 use crate::paths::own_dir;
 use crate::trust::TrustStore;
-use crate::{Error, Result, Settings, in_use, signature};
+use crate::{Error, Result, Settings, in_use, signature, unix_time};
 use block::Access;
 use block::BlockDevice;
 use crypt::recovery::RecoveryKey;
@@ -20,7 +21,6 @@ use path_file::{FileDevice, NewFile};
 use secret::SecretBytes;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Purpose for which a command opens a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -345,21 +345,24 @@ pub(crate) fn save_head(
     let block = u64::from(info.logical_block_size);
     let mut old = vec![0; (bytes.min(info.size) / block * block) as usize];
     block::Blocking::open(&*device)?.read_at(0, &mut old)?;
-    save_backup(settings, path, "overwritten", &old)
+    save_backup(settings, path, Reason::Overwritten, &old)
 }
 
 /// Writes a backup into the backup directory, with mode 0600. It is on stable storage on return. A
 /// dry run only chooses its name.
-pub fn save_backup(settings: &Settings, path: &Path, what: &str, bytes: &[u8]) -> Result<PathBuf> {
+pub fn save_backup(
+    settings: &Settings,
+    path: &Path,
+    reason: Reason,
+    bytes: &[u8],
+) -> Result<PathBuf> {
     let dir = settings.backup_dir();
     let stem = path
         .file_name()
         .map(|n| n.to_string_lossy().into_owned())
         .unwrap_or_default();
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_nanos());
-    let to = dir.join(format!("{stem}.{what}.{now}"));
+    let now = unix_time::now().as_nanos();
+    let to = dir.join(format!("{stem}.{}.{now}", reason.word()));
     if !settings.is_dry_run() {
         own_dir(&dir, "EVFS_BACKUP_DIR")?;
         write_new(&to, bytes)?;

@@ -98,20 +98,8 @@ impl<'a> Xdr<'a> for VldbEntry {
     }
 }
 
-impl<'a> Xdr<'a> for NvldbEntry {
-    fn read(from: &mut Reader<'a>) -> Result<Self> {
-        let entry = read_rest(VolumeName::read(from)?, from)?;
-        let _spare = <[u32; 9]>::read(from)?;
-        Ok(entry)
-    }
-    fn write(&self, to: &mut Vec<u8>) {
-        self.name.write(to);
-        write_rest(self, to);
-        [0u32; 9].write(to);
-    }
-}
-
-impl<'a> Xdr<'a> for UvldbEntry {
+/// Entries of the second and the third generation.
+impl<'a, S: Columns> Xdr<'a> for VolumeEntry<S, SITES_MAX> {
     fn read(from: &mut Reader<'a>) -> Result<Self> {
         let entry = read_rest(VolumeName::read(from)?, from)?;
         let _spare = <[u32; 9]>::read(from)?;

@@ -50,11 +50,8 @@ impl<'a> NewSecret<'a> {
     }
 
     fn check(&self) -> Result<()> {
-        if self.secret.is_empty() {
-            return Err(Error::Refused(
-                "an empty passphrase or key file protects nothing".into(),
-            ));
-        }
+        let checked = self.secret.check();
+        checked.map_err(|e| Error::Refused(e.to_string()))?;
         self.label
             .map_or(Ok(()), check_label)
             .map_err(Error::Refused)

@@ -12,6 +12,7 @@ use keyring::{KeyInfo, KeyKind, Keyring, Private, Prompt, looks_public, name_to_
 use schemars::JsonSchema;
 use secret::SecretBytes;
 use serde::Serialize;
+use stack::backups::Reason;
 use stack::trust::TrustStore;
 use stack::volume::{Intent, open_locked, save_backup, write_new};
 use stack::{Error, Result, control, exit};
@@ -377,7 +378,12 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
     // The public half is stored next to the private one, where `evfs key import` expects it.
     let kept = match (&files.private, &files.public) {
         (Some(private), public) => {
-            let kept = save_backup(&context.settings, private, "removed", &read(private)?)?;
+            let kept = save_backup(
+                &context.settings,
+                private,
+                Reason::KeyRemoved,
+                &read(private)?,
+            )?;
             if let Some(public) = public {
                 let beside = PathBuf::from(format!("{}.pub", kept.display()));
                 write_new(&beside, &read(public)?)?;
@@ -387,7 +393,7 @@ fn remove(context: &Context, name: &str, Yes { yes }: Yes) -> Result<()> {
         (None, Some(public)) => Some(save_backup(
             &context.settings,
             public,
-            "removed",
+            Reason::KeyRemoved,
             &read(public)?,
         )?),
         (None, None) => None,

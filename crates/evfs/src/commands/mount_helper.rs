@@ -7,6 +7,7 @@ use super::confirm::Yes;
 use super::device::DeviceArgs;
 use super::unlock::UnlockArgs;
 use super::{detach, service};
+use crate::background;
 use clap::{CommandFactory, Parser};
 use cli::{Context, output, usage};
 use stack::handle::mounted_at;
@@ -176,19 +177,18 @@ fn translated(code: u8) -> u8 {
 
 /// Mounts in the background, and returns once the file system is mounted.
 fn mount(args: &MountArgs, context: impl FnOnce() -> Result<Context>) -> u8 {
-    let caller = std::process::id();
     let mounted = start(args, context);
-    match (std::process::id() == caller, mounted) {
-        (true, Ok(code)) => translated(code),
+    match (background::is_child(), mounted) {
+        (false, Ok(code)) => translated(code),
         // Only the step to the background has errors of this kind here.
-        (true, Err(error @ Error::Failed(_))) => {
+        (false, Err(error @ Error::Failed(_))) => {
             let _ = output::fail(false, &error);
             mount_exit::SYSTEM
         }
-        (true, Err(error)) => failed(&error),
+        (false, Err(error)) => failed(&error),
         // The process in the background: its caller translates the code.
-        (false, Ok(code)) => code,
-        (false, Err(error)) => {
+        (true, Ok(code)) => code,
+        (true, Err(error)) => {
             let _ = output::fail(false, &error);
             error.exit_code()
         }

@@ -1,7 +1,8 @@
 //! Options for the key that opens a volume, shared by the commands that need one.
 
+use super::dry_run::DryRun;
 use super::names;
-use cli::secrets;
+use cli::{Context, secrets};
 use stack::{KeyFrom, KeySource, Result};
 use std::path::{Path, PathBuf};
 
@@ -84,6 +85,27 @@ impl OwnerArgs {
             from,
             keyslot: self.unlock_key_slot,
         })
+    }
+}
+
+/// Options of a change of a volume that requires the owner's key.
+#[derive(clap::Args, Debug, Clone)]
+pub struct OwnerChange {
+    #[command(flatten)]
+    unlock: OwnerArgs,
+    #[command(flatten)]
+    dry_run: DryRun,
+}
+
+impl OwnerChange {
+    /// Returns the context of the command, which may be a dry run.
+    pub fn context(&self, context: &Context) -> Context {
+        self.dry_run.context(context)
+    }
+
+    /// Reads the secrets that open the volume on `device`.
+    pub fn source(&self, device: &Path) -> Result<KeySource> {
+        self.unlock.source(&volume_name(device))
     }
 }
 

@@ -5,7 +5,7 @@ pub mod shown;
 use super::confirm::{Yes, confirm, or_force};
 use super::device::VolumeArgs;
 use super::dry_run::DryRun;
-use super::unlock::{OwnerArgs, volume_name};
+use super::unlock::OwnerChange;
 use super::{Context, handle, names, volume_backups, volume_key, volume_trust};
 use clap::Subcommand;
 use cli::{output, secrets};
@@ -16,6 +16,7 @@ use shown::{
     ShownVolume, VolumeBackup, VolumeCheck, VolumeErased, VolumeMade, VolumeOwner, VolumeRepair,
     VolumeRestored,
 };
+use stack::backups::{HEADER_BYTES_MAX, Reason};
 use stack::device::Sharing;
 use stack::trust::TrustStore;
 use stack::volume::{
@@ -74,11 +75,9 @@ pub struct RepairArgs {
     #[arg(long)]
     reseal: bool,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -89,11 +88,9 @@ pub struct EraseArgs {
     #[arg(long)]
     force: bool,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -181,11 +178,9 @@ pub struct SetOwnerArgs {
     #[arg(long, value_name = "TEXT", value_parser = volume_key::label, conflicts_with = "name")]
     label: Option<String>,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(Subcommand)]
@@ -245,10 +240,10 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         Command::Create(args) => create_volume(context, args),
         Command::Info { on } => info(context, &on.resolved(context)?),
         Command::Check { on } => check(context, &on.resolved(context)?),
-        Command::Repair(args) => repair(&args.dry_run.context(context), &args),
+        Command::Repair(args) => repair(&args.change.context(context), &args),
         Command::Key(command) => volume_key::run(context, command),
         Command::Owner(OwnerCommand::Set(args)) => {
-            let context = args.dry_run.context(context);
+            let context = args.change.context(context);
             let device = args.on.resolved(&context)?;
             set_owner(&context, &args, &device)
         }
@@ -268,7 +263,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             volume_backups::prune(context, keep, yes)
         }
         Command::Trust(args) => volume_trust::run(context, &args),
-        Command::Erase(args) => erase(&args.dry_run.context(context), &args),
+        Command::Erase(args) => erase(&args.change.context(context), &args),
     }
 }
 
@@ -353,15 +348,11 @@ fn new_passphrase(
     prompt: &str,
     instead: &str,
 ) -> Result<Option<SecretBytes>> {
-    let secret = match fd {
-        Some(fd) => secrets::new_from_fd(fd, prompt)?,
-        None if is_typed => secrets::ask_new(prompt, instead)?,
-        None => return Ok(None),
-    };
-    if secret.is_empty() {
-        return Err(Error::Usage("an empty passphrase protects nothing".into()));
+    match fd {
+        Some(fd) => secrets::new_from_fd(fd, prompt).map(Some),
+        None if is_typed => secrets::ask_new(prompt, instead).map(Some),
+        None => Ok(None),
     }
-    Ok(Some(secret))
 }
 
 /// Words the advice about a volume without recovery keys.
@@ -435,7 +426,7 @@ fn repair(context: &Context, args: &RepairArgs) -> Result<u8> {
         done.push("seals the header as it is then".into());
     } else if args.reseal {
         let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-        let source = args.unlock.source(&volume_name(device))?;
+        let source = args.change.source(device)?;
         let ask = |volume: &crypt::Volume| {
             let keys = volume.keys();
             let keys: Vec<String> = keys.iter().map(volume_key::short).collect();
@@ -477,7 +468,7 @@ fn set_owner_pair(
     let (name, recipient) = context.keyring().named_or_public(which)?;
     let name = name.as_str();
     let mut held = open_locked(device, Intent::ChangeHeader, &context.settings)?;
-    let source = args.unlock.source(&volume_name(device))?;
+    let source = args.change.source(device)?;
     let public = recipient.to_string();
     let owner = crypt::Identified::of(name, recipient);
     let gone = held.volume.replaced_by_owner(&owner);
@@ -504,7 +495,7 @@ fn set_owner_pair(
 }
 
 fn set_owner_passphrase(context: &Context, args: &SetOwnerArgs, device: &Path) -> Result<u8> {
-    let source = args.unlock.source(&volume_name(device))?;
+    let source = args.change.source(device)?;
     let prompt = format!("New passphrase for {}", device.display());
     // One that has to be typed is asked for when the volume is open.
     let instead = "use --new-passphrase-fd N";
@@ -572,12 +563,9 @@ fn backup(context: &Context, device: &Path, to: &Path) -> Result<u8> {
     Ok(exit::OK)
 }
 
-/// Maximum bytes of a header backup: the largest LUKS2 keyslots area, and the headers before it.
-const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
-
 fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) -> Result<u8> {
     let from = args.file.as_path();
-    let bytes = stack::state_file::read_up_to(from, BACKUP_BYTES_MAX)
+    let bytes = stack::state_file::read_up_to(from, HEADER_BYTES_MAX)
         .map_err(|e| Error::io("cannot read the header backup", from, e))?;
     let disk = open_disk(device, Intent::Replace, &context.settings)?;
     let _guard = disk.header_lock(Sharing::Exclusive)?;
@@ -610,7 +598,7 @@ fn restore(context: &Context, device: &Path, args: &RestoreArgs, force: bool) ->
     let undo = save_backup(
         &context.settings,
         device,
-        "before-restore",
+        Reason::BeforeRestore,
         &plan.overwritten,
     )?;
     plan.apply()?;
@@ -631,13 +619,14 @@ fn erase(context: &Context, args: &EraseArgs) -> Result<u8> {
     let device = &args.on.resolved(context)?;
     let mut held = open_locked(device, Intent::Replace, &context.settings)?;
     if !args.force {
-        let source = args.unlock.source(&volume_name(device))?;
+        let source = args.change.source(device)?;
         held.unlock(&context.opener(), &source, Action::Erase)?;
     }
     let name = device.display().to_string();
     let what = format!("This destroys all keyslots of {name}, after which no key opens it");
     confirm(args.yes.yes || args.force, &what, &name)?;
-    let undo = save_backup(&context.settings, device, "erased", &held.volume.backup()?)?;
+    let saved = held.volume.backup()?;
+    let undo = save_backup(&context.settings, device, Reason::Erased, &saved)?;
     held.volume.erase()?;
     let content = VolumeErased {
         erased: name,

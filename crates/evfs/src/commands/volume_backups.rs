@@ -119,7 +119,7 @@ fn shown(backup: &Backup) -> ShownBackup {
     ShownBackup {
         file: backup.file.display().to_string(),
         of: backup.of.clone(),
-        reason: backup.reason,
+        reason: backup.reason.word(),
         uuid: backup.uuid.clone(),
         bytes: backup.bytes,
         written: written.map_or(0, |time| time.as_secs()),

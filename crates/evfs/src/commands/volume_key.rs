@@ -2,9 +2,8 @@
 
 use super::confirm::{Yes, confirm};
 use super::device::VolumeArgs;
-use super::dry_run::DryRun;
 use super::names;
-use super::unlock::{OwnerArgs, UnlockArgs, volume_name};
+use super::unlock::{OwnerChange, UnlockArgs, volume_name};
 use clap::Subcommand;
 use cli::Context;
 use cli::document::Document;
@@ -71,11 +70,9 @@ pub struct RemoveArgs {
     #[arg(long = "key-slot", value_name = "N", conflicts_with = "which")]
     keyslot: Option<u32>,
     #[command(flatten)]
-    unlock: OwnerArgs,
+    change: OwnerChange,
     #[command(flatten)]
     yes: Yes,
-    #[command(flatten)]
-    dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
@@ -91,9 +88,7 @@ pub struct AddArgs {
     #[arg(long, requires = "recovery")]
     qr: bool,
     #[command(flatten)]
-    unlock: OwnerArgs,
-    #[command(flatten)]
-    dry_run: DryRun,
+    change: OwnerChange,
 }
 
 #[derive(clap::Args)]
@@ -139,9 +134,7 @@ pub struct ChangeArgs {
     #[arg(long, value_name = "TEXT", value_parser = label)]
     label: Option<String>,
     #[command(flatten)]
-    unlock: OwnerArgs,
-    #[command(flatten)]
-    dry_run: DryRun,
+    change: OwnerChange,
 }
 
 /// A key that opens a volume.
@@ -199,10 +192,10 @@ pub fn label(text: &str) -> std::result::Result<String, String> {
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
     match command {
-        Command::Add(args) => add(&args.dry_run.context(context), args),
-        Command::Change(args) => change(&args.dry_run.context(context), &args),
+        Command::Add(args) => add(&args.change.context(context), args),
+        Command::Change(args) => change(&args.change.context(context), &args),
         Command::Test { on, unlock } => test(context, &on.resolved(context)?, &unlock),
-        Command::Remove(args) => remove(&args.dry_run.context(context), &args),
+        Command::Remove(args) => remove(&args.change.context(context), &args),
         Command::List { on } => {
             let device = on.resolved(context)?;
             let keys = open_locked(&device, Intent::Inspect, &context.settings)?
@@ -226,7 +219,7 @@ fn remove(context: &Context, args: &RemoveArgs) -> Result<u8> {
         (Some(which), _) => find(context, &held.volume, which)?,
         (None, number) => number.expect("clap requires one of the two"),
     };
-    let source = args.unlock.source(&volume_name(&device))?;
+    let source = args.change.source(&device)?;
     let key = held.volume.key_in(keyslot)?;
     // A label of another program may have characters that cannot be typed.
     let names = [key.name.as_ref(), key.label.as_ref()];
@@ -324,7 +317,7 @@ fn add(context: &Context, args: AddArgs) -> Result<u8> {
         ));
     }
     let device = args.on.resolved(context)?;
-    let source = args.unlock.source(&volume_name(&device))?;
+    let source = args.change.source(&device)?;
     let mut held = open_locked(&device, Intent::ChangeHeader, &context.settings)?;
     let (opener, what) = (context.opener(), Action::ChangeKeys);
     let keyslot = held.change(&opener, &source, what, |volume, unlocked| {
@@ -399,7 +392,7 @@ pub fn say_recovery_key(context: &Context, device: &Path) {
 
 fn change(context: &Context, args: &ChangeArgs) -> Result<u8> {
     let device = args.on.resolved(context)?;
-    let mut source = args.unlock.source(&volume_name(&device))?;
+    let mut source = args.change.source(&device)?;
     if args.key_slot.is_none() && matches!(source.from, KeyFrom::Any) {
         // A key pair of this user might open the volume, but has no secret to change.
         source.from = KeyFrom::Terminal;

@@ -160,12 +160,7 @@ impl Tree {
 
 impl Filesystem for Tree {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Each of these is optional: it improves speed or accuracy if the kernel supports it.
-        let _ = config.set_max_write(PIECE_BYTES as u32);
-        let _ = config.set_max_readahead(PIECE_BYTES as u32);
-        let _ = config.set_max_background(BACKGROUND);
-        let _ = config.set_congestion_threshold(BACKGROUND / 4 * 3);
-        for capability in [
+        let capabilities = [
             InitFlags::FUSE_ASYNC_READ,
             InitFlags::FUSE_BIG_WRITES,
             InitFlags::FUSE_ASYNC_DIO,
@@ -177,9 +172,8 @@ impl Filesystem for Tree {
             InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        ] {
-            let _ = config.add_capabilities(capability);
-        }
+        ];
+        fuse_mount::configure(config, BACKGROUND, &capabilities);
         if self.exclusive {
             // Without support the kernel sends every write immediately, as for any other mount.
             let held_back = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);

@@ -7,7 +7,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, Section, TreeId};
-use crate::format::record::{Extent, FileType, Inode, Out, TreeRecord, is_tree_name};
+use crate::format::record::{Extent, FileType, Inode, Out, Time, TreeRecord, is_tree_name};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
@@ -28,7 +28,54 @@ pub struct Quota {
     pub inodes: u64,
 }
 
+/// Change of a fileset or a snapshot as a whole.
+#[derive(Debug, Clone, Copy)]
+pub enum FilesetChange<'a> {
+    /// See [`Fs::create_fileset`].
+    Create {
+        /// Name of the new fileset.
+        name: &'a str,
+    },
+    /// See [`Fs::snapshot`].
+    Snapshot {
+        /// The fileset.
+        of: TreeId,
+        /// Name of the snapshot.
+        name: &'a str,
+    },
+    /// See [`Fs::rename_fileset`].
+    Rename {
+        /// The fileset or snapshot.
+        id: TreeId,
+        /// The new name.
+        name: &'a str,
+    },
+    /// See [`Fs::set_quota`].
+    Quota {
+        /// The fileset.
+        id: TreeId,
+        /// The new limits.
+        quota: Quota,
+    },
+    /// See [`Fs::remove_fileset`].
+    Remove {
+        /// The fileset or snapshot.
+        id: TreeId,
+    },
+}
+
 impl Fs {
+    /// Checks a change without making it, and returns the record after it; the last one of a
+    /// fileset that would be removed. Whether there is enough space is not checked.
+    ///
+    /// # Errors
+    /// Those of the change.
+    pub fn plan(&self, change: FilesetChange<'_>) -> Result<TreeRecord> {
+        let fs = self.inner();
+        fs.check_writable()?;
+        planned(&fs.read(), change, (fs.options.clock)())
+    }
+
     /// Returns all filesets and snapshots with their records, in order of their ids.
     pub fn filesets(&self) -> Vec<(TreeId, TreeRecord)> {
         let state = self.inner().read();
@@ -63,10 +110,10 @@ impl Fs {
 
     fn add_fileset(&self, name: &str) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), 0)?;
-        check_name(&op, name)?;
-        op.check_room()?;
         let now = op.now;
-        let id = add_tree(&mut op, TreeRecord::new(name.to_owned(), now))?;
+        let record = planned(&op, FilesetChange::Create { name }, now)?;
+        op.check_room()?;
+        let id = add_tree(&mut op, record)?;
         let root = Inode {
             kind: FileType::Directory,
             permissions: 0o755,
@@ -105,24 +152,13 @@ impl Fs {
 
     fn add_snapshot(&self, of: TreeId, name: &str) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), of)?;
-        check_name(&op, name)?;
+        let change = FilesetChange::Snapshot { of, name };
+        planned(&op, change, op.now)?;
         op.check_room()?;
-        if op.state().tree(of)?.record.origin != 0 {
-            return Err(Error::new(
-                Kind::Invalid,
-                "cannot create a snapshot of a snapshot",
-            ));
-        }
         op.promise_in_place()?;
         op.materialize()?;
-        let record = TreeRecord {
-            origin: of,
-            quota_blocks: 0,
-            quota_inodes: 0,
-            created: op.now,
-            name: name.to_owned(),
-            ..op.state().tree(of)?.record.clone()
-        };
+        // Only now are all blocks and inodes of the fileset in its record.
+        let record = planned(&op, change, op.now)?;
         let id = add_tree(&mut op, record)?;
         op.trees
             .get_mut(&of)
@@ -139,10 +175,9 @@ impl Fs {
     /// [`Kind::Exists`], [`Kind::Invalid`], [`Kind::NotFound`].
     pub fn rename_fileset(&self, id: TreeId, name: &str) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
-        op.state().tree(id)?;
-        check_name(&op, name)?;
+        let record = planned(&op, FilesetChange::Rename { id, name }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
-        tree.record.name = name.to_owned();
+        tree.record = record;
         tree.changed = true;
         op.finish();
         self.sync()
@@ -156,9 +191,7 @@ impl Fs {
     /// [`Kind::NotFound`]; [`Kind::Invalid`]: `id` is a snapshot.
     pub fn set_quota(&self, id: TreeId, quota: Quota) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
-        if op.state().tree(id)?.record.origin != 0 {
-            return Err(Error::new(Kind::Invalid, "a snapshot has no quota"));
-        }
+        planned(&op, FilesetChange::Quota { id, quota }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         let quota = Quota {
             blocks: std::mem::replace(&mut tree.record.quota_blocks, quota.blocks),
@@ -180,20 +213,7 @@ impl Fs {
     /// [`Kind::Busy`]: it has open files, dirty pages or snapshots. [`Kind::NotFound`].
     pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
-        let tree = op.state().tree(id)?;
-        if !tree.snapshots.is_empty() {
-            return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
-        }
-        let open = op
-            .cores
-            .iter()
-            .any(|((tree, _), core)| *tree == id && !core.is_idle());
-        if open {
-            return Err(Error::new(
-                Kind::Busy,
-                "files are open or have unwritten data",
-            ));
-        }
+        planned(&op, FilesetChange::Remove { id }, op.now)?;
         op.cores.retain(|(tree, _), _| *tree != id);
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record.removing = true;
@@ -202,6 +222,69 @@ impl Fs {
         self.sync()?;
         self.inner().remove_tree_items(id)?;
         self.sync()
+    }
+}
+
+/// Checks a change, and returns the record after it.
+fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Result<TreeRecord> {
+    if let Some(error) = &state.failed {
+        return Err(error.clone());
+    }
+    let record = |id| -> Result<TreeRecord> { Ok(state.tree(id)?.record.clone()) };
+    match change {
+        FilesetChange::Create { name } => {
+            check_name(state, name)?;
+            Ok(TreeRecord::new(name.to_owned(), now))
+        }
+        FilesetChange::Snapshot { of, name } => {
+            check_name(state, name)?;
+            let record = record(of)?;
+            if record.origin != 0 {
+                return Err(Error::new(
+                    Kind::Invalid,
+                    "cannot create a snapshot of a snapshot",
+                ));
+            }
+            Ok(TreeRecord {
+                origin: of,
+                quota_blocks: 0,
+                quota_inodes: 0,
+                created: now,
+                name: name.to_owned(),
+                ..record
+            })
+        }
+        FilesetChange::Rename { id, name } => {
+            let record = record(id)?;
+            check_name(state, name)?;
+            let name = name.to_owned();
+            Ok(TreeRecord { name, ..record })
+        }
+        FilesetChange::Quota { id, quota } => {
+            let record = record(id)?;
+            if record.origin != 0 {
+                return Err(Error::new(Kind::Invalid, "a snapshot has no quota"));
+            }
+            Ok(TreeRecord {
+                quota_blocks: quota.blocks,
+                quota_inodes: quota.inodes,
+                ..record
+            })
+        }
+        FilesetChange::Remove { id } => {
+            let tree = state.tree(id)?;
+            if !tree.snapshots.is_empty() {
+                return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
+            }
+            let mut own = state.cores.iter().filter(|((tree, _), _)| *tree == id);
+            if own.any(|(_, core)| !core.is_idle()) {
+                return Err(Error::new(
+                    Kind::Busy,
+                    "files are open or have unwritten data",
+                ));
+            }
+            Ok(tree.record.clone())
+        }
     }
 }
 

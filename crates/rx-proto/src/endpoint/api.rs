@@ -245,16 +245,17 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
 
     /// Queues a call after a write, if it has data to send.
     fn ready_to_send(&mut self, call: Key) {
-        let sends = self.calls.get(call).is_some_and(|c| {
-            let room = self
-                .paths
-                .get(c.place.path)
-                .map_or(0, |path| path.data_bytes());
-            c.has_data(room)
-        });
-        if sends {
+        if self.has_data(call) {
             self.mark_ready(call);
         }
+    }
+
+    /// Reports whether a call has data to send now.
+    pub(super) fn has_data(&self, call: Key) -> bool {
+        self.calls.get(call).is_some_and(|c| {
+            let path = self.paths.get(c.place.path);
+            c.has_data(path.map_or(0, |path| path.data_bytes()))
+        })
     }
 
     /// Reads the next bytes of a call: of its request at a server, of its reply at a client.

@@ -200,14 +200,8 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
             c.user.reader_waits = false;
             self.queue_event(call, |news| news.readable = true);
         }
-        let Some(c) = self.calls.get(call) else {
-            return;
-        };
-        let room = self
-            .paths
-            .get(c.place.path)
-            .map_or(0, |path| path.data_bytes());
-        if c.acks.is_due() || c.has_data(room) {
+        let is_due = self.calls.get(call).is_some_and(|c| c.acks.is_due());
+        if is_due || self.has_data(call) {
             self.mark_ready(call);
         }
     }

@@ -54,14 +54,9 @@ impl<P: Payload, D: Datagram> Endpoint<P, D> {
         c.acks.expire(now, c.receiver.has_gap());
         self.loss_timer(now, call);
         self.slow_timer(now, call);
-        let Some(c) = self.calls.get(call) else {
-            return;
-        };
-        let room = self
-            .paths
-            .get(c.place.path)
-            .map_or(0, |path| path.data_bytes());
-        if c.acks.is_due() || c.ping_due || c.has_data(room) {
+        let c = self.calls.get(call);
+        let is_due = c.is_some_and(|c| c.acks.is_due() || c.ping_due);
+        if is_due || self.has_data(call) {
             self.mark_ready(call);
         }
     }

@@ -4,7 +4,6 @@ use super::shown::{ShownAccessList, ShownEntry};
 use crate::{Error, Result};
 use afs_proto::Rights;
 use afs_proto::acl::{AccessList, Entry};
-use serde_json::Value;
 
 /// Changes entries of an access list like `fs setacl`: an entry without rights is removed.
 pub(super) fn changed(
@@ -48,23 +47,6 @@ fn rights(words: &str) -> Result<Rights> {
             ))
         }),
     }
-}
-
-/// Reads an access list in the form of [`shown_list`].
-pub(super) fn list_of(value: &Value) -> Result<AccessList> {
-    let entries = |key: &str| -> Result<Vec<Entry>> {
-        let rows = value[key].as_array().into_iter().flatten();
-        let entry = |row: &Value| {
-            let text = |key: &str| row[key].as_str().unwrap_or_default();
-            Ok(Entry {
-                name: text("name").to_owned(),
-                rights: rights(text("rights"))?,
-            })
-        };
-        rows.map(entry).collect()
-    };
-    let list = AccessList::new(entries("positive")?, entries("negative")?);
-    list.map_err(|error| Error::Usage(error.to_string()))
 }
 
 /// Describes an access list for users.

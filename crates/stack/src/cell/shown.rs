@@ -217,16 +217,57 @@ impl ShownVolume {
         ShownVolume {
             name: volume.name.clone(),
             id: Some(volume.id),
-            kind: match volume.kind {
-                Kind::ReadWrite => "read-write",
-                Kind::ReadOnly => "read-only",
-                Kind::Backup => "backup",
-            },
+            kind: word(volume.kind),
             of: Some(volume.parent),
             created: record.as_ref().map(|r| r.created.seconds),
             used_bytes: record.as_ref().map(|r| bytes(r.used_blocks)),
             used_inodes: record.as_ref().map(|r| r.used_inodes),
             quota_bytes: (quota > 0).then(|| bytes(quota)),
         }
+    }
+
+    /// Describes an empty volume that is planned; `quota` is its limit in bytes, or 0.
+    pub(super) fn planned(name: &str, quota: u64) -> ShownVolume {
+        let volume = ShownVolume {
+            name: name.to_owned(),
+            id: None,
+            kind: word(Kind::ReadWrite),
+            of: None,
+            created: None,
+            used_bytes: Some(0),
+            used_inodes: Some(1),
+            quota_bytes: None,
+        };
+        volume.limited(quota)
+    }
+
+    /// Describes a planned clone of this read-write volume.
+    pub(super) fn cloned(self, kind: Kind) -> ShownVolume {
+        ShownVolume {
+            name: self.name + kind.suffix(),
+            id: self.id.map(|id| id + kind as u32),
+            kind: word(kind),
+            created: None,
+            quota_bytes: None,
+            ..self
+        }
+    }
+
+    /// Changes the limit, which is rounded up to whole blocks; 0 removes it.
+    pub(super) fn limited(self, bytes: u64) -> ShownVolume {
+        const UNIT: u64 = crate::filesystem::BLOCK_BYTES;
+        ShownVolume {
+            quota_bytes: (bytes > 0).then(|| bytes.div_ceil(UNIT) * UNIT),
+            ..self
+        }
+    }
+}
+
+/// Names a kind of volume.
+fn word(kind: Kind) -> &'static str {
+    match kind {
+        Kind::ReadWrite => "read-write",
+        Kind::ReadOnly => "read-only",
+        Kind::Backup => "backup",
     }
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::Duration;
+use std::time::Instant;
 
 /// Sends a request to the service `name` and returns its answer.
 ///
@@ -19,8 +19,7 @@ use std::time::Duration;
 /// [`Error::NotFound`] if there is no such service, [`Error::Busy`] if it does not answer in time,
 /// and errors that it answers.
 pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
-    let limit = request.answer_timeout();
-    exchange(run_dir, name, request, Leftover::Remove, limit)
+    exchange(run_dir, name, request, Leftover::Remove, request.deadline())
 }
 
 /// Same as [`send_request`], but leaves the socket of a killed process where it is.
@@ -28,21 +27,35 @@ pub fn send_request(run_dir: &Path, name: &str, request: &ControlRequest) -> Res
 /// # Errors
 /// Those of [`send_request`].
 pub(crate) fn send_query(run_dir: &Path, name: &str, request: &ControlRequest) -> Result<Value> {
-    let limit = request.answer_timeout();
-    exchange(run_dir, name, request, Leftover::Keep, limit)
+    exchange(run_dir, name, request, Leftover::Keep, request.deadline())
 }
 
-/// Same as [`send_query`], but waits at most for `limit` for the answer.
+/// Same as [`send_query`], but waits for the answer until `end`.
 ///
 /// # Errors
 /// Those of [`send_request`].
-pub(crate) fn send_query_within(
+pub(crate) fn send_query_until(
     run_dir: &Path,
     name: &str,
     request: &ControlRequest,
-    limit: Duration,
+    end: Instant,
 ) -> Result<Value> {
-    exchange(run_dir, name, request, Leftover::Keep, Some(limit))
+    exchange(run_dir, name, request, Leftover::Keep, Some(end))
+}
+
+/// Calls a function for each object on a thread of its own, so that a service without an answer
+/// delays no request to another one. An object whose thread panics is left out.
+pub(crate) fn concurrently<N: Send, T: Send>(
+    objects: Vec<N>,
+    ask: impl Fn(&N) -> T + Sync,
+) -> Vec<(N, T)> {
+    let ask = &ask;
+    std::thread::scope(|scope| {
+        let start = |object: N| scope.spawn(move || (ask(&object), object));
+        let started: Vec<_> = objects.into_iter().map(start).collect();
+        let answers = started.into_iter().filter_map(|thread| thread.join().ok());
+        answers.map(|(answer, object)| (object, answer)).collect()
+    })
 }
 
 /// Status of a service that does not answer.
@@ -93,14 +106,14 @@ fn exchange(
     name: &str,
     request: &ControlRequest,
     leftover: Leftover,
-    limit: Option<Duration>,
+    end: Option<Instant>,
 ) -> Result<Value> {
     let not_attached = || Error::NotFound(format!("no volume named `{name}` is attached"));
     if !valid_name(name) || !is_trusted(run_dir)? {
         return Err(not_attached());
     }
     let path = socket_path(run_dir, name);
-    let stream = match connect(&path) {
+    let stream = match connect(&path, end) {
         Ok(stream) => stream,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(not_attached()),
         Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
@@ -130,7 +143,7 @@ fn exchange(
             failed(e)
         }
     };
-    let mut until = Until::new(&stream, limit);
+    let mut until = Until::new(&stream, end);
     let sent = until.write_all(request.to_line().as_bytes());
     sent.map_err(failed)?;
     let line = until.line().map_err(failed)?;
@@ -190,13 +203,9 @@ fn statuses_of(run_dir: &Path, names: Vec<String>) -> Vec<(String, Result<Value>
 
 fn ask_all(run_dir: &Path, names: Vec<String>, leftover: Leftover) -> Vec<(String, Result<Value>)> {
     let request = ControlRequest::Status;
-    let limit = request.answer_timeout();
-    let status = |name: &str| exchange(run_dir, name, &request, leftover, limit);
-    std::thread::scope(|scope| {
-        let start = |name: String| scope.spawn(move || (status(&name), name));
-        let asked: Vec<_> = names.into_iter().map(start).collect();
-        let answers = asked.into_iter().filter_map(|thread| thread.join().ok());
-        answers.map(|(status, name)| (name, status)).collect()
+    let end = request.deadline();
+    concurrently(names, |name| {
+        exchange(run_dir, name, &request, leftover, end)
     })
 }
 

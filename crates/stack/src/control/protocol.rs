@@ -5,7 +5,7 @@
 use crate::{Error, Result, exit};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time limit of a client for answers that need no I/O on the device.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
@@ -42,18 +42,31 @@ pub enum ControlRequest {
     Files(FsRequest),
     /// A request about the cell.
     Cell(CellRequest),
+    /// A dry run of a request about the file system.
+    PlanFiles(FsRequest),
+    /// A dry run of a request about the cell.
+    PlanCell(CellRequest),
+}
+
+/// Manner in which a service executes a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Run {
+    Real,
+    /// Only checks are made, and the answer is that of a real run.
+    Dry,
 }
 
 impl ControlRequest {
-    /// Returns the time limit of a client for the answer. A detach has none, because its answer
-    /// comes after everything is written out.
-    pub(super) fn answer_timeout(&self) -> Option<Duration> {
-        match self {
-            ControlRequest::Status | ControlRequest::Stats => Some(STATUS_TIMEOUT),
-            ControlRequest::Metrics | ControlRequest::Watch(_) => Some(METRICS_TIMEOUT),
-            ControlRequest::Detach { .. } => None,
-            _ => Some(ANSWER_TIMEOUT),
-        }
+    /// Returns the time until which a client that asks now waits for the answer. For a detach it
+    /// waits indefinitely, because the answer comes after everything is written out.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let limit = match self {
+            ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
+            ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
+            ControlRequest::Detach { .. } => return None,
+            _ => ANSWER_TIMEOUT,
+        };
+        Some(Instant::now() + limit)
     }
 
     /// Encodes the request.

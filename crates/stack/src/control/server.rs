@@ -11,7 +11,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Time limit for receiving a request, and for sending the answer.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -40,7 +40,7 @@ impl Listener {
             .map_err(failed)?
             .ok_or_else(taken)?;
         // A process of an older version holds no lock.
-        match connect(&path) {
+        match connect(&path, None) {
             Ok(_) => return Err(taken()),
             Err(e) if is_late(&e) => return Err(taken()),
             Err(_) => {}
@@ -103,7 +103,7 @@ pub(crate) struct PendingReply(UnixStream);
 impl PendingReply {
     /// Reads the request; returns `None` after an invalid one has been answered with an error.
     pub(crate) fn to(stream: UnixStream) -> Option<(ControlRequest, PendingReply)> {
-        let line = Until::new(&stream, Some(CLIENT_TIMEOUT)).line();
+        let line = Until::new(&stream, Some(Instant::now() + CLIENT_TIMEOUT)).line();
         let reply = PendingReply(stream);
         match line.ok().and_then(|line| ControlRequest::from_line(&line)) {
             Some(request) => Some((request, reply)),
@@ -119,7 +119,7 @@ impl PendingReply {
     /// Sends the answer.
     pub(crate) fn send(self, answer: Result<Value>) {
         let line = answer_to_line(answer.as_ref());
-        let mut stream = Until::new(&self.0, Some(CLIENT_TIMEOUT));
+        let mut stream = Until::new(&self.0, Some(Instant::now() + CLIENT_TIMEOUT));
         // The client may have closed the connection; that is not an error of the service.
         let _ = stream.write_all(line.as_bytes());
     }

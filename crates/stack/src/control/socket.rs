@@ -66,23 +66,21 @@ pub(super) struct Until<'a> {
     end: Option<Instant>,
 }
 
-impl Until<'_> {
-    /// Limits the time of all reads and writes together; `None` for no limit.
-    pub(super) fn new(stream: &UnixStream, limit: Option<Duration>) -> Until<'_> {
-        Until {
-            stream,
-            end: limit.map(|limit| Instant::now() + limit),
-        }
+/// Returns the time until a deadline.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`]: it has passed.
+fn left(end: Option<Instant>) -> io::Result<Option<Duration>> {
+    match end.map(|end| end.saturating_duration_since(Instant::now())) {
+        Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
+        left => Ok(left),
     }
+}
 
-    fn left(&self) -> io::Result<Option<Duration>> {
-        match self
-            .end
-            .map(|end| end.saturating_duration_since(Instant::now()))
-        {
-            Some(Duration::ZERO) => Err(io::ErrorKind::TimedOut.into()),
-            left => Ok(left),
-        }
+impl Until<'_> {
+    /// Sets a deadline for all reads and writes; `None` for no limit.
+    pub(super) fn new(stream: &UnixStream, end: Option<Instant>) -> Until<'_> {
+        Until { stream, end }
     }
 
     /// Reads one line, with its terminator.
@@ -95,14 +93,14 @@ impl Until<'_> {
 
 impl Read for Until<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.set_read_timeout(left(self.end)?)?;
         self.stream.read(into)
     }
 }
 
 impl Write for Until<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.set_write_timeout(left(self.end)?)?;
         self.stream.write(bytes)
     }
 
@@ -119,11 +117,13 @@ pub(super) fn is_late(error: &io::Error) -> bool {
     )
 }
 
-/// Connects to a socket; waits at most [`CONNECT_TIMEOUT`] if its backlog is full.
-pub(super) fn connect(path: &Path) -> io::Result<UnixStream> {
+/// Connects to a socket. If its backlog is full, waits until `end`, but at most
+/// [`CONNECT_TIMEOUT`].
+pub(super) fn connect(path: &Path, end: Option<Instant>) -> io::Result<UnixStream> {
+    let limit = left(end)?.map_or(CONNECT_TIMEOUT, |left| left.min(CONNECT_TIMEOUT));
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = rustix::net::socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    set_socket_timeout(&socket, Timeout::Send, Some(CONNECT_TIMEOUT))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(limit))?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
     Ok(UnixStream::from(socket))
 }

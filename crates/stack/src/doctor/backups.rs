@@ -1,10 +1,10 @@
 //! Header backups: those in the backup directory, and those beside the device.
 
 use super::{Finding, ids, quoted};
+use crate::backups::{HEADER_BYTES_MAX, header};
 use crate::device::is_lun;
 use crate::trust::{SeenSeal, seal_of};
-use crypt::{KeyEntry, Volume};
-use path_file::{FileDevice, Lock};
+use crypt::KeyEntry;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -14,9 +14,6 @@ const ENDING: &str = "header";
 
 /// Files examined in one directory.
 const FILES_MAX: usize = 1000;
-
-/// Largest file that may be a header backup, in bytes: the largest keyslots area, and the headers.
-const BACKUP_BYTES_MAX: u64 = (128 << 20) + (8 << 20);
 
 /// A header backup.
 #[derive(Debug, Clone)]
@@ -65,15 +62,10 @@ fn saved(dir: &Path, is_wanted: impl Fn(&Path) -> bool) -> Vec<Saved> {
 /// Reads a file; returns `None` if it is no header backup.
 fn read(path: PathBuf) -> Option<Saved> {
     let meta = std::fs::metadata(&path).ok()?;
-    if !meta.is_file() || meta.len() > BACKUP_BYTES_MAX {
+    if !meta.is_file() || meta.len() > HEADER_BYTES_MAX {
         return None;
     }
-    let options = path_file::Options {
-        read_only: true,
-        lock: Lock::None,
-        ..path_file::Options::default()
-    };
-    let volume = Volume::inspect(FileDevice::open(&path, &options).ok()?).ok()?;
+    let volume = header(&path)?;
     let written = meta.modified().ok()?;
     // A small volume has the same first bytes, and data behind them.
     let is_header_alone = volume.is_cut_short() || volume.data_size() == 0;

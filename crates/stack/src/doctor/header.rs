@@ -2,10 +2,10 @@
 
 use super::backups::{self, Saved};
 use super::subjects::Subject;
-use super::{Finding, bytes, ids, quoted};
+use super::{Finding, ids, quoted};
 use crate::device::{Peek, peek};
 use crate::trust::{SeenSeal, TrustFile, epoch_of, seal_of};
-use crate::{Error, Settings, signature};
+use crate::{Error, Settings, short_size, signature};
 use block::BlockDevice;
 use crypt::{CheckReport, CopyReport, HeaderErrorKind, KeyEntry, Role, Volume};
 use luks2::Kdf;
@@ -297,7 +297,7 @@ fn derivation(subject: &Subject, keyslot: u32, kdf: &Kdf) -> Finding {
         quoted(&subject.name)
     );
     if is_weak {
-        let least = bytes(ARGON2_WORK_MIN_KIB * 1024);
+        let least = short_size((ARGON2_WORK_MIN_KIB * 1024) as f64);
         Finding::warning(
             ids::KDF,
             format!("keyslot {keyslot}: weak key derivation ({cost})"),

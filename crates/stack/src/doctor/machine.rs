@@ -1,7 +1,7 @@
 //! The machine: kernel, devices of the kernel, limits, the cipher, random numbers, memory.
 
-use super::{Finding, bytes, ids};
-use crate::Settings;
+use super::{Finding, ids};
+use crate::{Settings, short_size};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Access;
 use rustix::process::{Resource, getrlimit};
@@ -162,7 +162,7 @@ fn loop_devices(path: &Path, root: bool) -> Finding {
 
 /// Judges the limit of locked memory, in bytes; `None` for no limit.
 fn memlock(locked: bool, limit: Option<u64>) -> Finding {
-    let said = limit.map_or("no limit".to_owned(), bytes);
+    let said = limit.map_or("no limit".to_owned(), |limit| short_size(limit as f64));
     let raise = "raise the limit: LimitMEMLOCK= in a systemd unit, `ulimit -l` in a shell";
     match limit {
         _ if !locked => Finding::warning(ids::MEMLOCK, "the memory of keys cannot be locked")
@@ -315,8 +315,8 @@ fn cache_memory(tunables: &str, memory: u64) -> Finding {
     };
     let what = format!(
         "the cache takes at most {} of {} of memory",
-        bytes(max),
-        bytes(memory)
+        short_size(max as f64),
+        short_size(memory as f64)
     );
     if max > memory / 100 * CACHE_SHARE_MAX {
         let fitting = memory / 2 / 4096 * 4096;

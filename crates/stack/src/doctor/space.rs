@@ -2,9 +2,9 @@
 //! directories of backups and state.
 
 use super::subjects::Subject;
-use super::{Finding, bytes, ids};
-use crate::Settings;
+use super::{Finding, ids};
 use crate::control::{self, ControlRequest, FsRequest};
+use crate::{Settings, short_size};
 use fuse_mount::MountEntry;
 use serde_json::Value;
 use std::io;
@@ -62,13 +62,13 @@ pub(super) fn check_state(settings: &Settings) -> Vec<Finding> {
     .map(|(dir, what)| {
         let found = match free_near(dir) {
             Ok(free) if free < STATE_MIN => {
-                let said = format!("only {} are free for {what}", bytes(free));
+                let said = format!("only {} are free for {what}", short_size(free as f64));
                 Finding::warning(ids::STATE, said)
                     .why("a command that first saves a header, or records a volume, fails")
                     .remedy("remove files there, or choose another directory")
             }
             Ok(free) => {
-                let said = format!("{} are free for {what}", bytes(free));
+                let said = format!("{} are free for {what}", short_size(free as f64));
                 Finding::ok(ids::STATE, said)
             }
             Err(e) => {
@@ -118,8 +118,8 @@ fn under(device: &Path) -> Option<Finding> {
 fn sparse(missing: u64, free: u64) -> Finding {
     let what = format!(
         "the file can grow by {}, and {} are free under it",
-        bytes(missing),
-        bytes(free)
+        short_size(missing as f64),
+        short_size(free as f64)
     );
     let full =
         "when the space is used up, writes are held in memory, and are lost if it is not freed";
@@ -141,7 +141,11 @@ fn sparse(missing: u64, free: u64) -> Finding {
 
 /// Judges the free space of a file system in a volume, in bytes.
 fn inside(what: &str, size: u64, free: u64) -> Finding {
-    let said = format!("{} of {} are free in {what}", bytes(free), bytes(size));
+    let said = format!(
+        "{} of {} are free in {what}",
+        short_size(free as f64),
+        short_size(size as f64)
+    );
     let least = |percent: u64| size / 100 * percent;
     let remedy = "remove files and snapshots that are not needed, or enlarge the volume";
     if free <= least(INSIDE_FULL) {

@@ -102,6 +102,14 @@ impl ShownFileset {
         }
     }
 
+    /// Describes a fileset after a planned change; a new one has no number yet.
+    pub(super) fn planned(fs: &Fs, id: Option<TreeId>, record: &TreeRecord) -> ShownFileset {
+        ShownFileset {
+            id,
+            ..ShownFileset::of(0, record, &fs.filesets())
+        }
+    }
+
     /// Finds the fileset `name`.
     pub(super) fn named(fs: &Fs, name: &str) -> Option<ShownFileset> {
         let all = fs.filesets();

@@ -9,7 +9,7 @@ use super::health::State;
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, check_name};
+use crate::control::{FsRequest, Run, check_name};
 use crate::volume::OpenedDevice;
 use crate::{Error, Result};
 use ::cache::{CachedDevice, Vnode, Volume};
@@ -382,7 +382,7 @@ impl Graph for AttachGraph {
         }
     }
 
-    fn files(&self, _request: &FsRequest) -> Result<Value> {
+    fn files(&self, _request: &FsRequest, _run: Run) -> Result<Value> {
         Err(Error::NotFound(format!(
             "{} is exported as a block device; evfs does not manage a file system on it",
             self.spec.name

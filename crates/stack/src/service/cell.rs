@@ -14,7 +14,7 @@ use crate::cell::{
     self, ShownCell, ShownClient, ShownPort, ShownProcedure, ShownServer, ShownServerStats,
 };
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
-use crate::control::{self, CellRequest, FsRequest, check_name};
+use crate::control::{self, CellRequest, FsRequest, Run, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
 use crate::metrics::Samples;
 use crate::text::{json_of, uuid_text};
@@ -330,7 +330,7 @@ impl Graph for CellGraph {
         Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
     }
 
-    fn files(&self, request: &FsRequest) -> Result<Value> {
+    fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {
         let server = self.server()?;
         let is_volume = |name: &str| server.volumes().find(name.as_bytes()).is_some();
         match request {
@@ -350,17 +350,19 @@ impl Graph for CellGraph {
             all.iter()
                 .try_for_each(|volume| volume.files.sync().map_err(failed()))
         };
-        let answer = execute(self.fs()?, request, &sync, None)?;
-        // Clients see the changed volumes.
-        server.administration().refresh()?;
+        let answer = execute(self.fs()?, request, run, &sync, None)?;
+        if run == Run::Real {
+            // Clients see the changed volumes.
+            server.administration().refresh()?;
+        }
         Ok(answer)
     }
 
-    fn cell(&self, request: &CellRequest, status: &dyn Fn() -> Status) -> Result<Value> {
+    fn cell(&self, request: &CellRequest, run: Run, status: &dyn Fn() -> Status) -> Result<Value> {
         let server = self.server()?;
         match request {
             CellRequest::Status { clients } => Ok(json_of(&self.shown(server, *clients, status()))),
-            other => cell::execute(&self.record, &server.administration(), other),
+            other => cell::execute(&self.record, &server.administration(), other, run),
         }
     }
 }

@@ -15,7 +15,7 @@ use super::counters;
 use super::scrape;
 use super::status::Status;
 use super::{Closing, Service};
-use crate::control::{ControlRequest, Listener, PendingReply, WatchRequest};
+use crate::control::{ControlRequest, Listener, PendingReply, Run, WatchRequest};
 use crate::device::OpenLun;
 use crate::http::{self, Site};
 use crate::listen::Listen;
@@ -23,6 +23,7 @@ use crate::metrics::{self, Samples};
 use crate::notify::Manager;
 use crate::peer::peer;
 use crate::signals::StopSignals;
+use crate::text::json_of;
 use crate::watch::Reading;
 use crate::web::Page;
 use crate::{Error, Result, Settings};
@@ -504,15 +505,10 @@ impl Slot {
         let Some((ask, asker)) = PendingReply::to(stream) else {
             return;
         };
-        let ending = || Err(Error::Busy(format!("{} is being detached", self.name)));
         let answer = match ask {
             ControlRequest::Status => Ok(self.status()),
-            ControlRequest::Metrics => {
-                Ok(serde_json::to_value(self.samples()).expect("samples become JSON"))
-            }
-            ControlRequest::Watch(wanted) => {
-                Ok(serde_json::to_value(self.reading(&wanted)).expect("counters become JSON"))
-            }
+            ControlRequest::Metrics => Ok(json_of(&self.samples())),
+            ControlRequest::Watch(wanted) => Ok(json_of(&self.reading(&wanted))),
             ControlRequest::MayDetach => self
                 .with(|service| service.in_use())
                 .unwrap_or(Ok(()))
@@ -521,11 +517,21 @@ impl Slot {
                 let before = self.status.to_value();
                 self.stop(Closing::by_force_if(force)).map(|()| before)
             }
-            ask => self
-                .with(|service| service.answer(&ask))
-                .unwrap_or_else(ending),
+            ControlRequest::Stats => self.answer(|service| Ok(json_of(&service.stats.snapshot()))),
+            ControlRequest::Lun(request) => self.answer(|service| service.lun(&request)),
+            ControlRequest::Cache(request) => self.answer(|service| service.cache(&request)),
+            ControlRequest::Files(request) => self.answer(|s| s.files(&request, Run::Real)),
+            ControlRequest::PlanFiles(request) => self.answer(|s| s.files(&request, Run::Dry)),
+            ControlRequest::Cell(request) => self.answer(|s| s.cell(&request, Run::Real)),
+            ControlRequest::PlanCell(request) => self.answer(|s| s.cell(&request, Run::Dry)),
         };
         asker.send(answer);
+    }
+
+    /// Calls a function with the service.
+    fn answer(&self, work: impl FnOnce(&Service) -> Result<Value>) -> Result<Value> {
+        let ending = || Err(Error::Busy(format!("{} is being detached", self.name)));
+        self.with(work).unwrap_or_else(ending)
     }
 
     /// Stops the service once all requests in progress are done.

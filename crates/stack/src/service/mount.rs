@@ -8,7 +8,7 @@ use super::health::State;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, check_name};
+use crate::control::{FsRequest, Run, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
 use crate::text::uuid_text;
 use crate::volume::OpenedDevice;
@@ -309,11 +309,11 @@ impl Graph for MountGraph {
         Ok(volume.vnode(FileId(attr.ino), attr.inode.size))
     }
 
-    fn files(&self, request: &FsRequest) -> Result<Value> {
+    fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {
         let sync = || {
             let failed = Error::files(format!("cannot write back {}", self.name));
             self.files.sync().map_err(failed)
         };
-        execute(self.fs()?, request, &sync, Some(&self.fileset))
+        execute(self.fs()?, request, run, &sync, Some(&self.fileset))
     }
 }

@@ -168,12 +168,8 @@ pub(super) fn of_cell(name: &str, stats: &ServerStats, to: &mut Samples) {
 pub(super) fn text(run_dir: &Path, own: Vec<(String, Samples)>, began: Instant) -> String {
     let mut others = control::names(run_dir);
     others.retain(|name| own.iter().all(|(own, _)| own != name));
-    let ask = |name: &str| control::send_request(run_dir, name, &ControlRequest::Metrics);
-    let answers: Vec<(String, Result<Value>)> = std::thread::scope(|scope| {
-        let start = |name: String| scope.spawn(move || (ask(&name), name));
-        let asked: Vec<_> = others.into_iter().map(start).collect();
-        let answers = asked.into_iter().filter_map(|thread| thread.join().ok());
-        answers.map(|(answer, name)| (name, answer)).collect()
+    let answers = control::concurrently(others, |name| {
+        control::send_request(run_dir, name, &ControlRequest::Metrics)
     });
     let mut parts: Vec<Samples> = own.into_iter().map(|(_, samples)| samples).collect();
     parts.extend(answers.into_iter().filter_map(of_other));

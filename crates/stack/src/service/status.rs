@@ -5,6 +5,7 @@ use crate::device::Disk;
 use crate::in_use::InUseRecord;
 use crate::lun::LunHealth;
 use crate::text::path_as_text;
+use crate::unix_time;
 use crate::volume::{Cipher, OpenedDevice};
 use block::DeviceInfo;
 use schemars::JsonSchema;
@@ -12,7 +13,6 @@ use serde::Serialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Destination of the log of this process, for its status.
 static LOG_PLACE: OnceLock<String> = OnceLock::new();
@@ -203,7 +203,7 @@ impl Status {
             threads,
             pid: std::process::id(),
             version: crate::VERSION,
-            since: now_seconds(),
+            since: unix_time::now().as_secs(),
             uptime_seconds: 0,
             log: LOG_PLACE.get().map(String::as_str),
             state: None,
@@ -247,7 +247,7 @@ impl Status {
             stats.discard,
             stats.write_zeroes,
         ];
-        self.uptime_seconds = now_seconds().saturating_sub(self.since);
+        self.uptime_seconds = unix_time::now().as_secs().saturating_sub(self.since);
         self.health.errors = kinds.iter().map(|kind| kind.errors).sum();
         if self.in_use_record.word() == "lost" {
             let reason = "another machine has taken over the device";
@@ -265,7 +265,7 @@ impl Status {
     /// Marks the service as being detached.
     pub(crate) fn note_stop(&mut self) {
         self.state = Some("detaching");
-        self.uptime_seconds = now_seconds().saturating_sub(self.since);
+        self.uptime_seconds = unix_time::now().as_secs().saturating_sub(self.since);
         self.health
             .worsen(State::Stopping, "the service is being detached");
     }
@@ -309,11 +309,6 @@ fn memory_warning() -> Option<String> {
          raise it (`ulimit -l`, LimitMEMLOCK=) or use encrypted swap"
             .to_owned()
     })
-}
-
-fn now_seconds() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |since| since.as_secs())
 }
 
 fn path_of(disk: &Disk, device: &Path) -> Option<PathBuf> {

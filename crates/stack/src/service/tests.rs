@@ -84,7 +84,7 @@ impl Graph for Scripted {
         Err(Error::NotFound("no files".into()))
     }
 
-    fn files(&self, _request: &FsRequest) -> Result<Value> {
+    fn files(&self, _request: &FsRequest, _run: Run) -> Result<Value> {
         Err(Error::NotFound("no files".into()))
     }
 }

@@ -9,11 +9,11 @@ use super::reading::Reading;
 use super::sample::{CacheSample, Sample, ServiceSample};
 use crate::control::{self, ControlRequest, WatchRequest};
 use crate::paths::is_trusted;
-use crate::{Error, Result};
+use crate::{Error, Result, unix_time};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Files to report for each respect in which they can lead.
 const FILES_MAX: usize = 16;
@@ -137,9 +137,8 @@ impl Watcher {
 
     /// Builds the sample from the answers.
     fn compare(&mut self, now: Instant) -> Sample {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH);
         let mut sample = Sample {
-            time: time.map_or(0.0, |since| since.as_secs_f64()),
+            time: unix_time::now().as_secs_f64(),
             ..Sample::default()
         };
         for (name, watched) in &mut self.services {

@@ -1,9 +1,10 @@
 //! The lines about the selected row: curves, latencies of each kind of request, reasons.
 
-use super::format::{ABSENT, bytes, largest, or_absent, percent, plain, rate, time};
+use super::format::{ABSENT, largest, or_absent, percent, plain, rate, time};
 use super::model::Model;
 use super::views::{View, client_key, file_key, file_name, path_key};
 use crate::commands::status::duration;
+use stack::short_size;
 use stack::watch::{CellSample, IoRates, Sample, Series, ServiceSample};
 
 /// Width of the names in front of curves.
@@ -41,11 +42,11 @@ impl About<'_> {
         let reasons = service.error.iter().chain(&service.reasons);
         lines.extend(reasons.map(|why| format!("why     {}", plain(why))));
         let bytes_per_second = |op: &str| service.io.get(op).map(|rates| rates.bytes_per_second);
-        let read = or_absent(bytes_per_second("read"), bytes) + "/s";
-        let write = or_absent(bytes_per_second("write"), bytes) + "/s";
+        let read = or_absent(bytes_per_second("read"), short_size) + "/s";
+        let write = or_absent(bytes_per_second("write"), short_size) + "/s";
         let p99 = service.total.and_then(|total| total.p99_ns);
-        lines.push(self.curve("read", &Series::Read(name()), &read, bytes));
-        lines.push(self.curve("write", &Series::Write(name()), &write, bytes));
+        lines.push(self.curve("read", &Series::Read(name()), &read, short_size));
+        lines.push(self.curve("write", &Series::Write(name()), &write, short_size));
         let slow = or_absent(p99, time);
         let latency = Series::Latency(name());
         lines.push(self.curve("p99", &latency, &slow, |ns| time(ns as u64)));
@@ -67,11 +68,11 @@ impl About<'_> {
             .rates
             .map(|rates| rates.read_bytes_per_second + rates.written_bytes_per_second);
         let series = Series::Path(path.service.clone(), path.path.clone());
-        let value = or_absent(sum, bytes) + "/s";
+        let value = or_absent(sum, short_size) + "/s";
         let (lun, address) = (plain(&path.lun), plain(&path.path));
         let mut lines = vec![format!("{lun} over {address}: {}", plain(&path.state))];
         lines.extend(path.why.iter().map(|why| format!("why     {}", plain(why))));
-        lines.push(self.curve("bytes", &series, &value, bytes));
+        lines.push(self.curve("bytes", &series, &value, short_size));
         lines.push(format!(
             "{} in flight, {} wait for a path; {} lost connections",
             path.in_flight, path.waiting, path.losses
@@ -93,9 +94,9 @@ impl About<'_> {
             format!(
                 "process {}: {} of {} used, {} dirty{age}",
                 cache.pid,
-                bytes(cache.used_bytes as f64),
-                bytes(cache.max_bytes as f64),
-                bytes(cache.dirty_bytes as f64),
+                short_size(cache.used_bytes as f64),
+                short_size(cache.max_bytes as f64),
+                short_size(cache.dirty_bytes as f64),
             ),
             format!("serves  {}", plain(&cache.services.join(" "))),
             self.curve_to("hits", &Series::HitRatio(cache.pid), &hits, 1.0),
@@ -116,8 +117,8 @@ impl About<'_> {
             format!(
                 "{} bytes, {} cached, {} dirty{age}",
                 file.size_bytes,
-                or_absent(cached, bytes),
-                bytes(file.dirty_bytes as f64),
+                or_absent(cached, short_size),
+                short_size(file.dirty_bytes as f64),
             ),
         ])
     }
@@ -184,7 +185,7 @@ fn headline(service: &ServiceSample) -> String {
     let at = places
         .next()
         .map_or_else(String::new, |place| format!(" at {place}"));
-    let size = or_absent(service.size_bytes.map(|size| size as f64), bytes);
+    let size = or_absent(service.size_bytes.map(|size| size as f64), short_size);
     let age = match (service.dirty_bytes, service.oldest_dirty_ms) {
         (Some(dirty), Some(ms)) if dirty > 0 => format!(", dirty for {}", duration(ms)),
         _ => String::new(),
@@ -197,7 +198,7 @@ fn of_op(op: &str, rates: &IoRates) -> String {
     format!(
         "{op:<LABEL$}{:>6}/s {:>8}/s  p50 {:>7}  p99 {:>7}  mean {:>7}  {} errors/s",
         rate(rates.requests_per_second),
-        bytes(rates.bytes_per_second),
+        short_size(rates.bytes_per_second),
         or_absent(rates.p50_ns, time),
         or_absent(rates.p99_ns, time),
         or_absent(rates.mean_ns, time),
@@ -208,8 +209,8 @@ fn of_op(op: &str, rates: &IoRates) -> String {
 fn transfers(cell: &CellSample) -> String {
     format!(
         "fetched {}/s, stored {}/s, {} callbacks/s, {} errors/s",
-        or_absent(cell.fetched_bytes_per_second, bytes),
-        or_absent(cell.stored_bytes_per_second, bytes),
+        or_absent(cell.fetched_bytes_per_second, short_size),
+        or_absent(cell.stored_bytes_per_second, short_size),
         or_absent(cell.breaks_per_second, rate),
         or_absent(cell.errors_per_second, rate),
     )

@@ -5,19 +5,6 @@ use cli::output;
 /// Shown for a value that is not available.
 pub const ABSENT: &str = "-";
 
-/// Formats bytes, or bytes per second, in at most 8 characters.
-pub fn bytes(value: f64) -> String {
-    const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-    let mut value = value.max(0.0);
-    let mut unit = 0;
-    while value >= 1023.5 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    let digits = usize::from(unit > 0 && value < 99.95);
-    format!("{value:.digits$} {}", UNITS[unit])
-}
-
 /// Formats a number of events per second in at most 6 characters.
 pub fn rate(value: f64) -> String {
     match value.max(0.0) {
@@ -121,16 +108,6 @@ mod tests {
     #[test]
     fn values_fit_into_their_columns() {
         for (value, text) in [
-            (0.0, "0 B"),
-            (1023.0, "1023 B"),
-            (1536.0, "1.5 KiB"),
-            (1024.0 * 1023.4, "1023 KiB"),
-            (1024.0 * 1023.6, "1.0 MiB"),
-            (200.0 * 1048576.0, "200 MiB"),
-        ] {
-            assert_eq!(bytes(value), text);
-        }
-        for (value, text) in [
             (0.0, "0"),
             (0.5, "0.5"),
             (12.3, "12"),
@@ -152,7 +129,6 @@ mod tests {
         }
         for power in 0..60 {
             let value = (1_u64 << power) as f64 * 0.9999;
-            assert!(bytes(value).chars().count() <= 8, "{}", bytes(value));
             assert!(rate(value.min(1e9)).chars().count() <= 6, "{value}");
             assert!(time(1 << power.min(43)).chars().count() <= 7, "{power}");
         }

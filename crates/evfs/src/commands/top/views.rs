@@ -1,8 +1,9 @@
 //! The views: which tables there are, and how a sample fills them.
 
-use super::format::{bytes, percent, rate, time};
+use super::format::{percent, rate, time};
 use super::grid::{Cell, Column, Grid, Kind, Row, Tone};
 use crate::commands::status::duration;
+use stack::short_size;
 use stack::watch::{
     CacheSample, ClientSample, FileSample, IoRates, PathSample, Sample, ServiceSample,
     TransferRates,
@@ -176,8 +177,8 @@ fn service(s: &ServiceSample) -> Row {
             Cell::text(&s.name),
             Cell::text(s.kind),
             Cell::text(&s.state),
-            Cell::number(op("read"), bytes),
-            Cell::number(op("write"), bytes),
+            Cell::number(op("read"), short_size),
+            Cell::number(op("write"), short_size),
             Cell::number(total(|rates| rates.requests_per_second), rate),
             latency(|rates| rates.p50_ns),
             latency(|rates| rates.p99_ns),
@@ -219,8 +220,8 @@ fn path(p: &PathSample) -> Row {
             Cell::text(&p.lun),
             Cell::text(&p.path),
             Cell::text(&p.state),
-            Cell::number(number(|r| r.read_bytes_per_second), bytes),
-            Cell::number(number(|r| r.written_bytes_per_second), bytes),
+            Cell::number(number(|r| r.read_bytes_per_second), short_size),
+            Cell::number(number(|r| r.written_bytes_per_second), short_size),
             Cell::number(number(|r| r.reads_per_second + r.writes_per_second), rate),
             latency(|r| r.p50_ns),
             latency(|r| r.p99_ns),
@@ -323,7 +324,7 @@ pub fn client_key(c: &ClientSample) -> String {
 }
 
 fn size(value: Option<u64>) -> Cell {
-    Cell::number(value.map(|value| value as f64), bytes)
+    Cell::number(value.map(|value| value as f64), short_size)
 }
 
 fn nanoseconds(value: Option<u64>) -> Cell {

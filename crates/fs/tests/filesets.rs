@@ -1,0 +1,82 @@
+//! Changes of filesets as a whole, planned and made.
+
+use block_testing::Mem;
+use fs::{FIRST_FILESET, FilesetChange, Fs, Kind, Options, Quota, Result, Time, TreeRecord};
+use std::sync::Arc;
+
+/// Makes a change, and returns the record after it, or the last one of a removed fileset.
+fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
+    match change {
+        FilesetChange::Create { name } => fs.create_fileset(name)?.record(),
+        FilesetChange::Snapshot { of, name } => fs.snapshot(of, name)?.record(),
+        FilesetChange::Rename { id, name } => {
+            fs.rename_fileset(id, name)?;
+            fs.fileset(id)?.record()
+        }
+        FilesetChange::Quota { id, quota } => {
+            fs.set_quota(id, quota)?;
+            fs.fileset(id)?.record()
+        }
+        FilesetChange::Remove { id } => {
+            let record = fs.fileset(id)?.record()?;
+            fs.remove_fileset(id)?;
+            Ok(record)
+        }
+    }
+}
+
+/// Reduces a result to its parts that do not depend on the time.
+fn timeless(result: Result<TreeRecord>) -> std::result::Result<TreeRecord, Kind> {
+    let created = Time::default();
+    let record = result.map(|record| TreeRecord { created, ..record });
+    record.map_err(|error| error.kind())
+}
+
+#[test]
+fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
+    let device = Arc::new(Mem::new(32 << 20, 512));
+    Fs::format(device.clone(), "").expect("formatted");
+    let fs = Fs::open(device, Options::default()).expect("open");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there").id();
+    let home = fs.create_fileset("home").expect("made").id();
+    let limits = Quota {
+        blocks: 7,
+        inodes: 8,
+    };
+    fs.set_quota(home, limits).expect("set");
+    let then = fs.snapshot(home, "then").expect("made").id();
+    let none = 1000;
+    let quota = Quota {
+        blocks: 100,
+        inodes: 0,
+    };
+    let create = |name| FilesetChange::Create { name };
+    let snapshot = |of, name| FilesetChange::Snapshot { of, name };
+    let rename = |id, name| FilesetChange::Rename { id, name };
+    let limit = |id| FilesetChange::Quota { id, quota };
+    let remove = |id| FilesetChange::Remove { id };
+    for (change, refusal) in [
+        (create("home"), Some(Kind::Exists)),
+        (create("a/b"), Some(Kind::Invalid)),
+        (create("new"), None),
+        (snapshot(home, "then"), Some(Kind::Exists)),
+        (snapshot(then, "again"), Some(Kind::Invalid)),
+        (snapshot(none, "again"), Some(Kind::NotFound)),
+        (snapshot(home, "again"), None),
+        (rename(home, "main"), Some(Kind::Exists)),
+        (rename(none, "people"), Some(Kind::NotFound)),
+        (rename(home, "people"), None),
+        (limit(then), Some(Kind::Invalid)),
+        (limit(none), Some(Kind::NotFound)),
+        (limit(main), None),
+        (remove(home), Some(Kind::Busy)),
+        (remove(none), Some(Kind::NotFound)),
+        (remove(then), None),
+    ] {
+        let before = fs.filesets();
+        let planned = timeless(fs.plan(change));
+        assert_eq!(fs.filesets(), before, "{change:?}");
+        assert_eq!(planned.as_ref().err().copied(), refusal, "{change:?}");
+        assert_eq!(planned, timeless(make(&fs, change)), "{change:?}");
+    }
+}

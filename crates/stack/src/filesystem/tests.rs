@@ -1,0 +1,77 @@
+//! Dry runs of requests, compared with the real ones.
+
+use super::*;
+use ::fs::{FileType, New};
+use block_testing::Mem;
+
+#[test]
+fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(32 << 20, 512));
+    Fs::format(Arc::clone(&device), "").unwrap();
+    let fs = open_fs(&device, "test", ::fs::Options::default()).unwrap();
+    let run = |ask: &FsRequest, run| {
+        let answer = execute(&fs, ask, run, &|| Ok(()), Some(FIRST_FILESET));
+        let mut answer = answer.map_err(|error| (error.exit_code(), error.chain()))?;
+        if let Some(row) = answer.as_object_mut() {
+            // A dry run cannot know the number, and the time passes.
+            row.retain(|key, _| key != "id" && key != "created");
+        }
+        Ok::<Value, (u8, String)>(answer)
+    };
+    let quota = Limits {
+        bytes: Some(5000),
+        inodes: Some(7),
+    };
+    let create = |name: &str| FsRequest::Create {
+        name: name.into(),
+        quota,
+    };
+    let rename = |from: &str, to: &str| FsRequest::Rename {
+        from: from.into(),
+        to: to.into(),
+    };
+    let limit = |name: &str| FsRequest::Quota {
+        name: name.into(),
+        quota,
+    };
+    let snapshot = |of: &str, name: &str| FsRequest::Snapshot {
+        of: of.into(),
+        name: name.into(),
+    };
+    let remove = |name: &str, force| FsRequest::Remove {
+        name: name.into(),
+        force,
+    };
+    run(&create("full"), Run::Real).unwrap();
+    let full = fs.fileset_named("full").unwrap();
+    let file = New::of_root(FileType::File, 0o644);
+    full.create(ROOT, b"file", &file).unwrap();
+    fs.sync().unwrap();
+    for (ask, code) in [
+        (create("new"), 0),
+        (create("full"), 2),
+        (create("a/b"), 2),
+        (rename("none", "people"), 10),
+        (rename("new", "full"), 2),
+        (rename("new", "people"), 0),
+        (limit("people"), 0),
+        (limit("none"), 10),
+        // The snapshot has no limits.
+        (snapshot("full", "monday"), 0),
+        (snapshot("monday", "tuesday"), 2),
+        (snapshot("full", "monday"), 2),
+        (limit("monday"), 2),
+        (remove("none", true), 10),
+        (remove(FIRST_FILESET, true), 11),
+        (remove("full", false), 2),
+        (remove("full", true), 11),
+        (remove("monday", true), 0),
+        (remove("full", true), 0),
+    ] {
+        let before = run(&FsRequest::List, Run::Real);
+        let dry = run(&ask, Run::Dry);
+        assert_eq!(run(&FsRequest::List, Run::Real), before, "{ask:?}");
+        assert_eq!(dry.as_ref().err().map_or(0, |e| e.0), code, "{ask:?}");
+        assert_eq!(dry, run(&ask, Run::Real), "{ask:?}");
+    }
+}
