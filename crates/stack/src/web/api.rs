@@ -181,10 +181,13 @@ mod tests {
         let page = service_of("disk", &|_, request| match request {
             ControlRequest::Status => Ok(json!({ "lun": "l", "cell": "c" })),
             ControlRequest::Stats => Ok(json!({})),
-            _ => match meeting.join() {
-                true => Ok(json!("met")),
-                false => Err(Error::Busy("the other requests were not sent".into())),
-            },
+            _ => {
+                if meeting.join() {
+                    Ok(json!("met"))
+                } else {
+                    Err(Error::Busy("the other requests were not sent".into()))
+                }
+            }
         });
         for key in ["lun", "usage", "cell", "cell_volumes"] {
             assert_eq!(page[key], "met", "{key}: {page}");
@@ -201,10 +204,13 @@ mod tests {
                 is_read.join();
                 Err(Error::Busy("stopped".into()))
             }
-            (_, ControlRequest::Cache(_)) => match is_read.join() {
-                true => Ok(json!({ "pid": 7 })),
-                false => Err(Error::Busy("it had to wait".into())),
-            },
+            (_, ControlRequest::Cache(_)) => {
+                if is_read.join() {
+                    Ok(json!({ "pid": 7 }))
+                } else {
+                    Err(Error::Busy("it had to wait".into()))
+                }
+            }
             _ => Ok(json!({ "name": name, "pid": 7, "cached": true })),
         });
         let cache = json!({ "pid": 7, "services": ["a", "b"] });
