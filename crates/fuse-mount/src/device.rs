@@ -1,0 +1,82 @@
+//! A descriptor of `/dev/fuse`.
+
+use rustix::fs::{Mode, OFlags};
+use std::io;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// `FUSE_DEV_IOC_CLONE` of <linux/fuse.h>.
+const CLONE: libc::c_ulong = 0x8004_e500;
+
+/// Descriptor over which requests of one mount arrive.
+pub(crate) struct Device(OwnedFd);
+
+/// Result of reading a descriptor.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Received {
+    /// A request of this length.
+    Request(usize),
+    /// None yet.
+    Nothing,
+    /// None will come: the mount has ended.
+    Ended,
+}
+
+impl Device {
+    /// Opens a descriptor that belongs to no mount yet.
+    pub fn open(flags: OFlags) -> io::Result<Device> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | flags;
+        Ok(Device(rustix::fs::open("/dev/fuse", flags, Mode::empty())?))
+    }
+
+    /// Takes the descriptor of a mount that a helper program has made.
+    pub fn from_helper(fd: OwnedFd) -> Device {
+        Device(fd)
+    }
+
+    /// Opens another descriptor for the same mount, whose reads do not wait. A request is answered
+    /// on the descriptor that it was read from.
+    pub fn clone_without_waiting(&self) -> io::Result<Device> {
+        let copy = Device::open(OFlags::NONBLOCK)?;
+        let this = self.0.as_raw_fd();
+        // SAFETY: the kernel reads one integer, which lives through the call.
+        match unsafe { libc::ioctl(copy.0.as_raw_fd(), CLONE as _, &this) } {
+            0 => Ok(copy),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Reads one request.
+    ///
+    /// # Errors
+    /// Those that do not belong to a request.
+    pub fn receive(&self, buf: &mut [u8]) -> io::Result<Received> {
+        use rustix::io::Errno;
+        loop {
+            match rustix::io::read(&self.0, &mut *buf) {
+                Ok(len) => return Ok(Received::Request(len)),
+                // The request was interrupted before it was read, or this thread was.
+                Err(Errno::NOENT | Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(Received::Nothing),
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(Received::Ended),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Sends one reply or notification.
+    pub fn send(&self, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
+        loop {
+            match rustix::io::writev(&self.0, parts) {
+                Err(rustix::io::Errno::INTR) => {}
+                sent => return sent.map(drop),
+            }
+        }
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

@@ -1,0 +1,333 @@
+//! A session with the kernel: its start, its threads, and its end.
+//!
+//! ```text
+//!   thread: follow ──► leader: receive ──► serve in line ──► receive …
+//!             ▲                               │ about to sleep, or slow: another thread leads
+//!             └──── nothing left ◄── help ◄───┘
+//! ```
+//!
+//! The leader receives by a descriptor of its own, without waiting, for a short time
+//! ([`crate::waiting`]), and then sleeps in a read of the descriptor of the mount. A thread that has
+//! lost leadership serves requests that are there already, and then follows
+//! ([`crate::leadership`]). **Invariant:** every request that the kernel waits for is answered once,
+//! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
+
+use crate::device::{Device, Received};
+use crate::leadership::{Leadership, Turn};
+use crate::serve::{Reply, Serve};
+use crate::waiting::Waiting;
+use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use std::cell::{Cell, OnceCell};
+use std::io::{self, IoSlice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Room for the headers of a request, in bytes.
+const HEADER_BYTES: usize = 4096;
+
+/// Length of the data of a request from which on another thread receives while it is served.
+const LONG_BYTES: usize = 64 << 10;
+
+/// Number of requests that were there without waiting, after which another thread joins.
+const BACKLOG: u32 = 16;
+
+thread_local! {
+    static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
+    /// Request that this thread serves as the leader.
+    static TURN: Cell<Option<Turn>> = const { Cell::new(None) };
+}
+
+/// Lets another thread lead, because this one is about to sleep.
+fn about_to_sleep() {
+    if let Some(turn) = TURN.take() {
+        LEADERSHIP.with(|leadership| leadership.get().map(|it| it.hand_over(turn)));
+    }
+}
+
+/// Threads that serve a mount.
+pub(crate) struct Session {
+    device: Arc<Device>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<S: Serve> {
+    served: S,
+    session: fuse_proto::Session,
+    /// Descriptor of the mount, in whose read the leader sleeps.
+    device: Arc<Device>,
+    leadership: Arc<Leadership>,
+    waiting: Waiting,
+    running: AtomicUsize,
+}
+
+impl Session {
+    /// Agrees with the kernel on the session, and starts the threads.
+    pub fn start(device: Device, mut served: impl Serve, threads: usize) -> io::Result<Session> {
+        let session = shake_hands(&device, &served)?;
+        served.agreed(&session);
+        let device = Arc::new(device);
+        let shared = Arc::new(Shared {
+            served,
+            session,
+            device: Arc::clone(&device),
+            leadership: Arc::default(),
+            waiting: Waiting::new(),
+            running: AtomicUsize::new(0),
+        });
+        let mut workers = Vec::new();
+        for _ in 0..threads.max(1) {
+            workers.push(Worker::new(&shared)?);
+        }
+        let mut threads = Vec::new();
+        for (i, worker) in workers.into_iter().enumerate() {
+            let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
+            threads.push(thread.spawn(move || worker.run())?);
+        }
+        Ok(Session { device, threads })
+    }
+
+    /// Returns the descriptor of the mount.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Waits until all threads have ended.
+    pub fn join(self) {
+        for thread in self.threads {
+            // A panic was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Answers the kernel's first request.
+fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::Session> {
+    let mut buffer = Buffer::new(2 * fuse_proto::abi::FUSE_MIN_READ_BUFFER as usize)?;
+    loop {
+        let len = match device.receive(buffer.bytes())? {
+            Received::Request(len) => len,
+            Received::Nothing => continue,
+            Received::Ended => return Err(io::ErrorKind::NotConnected.into()),
+        };
+        let request = parse(&buffer.bytes()[..len], &fuse_proto::Session::new());
+        let request = request.map_err(|e| io::Error::other(e.to_string()))?;
+        let unique = request.header.unique;
+        let send = |bytes: &[u8]| device.send(&[IoSlice::new(bytes)]);
+        let Operation::Init(offer) = request.operation else {
+            send(reply::error(unique, libc::EIO).as_ref())?;
+            return Err(io::Error::other("the kernel did not begin with INIT"));
+        };
+        let mut wanted = served.wanted();
+        wanted.page_bytes = rustix::param::page_size() as u32;
+        match negotiate(&offer, &wanted) {
+            Ok((session, answer)) => {
+                send(reply::init(unique, &answer).as_ref())?;
+                return Ok(session);
+            }
+            Err(Refusal::NewerMajor { reply: answer, .. }) => {
+                send(reply::init(unique, &answer).as_ref())?;
+            }
+            Err(refusal) => {
+                send(reply::error(unique, libc::EPROTO).as_ref())?;
+                return Err(io::Error::new(io::ErrorKind::Unsupported, refusal));
+            }
+        }
+    }
+}
+
+/// One thread of a session.
+struct Worker<S: Serve> {
+    shared: Arc<Shared<S>>,
+    /// Descriptor whose reads do not wait.
+    device: Arc<Device>,
+    buffer: Buffer,
+}
+
+impl<S: Serve> Worker<S> {
+    fn new(shared: &Arc<Shared<S>>) -> io::Result<Worker<S>> {
+        let device = Arc::new(shared.device.clone_without_waiting()?);
+        let buffer = Buffer::new(shared.session.max_write() as usize + HEADER_BYTES)?;
+        shared.running.fetch_add(1, SeqCst);
+        Ok(Worker {
+            shared: Arc::clone(shared),
+            device,
+            buffer,
+        })
+    }
+
+    fn run(mut self) {
+        let leadership = Arc::clone(&self.shared.leadership);
+        LEADERSHIP.with(|own| drop(own.set(Arc::clone(&leadership))));
+        block::before_sleep(about_to_sleep);
+        while leadership.follow() {
+            if let Err(error) = self.lead().and_then(|()| self.help()) {
+                tracing::error!(
+                    name: "EVFS-0605",
+                    "cannot receive requests of a mount: {error}; unmount it and mount it again"
+                );
+                leadership.end();
+            }
+        }
+    }
+
+    /// Receives and serves requests as the leader, until this thread is that no longer.
+    fn lead(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let mut backlog = 0;
+        loop {
+            let Some((from, len)) = self.receive(&mut backlog)? else {
+                shared.leadership.end();
+                return Ok(());
+            };
+            let turn = shared.leadership.begin();
+            TURN.set(Some(turn));
+            shared.serve(from, &self.buffer.bytes()[..len], backlog);
+            TURN.set(None);
+            if !shared.leadership.finish(turn) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Serves the requests that are there already.
+    fn help(&mut self) -> io::Result<()> {
+        while !self.shared.leadership.has_ended() {
+            match self.device.receive(self.buffer.bytes())? {
+                Received::Request(len) => {
+                    let message = &self.buffer.bytes()[..len];
+                    self.shared.serve(&self.device, message, 0);
+                }
+                Received::Nothing => break,
+                Received::Ended => self.shared.leadership.end(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a request; returns the descriptor it came from, and its length. `None`: the mount
+    /// has ended. Counts the requests in a row that it did not have to wait for.
+    fn receive(&mut self, backlog: &mut u32) -> io::Result<Option<(&Arc<Device>, usize)>> {
+        let shared = &self.shared;
+        let buffer = self.buffer.bytes();
+        match self.device.receive(buffer)? {
+            Received::Request(len) => {
+                *backlog += 1;
+                return Ok(Some((&self.device, len)));
+            }
+            Received::Nothing => *backlog = 0,
+            Received::Ended => return Ok(None),
+        }
+        let start = Instant::now();
+        let window = shared.waiting.window(start);
+        while start.elapsed() < window {
+            rustix::thread::sched_yield();
+            match self.device.receive(buffer)? {
+                Received::Request(len) => return Ok(Some((&self.device, len))),
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+        loop {
+            match shared.device.receive(buffer)? {
+                Received::Request(len) => {
+                    shared.waiting.slept(start.elapsed());
+                    return Ok(Some((&shared.device, len)));
+                }
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+    }
+}
+
+impl<S: Serve> Drop for Worker<S> {
+    fn drop(&mut self) {
+        if self.shared.running.fetch_sub(1, SeqCst) == 1 {
+            self.shared.leadership.end();
+            self.shared.served.ended();
+        }
+    }
+}
+
+impl<S: Serve> Shared<S> {
+    fn serve(&self, from: &Arc<Device>, message: &[u8], backlog: u32) {
+        let request = match parse(message, &self.session) {
+            Ok(request) => request,
+            Err(malformed) => return refuse(from, &malformed),
+        };
+        let unique = request.operation.is_answered().then_some(request.header.unique);
+        let reply = Reply::new(from, unique);
+        match request.operation {
+            Operation::Destroy => {
+                reply.empty();
+                self.leadership.end();
+            }
+            Operation::Init(_) => reply.error(libc::EIO),
+            // The kernel sends no further one after this answer.
+            Operation::Interrupt { .. } | Operation::Unknown => reply.error(libc::ENOSYS),
+            _ => {
+                let long = is_long(&request) || backlog >= BACKLOG;
+                if long && self.waiting.has_idle_cpu(Instant::now()) {
+                    about_to_sleep();
+                }
+                let served = || self.served.serve(&request, reply);
+                // The message of a panic has been printed by its hook.
+                let _ = catch_unwind(AssertUnwindSafe(served));
+            }
+        }
+    }
+}
+
+/// Reports whether a request takes much longer than to wake another thread.
+fn is_long(request: &Request<'_>) -> bool {
+    match &request.operation {
+        Operation::Read(read) => read.size as usize >= LONG_BYTES,
+        Operation::Write(write) => write.data.len() >= LONG_BYTES,
+        _ => false,
+    }
+}
+
+/// Answers a message that is no valid request.
+fn refuse(from: &Arc<Device>, malformed: &Malformed) {
+    use fuse_proto::abi::{FUSE_BATCH_FORGET, FUSE_FORGET};
+    tracing::error!(name: "EVFS-0605", "{malformed}; the request fails");
+    let is_answered = !matches!(malformed.opcode, Some(FUSE_FORGET | FUSE_BATCH_FORGET));
+    drop(Reply::new(from, malformed.unique.filter(|_| is_answered)));
+}
+
+/// Memory for one request, aligned to a page. Only the parts that were used take memory.
+struct Buffer {
+    memory: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, and to no thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    fn new(len: usize) -> io::Result<Buffer> {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Buffer { memory, len })
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this length, is initialized with zeros, and is accessed only
+        // through this value.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this length, and no reference to it is left.
+        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
+    }
+}
