@@ -1,6 +1,7 @@
 //! The files of a fileset as served to the kernel.
 
 mod caller;
+mod content;
 mod convert;
 mod handles;
 mod invalidation;
@@ -14,8 +15,7 @@ pub(crate) use invalidation::InvalidationQueue;
 use crate::config::MountConfig;
 use block::Waker;
 use fs::{Files, Lane, Watch, Watcher};
-use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
-use fuser::Errno;
+use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
 use privileges::Capabilities;
@@ -113,5 +113,5 @@ fn errno(error: fs::Error) -> Errno {
     if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
         tracing::warn!(name: "EVFS-0601", "{error}");
     }
-    Errno::from_i32(error.errno())
+    Errno::from_raw_os_error(error.errno())
 }

@@ -111,12 +111,6 @@ impl Leadership {
         }
     }
 
-    /// Reports whether a thread is free to lead.
-    pub fn has_followers(&self) -> bool {
-        let roles = self.lock();
-        roles.followers > 0 || roles.has_deputy
-    }
-
     /// Ends the session: no thread waits any longer.
     pub fn end(&self) {
         let _roles = self.lock();

@@ -4,17 +4,31 @@
 //!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor ──► file system
 //! ```
 //!
+//! `attach.rs` mounts, `session.rs` receives requests and calls the file system ([`Serve`]),
+//! `leadership.rs` distributes them over the threads, and `waiting.rs` decides how a thread waits.
+//!
 //! The file system that is served belongs to the caller. **Invariant:** nothing here sends a request
 //! to a mounted directory that could wait for its server, except to find out whether the server has
 //! died; a mount of another user or program is never unmounted.
 
+mod attach;
+mod device;
+mod leadership;
 mod mount;
 mod mountpoint;
+mod notifier;
+mod serve;
+mod session;
 mod table;
 mod users;
+mod waiting;
 
 pub use mount::{Mount, Settings, Users};
 pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
+pub use fuse_proto;
+pub use notifier::Notifier;
+pub use rustix::io::Errno;
+pub use serve::{Reply, Serve};
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 

@@ -1,8 +1,11 @@
 //! A mount, from the start of its session to its end.
 
 use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
+use crate::attach::attach;
+use crate::notifier::Notifier;
+use crate::serve::Serve;
+use crate::session::Session;
 use crate::{Error, SOURCE, users};
-use fuser::{BackgroundSession, Config, Filesystem, MountOption, Notifier, Session, SessionACL};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
@@ -32,46 +35,12 @@ pub struct Settings {
 
 impl Settings {
     /// Returns the source, unless `fusermount3` would take a part of it for another option.
-    fn source(&self) -> &str {
+    pub(crate) fn source(&self) -> &str {
         if self.source.contains([',', '\\']) {
             SOURCE
         } else {
             &self.source
         }
-    }
-
-    fn for_session(&self) -> Config {
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName(self.source().into()),
-            // The library's own option for this does not reach the kernel.
-            MountOption::CUSTOM("subtype=evfs".into()),
-            MountOption::DefaultPermissions,
-        ];
-        if self.read_only {
-            config.mount_options.push(MountOption::RO);
-        }
-        config.mount_options.extend([
-            if self.suid {
-                MountOption::Suid
-            } else {
-                MountOption::NoSuid
-            },
-            if self.dev {
-                MountOption::Dev
-            } else {
-                MountOption::NoDev
-            },
-        ]);
-        if !self.exec {
-            config.mount_options.push(MountOption::NoExec);
-        }
-        if self.allow_other {
-            config.acl = SessionACL::All;
-        }
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = true;
-        config
     }
 }
 
@@ -96,7 +65,7 @@ fn may_mount_at(dir: &Path) -> std::io::Result<()> {
 pub struct Mount {
     mountpoint: PathBuf,
     /// `None` once the mount has ended.
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
 }
 
 impl Mount {
@@ -105,7 +74,7 @@ impl Mount {
     /// # Errors
     /// [`Error::Busy`] if something else is mounted there; errors of the system, for example if the
     /// user may not open `/dev/fuse`.
-    pub fn start(settings: &Settings, filesystem: impl Filesystem) -> Result<Mount, Error> {
+    pub fn start(settings: &Settings, served: impl Serve) -> Result<Mount, Error> {
         let mountpoint = &settings.mountpoint;
         let shown = mountpoint.display().to_string();
         let failed = |e| Error::io(format!("cannot mount {shown}"), e);
@@ -125,12 +94,14 @@ impl Mount {
             );
             return Err(Error::io(what, e));
         }
-        let session = Session::new(filesystem, &mountpoint, &settings.for_session())
-            .and_then(Session::spawn)
-            .map_err(|e| match no_mounts() {
-                Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
-                None => failed(e),
-            })?;
+        let device = attach(settings, &mountpoint).map_err(|e| match no_mounts() {
+            Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
+            None => failed(e),
+        })?;
+        let session = Session::start(device, served, settings.threads).map_err(|e| {
+            let _ = unmount(&mountpoint, WhenBusy::Detach);
+            failed(e)
+        })?;
         Ok(Mount {
             mountpoint,
             session: Some(session),
@@ -144,7 +115,8 @@ impl Mount {
 
     /// Returns a handle for notifications to the kernel.
     pub fn notifier(&self) -> Option<Notifier> {
-        self.session.as_ref().map(BackgroundSession::notifier)
+        let session = self.session.as_ref()?;
+        Some(Notifier::new(session.device()))
     }
 
     /// Checks whether an unmount would succeed, as far as these users are concerned.
@@ -200,9 +172,9 @@ impl Mount {
         };
         let over = over && has_ended();
         match (self.session.take(), over) {
-            (Some(session), true) => drop(session.join()),
+            (Some(session), true) => session.join(),
             // The kernel ends the session when the last user closes its files, which may be never.
-            (Some(session), false) => std::mem::forget(session),
+            (Some(session), false) => drop(session),
             (None, _) => {}
         }
         Ok(over)
@@ -211,8 +183,7 @@ impl Mount {
     /// Waits until the mount is unmounted by another program.
     pub fn wait(mut self) {
         if let Some(session) = self.session.take() {
-            // The mount has ended; the result of its last thread does not matter.
-            let _ = session.join();
+            session.join();
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The interface of a served file system.
 
 use crate::device::Device;
-use fuse_proto::{Attr, Entry, Opened, Request, Session, StatFs, Statx, Wanted, reply};
+use fuse_proto::reply::{self, Directory, DirectoryPlus};
+use fuse_proto::{Attr, Entry, Opened, Request, Session, StatFs, Statx, Wanted};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -57,8 +58,8 @@ impl<'a> Reply<'a> {
     }
 
     /// Answers with an error.
-    pub fn error(self, errno: i32) {
-        self.send(|unique| reply::error(unique, errno), &[]);
+    pub fn error(self, errno: Errno) {
+        self.send(|unique| reply::error(unique, errno.raw_os_error()), &[]);
     }
 
     /// Answers that the request is done.
@@ -67,7 +68,7 @@ impl<'a> Reply<'a> {
     }
 
     /// Answers with success or an error.
-    pub fn result(self, result: Result<(), i32>) {
+    pub fn result(self, result: Result<(), Errno>) {
         match result {
             Ok(()) => self.empty(),
             Err(errno) => self.error(errno),
@@ -112,6 +113,26 @@ impl<'a> Reply<'a> {
     /// Answers with data: of a file, of a directory, a link or an attribute.
     pub fn data(self, data: &[u8]) {
         self.send(|unique| reply::data_header(unique, data.len()), data);
+    }
+
+    /// Answers with the entries of a directory. Returns the memory.
+    pub fn directory(mut self, entries: Directory) -> Vec<u8> {
+        let unique = self.unique.take();
+        let message = entries.finish(unique.unwrap_or_default());
+        if let Some(unique) = unique {
+            send(self.device(), unique, &message, &[]);
+        }
+        message
+    }
+
+    /// Answers with the entries of a directory and their files. Returns the memory.
+    pub fn directory_plus(mut self, entries: DirectoryPlus) -> Vec<u8> {
+        let unique = self.unique.take();
+        let message = entries.finish(unique.unwrap_or_default());
+        if let Some(unique) = unique {
+            send(self.device(), unique, &message, &[]);
+        }
+        message
     }
 
     /// Answers with the size of the file system.

@@ -17,6 +17,7 @@ use crate::leadership::{Leadership, Turn};
 use crate::serve::{Reply, Serve};
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::cell::{Cell, OnceCell};
 use std::io::{self, IoSlice};
@@ -140,6 +141,12 @@ fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::S
     }
 }
 
+/// Descriptor from which a request was read.
+enum Descriptor {
+    Own,
+    OfMount,
+}
+
 /// One thread of a session.
 struct Worker<S: Serve> {
     shared: Arc<Shared<S>>,
@@ -180,9 +187,13 @@ impl<S: Serve> Worker<S> {
         let shared = Arc::clone(&self.shared);
         let mut backlog = 0;
         loop {
-            let Some((from, len)) = self.receive(&mut backlog)? else {
+            let Some((descriptor, len)) = self.receive(&mut backlog)? else {
                 shared.leadership.end();
                 return Ok(());
+            };
+            let from = match descriptor {
+                Descriptor::Own => &self.device,
+                Descriptor::OfMount => &shared.device,
             };
             let turn = shared.leadership.begin();
             TURN.set(Some(turn));
@@ -211,13 +222,13 @@ impl<S: Serve> Worker<S> {
 
     /// Waits for a request; returns the descriptor it came from, and its length. `None`: the mount
     /// has ended. Counts the requests in a row that it did not have to wait for.
-    fn receive(&mut self, backlog: &mut u32) -> io::Result<Option<(&Arc<Device>, usize)>> {
+    fn receive(&mut self, backlog: &mut u32) -> io::Result<Option<(Descriptor, usize)>> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
         match self.device.receive(buffer)? {
             Received::Request(len) => {
                 *backlog += 1;
-                return Ok(Some((&self.device, len)));
+                return Ok(Some((Descriptor::Own, len)));
             }
             Received::Nothing => *backlog = 0,
             Received::Ended => return Ok(None),
@@ -227,7 +238,7 @@ impl<S: Serve> Worker<S> {
         while start.elapsed() < window {
             rustix::thread::sched_yield();
             match self.device.receive(buffer)? {
-                Received::Request(len) => return Ok(Some((&self.device, len))),
+                Received::Request(len) => return Ok(Some((Descriptor::Own, len))),
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
             }
@@ -236,7 +247,7 @@ impl<S: Serve> Worker<S> {
             match shared.device.receive(buffer)? {
                 Received::Request(len) => {
                     shared.waiting.slept(start.elapsed());
-                    return Ok(Some((&shared.device, len)));
+                    return Ok(Some((Descriptor::OfMount, len)));
                 }
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
@@ -267,9 +278,9 @@ impl<S: Serve> Shared<S> {
                 reply.empty();
                 self.leadership.end();
             }
-            Operation::Init(_) => reply.error(libc::EIO),
+            Operation::Init(_) => reply.error(Errno::IO),
             // The kernel sends no further one after this answer.
-            Operation::Interrupt { .. } | Operation::Unknown => reply.error(libc::ENOSYS),
+            Operation::Interrupt { .. } | Operation::Unknown => reply.error(Errno::NOSYS),
             _ => {
                 let long = is_long(&request) || backlog >= BACKLOG;
                 if long && self.waiting.has_idle_cpu(Instant::now()) {
