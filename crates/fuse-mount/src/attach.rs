@@ -187,6 +187,28 @@ mod tests {
     }
 
     #[test]
+    fn the_helper_mounts_and_sends_a_descriptor_that_programs_do_not_inherit() {
+        let helper = mount_helper().expect("needs fusermount3 of the package `fuse3`");
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().canonicalize().unwrap();
+        let device = by_helper(Path::new(helper), &settings(&at), &at).unwrap();
+        let mounts = crate::mounts();
+        let mount = mounts.iter().find(|mount| mount.point == at).unwrap();
+        assert_eq!((&*mount.kind, &*mount.source), ("fuse.evfs", "evfs"));
+        for option in ["ro", "nosuid", "nodev", "noexec", "default_permissions"] {
+            let has = mount.options.split(',').any(|has| has == option);
+            assert!(has, "{option}: {}", mount.options);
+        }
+        let flags = rustix::io::fcntl_getfd(&device).unwrap();
+        assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+        // The kernel's first request arrives.
+        let mut buf = [0; 16384];
+        let received = device.receive(&mut buf).unwrap();
+        assert!(matches!(received, crate::device::Received::Request(_)));
+        crate::mountpoint::unmount(&at, crate::WhenBusy::Detach).unwrap();
+    }
+
+    #[test]
     fn the_helper_gets_the_options_and_the_socket() {
         let said = error_of("test -S /dev/fd/0 && echo $_FUSE_COMMFD $* >&2; exit 1");
         let expected = "0 -o ro,nosuid,nodev,noexec,subtype=evfs,default_permissions,\

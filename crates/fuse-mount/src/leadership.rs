@@ -149,7 +149,11 @@ impl Leadership {
             if is_stuck && roles.has_leader && self.settle(Turn(now)) {
                 return (roles, true);
             }
-            quiet = if now == last && now % 2 == 0 { quiet + 1 } else { 0 };
+            quiet = if now == last && now % 2 == 0 {
+                quiet + 1
+            } else {
+                0
+            };
             last = now;
             if quiet < QUIET_TICKS || !roles.has_leader || self.ended.load(SeqCst) {
                 continue;

@@ -23,9 +23,9 @@ mod table;
 mod users;
 mod waiting;
 
+pub use fuse_proto;
 pub use mount::{Mount, Settings, Users};
 pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
-pub use fuse_proto;
 pub use notifier::Notifier;
 pub use rustix::io::Errno;
 pub use serve::{Reply, Serve};

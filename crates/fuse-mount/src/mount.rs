@@ -1,7 +1,7 @@
 //! A mount, from the start of its session to its end.
 
-use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
 use crate::attach::attach;
+use crate::mountpoint::{self, At, WhenBusy, clear_dead, mounted_at, no_mounts, unmount};
 use crate::notifier::Notifier;
 use crate::serve::Serve;
 use crate::session::Session;

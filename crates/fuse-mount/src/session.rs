@@ -271,7 +271,10 @@ impl<S: Serve> Shared<S> {
             Ok(request) => request,
             Err(malformed) => return refuse(from, &malformed),
         };
-        let unique = request.operation.is_answered().then_some(request.header.unique);
+        let unique = request
+            .operation
+            .is_answered()
+            .then_some(request.header.unique);
         let reply = Reply::new(from, unique);
         match request.operation {
             Operation::Destroy => {

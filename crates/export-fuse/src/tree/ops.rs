@@ -102,12 +102,7 @@ impl Tree {
         }
     }
 
-    fn rename(
-        &self,
-        from: (u64, &[u8]),
-        to: (u64, &[u8]),
-        flags: u32,
-    ) -> Result<(), Errno> {
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<(), Errno> {
         let how = match flags {
             0 => Rename::Replace,
             libc::RENAME_NOREPLACE => Rename::NoReplace,
@@ -134,7 +129,12 @@ impl Tree {
     fn read_dir(&self, ino: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
         let mut entries = Directory::new(LISTING.take(), size);
         let listed = self.files.read_dir(ino, offset, |entry| {
-            Ok(entries.add(entry.ino, entry.cookie, convert::kind(entry.kind), entry.name))
+            Ok(entries.add(
+                entry.ino,
+                entry.cookie,
+                convert::kind(entry.kind),
+                entry.name,
+            ))
         });
         // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino);

@@ -113,7 +113,11 @@ mod tests {
             ("user", libc::EOPNOTSUPP),
             ("", libc::EOPNOTSUPP),
         ] {
-            assert_eq!(check(bad.as_bytes()).unwrap_err().raw_os_error(), wrong, "{bad}");
+            assert_eq!(
+                check(bad.as_bytes()).unwrap_err().raw_os_error(),
+                wrong,
+                "{bad}"
+            );
         }
     }
 }
