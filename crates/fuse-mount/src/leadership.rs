@@ -2,37 +2,49 @@
 //!
 //! ```text
 //!   leader ── receives, and serves in line ──► hands leadership over before it sleeps
-//!   deputy ── wakes at intervals while the leader serves, and replaces a leader that is stuck
+//!   deputy ── wakes at intervals while leaders serve, and replaces one that is stuck
 //!   followers ── sleep until they become leader or deputy
 //! ```
 //!
-//! One thread receives, because a second one that waits for requests would be woken by each of them
-//! for nothing. **Invariant:** while requests arrive and a thread is neither serving nor the
-//! leader, a request that blocks delays others by two intervals of the deputy ([`TICK`]) at most,
-//! and if its thread announces that it is about to sleep (`block::about_to_sleep`), by the time to
-//! wake a thread. A session with one thread serves one request after the other.
+//! One thread receives while one client sends requests, because a second one that waits for them
+//! would be woken by each for nothing. Clients that send at the same time get more leaders, up to
+//! one for each thread. **Invariant:** while a thread is neither serving nor a leader, a request
+//! that blocks delays others by two intervals of the deputy ([`TICK`]) at most, and if its thread
+//! announces that it is about to sleep (`block::about_to_sleep`), by the time to wake a thread. A
+//! session with one thread serves one request after the other.
 //!
-//! The leader and the deputy share only the number `progress`. It is odd while the leader serves in
-//! line. Each change of it has one winner, so leadership is never held twice: the leader that
-//! finishes its request or hands leadership over, and the deputy that replaces it, all try to make
-//! the same odd number even.
+//! A leader and the deputy share only a number, the leader's progress, in which a bit is set while
+//! the leader serves in line. Clearing it has one winner, so leadership is never held twice: the
+//! leader that finishes its request or hands leadership over, and the deputy that replaces it, all
+//! try to do that.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Interval at which the deputy checks the leader.
+/// Interval at which the deputy checks the leaders.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
 /// Number of intervals without a request after which the deputy sleeps until the next one.
 const QUIET_TICKS: u32 = 8;
 
+/// Bit of a progress: the thread serves a request as a leader.
+const SERVES: u64 = 1;
+/// Bit of a progress: a client waits for that request.
+const AWAITED: u64 = 2;
+/// Distance between the numbers of two requests.
+const REQUEST: u64 = 4;
+
 /// Roles of the threads of a session.
-#[derive(Default)]
 pub(crate) struct Leadership {
-    progress: AtomicU64,
-    /// The deputy sleeps without a time limit, so the leader wakes it before it serves a request.
+    /// Progress of each thread: [`SERVES`], [`AWAITED`], and the number of requests above them.
+    progress: Vec<AtomicU64>,
+    /// The deputy sleeps without a time limit, so a leader wakes it before it serves a request.
     deputy_sleeps: AtomicBool,
+    /// Number of leaders that are wanted; at least one.
+    seats: AtomicUsize,
+    /// Number of leaders that serve a request in line for which a client waits.
+    busy: AtomicUsize,
     ended: AtomicBool,
     roles: Mutex<Roles>,
     follower: Condvar,
@@ -41,26 +53,50 @@ pub(crate) struct Leadership {
 
 #[derive(Default)]
 struct Roles {
-    has_leader: bool,
+    leaders: usize,
     has_deputy: bool,
     followers: usize,
 }
 
-/// A request that the leader serves in line.
+/// A request that a leader serves in line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Turn(u64);
+pub(crate) struct Turn {
+    thread: usize,
+    progress: u64,
+}
+
+/// Whether a client waits for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Awaited {
+    Yes,
+    No,
+}
 
 impl Leadership {
-    /// Waits until this thread is the leader. Returns false once the session has ended.
+    /// Creates the roles for threads with the numbers up to `threads`.
+    pub fn new(threads: usize) -> Leadership {
+        Leadership {
+            progress: (0..threads).map(|_| AtomicU64::new(0)).collect(),
+            deputy_sleeps: AtomicBool::new(false),
+            seats: AtomicUsize::new(1),
+            busy: AtomicUsize::new(0),
+            ended: AtomicBool::new(false),
+            roles: Mutex::default(),
+            follower: Condvar::new(),
+            deputy: Condvar::new(),
+        }
+    }
+
+    /// Waits until this thread is a leader. Returns false once the session has ended.
     pub fn follow(&self) -> bool {
         let mut roles = self.lock();
         loop {
             if self.ended.load(SeqCst) {
                 return false;
             }
-            if !roles.has_leader {
-                roles.has_leader = true;
-                self.appoint_deputy(&roles);
+            if self.is_short(&roles) {
+                roles.leaders += 1;
+                self.appoint(&roles);
                 return true;
             }
             if roles.has_deputy {
@@ -74,41 +110,74 @@ impl Leadership {
             (roles, replaced) = self.watch(roles);
             roles.has_deputy = false;
             if replaced {
-                self.appoint_deputy(&roles);
+                self.appoint(&roles);
                 return true;
             }
         }
     }
 
-    /// Begins to serve a request as the leader.
-    pub fn begin(&self) -> Turn {
-        let turn = self.progress.fetch_add(1, SeqCst) + 1;
+    /// Begins to serve a request as a leader. Returns as well whether another leader serves one, if
+    /// clients wait for both.
+    pub fn begin(&self, thread: usize, kind: Awaited) -> (Turn, bool) {
+        let busy = match kind {
+            Awaited::Yes => self.busy.fetch_add(1, SeqCst),
+            Awaited::No => 0,
+        };
+        let bits = match kind {
+            Awaited::Yes => SERVES | AWAITED,
+            Awaited::No => SERVES,
+        };
+        // Only this thread sets the bits.
+        let progress = (self.progress[thread].load(SeqCst) + REQUEST) | bits;
+        self.progress[thread].store(progress, SeqCst);
         if self.deputy_sleeps.load(SeqCst) {
             let _roles = self.lock();
             self.deputy_sleeps.store(false, SeqCst);
             self.deputy.notify_one();
         }
-        Turn(turn)
+        (Turn { thread, progress }, busy > 0)
     }
 
-    /// Ends the service of a request. Returns whether this thread is still the leader.
+    /// Ends the service of a request. Returns whether this thread is still a leader.
     pub fn finish(&self, turn: Turn) -> bool {
         self.settle(turn)
     }
 
     /// Lets another thread lead while this one serves a request, unless another does already.
     pub fn hand_over(&self, turn: Turn) {
-        if !self.settle(turn) {
-            return;
+        if self.settle(turn) {
+            let mut roles = self.lock();
+            roles.leaders -= 1;
+            self.appoint(&roles);
         }
+    }
+
+    /// Adds a leader, as long as there are threads.
+    pub fn add_seat(&self) {
+        let roles = self.lock();
+        let seats = self.seats.load(SeqCst);
+        // A deputy remains, unless each thread has a seat.
+        if seats < self.progress.len() {
+            self.seats.store(seats + 1, SeqCst);
+            self.appoint(&roles);
+        }
+    }
+
+    /// Removes the seat of this leader, unless it is the only one. Returns whether it did.
+    pub fn leave_seat(&self) -> bool {
         let mut roles = self.lock();
-        roles.has_leader = false;
-        if roles.followers > 0 {
-            self.follower.notify_one();
-        } else if roles.has_deputy {
-            self.deputy_sleeps.store(false, SeqCst);
-            self.deputy.notify_one();
+        let seats = self.seats.load(SeqCst);
+        let leaves = seats > 1 && roles.leaders > 1;
+        if leaves {
+            self.seats.store(seats - 1, SeqCst);
+            roles.leaders -= 1;
         }
+        leaves
+    }
+
+    /// Reports whether there is one leader only.
+    pub fn has_one_seat(&self) -> bool {
+        self.seats.load(SeqCst) == 1
     }
 
     /// Ends the session: no thread waits any longer.
@@ -125,56 +194,82 @@ impl Leadership {
         self.ended.load(SeqCst)
     }
 
-    fn settle(&self, Turn(turn): Turn) -> bool {
-        let even = turn + 1;
-        let settled = self.progress.compare_exchange(turn, even, SeqCst, SeqCst);
+    fn settle(&self, turn: Turn) -> bool {
+        let (serves, done) = (turn.progress, turn.progress & !(SERVES | AWAITED));
+        let progress = &self.progress[turn.thread];
+        let settled = progress.compare_exchange(serves, done, SeqCst, SeqCst);
+        if settled.is_ok() && serves & AWAITED != 0 {
+            self.busy.fetch_sub(1, SeqCst);
+        }
         settled.is_ok()
     }
 
-    fn appoint_deputy(&self, roles: &Roles) {
-        if !roles.has_deputy && roles.followers > 0 {
-            self.follower.notify_one();
+    /// Reports whether a leader is missing.
+    fn is_short(&self, roles: &Roles) -> bool {
+        roles.leaders < self.seats.load(SeqCst)
+    }
+
+    /// Wakes a thread for a role that is vacant.
+    fn appoint(&self, roles: &Roles) {
+        let vacant = self.is_short(roles) || !roles.has_deputy;
+        if roles.followers > 0 {
+            if vacant {
+                self.follower.notify_one();
+            }
+        } else if self.is_short(roles) && roles.has_deputy {
+            self.deputy_sleeps.store(false, SeqCst);
+            self.deputy.notify_one();
         }
     }
 
-    /// Watches the leader until there is none, or this thread has replaced it (true).
+    /// Watches the leaders until one is missing, or this thread has replaced one (true).
     fn watch<'a>(&self, mut roles: MutexGuard<'a, Roles>) -> (MutexGuard<'a, Roles>, bool) {
-        let (mut last, mut quiet) = (self.progress.load(SeqCst), 0);
-        while roles.has_leader && !self.ended.load(SeqCst) {
+        let progress = || self.progress.iter().map(|thread| thread.load(SeqCst));
+        let mut last: Vec<u64> = progress().collect();
+        let mut quiet = 0;
+        let goes_on = |roles: &Roles| !self.is_short(roles) && !self.ended.load(SeqCst);
+        while goes_on(&roles) {
             let waited = self.deputy.wait_timeout(roles, TICK);
             let timeout;
             (roles, timeout) = waited.expect("no panic under this lock");
-            let now = self.progress.load(SeqCst);
-            let is_stuck = now == last && now % 2 == 1 && timeout.timed_out();
-            if is_stuck && roles.has_leader && self.settle(Turn(now)) {
+            if timeout.timed_out() && goes_on(&roles) && self.replace_stuck(&last) {
                 return (roles, true);
             }
-            quiet = if now == last && now % 2 == 0 {
-                quiet + 1
-            } else {
-                0
-            };
-            last = now;
-            if quiet < QUIET_TICKS || !roles.has_leader || self.ended.load(SeqCst) {
+            let is_quiet = progress().eq(last.iter().copied()) && last.iter().all(is_idle);
+            quiet = if is_quiet { quiet + 1 } else { 0 };
+            last.clear();
+            last.extend(progress());
+            if quiet < QUIET_TICKS || !goes_on(&roles) {
                 continue;
             }
             quiet = 0;
             self.deputy_sleeps.store(true, SeqCst);
-            // Either the leader sees the flag, or this thread sees the request that it serves.
-            if self.progress.load(SeqCst) == now {
+            // Either a leader sees the flag, or this thread sees the request that it serves.
+            if progress().eq(last.iter().copied()) {
                 let sleeps = |_: &mut Roles| self.deputy_sleeps.load(SeqCst);
                 let waited = self.deputy.wait_while(roles, sleeps);
                 roles = waited.expect("no panic under this lock");
             }
             self.deputy_sleeps.store(false, SeqCst);
-            last = self.progress.load(SeqCst);
+            last.clear();
+            last.extend(progress());
         }
         (roles, false)
+    }
+
+    /// Takes the place of a leader that still serves the same request as one interval ago.
+    fn replace_stuck(&self, last: &[u64]) -> bool {
+        let mut serving = last.iter().enumerate().filter(|(_, last)| !is_idle(last));
+        serving.any(|(thread, &progress)| self.settle(Turn { thread, progress }))
     }
 
     fn lock(&self) -> MutexGuard<'_, Roles> {
         self.roles.lock().expect("no panic under this lock")
     }
+}
+
+fn is_idle(progress: &u64) -> bool {
+    progress & SERVES == 0
 }
 
 #[cfg(test)]
@@ -195,14 +290,15 @@ mod tests {
     fn a_leader_that_hands_over_or_is_stuck_is_replaced_by_every_other_thread_in_turn() {
         const THREADS: usize = 6;
         for announces in [true, false] {
-            let leadership = Leadership::default();
+            let leadership = Leadership::new(THREADS);
             let (stuck, leaders) = (AtomicBool::new(true), AtomicUsize::new(0));
             std::thread::scope(|scope| {
-                for _ in 0..THREADS {
-                    scope.spawn(|| {
+                for thread in 0..THREADS {
+                    let (leadership, stuck, leaders) = (&leadership, &stuck, &leaders);
+                    scope.spawn(move || {
                         assert!(leadership.follow());
                         leaders.fetch_add(1, SeqCst);
-                        let turn = leadership.begin();
+                        let turn = leadership.begin(thread, Awaited::Yes).0;
                         if announces {
                             leadership.hand_over(turn);
                         }
@@ -221,51 +317,64 @@ mod tests {
 
     #[test]
     fn a_deputy_that_sleeps_wakes_up_for_a_request() {
-        let leadership = Leadership::default();
+        let leadership = Leadership::new(2);
         assert!(leadership.follow());
         std::thread::scope(|scope| {
             let deputy = scope.spawn(|| leadership.follow());
             wait_until("the deputy sleeps", || {
                 leadership.deputy_sleeps.load(SeqCst)
             });
-            let turn = leadership.begin();
+            let turn = leadership.begin(0, Awaited::No).0;
             assert!(deputy.join().unwrap(), "it replaces the leader");
             assert!(!leadership.finish(turn));
         });
     }
 
     #[test]
-    fn at_most_one_thread_leads_and_none_is_forgotten() {
+    fn no_more_threads_lead_than_have_seats_and_none_is_forgotten() {
         const THREADS: usize = 5;
-        let leadership = Leadership::default();
-        let (leading, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        std::thread::scope(|scope| {
-            for thread in 0..THREADS {
-                let (leadership, leading, done) = (&leadership, &leading, &done);
-                scope.spawn(move || {
-                    let mut i = thread;
-                    while leadership.follow() {
-                        let mut leads = true;
-                        while leads {
-                            assert_eq!(leading.fetch_add(1, SeqCst), 0, "two threads lead");
-                            leading.fetch_sub(1, SeqCst);
-                            let turn = leadership.begin();
-                            i += 1;
-                            match i % 3 {
-                                0 => leadership.hand_over(turn),
-                                1 if i % 100 == 1 => std::thread::sleep(3 * TICK),
-                                _ => {}
-                            }
-                            leads = leadership.finish(turn);
-                            if done.fetch_add(1, SeqCst) >= 20_000 {
-                                leadership.end();
-                                return;
-                            }
-                        }
+        const TURNS: usize = 20_000;
+        for seats in [1, 3, THREADS] {
+            let leadership = Leadership::new(THREADS);
+            (1..seats).for_each(|_| leadership.add_seat());
+            let (leading, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+            let lead = |thread: usize| {
+                let mut i = thread;
+                loop {
+                    let others = leading.fetch_add(1, SeqCst);
+                    assert!(others < seats, "{others} others lead");
+                    leading.fetch_sub(1, SeqCst);
+                    i += 7;
+                    let awaited = [Awaited::Yes, Awaited::No][i % 2];
+                    let (turn, _) = leadership.begin(thread, awaited);
+                    match i % 100 {
+                        0 => std::thread::sleep(3 * TICK),
+                        n if n % 3 == 0 => leadership.hand_over(turn),
+                        _ => {}
                     }
-                });
-            }
-        });
-        assert!(leadership.has_ended() && done.load(SeqCst) >= 20_000);
+                    if done.fetch_add(1, SeqCst) >= TURNS {
+                        leadership.end();
+                    }
+                    if !leadership.finish(turn) || leadership.has_ended() {
+                        return;
+                    }
+                    if i % 50 == 1 && leadership.leave_seat() {
+                        return leadership.add_seat();
+                    }
+                }
+            };
+            std::thread::scope(|scope| {
+                for thread in 0..THREADS {
+                    let (leadership, lead) = (&leadership, &lead);
+                    scope.spawn(move || {
+                        while leadership.follow() {
+                            lead(thread);
+                        }
+                    });
+                }
+            });
+            assert!(done.load(SeqCst) >= TURNS);
+            assert_eq!(leadership.busy.load(SeqCst), 0);
+        }
     }
 }

@@ -6,14 +6,16 @@
 //!             └──── nothing left ◄── help ◄───┘
 //! ```
 //!
-//! The leader receives by a descriptor of its own, without waiting, for a short time
+//! A leader receives by a descriptor of its own, without waiting, for a short time
 //! ([`crate::waiting`]), and then sleeps in a read of the descriptor of the mount. A thread that has
 //! lost leadership serves requests that are there already, and then follows
-//! ([`crate::leadership`]). **Invariant:** every request that the kernel waits for is answered once,
+//! ([`crate::leadership`]). Requests of another client that are there when a leader has served one
+//! are a reason for one more leader; one that is never busy together with another leaves its seat.
+//! Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
 //! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
 
 use crate::device::{Device, Received};
-use crate::leadership::{Leadership, Turn};
+use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
@@ -26,7 +28,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Room for the headers of a request, in bytes.
 const HEADER_BYTES: usize = 4096;
@@ -34,8 +36,14 @@ const HEADER_BYTES: usize = 4096;
 /// Length of the data of a request from which on another thread receives while it is served.
 const LONG_BYTES: usize = 64 << 10;
 
-/// Number of requests that were there without waiting, after which another thread joins.
+/// Score of a leader at which it asks for another one: a request of another client that is there
+/// already counts [`BACKLOG_STEP`], and one that it has to wait for, -1.
 const BACKLOG: u32 = 16;
+const BACKLOG_STEP: u32 = 3;
+
+/// Number of requests in a row after which a leader that was never busy together with another one
+/// leaves its seat.
+const ALONE: u32 = 64;
 
 thread_local! {
     static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
@@ -71,18 +79,19 @@ impl Session {
     pub fn start(device: Device, mut served: impl Serve, threads: usize) -> io::Result<Session> {
         let session = shake_hands(&device, &served)?;
         served.agreed(&session);
+        let threads = threads.max(1);
         let device = Arc::new(device);
         let shared = Arc::new(Shared {
             served,
             session,
             device: Arc::clone(&device),
-            leadership: Arc::default(),
+            leadership: Arc::new(Leadership::new(threads)),
             waiting: Waiting::new(),
             running: AtomicUsize::new(0),
         });
         let mut workers = Vec::new();
-        for _ in 0..threads.max(1) {
-            workers.push(Worker::new(&shared)?);
+        for number in 0..threads {
+            workers.push(Worker::new(&shared, number)?);
         }
         let mut threads = Vec::new();
         for (i, worker) in workers.into_iter().enumerate() {
@@ -108,7 +117,7 @@ impl Session {
 
 /// Answers the kernel's first request.
 fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::Session> {
-    let mut buffer = Buffer::new(2 * fuse_proto::abi::FUSE_MIN_READ_BUFFER as usize)?;
+    let mut buffer = Buffer::new(2 * fuse_proto::abi::FUSE_MIN_READ_BUFFER)?;
     loop {
         let len = match device.receive(buffer.bytes())? {
             Received::Request(len) => len,
@@ -141,6 +150,14 @@ fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::S
     }
 }
 
+/// A request that was read into the buffer.
+struct Arrival {
+    from: Descriptor,
+    len: usize,
+    /// It was not there yet when the thread asked first.
+    waited: bool,
+}
+
 /// Descriptor from which a request was read.
 enum Descriptor {
     Own,
@@ -149,6 +166,7 @@ enum Descriptor {
 
 /// One thread of a session.
 struct Worker<S: Serve> {
+    number: usize,
     shared: Arc<Shared<S>>,
     /// Descriptor whose reads do not wait.
     device: Arc<Device>,
@@ -156,11 +174,12 @@ struct Worker<S: Serve> {
 }
 
 impl<S: Serve> Worker<S> {
-    fn new(shared: &Arc<Shared<S>>) -> io::Result<Worker<S>> {
+    fn new(shared: &Arc<Shared<S>>, number: usize) -> io::Result<Worker<S>> {
         let device = Arc::new(shared.device.clone_without_waiting()?);
         let buffer = Buffer::new(shared.session.max_write() as usize + HEADER_BYTES)?;
         shared.running.fetch_add(1, SeqCst);
         Ok(Worker {
+            number,
             shared: Arc::clone(shared),
             device,
             buffer,
@@ -182,25 +201,62 @@ impl<S: Serve> Worker<S> {
         }
     }
 
-    /// Receives and serves requests as the leader, until this thread is that no longer.
+    /// Receives and serves requests as a leader, until this thread is that no longer.
     fn lead(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        let mut backlog = 0;
+        let leadership = &*shared.leadership;
+        let (mut backlog, mut alone, mut client) = (0, 0, 0);
         loop {
-            let Some((descriptor, len)) = self.receive(&mut backlog)? else {
-                shared.leadership.end();
+            let Some(Arrival { from, len, waited }) = self.receive()? else {
+                leadership.end();
                 return Ok(());
             };
-            let from = match descriptor {
+            let from = match from {
                 Descriptor::Own => &self.device,
                 Descriptor::OfMount => &shared.device,
             };
-            let turn = shared.leadership.begin();
+            let request = match parse(&self.buffer.bytes()[..len], &shared.session) {
+                Ok(request) => request,
+                Err(malformed) => {
+                    refuse(from, &malformed);
+                    continue;
+                }
+            };
+            let awaited = awaited(&request);
+            let (turn, is_one_of_many) = leadership.begin(self.number, awaited);
             TURN.set(Some(turn));
-            shared.serve(from, &self.buffer.bytes()[..len], backlog);
+            if is_long(&request) && shared.waiting.has_idle_cpu(Instant::now()) {
+                about_to_sleep();
+            }
+            let caller = request.header.pid;
+            shared.serve(from, &request);
             TURN.set(None);
-            if !shared.leadership.finish(turn) {
+            if !leadership.finish(turn) {
                 return Ok(());
+            }
+            if awaited == Awaited::No {
+                continue;
+            }
+            let is_behind = !waited && caller != client;
+            client = caller;
+            backlog = match waited {
+                _ if is_behind => backlog + BACKLOG_STEP,
+                true => u32::saturating_sub(backlog, 1),
+                false => backlog,
+            };
+            alone = if is_behind || is_one_of_many {
+                0
+            } else {
+                alone + 1
+            };
+            if backlog >= BACKLOG {
+                backlog = 0;
+                leadership.add_seat();
+            } else if alone >= ALONE {
+                alone = 0;
+                if leadership.leave_seat() {
+                    return Ok(());
+                }
             }
         }
     }
@@ -210,8 +266,10 @@ impl<S: Serve> Worker<S> {
         while !self.shared.leadership.has_ended() {
             match self.device.receive(self.buffer.bytes())? {
                 Received::Request(len) => {
-                    let message = &self.buffer.bytes()[..len];
-                    self.shared.serve(&self.device, message, 0);
+                    match parse(&self.buffer.bytes()[..len], &self.shared.session) {
+                        Ok(request) => self.shared.serve(&self.device, &request),
+                        Err(malformed) => refuse(&self.device, &malformed),
+                    }
                 }
                 Received::Nothing => break,
                 Received::Ended => self.shared.leadership.end(),
@@ -220,25 +278,25 @@ impl<S: Serve> Worker<S> {
         Ok(())
     }
 
-    /// Waits for a request; returns the descriptor it came from, and its length. `None`: the mount
-    /// has ended. Counts the requests in a row that it did not have to wait for.
-    fn receive(&mut self, backlog: &mut u32) -> io::Result<Option<(Descriptor, usize)>> {
+    /// Waits for a request. `None`: the mount has ended.
+    fn receive(&mut self) -> io::Result<Option<Arrival>> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
+        let arrival = |from, len, waited| Ok(Some(Arrival { from, len, waited }));
         match self.device.receive(buffer)? {
-            Received::Request(len) => {
-                *backlog += 1;
-                return Ok(Some((Descriptor::Own, len)));
-            }
-            Received::Nothing => *backlog = 0,
+            Received::Request(len) => return arrival(Descriptor::Own, len, false),
+            Received::Nothing => {}
             Received::Ended => return Ok(None),
         }
         let start = Instant::now();
-        let window = shared.waiting.window(start);
+        let window = match shared.leadership.has_one_seat() {
+            true => shared.waiting.window(start),
+            false => Duration::ZERO,
+        };
         while start.elapsed() < window {
             rustix::thread::sched_yield();
             match self.device.receive(buffer)? {
-                Received::Request(len) => return Ok(Some((Descriptor::Own, len))),
+                Received::Request(len) => return arrival(Descriptor::Own, len, true),
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
             }
@@ -247,7 +305,7 @@ impl<S: Serve> Worker<S> {
             match shared.device.receive(buffer)? {
                 Received::Request(len) => {
                     shared.waiting.slept(start.elapsed());
-                    return Ok(Some((Descriptor::OfMount, len)));
+                    return arrival(Descriptor::OfMount, len, true);
                 }
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
@@ -266,11 +324,7 @@ impl<S: Serve> Drop for Worker<S> {
 }
 
 impl<S: Serve> Shared<S> {
-    fn serve(&self, from: &Arc<Device>, message: &[u8], backlog: u32) {
-        let request = match parse(message, &self.session) {
-            Ok(request) => request,
-            Err(malformed) => return refuse(from, &malformed),
-        };
+    fn serve(&self, from: &Arc<Device>, request: &Request<'_>) {
         let unique = request
             .operation
             .is_answered()
@@ -285,15 +339,23 @@ impl<S: Serve> Shared<S> {
             // The kernel sends no further one after this answer.
             Operation::Interrupt { .. } | Operation::Unknown => reply.error(Errno::NOSYS),
             _ => {
-                let long = is_long(&request) || backlog >= BACKLOG;
-                if long && self.waiting.has_idle_cpu(Instant::now()) {
-                    about_to_sleep();
-                }
-                let served = || self.served.serve(&request, reply);
+                let served = || self.served.serve(request, reply);
                 // The message of a panic has been printed by its hook.
                 let _ = catch_unwind(AssertUnwindSafe(served));
             }
         }
+    }
+}
+
+/// Finds out whether a client waits for the answer, as far as that is known.
+fn awaited(request: &Request<'_>) -> Awaited {
+    match request.operation {
+        Operation::Release { .. } | Operation::ReleaseDir { .. } => Awaited::No,
+        Operation::Interrupt { .. } => Awaited::No,
+        ref operation if !operation.is_answered() => Awaited::No,
+        // The kernel's own threads, such as those of write-back.
+        _ if request.header.pid == 0 => Awaited::No,
+        _ => Awaited::Yes,
     }
 }
 
