@@ -34,10 +34,10 @@ impl Device {
         Device(fd)
     }
 
-    /// Opens another descriptor for the same mount, whose reads do not wait. A request is answered
-    /// on the descriptor that it was read from.
-    pub fn clone_without_waiting(&self) -> io::Result<Device> {
-        let copy = Device::open(OFlags::NONBLOCK)?;
+    /// Opens another descriptor for the same mount. A request is answered on the descriptor that it
+    /// was read from.
+    pub fn another(&self, flags: OFlags) -> io::Result<Device> {
+        let copy = Device::open(flags)?;
         let this = self.0.as_raw_fd();
         // SAFETY: the kernel reads one integer, which lives through the call.
         match unsafe { libc::ioctl(copy.0.as_raw_fd(), CLONE as _, &this) } {

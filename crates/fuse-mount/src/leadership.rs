@@ -35,16 +35,21 @@ const AWAITED: u64 = 2;
 /// Distance between the numbers of two requests.
 const REQUEST: u64 = 4;
 
+/// A value in cache lines of its own, because another thread changes its neighbors.
+#[derive(Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
 /// Roles of the threads of a session.
 pub(crate) struct Leadership {
     /// Progress of each thread: [`SERVES`], [`AWAITED`], and the number of requests above them.
-    progress: Vec<AtomicU64>,
+    progress: Vec<Apart<AtomicU64>>,
     /// The deputy sleeps without a time limit, so a leader wakes it before it serves a request.
     deputy_sleeps: AtomicBool,
     /// Number of leaders that are wanted; at least one.
     seats: AtomicUsize,
     /// Number of leaders that serve a request in line for which a client waits.
-    busy: AtomicUsize,
+    busy: Apart<AtomicUsize>,
     ended: AtomicBool,
     roles: Mutex<Roles>,
     follower: Condvar,
@@ -76,10 +81,10 @@ impl Leadership {
     /// Creates the roles for threads with the numbers up to `threads`.
     pub fn new(threads: usize) -> Leadership {
         Leadership {
-            progress: (0..threads).map(|_| AtomicU64::new(0)).collect(),
+            progress: (0..threads).map(|_| Apart::default()).collect(),
             deputy_sleeps: AtomicBool::new(false),
             seats: AtomicUsize::new(1),
-            busy: AtomicUsize::new(0),
+            busy: Apart::default(),
             ended: AtomicBool::new(false),
             roles: Mutex::default(),
             follower: Condvar::new(),
@@ -120,7 +125,7 @@ impl Leadership {
     /// clients wait for both.
     pub fn begin(&self, thread: usize, kind: Awaited) -> (Turn, bool) {
         let busy = match kind {
-            Awaited::Yes => self.busy.fetch_add(1, SeqCst),
+            Awaited::Yes => self.busy.0.fetch_add(1, SeqCst),
             Awaited::No => 0,
         };
         let bits = match kind {
@@ -128,8 +133,8 @@ impl Leadership {
             Awaited::No => SERVES,
         };
         // Only this thread sets the bits.
-        let progress = (self.progress[thread].load(SeqCst) + REQUEST) | bits;
-        self.progress[thread].store(progress, SeqCst);
+        let progress = (self.progress[thread].0.load(SeqCst) + REQUEST) | bits;
+        self.progress[thread].0.store(progress, SeqCst);
         if self.deputy_sleeps.load(SeqCst) {
             let _roles = self.lock();
             self.deputy_sleeps.store(false, SeqCst);
@@ -196,10 +201,10 @@ impl Leadership {
 
     fn settle(&self, turn: Turn) -> bool {
         let (serves, done) = (turn.progress, turn.progress & !(SERVES | AWAITED));
-        let progress = &self.progress[turn.thread];
+        let progress = &self.progress[turn.thread].0;
         let settled = progress.compare_exchange(serves, done, SeqCst, SeqCst);
         if settled.is_ok() && serves & AWAITED != 0 {
-            self.busy.fetch_sub(1, SeqCst);
+            self.busy.0.fetch_sub(1, SeqCst);
         }
         settled.is_ok()
     }
@@ -224,7 +229,7 @@ impl Leadership {
 
     /// Watches the leaders until one is missing, or this thread has replaced one (true).
     fn watch<'a>(&self, mut roles: MutexGuard<'a, Roles>) -> (MutexGuard<'a, Roles>, bool) {
-        let progress = || self.progress.iter().map(|thread| thread.load(SeqCst));
+        let progress = || self.progress.iter().map(|thread| thread.0.load(SeqCst));
         let mut last: Vec<u64> = progress().collect();
         let mut quiet = 0;
         let goes_on = |roles: &Roles| !self.is_short(roles) && !self.ended.load(SeqCst);
@@ -374,7 +379,7 @@ mod tests {
                 }
             });
             assert!(done.load(SeqCst) >= TURNS);
-            assert_eq!(leadership.busy.load(SeqCst), 0);
+            assert_eq!(leadership.busy.0.load(SeqCst), 0);
         }
     }
 }

@@ -6,8 +6,9 @@
 //!             └──── nothing left ◄── help ◄───┘
 //! ```
 //!
-//! A leader receives by a descriptor of its own, without waiting, for a short time
-//! ([`crate::waiting`]), and then sleeps in a read of the descriptor of the mount. A thread that has
+//! Each thread has two descriptors of its own, because a shared one would be contended. A leader
+//! receives by one whose reads do not wait, for a short time ([`crate::waiting`]), and then sleeps
+//! in a read of the other one. A thread that has
 //! lost leadership serves requests that are there already, and then follows
 //! ([`crate::leadership`]). Requests of another client that are there when a leader has served one
 //! are a reason for one more leader; one that is never busy together with another leaves its seat.
@@ -19,6 +20,7 @@ use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::cell::{Cell, OnceCell};
@@ -40,6 +42,10 @@ const LONG_BYTES: usize = 64 << 10;
 /// already counts [`BACKLOG_STEP`], and one that it has to wait for, -1.
 const BACKLOG: u32 = 16;
 const BACKLOG_STEP: u32 = 3;
+
+/// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
+/// those that are there already.
+const PROBE: u32 = 8;
 
 /// Number of requests in a row after which a leader that was never busy together with another one
 /// leaves its seat.
@@ -67,8 +73,6 @@ pub(crate) struct Session {
 struct Shared<S: Serve> {
     served: S,
     session: fuse_proto::Session,
-    /// Descriptor of the mount, in whose read the leader sleeps.
-    device: Arc<Device>,
     leadership: Arc<Leadership>,
     waiting: Waiting,
     running: AtomicUsize,
@@ -84,14 +88,13 @@ impl Session {
         let shared = Arc::new(Shared {
             served,
             session,
-            device: Arc::clone(&device),
             leadership: Arc::new(Leadership::new(threads)),
             waiting: Waiting::new(),
             running: AtomicUsize::new(0),
         });
         let mut workers = Vec::new();
         for number in 0..threads {
-            workers.push(Worker::new(&shared, number)?);
+            workers.push(Worker::new(&shared, &device, number)?);
         }
         let mut threads = Vec::new();
         for (i, worker) in workers.into_iter().enumerate() {
@@ -154,34 +157,43 @@ fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::S
 struct Arrival {
     from: Descriptor,
     len: usize,
-    /// It was not there yet when the thread asked first.
-    waited: bool,
+    /// Whether it was there when the thread asked first; `None` if it did not ask.
+    was_there: Option<bool>,
 }
 
 /// Descriptor from which a request was read.
 enum Descriptor {
-    Own,
-    OfMount,
+    Polled,
+    SleptOn,
 }
 
 /// One thread of a session.
 struct Worker<S: Serve> {
     number: usize,
+    /// Number of times that it has waited for a request.
+    received: u32,
+    /// It had to wait for the last request.
+    has_waited: bool,
     shared: Arc<Shared<S>>,
-    /// Descriptor whose reads do not wait.
-    device: Arc<Device>,
+    /// Descriptor whose reads do not wait, and one whose reads do.
+    polled: Arc<Device>,
+    slept_on: Arc<Device>,
     buffer: Buffer,
 }
 
 impl<S: Serve> Worker<S> {
-    fn new(shared: &Arc<Shared<S>>, number: usize) -> io::Result<Worker<S>> {
-        let device = Arc::new(shared.device.clone_without_waiting()?);
+    fn new(shared: &Arc<Shared<S>>, device: &Device, number: usize) -> io::Result<Worker<S>> {
+        let polled = Arc::new(device.another(OFlags::NONBLOCK)?);
+        let slept_on = Arc::new(device.another(OFlags::empty())?);
         let buffer = Buffer::new(shared.session.max_write() as usize + HEADER_BYTES)?;
         shared.running.fetch_add(1, SeqCst);
         Ok(Worker {
             number,
+            received: 0,
+            has_waited: false,
             shared: Arc::clone(shared),
-            device,
+            polled,
+            slept_on,
             buffer,
         })
     }
@@ -207,13 +219,18 @@ impl<S: Serve> Worker<S> {
         let leadership = &*shared.leadership;
         let (mut backlog, mut alone, mut client) = (0, 0, 0);
         loop {
-            let Some(Arrival { from, len, waited }) = self.receive()? else {
+            let Some(Arrival {
+                from,
+                len,
+                was_there,
+            }) = self.receive()?
+            else {
                 leadership.end();
                 return Ok(());
             };
             let from = match from {
-                Descriptor::Own => &self.device,
-                Descriptor::OfMount => &shared.device,
+                Descriptor::Polled => &self.polled,
+                Descriptor::SleptOn => &self.slept_on,
             };
             let request = match parse(&self.buffer.bytes()[..len], &shared.session) {
                 Ok(request) => request,
@@ -237,12 +254,12 @@ impl<S: Serve> Worker<S> {
             if awaited == Awaited::No {
                 continue;
             }
-            let is_behind = !waited && caller != client;
+            let is_behind = was_there == Some(true) && caller != client;
             client = caller;
-            backlog = match waited {
-                _ if is_behind => backlog + BACKLOG_STEP,
-                true => u32::saturating_sub(backlog, 1),
-                false => backlog,
+            backlog = match was_there {
+                Some(true) if is_behind => backlog + BACKLOG_STEP,
+                Some(false) => u32::saturating_sub(backlog, 1),
+                _ => backlog,
             };
             alone = if is_behind || is_one_of_many {
                 0
@@ -264,11 +281,11 @@ impl<S: Serve> Worker<S> {
     /// Serves the requests that are there already.
     fn help(&mut self) -> io::Result<()> {
         while !self.shared.leadership.has_ended() {
-            match self.device.receive(self.buffer.bytes())? {
+            match self.polled.receive(self.buffer.bytes())? {
                 Received::Request(len) => {
                     match parse(&self.buffer.bytes()[..len], &self.shared.session) {
-                        Ok(request) => self.shared.serve(&self.device, &request),
-                        Err(malformed) => refuse(&self.device, &malformed),
+                        Ok(request) => self.shared.serve(&self.polled, &request),
+                        Err(malformed) => refuse(&self.polled, &malformed),
                     }
                 }
                 Received::Nothing => break,
@@ -282,30 +299,43 @@ impl<S: Serve> Worker<S> {
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
-        let arrival = |from, len, waited| Ok(Some(Arrival { from, len, waited }));
-        match self.device.receive(buffer)? {
-            Received::Request(len) => return arrival(Descriptor::Own, len, false),
-            Received::Nothing => {}
-            Received::Ended => return Ok(None),
-        }
         let start = Instant::now();
         let window = match shared.leadership.has_one_seat() {
             true => shared.waiting.window(start),
             false => Duration::ZERO,
         };
+        // Without polling, a read in vain before the one that waits would be a waste.
+        self.received = self.received.wrapping_add(1);
+        let asks = !window.is_zero() || !self.has_waited || self.received.is_multiple_of(PROBE);
+        self.has_waited = false;
+        let arrival = |from, len, was_there| {
+            Ok(Some(Arrival {
+                from,
+                len,
+                was_there,
+            }))
+        };
+        if asks {
+            match self.polled.receive(buffer)? {
+                Received::Request(len) => return arrival(Descriptor::Polled, len, Some(true)),
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+        self.has_waited = true;
         while start.elapsed() < window {
             rustix::thread::sched_yield();
-            match self.device.receive(buffer)? {
-                Received::Request(len) => return arrival(Descriptor::Own, len, true),
+            match self.polled.receive(buffer)? {
+                Received::Request(len) => return arrival(Descriptor::Polled, len, Some(false)),
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
             }
         }
         loop {
-            match shared.device.receive(buffer)? {
+            match self.slept_on.receive(buffer)? {
                 Received::Request(len) => {
                     shared.waiting.slept(start.elapsed());
-                    return arrival(Descriptor::OfMount, len, true);
+                    return arrival(Descriptor::SleptOn, len, asks.then_some(false));
                 }
                 Received::Nothing => {}
                 Received::Ended => return Ok(None),
