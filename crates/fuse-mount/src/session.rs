@@ -49,7 +49,7 @@ const PROBE: u32 = 8;
 
 /// Number of requests in a row after which a leader that was never busy together with another one
 /// leaves its seat.
-const ALONE: u32 = 64;
+const ALONE: u32 = 1024;
 
 thread_local! {
     static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
@@ -172,8 +172,6 @@ struct Worker<S: Serve> {
     number: usize,
     /// Number of times that it has waited for a request.
     received: u32,
-    /// It had to wait for the last request.
-    has_waited: bool,
     shared: Arc<Shared<S>>,
     /// Descriptor whose reads do not wait, and one whose reads do.
     polled: Arc<Device>,
@@ -190,7 +188,6 @@ impl<S: Serve> Worker<S> {
         Ok(Worker {
             number,
             received: 0,
-            has_waited: false,
             shared: Arc::clone(shared),
             polled,
             slept_on,
@@ -306,8 +303,7 @@ impl<S: Serve> Worker<S> {
         };
         // Without polling, a read in vain before the one that waits would be a waste.
         self.received = self.received.wrapping_add(1);
-        let asks = !window.is_zero() || !self.has_waited || self.received.is_multiple_of(PROBE);
-        self.has_waited = false;
+        let asks = !window.is_zero() || self.received.is_multiple_of(PROBE);
         let arrival = |from, len, was_there| {
             Ok(Some(Arrival {
                 from,
@@ -322,7 +318,6 @@ impl<S: Serve> Worker<S> {
                 Received::Ended => return Ok(None),
             }
         }
-        self.has_waited = true;
         while start.elapsed() < window {
             rustix::thread::sched_yield();
             match self.polled.receive(buffer)? {
