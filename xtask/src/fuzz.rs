@@ -9,6 +9,7 @@ pub const TARGETS: &[&str] = &[
     "afs_directory",
     "afs_requests",
     "fs_image",
+    "fuse_requests",
     "iscsi_pdus",
     "luks2_header",
     "luks2_json",

@@ -71,6 +71,9 @@ fn group(body: &[u8]) -> Result<Option<u32>, Wrong> {
     }
 }
 
+/// Name and value of an extended attribute.
+type Context<'a> = (&'a [u8], &'a [u8]);
+
 /// Security contexts of a request: an iterator of names and values.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SecurityContexts<'a> {
@@ -87,7 +90,7 @@ impl<'a> SecurityContexts<'a> {
     }
 
     /// Takes the next context.
-    fn read_next(&mut self) -> Option<Result<(&'a [u8], &'a [u8]), Wrong>> {
+    fn read_next(&mut self) -> Option<Result<Context<'a>, Wrong>> {
         self.left = self.left.checked_sub(1)?;
         let mut arguments = Arguments {
             first: None,
@@ -111,7 +114,7 @@ impl<'a> SecurityContexts<'a> {
 }
 
 impl<'a> Iterator for SecurityContexts<'a> {
-    type Item = (&'a [u8], &'a [u8]);
+    type Item = Context<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
         self.read_next()?.ok()

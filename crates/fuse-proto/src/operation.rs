@@ -30,7 +30,7 @@ impl Header {
     }
 }
 
-/// A request.
+/// Message of the kernel that the server executes.
 #[derive(Debug, Clone, Copy)]
 pub struct Request<'a> {
     /// Identity of the request, its file and its caller.
@@ -306,7 +306,7 @@ pub struct Ioctl<'a> {
     pub handle: u64,
     /// `FUSE_IOCTL_` flags.
     pub flags: u32,
-    /// Command.
+    /// Number of the operation, as defined for the kind of file.
     pub command: u32,
     /// Argument of the caller: a number, or an address in its memory.
     pub argument: u64,

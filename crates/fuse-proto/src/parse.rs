@@ -526,15 +526,12 @@ fn fsync(fsync: &fuse_fsync_in) -> (u64, bool) {
 }
 
 fn set_xattr<'a>(arguments: &mut Arguments<'a>, session: &Session) -> Result<Operation<'a>, Wrong> {
-    let (size, flags, setxattr_flags) = match session.has(FUSE_SETXATTR_EXT) {
-        true => {
-            let set: fuse_setxattr_in = arguments.fixed()?;
-            (set.size, set.flags, set.setxattr_flags)
-        }
-        false => {
-            let [size, flags]: [u32; FUSE_COMPAT_SETXATTR_IN_SIZE / 4] = arguments.fixed()?;
-            (size, flags, 0)
-        }
+    let (size, flags, setxattr_flags) = if session.has(FUSE_SETXATTR_EXT) {
+        let set: fuse_setxattr_in = arguments.fixed()?;
+        (set.size, set.flags, set.setxattr_flags)
+    } else {
+        let [size, flags]: [u32; FUSE_COMPAT_SETXATTR_IN_SIZE / 4] = arguments.fixed()?;
+        (size, flags, 0)
     };
     let name = arguments.string()?;
     Ok(Operation::SetXattr {

@@ -8,7 +8,7 @@ pub const NAME_BYTES_MAX: usize = 4095;
 
 /// Message that is not a valid request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the kernel's FUSE message (opcode {opcode:?}) is malformed: {reason}")]
+#[error("cannot read a FUSE request of the kernel{}: {reason}", self.operation())]
 pub struct Malformed {
     /// Identifier of the request, if the message is long enough to have one: the request can be
     /// answered with an error.
@@ -18,6 +18,13 @@ pub struct Malformed {
     pub opcode: Option<u32>,
     /// Part of the message that is wrong.
     pub reason: &'static str,
+}
+
+impl Malformed {
+    fn operation(&self) -> String {
+        let opcode = self.opcode.map(|opcode| format!(" (operation {opcode})"));
+        opcode.unwrap_or_default()
+    }
 }
 
 /// Part of a message that is wrong.
@@ -62,9 +69,10 @@ impl<'a> Arguments<'a> {
         // No more than the longest name is searched, whatever the length of the message.
         let window = self.rest.get(..=NAME_BYTES_MAX).unwrap_or(self.rest);
         let len = window.iter().position(|&b| b == 0);
-        let len = len.ok_or(match window.len() > NAME_BYTES_MAX {
-            true => "a name is too long",
-            false => "a name has no end",
+        let len = len.ok_or(if window.len() > NAME_BYTES_MAX {
+            "a name is too long"
+        } else {
+            "a name has no end"
         })?;
         let string = self.data(len)?;
         self.data(1)?;
@@ -77,9 +85,9 @@ impl<'a> Arguments<'a> {
     /// Takes the name of a directory entry.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], Wrong> {
         let name = self.string()?;
-        match name.contains(&b'/') {
-            true => Err("a name contains a slash"),
-            false => Ok(name),
+        if name.contains(&b'/') {
+            return Err("a name contains a slash");
         }
+        Ok(name)
     }
 }

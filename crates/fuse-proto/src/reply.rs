@@ -36,10 +36,9 @@ pub(crate) fn message<T: IntoBytes + Immutable, const N: usize>(
         unique,
     };
     let mut out = [0; N];
-    let bytes = header.as_bytes().iter().chain(body.as_bytes());
-    for (to, from) in out.iter_mut().zip(bytes) {
-        *to = *from;
-    }
+    // Both fit, as the assertion says.
+    let _ = header.write_to_prefix(&mut out);
+    let _ = body.write_to_suffix(&mut out);
     out
 }
 
@@ -163,15 +162,15 @@ pub fn write(unique: u64, size: u32) -> [u8; with::<fuse_write_out>()] {
 /// Number of bytes that a copy has copied; `is_64` is that of the request. Without it, a copy of
 /// 4 GiB or more is reported as shorter.
 pub fn copied(unique: u64, bytes: u64, is_64: bool) -> [u8; with::<fuse_copy_file_range_out>()] {
-    match is_64 {
-        true => reply(
+    if is_64 {
+        return reply(
             unique,
             &fuse_copy_file_range_out {
                 bytes_copied: bytes,
             },
-        ),
-        false => write(unique, u32::try_from(bytes).unwrap_or(u32::MAX)),
+        );
     }
+    write(unique, u32::try_from(bytes).unwrap_or(u32::MAX))
 }
 
 /// Capacity of the file system.
@@ -268,9 +267,7 @@ impl Listing {
 
     fn finish(mut self, unique: u64) -> Vec<u8> {
         let header = data_header(unique, self.buffer.len() - HEADER_BYTES);
-        for (to, from) in self.buffer.iter_mut().zip(header) {
-            *to = from;
-        }
+        let _ = header.write_to_prefix(&mut self.buffer);
         self.buffer
     }
 }
