@@ -285,3 +285,58 @@ fn a_mount_point_in_use_and_a_missing_one_are_refused() {
     assert!(what.contains("/nonexistent/directory"), "{what}");
     assert_eq!(source.kind(), io::ErrorKind::NotFound);
 }
+
+/// Counts the times that the threads with these numbers have fallen asleep.
+fn sleeps(threads: &[String]) -> u64 {
+    let of_one = |thread: &String| {
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status"));
+        let status = status.expect("it still runs");
+        let count = status
+            .lines()
+            .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        let count = count.and_then(|count| count.trim().parse::<u64>().ok());
+        count.expect("a number")
+    };
+    threads.iter().map(of_one).sum()
+}
+
+fn threads() -> Vec<String> {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("a directory");
+    let number = |task: io::Result<std::fs::DirEntry>| {
+        let name = task.expect("a thread").file_name();
+        name.into_string().expect("a number")
+    };
+    tasks.map(number).collect()
+}
+
+#[test]
+fn a_mount_without_requests_does_not_run() {
+    // Other tests are mounts as well, so this one has a process of its own.
+    const ALONE: &str = "EVFS_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let name = "a_mount_without_requests_does_not_run";
+        let test = std::env::current_exe().expect("this test");
+        let child = std::process::Command::new(test)
+            .args([name, "--exact"])
+            .env(ALONE, "1")
+            .output()
+            .expect("it starts");
+        assert!(child.status.success(), "{child:?}");
+        return;
+    }
+    let before = threads();
+    mounted(4, |dir, _| {
+        assert_eq!(size(dir, "q-1"), Ok(101));
+        let new: Vec<_> = threads()
+            .into_iter()
+            .filter(|t| !before.contains(t))
+            .collect();
+        assert_eq!(new.len(), 4);
+        let mut last = u64::MAX;
+        wait_until("the threads sleep", || {
+            let now = sleeps(&new);
+            std::thread::sleep(Duration::from_millis(50));
+            std::mem::replace(&mut last, now) == now
+        });
+    });
+}
