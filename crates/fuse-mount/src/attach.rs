@@ -111,7 +111,7 @@ fn by_helper(helper: &Path, settings: &Settings, at: &Path) -> io::Result<Device
             if !said.is_empty() {
                 tracing::debug!("{}: {said}", helper.display());
             }
-            Ok(Device::from_helper(fd))
+            Ok(Device::from(fd))
         }
         Err(error) if said.is_empty() => Err(error),
         _ if said.is_empty() => Err(io::Error::other(format!(

@@ -29,11 +29,6 @@ impl Device {
         Ok(Device(rustix::fs::open("/dev/fuse", flags, Mode::empty())?))
     }
 
-    /// Takes the descriptor of a mount that a helper program has made.
-    pub fn from_helper(fd: OwnedFd) -> Device {
-        Device(fd)
-    }
-
     /// Opens another descriptor for the same mount. A request is answered on the descriptor that it
     /// was read from.
     pub fn another(&self, flags: OFlags) -> io::Result<Device> {
@@ -72,6 +67,12 @@ impl Device {
                 sent => return sent.map(drop),
             }
         }
+    }
+}
+
+impl From<OwnedFd> for Device {
+    fn from(descriptor: OwnedFd) -> Device {
+        Device(descriptor)
     }
 }
 

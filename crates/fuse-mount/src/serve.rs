@@ -5,6 +5,7 @@ use fuse_proto::reply::{self, Directory, DirectoryPlus};
 use fuse_proto::{Attr, Entry, Opened, Request, Session, StatFs, Statx, Wanted};
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -45,6 +46,15 @@ impl<'a> Reply<'a> {
         Reply {
             device: Origin::Thread(device),
             unique,
+        }
+    }
+
+    /// Creates the reply to a request that was not read from a mount, for tests of a file system:
+    /// the message is written to `descriptor`.
+    pub fn over(descriptor: OwnedFd, unique: u64) -> Reply<'static> {
+        Reply {
+            device: Origin::Kept(Arc::new(Device::from(descriptor))),
+            unique: Some(unique),
         }
     }
 

@@ -179,7 +179,8 @@ impl Pending {
             }
             Change::Entry(dir, name) => {
                 self.entries.insert((*dir, name.to_vec()));
-                self.inodes.entry(*dir).or_default();
+                // The kernel caches the entries of a directory as its pages.
+                self.inodes.insert(*dir, Some(0..u64::MAX));
             }
         }
     }
@@ -197,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_of_one_file_become_one_and_a_directory_is_asked_about_with_its_entries() {
+    fn changes_of_one_file_become_one_and_a_directory_is_invalidated_with_its_entries() {
         let mut pending = Pending::default();
         pending.add(&Change::Attributes(5));
         pending.add(&Change::Content(5, 100..200));
@@ -206,7 +207,7 @@ mod tests {
         pending.add(&Change::Entry(1, b"a"));
         pending.add(&Change::Entry(1, b"a"));
         assert_eq!(pending.inodes.get(&5), Some(&Some(50..200)));
-        assert_eq!(pending.inodes.get(&1), Some(&None));
+        assert_eq!(pending.inodes.get(&1), Some(&Some(0..u64::MAX)));
         assert_eq!(pending.len(), 3);
     }
 

@@ -6,7 +6,7 @@ use fs::{Attr, FileType, Kind, New, Rename, SetAttr, SetXattr};
 use fuse_mount::fuse_proto::abi;
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
 use fuse_mount::fuse_proto::{
-    self, Create, Entry, Header, Opened, Operation, Request, Session, StatFs, Wanted,
+    self, Create, Entry, Header, Opened, Operation, Request, Session, StatFs, Statx, Wanted,
 };
 use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
 use layer_cpu::{Layer, home};
@@ -67,14 +67,7 @@ impl Tree {
         name: &[u8],
         (mode, umask, rdev): (u32, u32, u32),
     ) -> fs::Result<Attr> {
-        let new = New {
-            kind: FileType::of_mode(mode).ok_or(Kind::Invalid)?,
-            permissions: mode & 0o7777,
-            umask,
-            uid: header.uid,
-            gid: header.gid,
-            rdev,
-        };
+        let new = new(header, (mode, umask, rdev))?;
         self.files.create(header.node, name, &new)
     }
 
@@ -126,6 +119,23 @@ impl Tree {
         }
     }
 
+    /// Creates a file that has no name until it is linked (O_TMPFILE).
+    fn create_unnamed(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
+        let mode = create.mode & 0o7777 | libc::S_IFREG;
+        let made = new(header, (mode, create.umask, 0));
+        match made.and_then(|new| self.files.create_unnamed(header.node, &new)) {
+            Ok((attr, handle)) => {
+                let opened = Opened {
+                    handle: self.handles.insert(handle, false),
+                    flags: abi::FOPEN_KEEP_CACHE,
+                    ..Opened::default()
+                };
+                reply.created(&self.entry_of(&attr), &opened);
+            }
+            Err(error) => reply.error(errno(error)),
+        }
+    }
+
     fn read_dir(&self, ino: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
         let mut entries = Directory::new(LISTING.take(), size);
         let listed = self.files.read_dir(ino, offset, |entry| {
@@ -138,7 +148,7 @@ impl Tree {
         });
         // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino);
-        match listed {
+        match or_removed(listed) {
             Ok(()) => LISTING.set(reply.directory(entries)),
             Err(error) => reply.error(errno(error)),
         }
@@ -151,7 +161,7 @@ impl Tree {
         });
         // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino);
-        match listed {
+        match or_removed(listed) {
             Ok(()) => LISTING.set(reply.directory_plus(entries)),
             Err(error) => reply.error(errno(error)),
         }
@@ -187,12 +197,13 @@ impl Serve for Tree {
             | abi::FUSE_DO_READDIRPLUS
             | abi::FUSE_READDIRPLUS_AUTO
             | abi::FUSE_CACHE_SYMLINKS
-            | abi::FUSE_HANDLE_KILLPRIV_V2;
+            | abi::FUSE_HANDLE_KILLPRIV_V2
+            | abi::FUSE_NO_OPENDIR_SUPPORT;
         if self.exclusive {
             flags |= abi::FUSE_WRITEBACK_CACHE;
         }
         Wanted {
-            flags,
+            flags: flags & !self.without,
             max_write: PIECE_BYTES as u32,
             max_readahead: PIECE_BYTES as u32,
             max_background: BACKGROUND,
@@ -204,6 +215,7 @@ impl Serve for Tree {
     fn agreed(&mut self, session: &Session) {
         // Without support the kernel sends every write immediately, as for any other mount.
         self.exclusive = session.has(abi::FUSE_WRITEBACK_CACHE);
+        self.no_opendir = session.has(abi::FUSE_NO_OPENDIR_SUPPORT);
     }
 
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
@@ -217,6 +229,18 @@ impl Serve for Tree {
             }
             Operation::GetAttr { .. } => match self.files.attr(node) {
                 Ok(attr) => reply.attr(&convert::attr(&attr), self.ttl),
+                Err(error) => reply.error(errno(error)),
+            },
+            // Sent for a program that asks for the time of creation.
+            Operation::Statx { .. } => match self.files.attr(node) {
+                Ok(attr) => {
+                    let attr = convert::attr(&attr);
+                    let statx = Statx {
+                        attr,
+                        ..Statx::default()
+                    };
+                    reply.statx(&statx, self.ttl);
+                }
                 Err(error) => reply.error(errno(error)),
             },
             Operation::SetAttr(set) => self.set_attr(header, set, reply),
@@ -271,6 +295,7 @@ impl Serve for Tree {
                 Err(e) => reply.error(e),
             },
             Operation::Create(create) => self.create(header, create, reply),
+            Operation::TmpFile(create) => self.create_unnamed(header, create, reply),
             Operation::Read(read) => self.read(read, reply),
             Operation::Write(write) => self.write(write, reply),
             // Closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.
@@ -280,6 +305,8 @@ impl Serve for Tree {
                 reply.empty();
             }
             Operation::FSync { handle, .. } => reply.result(self.fsync(*handle)),
+            // The kernel sends no further one after this answer, nor RELEASEDIR.
+            Operation::OpenDir { .. } if self.no_opendir => reply.error(Errno::NOSYS),
             Operation::OpenDir { .. } => match self.files.pin(node) {
                 Ok(_) => reply.opened(&Opened::default()),
                 Err(error) => reply.error(errno(error)),
@@ -291,6 +318,7 @@ impl Serve for Tree {
                 self.read_dir_plus(node, (*offset, *size), reply);
             }
             Operation::ReleaseDir { .. } => reply.result(self.files.unpin(node).map_err(errno)),
+            Operation::SyncFs => reply.result(self.files.sync().map_err(errno)),
             Operation::FSyncDir { .. } => reply.result(self.files.sync_names().map_err(errno)),
             Operation::StatFs => self.statfs(reply),
             Operation::SetXattr {
@@ -337,6 +365,27 @@ impl Serve for Tree {
         self.all_forgotten();
         self.ended.wake();
     }
+}
+
+/// Treats a directory that another client has removed as empty: it may be open here, which the
+/// kernel does not say.
+fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
+    listed.or_else(|error| match error.kind() {
+        Kind::Stale => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Describes a file to be created.
+fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New> {
+    Ok(New {
+        kind: FileType::of_mode(mode).ok_or(Kind::Invalid)?,
+        permissions: mode & 0o7777,
+        umask,
+        uid: header.uid,
+        gid: header.gid,
+        rdev,
+    })
 }
 
 /// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
