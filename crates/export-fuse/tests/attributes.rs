@@ -294,17 +294,7 @@ fn the_time_of_creation_is_known_and_does_not_change() {
         match meta.created() {
             Ok(created) => assert_eq!(created, made),
             // Linux asks FUSE servers for it since 6.6.
-            Err(error) => {
-                let kernel = rustix::system::uname()
-                    .release()
-                    .to_string_lossy()
-                    .into_owned();
-                let mut numbers = kernel
-                    .split(['.', '-'])
-                    .map_while(|n| n.parse::<u32>().ok());
-                let version = (numbers.next(), numbers.next());
-                assert!(version < (Some(6), Some(6)), "{error} on {kernel}");
-            }
+            Err(error) => assert!(common::kernel_before(6, 6), "{error}"),
         }
     });
 }

@@ -1,9 +1,11 @@
-//! A descriptor of `/dev/fuse`.
+//! A descriptor of `/dev/fuse`, and memory for the requests that it yields.
 
 use rustix::fs::{Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 
 /// `FUSE_DEV_IOC_CLONE` of <linux/fuse.h>.
 const CLONE: libc::c_ulong = 0x8004_e500;
@@ -79,5 +81,39 @@ impl From<OwnedFd> for Device {
 impl AsFd for Device {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
+    }
+}
+
+/// Memory for one request, aligned to a page. Only the parts that were used take memory.
+pub(crate) struct Buffer {
+    memory: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone, and to no thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// Allocates `len` bytes.
+    pub fn new(len: usize) -> io::Result<Buffer> {
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
+        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Buffer { memory, len })
+    }
+
+    /// Returns the memory.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the mapping has this length, is initialized with zeros, and is accessed only
+        // through this value.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made with this length, and no reference to it is left.
+        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
     }
 }

@@ -15,18 +15,16 @@
 //! Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
 //! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
 
-use crate::device::{Device, Received};
+use crate::device::{Buffer, Device, Received};
 use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::cell::{Cell, OnceCell};
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -297,9 +295,10 @@ impl<S: Serve> Worker<S> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
         let start = Instant::now();
-        let window = match shared.leadership.has_one_seat() {
-            true => shared.waiting.window(start),
-            false => Duration::ZERO,
+        let window = if shared.leadership.has_one_seat() {
+            shared.waiting.window(start)
+        } else {
+            Duration::ZERO
         };
         // Without polling, a read in vain before the one that waits would be a waste.
         self.received = self.received.wrapping_add(1);
@@ -399,36 +398,4 @@ fn refuse(from: &Arc<Device>, malformed: &Malformed) {
     tracing::error!(name: "EVFS-0605", "{malformed}; the request fails");
     let is_answered = !matches!(malformed.opcode, Some(FUSE_FORGET | FUSE_BATCH_FORGET));
     drop(Reply::new(from, malformed.unique.filter(|_| is_answered)));
-}
-
-/// Memory for one request, aligned to a page. Only the parts that were used take memory.
-struct Buffer {
-    memory: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone, and to no thread.
-unsafe impl Send for Buffer {}
-
-impl Buffer {
-    fn new(len: usize) -> io::Result<Buffer> {
-        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
-        // SAFETY: a new mapping at an address that the kernel chooses.
-        let memory = unsafe { mmap_anonymous(std::ptr::null_mut(), len, access, flags) }?;
-        let memory = NonNull::new(memory.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Buffer { memory, len })
-    }
-
-    fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: the mapping has this length, is initialized with zeros, and is accessed only
-        // through this value.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.len) }
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made with this length, and no reference to it is left.
-        let _ = unsafe { munmap(self.memory.as_ptr().cast(), self.len) };
-    }
 }
