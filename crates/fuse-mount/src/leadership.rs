@@ -148,13 +148,21 @@ impl Leadership {
         self.settle(turn)
     }
 
-    /// Lets another thread lead while this one serves a request, unless another does already.
-    pub fn hand_over(&self, turn: Turn) {
+    /// Lets another thread lead while this one serves a request, unless a leader is idle. Returns
+    /// whether this thread leads no longer.
+    pub fn hand_over(&self, turn: Turn) -> bool {
+        let mut roles = self.lock();
+        let progress = self.progress.iter().map(|thread| thread.0.load(SeqCst));
+        let serving = progress.filter(|progress| !is_idle(progress)).count();
+        // A leader that begins to serve now hands over itself, as it finds this one serving.
+        if roles.leaders > serving {
+            return false;
+        }
         if self.settle(turn) {
-            let mut roles = self.lock();
             roles.leaders -= 1;
             self.appoint(&roles);
         }
+        true
     }
 
     /// Adds a leader, as long as there are threads.
@@ -305,7 +313,7 @@ mod tests {
                         leaders.fetch_add(1, SeqCst);
                         let turn = leadership.begin(thread, Awaited::Yes).0;
                         if announces {
-                            leadership.hand_over(turn);
+                            assert!(leadership.hand_over(turn));
                         }
                         while stuck.load(SeqCst) {
                             std::thread::sleep(TICK);
@@ -318,6 +326,20 @@ mod tests {
             });
             assert!(!leadership.has_ended());
         }
+    }
+
+    #[test]
+    fn an_idle_leader_is_enough() {
+        let leadership = Leadership::new(3);
+        leadership.add_seat();
+        assert!(leadership.follow() && leadership.follow());
+        let first = leadership.begin(0, Awaited::Yes).0;
+        assert!(!leadership.hand_over(first), "the other one receives");
+        let second = leadership.begin(1, Awaited::Yes).0;
+        assert!(leadership.hand_over(second), "no one else receives");
+        assert!(leadership.follow(), "a leader is missing");
+        assert!(!leadership.finish(second));
+        assert!(leadership.finish(first));
     }
 
     #[test]
@@ -354,7 +376,7 @@ mod tests {
                     let (turn, _) = leadership.begin(thread, awaited);
                     match i % 100 {
                         0 => std::thread::sleep(3 * TICK),
-                        n if n % 3 == 0 => leadership.hand_over(turn),
+                        n if n % 3 == 0 => drop(leadership.hand_over(turn)),
                         _ => {}
                     }
                     if done.fetch_add(1, SeqCst) >= TURNS {

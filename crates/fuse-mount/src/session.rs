@@ -11,8 +11,8 @@
 //! in a read of the other one. A thread that has
 //! lost leadership serves requests that are there already, and then follows
 //! ([`crate::leadership`]). Requests of another client that are there when a leader has served one
-//! are a reason for one more leader; one that is never busy together with another leaves its seat.
-//! Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
+//! are a reason for one more leader, and so are requests that often block; one that is never busy
+//! together with another leaves its seat. Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
 //! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
 
 use crate::device::{Buffer, Device, Received};
@@ -41,6 +41,13 @@ const LONG_BYTES: usize = 64 << 10;
 const BACKLOG: u32 = 16;
 const BACKLOG_STEP: u32 = 3;
 
+/// Score of a leader at which it asks for another one that sleeps in a read, which is faster than to
+/// wake a follower each time: a request that blocks counts [`BLOCKED_STEP`], any other one -1.
+const BLOCKED: u32 = 64;
+const BLOCKED_STEP: u32 = 8;
+/// Limit of this score.
+const BLOCKED_MAX: u32 = 2 * BLOCKED;
+
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
 /// those that are there already.
 const PROBE: u32 = 8;
@@ -53,12 +60,17 @@ thread_local! {
     static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
     /// Request that this thread serves as the leader.
     static TURN: Cell<Option<Turn>> = const { Cell::new(None) };
+    /// The request was about to sleep.
+    static BLOCKS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Lets another thread lead, because this one is about to sleep.
 fn about_to_sleep() {
-    if let Some(turn) = TURN.take() {
-        LEADERSHIP.with(|leadership| leadership.get().map(|it| it.hand_over(turn)));
+    let Some(turn) = TURN.get() else { return };
+    BLOCKS.set(true);
+    let leads_no_longer = LEADERSHIP.with(|own| own.get().is_some_and(|it| it.hand_over(turn)));
+    if leads_no_longer {
+        TURN.set(None);
     }
 }
 
@@ -170,6 +182,8 @@ struct Worker<S: Serve> {
     number: usize,
     /// Number of times that it has waited for a request.
     received: u32,
+    /// See [`BLOCKED`].
+    blocked: u32,
     shared: Arc<Shared<S>>,
     /// Descriptor whose reads do not wait, and one whose reads do.
     polled: Arc<Device>,
@@ -186,6 +200,7 @@ impl<S: Serve> Worker<S> {
         Ok(Worker {
             number,
             received: 0,
+            blocked: 0,
             shared: Arc::clone(shared),
             polled,
             slept_on,
@@ -237,26 +252,37 @@ impl<S: Serve> Worker<S> {
             let awaited = awaited(&request);
             let (turn, is_one_of_many) = leadership.begin(self.number, awaited);
             TURN.set(Some(turn));
+            BLOCKS.set(false);
             if is_long(&request) && shared.waiting.has_idle_cpu(Instant::now()) {
                 about_to_sleep();
             }
             let caller = request.header.pid;
             shared.serve(from, &request);
             TURN.set(None);
+            self.blocked = if BLOCKS.get() {
+                (self.blocked + BLOCKED_STEP).min(BLOCKED_MAX)
+            } else {
+                self.blocked.saturating_sub(1)
+            };
+            let blocks_often = self.blocked >= BLOCKED;
+            if blocks_often && leadership.has_one_seat() {
+                leadership.add_seat();
+            }
             if !leadership.finish(turn) {
                 return Ok(());
             }
             if awaited == Awaited::No {
                 continue;
             }
-            let is_behind = was_there == Some(true) && caller != client;
+            // The thread is 0 as well if it is in another PID namespace.
+            let is_behind = was_there == Some(true) && (caller != client || caller == 0);
             client = caller;
             backlog = match was_there {
                 Some(true) if is_behind => backlog + BACKLOG_STEP,
                 Some(false) => u32::saturating_sub(backlog, 1),
                 _ => backlog,
             };
-            alone = if is_behind || is_one_of_many {
+            alone = if is_behind || is_one_of_many || blocks_often {
                 0
             } else {
                 alone + 1
@@ -377,8 +403,8 @@ fn awaited(request: &Request<'_>) -> Awaited {
         Operation::Release { .. } | Operation::ReleaseDir { .. } => Awaited::No,
         Operation::Interrupt { .. } => Awaited::No,
         ref operation if !operation.is_answered() => Awaited::No,
-        // The kernel's own threads, such as those of write-back.
-        _ if request.header.pid == 0 => Awaited::No,
+        // Read-ahead and write-back of the kernel name no thread.
+        Operation::Read(_) | Operation::Write(_) if request.header.pid == 0 => Awaited::No,
         _ => Awaited::Yes,
     }
 }
