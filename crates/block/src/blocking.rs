@@ -1,6 +1,9 @@
 //! Blocking access to a device, for headers, tools and tests. Uses only submit and reap.
 
-use crate::{BlockDevice, Buf, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait};
+use crate::{
+    BlockDevice, Buf, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
+    about_to_sleep,
+};
 
 /// Number of chunks in flight when a long transfer is split.
 const CHUNKS_IN_FLIGHT: usize = 4;
@@ -117,6 +120,7 @@ impl Blocking {
 
     fn reap_one(&mut self) -> Result<Completion> {
         while self.done.is_empty() {
+            about_to_sleep();
             self.queue.reap(Wait::Block, &mut self.done)?;
         }
         Ok(self.done.swap_remove(0))

@@ -31,6 +31,7 @@
 //! Deliberately absent: callbacks, async runtimes, locks on the data path, and any knowledge of the
 //! layers above and below.
 
+mod announce;
 mod arena;
 mod backlog;
 mod blocking;
@@ -46,6 +47,7 @@ mod stats;
 mod sticky_flush;
 mod wait;
 
+pub use announce::{about_to_sleep, before_sleep};
 pub use arena::BUF_ALIGN;
 pub use backlog::Backlog;
 pub use blocking::Blocking;

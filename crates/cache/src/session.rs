@@ -36,7 +36,7 @@ use crate::frames::PAGE_BYTES;
 use crate::open::OpenFile;
 use crate::policy::{Entry, FrameNo};
 use crate::tree::VolumeShared;
-use block::{Bufs, Completion, Error, Op, Request, Result, Wait, Waker};
+use block::{Bufs, Completion, Error, Op, Request, Result, Wait, Waker, about_to_sleep};
 use io::PagerLink;
 use job::{Job, Target};
 use jobs::Jobs;
@@ -232,6 +232,7 @@ impl Session {
 
     /// Blocks until an event may have happened.
     fn sleep(&mut self, until: Option<Instant>) -> Result<()> {
+        about_to_sleep();
         if self.pager.is_full() || self.pager.is_deaf() {
             return self.poll(Wait::Block);
         }

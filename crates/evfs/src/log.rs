@@ -266,13 +266,7 @@ pub fn reload(level: &str) {
 }
 
 fn filter(level: &str) -> Targets {
-    // fuser warns when it retries an unmount that we have already done, and of calls that are left
-    // to the kernel; and the kernel may have abandoned a request before its reply arrives, which is
-    // not an error.
-    Targets::new()
-        .with_default(level.parse().unwrap_or(LevelFilter::WARN))
-        .with_target("fuser", LevelFilter::ERROR)
-        .with_target("fuser::reply", LevelFilter::OFF)
+    Targets::new().with_default(level.parse().unwrap_or(LevelFilter::WARN))
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 use crate::holes::{DISCARDED, Holes, TRIED};
 use crate::io::{Bytes, Durability};
 use block::BlockDevice;
-use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, TimeOrNow, WriteFlags,
+use fuse_mount::fuse_proto::reply::Directory;
+use fuse_mount::fuse_proto::{
+    Attr, Entry, Opened, Operation, Read, Request, SetAttr, StatFs, Time, Wanted, Write, abi,
 };
-use std::ffi::OsStr;
+use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Time for which the kernel may cache names and sizes. They never change.
 const TTL: Duration = Duration::from_secs(3600);
@@ -20,7 +19,7 @@ const FIRST_FILE: u64 = 2;
 const BACKGROUND: u16 = 256;
 
 /// File handle of this process's own loop device; all others have 0.
-const OF_LOOP_DEVICE: FileHandle = FileHandle(1);
+const OF_LOOP_DEVICE: u64 = 1;
 
 /// A device and the name of its file.
 #[derive(Clone)]
@@ -36,7 +35,7 @@ pub struct Export {
 /// The directory.
 pub(crate) struct Files {
     files: Vec<File>,
-    mounted: SystemTime,
+    mounted: Time,
     uid: u32,
     gid: u32,
 }
@@ -61,7 +60,7 @@ impl Files {
         };
         Files {
             files: exports.into_iter().map(file).collect(),
-            mounted: SystemTime::now(),
+            mounted: now(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         }
@@ -75,159 +74,103 @@ impl Files {
         }
     }
 
-    fn file(&self, ino: INodeNo) -> Option<&File> {
+    fn file(&self, node: u64) -> Option<&File> {
         self.files
-            .get(usize::try_from(ino.0.checked_sub(FIRST_FILE)?).ok()?)
+            .get(usize::try_from(node.checked_sub(FIRST_FILE)?).ok()?)
     }
 
-    fn attr(&self, ino: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size, blksize) = if ino == INodeNo::ROOT {
-            (FileType::Directory, 0o500, 0, 4096)
+    fn attr(&self, node: u64) -> Option<Attr> {
+        let (mode, size, blksize) = if node == abi::FUSE_ROOT_ID {
+            (libc::S_IFDIR | 0o500, 0, 4096)
         } else {
-            let file = self.file(ino)?;
-            let perm = if file.read_only { 0o400 } else { 0o600 };
+            let file = self.file(node)?;
+            let permissions = if file.read_only { 0o400 } else { 0o600 };
             let blksize = file.bytes.device().info().optimal_io_size;
-            (FileType::RegularFile, perm, file.bytes.size(), blksize)
+            (libc::S_IFREG | permissions, file.bytes.size(), blksize)
         };
-        Some(FileAttr {
-            ino,
+        Some(Attr {
+            ino: node,
             size,
             blocks: size.div_ceil(512),
             atime: self.mounted,
             mtime: self.mounted,
             ctime: self.mounted,
-            crtime: self.mounted,
-            kind,
-            perm,
-            nlink: 1 + u32::from(kind == FileType::Directory),
+            mode,
+            nlink: 1 + u32::from(mode & libc::S_IFMT == libc::S_IFDIR),
             uid: self.uid,
             gid: self.gid,
-            rdev: 0,
-            flags: 0,
             blksize,
+            ..Attr::default()
         })
     }
 
-    fn to_write(&self, ino: INodeNo) -> Result<&File, Errno> {
-        match self.file(ino) {
-            Some(file) if file.read_only => Err(Errno::EROFS),
+    fn to_write(&self, node: u64) -> Result<&File, Errno> {
+        match self.file(node) {
+            Some(file) if file.read_only => Err(Errno::ROFS),
             Some(file) => Ok(file),
-            None => Err(Errno::EISDIR),
-        }
-    }
-}
-
-fn errno(error: &block::Error) -> Errno {
-    tracing::warn!(name: "EVFS-0601", "{error}");
-    Errno::from_i32(error.errno())
-}
-
-fn answer(reply: ReplyEmpty, result: Result<(), Errno>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(e),
-    }
-}
-
-impl Filesystem for Files {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let capabilities = [
-            InitFlags::FUSE_ASYNC_READ,
-            InitFlags::FUSE_BIG_WRITES,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_MAX_PAGES,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ];
-        fuse_mount::configure(config, BACKGROUND, &capabilities);
-        Ok(())
-    }
-
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let index = self
-            .files
-            .iter()
-            .position(|f| parent == INodeNo::ROOT && name == f.name.as_str());
-        match index.and_then(|i| self.attr(INodeNo(i as u64 + FIRST_FILE))) {
-            Some(attr) => reply.entry(&TTL, &attr, Generation(0)),
-            None => reply.error(Errno::ENOENT),
+            None => Err(Errno::ISDIR),
         }
     }
 
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attr(ino) {
-            Some(attr) => reply.attr(&TTL, &attr),
-            None => reply.error(Errno::ENOENT),
+    fn lookup(&self, parent: u64, name: &[u8], reply: Reply<'_>) {
+        let named = |file: &File| parent == abi::FUSE_ROOT_ID && name == file.name.as_bytes();
+        let index = self.files.iter().position(named);
+        let node = index.map(|index| index as u64 + FIRST_FILE);
+        match node.and_then(|node| Some((node, self.attr(node)?))) {
+            Some((node, attr)) => reply.entry(&Entry {
+                node,
+                entry_ttl: TTL,
+                attr_ttl: TTL,
+                attr,
+                ..Entry::default()
+            }),
+            None => reply.error(Errno::NOENT),
         }
     }
 
     /// Accepts and ignores times and an unchanged size; refuses anything else. A program that opens
     /// with O_TRUNC must not destroy the volume, so size 0 is accepted and ignored as well.
-    fn setattr(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        _atime: Option<TimeOrNow>,
-        _mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<fuser::BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let Some(attr) = self.attr(ino) else {
-            return reply.error(Errno::ENOENT);
+    fn set_attr(&self, node: u64, set: &SetAttr, reply: Reply<'_>) {
+        let Some(attr) = self.attr(node) else {
+            return reply.error(Errno::NOENT);
         };
-        let resized = size.is_some_and(|size| size != 0 && size != attr.size);
-        if mode.is_some() || uid.is_some() || gid.is_some() || resized {
-            return reply.error(Errno::EPERM);
+        let resized = set.size.is_some_and(|size| size != 0 && size != attr.size);
+        if set.mode.is_some() || set.uid.is_some() || set.gid.is_some() || resized {
+            return reply.error(Errno::PERM);
         }
-        reply.attr(&TTL, &attr);
+        reply.attr(&attr, TTL);
     }
 
-    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.file(ino) {
-            None => reply.error(Errno::EISDIR),
-            Some(file) if file.read_only && flags.0 & libc::O_ACCMODE != libc::O_RDONLY => {
-                reply.error(Errno::EROFS);
+    fn open(&self, request: &Request<'_>, flags: u32, reply: Reply<'_>) {
+        match self.file(request.header.node) {
+            None => reply.error(Errno::ISDIR),
+            Some(file) if file.read_only && flags as i32 & libc::O_ACCMODE != libc::O_RDONLY => {
+                reply.error(Errno::ROFS);
             }
             Some(_) => {
-                let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
                 // The request names the thread; the only opens by this process are for its own
                 // loop devices.
-                let thread = format!("/proc/self/task/{}", req.pid());
+                let thread = format!("/proc/self/task/{}", request.header.pid);
                 let handle = if std::path::Path::new(&thread).exists() {
                     OF_LOOP_DEVICE
                 } else {
-                    FileHandle(0)
+                    0
                 };
-                reply.opened(handle, flags);
+                reply.opened(&Opened {
+                    handle,
+                    flags: abi::FOPEN_DIRECT_IO | abi::FOPEN_PARALLEL_DIRECT_WRITES,
+                    ..Opened::default()
+                });
             }
         }
     }
 
-    fn read(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let Some(file) = self.file(ino) else {
-            return reply.error(Errno::EISDIR);
+    fn read(&self, node: u64, read: &Read, reply: Reply<'_>) {
+        let Some(file) = self.file(node) else {
+            return reply.error(Errno::ISDIR);
         };
         let mut reply = Some(reply);
-        let given = file.bytes.read(offset, size as usize, |data| {
+        let given = file.bytes.read(read.offset, read.size as usize, |data| {
             if let Some(reply) = reply.take() {
                 reply.data(data);
             }
@@ -237,146 +180,153 @@ impl Filesystem for Files {
         }
     }
 
-    fn write(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let durability = if flags.0 & (libc::O_SYNC | libc::O_DSYNC) != 0 {
+    fn write(&self, node: u64, write: &Write<'_>, reply: Reply<'_>) {
+        let durability = if write.flags as i32 & (libc::O_SYNC | libc::O_DSYNC) != 0 {
             Durability::Durable
         } else {
             Durability::Volatile
         };
-        let written = self.to_write(ino).and_then(|file| {
-            if fh == OF_LOOP_DEVICE && file.holes.is(TRIED) {
-                return Err(Errno::EIO);
+        let written = self.to_write(node).and_then(|file| {
+            if write.handle == OF_LOOP_DEVICE && file.holes.is(TRIED) {
+                return Err(Errno::IO);
             }
-            file.bytes
-                .write(offset, data, durability)
-                .map_err(|e| errno(&e))
+            let written = file.bytes.write(write.offset, write.data, durability);
+            written.map_err(|e| errno(&e))
         });
         match written {
-            Ok(()) => reply.written(data.len() as u32),
+            Ok(()) => reply.written(write.data.len() as u32),
             Err(e) => reply.error(e),
         }
     }
 
-    fn flush(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        // Closing a file guarantees nothing; fsync does. A read-only open file needs no flush.
-        match self.file(ino) {
-            Some(_) => reply.ok(),
-            None => reply.error(Errno::EISDIR),
+    fn read_dir(&self, node: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
+        if node != abi::FUSE_ROOT_ID {
+            return reply.error(Errno::NOTDIR);
         }
-    }
-
-    fn fsync(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        let file = self.file(ino).ok_or(Errno::EISDIR);
-        answer(
-            reply,
-            file.and_then(|f| f.bytes.flush().map_err(|e| errno(&e))),
-        );
-    }
-
-    fn release(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply.ok();
-    }
-
-    fn readdir(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        if ino != INodeNo::ROOT {
-            return reply.error(Errno::ENOTDIR);
-        }
-        let dots = [".", ".."]
-            .into_iter()
-            .map(|name| (INodeNo::ROOT, FileType::Directory, name));
+        let mut entries = Directory::new(Vec::new(), size);
+        let dots = [".", ".."].map(|name| (abi::FUSE_ROOT_ID, libc::S_IFDIR, name));
         let files = self.files.iter().enumerate().map(|(index, file)| {
-            (
-                INodeNo(index as u64 + FIRST_FILE),
-                FileType::RegularFile,
-                file.name.as_str(),
-            )
+            let node = index as u64 + FIRST_FILE;
+            (node, libc::S_IFREG, file.name.as_str())
         });
-        for (index, (ino, kind, name)) in dots.chain(files).enumerate().skip(offset as usize) {
-            if reply.add(ino, index as u64 + 1, kind, name) {
+        let all = dots.into_iter().chain(files).enumerate();
+        for (index, (ino, mode, name)) in all.skip(offset as usize) {
+            if !entries.add(ino, index as u64 + 1, mode, name.as_bytes()) {
                 break;
             }
         }
-        reply.ok();
+        reply.directory(entries);
     }
 
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let blocks = self.files.iter().map(|f| f.bytes.size() / 4096).sum();
-        reply.statfs(blocks, 0, 0, self.files.len() as u64, 0, 4096, 255, 4096);
+    fn statfs(&self, reply: Reply<'_>) {
+        reply.statfs(&StatFs {
+            blocks: self.files.iter().map(|f| f.bytes.size() / 4096).sum(),
+            files: self.files.len() as u64,
+            block_bytes: 4096,
+            fragment_bytes: 4096,
+            name_bytes_max: 255,
+            ..StatFs::default()
+        });
     }
 
     /// Zeroes ranges by writing. A hole also promises zeros, which a discard of an encrypted volume
     /// does not provide, so only this process's own loop device can punch one; see [`Holes`].
-    fn fallocate(
+    fn allocate(
         &self,
-        _req: &Request,
-        ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        length: u64,
+        (node, handle): (u64, u64),
+        (offset, length): (u64, u64),
         mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        let result = self.to_write(ino).and_then(|file| {
-            let end = offset.saturating_add(length);
-            let by_loop = |state| fh == OF_LOOP_DEVICE && file.holes.is(state);
-            match mode & !libc::FALLOC_FL_KEEP_SIZE {
-                libc::FALLOC_FL_ZERO_RANGE if by_loop(TRIED) => Err(Errno::EOPNOTSUPP),
-                libc::FALLOC_FL_ZERO_RANGE => {
-                    if by_loop(DISCARDED) {
-                        // Another program has reconfigured the device: holes may be zeroings again.
-                        file.holes.disable_zeroing(|| ());
-                    }
-                    file.bytes.zero(offset, length).map_err(|e| errno(&e))
+    ) -> Result<(), Errno> {
+        let file = self.to_write(node)?;
+        let end = offset.saturating_add(length);
+        let by_loop = |state| handle == OF_LOOP_DEVICE && file.holes.is(state);
+        match mode & !libc::FALLOC_FL_KEEP_SIZE {
+            libc::FALLOC_FL_ZERO_RANGE if by_loop(TRIED) => Err(Errno::OPNOTSUPP),
+            libc::FALLOC_FL_ZERO_RANGE => {
+                if by_loop(DISCARDED) {
+                    // Another program has reconfigured the device: holes may be zeroings again.
+                    file.holes.disable_zeroing(|| ());
                 }
-                libc::FALLOC_FL_PUNCH_HOLE if by_loop(DISCARDED) => {
-                    file.bytes.discard(offset, length).map_err(|e| errno(&e))
-                }
-                0 if end <= file.bytes.size() => Ok(()),
-                0 => Err(Errno::ENOSPC),
-                _ => Err(Errno::EOPNOTSUPP),
+                file.bytes.zero(offset, length).map_err(|e| errno(&e))
             }
-        });
-        answer(reply, result);
+            libc::FALLOC_FL_PUNCH_HOLE if by_loop(DISCARDED) => {
+                file.bytes.discard(offset, length).map_err(|e| errno(&e))
+            }
+            0 if end <= file.bytes.size() => Ok(()),
+            0 => Err(Errno::NOSPC),
+            _ => Err(Errno::OPNOTSUPP),
+        }
+    }
+}
+
+fn errno(error: &block::Error) -> Errno {
+    tracing::warn!(name: "EVFS-0601", "{error}");
+    Errno::from_raw_os_error(error.errno())
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let since = since.unwrap_or_default();
+    Time {
+        seconds: since.as_secs() as i64,
+        nanos: since.subsec_nanos(),
+    }
+}
+
+impl Serve for Files {
+    fn wanted(&self) -> Wanted {
+        Wanted {
+            // Each of these improves speed if the kernel supports it.
+            flags: abi::FUSE_ASYNC_READ
+                | abi::FUSE_BIG_WRITES
+                | abi::FUSE_ASYNC_DIO
+                | abi::FUSE_MAX_PAGES
+                | abi::FUSE_PARALLEL_DIROPS
+                | abi::FUSE_DIRECT_IO_ALLOW_MMAP,
+            max_write: PIECE_BYTES as u32,
+            max_readahead: PIECE_BYTES as u32,
+            max_background: BACKGROUND,
+            congestion_threshold: BACKGROUND / 4 * 3,
+            ..Wanted::default()
+        }
+    }
+
+    fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
+        let node = request.header.node;
+        let file = || self.file(node).ok_or(Errno::ISDIR);
+        match &request.operation {
+            Operation::Lookup { name } => self.lookup(node, name, reply),
+            Operation::GetAttr { .. } => match self.attr(node) {
+                Some(attr) => reply.attr(&attr, TTL),
+                None => reply.error(Errno::NOENT),
+            },
+            Operation::SetAttr(set) => self.set_attr(node, set, reply),
+            Operation::Open { flags, .. } => self.open(request, *flags, reply),
+            Operation::Read(read) => self.read(node, read, reply),
+            Operation::Write(write) => self.write(node, write, reply),
+            // Closing a file guarantees nothing; fsync does. A read-only open file needs no flush.
+            Operation::Flush { .. } => reply.result(file().map(drop)),
+            Operation::FSync { .. } => {
+                let synced = file().and_then(|f| f.bytes.flush().map_err(|e| errno(&e)));
+                reply.result(synced);
+            }
+            Operation::OpenDir { .. } => reply.opened(&Opened::default()),
+            Operation::ReadDir { offset, size, .. } => {
+                self.read_dir(node, (*offset, *size), reply);
+            }
+            Operation::Release { .. } | Operation::ReleaseDir { .. } => reply.empty(),
+            Operation::StatFs => self.statfs(reply),
+            Operation::FAllocate {
+                handle,
+                offset,
+                length,
+                mode,
+            } => {
+                let (offset, length, mode) = (*offset, *length, *mode as i32);
+                reply.result(self.allocate((node, *handle), (offset, length), mode));
+            }
+            Operation::Forget { .. } | Operation::BatchForget(_) => {}
+            _ => reply.error(Errno::NOSYS),
+        }
     }
 }

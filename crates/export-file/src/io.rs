@@ -52,6 +52,7 @@ impl Lane {
         };
         self.queue.submit(Request { tag: 0, op }).map_err(refused)?;
         while self.done.is_empty() {
+            block::about_to_sleep();
             let reaped = self.queue.reap(Wait::Block, &mut self.done);
             self.is_broken |= reaped.is_err();
             reaped?;

@@ -14,7 +14,7 @@
 //!
 //! A thread processes one request at a time, and [`fuse_mount::REQUESTS_PER_THREAD`] threads are started for
 //! each configured one, because most of the time they wait for the disk. Memory: 2 MiB for each,
-//! and the request buffer of the `fuser` library.
+//! and the buffer for a request.
 //!
 //! Out of scope: growing or renaming files, and files other than the given ones.
 

@@ -37,6 +37,9 @@ pub struct MountConfig {
     pub exec: bool,
     /// Policy for updating the access time of files.
     pub atime: Atime,
+    /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
+    /// has them: the mount works as with an older kernel.
+    pub without: u64,
 }
 
 impl MountConfig {
@@ -54,6 +57,7 @@ impl MountConfig {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            without: 0,
         }
     }
 }

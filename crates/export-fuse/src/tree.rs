@@ -1,6 +1,7 @@
 //! The files of a fileset as served to the kernel.
 
 mod caller;
+mod content;
 mod convert;
 mod handles;
 mod invalidation;
@@ -14,8 +15,7 @@ pub(crate) use invalidation::InvalidationQueue;
 use crate::config::MountConfig;
 use block::Waker;
 use fs::{Files, Lane, Watch, Watcher};
-use fuse_mount::{PIECE_BYTES, never_wait_for_write_back};
-use fuser::Errno;
+use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
 use privileges::Capabilities;
@@ -50,6 +50,10 @@ pub(crate) struct Tree {
     ttl: Duration,
     /// Whether the kernel delays writes and sets the times of delayed writes itself.
     exclusive: bool,
+    /// Flags that are not used.
+    without: u64,
+    /// Whether the kernel opens directories without a request, and caches their entries.
+    no_opendir: bool,
     recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
@@ -76,6 +80,8 @@ impl Tree {
             removed: RemovedDirectories::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
+            without: config.without,
+            no_opendir: false,
             ended,
         }
     }
@@ -113,5 +119,65 @@ fn errno(error: fs::Error) -> Errno {
     if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
         tracing::warn!(name: "EVFS-0601", "{error}");
     }
-    Errno::from_i32(error.errno())
+    Errno::from_raw_os_error(error.errno())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block::BlockDevice;
+    use block_testing::{Mem, PowerCut, Tear};
+    use cache::{Cache, Config};
+    use fs::{FIRST_FILESET, FileType, Fs, New, Options, ROOT, WritePosition};
+    use fuse_mount::fuse_proto::{Header, Operation, Request};
+    use fuse_mount::{Reply, Serve};
+    use std::io::Read;
+
+    /// Sends a request without a mount; returns the error number of the reply.
+    fn ask(tree: &Tree, operation: Operation<'_>) -> i32 {
+        let (mut from, to) = std::io::pipe().unwrap();
+        let header = Header {
+            node: ROOT,
+            ..Header::default()
+        };
+        let request = Request { header, operation };
+        tree.serve(&request, Reply::over(to.into(), 7));
+        let mut reply = Vec::new();
+        from.read_to_end(&mut reply).unwrap();
+        assert_eq!(reply[8..16], 7u64.to_ne_bytes());
+        i32::from_ne_bytes(reply[4..8].try_into().unwrap())
+    }
+
+    #[test]
+    fn the_kernels_request_to_sync_all_makes_everything_durable() {
+        let disk = Mem::new(64 << 20, 4096);
+        let cut = Arc::new(PowerCut::new(&disk));
+        let device: Arc<dyn BlockDevice> = Arc::clone(&cut) as _;
+        Fs::format(Arc::clone(&device), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let files = Files::new(&main, &cache).unwrap();
+        let config = MountConfig::new("/".into());
+        let ended = Arc::new(Waker::new().unwrap());
+        let tree = Tree::new(&files, &config, Arc::default(), ended);
+
+        let new = New::of_root(FileType::File, 0o644);
+        let ino = files.create(ROOT, b"file", &new).unwrap().ino;
+        let handle = files.open(ino).unwrap();
+        let mut lane = files.lane().unwrap();
+        let data = vec![9; 100_000];
+        lane.write(&handle, WritePosition::End, &data).unwrap();
+        assert_eq!(ask(&tree, Operation::SyncFs), 0);
+
+        let image = cut.crash(cut.events(), Tear::Drop);
+        let fs = Fs::open(Arc::new(image), Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let files = Files::new(&main, &cache).unwrap();
+        let ino = files.lookup(ROOT, b"file").unwrap().ino;
+        let handle = files.open(ino).unwrap();
+        let mut read = vec![0; 100_001];
+        let len = files.lane().unwrap().read(&handle, 0, &mut read).unwrap();
+        assert!(read[..len] == data);
+    }
 }

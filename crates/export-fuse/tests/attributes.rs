@@ -276,6 +276,30 @@ fn times_are_kept_to_the_nanosecond_and_before_1970() {
 }
 
 #[test]
+fn the_time_of_creation_is_known_and_does_not_change() {
+    common::shared(&device(), |dir, files| {
+        let path = dir.join("file");
+        sys::write(&path, "x").expect("written");
+        let made = files
+            .lookup(fs::ROOT, b"file")
+            .expect("there")
+            .inode
+            .created;
+        let made = UNIX_EPOCH + Duration::new(made.seconds as u64, made.nanos);
+        let times = sys::FileTimes::new().set_modified(UNIX_EPOCH);
+        let file = File::options().write(true).open(&path).expect("opened");
+        file.set_times(times).expect("set");
+        let meta = path.metadata().expect("there");
+        assert_eq!(meta.modified().expect("a time"), UNIX_EPOCH);
+        match meta.created() {
+            Ok(created) => assert_eq!(created, made),
+            // Linux asks FUSE servers for it since 6.6.
+            Err(error) => assert!(common::kernel_before(6, 6), "{error}"),
+        }
+    });
+}
+
+#[test]
 fn devices_fifos_and_sockets_are_what_they_were_made() {
     needs_root("device nodes");
     configured(

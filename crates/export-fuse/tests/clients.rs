@@ -4,9 +4,10 @@
 mod common;
 
 use block_testing::Random;
-use common::{c, check, device, mounted, shared, unmount, wait_until};
+use common::{c, check, configured, device, mounted, shared, unmount, wait_until};
 use export_fuse::{Mount, MountConfig};
 use fs::{Allocate, FileType, Files, Ino, New, ROOT, Rename, SetAttr, WritePosition};
+use fuse_mount::fuse_proto::abi;
 use std::fs::{self as sys, File, OpenOptions};
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -163,6 +164,74 @@ fn names_and_attributes_that_another_client_changes_are_seen() {
         let names = sys::read_dir(dir).expect("listed");
         assert_eq!(names.count(), 0);
     });
+}
+
+/// Lists the names in a directory by a stream that stays open.
+struct Stream(*mut libc::DIR);
+
+impl Stream {
+    fn open(dir: &Path) -> Stream {
+        // SAFETY: the path ends with zero.
+        let stream = unsafe { libc::opendir(c(dir).as_ptr()) };
+        assert!(!stream.is_null(), "no listing");
+        Stream(stream)
+    }
+
+    /// Counts the entries from the beginning on, except for the directory and its parent.
+    fn count(&mut self) -> usize {
+        // SAFETY: the stream is open, and no entry is used after the next one was read.
+        unsafe {
+            libc::rewinddir(self.0);
+            let next = || libc::readdir(self.0);
+            let entries = std::iter::from_fn(|| Some(next()).filter(|entry| !entry.is_null()));
+            let names = entries.map(|entry| (*entry).d_name[0] as u8);
+            names.filter(|first| *first != b'.').count()
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: the stream is open, and is not used again.
+        unsafe { libc::closedir(self.0) };
+    }
+}
+
+#[test]
+fn a_listing_follows_all_clients_whether_the_kernel_caches_it_or_not() {
+    for without in [0, abi::FUSE_NO_OPENDIR_SUPPORT] {
+        let set = |config: &mut MountConfig| config.without = without;
+        configured(&device(), set, |dir, files| {
+            let sub = dir.join("sub");
+            sys::create_dir(&sub).expect("made");
+            let ino = ino_of(files, "sub");
+            for i in 0..300 {
+                File::create(sub.join(format!("{i}"))).expect("made");
+            }
+            let count = || sys::read_dir(&sub).expect("listed").count();
+            let mut stream = Stream::open(&sub);
+            for _ in 0..3 {
+                assert_eq!((count(), stream.count()), (300, 300));
+            }
+            // This mount's own changes show at once.
+            sys::remove_file(sub.join("0")).expect("removed");
+            assert_eq!((count(), stream.count()), (299, 299));
+            files.create(ino, b"other", &NEW).expect("made");
+            wait_until("the new name is listed", || count() == 300);
+            wait_until("the open listing has it", || stream.count() == 300);
+            for i in 1..300 {
+                let name = format!("{i}");
+                files.unlink(ino, name.as_bytes()).expect("removed");
+            }
+            wait_until("the names have gone", || stream.count() == 1);
+            assert_eq!(count(), 1);
+            // A directory that another client removes is empty for those that have it open.
+            files.unlink(ino, b"other").expect("removed");
+            files.rmdir(ROOT, b"sub").expect("removed");
+            wait_until("the directory has gone", || !sub.exists());
+            wait_until("nothing is listed", || stream.count() == 0);
+        });
+    }
 }
 
 #[test]

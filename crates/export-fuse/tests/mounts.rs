@@ -257,3 +257,41 @@ fn an_exclusive_mount_writes_behind_and_keeps_times_sizes_and_errors() {
         assert!(all == expected);
     });
 }
+
+#[test]
+fn a_kernel_without_any_of_the_optional_features_will_do() {
+    let device = device();
+    let set = |config: &mut MountConfig| {
+        config.without = u64::MAX;
+        config.exclusive = true;
+    };
+    configured(&device, set, |dir, files| {
+        let sub = dir.join("sub");
+        sys::create_dir(&sub).expect("made");
+        let data: Vec<u8> = (0..3_000_000u32).map(|i| (i % 251) as u8).collect();
+        sys::write(sub.join("file"), &data).expect("written");
+        assert!(sys::read(sub.join("file")).expect("readable") == data);
+        std::os::unix::fs::symlink("file", sub.join("link")).expect("made");
+        sys::hard_link(sub.join("file"), sub.join("second")).expect("linked");
+        sys::rename(sub.join("second"), sub.join("third")).expect("renamed");
+        let names = || {
+            let listed = sys::read_dir(&sub).expect("listed");
+            let mut names: Vec<_> = listed.map(|e| e.expect("an entry").file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(), ["file", "link", "third"]);
+        let ino = files.lookup(fs::ROOT, b"sub").expect("there").ino;
+        files.unlink(ino, b"third").expect("removed");
+        wait_until("the name has gone", || names() == ["file", "link"]);
+        let file = File::open(sub.join("file")).expect("opened");
+        sys::remove_file(sub.join("file")).expect("removed");
+        let mut read = vec![0; 100];
+        file.read_exact_at(&mut read, 2_000_000).expect("readable");
+        assert!(read == data[2_000_000..2_000_100]);
+        file.sync_all().expect("synced");
+    });
+    mounted(&device, |dir| {
+        assert_eq!(sys::read_dir(dir.join("sub")).expect("listed").count(), 1);
+    });
+}

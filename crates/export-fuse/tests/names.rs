@@ -190,15 +190,46 @@ fn what_has_no_name_any_more_can_be_used_until_it_is_closed() {
 }
 
 #[test]
-fn a_file_that_never_had_a_name_is_refused_as_unsupported() {
+fn a_file_that_never_had_a_name_can_be_used_and_gets_one() {
     mounted(&device(), |dir| {
         let mut options = OpenOptions::new();
-        options.write(true).custom_flags(libc::O_TMPFILE);
-        let refused = options
-            .open(dir)
-            .expect_err("the kernel's library has no such request");
-        assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
-        // The fallback that programs use then.
+        options.read(true).write(true).mode(0o640);
+        options.custom_flags(libc::O_TMPFILE);
+        if let Err(error) = options.open(dir) {
+            assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+            assert!(common::kernel_before(6, 2), "{error}");
+            return;
+        }
+        let open = || options.open(dir).expect("made");
+        let (kept, dropped) = (open(), open());
+        for file in [&kept, &dropped] {
+            file.write_all_at(&[7; 10_000], 0).expect("written");
+            file.sync_all().expect("synced");
+            assert_eq!(file.metadata().expect("there").nlink(), 0);
+        }
+        assert_eq!(sys::read_dir(dir).expect("listed").count(), 0);
+        let (from, to) = (
+            format!("/proc/self/fd/{}", kept.as_raw_fd()),
+            dir.join("named"),
+        );
+        let (from, to) = (c(Path::new(&from)), c(&to));
+        let cwd = libc::AT_FDCWD;
+        // SAFETY: both paths end with zero.
+        let linked = unsafe {
+            libc::linkat(
+                cwd,
+                from.as_ptr(),
+                cwd,
+                to.as_ptr(),
+                libc::AT_SYMLINK_FOLLOW,
+            )
+        };
+        check(linked).expect("linked");
+        drop((kept, dropped));
+        let meta = dir.join("named").metadata().expect("there");
+        assert_eq!((meta.nlink(), meta.mode() & 0o777), (1, 0o640));
+        assert_eq!(sys::read(dir.join("named")).expect("readable"), [7; 10_000]);
+        assert_eq!(sys::read_dir(dir).expect("listed").count(), 1);
         tempfile::tempfile_in(dir).expect("a file without a name");
     });
 }

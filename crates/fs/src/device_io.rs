@@ -8,7 +8,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::record::DeviceOffset;
-use block::{BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait};
+use block::{
+    BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait, about_to_sleep,
+};
 use layer_cpu::{Layer, home};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -146,6 +148,7 @@ impl DeviceIo {
         let (answer, answered) = sync_channel(1);
         let jobs = self.jobs.as_ref().ok_or_else(gone)?;
         jobs.send(Job { steps, answer }).map_err(|_| gone())?;
+        about_to_sleep();
         answered.recv().map_err(|_| gone())?
     }
 }

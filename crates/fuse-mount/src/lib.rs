@@ -4,22 +4,34 @@
 //!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor ──► file system
 //! ```
 //!
+//! `attach.rs` mounts, `session.rs` receives requests and calls the file system ([`Serve`]),
+//! `leadership.rs` distributes them over the threads, and `waiting.rs` decides how a thread waits.
+//!
 //! The file system that is served belongs to the caller. **Invariant:** nothing here sends a request
 //! to a mounted directory that could wait for its server, except to find out whether the server has
 //! died; a mount of another user or program is never unmounted.
 
-mod kernel;
+mod attach;
+mod device;
+mod leadership;
 mod mount;
 mod mountpoint;
+mod notifier;
+mod serve;
+mod session;
 mod settings;
 mod table;
 mod users;
+mod waiting;
 
-use fuser::{InitFlags, KernelConfig};
+pub use fuse_proto;
 pub use mount::{Mount, Users};
 pub use mountpoint::{
     WhenBusy, abort, clear_dead, is_mounted, mount_helper, no_mounts, server_died,
 };
+pub use notifier::Notifier;
+pub use rustix::io::Errno;
+pub use serve::{Reply, Serve};
 pub use settings::Settings;
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
@@ -32,18 +44,6 @@ pub const REQUESTS_PER_THREAD: usize = 4;
 
 /// Longest piece of a request, in bytes: the largest that the kernel sends at once.
 pub const PIECE_BYTES: usize = 1 << 20;
-
-/// Sets the sizes of requests, the number of background requests that the kernel may queue, and
-/// capabilities. Each of these is optional: it improves speed or accuracy if the kernel supports it.
-pub fn configure(config: &mut KernelConfig, background: u16, capabilities: &[InitFlags]) {
-    let _ = config.set_max_write(PIECE_BYTES as u32);
-    let _ = config.set_max_readahead(PIECE_BYTES as u32);
-    let _ = config.set_max_background(background);
-    let _ = config.set_congestion_threshold(background / 4 * 3);
-    for capability in capabilities {
-        let _ = config.add_capabilities(*capability);
-    }
-}
 
 /// `PR_SET_IO_FLUSHER` of <linux/prctl.h> (Linux 5.6).
 const PR_SET_IO_FLUSHER: i32 = 57;

@@ -1,16 +1,19 @@
 //! A mount, from the start of its session to its end.
 
+use crate::attach::attach;
+use crate::device::Device;
 use crate::mountpoint::{
     self, At, KIND, WhenBusy, clear_dead, is_at, mounted_at, no_mounts, topmost, unmount,
 };
+use crate::notifier::Notifier;
+use crate::serve::Serve;
+use crate::session::Session;
 use crate::table::mounts;
-use crate::{Error, Settings, kernel, users};
-use fuser::{BackgroundSession, Filesystem, Notifier, Session};
+use crate::{Error, Settings, users};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 /// Kinds of users that keep a mount busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,9 +38,9 @@ pub struct Mount {
     /// Number of its file system. As long as the kernel's session lasts, no other has it.
     device: String,
     /// The kernel's session.
-    kernel: OwnedFd,
+    kernel: Arc<Device>,
     /// `None` once the mount has ended.
-    session: Option<BackgroundSession>,
+    session: Option<Session>,
 }
 
 impl Mount {
@@ -46,7 +49,7 @@ impl Mount {
     /// # Errors
     /// [`Error::Busy`] if something else is mounted there; errors of the system, for example if the
     /// user may not open `/dev/fuse`.
-    pub fn start(settings: &Settings, filesystem: impl Filesystem) -> Result<Mount, Error> {
+    pub fn start(settings: &Settings, served: impl Serve) -> Result<Mount, Error> {
         let mountpoint = &settings.mountpoint;
         let shown = mountpoint.display().to_string();
         let failed = |e| Error::io(format!("cannot mount {shown}"), e);
@@ -66,35 +69,26 @@ impl Mount {
             );
             return Err(Error::io(what, e));
         }
-        Mount::at(settings, mountpoint, filesystem).map_err(|e| match no_mounts() {
+        Mount::at(settings, mountpoint, served).map_err(|e| match no_mounts() {
             Some(needs) => Error::io(format!("cannot mount {shown}, which needs {needs}"), e),
             None => failed(e),
         })
     }
 
     /// Mounts a file system at a full path, over whatever is mounted there.
-    fn at(
-        settings: &Settings,
-        mountpoint: PathBuf,
-        filesystem: impl Filesystem,
-    ) -> std::io::Result<Mount> {
-        let kernel = kernel::mount(settings, &mountpoint)?;
+    fn at(settings: &Settings, mountpoint: PathBuf, served: impl Serve) -> std::io::Result<Mount> {
+        let kernel = Arc::new(attach(settings, &mountpoint)?);
         let mount = topmost(mounts(), &mountpoint).filter(|mount| mount.kind == KIND);
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
             std::io::Error::other("/proc/self/mountinfo does not list the mount; mount /proc")
         })?;
-        let (access, config) = (settings.access(), settings.for_session());
-        let session = kernel
-            .try_clone()
-            .and_then(|kernel| Session::from_fd(filesystem, kernel, access, config))
-            .and_then(Session::spawn);
         let mut mount = Mount {
             mountpoint,
             device,
             kernel,
             session: None,
         };
-        match session {
+        match Session::start(&mount.kernel, served, settings.threads) {
             Ok(session) => mount.session = Some(session),
             Err(e) => {
                 let _ = mount.take_off(WhenBusy::Detach);
@@ -106,7 +100,7 @@ impl Mount {
 
     /// Unmounts, unless another program has done so. A mount of another program stays.
     fn take_off(&self, when_busy: WhenBusy) -> Result<(), Error> {
-        if kernel::has_ended(&self.kernel) && !self.is_aborted() {
+        if self.kernel.has_ended() && !self.is_aborted() {
             return Ok(());
         }
         unmount(&self.mountpoint, &self.device, when_busy)
@@ -128,7 +122,8 @@ impl Mount {
 
     /// Returns a handle for notifications to the kernel.
     pub fn notifier(&self) -> Option<Notifier> {
-        self.session.as_ref().map(BackgroundSession::notifier)
+        self.session.as_ref()?;
+        Some(Notifier::new(&self.kernel))
     }
 
     /// Checks whether an unmount would succeed, as far as these users are concerned.
@@ -136,7 +131,7 @@ impl Mount {
     /// # Errors
     /// [`Error::Busy`], with the processes that use the mount.
     pub fn in_use(&self, users: Users) -> Result<(), Error> {
-        if kernel::has_ended(&self.kernel) {
+        if self.kernel.has_ended() {
             return Ok(());
         }
         /// Serializes callers: two of them at the same time would unmount it.
@@ -182,16 +177,16 @@ impl Mount {
         let over = match unmounted {
             Ok(over) => over,
             // If another program has unmounted it, for example a manual `umount`, that is success.
-            Err(_) if kernel::has_ended(&self.kernel) => true,
+            Err(_) if self.kernel.has_ended() => true,
             Err(e) => return Err(Box::new((self, e))),
         };
         let over = over && has_ended();
         // Otherwise its threads continue: the kernel ends the session when the last user closes its
         // files, which may be never.
-        if let Some(session) = self.session.take()
-            && over
-        {
-            let _ = session.join();
+        match (self.session.take(), over) {
+            (Some(session), true) => session.join(),
+            (Some(session), false) => drop(session),
+            (None, _) => {}
         }
         Ok(over)
     }
@@ -199,8 +194,7 @@ impl Mount {
     /// Waits until the mount is unmounted by another program.
     pub fn wait(mut self) {
         if let Some(session) = self.session.take() {
-            // The mount has ended; the result of its last thread does not matter.
-            let _ = session.join();
+            session.join();
             let _ = self.take_off(WhenBusy::Detach);
         }
     }
@@ -217,12 +211,22 @@ impl Drop for Mount {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Reply;
+    use fuse_proto::{Request, Wanted};
     use rustix::mount::MountFlags;
     use std::ffi::CStr;
 
     struct Empty;
 
-    impl Filesystem for Empty {}
+    impl Serve for Empty {
+        fn wanted(&self) -> Wanted {
+            Wanted::default()
+        }
+
+        fn serve(&self, _: &Request<'_>, reply: Reply<'_>) {
+            reply.error(rustix::io::Errno::NOSYS);
+        }
+    }
 
     fn settings(mountpoint: &Path) -> Settings {
         Settings {

@@ -32,7 +32,7 @@ pub fn no_mounts() -> Option<&'static str> {
     if device.read(true).write(true).open("/dev/fuse").is_err() {
         Some("/dev/fuse, readable and writable by this user")
     } else if !rustix::process::geteuid().is_root() && mount_helper().is_none() {
-        Some("the program fusermount3 or fusermount, unless the user is root")
+        Some("the program fusermount3 of the package `fuse3`, unless the user is root")
     } else {
         None
     }

@@ -1,7 +1,6 @@
 //! Properties of a mount.
 
 use crate::SOURCE;
-use fuser::{Config, SessionACL};
 use std::path::PathBuf;
 
 /// Properties of a mount.
@@ -34,23 +33,5 @@ impl Settings {
         } else {
             &self.source
         }
-    }
-
-    /// Returns the users whose requests the session serves.
-    pub(crate) fn access(&self) -> SessionACL {
-        if self.allow_other {
-            SessionACL::All
-        } else {
-            SessionACL::Owner
-        }
-    }
-
-    /// Returns the configuration of the session with the kernel.
-    pub(crate) fn for_session(&self) -> Config {
-        let mut config = Config::default();
-        config.acl = self.access();
-        config.n_threads = Some(self.threads.max(1));
-        config.clone_fd = true;
-        config
     }
 }

@@ -1,7 +1,6 @@
 //! Files that the kernel has open, by file handle number.
 
 use fs::{Handle, Ino};
-use fuser::FileHandle;
 use slab::Slab;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +41,7 @@ struct Inner {
 
 impl Handles {
     /// Adds an open file; returns its number.
-    pub fn insert(&self, handle: Handle, had_capabilities: bool) -> FileHandle {
+    pub fn insert(&self, handle: Handle, had_capabilities: bool) -> u64 {
         let mut inner = self.0.write().expect("no panic under this lock");
         let known = inner.paged.get(&handle.ino()).and_then(Weak::upgrade);
         let paged = known.unwrap_or_default();
@@ -52,19 +51,19 @@ impl Handles {
             had_capabilities,
             paged,
         }));
-        FileHandle(number as u64)
+        number as u64
     }
 
     /// Looks up the open file with this number.
-    pub fn get(&self, number: FileHandle) -> Option<Arc<Open>> {
+    pub fn get(&self, number: u64) -> Option<Arc<Open>> {
         let inner = self.0.read().expect("no panic under this lock");
-        inner.open.get(number.0 as usize).cloned()
+        inner.open.get(number as usize).cloned()
     }
 
     /// Closes the file with this number.
-    pub fn remove(&self, number: FileHandle) {
+    pub fn remove(&self, number: u64) {
         let mut inner = self.0.write().expect("no panic under this lock");
-        let open = inner.open.try_remove(number.0 as usize);
+        let open = inner.open.try_remove(number as usize);
         if let Some(open) = &open
             && Arc::strong_count(&open.paged) == 1
         {

@@ -13,12 +13,10 @@
 //! [`PENDING_MAX`] changes are pending, each further change delays its client by [`HELD_UP`], and
 //! never longer, because the kernel may be waiting for that very client.
 use fs::{Change, Ino, Watcher};
-use fuser::{INodeNo, Notifier, ReplyWrite};
+use fuse_mount::{Notifier, Reply};
 use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
 use std::io;
 use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
@@ -43,7 +41,7 @@ pub(crate) struct InvalidationQueue {
 struct Answer {
     ino: Ino,
     bytes: Range<u64>,
-    reply: ReplyWrite,
+    reply: Reply<'static>,
 }
 
 #[derive(Default)]
@@ -69,12 +67,12 @@ impl InvalidationQueue {
     /// holds briefly, so a thread that serves a request may call it for the inode of that request.
     pub fn forget_attributes(&self, ino: Ino) {
         if let Some(notifier) = self.notifier.get() {
-            log("inode", ino, notifier.inval_inode(INodeNo(ino), -1, 0));
+            log("inode", ino, notifier.inval_inode(ino, -1, 0));
         }
     }
 
     /// Replies to a write once the kernel has dropped its pages of these bytes.
-    pub fn reply_after(&self, ino: Ino, bytes: Range<u64>, reply: ReplyWrite) {
+    pub fn reply_after(&self, ino: Ino, bytes: Range<u64>, reply: Reply<'static>) {
         let answer = Answer { ino, bytes, reply };
         let mut pending = self.lock();
         if pending.closed {
@@ -107,7 +105,7 @@ impl InvalidationQueue {
         drop(pending);
         self.taken.notify_all();
         for (dir, name) in now.entries {
-            let told = notifier.inval_entry(INodeNo(dir), OsStr::from_bytes(&name));
+            let told = notifier.inval_entry(dir, &name);
             log("an entry of directory", dir, told);
         }
         for (ino, bytes) in now.inodes {
@@ -117,12 +115,12 @@ impl InvalidationQueue {
                 Some(bytes) if bytes.end > i64::MAX as u64 => (bytes.start as i64, 0),
                 Some(bytes) => (bytes.start as i64, (bytes.end - bytes.start) as i64),
             };
-            let told = notifier.inval_inode(INodeNo(ino), offset, len);
+            let told = notifier.inval_inode(ino, offset, len);
             log("inode", ino, told);
         }
         for answer in now.answers {
             let (offset, len) = (answer.bytes.start as i64, answer.len().into());
-            let told = notifier.inval_inode(INodeNo(answer.ino), offset, len);
+            let told = notifier.inval_inode(answer.ino, offset, len);
             log("inode", answer.ino, told);
             answer.give();
         }
@@ -181,7 +179,8 @@ impl Pending {
             }
             Change::Entry(dir, name) => {
                 self.entries.insert((*dir, name.to_vec()));
-                self.inodes.entry(*dir).or_default();
+                // The kernel caches the entries of a directory as its pages.
+                self.inodes.insert(*dir, Some(0..u64::MAX));
             }
         }
     }
@@ -199,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn changes_of_one_file_become_one_and_a_directory_is_asked_about_with_its_entries() {
+    fn changes_of_one_file_become_one_and_a_directory_is_invalidated_with_its_entries() {
         let mut pending = Pending::default();
         pending.add(&Change::Attributes(5));
         pending.add(&Change::Content(5, 100..200));
@@ -208,7 +207,7 @@ mod tests {
         pending.add(&Change::Entry(1, b"a"));
         pending.add(&Change::Entry(1, b"a"));
         assert_eq!(pending.inodes.get(&5), Some(&Some(50..200)));
-        assert_eq!(pending.inodes.get(&1), Some(&None));
+        assert_eq!(pending.inodes.get(&1), Some(&Some(0..u64::MAX)));
         assert_eq!(pending.len(), 3);
     }
 

@@ -1,123 +1,44 @@
-//! The kernel's requests, one method each.
+//! The kernel's requests, except those for the content of files, which are in `content.rs`.
 
-use super::handles::Open;
 use super::privileges::{is_loss, without_set_ids};
 use super::{Tree, convert, errno, xattrs};
-use fs::{
-    Allocate, Attr, Change, FileType, Kind, New, Rename, Seek, SetAttr, SetXattr, Watcher,
-    WritePosition,
+use fs::{Attr, FileType, Kind, New, Rename, SetAttr, SetXattr};
+use fuse_mount::fuse_proto::abi;
+use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
+use fuse_mount::fuse_proto::{
+    self, Create, Entry, Header, Opened, Operation, Request, Session, StatFs, Statx, Wanted,
 };
-use fuse_mount::PIECE_BYTES;
-use fuser::{
-    BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, IoctlFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
-};
+use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
 use layer_cpu::{Layer, home};
-use std::ffi::OsStr;
-use std::ops::Range;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use std::time::SystemTime;
+use std::cell::RefCell;
 
 /// Number of background requests (read-ahead, write-back of mappings) that the kernel may queue.
 const BACKGROUND: u16 = 64;
 
-/// Replies with the result of a request.
-fn finish(reply: ReplyEmpty, result: Result<(), Errno>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(e) => reply.error(e),
-    }
-}
-
-/// Checks whether a write(2) may continue after this request. The kernel ends a request with a page
-/// that it does not have in full, so one that begins inside a page ends with it
-/// (`fuse_fill_write_pages` of Linux, since 5.15), or at the maximum length.
-fn may_go_on(offset: u64, len: usize) -> bool {
-    let page = rustix::param::page_size() as u64;
-    let ends_it = (offset + len as u64).is_multiple_of(page);
-    (ends_it && !offset.is_multiple_of(page)) || len == PIECE_BYTES
+thread_local! {
+    /// Memory for the entries of a directory.
+    static LISTING: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Tree {
-    fn enter(&self, reply: ReplyEntry, result: fs::Result<Attr>) {
+    fn entry_of(&self, attr: &Attr) -> Entry {
+        Entry {
+            node: attr.ino,
+            generation: attr.inode.generation.into(),
+            entry_ttl: self.ttl,
+            attr_ttl: self.ttl,
+            attr: convert::attr(attr),
+        }
+    }
+
+    fn enter(&self, reply: Reply<'_>, result: fs::Result<Attr>) {
         match result {
-            Ok(attr) => reply.entry(&self.ttl, &convert::attr(&attr), convert::generation(&attr)),
+            Ok(attr) => reply.entry(&self.entry_of(&attr)),
             Err(error) => reply.error(errno(error)),
         }
     }
 
-    fn open_file(&self, ino: u64, flags: i32) -> Result<(FileHandle, FopenFlags), Errno> {
-        let handle = self.files.open(ino).map_err(errno)?;
-        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        let had_capabilities = writes && self.has_capabilities(ino);
-        let number = self.handles.insert(handle, had_capabilities);
-        // The kernel's cached pages are still valid: it was notified of every change.
-        Ok((number, FopenFlags::FOPEN_KEEP_CACHE))
-    }
-
-    /// Writes data. Returns the range that the kernel must invalidate before the reply.
-    fn write_to(
-        &self,
-        open: &Open,
-        offset: u64,
-        data: &[u8],
-        (flags, how): (i32, WriteFlags),
-    ) -> Result<Option<Range<u64>>, Errno> {
-        let ino = open.handle.ino();
-        if how.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) {
-            self.drop_set_ids(ino)?;
-        }
-        if open.had_capabilities || self.capabilities.were_given(ino) {
-            self.drop_capabilities(ino)?;
-        }
-        let pages = how.contains(WriteFlags::FUSE_WRITE_CACHE);
-        if pages && self.exclusive {
-            // The kernel sets the times itself, and may have done so while this request was queued.
-            return self.with_lane(|lane, _| {
-                let written = lane.write_late(&open.handle, offset, data);
-                written.map(|()| None).map_err(errno)
-            });
-        }
-        // A write-back of the kernel's own pages does not carry the flags of an open file.
-        let flags = if pages { 0 } else { flags };
-        let at = match flags & libc::O_APPEND != 0 {
-            true if flags & libc::O_DIRECT == 0 && may_go_on(offset, data.len()) => {
-                WritePosition::EndOfMore
-            }
-            true => WritePosition::End,
-            false => WritePosition::Offset(offset),
-        };
-        let direct = flags & libc::O_DIRECT != 0;
-        if !direct {
-            open.note_pages();
-        }
-        self.with_lane(|lane, _| {
-            let written = if direct {
-                lane.write_direct(&open.handle, at, data)
-            } else {
-                lane.write(&open.handle, at, data)
-            }
-            .map_err(errno)?;
-            if written != offset {
-                // Another client has appended or truncated, and the kernel has cached the data of
-                // this write at the offset it assumed to be the end.
-                let wrong = Change::Content(ino, offset.min(written)..u64::MAX);
-                self.recall.changed(&wrong);
-            }
-            if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
-                lane.sync(&open.handle).map_err(errno)?;
-            }
-            // The kernel drops its pages before a direct write, but if the write is asynchronous,
-            // readers may cache the old content again before it is done.
-            let stale = direct && open.has_pages();
-            Ok(stale.then(|| written..written + data.len() as u64))
-        })
-    }
-
-    fn change(&self, req: &Request, ino: u64, mut set: SetAttr) -> Result<Attr, Errno> {
+    fn change(&self, header: &Header, ino: u64, mut set: SetAttr) -> Result<Attr, Errno> {
         if is_loss(&set) {
             let attr = self.files.attr(ino).map_err(errno)?;
             return match without_set_ids(&attr) {
@@ -130,7 +51,7 @@ impl Tree {
         if owner || cut {
             let attr = self.files.attr(ino).map_err(errno)?;
             // A change of owner always removes privileges; a truncation, unless root does it.
-            if set.permissions.is_none() && (owner || req.uid() != 0) {
+            if set.permissions.is_none() && (owner || header.uid != 0) {
                 set.permissions = Some(without_set_ids(&attr));
             }
             if attr.inode.kind == FileType::File {
@@ -142,560 +63,336 @@ impl Tree {
 
     fn make(
         &self,
-        req: &Request,
-        (parent, name): (INodeNo, &OsStr),
+        header: &Header,
+        name: &[u8],
         (mode, umask, rdev): (u32, u32, u32),
     ) -> fs::Result<Attr> {
-        let new = New {
-            kind: FileType::of_mode(mode).ok_or(Kind::Invalid)?,
-            permissions: mode & 0o7777,
-            umask,
-            uid: req.uid(),
-            gid: req.gid(),
-            rdev,
-        };
-        self.files.create(parent.0, name.as_bytes(), &new)
-    }
-}
-
-impl Filesystem for Tree {
-    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let capabilities = [
-            InitFlags::FUSE_ASYNC_READ,
-            InitFlags::FUSE_BIG_WRITES,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_MAX_PAGES,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_DONT_MASK,
-            InitFlags::FUSE_POSIX_ACL,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-        ];
-        fuse_mount::configure(config, BACKGROUND, &capabilities);
-        if self.exclusive {
-            // Without support the kernel sends every write immediately, as for any other mount.
-            let held_back = config.add_capabilities(InitFlags::FUSE_WRITEBACK_CACHE);
-            self.exclusive = held_back.is_ok();
-        }
-        Ok(())
+        let new = new(header, (mode, umask, rdev))?;
+        self.files.create(header.node, name, &new)
     }
 
-    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        home(Layer::Protocol);
-        match self.files.lookup(parent.0, name.as_bytes()) {
-            Err(error) if error.kind() == Kind::NotFound => {
-                reply.entry(&self.ttl, &convert::nothing(), fuser::Generation(0));
-            }
+    fn lookup(&self, dir: u64, name: &[u8], reply: Reply<'_>) {
+        match self.files.lookup(dir, name) {
+            Err(error) if error.kind() == Kind::NotFound => reply.negative_entry(self.ttl),
             found => self.enter(reply, found),
         }
     }
 
-    fn forget(&self, _req: &Request, ino: INodeNo, _nlookup: u64) {
-        self.release_forgotten(ino.0);
-    }
-
-    fn destroy(&mut self) {
-        self.all_forgotten();
-        self.ended.wake();
-    }
-
-    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        home(Layer::Protocol);
-        match self.files.attr(ino.0) {
-            Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    fn setattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
+    fn set_attr(&self, header: &Header, set: &fuse_proto::SetAttr, reply: Reply<'_>) {
         let set = SetAttr {
-            permissions: mode,
-            uid,
-            gid,
-            size,
+            permissions: set.mode,
+            uid: set.uid,
+            gid: set.gid,
+            size: set.size,
             has_version: false,
-            accessed: atime.map(convert::set_time),
-            modified: mtime.map(convert::set_time),
-            changed: ctime.map(|time| convert::set_time(TimeOrNow::SpecificTime(time))),
+            accessed: set.atime.map(convert::set_time),
+            modified: set.mtime.map(convert::set_time),
+            changed: set.ctime.map(convert::exact_time),
         };
-        match self.change(req, ino.0, set) {
-            Ok(attr) => reply.attr(&self.ttl, &convert::attr(&attr)),
+        match self.change(header, header.node, set) {
+            Ok(attr) => reply.attr(&convert::attr(&attr), self.ttl),
             Err(e) => reply.error(e),
         }
     }
 
-    fn readlink(&self, _req: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.files.read_link(ino.0) {
-            Ok(target) => reply.data(&target),
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    fn mknod(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        // mknod(2) without a type creates a regular file.
-        let mode = if mode & libc::S_IFMT == 0 {
-            mode | libc::S_IFREG
-        } else {
-            mode
-        };
-        self.enter(reply, self.make(req, (parent, name), (mode, umask, rdev)));
-    }
-
-    fn mkdir(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let mode = mode & 0o7777 | libc::S_IFDIR;
-        self.enter(reply, self.make(req, (parent, name), (mode, umask, 0)));
-    }
-
-    fn unlink(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let result = self.files.unlink(parent.0, name.as_bytes());
-        finish(reply, result.map(drop).map_err(errno));
-    }
-
-    fn rmdir(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let (parent, name) = (parent.0, name.as_bytes());
-        let removed = self.removing((parent, name), || self.files.rmdir(parent, name));
-        finish(reply, removed.map(drop));
-    }
-
-    fn symlink(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        let (name, target) = (name.as_bytes(), target.as_os_str().as_bytes());
-        let made = self
-            .files
-            .symlink(parent.0, name, target, req.uid(), req.gid());
-        self.enter(reply, made);
-    }
-
-    fn rename(
-        &self,
-        _req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<(), Errno> {
         let how = match flags {
-            f if f.is_empty() => Rename::Replace,
-            RenameFlags::RENAME_NOREPLACE => Rename::NoReplace,
-            RenameFlags::RENAME_EXCHANGE => Rename::Exchange,
-            _ => return reply.error(Errno::EINVAL),
+            0 => Rename::Replace,
+            libc::RENAME_NOREPLACE => Rename::NoReplace,
+            libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ => return Err(Errno::INVAL),
         };
-        let (from, to) = (
-            (parent.0, name.as_bytes()),
-            (newparent.0, newname.as_bytes()),
-        );
         let renamed = self.removing(to, || self.files.rename(from, to, how));
-        finish(reply, renamed.map(drop));
+        renamed.map(drop)
     }
 
-    fn link(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        newparent: INodeNo,
-        newname: &OsStr,
-        reply: ReplyEntry,
-    ) {
-        self.enter(
-            reply,
-            self.files.link(ino.0, newparent.0, newname.as_bytes()),
-        );
-    }
-
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.open_file(ino.0, flags.0) {
-            Ok((number, keep)) => reply.opened(number, keep),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    fn create(
-        &self,
-        req: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let mode = mode & 0o7777 | libc::S_IFREG;
-        let made = self
-            .make(req, (parent, name), (mode, umask, 0))
-            .map_err(errno);
-        let opened = made.and_then(|attr| Ok((self.open_file(attr.ino, flags)?, attr)));
+    fn create(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
+        let mode = create.mode & 0o7777 | libc::S_IFREG;
+        let made = self.make(header, create.name, (mode, create.umask, 0));
+        let opened = made.map_err(errno).and_then(|attr| {
+            let opened = self.open_file(attr.ino, create.flags)?;
+            Ok((attr, opened))
+        });
         match opened {
-            Ok(((number, keep), attr)) => {
-                let generation = convert::generation(&attr);
-                reply.created(&self.ttl, &convert::attr(&attr), generation, number, keep);
-            }
+            Ok((attr, opened)) => reply.created(&self.entry_of(&attr), &opened),
             Err(e) => reply.error(e),
         }
     }
 
-    fn read(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        size: u32,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        let Some(open) = self.handles.get(fh) else {
-            return reply.error(Errno::EBADF);
-        };
-        if flags.0 & libc::O_DIRECT == 0 {
-            open.note_pages();
-        }
-        let mut reply = Some(reply);
-        let read = self.with_lane(|lane, buf| {
-            let size = (size as usize).min(buf.len());
-            let out = &mut buf[..size];
-            let len = if flags.0 & libc::O_DIRECT != 0 {
-                lane.read_direct(&open.handle, offset, out)
-            } else {
-                lane.read(&open.handle, offset, out)
+    /// Creates a file that has no name until it is linked (O_TMPFILE).
+    fn create_unnamed(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
+        let mode = create.mode & 0o7777 | libc::S_IFREG;
+        let made = new(header, (mode, create.umask, 0));
+        match made.and_then(|new| self.files.create_unnamed(header.node, &new)) {
+            Ok((attr, handle)) => {
+                let opened = Opened {
+                    handle: self.handles.insert(handle, false),
+                    flags: abi::FOPEN_KEEP_CACHE,
+                    ..Opened::default()
+                };
+                reply.created(&self.entry_of(&attr), &opened);
             }
-            .map_err(errno)?;
-            if let Some(reply) = reply.take() {
-                reply.data(&buf[..len]);
-            }
-            Ok(())
-        });
-        if let (Err(e), Some(reply)) = (read, reply) {
-            reply.error(e);
-        }
-    }
-
-    fn write(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        write_flags: WriteFlags,
-        flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        let Some(open) = self.handles.get(fh) else {
-            return reply.error(Errno::EBADF);
-        };
-        match self.write_to(&open, offset, data, (flags.0, write_flags)) {
-            Ok(None) => reply.written(data.len() as u32),
-            Ok(Some(stale)) => self.recall.reply_after(open.handle.ino(), stale, reply),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    /// Refuses: closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.
-    fn flush(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _owner: LockOwner,
-        reply: ReplyEmpty,
-    ) {
-        reply.error(Errno::ENOSYS);
-    }
-
-    fn release(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        self.handles.remove(fh);
-        reply.ok();
-    }
-
-    fn fsync(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        let open = self.handles.get(fh).ok_or(Errno::EBADF);
-        let sync = |open: std::sync::Arc<Open>| {
-            self.with_lane(|lane, _| lane.sync(&open.handle).map_err(errno))
-        };
-        finish(reply, open.and_then(sync));
-    }
-
-    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        match self.files.pin(ino.0) {
-            Ok(_) => reply.opened(FileHandle(0), FopenFlags::empty()),
             Err(error) => reply.error(errno(error)),
         }
     }
 
-    fn readdir(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let listed = self.files.read_dir(ino.0, offset, |entry| {
-            let (kind, name) = (convert::kind(entry.kind), OsStr::from_bytes(entry.name));
-            Ok(!reply.add(INodeNo(entry.ino), entry.cookie, kind, name))
-        });
-        // Failing to record the access time is no reason to fail the listing.
-        let _ = self.files.note_read(ino.0);
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    fn readdirplus(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
-        let listed = self.files.read_dir_attrs(ino.0, offset, |entry, attr| {
-            let (name, generation) = (OsStr::from_bytes(entry.name), convert::generation(&attr));
-            let attr = convert::attr(&attr);
-            Ok(!reply.add(
-                INodeNo(entry.ino),
+    fn read_dir(&self, ino: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
+        let mut entries = Directory::new(LISTING.take(), size);
+        let listed = self.files.read_dir(ino, offset, |entry| {
+            Ok(entries.add(
+                entry.ino,
                 entry.cookie,
-                name,
-                &self.ttl,
-                &attr,
-                generation,
+                convert::kind(entry.kind),
+                entry.name,
             ))
         });
         // Failing to record the access time is no reason to fail the listing.
-        let _ = self.files.note_read(ino.0);
-        match listed {
-            Ok(()) => reply.ok(),
+        let _ = self.files.note_read(ino);
+        match or_removed(listed) {
+            Ok(()) => LISTING.set(reply.directory(entries)),
             Err(error) => reply.error(errno(error)),
         }
     }
 
-    fn releasedir(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        reply: ReplyEmpty,
-    ) {
-        finish(reply, self.files.unpin(ino.0).map_err(errno));
+    fn read_dir_plus(&self, ino: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
+        let mut entries = DirectoryPlus::new(LISTING.take(), size);
+        let listed = self.files.read_dir_attrs(ino, offset, |entry, attr| {
+            Ok(entries.add(&self.entry_of(&attr), entry.cookie, entry.name))
+        });
+        // Failing to record the access time is no reason to fail the listing.
+        let _ = self.files.note_read(ino);
+        match or_removed(listed) {
+            Ok(()) => LISTING.set(reply.directory_plus(entries)),
+            Err(error) => reply.error(errno(error)),
+        }
     }
 
-    fn fsyncdir(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        finish(reply, self.files.sync_names().map_err(errno));
-    }
-
-    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+    fn statfs(&self, reply: Reply<'_>) {
         match self.files.statfs() {
-            Ok(stat) => {
-                let (block, name) = (fs::BLOCK_BYTES as u32, fs::NAME_MAX as u32);
-                let inodes = (stat.inodes, stat.free_inodes);
-                reply.statfs(
-                    stat.blocks,
-                    stat.free,
-                    stat.available,
-                    inodes.0,
-                    inodes.1,
-                    block,
-                    name,
-                    block,
-                );
-            }
-            Err(error) => reply.error(errno(error)),
-        }
-    }
-
-    fn setxattr(
-        &self,
-        req: &Request,
-        ino: INodeNo,
-        name: &OsStr,
-        value: &[u8],
-        flags: i32,
-        _position: u32,
-        reply: ReplyEmpty,
-    ) {
-        let how = match flags {
-            libc::XATTR_CREATE => SetXattr::Create,
-            libc::XATTR_REPLACE => SetXattr::Replace,
-            _ => SetXattr::Any,
-        };
-        finish(
-            reply,
-            self.set_xattr(req, ino.0, name.as_bytes(), (value, how)),
-        );
-    }
-
-    fn getxattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        match self.files.xattr(ino.0, name.as_bytes()) {
-            Ok(value) => give(reply, &value, size),
-            Err(error) => reply.error(xattrs::missing(name.as_bytes(), error)),
-        }
-    }
-
-    fn listxattr(&self, req: &Request, ino: INodeNo, size: u32, reply: ReplyXattr) {
-        match self.list_xattrs(req, ino.0) {
-            Ok(names) => give(reply, &names, size),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    fn removexattr(&self, _req: &Request, ino: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        let name = name.as_bytes();
-        let removed = self.files.remove_xattr(ino.0, name);
-        finish(reply, removed.map_err(|error| xattrs::missing(name, error)));
-    }
-
-    fn ioctl(
-        &self,
-        _req: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: IoctlFlags,
-        _cmd: u32,
-        _in_data: &[u8],
-        _out_size: u32,
-        reply: ReplyIoctl,
-    ) {
-        reply.error(Errno::ENOTTY);
-    }
-
-    fn fallocate(
-        &self,
-        req: &Request,
-        _ino: INodeNo,
-        fh: FileHandle,
-        offset: u64,
-        length: u64,
-        mode: i32,
-        reply: ReplyEmpty,
-    ) {
-        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
-        let how = match mode {
-            0 => Allocate::Grow,
-            KEEP => Allocate::KeepSize,
-            m if m == libc::FALLOC_FL_PUNCH_HOLE | KEEP => Allocate::Punch,
-            libc::FALLOC_FL_ZERO_RANGE => Allocate::Zero,
-            m if m == libc::FALLOC_FL_ZERO_RANGE | KEEP => Allocate::ZeroKeepSize,
-            _ => return reply.error(Errno::EOPNOTSUPP),
-        };
-        let Some(open) = self.handles.get(fh) else {
-            return reply.error(Errno::EBADF);
-        };
-        // Kernels before 6.1 do not announce beforehand that the file loses its privileges.
-        if req.uid() != 0
-            && let Err(e) = self.drop_set_ids(open.handle.ino())
-        {
-            return reply.error(e);
-        }
-        let bytes = offset..offset.saturating_add(length);
-        let done = self.with_lane(|lane, _| lane.allocate(&open.handle, bytes, how).map_err(errno));
-        finish(reply, done.map(drop));
-    }
-
-    fn lseek(
-        &self,
-        _req: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: i64,
-        whence: i32,
-        reply: ReplyLseek,
-    ) {
-        if self.exclusive {
-            // The kernel does not write back its dirty pages before this request; without support
-            // it treats everything as data.
-            return reply.error(Errno::ENOSYS);
-        }
-        let what = match whence {
-            libc::SEEK_DATA => Seek::Data,
-            libc::SEEK_HOLE => Seek::Hole,
-            _ => return reply.error(Errno::EINVAL),
-        };
-        let Ok(offset) = u64::try_from(offset) else {
-            return reply.error(Errno::ENXIO);
-        };
-        match self.files.seek(ino.0, offset, what) {
-            Ok(at) => reply.offset(at as i64),
+            Ok(stat) => reply.statfs(&StatFs {
+                blocks: stat.blocks,
+                free: stat.free,
+                available: stat.available,
+                files: stat.inodes,
+                free_files: stat.free_inodes,
+                block_bytes: fs::BLOCK_BYTES as u32,
+                fragment_bytes: fs::BLOCK_BYTES as u32,
+                name_bytes_max: fs::NAME_MAX as u32,
+            }),
             Err(error) => reply.error(errno(error)),
         }
     }
 }
 
+impl Serve for Tree {
+    fn wanted(&self) -> Wanted {
+        // Each of these is optional: it improves speed or accuracy if the kernel supports it.
+        let mut flags = abi::FUSE_ASYNC_READ
+            | abi::FUSE_BIG_WRITES
+            | abi::FUSE_ASYNC_DIO
+            | abi::FUSE_MAX_PAGES
+            | abi::FUSE_PARALLEL_DIROPS
+            | abi::FUSE_DONT_MASK
+            | abi::FUSE_POSIX_ACL
+            | abi::FUSE_DO_READDIRPLUS
+            | abi::FUSE_READDIRPLUS_AUTO
+            | abi::FUSE_CACHE_SYMLINKS
+            | abi::FUSE_HANDLE_KILLPRIV_V2
+            | abi::FUSE_NO_OPENDIR_SUPPORT;
+        if self.exclusive {
+            flags |= abi::FUSE_WRITEBACK_CACHE;
+        }
+        Wanted {
+            flags: flags & !self.without,
+            max_write: PIECE_BYTES as u32,
+            max_readahead: PIECE_BYTES as u32,
+            max_background: BACKGROUND,
+            congestion_threshold: BACKGROUND / 4 * 3,
+            ..Wanted::default()
+        }
+    }
+
+    fn agreed(&mut self, session: &Session) {
+        // Without support the kernel sends every write immediately, as for any other mount.
+        self.exclusive = session.has(abi::FUSE_WRITEBACK_CACHE);
+        self.no_opendir = session.has(abi::FUSE_NO_OPENDIR_SUPPORT);
+    }
+
+    fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
+        home(Layer::Protocol);
+        let (header, node) = (&request.header, request.header.node);
+        match &request.operation {
+            Operation::Lookup { name } => self.lookup(node, name, reply),
+            Operation::Forget { .. } => self.release_forgotten(node),
+            Operation::BatchForget(nodes) => {
+                nodes.for_each(|(node, _)| self.release_forgotten(node));
+            }
+            Operation::GetAttr { .. } => match self.files.attr(node) {
+                Ok(attr) => reply.attr(&convert::attr(&attr), self.ttl),
+                Err(error) => reply.error(errno(error)),
+            },
+            // Sent for a program that asks for the time of creation.
+            Operation::Statx { .. } => match self.files.attr(node) {
+                Ok(attr) => {
+                    let attr = convert::attr(&attr);
+                    let statx = Statx {
+                        attr,
+                        ..Statx::default()
+                    };
+                    reply.statx(&statx, self.ttl);
+                }
+                Err(error) => reply.error(errno(error)),
+            },
+            Operation::SetAttr(set) => self.set_attr(header, set, reply),
+            Operation::ReadLink => match self.files.read_link(node) {
+                Ok(target) => reply.data(&target),
+                Err(error) => reply.error(errno(error)),
+            },
+            Operation::MkNod {
+                name,
+                mode,
+                rdev,
+                umask,
+                ..
+            } => {
+                // mknod(2) without a type creates a regular file.
+                let mode = match mode & libc::S_IFMT {
+                    0 => mode | libc::S_IFREG,
+                    _ => *mode,
+                };
+                self.enter(reply, self.make(header, name, (mode, *umask, *rdev)));
+            }
+            Operation::MkDir {
+                name, mode, umask, ..
+            } => {
+                let mode = mode & 0o7777 | libc::S_IFDIR;
+                self.enter(reply, self.make(header, name, (mode, *umask, 0)));
+            }
+            Operation::Unlink { name } => {
+                let result = self.files.unlink(node, name);
+                reply.result(result.map(drop).map_err(errno));
+            }
+            Operation::RmDir { name } => {
+                let removed = self.removing((node, name), || self.files.rmdir(node, name));
+                reply.result(removed.map(drop));
+            }
+            Operation::Symlink { name, target, .. } => {
+                let (uid, gid) = (header.uid, header.gid);
+                self.enter(reply, self.files.symlink(node, name, target, uid, gid));
+            }
+            Operation::Rename {
+                name,
+                new_parent,
+                new_name,
+                flags,
+            } => reply.result(self.rename((node, name), (*new_parent, new_name), *flags)),
+            Operation::Link {
+                node: file,
+                new_name,
+            } => self.enter(reply, self.files.link(*file, node, new_name)),
+            Operation::Open { flags, .. } => match self.open_file(node, *flags) {
+                Ok(opened) => reply.opened(&opened),
+                Err(e) => reply.error(e),
+            },
+            Operation::Create(create) => self.create(header, create, reply),
+            Operation::TmpFile(create) => self.create_unnamed(header, create, reply),
+            Operation::Read(read) => self.read(read, reply),
+            Operation::Write(write) => self.write(write, reply),
+            // Closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.
+            Operation::Flush { .. } => reply.error(Errno::NOSYS),
+            Operation::Release { handle, .. } => {
+                self.handles.remove(*handle);
+                reply.empty();
+            }
+            Operation::FSync { handle, .. } => reply.result(self.fsync(*handle)),
+            // The kernel sends no further one after this answer, nor RELEASEDIR.
+            Operation::OpenDir { .. } if self.no_opendir => reply.error(Errno::NOSYS),
+            Operation::OpenDir { .. } => match self.files.pin(node) {
+                Ok(_) => reply.opened(&Opened::default()),
+                Err(error) => reply.error(errno(error)),
+            },
+            Operation::ReadDir { offset, size, .. } => {
+                self.read_dir(node, (*offset, *size), reply);
+            }
+            Operation::ReadDirPlus { offset, size, .. } => {
+                self.read_dir_plus(node, (*offset, *size), reply);
+            }
+            Operation::ReleaseDir { .. } => reply.result(self.files.unpin(node).map_err(errno)),
+            Operation::SyncFs => reply.result(self.files.sync().map_err(errno)),
+            Operation::FSyncDir { .. } => reply.result(self.files.sync_names().map_err(errno)),
+            Operation::StatFs => self.statfs(reply),
+            Operation::SetXattr {
+                name, value, flags, ..
+            } => {
+                let how = match *flags as i32 {
+                    libc::XATTR_CREATE => SetXattr::Create,
+                    libc::XATTR_REPLACE => SetXattr::Replace,
+                    _ => SetXattr::Any,
+                };
+                reply.result(self.set_xattr(header, name, (value, how)));
+            }
+            Operation::GetXattr { name, size } => match self.files.xattr(node, name) {
+                Ok(value) => give(reply, &value, *size),
+                Err(error) => reply.error(xattrs::missing(name, error)),
+            },
+            Operation::ListXattr { size } => match self.list_xattrs(header) {
+                Ok(names) => give(reply, &names, *size),
+                Err(e) => reply.error(e),
+            },
+            Operation::RemoveXattr { name } => {
+                let removed = self.files.remove_xattr(node, name);
+                reply.result(removed.map_err(|error| xattrs::missing(name, error)));
+            }
+            Operation::Ioctl(_) => reply.error(Errno::NOTTY),
+            Operation::FAllocate {
+                handle,
+                offset,
+                length,
+                mode,
+            } => {
+                let bytes = *offset..offset.saturating_add(*length);
+                reply.result(self.allocate(header, *handle, bytes, *mode as i32));
+            }
+            Operation::LSeek { offset, whence, .. } => match self.seek(node, *offset, *whence) {
+                Ok(at) => reply.offset(at),
+                Err(e) => reply.error(e),
+            },
+            _ => reply.error(Errno::NOSYS),
+        }
+    }
+
+    fn ended(&self) {
+        self.all_forgotten();
+        self.ended.wake();
+    }
+}
+
+/// Treats a directory that another client has removed as empty: it may be open here, which the
+/// kernel does not say.
+fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
+    listed.or_else(|error| match error.kind() {
+        Kind::Stale => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Describes a file to be created.
+fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New> {
+    Ok(New {
+        kind: FileType::of_mode(mode).ok_or(Kind::Invalid)?,
+        permissions: mode & 0o7777,
+        umask,
+        uid: header.uid,
+        gid: header.gid,
+        rdev,
+    })
+}
+
 /// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
-fn give(reply: ReplyXattr, value: &[u8], size: u32) {
+fn give(reply: Reply<'_>, value: &[u8], size: u32) {
     match size as usize {
-        0 => reply.size(value.len() as u32),
-        size if size < value.len() => reply.error(Errno::ERANGE),
+        0 => reply.xattr_size(value.len() as u32),
+        size if size < value.len() => reply.error(Errno::RANGE),
         _ => reply.data(value),
     }
 }

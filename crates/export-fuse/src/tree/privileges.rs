@@ -12,7 +12,7 @@
 
 use super::{Tree, errno};
 use fs::{Attr, FileType, Ino, Kind, SetAttr};
-use fuser::Errno;
+use fuse_mount::Errno;
 use std::collections::HashSet;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,7 +6,7 @@
 //! users have them open.
 use super::{Tree, errno};
 use fs::{Attr, FileType, Ino};
-use fuser::Errno;
+use fuse_mount::Errno;
 use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,8 +6,9 @@
 
 use super::privileges::CAPABILITY;
 use super::{Tree, caller, errno};
-use fs::{Error, Ino, Kind, SetXattr};
-use fuser::{Errno, Request};
+use fs::{Error, Kind, SetXattr};
+use fuse_mount::Errno;
+use fuse_mount::fuse_proto::Header;
 
 /// The attribute with the access list of a file.
 const ACCESS: &[u8] = b"system.posix_acl_access";
@@ -26,10 +27,10 @@ fn check(name: &[u8]) -> Result<(), Errno> {
         .iter()
         .find_map(|prefix| name.strip_prefix(*prefix));
     match rest {
-        Some([]) => Err(Errno::EINVAL),
+        Some([]) => Err(Errno::INVAL),
         Some(_) => Ok(()),
         None if name == ACCESS || name == DEFAULT => Ok(()),
-        None => Err(Errno::EOPNOTSUPP),
+        None => Err(Errno::OPNOTSUPP),
     }
 }
 
@@ -45,11 +46,11 @@ pub(super) fn missing(name: &[u8], error: Error) -> Errno {
 impl Tree {
     pub(super) fn set_xattr(
         &self,
-        req: &Request,
-        ino: Ino,
+        header: &Header,
         name: &[u8],
         (value, how): (&[u8], SetXattr),
     ) -> Result<(), Errno> {
+        let ino = header.node;
         check(name)?;
         if name == CAPABILITY {
             self.capabilities.given(ino);
@@ -58,12 +59,12 @@ impl Tree {
         if name != ACCESS {
             return Ok(());
         }
-        // As chmod(2) does. The library does not pass on the flag by which the kernel requests it.
+        // As chmod(2) does. The kernel requests it by a flag since 7.33 only.
         // The kernel fetches the attributes again after this request.
         let inode = self.files.attr(ino).map_err(errno)?.inode;
         let keeps = inode.permissions & libc::S_ISGID == 0
-            || caller::is_in_group(req, inode.gid)
-            || caller::has(req, caller::CAP_FSETID);
+            || caller::is_in_group(header, inode.gid)
+            || caller::has(header, caller::CAP_FSETID);
         if !keeps {
             self.set_permissions(ino, inode.permissions & !libc::S_ISGID)?;
         }
@@ -71,9 +72,9 @@ impl Tree {
     }
 
     /// Lists the names, each followed by a zero byte.
-    pub(super) fn list_xattrs(&self, req: &Request, ino: Ino) -> Result<Vec<u8>, Errno> {
+    pub(super) fn list_xattrs(&self, header: &Header) -> Result<Vec<u8>, Errno> {
         let (mut names, mut trusted) = (Vec::new(), Vec::new());
-        let listed = self.files.xattrs(ino, |name| {
+        let listed = self.files.xattrs(header.node, |name| {
             let list = if name.starts_with(TRUSTED) {
                 &mut trusted
             } else {
@@ -83,7 +84,7 @@ impl Tree {
             list.push(0);
         });
         listed.map_err(errno)?;
-        if !trusted.is_empty() && caller::has(req, caller::CAP_SYS_ADMIN) {
+        if !trusted.is_empty() && caller::has(header, caller::CAP_SYS_ADMIN) {
             names.append(&mut trusted);
         }
         Ok(names)
@@ -112,7 +113,11 @@ mod tests {
             ("user", libc::EOPNOTSUPP),
             ("", libc::EOPNOTSUPP),
         ] {
-            assert_eq!(check(bad.as_bytes()).unwrap_err().code(), wrong, "{bad}");
+            assert_eq!(
+                check(bad.as_bytes()).unwrap_err().raw_os_error(),
+                wrong,
+                "{bad}"
+            );
         }
     }
 }

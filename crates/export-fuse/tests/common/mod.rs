@@ -89,6 +89,19 @@ pub fn check(result: impl Into<i64>) -> Result<i64, i32> {
     }
 }
 
+/// Reports whether the kernel is older than a version.
+pub fn kernel_before(major: u32, minor: u32) -> bool {
+    let release = rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|n| n.parse::<u32>().ok());
+    let version = (numbers.next(), numbers.next());
+    version < (Some(major), Some(minor))
+}
+
 /// Waits for a condition, longer than the slowest machine takes.
 #[track_caller]
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

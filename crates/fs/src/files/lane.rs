@@ -367,6 +367,7 @@ fn others_finished<'a>(
         if left.is_zero() {
             break;
         }
+        block::about_to_sleep();
         let waited = node.finished.wait_timeout(alone, left);
         alone = waited.expect("no panic under this lock").0;
     }

@@ -62,7 +62,11 @@ impl Group {
     /// Waits until the changes up to `wanted` are durable, or until the caller may write them.
     pub fn acquire(&self, wanted: u64) -> Option<CommitPermit<'_>> {
         let waits = |progress: &mut Progress| progress.busy && progress.durable < wanted;
-        let progress = self.changed.wait_while(self.lock(), waits);
+        let mut progress = self.lock();
+        if waits(&mut progress) {
+            block::about_to_sleep();
+        }
+        let progress = self.changed.wait_while(progress, waits);
         let mut progress = progress.expect("no panic under this lock");
         if progress.durable >= wanted {
             return None;

@@ -1,0 +1,424 @@
+//! A session with the kernel: its start, its threads, and its end.
+//!
+//! ```text
+//!   thread: follow ──► leader: receive ──► serve in line ──► receive …
+//!             ▲                               │ about to sleep, or slow: another thread leads
+//!             └──── nothing left ◄── help ◄───┘
+//! ```
+//!
+//! Each thread has two descriptors of its own, because a shared one would be contended. A leader
+//! receives by one whose reads do not wait, for a short time ([`crate::waiting`]), and then sleeps
+//! in a read of the other one. A thread that has
+//! lost leadership serves requests that are there already, and then follows
+//! ([`crate::leadership`]). Requests of another client that are there when a leader has served one
+//! are a reason for one more leader, and so are requests that often block; one that is never busy
+//! together with another leaves its seat. Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
+//! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
+
+use crate::device::{Buffer, Device, Received};
+use crate::leadership::{Awaited, Leadership, Turn};
+use crate::serve::{Reply, Serve};
+use crate::waiting::Waiting;
+use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::cell::{Cell, OnceCell};
+use std::io::{self, IoSlice};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Room for the headers of a request, in bytes.
+const HEADER_BYTES: usize = 4096;
+
+/// Length of the data of a request from which on another thread receives while it is served.
+const LONG_BYTES: usize = 64 << 10;
+
+/// Score of a leader at which it asks for another one: a request of another client that is there
+/// already counts [`BACKLOG_STEP`], and one that it has to wait for, -1.
+const BACKLOG: u32 = 16;
+const BACKLOG_STEP: u32 = 3;
+
+/// Score of a leader at which it asks for another one that sleeps in a read, which is faster than to
+/// wake a follower each time: a request that blocks counts [`BLOCKED_STEP`], any other one -1.
+const BLOCKED: u32 = 64;
+const BLOCKED_STEP: u32 = 8;
+/// Limit of this score.
+const BLOCKED_MAX: u32 = 2 * BLOCKED;
+
+/// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
+/// those that are there already.
+const PROBE: u32 = 8;
+
+/// Number of requests in a row after which a leader that was never busy together with another one
+/// leaves its seat.
+const ALONE: u32 = 1024;
+
+thread_local! {
+    static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
+    /// Request that this thread serves as the leader.
+    static TURN: Cell<Option<Turn>> = const { Cell::new(None) };
+    /// The request was about to sleep.
+    static BLOCKS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Lets another thread lead, because this one is about to sleep.
+fn about_to_sleep() {
+    let Some(turn) = TURN.get() else { return };
+    BLOCKS.set(true);
+    let leads_no_longer = LEADERSHIP.with(|own| own.get().is_some_and(|it| it.hand_over(turn)));
+    if leads_no_longer {
+        TURN.set(None);
+    }
+}
+
+/// Threads that serve a mount.
+pub(crate) struct Session {
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<S: Serve> {
+    served: S,
+    session: fuse_proto::Session,
+    leadership: Arc<Leadership>,
+    waiting: Waiting,
+    running: AtomicUsize,
+}
+
+impl Session {
+    /// Agrees with the kernel on the session, and starts the threads.
+    pub fn start(
+        device: &Arc<Device>,
+        mut served: impl Serve,
+        threads: usize,
+    ) -> io::Result<Session> {
+        let session = shake_hands(device, &served)?;
+        served.agreed(&session);
+        let threads = threads.max(1);
+        let shared = Arc::new(Shared {
+            served,
+            session,
+            leadership: Arc::new(Leadership::new(threads)),
+            waiting: Waiting::new(),
+            running: AtomicUsize::new(0),
+        });
+        let mut workers = Vec::new();
+        for number in 0..threads {
+            workers.push(Worker::new(&shared, device, number)?);
+        }
+        let mut threads = Vec::new();
+        for (i, worker) in workers.into_iter().enumerate() {
+            let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
+            threads.push(thread.spawn(move || worker.run())?);
+        }
+        Ok(Session { threads })
+    }
+
+    /// Waits until all threads have ended.
+    pub fn join(self) {
+        for thread in self.threads {
+            // A panic was reported when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Answers the kernel's first request.
+fn shake_hands(device: &Device, served: &impl Serve) -> io::Result<fuse_proto::Session> {
+    let mut buffer = Buffer::new(2 * fuse_proto::abi::FUSE_MIN_READ_BUFFER)?;
+    loop {
+        let len = match device.receive(buffer.bytes())? {
+            Received::Request(len) => len,
+            Received::Nothing => continue,
+            Received::Ended => return Err(io::ErrorKind::NotConnected.into()),
+        };
+        let request = parse(&buffer.bytes()[..len], &fuse_proto::Session::new());
+        let request = request.map_err(|e| io::Error::other(e.to_string()))?;
+        let unique = request.header.unique;
+        let send = |bytes: &[u8]| device.send(&[IoSlice::new(bytes)]);
+        let Operation::Init(offer) = request.operation else {
+            send(reply::error(unique, libc::EIO).as_ref())?;
+            return Err(io::Error::other("the kernel did not begin with INIT"));
+        };
+        let mut wanted = served.wanted();
+        wanted.page_bytes = rustix::param::page_size() as u32;
+        match negotiate(&offer, &wanted) {
+            Ok((session, answer)) => {
+                send(reply::init(unique, &answer).as_ref())?;
+                return Ok(session);
+            }
+            Err(Refusal::NewerMajor { reply: answer, .. }) => {
+                send(reply::init(unique, &answer).as_ref())?;
+            }
+            Err(refusal) => {
+                send(reply::error(unique, libc::EPROTO).as_ref())?;
+                return Err(io::Error::new(io::ErrorKind::Unsupported, refusal));
+            }
+        }
+    }
+}
+
+/// A request that was read into the buffer.
+struct Arrival {
+    from: Descriptor,
+    len: usize,
+    /// Whether it was there when the thread asked first; `None` if it did not ask.
+    was_there: Option<bool>,
+}
+
+/// Descriptor from which a request was read.
+enum Descriptor {
+    Polled,
+    SleptOn,
+}
+
+/// One thread of a session.
+struct Worker<S: Serve> {
+    number: usize,
+    /// Number of times that it has waited for a request.
+    received: u32,
+    /// See [`BLOCKED`].
+    blocked: u32,
+    shared: Arc<Shared<S>>,
+    /// Descriptor whose reads do not wait, and one whose reads do.
+    polled: Arc<Device>,
+    slept_on: Arc<Device>,
+    buffer: Buffer,
+}
+
+impl<S: Serve> Worker<S> {
+    fn new(shared: &Arc<Shared<S>>, device: &Device, number: usize) -> io::Result<Worker<S>> {
+        let polled = Arc::new(device.another(OFlags::NONBLOCK)?);
+        let slept_on = Arc::new(device.another(OFlags::empty())?);
+        let buffer = Buffer::new(shared.session.max_write() as usize + HEADER_BYTES)?;
+        shared.running.fetch_add(1, SeqCst);
+        Ok(Worker {
+            number,
+            received: 0,
+            blocked: 0,
+            shared: Arc::clone(shared),
+            polled,
+            slept_on,
+            buffer,
+        })
+    }
+
+    fn run(mut self) {
+        let leadership = Arc::clone(&self.shared.leadership);
+        LEADERSHIP.with(|own| drop(own.set(Arc::clone(&leadership))));
+        block::before_sleep(about_to_sleep);
+        while leadership.follow() {
+            if let Err(error) = self.lead().and_then(|()| self.help()) {
+                tracing::error!(
+                    name: "EVFS-0605",
+                    "cannot receive requests of a mount: {error}; unmount it and mount it again"
+                );
+                leadership.end();
+            }
+        }
+    }
+
+    /// Receives and serves requests as a leader, until this thread is that no longer.
+    fn lead(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let leadership = &*shared.leadership;
+        let (mut backlog, mut alone, mut client) = (0, 0, 0);
+        loop {
+            let Some(Arrival {
+                from,
+                len,
+                was_there,
+            }) = self.receive()?
+            else {
+                leadership.end();
+                return Ok(());
+            };
+            let from = match from {
+                Descriptor::Polled => &self.polled,
+                Descriptor::SleptOn => &self.slept_on,
+            };
+            let request = match parse(&self.buffer.bytes()[..len], &shared.session) {
+                Ok(request) => request,
+                Err(malformed) => {
+                    refuse(from, &malformed);
+                    continue;
+                }
+            };
+            let awaited = awaited(&request);
+            let (turn, is_one_of_many) = leadership.begin(self.number, awaited);
+            TURN.set(Some(turn));
+            BLOCKS.set(false);
+            if is_long(&request) && shared.waiting.has_idle_cpu(Instant::now()) {
+                about_to_sleep();
+            }
+            let caller = request.header.pid;
+            shared.serve(from, &request);
+            TURN.set(None);
+            self.blocked = if BLOCKS.get() {
+                (self.blocked + BLOCKED_STEP).min(BLOCKED_MAX)
+            } else {
+                self.blocked.saturating_sub(1)
+            };
+            let blocks_often = self.blocked >= BLOCKED;
+            if blocks_often && leadership.has_one_seat() {
+                leadership.add_seat();
+            }
+            if !leadership.finish(turn) {
+                return Ok(());
+            }
+            if awaited == Awaited::No {
+                continue;
+            }
+            // The thread is 0 as well if it is in another PID namespace.
+            let is_behind = was_there == Some(true) && (caller != client || caller == 0);
+            client = caller;
+            backlog = match was_there {
+                Some(true) if is_behind => backlog + BACKLOG_STEP,
+                Some(false) => u32::saturating_sub(backlog, 1),
+                _ => backlog,
+            };
+            alone = if is_behind || is_one_of_many || blocks_often {
+                0
+            } else {
+                alone + 1
+            };
+            if backlog >= BACKLOG {
+                backlog = 0;
+                leadership.add_seat();
+            } else if alone >= ALONE {
+                alone = 0;
+                if leadership.leave_seat() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Serves the requests that are there already.
+    fn help(&mut self) -> io::Result<()> {
+        while !self.shared.leadership.has_ended() {
+            match self.polled.receive(self.buffer.bytes())? {
+                Received::Request(len) => {
+                    match parse(&self.buffer.bytes()[..len], &self.shared.session) {
+                        Ok(request) => self.shared.serve(&self.polled, &request),
+                        Err(malformed) => refuse(&self.polled, &malformed),
+                    }
+                }
+                Received::Nothing => break,
+                Received::Ended => self.shared.leadership.end(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for a request. `None`: the mount has ended.
+    fn receive(&mut self) -> io::Result<Option<Arrival>> {
+        let shared = &self.shared;
+        let buffer = self.buffer.bytes();
+        let start = Instant::now();
+        let window = if shared.leadership.has_one_seat() {
+            shared.waiting.window(start)
+        } else {
+            Duration::ZERO
+        };
+        // Without polling, a read in vain before the one that waits would be a waste.
+        self.received = self.received.wrapping_add(1);
+        let asks = !window.is_zero() || self.received.is_multiple_of(PROBE);
+        let arrival = |from, len, was_there| {
+            Ok(Some(Arrival {
+                from,
+                len,
+                was_there,
+            }))
+        };
+        if asks {
+            match self.polled.receive(buffer)? {
+                Received::Request(len) => return arrival(Descriptor::Polled, len, Some(true)),
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+        while start.elapsed() < window {
+            rustix::thread::sched_yield();
+            match self.polled.receive(buffer)? {
+                Received::Request(len) => return arrival(Descriptor::Polled, len, Some(false)),
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+        loop {
+            match self.slept_on.receive(buffer)? {
+                Received::Request(len) => {
+                    shared.waiting.slept(start.elapsed());
+                    return arrival(Descriptor::SleptOn, len, asks.then_some(false));
+                }
+                Received::Nothing => {}
+                Received::Ended => return Ok(None),
+            }
+        }
+    }
+}
+
+impl<S: Serve> Drop for Worker<S> {
+    fn drop(&mut self) {
+        if self.shared.running.fetch_sub(1, SeqCst) == 1 {
+            self.shared.leadership.end();
+            self.shared.served.ended();
+        }
+    }
+}
+
+impl<S: Serve> Shared<S> {
+    fn serve(&self, from: &Arc<Device>, request: &Request<'_>) {
+        let unique = request
+            .operation
+            .is_answered()
+            .then_some(request.header.unique);
+        let reply = Reply::new(from, unique);
+        match request.operation {
+            Operation::Destroy => {
+                reply.empty();
+                self.leadership.end();
+            }
+            Operation::Init(_) => reply.error(Errno::IO),
+            // The kernel sends no further one after this answer.
+            Operation::Interrupt { .. } | Operation::Unknown => reply.error(Errno::NOSYS),
+            _ => {
+                let served = || self.served.serve(request, reply);
+                // The message of a panic has been printed by its hook.
+                let _ = catch_unwind(AssertUnwindSafe(served));
+            }
+        }
+    }
+}
+
+/// Finds out whether a client waits for the answer, as far as that is known.
+fn awaited(request: &Request<'_>) -> Awaited {
+    match request.operation {
+        Operation::Release { .. } | Operation::ReleaseDir { .. } => Awaited::No,
+        Operation::Interrupt { .. } => Awaited::No,
+        ref operation if !operation.is_answered() => Awaited::No,
+        // Read-ahead and write-back of the kernel name no thread.
+        Operation::Read(_) | Operation::Write(_) if request.header.pid == 0 => Awaited::No,
+        _ => Awaited::Yes,
+    }
+}
+
+/// Reports whether a request takes much longer than to wake another thread.
+fn is_long(request: &Request<'_>) -> bool {
+    match &request.operation {
+        Operation::Read(read) => read.size as usize >= LONG_BYTES,
+        Operation::Write(write) => write.data.len() >= LONG_BYTES,
+        _ => false,
+    }
+}
+
+/// Answers a message that is no valid request.
+fn refuse(from: &Arc<Device>, malformed: &Malformed) {
+    use fuse_proto::abi::{FUSE_BATCH_FORGET, FUSE_FORGET};
+    tracing::error!(name: "EVFS-0605", "{malformed}; the request fails");
+    let is_answered = !matches!(malformed.opcode, Some(FUSE_FORGET | FUSE_BATCH_FORGET));
+    drop(Reply::new(from, malformed.unique.filter(|_| is_answered)));
+}
