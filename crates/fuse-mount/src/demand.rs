@@ -1,11 +1,11 @@
 //! The number of leaders that the requests call for, as one leader sees it.
 //!
-//! One leader is best for one client: a second one would be woken for nothing. If clients send at
-//! the same time, one leader leaves CPUs idle that the replies then have to wake, so requests of
-//! another client that are there already when a request has been served call for one more. So do
-//! requests that often block: a second leader that sleeps in a read costs less than a follower that
-//! is woken each time. A leader that was never busy together with another one for a long time is
-//! one too many.
+//! One leader is best while it polls: another one that sleeps in a read would be woken for nothing.
+//! Otherwise there are two, so that a request that blocks holds up nobody, without a deputy that
+//! watches. If clients send at the same time, too few leaders leave CPUs idle that the replies then
+//! have to wake, so requests of another client that are there already when a request has been
+//! served call for one more. A leader that was never busy together with another one for a long time
+//! is one too many.
 
 /// Score that calls for another leader: a request of another client that is there already counts
 /// [`BACKLOG_STEP`], and one that the leader has to wait for, -1.
@@ -20,7 +20,10 @@ const BLOCKED_STEP: u32 = 8;
 const BLOCKED_MAX: u32 = 2 * BLOCKED;
 
 /// Number of requests in a row that a superfluous leader serves alone.
-const ALONE: u32 = 1024;
+const ALONE: u32 = 512;
+
+/// Number of requests in a row without polling after which there are two leaders.
+const PATIENCE: u32 = 32;
 
 /// Scores of a leader.
 #[derive(Debug, Default)]
@@ -28,6 +31,7 @@ pub(crate) struct Demand {
     backlog: u32,
     blocked: u32,
     alone: u32,
+    too_few: u32,
     /// Thread that sent the last request.
     client: u32,
 }
@@ -45,6 +49,8 @@ pub(crate) struct Served {
     pub blocked: bool,
     /// Another leader served a request when it began.
     pub with_others: bool,
+    /// An only leader polls before it sleeps.
+    pub polls: bool,
 }
 
 /// Change to the number of leaders.
@@ -56,15 +62,18 @@ pub(crate) enum Advice {
 }
 
 impl Demand {
-    /// Notes a request.
-    pub fn note(&mut self, served: Served, is_only_leader: bool) -> Advice {
+    /// Notes a request that was served while there were `leaders`.
+    pub fn note(&mut self, served: Served, leaders: usize) -> Advice {
         self.blocked = if served.blocked {
             (self.blocked + BLOCKED_STEP).min(BLOCKED_MAX)
         } else {
             self.blocked.saturating_sub(1)
         };
         let blocks_often = self.blocked >= BLOCKED;
-        if blocks_often && is_only_leader {
+        let least = if served.polls && !blocks_often { 1 } else { 2 };
+        self.too_few = if leaders < least { self.too_few + 1 } else { 0 };
+        if self.too_few >= PATIENCE || self.too_few > 0 && blocks_often {
+            self.too_few = 0;
             return Advice::OneMore;
         }
         if !served.awaited {
@@ -78,7 +87,7 @@ impl Demand {
         } else if served.was_there == Some(false) {
             self.backlog = self.backlog.saturating_sub(1);
         }
-        self.alone = if is_behind || served.with_others || blocks_often {
+        self.alone = if is_behind || served.with_others || leaders <= least {
             0
         } else {
             self.alone + 1
@@ -100,9 +109,10 @@ mod tests {
     use super::*;
 
     /// Notes requests with the same properties until the advice is another.
-    fn until_advice(demand: &mut Demand, mut make: impl FnMut(u32) -> Served) -> (u32, Advice) {
+    fn until_advice(leaders: usize, mut make: impl FnMut(u32) -> Served) -> (u32, Advice) {
+        let mut demand = Demand::default();
         for i in 1..=10 * ALONE {
-            let advice = demand.note(make(i), true);
+            let advice = demand.note(make(i), leaders);
             if advice != Advice::Stay {
                 return (i, advice);
             }
@@ -116,24 +126,33 @@ mod tests {
         client: 7,
         blocked: false,
         with_others: false,
+        polls: true,
     };
 
     #[test]
-    fn one_client_has_one_leader_also_if_its_requests_overtake_the_reply() {
-        let mut demand = Demand::default();
-        let advice = until_advice(&mut demand, |_| REQUEST);
-        assert_eq!(advice, (ALONE, Advice::OneLess));
-        let advice = until_advice(&mut demand, |_| Served {
-            was_there: Some(true),
-            ..REQUEST
-        });
-        assert_eq!(advice.1, Advice::OneLess);
-        let background = |_| Served {
-            awaited: false,
+    fn one_client_has_one_leader_that_polls_or_two_that_do_not() {
+        let polls = |_| REQUEST;
+        assert_eq!(until_advice(1, polls), (0, Advice::Stay));
+        assert_eq!(until_advice(2, polls), (ALONE, Advice::OneLess));
+        // The requests of one client may overtake the reply; others arrive while it does not wait.
+        let soon = |_| Served {
             was_there: Some(true),
             ..REQUEST
         };
-        assert_eq!(until_advice(&mut demand, background).1, Advice::Stay);
+        assert_eq!(until_advice(1, soon), (0, Advice::Stay));
+        let background = |i| Served {
+            awaited: false,
+            client: i,
+            ..soon(i)
+        };
+        assert_eq!(until_advice(1, background), (0, Advice::Stay));
+        let sleeps = |_| Served {
+            polls: false,
+            ..REQUEST
+        };
+        assert_eq!(until_advice(1, sleeps), (PATIENCE, Advice::OneMore));
+        assert_eq!(until_advice(2, sleeps), (0, Advice::Stay));
+        assert_eq!(until_advice(3, sleeps), (ALONE, Advice::OneLess));
     }
 
     #[test]
@@ -143,20 +162,20 @@ mod tests {
             client: i % 3,
             ..REQUEST
         };
-        let mut demand = Demand::default();
-        assert_eq!(until_advice(&mut demand, behind), (24, Advice::OneMore));
+        assert_eq!(until_advice(1, behind), (24, Advice::OneMore));
+        assert_eq!(until_advice(2, behind), (24, Advice::OneMore));
         let together = |i: u32| Served {
             with_others: i.is_multiple_of(100),
             ..REQUEST
         };
-        assert_eq!(until_advice(&mut demand, together), (0, Advice::Stay));
+        assert_eq!(until_advice(2, together), (0, Advice::Stay));
         // Requests that are there now and then do not count.
         let rarely = |i: u32| Served {
             was_there: Some(i.is_multiple_of(8)),
             client: i,
             ..REQUEST
         };
-        assert_eq!(until_advice(&mut demand, rarely).1, Advice::Stay);
+        assert_eq!(until_advice(1, rarely), (0, Advice::Stay));
     }
 
     #[test]
@@ -165,16 +184,12 @@ mod tests {
             blocked: i.is_multiple_of(4),
             ..REQUEST
         };
-        let mut demand = Demand::default();
-        assert_eq!(until_advice(&mut demand, often).1, Advice::OneMore);
-        for i in 0..10 * ALONE {
-            assert_eq!(demand.note(often(i), false), Advice::Stay);
-        }
+        assert_eq!(until_advice(1, often).1, Advice::OneMore);
+        assert_eq!(until_advice(2, often), (0, Advice::Stay));
         let rarely = |i: u32| Served {
             blocked: i.is_multiple_of(20),
             ..REQUEST
         };
-        let advice = until_advice(&mut Demand::default(), rarely);
-        assert_eq!(advice, (ALONE, Advice::OneLess));
+        assert_eq!(until_advice(1, rarely), (0, Advice::Stay));
     }
 }

@@ -154,6 +154,8 @@ struct Arrival {
     len: usize,
     /// Whether it was there when the thread asked first; `None` if it did not ask.
     was_there: Option<bool>,
+    /// An only leader would have polled.
+    polls: bool,
 }
 
 /// Descriptor from which a request was read.
@@ -216,6 +218,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
+                polls,
             }) = self.receive()?
             else {
                 leadership.end();
@@ -248,8 +251,9 @@ impl<S: Serve> Worker<S> {
                 client,
                 blocked: BLOCKS.get(),
                 with_others,
+                polls,
             };
-            let advice = self.demand.note(served, leadership.has_one_seat());
+            let advice = self.demand.note(served, leadership.seats());
             if advice == Advice::OneMore {
                 leadership.add_seat();
             }
@@ -284,11 +288,11 @@ impl<S: Serve> Worker<S> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
         let start = Instant::now();
-        let window = if shared.leadership.has_one_seat() {
-            shared.waiting.window(start)
-        } else {
-            Duration::ZERO
-        };
+        let mut window = shared.waiting.window(start);
+        let polls = !window.is_zero();
+        if shared.leadership.seats() > 1 {
+            window = Duration::ZERO;
+        }
         // Without polling, a read in vain before the one that waits would be a waste.
         self.received = self.received.wrapping_add(1);
         let asks = !window.is_zero() || self.received.is_multiple_of(PROBE);
@@ -297,6 +301,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
+                polls,
             }))
         };
         if asks {
