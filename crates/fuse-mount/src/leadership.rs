@@ -6,17 +6,18 @@
 //!   followers ── sleep until they become leader or deputy
 //! ```
 //!
-//! One thread receives while one client sends requests, because a second one that waits for them
-//! would be woken by each for nothing. Clients that send at the same time get more leaders, up to
-//! one for each thread. **Invariant:** while a thread is neither serving nor a leader, a request
-//! that blocks delays others by two intervals of the deputy ([`TICK`]) at most, and if its thread
-//! announces that it is about to sleep (`block::about_to_sleep`), by the time to wake a thread. A
-//! session with one thread serves one request after the other.
+//! The number of leaders follows the requests ([`crate::demand`]): one while it polls, as another
+//! one that sleeps in a read would be woken by each request for nothing, and otherwise two, or one
+//! for each client, up to all threads. **Invariant:** while a thread is neither serving nor a
+//! leader, a request that blocks delays others only if no leader is idle, then by two intervals of
+//! the deputy ([`TICK`]) at most; and if its thread announces that it is about to sleep
+//! (`block::about_to_sleep`), by the time to wake a thread. A session with one thread serves one
+//! request after the other.
 //!
-//! A leader and the deputy share only a number, the leader's progress, in which a bit is set while
-//! the leader serves in line. Clearing it has one winner, so leadership is never held twice: the
-//! leader that finishes its request or hands leadership over, and the deputy that replaces it, all
-//! try to do that.
+//! A leader and the deputy share only numbers. In the leader's progress, a bit is set while the
+//! leader serves in line. Clearing it has one winner, so leadership is never held twice: the leader
+//! that finishes its request or hands leadership over, and the deputy that replaces it, all try to
+//! do that. While a leader is idle there is nothing to watch, and the deputy sleeps.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -25,7 +26,8 @@ use std::time::Duration;
 /// Interval at which the deputy checks the leaders.
 pub(crate) const TICK: Duration = Duration::from_millis(1);
 
-/// Number of intervals without a request after which the deputy sleeps until the next one.
+/// Number of intervals in which a leader was idle all the time, after which the deputy sleeps until
+/// none is.
 const QUIET_TICKS: u32 = 8;
 
 /// Bit of a progress: the thread serves a request as a leader.
@@ -44,7 +46,12 @@ struct Apart<T>(T);
 pub(crate) struct Leadership {
     /// Progress of each thread: [`SERVES`], [`AWAITED`], and the number of requests above them.
     progress: Vec<Apart<AtomicU64>>,
-    /// The deputy sleeps without a time limit, so a leader wakes it before it serves a request.
+    /// Number of leaders that serve no request.
+    idle: Apart<AtomicUsize>,
+    /// Number of times that no leader was idle any longer.
+    strained: AtomicU64,
+    /// The deputy sleeps without a time limit, so the last idle leader wakes it before it serves a
+    /// request.
     deputy_sleeps: AtomicBool,
     /// Number of leaders that are wanted; at least one.
     seats: AtomicUsize,
@@ -82,6 +89,8 @@ impl Leadership {
     pub fn new(threads: usize) -> Leadership {
         Leadership {
             progress: (0..threads).map(|_| Apart::default()).collect(),
+            idle: Apart::default(),
+            strained: AtomicU64::new(0),
             deputy_sleeps: AtomicBool::new(false),
             seats: AtomicUsize::new(1),
             busy: Apart::default(),
@@ -101,6 +110,7 @@ impl Leadership {
             }
             if self.is_short(&roles) {
                 roles.leaders += 1;
+                self.idle.0.fetch_add(1, SeqCst);
                 self.appoint(&roles);
                 return true;
             }
@@ -135,27 +145,28 @@ impl Leadership {
         // Only this thread sets the bits.
         let progress = (self.progress[thread].0.load(SeqCst) + REQUEST) | bits;
         self.progress[thread].0.store(progress, SeqCst);
-        if self.deputy_sleeps.load(SeqCst) {
+        if self.is_last_idle() && self.deputy_sleeps.load(SeqCst) {
             let _roles = self.lock();
-            self.deputy_sleeps.store(false, SeqCst);
-            self.deputy.notify_one();
+            self.wake_deputy();
         }
         (Turn { thread, progress }, busy > 0)
     }
 
     /// Ends the service of a request. Returns whether this thread is still a leader.
     pub fn finish(&self, turn: Turn) -> bool {
-        self.settle(turn)
+        let leads = self.settle(turn);
+        if leads {
+            self.idle.0.fetch_add(1, SeqCst);
+        }
+        leads
     }
 
     /// Lets another thread lead while this one serves a request, unless a leader is idle. Returns
     /// whether this thread leads no longer.
     pub fn hand_over(&self, turn: Turn) -> bool {
         let mut roles = self.lock();
-        let progress = self.progress.iter().map(|thread| thread.0.load(SeqCst));
-        let serving = progress.filter(|progress| !is_idle(progress)).count();
-        // A leader that begins to serve now hands over itself, as it finds this one serving.
-        if roles.leaders > serving {
+        // A leader that begins to serve now hands over itself, as it finds none idle.
+        if self.idle.0.load(SeqCst) > 0 {
             return false;
         }
         if self.settle(turn) {
@@ -176,21 +187,25 @@ impl Leadership {
         }
     }
 
-    /// Removes the seat of this leader, unless it is the only one. Returns whether it did.
+    /// Removes the seat of this idle leader, unless no other one is idle. Returns whether it did.
     pub fn leave_seat(&self) -> bool {
         let mut roles = self.lock();
         let seats = self.seats.load(SeqCst);
-        let leaves = seats > 1 && roles.leaders > 1;
+        let leaves = seats > 1 && self.idle.0.load(SeqCst) > 1;
         if leaves {
             self.seats.store(seats - 1, SeqCst);
             roles.leaders -= 1;
+            // The other one may have begun to serve since.
+            if self.is_last_idle() {
+                self.wake_deputy();
+            }
         }
         leaves
     }
 
-    /// Reports whether there is one leader only.
-    pub fn has_one_seat(&self) -> bool {
-        self.seats.load(SeqCst) == 1
+    /// Returns the number of leaders that are wanted.
+    pub fn seats(&self) -> usize {
+        self.seats.load(SeqCst)
     }
 
     /// Ends the session: no thread waits any longer.
@@ -205,6 +220,21 @@ impl Leadership {
     /// Reports whether the session has ended.
     pub fn has_ended(&self) -> bool {
         self.ended.load(SeqCst)
+    }
+
+    /// Counts a leader that is idle no longer. Returns whether none is.
+    fn is_last_idle(&self) -> bool {
+        let is_last = self.idle.0.fetch_sub(1, SeqCst) == 1;
+        if is_last {
+            self.strained.fetch_add(1, SeqCst);
+        }
+        is_last
+    }
+
+    /// Makes the deputy watch; called with the lock held.
+    fn wake_deputy(&self) {
+        self.deputy_sleeps.store(false, SeqCst);
+        self.deputy.notify_one();
     }
 
     fn settle(&self, turn: Turn) -> bool {
@@ -230,8 +260,7 @@ impl Leadership {
                 self.follower.notify_one();
             }
         } else if self.is_short(roles) && roles.has_deputy {
-            self.deputy_sleeps.store(false, SeqCst);
-            self.deputy.notify_one();
+            self.wake_deputy();
         }
     }
 
@@ -239,31 +268,38 @@ impl Leadership {
     fn watch<'a>(&self, mut roles: MutexGuard<'a, Roles>) -> (MutexGuard<'a, Roles>, bool) {
         let progress = || self.progress.iter().map(|thread| thread.0.load(SeqCst));
         let mut last: Vec<u64> = progress().collect();
-        let mut quiet = 0;
+        let (mut strained, mut quiet) = (self.strained.load(SeqCst), 0);
         let goes_on = |roles: &Roles| !self.is_short(roles) && !self.ended.load(SeqCst);
+        let has_idle = || self.idle.0.load(SeqCst) > 0;
         while goes_on(&roles) {
             let waited = self.deputy.wait_timeout(roles, TICK);
             let timeout;
             (roles, timeout) = waited.expect("no panic under this lock");
-            if timeout.timed_out() && goes_on(&roles) && self.replace_stuck(&last) {
+            if !goes_on(&roles) {
+                break;
+            }
+            if timeout.timed_out() && !has_idle() && self.replace_stuck(&last) {
+                self.idle.0.fetch_add(1, SeqCst);
                 return (roles, true);
             }
-            let is_quiet = progress().eq(last.iter().copied()) && last.iter().all(is_idle);
-            quiet = if is_quiet { quiet + 1 } else { 0 };
-            last.clear();
-            last.extend(progress());
-            if quiet < QUIET_TICKS || !goes_on(&roles) {
-                continue;
+            let now = self.strained.load(SeqCst);
+            quiet = if now == strained && has_idle() {
+                quiet + 1
+            } else {
+                0
+            };
+            strained = now;
+            if quiet >= QUIET_TICKS {
+                quiet = 0;
+                self.deputy_sleeps.store(true, SeqCst);
+                // Either the last idle leader sees the flag, or this thread sees that none is.
+                if has_idle() {
+                    let sleeps = |_: &mut Roles| self.deputy_sleeps.load(SeqCst);
+                    let waited = self.deputy.wait_while(roles, sleeps);
+                    roles = waited.expect("no panic under this lock");
+                }
+                self.deputy_sleeps.store(false, SeqCst);
             }
-            quiet = 0;
-            self.deputy_sleeps.store(true, SeqCst);
-            // Either a leader sees the flag, or this thread sees the request that it serves.
-            if progress().eq(last.iter().copied()) {
-                let sleeps = |_: &mut Roles| self.deputy_sleeps.load(SeqCst);
-                let waited = self.deputy.wait_while(roles, sleeps);
-                roles = waited.expect("no panic under this lock");
-            }
-            self.deputy_sleeps.store(false, SeqCst);
             last.clear();
             last.extend(progress());
         }
@@ -335,6 +371,7 @@ mod tests {
         assert!(leadership.follow() && leadership.follow());
         let first = leadership.begin(0, Awaited::Yes).0;
         assert!(!leadership.hand_over(first), "the other one receives");
+        assert!(!leadership.leave_seat(), "none would receive");
         let second = leadership.begin(1, Awaited::Yes).0;
         assert!(leadership.hand_over(second), "no one else receives");
         assert!(leadership.follow(), "a leader is missing");
@@ -402,6 +439,9 @@ mod tests {
             });
             assert!(done.load(SeqCst) >= TURNS);
             assert_eq!(leadership.busy.0.load(SeqCst), 0);
+            // Threads that ended as leaders were idle.
+            let leaders = leadership.lock().leaders;
+            assert_eq!(leadership.idle.0.load(SeqCst), leaders);
         }
     }
 }

@@ -5,13 +5,15 @@
 //! ```
 //!
 //! `attach.rs` mounts, `session.rs` receives requests and calls the file system ([`Serve`]),
-//! `leadership.rs` distributes them over the threads, and `waiting.rs` decides how a thread waits.
+//! `leadership.rs` distributes them over the threads, `demand.rs` decides how many of these receive,
+//! and `waiting.rs` how they wait.
 //!
 //! The file system that is served belongs to the caller. **Invariant:** nothing here sends a request
 //! to a mounted directory that could wait for its server, except to find out whether the server has
 //! died; a mount of another user or program is never unmounted.
 
 mod attach;
+mod demand;
 mod device;
 mod leadership;
 mod mount;

@@ -8,13 +8,14 @@
 //!
 //! Each thread has two descriptors of its own, because a shared one would be contended. A leader
 //! receives by one whose reads do not wait, for a short time ([`crate::waiting`]), and then sleeps
-//! in a read of the other one. A thread that has
-//! lost leadership serves requests that are there already, and then follows
-//! ([`crate::leadership`]). Requests of another client that are there when a leader has served one
-//! are a reason for one more leader, and so are requests that often block; one that is never busy
-//! together with another leaves its seat. Several leaders do not poll. **Invariant:** every request that the kernel waits for is answered once,
-//! even if its handler panics or forgets it; a request costs one read, one write, and no memory.
+//! in a read of the other one. A thread that has lost leadership serves requests that are there
+//! already, and then follows ([`crate::leadership`]). [`crate::demand`] decides how many leaders
+//! there are; several do not poll.
+//!
+//! **Invariant:** every request that the kernel waits for is answered once, even if its handler
+//! panics or forgets it; a request costs one read, one write, and no memory.
 
+use crate::demand::{Advice, Demand, Served};
 use crate::device::{Buffer, Device, Received};
 use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
@@ -36,25 +37,9 @@ const HEADER_BYTES: usize = 4096;
 /// Length of the data of a request from which on another thread receives while it is served.
 const LONG_BYTES: usize = 64 << 10;
 
-/// Score of a leader at which it asks for another one: a request of another client that is there
-/// already counts [`BACKLOG_STEP`], and one that it has to wait for, -1.
-const BACKLOG: u32 = 16;
-const BACKLOG_STEP: u32 = 3;
-
-/// Score of a leader at which it asks for another one that sleeps in a read, which is faster than to
-/// wake a follower each time: a request that blocks counts [`BLOCKED_STEP`], any other one -1.
-const BLOCKED: u32 = 64;
-const BLOCKED_STEP: u32 = 8;
-/// Limit of this score.
-const BLOCKED_MAX: u32 = 2 * BLOCKED;
-
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
 /// those that are there already.
 const PROBE: u32 = 8;
-
-/// Number of requests in a row after which a leader that was never busy together with another one
-/// leaves its seat.
-const ALONE: u32 = 1024;
 
 thread_local! {
     static LEADERSHIP: OnceCell<Arc<Leadership>> = const { OnceCell::new() };
@@ -166,6 +151,8 @@ struct Arrival {
     len: usize,
     /// Whether it was there when the thread asked first; `None` if it did not ask.
     was_there: Option<bool>,
+    /// An only leader would have polled.
+    polls: bool,
 }
 
 /// Descriptor from which a request was read.
@@ -179,8 +166,7 @@ struct Worker<S: Serve> {
     number: usize,
     /// Number of times that it has waited for a request.
     received: u32,
-    /// See [`BLOCKED`].
-    blocked: u32,
+    demand: Demand,
     shared: Arc<Shared<S>>,
     /// Descriptor whose reads do not wait, and one whose reads do.
     polled: Arc<Device>,
@@ -197,7 +183,7 @@ impl<S: Serve> Worker<S> {
         Ok(Worker {
             number,
             received: 0,
-            blocked: 0,
+            demand: Demand::default(),
             shared: Arc::clone(shared),
             polled,
             slept_on,
@@ -224,12 +210,12 @@ impl<S: Serve> Worker<S> {
     fn lead(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let leadership = &*shared.leadership;
-        let (mut backlog, mut alone, mut client) = (0, 0, 0);
         loop {
             let Some(Arrival {
                 from,
                 len,
                 was_there,
+                polls,
             }) = self.receive()?
             else {
                 leadership.end();
@@ -247,51 +233,32 @@ impl<S: Serve> Worker<S> {
                 }
             };
             let awaited = awaited(&request);
-            let (turn, is_one_of_many) = leadership.begin(self.number, awaited);
+            let (turn, with_others) = leadership.begin(self.number, awaited);
             TURN.set(Some(turn));
             BLOCKS.set(false);
             if is_long(&request) && shared.waiting.has_idle_cpu(Instant::now()) {
                 about_to_sleep();
             }
-            let caller = request.header.pid;
+            let client = request.header.pid;
             shared.serve(from, &request);
             TURN.set(None);
-            self.blocked = if BLOCKS.get() {
-                (self.blocked + BLOCKED_STEP).min(BLOCKED_MAX)
-            } else {
-                self.blocked.saturating_sub(1)
+            let served = Served {
+                awaited: awaited == Awaited::Yes,
+                was_there,
+                client,
+                blocked: BLOCKS.get(),
+                with_others,
+                polls,
             };
-            let blocks_often = self.blocked >= BLOCKED;
-            if blocks_often && leadership.has_one_seat() {
+            let advice = self.demand.note(served, leadership.seats());
+            if advice == Advice::OneMore {
                 leadership.add_seat();
             }
             if !leadership.finish(turn) {
                 return Ok(());
             }
-            if awaited == Awaited::No {
-                continue;
-            }
-            // The thread is 0 as well if it is in another PID namespace.
-            let is_behind = was_there == Some(true) && (caller != client || caller == 0);
-            client = caller;
-            backlog = match was_there {
-                Some(true) if is_behind => backlog + BACKLOG_STEP,
-                Some(false) => u32::saturating_sub(backlog, 1),
-                _ => backlog,
-            };
-            alone = if is_behind || is_one_of_many || blocks_often {
-                0
-            } else {
-                alone + 1
-            };
-            if backlog >= BACKLOG {
-                backlog = 0;
-                leadership.add_seat();
-            } else if alone >= ALONE {
-                alone = 0;
-                if leadership.leave_seat() {
-                    return Ok(());
-                }
+            if advice == Advice::OneLess && leadership.leave_seat() {
+                return Ok(());
             }
         }
     }
@@ -318,11 +285,11 @@ impl<S: Serve> Worker<S> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
         let start = Instant::now();
-        let window = if shared.leadership.has_one_seat() {
-            shared.waiting.window(start)
-        } else {
-            Duration::ZERO
-        };
+        let mut window = shared.waiting.window(start);
+        let polls = !window.is_zero();
+        if shared.leadership.seats() > 1 {
+            window = Duration::ZERO;
+        }
         // Without polling, a read in vain before the one that waits would be a waste.
         self.received = self.received.wrapping_add(1);
         let asks = !window.is_zero() || self.received.is_multiple_of(PROBE);
@@ -331,6 +298,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
+                polls,
             }))
         };
         if asks {

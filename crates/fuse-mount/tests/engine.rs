@@ -247,7 +247,7 @@ fn no_wake_up_is_lost_among_many_clients() {
             std::thread::scope(|scope| {
                 let client = |client: u64| {
                     move || {
-                        for i in 0..1500 {
+                        for i in 0..500 {
                             let number = client * 10_000 + i;
                             let kind = match (client + i) % 100 {
                                 0 => "stuck",
