@@ -79,11 +79,14 @@ impl Session {
         let session = shake_hands(&device, &served)?;
         served.agreed(&session);
         let threads = threads.max(1);
+        let leadership = Arc::new(Leadership::new(threads));
+        // Until it turns out that one is enough.
+        leadership.add_seat();
         let device = Arc::new(device);
         let shared = Arc::new(Shared {
             served,
             session,
-            leadership: Arc::new(Leadership::new(threads)),
+            leadership,
             waiting: Waiting::new(),
             running: AtomicUsize::new(0),
         });
@@ -322,7 +325,7 @@ impl<S: Serve> Worker<S> {
         loop {
             match self.slept_on.receive(buffer)? {
                 Received::Request(len) => {
-                    shared.waiting.slept(start.elapsed());
+                    shared.waiting.slept(Instant::now());
                     return arrival(Descriptor::SleptOn, len, asks.then_some(false));
                 }
                 Received::Nothing => {}
