@@ -21,16 +21,18 @@ mod mountpoint;
 mod notifier;
 mod serve;
 mod session;
+mod settings;
 mod table;
 mod users;
 mod waiting;
 
 pub use fuse_proto;
-pub use mount::{Mount, Settings, Users};
+pub use mount::{Mount, Users};
 pub use mountpoint::{WhenBusy, abort, clear_dead, mount_helper, no_mounts, server_died};
 pub use notifier::Notifier;
 pub use rustix::io::Errno;
 pub use serve::{Reply, Serve};
+pub use settings::Settings;
 pub use table::{MountEntry, mounts};
 pub use users::asked_by;
 

@@ -8,9 +8,9 @@
 //!
 //! Each thread has two descriptors of its own, because a shared one would be contended. A leader
 //! receives by one whose reads do not wait, for a short time ([`crate::waiting`]), and then sleeps
-//! in a read of the other one. A thread that has lost leadership serves requests that are there
-//! already, and then follows ([`crate::leadership`]). [`crate::demand`] decides how many leaders
-//! there are; several do not poll.
+//! in a read of the other one. A thread that has lost leadership serves requests that wait
+//! already, and then follows ([`crate::leadership`]). [`crate::demand`] decides on the number of
+//! leaders; several do not poll.
 //!
 //! **Invariant:** every request that the kernel waits for is answered once, even if its handler
 //! panics or forgets it; a request costs one read, one write, and no memory.
@@ -38,7 +38,7 @@ const HEADER_BYTES: usize = 4096;
 const LONG_BYTES: usize = 64 << 10;
 
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
-/// those that are there already.
+/// those that wait already.
 const PROBE: u32 = 8;
 
 thread_local! {
@@ -269,7 +269,7 @@ impl<S: Serve> Worker<S> {
         }
     }
 
-    /// Serves the requests that are there already.
+    /// Serves the requests that wait already.
     fn help(&mut self) -> io::Result<()> {
         while !self.shared.leadership.has_ended() {
             match self.polled.receive(self.buffer.bytes())? {
