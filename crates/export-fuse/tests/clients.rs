@@ -213,7 +213,7 @@ fn a_listing_follows_all_clients_whether_the_kernel_caches_it_or_not() {
             for _ in 0..3 {
                 assert_eq!((count(), stream.count()), (300, 300));
             }
-            // This mount's own changes show at once.
+            // This mount's own changes show immediately.
             sys::remove_file(sub.join("0")).expect("removed");
             assert_eq!((count(), stream.count()), (299, 299));
             files.create(ino, b"other", &NEW).expect("made");

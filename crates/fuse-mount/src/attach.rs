@@ -4,8 +4,10 @@
 //! The program opens `/dev/fuse`, mounts, and sends the descriptor over a socket whose number it
 //! finds in its environment. Its messages reach the user.
 
+use crate::PIECE_BYTES;
 use crate::device::Device;
-use crate::{PIECE_BYTES, Settings, mount_helper};
+use crate::mountpoint::mount_helper;
+use crate::settings::Settings;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;

@@ -1,13 +1,13 @@
 //! The number of leaders that the requests call for, as one leader sees it.
 //!
 //! One leader is best while it polls: another one that sleeps in a read would be woken for nothing.
-//! Otherwise there are two, so that a request that blocks holds up nobody, without a deputy that
+//! Otherwise there are two, so that a request that blocks delays no other, without a deputy that
 //! watches. If clients send at the same time, too few leaders leave CPUs idle that the replies then
-//! have to wake, so requests of another client that are there already when a request has been
+//! have to wake, so requests of another client that wait already when a request has been
 //! served call for one more. A leader that was never busy together with another one for a long time
 //! is one too many.
 
-/// Score that calls for another leader: a request of another client that is there already counts
+/// Score that calls for another leader: a request of another client that waits already counts
 /// [`BACKLOG_STEP`], and one that the leader has to wait for, -1.
 const BACKLOG: u32 = 16;
 const BACKLOG_STEP: u32 = 3;
@@ -22,7 +22,7 @@ const BLOCKED_MAX: u32 = 2 * BLOCKED;
 /// Number of requests in a row that a superfluous leader serves alone.
 const ALONE: u32 = 512;
 
-/// Number of requests in a row without polling after which there are two leaders.
+/// Number of requests in a row without polling after which two leaders serve.
 const PATIENCE: u32 = 32;
 
 /// Scores of a leader.
@@ -169,7 +169,7 @@ mod tests {
             ..REQUEST
         };
         assert_eq!(until_advice(2, together), (0, Advice::Stay));
-        // Requests that are there now and then do not count.
+        // Requests that wait now and then do not count.
         let rarely = |i: u32| Served {
             was_there: Some(i.is_multiple_of(8)),
             client: i,

@@ -176,7 +176,7 @@ impl Leadership {
         true
     }
 
-    /// Adds a leader, as long as there are threads.
+    /// Adds a leader, as long as threads are left.
     pub fn add_seat(&self) {
         let roles = self.lock();
         let seats = self.seats.load(SeqCst);

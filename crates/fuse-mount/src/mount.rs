@@ -8,8 +8,9 @@ use crate::mountpoint::{
 use crate::notifier::Notifier;
 use crate::serve::Serve;
 use crate::session::Session;
+use crate::settings::Settings;
 use crate::table::mounts;
-use crate::{Error, Settings, users};
+use crate::{Error, users};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};

@@ -8,9 +8,9 @@
 //!
 //! Each thread has two descriptors of its own, because a shared one would be contended. A leader
 //! receives by one whose reads do not wait, for a short time ([`crate::waiting`]), and then sleeps
-//! in a read of the other one. A thread that has lost leadership serves requests that are there
-//! already, and then follows ([`crate::leadership`]). [`crate::demand`] decides how many leaders
-//! there are; several do not poll.
+//! in a read of the other one. A thread that has lost leadership serves requests that wait
+//! already, and then follows ([`crate::leadership`]). [`crate::demand`] decides on the number of
+//! leaders; several do not poll.
 //!
 //! **Invariant:** every request that the kernel waits for is answered once, even if its handler
 //! panics or forgets it; a request costs one read, one write, and no memory.
@@ -38,7 +38,7 @@ const HEADER_BYTES: usize = 4096;
 const LONG_BYTES: usize = 64 << 10;
 
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
-/// those that are there already.
+/// those that wait already.
 const PROBE: u32 = 8;
 
 thread_local! {
@@ -82,10 +82,13 @@ impl Session {
         let session = shake_hands(device, &served)?;
         served.agreed(&session);
         let threads = threads.max(1);
+        let leadership = Arc::new(Leadership::new(threads));
+        // Until it turns out that one is enough.
+        leadership.add_seat();
         let shared = Arc::new(Shared {
             served,
             session,
-            leadership: Arc::new(Leadership::new(threads)),
+            leadership,
             waiting: Waiting::new(),
             running: AtomicUsize::new(0),
         });
@@ -263,7 +266,7 @@ impl<S: Serve> Worker<S> {
         }
     }
 
-    /// Serves the requests that are there already.
+    /// Serves the requests that wait already.
     fn help(&mut self) -> io::Result<()> {
         while !self.shared.leadership.has_ended() {
             match self.polled.receive(self.buffer.bytes())? {
@@ -319,7 +322,7 @@ impl<S: Serve> Worker<S> {
         loop {
             match self.slept_on.receive(buffer)? {
                 Received::Request(len) => {
-                    shared.waiting.slept(start.elapsed());
+                    shared.waiting.slept(Instant::now());
                     return arrival(Descriptor::SleptOn, len, asks.then_some(false));
                 }
                 Received::Nothing => {}

@@ -21,6 +21,9 @@ const LOAD_VALID: Duration = Duration::from_millis(64);
 /// State that the threads of a session share. Races are harmless: each value alone is sensible.
 pub(crate) struct Waiting {
     window_ns: AtomicU32,
+    started: Instant,
+    /// Time at which a leader last began to wait, in nanoseconds since `started`.
+    waits_since: AtomicU64,
     load: Load,
 }
 
@@ -40,6 +43,8 @@ impl Waiting {
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         Waiting {
             window_ns: AtomicU32::new(WINDOW_MAX_NS),
+            started: Instant::now(),
+            waits_since: AtomicU64::new(0),
             load: Load {
                 file: File::open("/proc/loadavg").ok(),
                 started: Instant::now(),
@@ -50,8 +55,9 @@ impl Waiting {
         }
     }
 
-    /// Returns the time for which to poll now, which may be zero.
+    /// Notes that a leader waits. Returns the time for which an only leader polls, which may be zero.
     pub fn window(&self, now: Instant) -> Duration {
+        self.waits_since.store(self.nanos(now), Relaxed);
         match self.window_ns.load(Relaxed) {
             0 => Duration::ZERO,
             _ if self.load.running(now) > self.load.cpus => Duration::ZERO,
@@ -59,15 +65,24 @@ impl Waiting {
         }
     }
 
+    fn nanos(&self, now: Instant) -> u64 {
+        now.saturating_duration_since(self.started).as_nanos() as u64
+    }
+
     /// Reports whether the machine has a CPU for another thread.
     pub fn has_idle_cpu(&self, now: Instant) -> bool {
         self.load.running(now) < self.load.cpus
     }
 
-    /// Adapts the window after a thread has slept, `waited` in all since the last request.
-    pub fn slept(&self, waited: Duration) {
+    /// Adapts the window after a leader has slept until a request came. The wait counts from the
+    /// time at which the last leader began to wait, as that one would have polled.
+    pub fn slept(&self, now: Instant) {
+        let waited = self
+            .nanos(now)
+            .saturating_sub(self.waits_since.load(Relaxed));
         let window = self.window_ns.load(Relaxed);
-        self.window_ns.store(adapted(window, waited), Relaxed);
+        let adapted = adapted(window, Duration::from_nanos(waited));
+        self.window_ns.store(adapted, Relaxed);
     }
 }
 
@@ -127,6 +142,19 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_counts_from_the_last_leader_that_began_to_wait() {
+        let waiting = Waiting::new();
+        let at = |us| waiting.started + Duration::from_micros(us);
+        waiting.window_ns.store(20_000, Relaxed);
+        waiting.window(at(100));
+        waiting.window(at(190));
+        waiting.slept(at(200));
+        assert_eq!(waiting.window_ns.load(Relaxed), 40_000);
+        waiting.slept(at(300));
+        assert_eq!(waiting.window_ns.load(Relaxed), 20_000);
+    }
+
+    #[test]
     fn the_load_is_read_at_intervals_and_a_machine_without_one_does_not_poll() {
         assert_eq!(running_tasks(b"2.22 0.91 0.35 7/128 13893\n"), Some(7));
         assert_eq!(running_tasks(b""), None);
@@ -139,12 +167,13 @@ mod tests {
         assert_eq!(waiting.load.running(now), 0, "it was read just now");
         assert!(waiting.has_idle_cpu(now) && waiting.window(now) > Duration::ZERO);
         assert!(waiting.load.running(now + LOAD_VALID) > 0);
+        let blind = Load {
+            file: None,
+            ..Waiting::new().load
+        };
         let blind = Waiting {
-            window_ns: AtomicU32::new(WINDOW_MAX_NS),
-            load: Load {
-                file: None,
-                ..Waiting::new().load
-            },
+            load: blind,
+            ..Waiting::new()
         };
         assert_eq!(blind.window(now), Duration::ZERO);
         assert!(!blind.has_idle_cpu(now));
