@@ -124,7 +124,7 @@ fn contents(s: &Sandbox) -> BTreeMap<String, Vec<u8>> {
             }
             if path.is_dir() {
                 directories.push(path);
-            } else {
+            } else if path.is_file() {
                 let name = path.display().to_string();
                 found.insert(name, fs::read(&path).unwrap());
             }

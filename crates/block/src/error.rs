@@ -93,6 +93,18 @@ impl fmt::Display for ErrorKind {
     }
 }
 
+/// Removes ` (os error N)` from a system message, which adds nothing for a reader.
+pub fn without_number(text: &str) -> String {
+    const MARK: &str = " (os error ";
+    let mut parts = text.split(MARK);
+    let mut clean = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
+        clean.push_str(rest.strip_prefix(')').unwrap_or(rest));
+    }
+    clean
+}
+
 /// An error of a device, with the operation that failed.
 ///
 /// Printed as `DEVICE: OPERATION of LENGTH bytes at OFFSET: KIND: DETAIL`. The source is available
@@ -116,7 +128,7 @@ impl Error {
             device: device.into(),
             op: None,
             range: None,
-            detail: detail.into(),
+            detail: without_number(&detail.into()),
             source: None,
         }))
     }
@@ -140,7 +152,7 @@ impl Error {
 
     /// Sets the detail for the reader: the reason, and what to do next.
     pub fn detail(mut self, detail: impl Into<String>) -> Error {
-        self.0.detail = detail.into();
+        self.0.detail = without_number(&detail.into());
         self
     }
 
@@ -269,6 +281,21 @@ mod tests {
         let open = Error::new(ErrorKind::NotFound, "disk", "");
         assert_eq!(open.to_string(), "disk: not found");
         assert!(open.source().is_none());
+    }
+
+    #[test]
+    fn a_detail_has_no_number_of_the_system() {
+        let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let error = Error::new(
+            ErrorKind::PathLost,
+            "disk",
+            format!("cannot connect: {refused}"),
+        );
+        let expected = "disk: the path is lost: cannot connect: Connection refused";
+        assert_eq!(error.to_string(), expected);
+        let error = error.detail(format!("{refused}; retried"));
+        let expected = "disk: the path is lost: Connection refused; retried";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

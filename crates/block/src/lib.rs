@@ -53,7 +53,7 @@ pub use backlog::Backlog;
 pub use blocking::Blocking;
 pub use buf::{Buf, Bufs};
 pub use device::{Access, BlockDevice, DeviceInfo, Queue, Wait};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, without_number};
 pub use op::{Op, OpKind};
 pub use pool::BufPool;
 pub use request::{Completion, Request};

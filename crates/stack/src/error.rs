@@ -1,5 +1,6 @@
 //! Errors of this crate and of the crates that it composes, with an exit code for each.
 
+pub use block::without_number;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -241,18 +242,6 @@ fn says(message: &str, text: &str, source: &(dyn std::error::Error + 'static)) -
         kind != block::ErrorKind::Io && message.contains(&kind.to_string())
     };
     message.contains(&text.to_lowercase()) || kind.is_some_and(in_our_words)
-}
-
-/// Removes ` (os error N)` from a system message, which adds nothing for a reader.
-pub fn without_number(text: &str) -> String {
-    const MARK: &str = " (os error ";
-    let mut parts = text.split(MARK);
-    let mut clean = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
-        clean.push_str(rest.strip_prefix(')').unwrap_or(rest));
-    }
-    clean
 }
 
 fn of_io(error: &io::Error) -> u8 {
