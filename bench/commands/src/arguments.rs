@@ -226,7 +226,9 @@ impl MeasureArgs {
         for (n, job) in jobs.iter().enumerate() {
             let name = job.entry().name;
             if jobs[..n].iter().any(|other| other.entry().name == name) {
-                return Err(Error::Usage(format!("{name} is named twice")));
+                return Err(Error::Usage(format!(
+                    "the workload {name} is named twice; name each workload once"
+                )));
             }
         }
         self.configure(&mut jobs, unmatched)?;
@@ -265,7 +267,7 @@ impl MeasureArgs {
             let mut fitting: Vec<&mut Job> = jobs.iter_mut().filter(having).collect();
             if fitting.is_empty() && unmatched == Unmatched::Refuse {
                 return Err(Error::Usage(format!(
-                    "none of the workloads has a parameter {name}"
+                    "none of the workloads has a parameter `{name}`; `evfs bench list WORKLOAD` lists those of one"
                 )));
             }
             fitting

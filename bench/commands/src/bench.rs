@@ -47,7 +47,7 @@ Examples:
 A side is one of:
   clear, encrypted, encrypted-128    a stack built in this process over the same bytes of one device
   fs-clear, fs-encrypted-256, ...    the same stack with a mounted file system on it
-  files-..., afs-...                 the same without a mount; the same behind our AFS server
+  files-..., afs-...                 the same without a mount; the same behind the AFS server
   paths-2, paths-4-round-robin, ...  a device over 2, 4, ... limited paths; path: one, no path layer
   loop-ext4, loop-xfs, loop-btrfs    a kernel file system, for comparison (requires root)
   DIR, device:PATH, FILE.toml        a directory, a device that is OVERWRITTEN, a side with options

@@ -190,7 +190,7 @@ pub fn compare(context: &Context, args: &CompareArgs) -> Result<u8> {
         let suite = Suite::named(name).ok_or_else(|| unknown_suite(name))?;
         if suite.axis != Axis::Sides {
             return Err(Error::Usage(format!(
-                "{name} has one side: evfs bench run {name}"
+                "{name} has one side, so there is nothing to compare; use `evfs bench run {name}`"
             )));
         }
         for (part, columns) in parts(suite).filter(|(_, columns)| columns.choice) {
@@ -247,7 +247,7 @@ fn wanted(args: &CompareArgs, sides: &[Built]) -> Vec<String> {
 fn unknown_suite(name: &str) -> Error {
     let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
     Error::Usage(format!(
-        "unknown suite {name}; expected one of {}",
+        "unknown suite `{name}`; expected one of {}",
         names.join(", ")
     ))
 }

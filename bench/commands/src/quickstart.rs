@@ -100,7 +100,9 @@ pub const REPORT: Document<Report> = Document::new("evfs/quickstart/1");
 
 pub fn run(context: &Context, args: Args) -> Result<u8> {
     if args.size < 64 << 20 {
-        return Err(Error::Usage("--size must be at least 64M".into()));
+        return Err(Error::Usage(
+            "--size is too small for the demo; use at least 64M".into(),
+        ));
     }
     let signals = StopSignals::install()?;
     let temporary = match &args.dir {

@@ -226,7 +226,7 @@ impl Job {
             _ => {
                 let names: Vec<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
                 return Err(Error::Spec(format!(
-                    "unknown workload {name}; expected one of {}",
+                    "unknown workload `{name}`; expected one of {}",
                     names.join(", ")
                 )));
             }
@@ -253,7 +253,7 @@ impl Job {
         let known = names(&value);
         let place = find(&mut value, key).ok_or_else(|| {
             Error::Spec(format!(
-                "{} has no parameter {key}; its parameters are {}",
+                "{} has no parameter `{key}`; its parameters are {}",
                 self.entry().name,
                 known.join(", ")
             ))

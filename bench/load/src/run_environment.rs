@@ -191,7 +191,7 @@ impl FromStr for RunEnvironment {
             .ok_or_else(|| {
                 let names: Vec<String> = RunEnvironment::all().map(|s| s.to_string()).collect();
                 Error::Spec(format!(
-                    "unknown environment {text}; expected one of {}",
+                    "unknown environment `{text}`; expected one of {}",
                     names.join(", ")
                 ))
             })

@@ -138,7 +138,7 @@ fn read_folder(folder: &Path) -> Result<Results> {
     let studies: Vec<Study> = begun.collect::<Result<_>>()?;
     if studies.is_empty() {
         Err(Error::Format(format!(
-            "{} contains no journal of a study (*.{JOURNAL})",
+            "{} contains no saved runs (*.{JOURNAL}); `evfs bench run --out DIR` saves some",
             folder.display()
         )))
     } else {

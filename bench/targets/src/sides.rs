@@ -626,7 +626,7 @@ pub fn assignment(text: &str) -> Result<(String, String)> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
         _ => Err(Error::Usage(format!(
-            "`{text}` is not of the form NAME=VALUE"
+            "`{text}` is not of the form NAME=VALUE; write a name, `=` and a value"
         ))),
     }
 }

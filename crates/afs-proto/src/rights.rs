@@ -75,7 +75,7 @@ impl fmt::Display for Rights {
 
 /// Letter that denotes no right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("unknown right '{0}'; the letters are rlidwka and A to H")]
+#[error("unknown right `{0}`; the letters are rlidwka and A to H")]
 pub struct UnknownRight(pub char);
 
 impl FromStr for Rights {

@@ -134,7 +134,11 @@ impl Administration {
     /// The volume does not exist.
     pub fn volume(&self, name: &str) -> Result<Arc<Volume>> {
         let found = self.volumes().find(name.as_bytes());
-        found.ok_or_else(|| AdminError::NotFound(format!("unknown volume '{name}'")))
+        found.ok_or_else(|| {
+            AdminError::NotFound(format!(
+                "unknown volume `{name}`; `evfs cell volume list DEVICE` lists the volumes"
+            ))
+        })
     }
 
     /// Creates an empty volume.
@@ -144,7 +148,7 @@ impl Administration {
     pub fn create(&self, new: &NewVolume) -> Result<Arc<Volume>> {
         let NewVolume { name, owner, .. } = new;
         self.check_create(name)?;
-        let failed = || files(format!("cannot create the volume '{name}'"));
+        let failed = || files(format!("cannot create the volume `{name}`"));
         let fs = self.volumes().fs();
         let made = fs.create_fileset(name).map_err(failed())?;
         let set = SetAttr {
@@ -170,7 +174,7 @@ impl Administration {
         let planned = self.volumes().fs().plan(FilesetChange::Create { name });
         planned
             .map(drop)
-            .map_err(files(format!("cannot create the volume '{name}'")))
+            .map_err(files(format!("cannot create the volume `{name}`")))
     }
 
     /// Sets the quota of a volume in bytes; 0 removes the limit.
@@ -179,7 +183,7 @@ impl Administration {
     /// The volume does not exist or is read-only.
     pub fn set_quota(&self, name: &str, bytes: u64) -> Result<()> {
         let volume = self.writable(name)?;
-        let failed = || files(format!("cannot set the quota of '{name}'"));
+        let failed = || files(format!("cannot set the quota of `{name}`"));
         let files = volume.files.fileset();
         let quota = Quota {
             blocks: bytes.div_ceil(BLOCK_BYTES),
@@ -197,7 +201,7 @@ impl Administration {
     pub fn clone_volume(&self, name: &str, kind: Kind) -> Result<Arc<Volume>> {
         let volume = self.writable(name)?;
         let clone = format!("{name}{}", kind.suffix());
-        let failed = || files(format!("cannot create '{clone}'"));
+        let failed = || files(format!("cannot create `{clone}`"));
         let (unfinished, replaced) = (clone.clone() + UNFINISHED, clone.clone() + REPLACED);
         for left in [&unfinished, &replaced] {
             self.remove_replaced(left)?;
@@ -237,15 +241,16 @@ impl Administration {
         let volume = self.volume(name)?;
         let name = volume.name.clone();
         if ROOTS.contains(&name.as_str()) {
-            let why = format!("cannot remove '{name}': the cell needs it");
+            let why =
+                format!("cannot remove `{name}`: no cell works without it; remove other volumes");
             return Err(AdminError::Refused(why));
         }
-        let failed = || files(format!("cannot remove '{name}'"));
+        let failed = || files(format!("cannot remove `{name}`"));
         let record = volume.files.fileset().record().map_err(failed())?;
         let holds = record.used_inodes.saturating_sub(1);
         if volume.kind == Kind::ReadWrite && holds > 0 && removal == Removal::IfEmpty {
             return Err(AdminError::Refused(format!(
-                "'{name}' is not empty ({holds} files and directories); --force removes them \
+                "`{name}` is not empty ({holds} files and directories); --force removes them \
                  permanently"
             )));
         }
@@ -262,7 +267,7 @@ impl Administration {
             .find(|(_, r)| r.origin == id && !doomed.contains(&r.name))
         {
             return Err(AdminError::Refused(format!(
-                "'{name}' has the snapshot '{}'; remove it first with `evfs fileset remove`",
+                "`{name}` has the snapshot `{}`; remove it first with `evfs fileset remove`",
                 other.name
             )));
         }
@@ -279,7 +284,7 @@ impl Administration {
             while Arc::strong_count(&volume) > 1 && Instant::now() < until {
                 std::thread::sleep(POLL);
             }
-            let failed = files(format!("cannot write back '{}'", volume.name));
+            let failed = files(format!("cannot write back `{}`", volume.name));
             volume.files.close().map_err(failed)?;
             self.remove_tree(tree, &volume.name)
         });
@@ -321,7 +326,9 @@ impl Administration {
         match volume.files.lookup(dir.ino, &name) {
             Err(error) if error.kind() == fs::Kind::NotFound => Ok(()),
             Err(error) => Err(files(format!("cannot read {path}"))(error)),
-            Ok(_) => Err(AdminError::Refused(format!("{path} already exists"))),
+            Ok(_) => Err(AdminError::Refused(format!(
+                "{path} already exists; choose another path"
+            ))),
         }
     }
 
@@ -335,7 +342,7 @@ impl Administration {
         }
         let (volume, dir) = self.directory(volume, above)?;
         if volume.kind != Kind::ReadWrite {
-            let why = format!("'{}' is read-only", volume.name);
+            let why = format!("`{}` is read-only", volume.name);
             return Err(AdminError::Refused(why));
         }
         Ok((volume, dir, name.as_bytes().to_vec()))
@@ -387,7 +394,11 @@ impl Administration {
 
     /// Resolves a path to a directory; the path may cross mount points.
     fn directory(&self, volume: &str, path: &str) -> Result<(Arc<Volume>, Attr)> {
-        let no_folder = |path: &str| AdminError::NotFound(format!("no such directory: {path}"));
+        let no_folder = |path: &str| {
+            AdminError::NotFound(format!(
+                "no such directory: {path}; check the path in the volume"
+            ))
+        };
         let failed = || files(format!("cannot read {path}"));
         let mut volume = self.volume(volume)?;
         let mut attr = volume.files.attr(ROOT).map_err(failed())?;
@@ -401,7 +412,7 @@ impl Administration {
                 crossings += 1;
                 if crossings > CROSSINGS_MAX {
                     return Err(AdminError::Refused(format!(
-                        "too many mount points in {path}: they may form a loop"
+                        "too many mount points in {path}: they may form a loop; use a shorter path"
                     )));
                 }
                 volume = self.volume(&name)?;
@@ -409,7 +420,7 @@ impl Administration {
             }
             if !attr.inode.is_dir() {
                 return Err(AdminError::Refused(format!(
-                    "{part} in {path} is not a directory"
+                    "{part} in {path} is not a directory; use the path of a directory"
                 )));
             }
         }
@@ -425,7 +436,7 @@ impl Administration {
         match volume.kind {
             Kind::ReadWrite => Ok(volume),
             _ => Err(AdminError::Refused(format!(
-                "'{}' is read-only: name the volume that it was created from",
+                "`{}` is read-only; name the volume that it was created from",
                 volume.name
             ))),
         }
@@ -481,7 +492,7 @@ impl Administration {
                 Err(error) if error.kind() == fs::Kind::Busy && Instant::now() < until => {
                     std::thread::sleep(POLL);
                 }
-                removed => return removed.map_err(files(format!("cannot remove '{name}'"))),
+                removed => return removed.map_err(files(format!("cannot remove `{name}`"))),
             }
         }
     }
@@ -526,7 +537,7 @@ fn check_name(name: &str) -> Result<()> {
         Ok(())
     } else {
         Err(AdminError::Refused(format!(
-            "'{name}' is not a valid volume name: use letters, digits, `.`, `_` and `-`, at most \
+            "`{name}` is not a valid volume name; use letters, digits, `.`, `_` and `-`, at most \
              {BYTES_MAX}, not digits alone, not ending with .readonly or .backup"
         )))
     }

@@ -461,7 +461,7 @@ impl Volume {
             tracing::error!(
                 name: "EVFS-0104",
                 volume = self.shared.info.name,
-                "the background thread panicked"
+                "the background thread ended unexpectedly"
             );
         }
         for vnode in self.all() {

@@ -45,8 +45,9 @@ fn from_agents(prompt: &str) -> Result<Option<SecretBytes>> {
         .map_err(|e| Error::io("cannot wait for", program, e))?;
     if !status.success() {
         return Err(Error::Failed(format!(
-            "{prompt} is required, but {PROGRAM} returned none ({status}); answer the prompt, or \
-             pass the passphrase as a credential of the service"
+            "no {}: {PROGRAM} returned none ({status}); answer the prompt, or pass the passphrase \
+             as a credential of the service",
+            secrets::clause(prompt)
         )));
     }
     answer.map(secrets::strip_newline).map(Some)

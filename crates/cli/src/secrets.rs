@@ -146,12 +146,21 @@ fn terminal(prompt: &str, instead: &str) -> Result<(File, &'static Path)> {
     };
     if !io::stdin().is_terminal() {
         return Err(Error::Usage(format!(
-            "{prompt} is required, but there is no terminal to ask at; {instead}"
+            "no {}: there is no terminal to ask at; {instead}",
+            clause(prompt)
         )));
     }
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     let stdin = stdin.map_err(|_| Error::io("cannot open", path, failed))?;
     Ok((File::from(stdin), Path::new("/dev/stdin")))
+}
+
+/// Converts a prompt to a clause: its last line, with a lowercase beginning. Other lines repeat an
+/// earlier mistake.
+pub(crate) fn clause(prompt: &str) -> String {
+    let mut rest = prompt.lines().last().unwrap_or_default().chars();
+    let first = rest.next().map(|c| c.to_lowercase().to_string());
+    first.unwrap_or_default() + rest.as_str()
 }
 
 /// Turns off the echo of a terminal while `ask` asks.

@@ -48,14 +48,11 @@ pub fn print(command: &Command, error: clap::Error) -> u8 {
 /// Words a wrong use of the command line: the mistake, and the next step.
 fn wrong_use(command: &Command, arguments: &[OsString], error: &clap::Error) -> String {
     let mistake = mistake(error);
-    let suggestions = match error.get(ContextKind::Suggested) {
-        Some(ContextValue::StyledStrs(all)) => all.as_slice(),
-        _ => &[],
-    };
-    match (suggestion(error), suggestions) {
-        (Some(meant), _) => format!("{mistake}; did you mean `{meant}`?"),
-        (None, [first, ..]) => format!("{mistake}; {}", quoted(&first.to_string())),
-        (None, []) => {
+    match suggestion(error) {
+        Some(meant) => format!("{mistake}; did you mean `{meant}`?"),
+        // The parser's own suggestions are ignored: to pass an unknown option as a value, for
+        // example, is rarely intended.
+        None => {
             let used = used(command, arguments);
             format!("{mistake}; `{used} --help` shows the usage")
         }
@@ -79,12 +76,17 @@ fn mistake(error: &clap::Error) -> String {
         }
         (ErrorKind::UnknownArgument, Some(word), _) => format!("unexpected argument `{word}`"),
         (ErrorKind::MissingRequiredArgument, ..) => match error.get(ContextKind::InvalidArg) {
-            Some(ContextValue::Strings(missing)) => format!("missing {}", missing.join(" and ")),
+            Some(ContextValue::Strings(missing)) => {
+                let missing: Vec<String> = missing.iter().map(|one| choice(one)).collect();
+                format!("missing {}", missing.join(" and "))
+            }
             _ => general(error),
         },
         (ErrorKind::ValueValidation, Some(argument), Some(value)) => match error.source() {
-            Some(why) if why.to_string().contains(value) => format!("{argument}: {why}"),
-            Some(why) => format!("{argument}: `{value}`: {why}"),
+            Some(why) => match reason(&why.to_string()) {
+                why if why.contains(value) => format!("{argument}: {why}"),
+                why => format!("{argument}: `{value}`: {why}"),
+            },
             None => general(error),
         },
         (ErrorKind::InvalidValue, Some(argument), Some("")) => {
@@ -99,6 +101,40 @@ fn mistake(error: &clap::Error) -> String {
         }
         _ => general(error),
     }
+}
+
+/// Words a missing argument; `<A|B>` is a choice of several.
+fn choice(missing: &str) -> String {
+    let inner = missing.strip_prefix('<').and_then(|m| m.strip_suffix('>'));
+    match inner.and_then(|inner| inner.rsplit_once('|')) {
+        Some((others, last)) => format!("one of {} or {last}", others.replace('|', ", ")),
+        None => missing.to_owned(),
+    }
+}
+
+/// Rewords the reasons of the standard library and the parser for people who do not program.
+fn reason(why: &str) -> String {
+    let range = why.split_once(" is not in ");
+    if let Some((value, (low, high))) = range.and_then(|(v, r)| Some((v, r.split_once("..=")?))) {
+        // The largest number of the type is no limit that a user should read.
+        return match high.parse::<u64>() {
+            Ok(high) if high < u64::from(u32::MAX) => {
+                format!("{value} is not a number from {low} to {high}")
+            }
+            _ if value.starts_with('-') || value == "0" => format!("{value} is less than {low}"),
+            _ => format!("{value} is too large"),
+        };
+    }
+    let plain = match why {
+        "invalid digit found in string" => "not a whole number",
+        "cannot parse integer from empty string" => "a number is missing",
+        "number too large to fit in target type" => "the number is too large",
+        "number too small to fit in target type" => "the number is too small",
+        "invalid socket address syntax" => "not an address and port such as 127.0.0.1:10809",
+        "invalid IPv4 address syntax" => "not an IPv4 address such as 10.0.0.1",
+        other => other,
+    };
+    plain.to_owned()
 }
 
 /// Returns the word that was probably meant.
@@ -149,7 +185,10 @@ fn general(error: &clap::Error) -> String {
         message += joint;
         message += line;
     }
+    // The parser marks options that may be repeated by dots.
     quoted(&message)
+        .replace("...`", "`")
+        .replace("the argument `", "`")
 }
 
 /// Replaces quotes around words by grave accents; apostrophes within words stay.
@@ -220,7 +259,15 @@ mod tests {
             ),
             (
                 &["volume", "create", "x", "--threads", "10"],
-                format!("--threads <threads>: 10 is not in 1..=9{usage}"),
+                format!("--threads <threads>: 10 is not a number from 1 to 9{usage}"),
+            ),
+            (
+                &["volume", "create", "x", "--threads", "many"],
+                format!("--threads <threads>: `many`: not a whole number{usage}"),
+            ),
+            (
+                &["volume", "create", "x", "--strange"],
+                format!("unknown option `--strange`{usage}"),
             ),
             (
                 &["volume", "create", "x", "--bits", "7"],
@@ -238,6 +285,18 @@ mod tests {
             !conflict.contains('\n') && conflict.ends_with(usage),
             "{conflict}"
         );
+    }
+
+    #[test]
+    fn reasons_and_choices_are_worded_for_users() {
+        let largest = format!("0 is not in 1..={}", u64::MAX);
+        assert_eq!(reason(&largest), "0 is less than 1");
+        let beyond = format!("{} is not in 1..={}", 1_u64 << 32, u32::MAX);
+        assert_eq!(reason(&beyond), "4294967296 is too large");
+        assert_eq!(reason("not a size"), "not a size");
+        assert_eq!(choice("<--a <A>|--b|--c>"), "one of --a <A>, --b or --c");
+        assert_eq!(choice("<DEVICE>"), "<DEVICE>");
+        assert_eq!(choice("--owner <NAME>"), "--owner <NAME>");
     }
 
     #[test]

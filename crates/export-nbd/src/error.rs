@@ -7,13 +7,13 @@ use std::io;
 pub enum Error {
     /// A TCP address that other machines can reach, without TLS.
     #[error(
-        "{0} is reachable from other machines, and NBD without TLS is not encrypted: set a \
+        "{0} is reachable from other machines, and NBD without TLS is not encrypted; set a \
          certificate (--tls-cert, --tls-key), or listen on 127.0.0.1 or a Unix socket"
     )]
     Insecure(std::net::SocketAddr),
     /// A TCP address that other machines can reach, without client authentication.
     #[error(
-        "{0} is reachable from other machines, and its clients are not authenticated: set the CA \
+        "{0} is reachable from other machines, and its clients are not authenticated; set the CA \
          of their certificates (--tls-ca), or use --anonymous to serve the decrypted data to \
          every client"
     )]
@@ -22,7 +22,7 @@ pub enum Error {
     #[error("{0} is in use by another server")]
     Busy(String),
     /// Another kind of file exists at the path of the socket.
-    #[error("{0} exists and is not a socket: remove it, or choose another path for the socket")]
+    #[error("{0} exists and is not a socket; remove it, or choose another path for the socket")]
     NotASocket(String),
     /// A certificate or key is unusable.
     #[error("{path}: {why}")]

@@ -229,7 +229,10 @@ impl Server {
             let _ = std::fs::remove_file(socket);
         }
         if failed {
-            Err(Error::io("a worker panicked", io::ErrorKind::Other.into()))
+            Err(Error::io(
+                "a worker ended unexpectedly",
+                io::ErrorKind::Other.into(),
+            ))
         } else {
             Ok(())
         }

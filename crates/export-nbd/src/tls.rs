@@ -34,7 +34,7 @@ pub(crate) fn config(tls: &Tls) -> Result<Arc<ServerConfig>, Error> {
     let mode = key.metadata().map_err(|e| bad(&tls.key, e))?.mode();
     if mode & 0o077 != 0 {
         let why = format!(
-            "other users may use this private key (mode {:04o}): chmod 600 it",
+            "other users may use this private key (mode {:04o}); run `chmod 600` on it",
             mode & 0o7777
         );
         return Err(bad(&tls.key, why));

@@ -125,7 +125,7 @@ impl FsShared {
             if !tree.record.removing {
                 let walk = tree::Walk::new(&state, &self.hasher, *id, &mut report);
                 let walked = walk.run(meter);
-                let what = format!("'{}'", tree.record.name);
+                let what = format!("`{}`", tree.record.name);
                 report.note(FindingKind::Pages, &what, walked)?;
             }
         }

@@ -33,7 +33,7 @@ pub enum Error {
     HalfMade(String),
     /// The name cannot be a file name.
     #[error(
-        "invalid key name `{0}`: use at most 64 letters, digits, `.`, `_` and `-`, not beginning \
+        "invalid key name `{0}`; use at most 64 letters, digits, `.`, `_` and `-`, not beginning \
          with `.` or `-`"
     )]
     BadName(String),
@@ -56,12 +56,12 @@ pub enum Error {
     #[error("wrong passphrase for the key `{0}`")]
     WrongPassphrase(String),
     /// No passphrase is available.
-    #[error("no passphrase: {0}")]
+    #[error("{0}")]
     NoPassphrase(String),
     /// The key does not open an envelope that was meant for it.
     #[error(
-        "the key pair does not open its keyslot: the envelope in the header is damaged or \
-         encrypted to another key"
+        "the key pair does not open its keyslot: the encrypted secret in the header is damaged or \
+         meant for another key"
     )]
     WrongKey,
     /// The kind of key is not supported.

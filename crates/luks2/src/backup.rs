@@ -20,10 +20,14 @@ impl<'a> Backup<'a> {
     /// [`ErrorKind::Damaged`] if the backup is truncated or one of its copies is damaged, and those
     /// of [`Header::open`].
     pub fn open(bytes: &'a [u8], device_size: u64) -> Result<Backup<'a>> {
-        let damaged = |what: &str| Error::damaged(format!("the header backup is damaged: {what}"));
+        let damaged = |what: &str| {
+            Error::damaged(format!(
+                "the header backup is damaged: {what}; use another backup"
+            ))
+        };
         let opened = Header::open(bytes, device_size).map_err(|e| match e.kind() {
             // The backup is all there is: missing bytes mean damage, not a short read.
-            ErrorKind::NeedMore => damaged("it is truncated"),
+            ErrorKind::NeedMore => damaged("it is too short"),
             _ => e.within("the header backup"),
         })?;
         for state in [&opened.primary, &opened.secondary] {
@@ -39,7 +43,7 @@ impl<'a> Backup<'a> {
         let keyslots = part.and_then(|(from, to)| bytes.get(from..to));
         Ok(Backup {
             header,
-            keyslots: keyslots.ok_or_else(|| damaged("it is truncated"))?,
+            keyslots: keyslots.ok_or_else(|| damaged("it is too short"))?,
         })
     }
 

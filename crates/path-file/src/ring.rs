@@ -273,7 +273,7 @@ impl Drop for Ring {
                 // memory.
                 tracing::error!(
                     name: "EVFS-0411",
-                    "cannot wait for a ring with operations in flight: {e}"
+                    "io_uring failed with operations in flight, so the process ends: {e}"
                 );
                 std::process::abort();
             }

@@ -301,7 +301,7 @@ fn serve(services: &[Service], mut call: Call) {
         Some(Ok(Ok(()))) => drop(call.finish()),
         Some(Ok(Err(Abort(code)))) => call.abort(code),
         Some(Err(_)) => {
-            tracing::error!(name: "EVFS-0707", service = call.service(), "a handler panicked");
+            tracing::error!(name: "EVFS-0707", service = call.service(), "a call ended by an internal error");
             call.abort(code::USER_ABORT);
         }
         None => call.abort(code::INVALID_OPERATION),

@@ -61,7 +61,7 @@ pub struct EmptySecret;
 
 impl fmt::Display for EmptySecret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an empty passphrase or key file protects nothing")
+        f.write_str("an empty passphrase or key file protects nothing; use one that is not empty")
     }
 }
 

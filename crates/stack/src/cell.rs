@@ -67,7 +67,7 @@ pub fn init(
     check_addresses(&record.listen, &record.listen)?;
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
-            "{} is mounted or served as `{name}`; `evfs detach {name}` first",
+            "{} is mounted or served as `{name}`; run `evfs detach {name}` first",
             target.name()
         )));
     }
@@ -98,7 +98,7 @@ fn init_on(
         Some(Content::Known(found)) if signature::is_ours(found) => false,
         Some(found) => {
             return Err(Error::Usage(format!(
-                "{0} is not empty: it holds {found}; `evfs format --force {0}` overwrites it",
+                "{0} is not empty: found {found}; `evfs format --force {0}` overwrites it",
                 target.name()
             )));
         }

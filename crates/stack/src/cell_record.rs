@@ -127,7 +127,7 @@ pub fn check_name(name: &str) -> Result<()> {
         Ok(())
     } else {
         Err(Error::Usage(format!(
-            "invalid cell name `{name}`: use a domain name such as example.org, with lowercase \
+            "invalid cell name `{name}`; use a domain name such as example.org, with lowercase \
              letters, digits and `-`, at most {NAME_BYTES_MAX} characters"
         )))
     }
@@ -151,11 +151,11 @@ pub(crate) fn check_addresses(listen: &[Ipv4Addr], announce: &[Ipv4Addr]) -> Res
         }
     }
     if listen.len() > 1 && listen.contains(&Ipv4Addr::UNSPECIFIED) {
-        return usage("0.0.0.0 means every address of this machine: pass it alone".into());
+        return usage("0.0.0.0 means every address of this machine; pass it alone".into());
     }
     if listen.contains(&Ipv4Addr::UNSPECIFIED) && announce.is_empty() {
         return usage(
-            "0.0.0.0 means every address of this machine and cannot be announced to clients: pass \
+            "0.0.0.0 means every address of this machine and cannot be announced to clients; pass \
              the addresses that clients use with --announce"
                 .into(),
         );

@@ -81,7 +81,7 @@ pub enum Error {
     #[error("{0}")]
     Usage(String),
     /// A destructive command found data that it would destroy.
-    #[error("{device} is not empty: it holds {found}; --force overwrites it {kept}")]
+    #[error("{device} is not empty: found {found}; --force overwrites it {kept}")]
     WouldDestroy {
         device: String,
         /// Description of the data found.

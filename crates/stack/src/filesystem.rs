@@ -319,7 +319,7 @@ pub(crate) fn execute(
         FsRequest::List => Ok(json_of(&Filesets::of(fs))),
         FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
         FsRequest::Create { name, quota } => {
-            let failed = || Error::files(format!("cannot create the fileset '{name}'"));
+            let failed = || Error::files(format!("cannot create the fileset `{name}`"));
             let mut shown = match run {
                 Run::Real => {
                     let made = fs.create_fileset(name).map_err(failed())?;
@@ -342,7 +342,7 @@ pub(crate) fn execute(
             Ok(json_of(&shown))
         }
         FsRequest::Rename { from, to } => {
-            let failed = Error::files(format!("cannot rename '{from}'"));
+            let failed = Error::files(format!("cannot rename `{from}`"));
             let id = id_of(from)?;
             if run == Run::Dry {
                 let planned = fs.plan(FilesetChange::Rename { id, name: to });
@@ -353,7 +353,7 @@ pub(crate) fn execute(
             Ok(json_of(&ShownFileset::named(fs, to)))
         }
         FsRequest::Quota { name, quota } => {
-            let failed = || Error::files(format!("cannot set the quota of '{name}'"));
+            let failed = || Error::files(format!("cannot set the quota of `{name}`"));
             let id = id_of(name)?;
             if run == Run::Dry {
                 let record = fs.fileset(id).and_then(|fileset| fileset.record());
@@ -366,7 +366,7 @@ pub(crate) fn execute(
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Snapshot { of, name } => {
-            let failed = Error::files(format!("cannot create a snapshot of '{of}'"));
+            let failed = Error::files(format!("cannot create a snapshot of `{of}`"));
             let id = id_of(of)?;
             if run == Run::Dry {
                 let planned = fs.plan(FilesetChange::Snapshot { of: id, name });
@@ -380,21 +380,21 @@ pub(crate) fn execute(
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
-                let why = format!("'{name}' is mounted; unmount it first");
+                let why = format!("`{name}` is mounted; unmount it first");
                 return Err(Error::Busy(why));
             }
             let record = ShownFileset::named(fs, name);
             let holds = record.map_or(0, |r| r.used_inodes.saturating_sub(1));
             if holds > 0 && !force {
                 return Err(Error::Usage(format!(
-                    "'{name}' holds {holds} files and directories; --force removes them permanently"
+                    "`{name}` holds {holds} files and directories; --force removes them permanently"
                 )));
             }
             let removed = match run {
                 Run::Real => fs.remove_fileset(id),
                 Run::Dry => fs.plan(FilesetChange::Remove { id }).map(drop),
             };
-            removed.map_err(Error::files(format!("cannot remove '{name}'")))?;
+            removed.map_err(Error::files(format!("cannot remove `{name}`")))?;
             let removed = name.clone();
             Ok(json_of(&Removed { removed }))
         }
@@ -599,7 +599,7 @@ fn open_unmounted(
 ) -> Result<(Fs, impl Fn() -> Failed + use<>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
         return Err(Error::Busy(format!(
-            "{} is mounted or served as `{name}`; `evfs detach {name}` first",
+            "{} is mounted or served as `{name}`; run `evfs detach {name}` first",
             target.name()
         )));
     }

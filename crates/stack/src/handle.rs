@@ -187,7 +187,11 @@ pub fn lun(word: &str, settings: &Settings) -> Result<Resolved<String>> {
     };
     let value = match status["lun"].as_str() {
         Some(lun) => lun.to_owned(),
-        None => return Err(Error::NotFound(format!("{word} is not on a LUN"))),
+        None => {
+            return Err(Error::NotFound(format!(
+                "{word} is not on a LUN; `evfs lun list` shows the known LUNs"
+            )));
+        }
     };
     let note = Some(format!("{word} is the LUN {value}"));
     Ok(Resolved { value, note })
@@ -315,7 +319,10 @@ fn is_lun(word: &Path, settings: &Settings) -> bool {
 fn no_service(word: &Path, run_dir: &Path) -> Error {
     let word_shown = word.display();
     Error::NotFound(if is_path(word) {
-        format!("nothing is served from or at {word_shown}; `evfs status` lists what is")
+        format!(
+            "{word_shown} is not attached, mounted or served by this user; `evfs status` lists \
+             what is"
+        )
     } else {
         let names = control::names(run_dir);
         let hint = did_you_mean(&word_shown.to_string(), names.iter().map(String::as_str));

@@ -49,7 +49,11 @@ pub(crate) fn answer(
     ask: &LunRequest,
     settings: &Settings,
 ) -> Result<Value> {
-    let none = || Error::NotFound(format!("{of} is not on a LUN"));
+    let none = || {
+        Error::NotFound(format!(
+            "{of} is not on a LUN; `evfs lun list` shows the known LUNs"
+        ))
+    };
     let lun = lun.ok_or_else(none)?.lun();
     match ask {
         LunRequest::Show => return Ok(json_of(&lun.status())),
@@ -343,7 +347,7 @@ fn closed(settings: &Settings, name: &str) -> Result<ClosedLun> {
     }
     if let Some(holder) = holder(settings, name) {
         return Err(Error::Busy(format!(
-            "{name} is open: `{holder}` uses it; `evfs detach {holder}` first"
+            "{name} is open: `{holder}` uses it; run `evfs detach {holder}` first"
         )));
     }
     let lock = lock_of_lun(settings, name)?;

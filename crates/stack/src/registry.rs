@@ -224,7 +224,7 @@ impl Registry {
         match owner {
             Some(owner) if owner != self.luns[at].name => {
                 return Err(Error::Busy(format!(
-                    "{address} is a path of {owner}; `evfs path remove {owner} {address}` first"
+                    "{address} is a path of {owner}; run `evfs path remove {owner} {address}` first"
                 )));
             }
             _ => self.add_path(at, address, port),

@@ -25,8 +25,12 @@ impl Error {
             Error::Io { source, .. } => of_system(source),
             Error::Key(keyring::Error::Io { source, .. }) => of_system(source),
             Error::Key(keyring::Error::Malformed { .. }) => {
-                "give an age identity, an OpenSSH ed25519 key or a public key"
+                "use an age identity, an OpenSSH ed25519 key or a public key"
             }
+            Error::Key(keyring::Error::WrongPassphrase(_)) => {
+                "type the passphrase of the key itself, not that of a volume"
+            }
+            Error::Cell(afs_server::AdminError::Files { source, .. }) => of_files(source.kind()),
             Error::Files { source, .. } => of_files(source.kind()),
             Error::Config { .. } => "correct it; `evfs config show --origin` shows the settings",
             other => of_code(other.exit_code()),
@@ -79,7 +83,7 @@ fn of_files(kind: fs::Kind) -> &'static str {
         K::Busy => "`evfs status` shows what has it in use",
         K::NoSpace | K::Quota => "remove files, or enlarge the device or the quota",
         K::Corrupt => "`evfs fsck DEVICE` reports details",
-        K::Invalid | K::NameTooLong => "choose another value",
+        K::Invalid | K::NameTooLong => "correct the name or value",
         _ => "`evfs fsck DEVICE` checks the file system",
     }
 }
@@ -123,6 +127,11 @@ mod tests {
             (
                 Error::Busy("it is busy".into()),
                 "it is busy; `evfs status` shows what is in use",
+            ),
+            (
+                Error::Key(keyring::Error::WrongPassphrase("me".into())),
+                "wrong passphrase for the key `me`; type the passphrase of the key itself, not \
+                 that of a volume",
             ),
             (
                 Error::Within {

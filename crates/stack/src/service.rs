@@ -350,7 +350,10 @@ fn refs(volumes: &[Arc<Volume>]) -> Vec<&Volume> {
 fn check_mount_point(folder: &Path) -> Result<()> {
     match std::fs::metadata(folder) {
         Ok(meta) if !meta.is_dir() => {
-            let why = format!("{} is not a directory", folder.display());
+            let why = format!(
+                "cannot mount at {}: not a directory; choose a directory",
+                folder.display()
+            );
             Err(Error::Usage(why))
         }
         // The stale mount of a killed process answers no request; it is removed later.

@@ -22,7 +22,7 @@ pub(crate) fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
     // A list of all known keys says less than a suggestion.
     let message = match message.split_once(", expected one of ") {
         Some((unknown, _)) if unknown.starts_with("unknown field") => unknown.to_owned(),
-        _ => message,
+        _ => wrong_type(&message).unwrap_or(message),
     };
     match error.span() {
         Some(span) => {
@@ -32,6 +32,21 @@ pub(crate) fn toml_mistake(text: &str, error: &toml::de::Error) -> String {
         }
         None => message,
     }
+}
+
+/// Rewords the parser's message about a value of the wrong type, if it is one.
+fn wrong_type(message: &str) -> Option<String> {
+    let types = message.strip_prefix("invalid type: ")?;
+    let (found, expected) = types.rsplit_once(", expected ")?;
+    let expected = match expected {
+        "path string" | "a string" | "a borrowed string" => "text in quotes",
+        "a boolean" => "true or false",
+        "a sequence" => "a list in brackets",
+        "a map" => "a table",
+        "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number",
+        other => other.strip_prefix("struct ").map_or(other, |_| "a table"),
+    };
+    Some(format!("expected {expected}, not {found}"))
 }
 
 /// Serializes a path as a JSON string; bytes that are not UTF-8 are replaced.
@@ -74,7 +89,14 @@ mod tests {
         for (text, said) in [
             ("size = 1\nsiez = 2\n", "line 2: unknown field `siez`"),
             ("size = 1\n\nname = [\n", "line "),
-            ("name = 'a'\nsize = 'b'\n", "line 2: invalid type"),
+            (
+                "name = 'a'\nsize = 'b'\n",
+                "line 2: expected a whole number, not string \"b\"",
+            ),
+            (
+                "size = 1\nname = 2\n",
+                "line 2: expected text in quotes, not integer `2`",
+            ),
         ] {
             let error = toml::from_str::<File>(text).unwrap_err();
             let mistake = toml_mistake(text, &error);

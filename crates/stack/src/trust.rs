@@ -395,7 +395,7 @@ impl TrustFile {
         known.map_or(Ok(()), |uuid| {
             Err(Error::Untrusted(format!(
                 "{}: it is not encrypted, but this machine knows the encrypted volume {uuid} \
-                 there: it was replaced, and an attacker could read data written to it. If you \
+                 there: it was replaced, and an attacker could read data written to it; if you \
                  replaced it, accept it with `evfs volume trust {uuid} --reset`",
                 disk.device().info().name
             )))
@@ -420,41 +420,41 @@ impl TrustFile {
         let changes = if changes.is_empty() {
             String::new()
         } else {
-            format!(" Changes: {changes}.")
+            format!(" (changes: {changes})")
         };
         if let Some(entry) = entry
             && entry.volume_key != volume.key_id(unlocked)
         {
             return untrusted(format!(
                 "it has the UUID {uuid} of a volume that this machine knows, but another volume \
-                 key: it is an imitation created by an attacker, or the result of a reencryption. \
-                 Its creator can read data written to it.{changes} If you created it, accept it \
+                 key: it is an imitation created by an attacker, or the result of a reencryption, \
+                 and its creator can read data written to it{changes}; if you created it, accept it \
                  with `evfs volume trust {name} --reset`"
             ));
         }
         if let Some(other) = self.at_any(disk.places(), |other| other != uuid) {
             return untrusted(format!(
                 "it is volume {uuid}, but this machine knows volume {other} there: it was \
-                 replaced, and an attacker may be able to read data written to it. If you replaced \
+                 replaced, and an attacker may be able to read data written to it; if you replaced \
                  it, accept it with `evfs volume trust {other} --reset`"
             ));
         }
         let (known, now) = (entry.and_then(|e| e.seal.as_ref()), seal_of(volume));
         let reset = format!(
-            "Restore the current header, or, if you restored this one yourself, accept it with \
+            "restore the current header, or, if you restored this one yourself, accept it with \
              `evfs volume trust {name} --reset`"
         );
         match (unlocked.seal, known, now) {
             (Seal::Never, Some(known), _) => untrusted(format!(
                 "the header has no seal, but this machine knows it with {}: the seal was stripped, \
                  or the header is older than the seal, so the roles of its keys cannot be \
-                 verified.{changes} {reset}",
+                 verified{changes}; {reset}",
                 epoch_of(Some(known))
             )),
             (Seal::Intact, Some(known), Some(now)) if now.epoch < known.epoch => {
                 untrusted(format!(
                     "the header is older than the one that this machine knows (seal {}; known: \
-                     seal {}): keys that were removed since open it again.{changes} {reset}",
+                     seal {}): keys that were removed since open it again{changes}; {reset}",
                     now.epoch, known.epoch
                 ))
             }
@@ -463,7 +463,7 @@ impl TrustFile {
             {
                 untrusted(format!(
                     "the header differs from the one that this machine knows with the same number \
-                     (seal {}): two copies of one volume were changed independently.{changes} \
+                     (seal {}): two copies of one volume were changed independently{changes}; \
                      {reset}",
                     known.epoch
                 ))

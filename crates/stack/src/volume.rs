@@ -269,7 +269,7 @@ fn large_enough(path: &Path, size: u64) -> Result<()> {
         Ok(())
     } else {
         Err(Error::Usage(format!(
-            "{} is too small for a volume with {size} bytes: its header takes {} MiB, so at least {}M are needed",
+            "{} is too small for a volume with {size} bytes: its header takes {} MiB; use at least {}M",
             path.display(),
             header >> 20,
             (header >> 20) + 1

@@ -47,8 +47,14 @@ impl Volume {
             keyslots.sort_by_key(|n| !is_recovery(n));
         }
         let failed = match keyslot {
-            Some(only) => format!("{}: it does not open keyslot {only}", self.name()),
-            None => format!("{}: it opens no keyslot of this volume", self.name()),
+            Some(only) => format!(
+                "{}: the key or passphrase does not open keyslot {only}",
+                self.name()
+            ),
+            None => format!(
+                "{}: the key or passphrase opens no keyslot of this volume",
+                self.name()
+            ),
         };
         match self.try_secret(&keyslots, as_read, failed.clone(), mistake) {
             // A key file may contain a recovery key, and more, such as the end of the line.

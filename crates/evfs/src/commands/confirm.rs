@@ -32,7 +32,8 @@ pub fn confirm(yes: bool, what: &str, name: &str) -> Result<()> {
 fn ask(what: &str, name: &str) -> Result<()> {
     if !at_terminal() {
         return Err(Error::Usage(format!(
-            "{what}; nothing was done, as there is no terminal to confirm at; use --yes to skip the question"
+            "nothing was done: there is no terminal to ask at, and {}; use --yes to confirm",
+            what.replacen("This ", "this ", 1)
         )));
     }
     let name = printable(name);

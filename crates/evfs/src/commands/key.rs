@@ -346,7 +346,10 @@ fn exported(context: &Context, info: &KeyInfo, file: Option<&Path>, key: &[u8]) 
     };
     let Some(file) = file else {
         let text = std::str::from_utf8(key).map_err(|_| {
-            Error::Usage(format!("the key `{}` is not text; name a FILE", info.name))
+            Error::Usage(format!(
+                "cannot print the key `{}`: it is stored in binary form; name a FILE to export it to",
+                info.name
+            ))
         })?;
         content.text = Some(text.to_owned());
         output::show(context.json, &EXPORTED, &content, || text.to_owned());

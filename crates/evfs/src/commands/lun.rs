@@ -68,6 +68,7 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
         /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
+        /// Attribute and its new value; `evfs lun get` lists the attributes
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
     },
@@ -76,6 +77,7 @@ default) proves no identity: join such paths explicitly, A+B, and a nonce verifi
         /// LUN: its name, the address of a path, or the name or mount point of a service on it
         #[arg(add = names::luns())]
         lun: String,
+        /// Attribute and its new value; `evfs lun get` lists the attributes
         #[arg(value_name = "ATTRIBUTE=VALUE", value_parser = pair, add = names::attribute_changes())]
         value: (String, String),
         /// Scope to save for: global, transport:file|nbd|iscsi or device:VENDOR/PRODUCT [default:
@@ -200,7 +202,7 @@ pub const SCAN: Document<Found> = Document::new("evfs/lun-scan/1");
 fn pair(text: &str) -> std::result::Result<(String, String), String> {
     let (name, value) = text
         .split_once('=')
-        .ok_or_else(|| "expected ATTRIBUTE=VALUE".to_owned())?;
+        .ok_or_else(|| "not of the form ATTRIBUTE=VALUE".to_owned())?;
     Ok((name.to_owned(), value.to_owned()))
 }
 

@@ -75,7 +75,7 @@ impl Finding {
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(fileset) = &self.fileset {
-            write!(f, "'{fileset}': ")?;
+            write!(f, "`{fileset}`: ")?;
         }
         match (self.inode, &self.path) {
             (Some(ino), Some(path)) => write!(f, "inode {ino} ({path}): ")?,
@@ -146,10 +146,10 @@ mod tests {
         assert_eq!(
             shown,
             [
-                "'main': inode 4 (/dir/file): is odd",
-                "'main': inode 7: is odd",
-                "'main': inode 9: is odd",
-                "'main': inode 1 (/): is odd",
+                "`main`: inode 4 (/dir/file): is odd",
+                "`main`: inode 7: is odd",
+                "`main`: inode 9: is odd",
+                "`main`: inode 1 (/): is odd",
                 "damaged",
             ]
         );

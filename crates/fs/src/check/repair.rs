@@ -190,14 +190,14 @@ fn restore_filesets(op: &mut Op, repair: &mut Repair, meter: &mut Meter) -> Resu
                 of.snapshots.sort_unstable();
             }
             None if origin != 0 => {
-                let text = format!("removed snapshot '{name}': its fileset does not exist");
+                let text = format!("removed snapshot `{name}`: its fileset does not exist");
                 repair.did(FindingKind::Record, text);
                 op.delete_key(Key::global(Section::Trees, id.into()));
                 continue;
             }
             None => {}
         }
-        let text = format!("recovered lost fileset or snapshot {id} as '{name}'");
+        let text = format!("recovered lost fileset or snapshot {id} as `{name}`");
         repair.did(FindingKind::Record, text);
         op.trees.insert(id, tree);
     }

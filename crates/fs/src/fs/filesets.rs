@@ -92,7 +92,7 @@ impl Fs {
         match found {
             Some((id, _)) => self.fileset(id),
             None => {
-                let text = format!("no fileset or snapshot named '{name}'");
+                let text = format!("no fileset or snapshot named `{name}`");
                 Err(Error::new(Kind::NotFound, text))
             }
         }
@@ -299,7 +299,7 @@ fn check_name(state: &State, name: &str) -> Result<()> {
         .values()
         .any(|t| !t.record.removing && t.record.name == name)
     {
-        Err(Error::new(Kind::Exists, format!("'{name}' already exists")))
+        Err(Error::new(Kind::Exists, format!("`{name}` already exists")))
     } else {
         Ok(())
     }

@@ -20,7 +20,7 @@ pub(super) fn changed(
     for (name, words) in changes {
         if !afs_server::is_known(name) && words != "none" {
             return Err(Error::Usage(format!(
-                "unknown name `{name}` in an access list: expected system:anyuser, an address, or \
+                "unknown name `{name}` in an access list; use system:anyuser, an address, or \
                  a prefix such as 10.1.0.0/16"
             )));
         }

@@ -322,7 +322,7 @@ impl CellRequest {
 pub(super) fn answer_to_line(answer: std::result::Result<&Value, &Error>) -> String {
     let answer = match answer {
         Ok(value) => json!({ "ok": value }),
-        Err(why) => json!({ "error": why.chain(), "code": why.exit_code() }),
+        Err(why) => json!({ "error": why.message(), "code": why.exit_code() }),
     };
     format!("{answer}\n")
 }
@@ -368,5 +368,21 @@ pub(crate) fn check_name(name: &str, what: &str) -> Result<()> {
             "`{name}` is not a valid name for {what}: use at most 64 letters, digits, `.`, `_` and \
              `-`, and do not begin with `.` or `-`; set a name with --name"
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_that_a_service_answers_keeps_its_next_step() {
+        let source = fs::Error::new(fs::Kind::Exists, "`home` already exists");
+        let error = Error::files("cannot create the fileset `home`")(source);
+        let line = answer_to_line(Err(&error));
+        let answered = answer_from_line("disk", &line).unwrap_err();
+        assert_eq!(answered.message(), error.message());
+        assert_eq!(answered.exit_code(), error.exit_code());
+        assert!(answered.message().ends_with("; choose another name"));
     }
 }

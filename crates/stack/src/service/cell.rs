@@ -313,7 +313,7 @@ impl Graph for CellGraph {
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let usage = || {
             Error::Usage(format!(
-                "{} is a cell: select a file in it with --file VOLUME/PATH",
+                "{} is a cell; select a file in it with --file VOLUME/PATH",
                 self.spec.name
             ))
         };
@@ -338,7 +338,7 @@ impl Graph for CellGraph {
                 if is_volume(name) =>
             {
                 return Err(Error::Busy(format!(
-                    "'{name}' is served as a volume; `evfs cell volume remove` removes it, and \
+                    "`{name}` is served as a volume; `evfs cell volume remove` removes it, and \
                      only filesets that are not served can be renamed"
                 )));
             }

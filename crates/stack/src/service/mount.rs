@@ -297,7 +297,7 @@ impl Graph for MountGraph {
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>> {
         let path = path.ok_or_else(|| {
             Error::Usage(format!(
-                "{} is a mounted file system: select a file in it with --file",
+                "{} is a mounted file system; select a file in it with --file",
                 self.name
             ))
         })?;
