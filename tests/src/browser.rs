@@ -4,7 +4,9 @@
 
 use crate::{Sandbox, installed};
 use serde_json::{Value, json};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -235,6 +237,27 @@ impl Browser {
             wanted: number("wanted"),
             width: number("width"),
         }
+    }
+
+    /// Keeps a picture of the page for a person, if an environment variable names a directory.
+    pub fn picture(&mut self, name: &str) {
+        let Some(folder) = std::env::var_os("EVFS_TEST_PICTURES") else {
+            return;
+        };
+        let taken = self.call("Page.captureScreenshot", json!({ "format": "png" }));
+        let file = Path::new(&folder).join(format!("{name}.png"));
+        let file = File::create(&file).unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+        let mut decoder = Command::new("base64")
+            .arg("--decode")
+            .stdin(Stdio::piped())
+            .stdout(file)
+            .spawn()
+            .expect("base64 of coreutils");
+        let text = taken["data"].as_str().expect("a picture");
+        let mut to = decoder.stdin.take().expect("piped");
+        to.write_all(text.as_bytes()).expect("the program reads");
+        drop(to);
+        assert!(decoder.wait().is_ok_and(|status| status.success()));
     }
 
     /// Returns the errors that scripts and the browser have reported since the last call.

@@ -601,5 +601,5 @@ fn only_what_can_be_a_path_is_added_and_what_was_done_is_said() {
     assert!(set.starts_with("disk1: max_q_depth=6 until"), "{set}");
     s.detach("disk1");
     let asked = s.run(&["lun", "forget", "disk1"]).code(2).stderr;
-    assert!(asked.contains("This forgets disk1"), "{asked}");
+    assert!(asked.contains("this forgets disk1"), "{asked}");
 }

@@ -211,6 +211,8 @@ mod needs_peer {
                     "document.documentElement.scrollWidth - document.documentElement.clientWidth",
                 );
                 assert_eq!(wide, 0, "{what} at {width} is wider than the screen");
+                let name = format!("page-{}-{width}-{scheme}", what.replace(' ', "-"));
+                served.browser.picture(&name);
             }
             served.go("#/overview");
             served
