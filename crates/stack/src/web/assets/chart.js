@@ -14,7 +14,7 @@ const LOOKS = 4;
 
 /** Returns a round number that is at least `value`; with `binary`, one of 1024 and its powers. */
 export function roundUp(value, binary) {
-  if (!(value > 0)) return binary ? 2 : 1;
+  if (!(value > 0)) return 2;
   const base = binary ? 1024 : 1000;
   let unit = 1;
   while (value / unit > base) unit *= base;
