@@ -44,7 +44,11 @@ fn plain(root: &Path) -> Outcome {
     dependencies(root)?;
     suite::build(root, &[])?;
     cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
-    let outcome = suite::run(root, &["--profile".into(), suite::PLAIN.into()]);
+    // Many of these tests wait most of the time.
+    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = threads.to_string();
+    let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
+    let outcome = suite::run(root, &args.map(String::from));
     suite::report_left_out(root)?;
     println!(
         "not run either: interleavings of the cache (loom) and fuzz targets\n\
