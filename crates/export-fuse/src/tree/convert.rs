@@ -21,26 +21,13 @@ pub(super) fn attr(attr: &Attr) -> fuse_proto::Attr {
         mtime: time(inode.modified),
         ctime: time(inode.changed),
         btime: Some(time(inode.created)),
-        mode: kind(inode.kind) | inode.permissions & 0o7777,
+        mode: inode.kind.mode_bits() | inode.permissions & 0o7777,
         nlink: inode.links,
         uid: inode.uid,
         gid: inode.gid,
         rdev: inode.rdev,
         blksize: fs::BLOCK_BYTES as u32,
         flags: 0,
-    }
-}
-
-/// Returns the type of a file as in its mode.
-pub(super) fn kind(kind: FileType) -> u32 {
-    match kind {
-        FileType::File => libc::S_IFREG,
-        FileType::Directory => libc::S_IFDIR,
-        FileType::Symlink => libc::S_IFLNK,
-        FileType::Fifo => libc::S_IFIFO,
-        FileType::Socket => libc::S_IFSOCK,
-        FileType::CharDevice => libc::S_IFCHR,
-        FileType::BlockDevice => libc::S_IFBLK,
     }
 }
 

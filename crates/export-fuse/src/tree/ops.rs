@@ -139,12 +139,7 @@ impl Tree {
     fn read_dir(&self, ino: u64, (offset, size): (u64, u32), reply: Reply<'_>) {
         let mut entries = Directory::new(LISTING.take(), size);
         let listed = self.files.read_dir(ino, offset, |entry| {
-            Ok(entries.add(
-                entry.ino,
-                entry.cookie,
-                convert::kind(entry.kind),
-                entry.name,
-            ))
+            Ok(entries.add(entry.ino, entry.cookie, entry.kind.mode_bits(), entry.name))
         });
         // Failing to record the access time is no reason to fail the listing.
         let _ = self.files.note_read(ino);
