@@ -190,6 +190,20 @@ impl Files {
         Ok(attr)
     }
 
+    /// See [`Fileset::create_open`].
+    pub fn create_open(
+        self: &Arc<Files>,
+        dir: Ino,
+        name: &[u8],
+        new: &New,
+    ) -> Result<(Attr, Handle)> {
+        let _here = within(Layer::Fs);
+        let attr = self.shared.fileset.create_open(dir, name, new)?;
+        self.notify_others(&[Change::Entry(dir, name)]);
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
+    }
+
     /// See [`Fileset::create_unnamed`]. The file is removed with the handle unless it was linked.
     pub fn create_unnamed(self: &Arc<Files>, dir: Ino, new: &New) -> Result<(Attr, Handle)> {
         let _here = within(Layer::Fs);

@@ -8,6 +8,7 @@
 //!   commit      journal for fsync, database every few seconds
 //! ```
 
+pub(crate) mod absent;
 pub(crate) mod change_signal;
 pub(crate) mod commit;
 pub(crate) mod coordination;

@@ -2,7 +2,7 @@
 
 use super::handles::Open;
 use super::{Tree, errno};
-use fs::{Allocate, Change, Seek, Watcher, WritePosition};
+use fs::{Allocate, Change, Handle, Seek, Watcher, WritePosition};
 use fuse_mount::fuse_proto::{Header, Opened, Read, Write, abi};
 use fuse_mount::{Errno, PIECE_BYTES, Reply};
 use std::ops::Range;
@@ -21,12 +21,16 @@ impl Tree {
         let handle = self.files.open(ino).map_err(errno)?;
         let writes = flags as i32 & libc::O_ACCMODE != libc::O_RDONLY;
         let had_capabilities = writes && self.has_capabilities(ino);
-        Ok(Opened {
+        Ok(self.opened(handle, had_capabilities))
+    }
+
+    pub(super) fn opened(&self, handle: Handle, had_capabilities: bool) -> Opened {
+        Opened {
             handle: self.handles.insert(handle, had_capabilities),
             // The kernel's cached pages are still valid: it was notified of every change.
             flags: abi::FOPEN_KEEP_CACHE,
             ..Opened::default()
-        })
+        }
     }
 
     /// Writes data. Returns the range that the kernel must invalidate before the reply.

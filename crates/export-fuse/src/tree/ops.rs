@@ -106,30 +106,17 @@ impl Tree {
         renamed.map(drop)
     }
 
-    fn create(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
+    /// Creates a file and opens it. Without a name (O_TMPFILE), it has none until it is linked.
+    fn create(&self, header: &Header, create: &Create<'_>, name: Option<&[u8]>, reply: Reply<'_>) {
         let mode = create.mode & 0o7777 | libc::S_IFREG;
-        let made = self.make(header, create.name, (mode, create.umask, 0));
-        let opened = made.map_err(errno).and_then(|attr| {
-            let opened = self.open_file(attr.ino, create.flags)?;
-            Ok((attr, opened))
+        let made = new(header, (mode, create.umask, 0)).and_then(|new| match name {
+            Some(name) => self.files.create_open(header.node, name, &new),
+            None => self.files.create_unnamed(header.node, &new),
         });
-        match opened {
-            Ok((attr, opened)) => reply.created(&self.entry_of(&attr), &opened),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    /// Creates a file that has no name until it is linked (O_TMPFILE).
-    fn create_unnamed(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
-        let mode = create.mode & 0o7777 | libc::S_IFREG;
-        let made = new(header, (mode, create.umask, 0));
-        match made.and_then(|new| self.files.create_unnamed(header.node, &new)) {
+        match made {
             Ok((attr, handle)) => {
-                let opened = Opened {
-                    handle: self.handles.insert(handle, false),
-                    flags: abi::FOPEN_KEEP_CACHE,
-                    ..Opened::default()
-                };
+                // A new file has no capabilities.
+                let opened = self.opened(handle, false);
                 reply.created(&self.entry_of(&attr), &opened);
             }
             Err(error) => reply.error(errno(error)),
@@ -289,8 +276,8 @@ impl Serve for Tree {
                 Ok(opened) => reply.opened(&opened),
                 Err(e) => reply.error(e),
             },
-            Operation::Create(create) => self.create(header, create, reply),
-            Operation::TmpFile(create) => self.create_unnamed(header, create, reply),
+            Operation::Create(create) => self.create(header, create, Some(create.name), reply),
+            Operation::TmpFile(create) => self.create(header, create, None, reply),
             Operation::Read(read) => self.read(read, reply),
             Operation::Write(write) => self.write(write, reply),
             // Closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.

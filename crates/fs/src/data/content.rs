@@ -12,11 +12,11 @@
 //! dirty, and lasts until the page is written or truncated; so write-behind never finds the disk
 //! full.
 
-use crate::data::extents::end_of;
-use crate::error::{Kind, Result};
+use crate::data::extents::{decode, end_of};
+use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
-use crate::format::key::{Ino, Item};
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, blocks_for};
+use crate::format::key::{Ino, Item, Key, PLACE_MAX};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Inode, blocks_for};
 use crate::metadata::inode_state::{Blocks, InodeState};
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
@@ -54,6 +54,44 @@ pub enum Seek {
     Data,
     /// Hole; the end of the file counts as one.
     Hole,
+}
+
+impl Op<'_> {
+    /// Removes all items of an inode: its extents, attributes, target and record.
+    pub fn destroy(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let tree = self.tree;
+        let (mut extents, mut others) = (Vec::new(), Vec::new());
+        let (from, to) = (
+            Key::item(tree, ino, Item::Target, 0),
+            Key::item(tree, ino, Item::Extent, PLACE_MAX),
+        );
+        self.scan_keys(tree, from, to, |key, bytes| {
+            match key.kind() {
+                Some(Item::Extent) => extents.push(decode(key.place(), bytes)?),
+                Some(item @ (Item::Target | Item::Xattr)) => others.push((item, key.place())),
+                _ => {}
+            }
+            Ok(true)
+        })?;
+        let gone = self.unmap_all(tree, ino, &extents)?;
+        if gone != inode.blocks {
+            let text = format!(
+                "inode {ino}: block count is {}, but {gone} were found",
+                inode.blocks
+            );
+            return Err(Error::corrupt(text));
+        }
+        for item in others {
+            self.delete(tree, ino, item)?;
+        }
+        self.delete(tree, ino, (Item::Inode, 0))?;
+        self.use_blocks(-(gone as i64));
+        self.use_inodes(-1);
+        // Nothing can fail from here on.
+        self.remove_wanted(ino, 0..FILE_SIZE_MAX / BLOCK_BYTES);
+        self.cores.remove(&(tree, ino));
+        Ok(())
+    }
 }
 
 impl Fileset {
@@ -108,7 +146,7 @@ impl Fileset {
                 return Ok(false);
             }
             let mut ends = Vec::new();
-            let places = (Item::Extent, 0, crate::format::key::PLACE_MAX);
+            let places = (Item::Extent, 0, PLACE_MAX);
             op.scan(self.id, ino, places, |first, bytes| {
                 ends.push(end_of(&(first, Extent::decode(bytes)?)));
                 Ok(ends.len() <= STEP_EXTENTS)
@@ -122,7 +160,8 @@ impl Fileset {
                 continue;
             }
             op.delete(self.id, 0, (Item::Orphan, ino))?;
-            op.destroy(ino)?;
+            let inode = op.read_inode(ino)?;
+            op.destroy(ino, &inode)?;
             op.finish();
             return Ok(true);
         }

@@ -316,6 +316,7 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
         changed: true,
         ..Tree::new(record)
     };
+    op.items.find_last_object(id)?;
     op.trees.insert(id, tree);
     Ok(id)
 }

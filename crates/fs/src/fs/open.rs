@@ -8,6 +8,7 @@ use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{In, Run, Time};
 use crate::format::superblock::Superblock;
+use crate::metadata::absent::AbsentNames;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
@@ -271,7 +272,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
 }
 
 /// Builds the in-memory state from the items. With `rescue`, skips unreadable filesets.
-fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
+fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
     let read = items.scan(from, to, |key, bytes| {
@@ -287,6 +288,10 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
             tracing::warn!(name: "EVFS-0204", "cannot load all filesets: {error}");
         }
         read => read?,
+    }
+    for id in trees.keys() {
+        // Without the number, every item is searched for, and finds the damage where it is.
+        tolerate_damage(items.find_last_object(*id))?;
     }
     let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
     let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
@@ -312,7 +317,6 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         next => next?,
     };
     Ok(State {
-        items,
         trees,
         cores: HashMap::new(),
         dirty_cores: Vec::new(),
@@ -322,7 +326,30 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         next_tree: next.unwrap_or(1),
         steps: Vec::new(),
         space: Vec::new(),
+        may_share: tolerate_damage(has_shared(&items))?.unwrap_or(true),
+        absent: AbsentNames::default(),
+        item_changes: [0; Item::ALL.len()],
+        items,
     })
+}
+
+/// Reports whether there is a record of shared blocks.
+fn has_shared(items: &ItemMap) -> Result<bool> {
+    let (from, to) = Key::section(Section::Shared);
+    let mut found = false;
+    items.scan(from, to, |_, _| {
+        found = true;
+        Ok(false)
+    })?;
+    Ok(found)
+}
+
+/// Turns damage of the metadata into `None`.
+fn tolerate_damage<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == Kind::Corrupt => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// Computes how many changed keys may wait for a commit. A commit of that many writes at most as

@@ -16,6 +16,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Inode, Run, TreeRecord};
+use crate::metadata::absent::AbsentNames;
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
@@ -49,6 +50,12 @@ pub(crate) struct State {
     pub steps: Vec<Step>,
     /// Blocks that the current operation allocated or freed.
     pub space: Vec<SpaceChange>,
+    /// Whether there may be a record of shared blocks. Without snapshots there is none.
+    pub may_share: bool,
+    /// Names that were looked up in vain.
+    pub absent: AbsentNames,
+    /// Number of changes to items of each kind, in all trees.
+    pub item_changes: [u64; Item::ALL.len()],
 }
 
 /// A fileset or a snapshot in memory.
@@ -178,15 +185,26 @@ impl State {
         (item, from, to): (Item, u64, u64),
         mut take: impl FnMut(u64, &[u8]) -> Result<bool>,
     ) -> Result<()> {
-        let (snapshots, origin) = self.layers(tree)?;
         let (from, to) = (
-            Key::item(origin, ino, item, from),
-            Key::item(origin, ino, item, to),
+            Key::item(tree, ino, item, from),
+            Key::item(tree, ino, item, to),
         );
+        self.scan_keys(tree, from, to, |key, value| take(key.place(), value))
+    }
+
+    /// Passes the items of a tree from one key to another, both included, to `take` until that
+    /// returns `false`. The layer of the keys has no meaning.
+    pub fn scan_keys(
+        &self,
+        tree: TreeId,
+        from: Key,
+        to: Key,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = (from.in_layer(origin), to.in_layer(origin));
         if snapshots.is_empty() {
-            return self
-                .items
-                .scan(from, to, |key, value| take(key.place(), value));
+            return self.items.scan(from, to, take);
         }
         let mut next = Some(from);
         while let Some(at) = next.filter(|at| *at <= to) {
@@ -195,7 +213,7 @@ impl State {
             };
             let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
             if let Some(value) = value
-                && !take(key.place(), &value)?
+                && !take(key, &value)?
             {
                 return Ok(());
             }
@@ -240,28 +258,14 @@ impl State {
     pub fn scan_tree(
         &self,
         tree: TreeId,
-        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+        take: impl FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<()> {
-        let (snapshots, origin) = self.layers(tree)?;
-        let (from, to) = Key::layer(origin);
-        if snapshots.is_empty() {
-            return self.items.scan(from, to, take);
+        let (mut from, to) = Key::layer(tree);
+        if !self.layers(tree)?.0.is_empty() {
+            // Orphans belong to the present state; a snapshot has none.
+            from = Key::inode(tree, 1).0;
         }
-        // Orphans belong to the present state; a snapshot has none.
-        let mut next = Some(Key::inode(origin, 1).0);
-        while let Some(at) = next.filter(|at| *at <= to) {
-            let Some(key) = self.nearest(snapshots, origin, (at, to), Direction::Forward)? else {
-                return Ok(());
-            };
-            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
-            if let Some(value) = value
-                && !take(key, &value)?
-            {
-                return Ok(());
-            }
-            next = key.next();
-        }
-        Ok(())
+        self.scan_keys(tree, from, to, take)
     }
 
     /// Finds the first key in this direction of any layer between two keys, both included. Its
@@ -379,14 +383,28 @@ impl State {
         Ok(())
     }
 
+    /// Returns the number of changes to items of a kind, in all trees.
+    pub fn changes_of(&self, item: Item) -> u64 {
+        self.item_changes[item as usize]
+    }
+
+    fn count_change(&mut self, key: &Key) {
+        if let Some(item) = key.kind() {
+            self.item_changes[item as usize] += 1;
+        }
+    }
+
     /// Sets a key, without saving the old value for a snapshot.
     pub fn put_key(&mut self, key: Key, value: Vec<u8>, prior: Prior) {
+        self.count_change(&key);
+        self.may_share |= key.is_in(Section::Shared);
         let before = self.items.active.put(key, value.into(), prior);
         self.steps.push(Step::Item(key, before));
     }
 
     /// Removes a key, without saving the old value for a snapshot.
     pub fn delete_key(&mut self, key: Key) {
+        self.count_change(&key);
         let before = self.items.active.delete(key);
         self.steps.push(Step::Item(key, before));
     }
@@ -468,6 +486,8 @@ impl State {
     /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: crate::metadata::database::Base) {
         self.items.rebuilt(base);
+        self.absent = AbsentNames::default();
+        self.may_share = true;
     }
 
     /// Writes the state that only memory has to the items: times and sizes of written files, and
@@ -536,6 +556,7 @@ impl State {
         while let Some(step) = self.steps.pop() {
             match step {
                 Step::Item(key, before) => {
+                    self.count_change(&key);
                     self.items.active.set(key, before);
                 }
                 Step::ItemUsage(tree, held) => {

@@ -9,6 +9,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
 use crate::format::key::{Ino, Item, PLACE_MAX};
 use crate::format::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
+use crate::metadata::inode_state::InodeState;
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
@@ -111,6 +112,26 @@ impl Fileset {
     /// [`Kind::Exists`], [`Kind::NotFound`] and [`Kind::NotDirectory`] for the directory,
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::NameTooLong`], [`Kind::ReadOnly`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        self.create_then(dir, name, new, |_, _| {})
+    }
+
+    /// Creates a file as [`Fileset::create`] does, and opens it.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn create_open(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        self.create_then(dir, name, new, |op, attr| {
+            self.add_core(op, attr).opens = 1;
+        })
+    }
+
+    fn create_then(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new: &New,
+        last: impl Fn(&mut Op, &Attr),
+    ) -> Result<Attr> {
         if new.kind == FileType::Symlink {
             return Err(Error::new(Kind::Invalid, "a symbolic link needs a target"));
         }
@@ -118,9 +139,16 @@ impl Fileset {
             let mut op = Op::begin(&self.fs, self.id)?;
             let attr = self.make(&mut op, dir, name, new)?;
             op.check_held()?;
+            last(&mut op, &attr);
             op.finish();
             Ok(attr)
         })
+    }
+
+    /// Adds the in-memory state of a new inode. Not undone with the operation, so it comes last.
+    fn add_core<'a>(&self, op: &'a mut Op, attr: &Attr) -> &'a mut InodeState {
+        let core = op.cores.entry((self.id, attr.ino));
+        core.or_insert_with(|| InodeState::new(attr.inode.clone()))
     }
 
     /// Creates a regular file without a name, opened once already (`O_TMPFILE` of open(2)): its
@@ -148,9 +176,9 @@ impl Fileset {
                 Vec::new(),
                 Prior::Absent,
             )?;
-            let core = op.core(attr.ino)?;
-            (core.opens, core.unnamed) = (1, true);
             op.check_held()?;
+            let core = self.add_core(&mut op, &attr);
+            (core.opens, core.unnamed) = (1, true);
             op.finish();
             Ok(attr)
         })
@@ -457,8 +485,8 @@ impl Fileset {
             .cores
             .get(&(self.id, ino))
             .is_some_and(|core| core.opens > 0);
-        if inode.links == 0 && !is_open && self.is_small(op, ino)? {
-            op.destroy(ino)?;
+        if inode.links == 0 && !is_open && self.is_small(op, ino, &inode)? {
+            op.destroy(ino, &inode)?;
             return Ok((inode, false));
         }
         let left = inode.links == 0 && !is_open;
@@ -470,7 +498,11 @@ impl Fileset {
     }
 
     /// Checks whether an inode has few enough extents to be removed in one operation.
-    fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
+    fn is_small(&self, op: &Op, ino: Ino, inode: &Inode) -> Result<bool> {
+        // No extent is empty.
+        if inode.blocks <= EXTENTS_AT_ONCE as u64 {
+            return Ok(true);
+        }
         let mut extents = 0;
         op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
             extents += 1;
