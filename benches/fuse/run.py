@@ -145,7 +145,7 @@ class Bench:
             done, requests = self.counter.count(device, lambda: self.rows.run(row, side))
         else:
             done = self.rows.run(row, side)
-        server_cpu = side.cpu() - before
+        server_cpu = side.cpu_since(before)
         self.rows.after(row, side)
         side.settle()
         return done, server_cpu, requests

@@ -93,16 +93,19 @@ class Side:
             self.mount()
 
     def cpu(self):
-        """Returns the CPU seconds of the server's threads."""
-        if not self.server:
-            return 0.0
-        nanos = 0
-        for task in Path(f"/proc/{self.server.pid}/task").iterdir():
-            try:
-                nanos += int((task / "schedstat").read_text().split()[0])
-            except FileNotFoundError:
-                pass
-        return nanos / 1e9
+        """Returns the CPU nanoseconds of each of the server's threads so far."""
+        used = {}
+        if self.server:
+            for task in Path(f"/proc/{self.server.pid}/task").iterdir():
+                try:
+                    used[task.name] = int((task / "schedstat").read_text().split()[0])
+                except FileNotFoundError:
+                    pass  # the thread has ended
+        return used
+
+    def cpu_since(self, before):
+        """Returns the CPU seconds that the server's threads, but those that have ended, used since."""
+        return sum(now - before.get(task, 0) for task, now in self.cpu().items()) / 1e9
 
 
 class Null(Side):
