@@ -96,14 +96,14 @@ int do_statx(struct request *r)
 int do_setattr(struct request *r)
 {
     const struct fuse_setattr_in *in = (void *)r->arg;
-    const uint32_t sets = FATTR_MODE | FATTR_UID | FATTR_GID | FATTR_SIZE | FATTR_ATIME | FATTR_MTIME;
     const uint32_t owner = FATTR_UID | FATTR_GID, v = in->valid;
+    const uint32_t sets = owner | FATTR_MODE | FATTR_SIZE | FATTR_ATIME | FATTR_MTIME;
     struct node *n = r->node;
     struct timespec now = tree_now();
     if (v & FATTR_SIZE && in->size > FILE_MAX)
         return -EFBIG;
-    // The kernel leaves the loss of privileges to the server (FUSE_HANDLE_KILLPRIV_V2). A request that
-    // sets nothing asks for it.
+    // The kernel leaves the loss of privileges to the server (FUSE_HANDLE_KILLPRIV_V2). A request
+    // that sets nothing asks for it.
     bool cut_by_user = v & FATTR_SIZE && r->header->uid;
     if (!(v & sets) || v & owner || cut_by_user)
         node_drop_set_ids(n);

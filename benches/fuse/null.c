@@ -2,9 +2,9 @@
 //
 //   null [--threads N] [--blocking] DIR
 //
-// It mounts an empty file system at DIR, whose files are in memory, by the kernel's interface without
-// a library, as root. The kernel sends it the same requests as EVFS. N threads (8) serve; they wait as
-// those of EVFS do (policy.c), or with --blocking each in a read of its own.
+// It mounts an empty file system at DIR, whose files are in memory, by the kernel's interface
+// without a library, as root. The kernel sends it the same requests as EVFS. N threads (8) serve;
+// they wait as those of EVFS do (policy.c), or with --blocking each in a read of its own.
 //
 // SIGUSR1 prints the number of requests of each kind so far as one line of JSON; so does the end,
 // after umount(8), SIGTERM or SIGINT.
@@ -191,7 +191,11 @@ static void start_threads(unsigned threads, bool blocking)
     serving = threads;
     for (unsigned i = 0; i < threads; i++) {
         struct worker *w = calloc(1, sizeof *w);
-        if (!w || !(w->in = aligned_alloc(4096, BUFFER_BYTES)) || !(w->out = aligned_alloc(4096, BUFFER_BYTES)))
+        if (w) {
+            w->in = aligned_alloc(4096, BUFFER_BYTES);
+            w->out = aligned_alloc(4096, BUFFER_BYTES);
+        }
+        if (!w || !w->in || !w->out)
             die("out of memory");
         w->polled = another(O_NONBLOCK);
         w->slept_on = another(0);
@@ -211,7 +215,8 @@ static void mount_at(const char *dir)
         die("cannot open /dev/fuse: %s", strerror(errno));
     char options[128];
     snprintf(options, sizeof options,
-             "fd=%d,rootmode=40755,user_id=0,group_id=0,default_permissions,max_read=%u,allow_other",
+             "fd=%d,rootmode=40755,user_id=0,group_id=0,default_permissions,allow_other,"
+             "max_read=%u",
              device, PIECE_BYTES);
     if (mount("null", dir, "fuse", MS_NOSUID | MS_NODEV, options))
         die("cannot mount %s: %s; run as root", dir, strerror(errno));

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from sides import Failed
+
 # Number of runs of a command that one measurement adds up.
 REPEAT = {"git-status": 5, "ls": 5}
 # Rows that use the unpacked tree. The last one removes it.
@@ -47,7 +49,7 @@ def timed(argv, output=None, **options):
     child.returncode = os.waitstatus_to_exitcode(status)
     child.stderr.close()
     if child.returncode:
-        raise RuntimeError(f"`{' '.join(map(str, argv))}` failed: {said.decode()}")
+        raise Failed(f"`{' '.join(map(str, argv))}` failed: {said.decode()}")
     return took, usage.ru_utime + usage.ru_stime
 
 
@@ -92,7 +94,7 @@ class Rows:
     def prepare_side(self, side):
         """Makes the files that rows use, on a fresh file system."""
         (side.mnt / "work").mkdir()
-        subprocess.run([self.program, "prepare", "1", "4"], cwd=side.mnt / "work", check=True, stdout=subprocess.DEVNULL)
+        self.small("prepare", side.mnt / "work", 1, 4)
 
     def before(self, row, side):
         """Does the part of a row that is not measured."""
@@ -141,12 +143,16 @@ class Rows:
                 if file.name.startswith("x"):
                     os.unlink(file.path)
 
+    def remove_tree(self, side):
+        """Removes the tree, if rows have left it."""
+        subprocess.run(["rm", "-rf", side.mnt / "work" / self.tree_top], check=True)
+
     def small(self, row, work, count, clients):
         """The program measures itself, because its start takes as long as a hundred operations."""
         argv = [self.program, row, str(count), str(clients)]
         ended = subprocess.run(argv, cwd=work, capture_output=True, text=True)
         if ended.returncode:
-            raise RuntimeError(f"{row} failed: {ended.stderr}")
+            raise Failed(f"{row} failed: {ended.stderr}")
         seconds, cpu = map(float, ended.stdout.split())
         return Done(count * clients, seconds, cpu)
 
@@ -171,5 +177,5 @@ class Rows:
         printed = output.read_text()
         created = re.search(r"(\d+) created", printed)
         if not created or "Error" in printed:
-            raise RuntimeError(f"postmark failed: {printed}")
+            raise Failed(f"postmark failed: {printed}")
         return Done(int(created[1]), seconds, cpu)

@@ -15,6 +15,8 @@ import datetime
 import json
 import os
 import platform
+import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 EVFS = HERE.parent.parent / "target/release/evfs"
 SIDES = ("null", "evfs", "ext4")
 ENCRYPTED = ("evfs-encrypted", "gocryptfs", "securefs", "cryfs")
-REAL_TIME_PRIORITY = 5
+POLICIES = {"real-time": (os.SCHED_RR, 5), "ordinary": (os.SCHED_OTHER, 0)}
 
 
 def say(text):
@@ -51,12 +53,13 @@ def arguments():
     add("--rounds", type=int, default=9)
     add("--cpus", nargs="+", default=["one", "free"], choices=["one", "free"],
         help="all processes on one CPU, or on all")
-    add("--priority", nargs="+", default=["real-time", "ordinary"],
-        choices=["real-time", "ordinary"], help="real-time: as by `chrt -r 5`")
+    add("--priority", nargs="+", default=list(POLICIES), choices=list(POLICIES),
+        help="real-time: as by `chrt -r 5`")
     add("--base", default="null", metavar="SIDE", help="side that the ratios refer to [null]")
     add("--tree", type=Path, metavar="TAR", help="tree to unpack, with a Git repository")
     add("--directory", type=int, default=1_000_000, help="files of the row `directory` [1000000]")
-    add("--evfs-options", nargs="+", default=[], metavar="OPTION", help="more of `evfs mount`, without `--`")
+    add("--evfs-option", action="append", default=[], metavar="OPTION",
+        help="of `evfs mount`, as in --evfs-option=--threads=1")
     add("--quick", action="store_true", help="one round of small sizes, to see that all works")
     add("--json", type=Path, metavar="FILE", help="write all runs and the summary")
     add("--memory", default="80%", help="limit of the memory for storage, as of tmpfs [80%%]")
@@ -77,7 +80,8 @@ class Bench:
         self.args, self.scratch = args, Path(scratch)
         self.memory = self.scratch / "memory"
         self.memory.mkdir()
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={args.memory}", "tmpfs", self.memory], check=True)
+        limit = f"size={args.memory}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", limit, "tmpfs", self.memory], check=True)
         compile_programs(self.scratch)
         sizes = rows.Sizes(args.quick, args.directory)
         self.rows = rows.Rows(self.scratch / "work", self.memory, sizes)
@@ -92,7 +96,7 @@ class Bench:
         subprocess.run(["umount", "-l", self.memory], check=False)
 
     def make_side(self, name, below):
-        args, options = self.args, [f"--{option}" for option in self.args.evfs_options]
+        args, options = self.args, self.args.evfs_option
         if name == "null":
             return sides.Null(name, self.memory, self.scratch / "null", [])
         if name.startswith("null-blocking-"):
@@ -151,7 +155,7 @@ class Bench:
         return done, server_cpu, requests
 
     def one_setting(self, setting):
-        """Measures all rows with the scheduling that this process has. Returns runs and requests."""
+        """Measures all rows with this process's scheduling. Returns runs and requests."""
         started = self.start_sides()
         measured = [side for side in started if side.name != "below"]
         runs, requests = [], {}
@@ -183,7 +187,7 @@ class Bench:
                             }
                         )
                 for side in measured:
-                    subprocess.run(["rm", "-rf", side.mnt / "work" / self.rows.tree_top], check=True)
+                    self.rows.remove_tree(side)
                     side.settle()
         finally:
             self.stop_sides(started)
@@ -197,22 +201,28 @@ class Bench:
             # This process waits while a client runs; servers and clients inherit its scheduling.
             os.sched_setaffinity(0, {max(cpus)} if one == "one" else cpus)
             for priority in args.priority:
-                policy = (os.SCHED_RR, REAL_TIME_PRIORITY) if priority == "real-time" else (os.SCHED_OTHER, 0)
-                os.sched_setscheduler(0, policy[0], os.sched_param(policy[1]))
+                policy, level = POLICIES[priority]
+                os.sched_setscheduler(0, policy, os.sched_param(level))
                 setting = f"{one}, {priority}"
                 measured, requests = self.one_setting(setting)
                 entries = report.summary(measured, requests, args.base)
-                print(f"## CPUs: {one}; priority: {priority}\n\n{report.table(entries, args.base)}\n", flush=True)
+                print(f"## CPUs: {one}; priority: {priority}\n")
+                print(report.table(entries, args.base), flush=True)
+                print()
                 runs += measured
                 summaries.append({"cpus": one, "priority": priority, "rows": entries})
         return {"machine": machine(), "base": args.base, "settings": summaries, "runs": runs}
 
 
 def machine():
-    model = next((line for line in open("/proc/cpuinfo") if line.startswith("model name")), ": unknown")
-    today = datetime.date.today().isoformat()
-    load = " ".join(f"{value:.1f}" for value in os.getloadavg())
-    return f"{today}; Linux {platform.release()}; {model.split(': ')[1].strip()}, {os.cpu_count()} CPUs; load {load}"
+    models = re.findall(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    facts = [
+        datetime.date.today().isoformat(),
+        f"Linux {platform.release()}",
+        f"{os.cpu_count()} CPUs {(models or [platform.machine()])[0]}",
+        "load " + " ".join(f"{value:.1f}" for value in os.getloadavg()),
+    ]
+    return "; ".join(facts)
 
 
 def main():
@@ -237,11 +247,16 @@ def main():
     # A mount namespace of its own: another process's copy would keep the mounts alive.
     if not os.environ.get("EVFS_FUSE_APART"):
         os.environ["EVFS_FUSE_APART"] = "1"
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+        apart = ["unshare", "--mount", "--propagation", "private"]
+        os.execvp(apart[0], [*apart, sys.executable, *sys.argv])
+    # The mounts end with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="evfs-fuse-") as scratch:
         bench = Bench(args, scratch)
         try:
             document = bench.run()
+        except sides.Failed as failed:
+            sys.exit(f"run.py: {failed}")
         finally:
             bench.end()
     if args.json:

@@ -1,7 +1,7 @@
 // serve.c - dispatch of the null server's requests.
 //
-// One lock protects all files: no request does more than copy its data. INIT flags, time limits, and
-// the answers that change the kernel's further requests are those of EVFS
+// One lock protects all files: no request does more than copy its data. INIT flags, time limits,
+// and the answers that change the kernel's further requests are those of EVFS
 // (crates/export-fuse/src/tree/ops.rs).
 #define _GNU_SOURCE
 #include "request.h"

@@ -8,13 +8,13 @@ from pathlib import Path
 
 IMAGE_BYTES = 4 << 30
 PASSWORD = "correct-horse-battery"
-STARTS_WITHIN = 60  # seconds
+STARTS_WITHIN = 600  # seconds; cryfs derives its key for long
 # Packages of Debian.
 PACKAGES = {"gocryptfs": "gocryptfs", "cryfs": "cryfs", "securefs": "securefs"}
 
 
 class Failed(Exception):
-    pass
+    """A program failed; the message says which and why."""
 
 
 def run(argv, log, **options):
@@ -104,7 +104,7 @@ class Side:
         return used
 
     def cpu_since(self, before):
-        """Returns the CPU seconds that the server's threads, but those that have ended, used since."""
+        """Returns the CPU seconds since then of the server's threads that have not ended."""
         return sum(now - before.get(task, 0) for task, now in self.cpu().items()) / 1e9
 
 
@@ -145,7 +145,7 @@ class Evfs(Side):
         self.image.touch()
         os.truncate(self.image, IMAGE_BYTES)
         if self.is_encrypted:
-            self.evfs("client", "key", "generate", "fuse", "--no-passphrase")
+            self.evfs("key", "generate", "fuse", "--no-passphrase")
             self.evfs("volume", "create", self.image, "--owner", "fuse", "--key-bits", "256")
         self.evfs("format", self.image, *self.key())
 

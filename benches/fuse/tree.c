@@ -1,4 +1,5 @@
-// tree.c - the files of the null server, in memory. One hash table has the names of all directories.
+// tree.c - the files of the null server, in memory. One hash table has the names of all
+// directories.
 #include "tree.h"
 #include <errno.h>
 #include <stdio.h>

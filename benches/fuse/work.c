@@ -1,10 +1,11 @@
 // work.c - small operations of clients on a mounted directory.
 //
-//   work ROW COUNT CLIENTS    in the working directory; prints seconds, and CPU seconds of the clients
+//   work ROW COUNT CLIENTS
 //
-// ROW is one of those below. COUNT is the number of operations of each of CLIENTS processes, which
-// begin at the same time, each in a directory of its own. `prepare` makes the directories and files
-// that the rows use.
+// It works in the working directory, and prints seconds, and CPU seconds of the clients. ROW is one
+// of those below. COUNT is the number of operations of each of CLIENTS processes, which begin at
+// the same time, each in a directory of its own. `prepare` makes the directories and files that the
+// rows use.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -143,7 +144,8 @@ int main(int argc, char **argv)
     }
     int count = atoi(argv[2]), clients = atoi(argv[3]);
     size_t size = sizeof(struct shared) + (size_t)clients * sizeof(double);
-    struct shared *shared = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int access = PROT_READ | PROT_WRITE, kind = MAP_SHARED | MAP_ANONYMOUS;
+    struct shared *shared = mmap(NULL, size, access, kind, -1, 0);
     if (shared == MAP_FAILED)
         die("mmap");
     for (int i = 0; i < clients; i++) {

@@ -60,9 +60,11 @@ mod needs_root {
             }
             let [null, evfs] = [0, 1].map(|side| measured[side]["requests_per_name"].as_f64());
             let (null, evfs) = (null.unwrap(), evfs.unwrap());
+            let count = measured[0]["names"].as_f64().unwrap();
             let [null_by, evfs_by] = [0, 1].map(|side| &measured[side]["requests"]);
+            // Cached reads are two requests in all, to open and to close the file.
             assert!(
-                (evfs - null).abs() <= 0.03 * null,
+                (evfs - null).abs() <= 0.03 * null + 2.0 / count,
                 "{name}: {evfs} requests per name, and {null} of the null server: {evfs_by} {null_by}"
             );
         }
