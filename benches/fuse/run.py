@@ -7,6 +7,9 @@ reversed in every second round. Runs of one row in one round are a pair. A round
 counts the kernel's requests; its times are not used. Seconds contain no sync: after each run, and
 outside its time, its side makes everything durable.
 
+Before a cold row, its side is mounted again, except for the null server, whose files would be lost,
+and the kernel drops the caches of all sides. So name cold rows last.
+
 Needs root, Linux 6.12 to count requests, a C compiler, mkfs.ext4, postmark, git.
 """
 
@@ -16,6 +19,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +36,8 @@ EVFS = HERE.parent.parent / "target/release/evfs"
 SIDES = ("null", "evfs", "ext4")
 ENCRYPTED = ("evfs-encrypted", "gocryptfs", "securefs", "cryfs")
 POLICIES = {"real-time": (os.SCHED_RR, 5), "ordinary": (os.SCHED_OTHER, 0)}
+# Programs and their packages of Debian.
+NEEDED = {"cc": "gcc", "mkfs.ext4": "e2fsprogs", "postmark": "postmark", "git": "git"}
 
 
 def say(text):
@@ -67,11 +73,10 @@ def arguments():
 
 
 def compile_programs(into):
-    compiler = os.environ.get("CC", "cc")
     sources = ["null.c", "names.c", "content.c", "serve.c", "tree.c", "policy.c"]
     for program, files in (("null", sources), ("work", ["work.c"])):
         files = [HERE / file for file in files]
-        argv = [compiler, "-O2", "-Wall", "-Wextra", "-pthread", "-o", into / program, *files]
+        argv = ["cc", "-O2", "-Wall", "-Wextra", "-pthread", "-o", into / program, *files]
         subprocess.run(argv, check=True)
 
 
@@ -233,12 +238,18 @@ def main():
         args.rounds, args.cpus, args.priority = 1, ["free"], ["ordinary"]
     args.sides = list(args.sides)
     if args.binary2:
-        args.sides.insert(args.sides.index("evfs") + 1, "evfs2")
+        args.sides.append("evfs2")
     if args.encrypted:
         args.sides += [name for name in ENCRYPTED if name not in args.sides]
     unknown = [row for row in args.rows if row not in (*rows.DEFAULT, *rows.MORE)]
     if unknown:
         sys.exit(f"run.py: no row `{unknown[0]}`; see --help")
+    for program, package in NEEDED.items():
+        if not shutil.which(program):
+            sys.exit(f"run.py: {program} is not installed; apt-get install {package}")
+    for binary in filter(None, (args.binary, args.binary2)):
+        if not binary.is_file():
+            sys.exit(f"run.py: no program {binary}; `cargo build --release -p evfs`, or --binary")
     for name in list(args.sides):
         why = sides.missing(name)
         if why:

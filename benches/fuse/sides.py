@@ -9,6 +9,8 @@ from pathlib import Path
 IMAGE_BYTES = 4 << 30
 PASSWORD = "correct-horse-battery"
 STARTS_WITHIN = 600  # seconds; cryfs derives its key for long
+# The server of a mount gets SIGTERM when this process is killed.
+ENDS_WITH_US = ["setpriv", "--pdeathsig", "TERM"]
 # Packages of Debian.
 PACKAGES = {"gocryptfs": "gocryptfs", "cryfs": "cryfs", "securefs": "securefs"}
 
@@ -52,7 +54,7 @@ class Side:
     def mount(self):
         with open(self.log, "a") as log:
             self.server = subprocess.Popen(
-                self.command(),
+                [*ENDS_WITH_US, *self.command()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -69,7 +71,8 @@ class Side:
         if os.path.ismount(self.mnt):
             ended = subprocess.run(["umount", self.mnt], stderr=subprocess.DEVNULL)
             if ended.returncode:
-                subprocess.run(["umount", "-l", self.mnt], check=False)
+                # A program still uses it, or its server has unmounted it in the meantime.
+                subprocess.run(["umount", "-l", self.mnt], stderr=subprocess.DEVNULL)
         if self.server:
             try:
                 self.server.wait(STARTS_WITHIN)
