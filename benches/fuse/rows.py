@@ -16,6 +16,7 @@ REPEAT = {"git-status": 5, "ls": 5}
 TREE_ROWS = ("untar", "git-status", "git-status-cold", "find-cold", "ls", "rm")
 SMALL = ("create-unlink", "create-write-unlink", "stat", "read-direct", "read-cached")
 DEFAULT = (*SMALL, "postmark", "untar", "git-status", "ls", "rm")
+PIECES = 16  # of the file that is read
 MORE = ("create-write-unlink-4", "find-cold", "git-status-cold", "directory")
 
 
@@ -101,6 +102,8 @@ class Rows:
         tree = side.mnt / "work" / self.tree_top
         if row in TREE_ROWS and row != "untar" and not tree.exists():
             timed(["tar", "xf", self.tar, "-C", side.mnt / "work"])
+        if row == "read-cached":
+            self.small(row, side.mnt / "work", PIECES, 1)
         if row.startswith("git-status"):
             # Git reads all files once, as the index has the inodes of another file system.
             timed(self.git_status(tree), env=self.environment)
