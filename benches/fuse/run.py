@@ -26,6 +26,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.dont_write_bytecode = True  # root would leave files in the source
+
 import report
 import rows
 import sides

@@ -1,7 +1,6 @@
 // tree.c - the files of the null server, in memory. One hash table has the names of all
 // directories.
 #include "tree.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
