@@ -315,7 +315,7 @@ impl Serve for Tree {
             }
             Operation::GetXattr { name, size } => match self.files.xattr(node, name) {
                 Ok(value) => give(reply, &value, *size),
-                Err(error) => reply.error(xattrs::missing(name, error)),
+                Err(error) => reply.error(xattrs::unread(name, error)),
             },
             Operation::ListXattr { size } => match self.list_xattrs(header) {
                 Ok(names) => give(reply, &names, *size),

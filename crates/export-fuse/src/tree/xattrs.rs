@@ -18,6 +18,10 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 /// Prefixes of valid names; the rest of the name is free but must not be empty.
 const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
+/// The attribute with a label of SELinux. Where SELinux runs, the kernel answers for it itself.
+/// Elsewhere `ls -l` asks for it for each file, until it is told that there are no labels.
+const LABEL: &[u8] = b"security.selinux";
+
 /// Prefix of attributes that only administrators see.
 const TRUSTED: &[u8] = b"trusted.";
 
@@ -40,6 +44,14 @@ pub(super) fn missing(name: &[u8], error: Error) -> Errno {
     match (error.kind(), check(name)) {
         (Kind::NoAttribute, Err(wrong)) => wrong,
         _ => errno(error),
+    }
+}
+
+/// Chooses the error for an attribute that could not be read.
+pub(super) fn unread(name: &[u8], error: Error) -> Errno {
+    match error.kind() {
+        Kind::NoAttribute if name == LABEL => Errno::OPNOTSUPP,
+        _ => missing(name, error),
     }
 }
 
