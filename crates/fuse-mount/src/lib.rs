@@ -31,8 +31,7 @@ mod waiting;
 
 pub use fuse_proto;
 pub use loop_device::{
-    LO_FLAGS_AUTOCLEAR, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, attach_loop, loop_control,
-    renew_loop,
+    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, attach_loop, loop_control, renew_loop,
 };
 pub use mount::{Mount, Users};
 pub use mountpoint::{

@@ -15,7 +15,7 @@ const LOOP_CONFIGURE: u32 = 0x4C0A;
 /// Flag of a device that refuses writes.
 pub const LO_FLAGS_READ_ONLY: u32 = 1;
 /// Flag of a device that the kernel removes after its last close.
-pub const LO_FLAGS_AUTOCLEAR: u32 = 4;
+pub(crate) const LO_FLAGS_AUTOCLEAR: u32 = 4;
 /// Flag of a device that bypasses the page cache of its file.
 pub const LO_FLAGS_DIRECT_IO: u32 = 16;
 
