@@ -209,6 +209,16 @@ impl Drop for Disk<'_> {
     }
 }
 
+/// Reports whether the kernel forwards sync(2) to mounts of root.
+pub fn forwards_sync() -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|n| n.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(18))
+}
+
 /// Unmounts a directory, even if it is in use.
 pub fn take_away(dir: &Path) {
     let path = CString::new(dir.as_os_str().as_bytes()).expect("a path has no zeros");

@@ -10,6 +10,7 @@ use tests::{Sandbox, wait_until};
 const OF_A_VOLUME: &[(&[&str], i32)] = &[
     (&["status", "@"], 0),
     (&["stats", "@"], 0),
+    (&["sync", "@"], 0),
     (&["cache", "flush", "@"], 0),
     (&["cache", "drop", "@"], 0),
     (&["cache", "advise", "@", "read_ahead=no"], 0),

@@ -195,6 +195,7 @@ fn of_services(p: &mut Printed) {
     p.record(&page);
     p.json(&["status"]);
     p.json(&["stats", "a"]);
+    p.json(&["sync", "a"]);
     p.json(&["top", "--once", "--interval", "0.1"]);
     p.json(&["cache", "show"]);
     p.json(&["cache", "show", "--files"]);

@@ -26,6 +26,7 @@ mod serve;
 mod service;
 mod stats;
 mod status;
+mod sync;
 mod top;
 mod unlock;
 mod up;
@@ -88,6 +89,8 @@ pub enum Command {
     Df(files::DfArgs),
     /// Show attached volumes, mounted file systems and served cells, and their health
     Status(status::Args),
+    /// Make everything durable that mounts, volumes and cells have acknowledged
+    Sync(sync::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
     /// Watch volumes, mounts, paths, caches, files and clients: rates, latencies, hit ratios
@@ -167,6 +170,7 @@ impl Command {
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),
             Command::Status(args) => status::run(context, &args),
+            Command::Sync(args) => sync::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
             Command::Top(args) => top::run(context, &args),
             Command::Web(args) => web::run(context, &args),

@@ -5,6 +5,10 @@ use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Time within which a sync(2) or syncfs(2) is answered, unless another one is configured. The
+/// kernel warns of tasks that wait for 120 seconds.
+pub const DEFAULT_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Configuration of a mounted file system.
 #[derive(Debug, Clone)]
 pub struct MountConfig {
@@ -37,6 +41,9 @@ pub struct MountConfig {
     pub exec: bool,
     /// Policy for updating the access time of files.
     pub atime: Atime,
+    /// Let the kernel forward sync(2) and syncfs(2), where it can (as root, from Linux 6.18 on).
+    /// Each is answered within this time: with an error, if not all data is durable by then.
+    pub sync_timeout: Option<Duration>,
     /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
     /// has them: the mount works as with an older kernel.
     pub without: u64,
@@ -57,6 +64,7 @@ impl MountConfig {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
             without: 0,
         }
     }

@@ -26,6 +26,6 @@ mod config;
 mod mount;
 mod tree;
 
-pub use config::MountConfig;
+pub use config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 pub use fuse_mount::{Users, WhenBusy};
 pub use mount::Mount;

@@ -8,11 +8,12 @@ mod invalidation;
 mod ops;
 mod privileges;
 mod removed;
+mod syncs;
 mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
 
-use crate::config::MountConfig;
+use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;
 use fs::{Files, Lane, Watch, Watcher};
 use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
@@ -25,6 +26,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use syncs::Syncs;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -54,6 +56,7 @@ pub(crate) struct Tree {
     without: u64,
     /// Whether the kernel opens directories without a request, and caches their entries.
     no_opendir: bool,
+    syncs: Syncs,
     recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
@@ -82,6 +85,7 @@ impl Tree {
             exclusive: config.exclusive,
             without: config.without,
             no_opendir: false,
+            syncs: Syncs::new(config.sync_timeout.unwrap_or(DEFAULT_SYNC_TIMEOUT)),
             ended,
         }
     }

@@ -46,7 +46,7 @@ pub use attach::AttachSpec;
 pub use cell::ServeSpec;
 pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
-pub use mount::MountSpec;
+pub use mount::{MountSpec, sync_timeout};
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 

@@ -18,7 +18,9 @@ const GROUPS: &[(&str, &[&str])] = &[
     ("Cells", &["cell", "serve"]),
     (
         "Running services",
-        &["status", "top", "web", "stats", "cache", "up", "down"],
+        &[
+            "status", "top", "web", "stats", "sync", "cache", "up", "down",
+        ],
     ),
     (
         "Help and settings",

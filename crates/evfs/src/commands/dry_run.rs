@@ -79,6 +79,7 @@ mod tests {
                 "up",
                 "down",
                 "cache set",
+                "sync",
                 "cache flush",
                 "cache drop",
                 "cache advise",

@@ -81,8 +81,9 @@ Examples:
   evfs mount disk.img /mnt --fileset monday          mount a snapshot or another fileset
   evfs unmount /mnt
 
-sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for the \
-whole file system. Otherwise all data is written out after 100 ms without a change.
+Once it is mounted, a line states the effect of sync(2) and syncfs(2): either they return when everything is \
+durable (as root, from Linux 6.18 on), or they do nothing. fsync(2) and `evfs sync DIR` always work. Without \
+either, all data is written out after 100 ms without a change.
 
 An unprivileged user needs fusermount3 (or fusermount) and must own the directory to mount at.")]
 pub struct MountArgs {
@@ -125,6 +126,10 @@ pub struct MountArgs {
     /// When reads update the access time: once after each change and once a day, or never
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
+    /// Longest time that one sync(2) or syncfs(2) waits for the disk, after which it fails; 0: they do
+    /// nothing
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    sync_timeout: u16,
     /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
@@ -291,6 +296,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,
     };
+    spec.sync_timeout = stack::sync_timeout(args.sync_timeout);
     spec.allow_discards = args.allow_discards;
     service::run(context, &on, ServiceSpec::Mount(spec), args.background)
 }

@@ -4,7 +4,7 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
+    service, stats, status, sync, top, up, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -109,6 +109,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&detach::DETACHED, &["detach"]),
     Published::of(&up::DETACHED, &["down"]),
     Published::of(&status::STATUS, &["status"]),
+    Published::of(&sync::SYNCED, &["sync"]),
     Published::of(&stats::STATS, &["stats"]),
     Published::of(&top::SAMPLE, &["top"]),
     Published::of(&web::ADDRESS, &["web"]),

@@ -8,9 +8,10 @@ use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
 use fuse_mount::fuse_proto::{
     self, Create, Entry, Header, Opened, Operation, Request, Session, StatFs, Statx, Wanted,
 };
-use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
+use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve, never_wait_for_write_back};
 use layer_cpu::{Layer, home};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Number of background requests (read-ahead, write-back of mappings) that the kernel may queue.
 const BACKGROUND: u16 = 64;
@@ -300,7 +301,15 @@ impl Serve for Tree {
                 self.read_dir_plus(node, (*offset, *size), reply);
             }
             Operation::ReleaseDir { .. } => reply.result(self.files.unpin(node).map_err(errno)),
-            Operation::SyncFs => reply.result(self.files.sync().map_err(errno)),
+            Operation::SyncFs => {
+                let files = Arc::downgrade(&self.files);
+                self.syncs.request(reply, move || {
+                    never_wait_for_write_back();
+                    // Otherwise the mount has ended.
+                    let files = files.upgrade().ok_or(Errno::IO)?;
+                    files.sync().map_err(errno)
+                });
+            }
             Operation::FSyncDir { .. } => reply.result(self.files.sync_names().map_err(errno)),
             Operation::StatFs => self.statfs(reply),
             Operation::SetXattr {

@@ -27,6 +27,8 @@ pub enum ControlRequest {
     Metrics,
     /// Read the counters that `evfs top` compares with those of a moment ago.
     Watch(WatchRequest),
+    /// Make everything durable that was acknowledged before.
+    Sync,
     /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
@@ -57,13 +59,13 @@ pub(crate) enum Run {
 }
 
 impl ControlRequest {
-    /// Returns the time until which a client that asks now waits for the answer. For a detach it
-    /// waits indefinitely, because the answer comes after everything is written out.
+    /// Returns the time until which a client that asks now waits for the answer. For a detach or a
+    /// sync it waits indefinitely, because the answer comes after everything is written out.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
             ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
-            ControlRequest::Detach { .. } => return None,
+            ControlRequest::Detach { .. } | ControlRequest::Sync => return None,
             _ => ANSWER_TIMEOUT,
         };
         Some(Instant::now() + limit)

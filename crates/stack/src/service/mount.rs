@@ -5,7 +5,7 @@
 //! ```
 
 use super::health::State;
-use super::status::{ExportAt, Space, Status};
+use super::status::{ExportAt, Space, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
@@ -16,11 +16,12 @@ use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
 use ::fs::{Atime, FIRST_FILESET, Files, Fs};
 use block::Access;
-use export_fuse::{Mount, MountConfig, Users, WhenBusy};
+use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig, Users, WhenBusy};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The file system to mount, and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +51,18 @@ pub struct MountSpec {
     pub exec: bool,
     /// Policy for updates of access times.
     pub atime: Atime,
+    /// Let the kernel forward sync(2) and syncfs(2) where it can, and answer each within this time;
+    /// `None` to let them do nothing.
+    pub sync_timeout: Option<Duration>,
     /// Pass discards to the device.
     pub allow_discards: bool,
     /// Configuration file that defines the mount.
     pub config: Option<PathBuf>,
+}
+
+/// Converts an option in seconds: 0 lets sync(2) and syncfs(2) do nothing.
+pub fn sync_timeout(seconds: u16) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 impl MountSpec {
@@ -73,6 +82,7 @@ impl MountSpec {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
             allow_discards: false,
             config: None,
         }
@@ -121,6 +131,7 @@ pub(super) fn build(
         dev: spec.dev,
         exec: spec.exec,
         atime: spec.atime,
+        sync_timeout: spec.sync_timeout,
         ..defaults
     };
     let superblock = fs.superblock();
@@ -153,6 +164,16 @@ pub(super) fn build(
         status,
         stats,
     })
+}
+
+impl SyncCalls {
+    fn of(mount: &Mount) -> SyncCalls {
+        if mount.receives_sync() {
+            SyncCalls::Durable
+        } else {
+            SyncCalls::Ignored
+        }
+    }
 }
 
 struct MountGraph {
@@ -198,8 +219,8 @@ impl Graph for MountGraph {
         let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
         let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
         status.exports.push(ExportAt {
-            kind: "mount",
-            at: at.display().to_string(),
+            sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
+            ..ExportAt::new("mount", at.display().to_string())
         });
         self.mount = Some(mount);
         self.config = Some(config);

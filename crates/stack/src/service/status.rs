@@ -29,6 +29,27 @@ pub struct ExportAt {
     pub kind: &'static str,
     /// URI, path or address.
     pub at: String,
+    /// Effect of sync(2) and syncfs(2), for a mount that is not read-only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncCalls>,
+}
+
+impl ExportAt {
+    /// Creates the entry of an export.
+    pub(super) fn new(kind: &'static str, at: String) -> ExportAt {
+        let sync = None;
+        ExportAt { kind, at, sync }
+    }
+}
+
+/// Effect of sync(2) and syncfs(2) on a mounted file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncCalls {
+    /// They return when everything is durable.
+    Durable,
+    /// They return at once: the kernel does not forward them.
+    Ignored,
 }
 
 /// Status of a service.
