@@ -36,7 +36,9 @@ class Counter:
     def count(self, device, work):
         """Calls `work`. Returns its result and the number of requests by operation of the mount
         with this device number; None if there were too many for the buffer."""
-        (self.event / "filter").write_text(f"connection == {os.minor(device)}")
+        # As the kernel numbers devices.
+        connection = os.major(device) << 20 | os.minor(device)
+        (self.event / "filter").write_text(f"connection == {connection}")
         (self.instance / "trace").write_text("")
         (self.event / "enable").write_text("1")
         try:
