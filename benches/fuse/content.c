@@ -246,8 +246,11 @@ static int value_reply(struct request *r, uint32_t room, const char *value, uint
 int do_getxattr(struct request *r)
 {
     const struct fuse_getxattr_in *in = (void *)r->arg;
-    const struct xattr *x = *xattr_find(r->node, (const char *)(in + 1));
-    return x ? value_reply(r, in->size, x->value, x->size) : -ENODATA;
+    const char *name = (const char *)(in + 1);
+    const struct xattr *x = *xattr_find(r->node, name);
+    if (!x) // as EVFS answers
+        return strcmp(name, "security.selinux") ? -ENODATA : -EOPNOTSUPP;
+    return value_reply(r, in->size, x->value, x->size);
 }
 
 int do_listxattr(struct request *r)
