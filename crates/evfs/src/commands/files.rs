@@ -122,7 +122,7 @@ pub struct MountArgs {
     /// Refuse to run programs in the file system
     #[arg(long)]
     noexec: bool,
-    /// When reads update the access time: once after each change and once a day, or never
+    /// When reads update the access time: once after each change and once a day, never, or always
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
     /// Pass discards to the disk; this reveals which blocks are unused
@@ -140,6 +140,8 @@ enum AtimeArg {
     Relatime,
     /// Never
     None,
+    /// At each read, which the kernel then sends to the process instead of caching the file
+    Strict,
 }
 
 #[derive(clap::Args)]
@@ -290,6 +292,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
     spec.atime = match args.atime {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,
+        AtimeArg::Strict => Atime::Strict,
     };
     spec.allow_discards = args.allow_discards;
     service::run(context, &on, ServiceSpec::Mount(spec), args.background)
