@@ -29,8 +29,7 @@ pub struct MountConfig {
     /// Only this mount uses the files, so the kernel may delay writes until the file is closed or
     /// synced, or for about 30 seconds. Many small writes to a large file are several times faster;
     /// small files take longer. A full device is then an error of fsync(2) or close(2) instead of
-    /// write(2), a killed server loses data that the kernel had not yet sent, and holes of files
-    /// are not distinguished from data.
+    /// write(2), and a killed server loses data that the kernel had not yet sent.
     pub exclusive: bool,
     /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may
     /// enable it; it lets the creator of the files become root.

@@ -5,6 +5,7 @@ mod content;
 mod convert;
 mod handles;
 mod invalidation;
+mod ioctl;
 mod ops;
 mod privileges;
 mod removed;
@@ -15,7 +16,7 @@ pub(crate) use invalidation::InvalidationQueue;
 
 use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;
-use fs::{Files, Lane, Watch, Watcher};
+use fs::{Atime, Files, Lane, Watch, Watcher};
 use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
@@ -54,6 +55,10 @@ pub(crate) struct Tree {
     exclusive: bool,
     /// Flags that are not used.
     without: u64,
+    /// Whether each read updates the access time.
+    strict_atime: bool,
+    /// Whether the kernel reads files past its page cache.
+    uncached: bool,
     /// Whether the kernel opens directories without a request, and caches their entries.
     no_opendir: bool,
     syncs: Syncs,
@@ -84,6 +89,8 @@ impl Tree {
             ttl: config.ttl,
             exclusive: config.exclusive,
             without: config.without,
+            strict_atime: config.atime == Atime::Strict,
+            uncached: false,
             no_opendir: false,
             syncs: Syncs::new(config.sync_timeout.unwrap_or(DEFAULT_SYNC_TIMEOUT)),
             ended,
@@ -150,6 +157,25 @@ mod tests {
         from.read_to_end(&mut reply).unwrap();
         assert_eq!(reply[8..16], 7u64.to_ne_bytes());
         i32::from_ne_bytes(reply[4..8].try_into().unwrap())
+    }
+
+    /// Sent to a mount of the type fuseblk, for FIBMAP and swapon(2).
+    #[test]
+    fn a_request_for_a_block_of_the_device_is_answered() {
+        let disk: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 4096));
+        Fs::format(Arc::clone(&disk), "").unwrap();
+        let fs = Fs::open(disk, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let files = Files::new(&main, &cache).unwrap();
+        let config = MountConfig::new("/".into());
+        let ended = Arc::new(Waker::new().unwrap());
+        let tree = Tree::new(&files, &config, Arc::default(), ended);
+        let request = Operation::BMap {
+            block: 0,
+            block_bytes: 4096,
+        };
+        assert_eq!(ask(&tree, request), -libc::ENOSYS);
     }
 
     #[test]

@@ -25,14 +25,17 @@ use crate::data::content::Seek;
 use crate::data::pager::FsPager;
 use crate::error::{Kind, Result};
 use crate::fileset::{Attr, Fileset, StatFs};
+use crate::format::flags::InodeFlags;
 use crate::format::key::Ino;
 use crate::names::attributes::SetXattr;
-use crate::names::directory::{DirEntry, New, Rename};
+use crate::names::directory::{DirEntry, New};
+use crate::names::rename::Rename;
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use idle::Idle;
 use lane::Unfinished;
 use layer_cpu::{Layer, within};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use watch::Watchers;
 
@@ -45,6 +48,8 @@ pub enum Atime {
     Relatime,
     /// Never (`noatime`).
     None,
+    /// At each read (`strictatime`).
+    Strict,
 }
 
 /// View of one client on the files. See the module.
@@ -306,8 +311,9 @@ impl Files {
     pub fn note_read(&self, ino: Ino) -> Result<()> {
         let _here = within(Layer::Fs);
         match self.atime {
-            Atime::Relatime => self.shared.fileset.note_read(ino),
+            Atime::Relatime => self.shared.fileset.note_read(ino, false),
             Atime::None => Ok(()),
+            Atime::Strict => self.shared.fileset.note_read(ino, true),
         }
     }
 
@@ -339,6 +345,14 @@ impl Files {
         Ok(())
     }
 
+    /// See [`Fileset::set_flags`].
+    pub fn set_flags(&self, ino: Ino, flags: InodeFlags) -> Result<Attr> {
+        let _here = within(Layer::Fs);
+        let attr = self.shared.fileset.set_flags(ino, flags)?;
+        self.notify_others(&[Change::Attributes(ino)]);
+        Ok(attr)
+    }
+
     /// See [`Fileset::raise_version`].
     pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
         self.shared.fileset.raise_version(ino)
@@ -354,6 +368,12 @@ impl Files {
     pub fn statfs(&self) -> Result<StatFs> {
         let _here = within(Layer::Fs);
         self.shared.fileset.statfs()
+    }
+
+    /// See [`Fileset::trim`].
+    pub fn trim(&self, bytes: Range<u64>, min: u64) -> Result<u64> {
+        let _here = within(Layer::Fs);
+        self.shared.fileset.trim(bytes, min)
     }
 
     /// Makes all changes of names and attributes so far durable, and content as far as it has been

@@ -73,6 +73,7 @@ pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
 pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
 pub use fileset::{Attr, Fileset, StatFs};
+pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use format::superblock::{
@@ -83,4 +84,5 @@ pub use fs::filesets::{FilesetChange, Quota};
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::shared::Options;
 pub use names::attributes::{SetAttr, SetTime, SetXattr};
-pub use names::directory::{DirEntry, INHERITED, New, ROOT, Rename};
+pub use names::directory::{DirEntry, INHERITED, New, ROOT};
+pub use names::rename::Rename;

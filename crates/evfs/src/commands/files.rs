@@ -123,7 +123,7 @@ pub struct MountArgs {
     /// Refuse to run programs in the file system
     #[arg(long)]
     noexec: bool,
-    /// When reads update the access time: once after each change and once a day, or never
+    /// When reads update the access time: once after each change and once a day, never, or always
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
     /// Longest time that one sync(2) or syncfs(2) waits for the disk, after which it fails; 0: they do
@@ -145,6 +145,8 @@ enum AtimeArg {
     Relatime,
     /// Never
     None,
+    /// At each read, which the kernel then sends to the process instead of caching the file
+    Strict,
 }
 
 #[derive(clap::Args)]
@@ -295,6 +297,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
     spec.atime = match args.atime {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,
+        AtimeArg::Strict => Atime::Strict,
     };
     spec.sync_timeout = stack::sync_timeout(args.sync_timeout);
     spec.allow_discards = args.allow_discards;

@@ -88,7 +88,8 @@ Options of -o:
   ro, rw                   refuse or permit changes
   suid, dev                honor set-user-ID bits and device nodes; nosuid and nodev are the default
   noexec                   refuse to run programs
-  noatime, relatime        when reads update the access time
+  relatime, noatime, strictatime
+                           when reads update the access time (default: relatime)
   allow_other              admit other users (the default for root)
   key=NAME                 open with this key pair
   keyfile=PATH             open with the content of this file
@@ -305,6 +306,7 @@ const FLAGS: &[(&str, SetFlag)] = &[
     ("noexec", |o| o.noexec = true),
     ("noatime", |o| o.atime = Atime::None),
     ("relatime", |o| o.atime = Atime::Relatime),
+    ("strictatime", |o| o.atime = Atime::Strict),
     ("allow_other", |o| o.allow_other = true),
     ("exclusive", |o| o.exclusive = true),
     ("discard", |o| o.discard = true),
@@ -443,6 +445,7 @@ mod tests {
             ("noexec,exec", |_| ()),
             ("noatime", |o| o.atime = Atime::None),
             ("noatime,relatime", |_| ()),
+            ("noatime,strictatime", |o| o.atime = Atime::Strict),
             ("allow_other", |o| o.allow_other = true),
             ("exclusive", |o| o.exclusive = true),
             ("discard", |o| o.discard = true),
@@ -478,7 +481,7 @@ mod tests {
         for (list, name) in [
             ("ro,remount", "`remount`"),
             ("xattr", "`xattr`"),
-            ("strictatime", "`strictatime`"),
+            ("lazytime", "`lazytime`"),
             ("password=secret", "`password`"),
             ("ro=1", "`ro`"),
             ("key", "`key`"),

@@ -7,7 +7,9 @@
 use fuse_mount::fuse_proto::Header;
 
 /// Capabilities of <linux/capability.h>.
+pub(super) const CAP_FOWNER: u32 = 3;
 pub(super) const CAP_FSETID: u32 = 4;
+pub(super) const CAP_LINUX_IMMUTABLE: u32 = 9;
 pub(super) const CAP_SYS_ADMIN: u32 = 21;
 
 /// Checks whether the caller is in a group.

@@ -1,8 +1,9 @@
 //! The kernel's requests, except those for the content of files, which are in `content.rs`.
 
+use super::handles::How;
 use super::privileges::{is_loss, without_set_ids};
 use super::{Tree, convert, errno, xattrs};
-use fs::{Attr, FileType, Kind, New, Rename, SetAttr, SetXattr};
+use fs::{Attr, FileType, InodeFlags, Kind, New, Rename, SetAttr, SetXattr};
 use fuse_mount::fuse_proto::abi;
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
 use fuse_mount::fuse_proto::{
@@ -73,7 +74,18 @@ impl Tree {
     }
 
     fn lookup(&self, dir: u64, name: &[u8], reply: Reply<'_>) {
-        match self.files.lookup(dir, name) {
+        let found = match name {
+            // Sent for a file handle of an inode that the kernel has forgotten, of any type.
+            b"." => self
+                .files
+                .attr(dir)
+                .and_then(|attr| match attr.inode.links {
+                    0 => Err(Kind::Stale.into()),
+                    _ => Ok(attr),
+                }),
+            name => self.files.lookup(dir, name),
+        };
+        match found {
             Err(error) if error.kind() == Kind::NotFound => reply.negative_entry(self.ttl),
             found => self.enter(reply, found),
         }
@@ -96,11 +108,22 @@ impl Tree {
         }
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<(), Errno> {
+    fn rename(
+        &self,
+        header: &Header,
+        [from, to]: [(u64, &[u8]); 2],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
         let how = match flags {
             0 => Rename::Replace,
-            libc::RENAME_NOREPLACE => Rename::NoReplace,
+            NO_REPLACE => Rename::NoReplace,
             libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ if flags & !NO_REPLACE == libc::RENAME_WHITEOUT => Rename::Whiteout {
+                uid: header.uid,
+                gid: header.gid,
+                replaces: flags & NO_REPLACE == 0,
+            },
             _ => return Err(Errno::INVAL),
         };
         let renamed = self.removing(to, || self.files.rename(from, to, how));
@@ -116,9 +139,13 @@ impl Tree {
         });
         match made {
             Ok((attr, handle)) => {
-                // A new file has no capabilities.
-                let opened = self.opened(handle, false);
-                reply.created(&self.entry_of(&attr), &opened);
+                let how = How {
+                    writes: true,
+                    // A new file has none.
+                    had_capabilities: false,
+                    uncached: self.uncached,
+                };
+                reply.created(&self.entry_of(&attr), &self.opened(handle, how));
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -181,7 +208,13 @@ impl Serve for Tree {
             | abi::FUSE_READDIRPLUS_AUTO
             | abi::FUSE_CACHE_SYMLINKS
             | abi::FUSE_HANDLE_KILLPRIV_V2
-            | abi::FUSE_NO_OPENDIR_SUPPORT;
+            | abi::FUSE_EXPORT_SUPPORT;
+        flags |= if self.strict_atime {
+            // Every read and every listing reaches the server.
+            abi::FUSE_DIRECT_IO_ALLOW_MMAP
+        } else {
+            abi::FUSE_NO_OPENDIR_SUPPORT
+        };
         if self.exclusive {
             flags |= abi::FUSE_WRITEBACK_CACHE;
         }
@@ -199,6 +232,8 @@ impl Serve for Tree {
         // Without support the kernel sends every write immediately, as for any other mount.
         self.exclusive = session.has(abi::FUSE_WRITEBACK_CACHE);
         self.no_opendir = session.has(abi::FUSE_NO_OPENDIR_SUPPORT);
+        // Without support, a file that is not cached could not be mapped.
+        self.uncached = self.strict_atime && session.has(abi::FUSE_DIRECT_IO_ALLOW_MMAP);
     }
 
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
@@ -217,10 +252,10 @@ impl Serve for Tree {
             // Sent for a program that asks for the time of creation.
             Operation::Statx { .. } => match self.files.attr(node) {
                 Ok(attr) => {
-                    let attr = convert::attr(&attr);
                     let statx = Statx {
-                        attr,
-                        ..Statx::default()
+                        attributes: attr.inode.flags.0.into(),
+                        attributes_mask: InodeFlags::KNOWN.0.into(),
+                        attr: convert::attr(&attr),
                     };
                     reply.statx(&statx, self.ttl);
                 }
@@ -268,7 +303,10 @@ impl Serve for Tree {
                 new_parent,
                 new_name,
                 flags,
-            } => reply.result(self.rename((node, name), (*new_parent, new_name), *flags)),
+            } => {
+                let names = [(node, *name), (*new_parent, *new_name)];
+                reply.result(self.rename(header, names, *flags));
+            }
             Operation::Link {
                 node: file,
                 new_name,
@@ -334,7 +372,7 @@ impl Serve for Tree {
                 let removed = self.files.remove_xattr(node, name);
                 reply.result(removed.map_err(|error| xattrs::missing(name, error)));
             }
-            Operation::Ioctl(_) => reply.error(Errno::NOTTY),
+            Operation::Ioctl(ioctl) => self.ioctl(header, ioctl, reply),
             Operation::FAllocate {
                 handle,
                 offset,
@@ -344,10 +382,7 @@ impl Serve for Tree {
                 let bytes = *offset..offset.saturating_add(*length);
                 reply.result(self.allocate(header, *handle, bytes, *mode as i32));
             }
-            Operation::LSeek { offset, whence, .. } => match self.seek(node, *offset, *whence) {
-                Ok(at) => reply.offset(at),
-                Err(e) => reply.error(e),
-            },
+            Operation::LSeek { offset, whence, .. } => self.seek(node, *offset, *whence, reply),
             _ => reply.error(Errno::NOSYS),
         }
     }

@@ -48,6 +48,22 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
+impl Allocate {
+    /// Reports whether the range loses its bytes.
+    fn clears(self) -> bool {
+        !matches!(self, Allocate::Grow | Allocate::KeepSize)
+    }
+}
+
+/// Checks that the flags of a file permit a change of its allocation.
+fn check_flags(inode: &Inode, how: Allocate) -> Result<()> {
+    if how.clears() {
+        inode.flags.check_unlocked()
+    } else {
+        inode.flags.check_mutable()
+    }
+}
+
 /// Target of [`Fileset::seek`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
@@ -173,7 +189,8 @@ impl Fileset {
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`],
-    /// [`Kind::Stale`].
+    /// [`Kind::Stale`]; [`Kind::NotPermitted`]: the file is immutable, or append-only and the bytes
+    /// do not begin at its end.
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         self.fs
             .with_room(|| self.try_prepare_write(ino, bytes.clone(), stamp))
@@ -181,9 +198,14 @@ impl Fileset {
 
     fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        let (now, inode) = (op.now, op.read_inode(ino)?);
+        if bytes.start < inode.size {
+            inode.flags.check_unlocked()?;
+        } else {
+            inode.flags.check_mutable()?;
+        }
         op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
-        let (now, inode) = (op.now, op.read_inode(ino)?);
         if bytes.start > inode.size {
             self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
         }
@@ -253,6 +275,7 @@ impl Fileset {
     ///
     /// # Errors
     /// [`Kind::FileTooLarge`]; [`Kind::IsDirectory`], [`Kind::Invalid`]: not a regular file.
+    /// [`Kind::NotPermitted`]: the flags of the file.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<Attr> {
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
@@ -266,6 +289,7 @@ impl Fileset {
     /// Sets the length. Comes last in its operation: it ends the promises of the truncated part.
     pub(crate) fn cut_or_grow(&self, op: &mut Op, ino: Ino, size: u64) -> Result<()> {
         let inode = op.read_inode(ino)?;
+        inode.flags.check_unlocked()?;
         match inode.kind {
             FileType::File => {}
             FileType::Directory => return Err(Kind::IsDirectory.into()),
@@ -319,7 +343,8 @@ impl Fileset {
     /// whole blocks between.
     ///
     /// # Errors
-    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::Invalid`].
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::Invalid`];
+    /// [`Kind::NotPermitted`]: the flags of the file.
     pub fn allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         if bytes.is_empty() {
             return Err(Kind::Invalid.into());
@@ -338,9 +363,10 @@ impl Fileset {
         if inode.kind != FileType::File {
             return Err(Kind::Invalid.into());
         }
+        check_flags(&inode, how)?;
         let outer = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
         let inner = blocks_for(bytes.start)..bytes.end / BLOCK_BYTES;
-        let clears = !matches!(how, Allocate::Grow | Allocate::KeepSize);
+        let clears = how.clears();
         let mut changed = 0;
         if clears && !inner.is_empty() {
             changed -= op.unmap(self.id, ino, inner.clone())? as i64;
@@ -367,6 +393,14 @@ impl Fileset {
         let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
+    }
+
+    /// Checks that the flags of a file permit [`Fileset::allocate`], before the cache drops pages.
+    ///
+    /// # Errors
+    /// [`Kind::NotPermitted`], [`Kind::Stale`].
+    pub(crate) fn check_allocate(&self, ino: Ino, how: Allocate) -> Result<()> {
+        check_flags(&self.fs.read().inode(self.id, ino)?, how)
     }
 
     /// Finds the first byte from `offset` on that is data, or a hole. Dirty pages count as data.

@@ -5,6 +5,7 @@
 //! themselves. **Invariant:** an encoded value decodes to the same value.
 
 use crate::error::{Error, Result};
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, PLACE_MAX, TreeId};
 
 /// Longest name of an entry, an attribute or a fileset, in bytes.
@@ -136,6 +137,12 @@ impl FileType {
         }
     }
 
+    /// Reports whether inodes of this type have flags. They share a field of the record with the
+    /// device number, which other types have.
+    pub fn has_flags(self) -> bool {
+        matches!(self, FileType::File | FileType::Directory)
+    }
+
     /// Converts mode bits to the type that they encode.
     pub fn of_mode(mode: u32) -> Option<FileType> {
         let bits = mode & libc::S_IFMT;
@@ -158,6 +165,8 @@ pub struct Inode {
     pub gid: u32,
     /// Device number of a device node.
     pub rdev: u32,
+    /// Flags of a file or a directory.
+    pub flags: InodeFlags,
     /// Number of the writable open of the file system during which the inode was created.
     pub generation: u32,
     /// Size in bytes, as readers see it.
@@ -210,7 +219,11 @@ impl Inode {
             self.links,
             self.uid,
             self.gid,
-            self.rdev,
+            if self.kind.has_flags() {
+                self.flags.0
+            } else {
+                self.rdev
+            },
             self.generation,
         ] {
             out.u32(number);
@@ -235,13 +248,21 @@ impl Inode {
         let mode = fields.u32()?;
         let kind = FileType::of_mode(mode).filter(|kind| mode & !0o7777 == kind.mode_bits());
         let kind = kind.ok_or_else(|| fields.wrong())?;
+        let [links, uid, gid, special] =
+            [fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?];
+        let (rdev, flags) = if kind.has_flags() {
+            (0, special)
+        } else {
+            (special, 0)
+        };
         let inode = Inode {
             kind,
             permissions: mode & 0o7777,
-            links: fields.u32()?,
-            uid: fields.u32()?,
-            gid: fields.u32()?,
-            rdev: fields.u32()?,
+            links,
+            uid,
+            gid,
+            rdev,
+            flags: InodeFlags(flags),
             generation: fields.u32()?,
             size: 0,
             disk_size: fields.u64()?,
@@ -642,6 +663,7 @@ mod tests {
             uid: 1000,
             gid: u32::MAX,
             rdev: 0x1234,
+            flags: InodeFlags::default(),
             generation: 9,
             size: 77,
             disk_size: 77,
@@ -666,6 +688,14 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(Inode::decode(&bytes[..len]).is_err());
         }
+        let file = Inode {
+            kind: FileType::File,
+            rdev: 0,
+            flags: InodeFlags(0x8000_00f0),
+            ..inode
+        };
+        let same = Inode::decode(&file.encode()).unwrap();
+        assert_eq!(same, file, "unknown flags are kept");
         let extent = Extent {
             start: 5,
             blocks: 7,

@@ -32,9 +32,13 @@ pub const LABEL_BYTES: usize = 64;
 
 /// Logical block of a spare [`Segment`]: space for the metadata while the allocator is not loaded.
 const SPARE: u32 = u32::MAX;
+/// Files and directories may have flags. A program that does not know them keeps them, and does not
+/// enforce them.
+const INODE_FLAGS: u64 = 1;
+
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
-    compatible: 0,
+    compatible: INODE_FLAGS,
     read_compatible: 0,
     incompatible: 0,
 };
@@ -136,6 +140,20 @@ pub struct Superblock {
     pub segments: Vec<Segment>,
 }
 
+/// Checks that a label can be stored.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub(crate) fn check_label(label: &str) -> Result<()> {
+    if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
+        return Err(Error::new(
+            Kind::Invalid,
+            "invalid label: it must have at most 64 bytes and no control characters",
+        ));
+    }
+    Ok(())
+}
+
 impl Superblock {
     /// Creates the superblock of a new file system on a device of `device_bytes` bytes.
     ///
@@ -155,12 +173,7 @@ impl Superblock {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
-            return Err(Error::new(
-                Kind::Invalid,
-                "invalid label: it must have at most 64 bytes and no control characters",
-            ));
-        }
+        check_label(label)?;
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
             features: KNOWN,
@@ -176,6 +189,11 @@ impl Superblock {
             openings: 0,
             segments: Vec::new(),
         })
+    }
+
+    /// Sets the compatible features that this program may use from now on.
+    pub(crate) fn note_features(&mut self) {
+        self.features.compatible |= KNOWN.compatible;
     }
 
     /// Returns the first block that may hold data or metadata.

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::record::{Extent, FileType, Inode, Out, Time, TreeRecord, is_tree_name};
 use crate::fs::Fs;
@@ -121,6 +122,7 @@ impl Fs {
             uid: 0,
             gid: 0,
             rdev: 0,
+            flags: InodeFlags::default(),
             generation: self.inner().generation,
             size: 0,
             disk_size: 0,

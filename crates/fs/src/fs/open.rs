@@ -264,6 +264,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
     let openings = {
         let mut superblock = superblock.lock();
         superblock.openings = superblock.openings.wrapping_add(1);
+        superblock.note_features();
         keep_spare(&mut superblock, space);
         superblock.openings
     };
