@@ -1,9 +1,10 @@
 //! A mounted file system, from start to end.
 
 use crate::config::MountConfig;
+use crate::foreign::ForeignTree;
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Settings, Users, WhenBusy};
+use fuse_mount::{Error, Serve, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -36,10 +37,35 @@ impl Mount {
     /// # Errors
     /// As [`fuse_mount::Mount::start`].
     pub fn start(config: MountConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
-        let ended = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
-        let ended = Arc::new(ended);
-        let recall = Recall(Arc::default());
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let tree = Tree::new(&files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
+        Mount::serve(config, tree, recall, ended)
+    }
+
+    /// Mounts a file system of another program, read-only. The caller closes the files after the
+    /// unmount.
+    ///
+    /// # Errors
+    /// As [`fuse_mount::Mount::start`].
+    pub fn start_foreign(
+        config: MountConfig,
+        files: Arc<foreign::Files>,
+    ) -> Result<Mount, Error> {
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
+        let config = MountConfig {
+            read_only: true,
+            ..config
+        };
+        let tree = ForeignTree::new(files, &config, Arc::clone(&ended));
+        Mount::serve(config, tree, recall, ended)
+    }
+
+    fn serve(
+        config: MountConfig,
+        tree: impl Serve,
+        recall: Recall,
+        ended: Arc<Waker>,
+    ) -> Result<Mount, Error> {
         let settings = Settings {
             mountpoint: config.mountpoint,
             source: config.source,
@@ -116,6 +142,11 @@ impl Mount {
     pub fn wait(self) {
         self.mount.wait();
     }
+}
+
+fn eventfd() -> Result<Arc<Waker>, Error> {
+    let made = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
+    Ok(Arc::new(made))
 }
 
 /// Waits up to `time` for a descriptor to become readable.

@@ -1,6 +1,6 @@
 //! The files of a fileset as served to the kernel.
 
-mod caller;
+pub(crate) mod caller;
 mod content;
 mod convert;
 mod handles;
@@ -11,6 +11,7 @@ mod removed;
 mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
+pub(crate) use ops::give;
 
 use crate::config::MountConfig;
 use block::Waker;

@@ -15,6 +15,7 @@
 mod attach;
 mod cell;
 mod counters;
+mod foreign_mount;
 mod health;
 mod hub;
 mod mount;

@@ -6,7 +6,7 @@
 
 use super::health::State;
 use super::status::{ExportAt, Space, Status};
-use super::{Built, Closing, Graph, Tree, check_mount_point};
+use super::{Built, Closing, Graph, Tree, check_mount_point, foreign_mount};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
@@ -92,6 +92,23 @@ impl MountSpec {
         }
         check_mount_point(&self.folder)
     }
+
+    /// Returns the configuration of the mount.
+    pub(super) fn config(&self, read_only: bool) -> MountConfig {
+        let defaults = MountConfig::new(self.folder.clone());
+        MountConfig {
+            source: self.source.clone().unwrap_or(defaults.source),
+            threads: self.threads.unwrap_or(defaults.threads),
+            allow_other: self.allow_other.unwrap_or(defaults.allow_other),
+            read_only,
+            exclusive: self.exclusive,
+            suid: self.suid,
+            dev: self.dev,
+            exec: self.exec,
+            atime: self.atime,
+            ..defaults
+        }
+    }
 }
 
 /// Builds the graph over an open DEVICE, up to the files of the fileset to mount.
@@ -101,6 +118,9 @@ pub(super) fn build(
     settings: &Settings,
     cache: &ProcessCache,
 ) -> Result<Built> {
+    if let Some(built) = foreign_mount::build(spec, open, cache)? {
+        return Ok(built);
+    }
     let name = spec.device.display().to_string();
     let read_only = spec.read_only || open.device.info().read_only;
     let (fs, device, stats) = open_counted(open, &name, settings, Access::read_only_if(read_only))?;
@@ -110,19 +130,7 @@ pub(super) fn build(
         .map_err(failed("mount from"))?;
     let read_only = read_only || fileset.is_snapshot().map_err(failed("read"))?;
     let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
-    let defaults = MountConfig::new(spec.folder.clone());
-    let config = MountConfig {
-        source: spec.source.clone().unwrap_or(defaults.source),
-        threads: spec.threads.unwrap_or(defaults.threads),
-        allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
-        read_only,
-        exclusive: spec.exclusive,
-        suid: spec.suid,
-        dev: spec.dev,
-        exec: spec.exec,
-        atime: spec.atime,
-        ..defaults
-    };
+    let config = spec.config(read_only);
     let superblock = fs.superblock();
     let status = Status {
         uuid: uuid_text(&superblock.uuid),
