@@ -3,6 +3,7 @@
 use crate::disk::Disk;
 use crate::error::Result;
 use crate::ext;
+use crate::iso;
 use crate::squash;
 use crate::tree::Tree;
 
@@ -25,6 +26,11 @@ const FORMATS: &[Format] = &[
         name: "SquashFS",
         is_there: squash::is_there,
         open: |disk| Ok(Box::new(squash::Squash::open(disk)?)),
+    },
+    Format {
+        name: "ISO 9660",
+        is_there: iso::is_there,
+        open: |disk| Ok(Box::new(iso::Iso::open(disk)?)),
     },
     Format {
         name: "ext2/ext3/ext4",

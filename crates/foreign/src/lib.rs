@@ -1,5 +1,5 @@
-//! File systems of other programs, read-only, on the cache: ext2, ext3, ext4 and
-//! SquashFS.
+//! File systems of other programs, read-only, on the cache: ext2, ext3, ext4,
+//! SquashFS and ISO 9660.
 //!
 //! ```text
 //!   Lane (one thread) ── names, attributes ──► Tree (a format) ──► Disk ──► device
@@ -26,6 +26,7 @@ mod ext;
 mod files;
 mod formats;
 mod guard;
+mod iso;
 mod kept;
 mod pager;
 mod squash;

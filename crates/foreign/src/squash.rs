@@ -14,7 +14,7 @@ use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::kept::Kept;
 use crate::tree::{Attr, Entry, Node, Piece, Place, ROOT, Space, Tree, add, is_name};
 use inode::{Inode, Kind, type_of};
-use reader::{Position, Reader, is_plain, stored_bytes};
+use reader::{AttributeSet, Position, Reader, is_plain, stored_bytes};
 use std::ops::Range;
 
 /// Difference between a node and the reference to its inode.
@@ -140,7 +140,12 @@ impl Squash {
         let Some(index) = self.inode(disk, node)?.attributes else {
             return Ok(Vec::new());
         };
-        let (mut at, count, table) = self.reader.attributes(disk, index)?;
+        let AttributeSet {
+            first: mut at,
+            count,
+            table,
+            ..
+        } = self.reader.attributes(disk, index)?;
         if count > ATTRIBUTES_MAX {
             return Err(Error::corrupt("a file has too many attributes"));
         }

@@ -220,7 +220,10 @@ mod needs_root {
                 run("mknod", &[at.join("tty").as_os_str(), "c".as_ref(), "4".as_ref(), "64".as_ref()]);
                 run("mknod", &[at.join("disk").as_os_str(), "b".as_ref(), "259".as_ref(), "70000".as_ref()]);
                 run("chown", &["70000:80000".as_ref(), at.join("large").as_os_str()]);
-                run("fallocate", &["-l".as_ref(), "300000".as_ref(), at.join("reserved").as_os_str()]);
+                if *format == "ext4" {
+                    let reserved = at.join("reserved");
+                    run("fallocate", &["-l".as_ref(), "300000".as_ref(), reserved.as_os_str()]);
+                }
             }
             let wanted = {
                 let _mounted = Loop::mount(&image, &at, "ro");

@@ -1,4 +1,5 @@
-//! Directories. An index is not used: its blocks look like those of an empty directory.
+//! Directories. An index is verified, but not used: its blocks look like those of an empty
+//! directory.
 
 use super::checksum::crc;
 use super::inode::Inode;
@@ -14,6 +15,9 @@ const LONGEST: u64 = 4 << 30;
 /// Bytes of the checksum at the end of a block, which looks like an unused entry.
 const TAIL_BYTES: usize = 12;
 const TAIL_TYPE: u8 = 0xde;
+
+/// Bytes of an entry of an index.
+const INDEX_ENTRY_BYTES: usize = 8;
 
 /// Bytes of the parent's number at the start of an inline directory.
 const INLINE_PARENT_BYTES: usize = 4;
@@ -54,7 +58,7 @@ impl Ext {
         }
         for block in from / unit..size / unit {
             let bytes = self.block(disk, dir, block)?;
-            check(&bytes, dir)?;
+            check(&bytes, dir, block)?;
             self.parse(&bytes, dir, block * unit, from, &mut entries)?;
             if entries.len() >= count {
                 break;
@@ -148,17 +152,43 @@ fn entry(dir: &Inode, name: &[u8], ino: u32, kind: u32, next: u64) -> Result<Ent
     })
 }
 
-/// Verifies the checksum of a block of entries. Blocks of an index have another one, but no names.
-fn check(bytes: &[u8], dir: &Inode) -> Result<()> {
+/// Verifies the checksum of a block of entries, or of the index.
+fn check(bytes: &[u8], dir: &Inode, number: u64) -> Result<()> {
     let Some(seed) = dir.seed else { return Ok(()) };
-    let tail = bytes.len() - TAIL_BYTES;
-    let has_tail = le32(bytes, tail)? == 0
-        && usize::from(le16(bytes, tail + 4)?) == TAIL_BYTES
-        && le8(bytes, tail + 6)? == 0
-        && le8(bytes, tail + 7)? == TAIL_TYPE;
-    match has_tail {
-        true if crc(seed, part(bytes, 0, tail)?) == le32(bytes, tail + 8)? => Ok(()),
-        false if dir.is_indexed() => Ok(()),
-        _ => Err(dir.corrupt("the checksum of a directory is wrong")),
+    let good = match index_at(bytes, dir, number)? {
+        Some(at) => {
+            // The numbers of possible and of used entries precede the entries, as the first one.
+            let (limit, used) = (usize::from(le16(bytes, at)?), usize::from(le16(bytes, at + 2)?));
+            let tail = at + limit * INDEX_ENTRY_BYTES;
+            let mut found = crc(seed, part(bytes, 0, at + used * INDEX_ENTRY_BYTES)?);
+            found = crc(found, part(bytes, tail, 4)?);
+            crc(found, &[0; 4]) == le32(bytes, tail + 4)?
+        }
+        None => {
+            let tail = bytes.len() - TAIL_BYTES;
+            le32(bytes, tail)? == 0
+                && usize::from(le16(bytes, tail + 4)?) == TAIL_BYTES
+                && le8(bytes, tail + 6)? == 0
+                && le8(bytes, tail + 7)? == TAIL_TYPE
+                && crc(seed, part(bytes, 0, tail)?) == le32(bytes, tail + 8)?
+        }
+    };
+    match good {
+        true => Ok(()),
+        false => Err(dir.corrupt("the checksum of a directory is wrong")),
     }
+}
+
+/// Returns the place of the index in a block of a directory; `None` for a block of names.
+fn index_at(bytes: &[u8], dir: &Inode, number: u64) -> Result<Option<usize>> {
+    if !dir.is_indexed() {
+        return Ok(None);
+    }
+    if number == 0 {
+        // It follows `.`, `..` and a header.
+        return Ok(Some(32));
+    }
+    let len = usize::from(le16(bytes, 4)?);
+    let is_whole = len == bytes.len() || bytes.len() == 65_536 && matches!(len, 0 | 65_535);
+    Ok((le32(bytes, 0)? == 0 && is_whole).then_some(8))
 }

@@ -86,6 +86,10 @@ impl Inode {
                 blocks = blocks.saturating_mul(superblock.block_bytes / 512);
             }
         }
+        if flags & INLINE != 0 && kind == libc::S_IFREG {
+            // As the kernel reports it, so that programs do not take the file for a hole.
+            blocks = blocks.saturating_add(size.div_ceil(512));
+        }
         let time = |at: usize, extra: usize| -> Result<Time> {
             let extra = if has(extra + 4) { le32(b, extra)? } else { 0 };
             Ok(time(le32(b, at)?, extra))

@@ -153,10 +153,17 @@ impl Inode {
         if attr.is_file() && !extended {
             attr.blocks = attr.size.div_ceil(512);
         }
+        let attributes = (attributes != NONE).then_some(attributes);
+        if let Some(index) = attributes
+            && let Ok(set) = reader.attributes(disk, index)
+        {
+            // As the kernel counts them.
+            attr.blocks = attr.blocks.saturating_add(u64::from(set.bytes).div_ceil(512));
+        }
         Ok(Inode {
             attr,
             kind,
-            attributes: (attributes != NONE).then_some(attributes),
+            attributes,
         })
     }
 }

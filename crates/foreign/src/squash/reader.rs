@@ -48,6 +48,16 @@ pub(super) struct Position {
     pub within: usize,
 }
 
+/// Set of extended attributes.
+pub(super) struct AttributeSet {
+    pub first: Position,
+    pub count: u32,
+    /// Bytes of all of them.
+    pub bytes: u32,
+    /// Start of the table that references among them count from.
+    pub table: u64,
+}
+
 impl Reader {
     pub fn open(disk: &mut Disk) -> Result<Reader> {
         let bytes = disk.bytes(0, SUPERBLOCK_BYTES)?;
@@ -185,9 +195,8 @@ impl Reader {
         Ok((le64(&entry, 0)?, le32(&entry, 8)?))
     }
 
-    /// Finds a set of attributes: the position of the first one, the number, and the start of the
-    /// table that references in it count from.
-    pub fn attributes(&self, disk: &mut Disk, index: u32) -> Result<(Position, u32, u64)> {
+    /// Finds a set of attributes.
+    pub fn attributes(&self, disk: &mut Disk, index: u32) -> Result<AttributeSet> {
         if self.xattr_table == ABSENT {
             return Err(Error::corrupt("attributes do not exist"));
         }
@@ -198,8 +207,12 @@ impl Reader {
         }
         let list = self.xattr_table + 16;
         let entry = self.entry(disk, list, u64::from(index), 16)?;
-        let position = self.referenced(table, le64(&entry, 0)?)?;
-        Ok((position, le32(&entry, 8)?, table))
+        Ok(AttributeSet {
+            first: self.referenced(table, le64(&entry, 0)?)?,
+            count: le32(&entry, 8)?,
+            bytes: le32(&entry, 12)?,
+            table,
+        })
     }
 
     /// Returns the position that a reference in the table of attributes leads to.
