@@ -3,6 +3,7 @@
 use crate::disk::Disk;
 use crate::error::Result;
 use crate::ext;
+use crate::fat;
 use crate::iso;
 use crate::squash;
 use crate::tree::Tree;
@@ -36,6 +37,11 @@ const FORMATS: &[Format] = &[
         name: "ext2/ext3/ext4",
         is_there: ext::is_there,
         open: |disk| Ok(Box::new(ext::Ext::open(disk)?)),
+    },
+    Format {
+        name: "FAT",
+        is_there: fat::is_there,
+        open: |disk| Ok(Box::new(fat::Fat::open(disk)?)),
     },
 ];
 

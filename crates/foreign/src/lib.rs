@@ -1,5 +1,5 @@
 //! File systems of other programs, read-only, on the cache: ext2, ext3, ext4,
-//! SquashFS and ISO 9660.
+//! SquashFS, ISO 9660 and FAT.
 //!
 //! ```text
 //!   Lane (one thread) ── names, attributes ──► Tree (a format) ──► Disk ──► device
@@ -23,6 +23,7 @@ pub mod bytes;
 mod disk;
 mod error;
 mod ext;
+mod fat;
 mod files;
 mod formats;
 mod guard;

@@ -19,16 +19,14 @@ fn make(image: &Path, source: &Path, options: &[&str]) -> Vec<u8> {
 /// Options of mkisofs with Rock Ridge.
 const ROCK: &[&[&str]] = &[&["-R"], &["-R", "-J", "-joliet-long"], &["-R", "-iso-level", "3", "-V", "LABEL"]];
 
-/// Options without it: names are changed.
-const PLAIN: &[&[&str]] = &[&["-J", "-joliet-long"], &["-iso-level", "3"], &[]];
-
 fn source_in(dir: &Path) -> std::path::PathBuf {
     let source = dir.join("source");
     std::fs::create_dir(&source).expect("created");
     grow(&source);
-    // The format of times ends in 2155, but the kernel's and xorriso's with the signed number.
-    std::fs::remove_file(source.join("small")).expect("removed");
-    // xorriso limits names to 255 bytes with its own continuation.
+    // xorriso 1.5.4 fails for a component of a link that is longer than a name.
+    std::fs::remove_file(source.join("link900")).expect("removed");
+    let target = format!("/{}end", "a/./../some name/".repeat(50));
+    std::os::unix::fs::symlink(target, source.join("link900")).expect("linked");
     source
 }
 
@@ -66,6 +64,32 @@ mod needs_peer {
     }
 
     #[test]
+    fn without_rock_ridge_names_and_content_are_there() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let source = dir.path().join("source");
+        std::fs::create_dir_all(source.join("dir")).expect("created");
+        std::fs::write(source.join("README.TXT"), "short").expect("written");
+        std::fs::write(source.join("dir/A long name äöü 字.text"), "long").expect("written");
+        let names = |options: &[&str]| {
+            let bytes = make(&dir.path().join("image"), &source, options);
+            let files = Files::open(device_of(&bytes, 512), &cache()).expect("it opens");
+            let tree = of_files(&files).expect("all is read");
+            let of = |(path, facts): (std::path::PathBuf, common::Facts)| {
+                (path.to_str().expect("text").to_owned(), facts.mode, facts.size)
+            };
+            tree.into_iter().map(of).collect::<Vec<_>>()
+        };
+        let joliet = names(&["--norock", "-J", "-joliet-long"]);
+        let found: Vec<&str> = joliet.iter().map(|(name, ..)| &**name).collect();
+        assert_eq!(found, ["", "README.TXT", "dir", "dir/A long name äöü 字.text"]);
+        let (dir_mode, text_mode) = (libc::S_IFDIR | 0o555, libc::S_IFREG | 0o444);
+        let plain = names(&["--norock", "-iso-level", "1"]);
+        assert_eq!(plain[1], ("dir".to_owned(), dir_mode, 2048));
+        assert_eq!(plain[3], ("readme.txt".to_owned(), text_mode, 5));
+        assert_eq!(plain.len(), 4);
+    }
+
+    #[test]
     fn a_second_read_touches_no_device() {
         let dir = tempfile::tempdir().expect("a directory");
         let source = source_in(dir.path());
@@ -89,7 +113,7 @@ mod needs_peer {
             std::fs::write(source.join(name), [n; 300]).expect("written");
         }
         std::os::unix::fs::symlink("a/target/../of some/length", source.join("link")).expect("linked");
-        for options in [&["-R"][..], &["-J"], &[]] {
+        for options in [&["-R"][..], &["--norock", "-J"], &["--norock"]] {
             let bytes = make(&dir.path().join("image"), &source, options);
             let structures = 32_768..bytes.len().min(80_000);
             damage(&bytes, &[32_768..38_000, structures.clone(), structures]);
@@ -97,32 +121,3 @@ mod needs_peer {
     }
 }
 
-mod needs_root {
-    use super::*;
-
-    #[test]
-    fn everything_is_as_the_kernel_sees_it() {
-        test_support::needs_root("mount(8)");
-        let dir = tempfile::tempdir().expect("a directory");
-        let source = source_in(dir.path());
-        let at = dir.path().join("mnt");
-        std::fs::create_dir(&at).expect("created");
-        run("mknod", &[source.join("tty").as_os_str(), "c".as_ref(), "4".as_ref(), "64".as_ref()]);
-        run("chown", &["70000:80000".as_ref(), source.join("large").as_os_str()]);
-        for options in ROCK.iter().chain(PLAIN) {
-            let image = dir.path().join("image");
-            let bytes = make(&image, &source, options);
-            let how = "loop,ro,iocharset=utf8".as_ref();
-            run("mount", &["-o".as_ref(), how, image.as_os_str(), at.as_os_str()]);
-            let wanted = of_directory(&at);
-            run("umount", &[&at]);
-            let files = Files::open(device_of(&bytes, 512), &cache()).expect("it opens");
-            let found = of_files(&files).unwrap_or_else(|e| panic!("{options:?}: {e}"));
-            // The kernel's inode numbers have another meaning.
-            same(&wanted, &found, |_, mut facts| {
-                facts.ino = 0;
-                facts
-            });
-        }
-    }
-}
