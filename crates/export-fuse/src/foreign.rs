@@ -70,7 +70,10 @@ impl ForeignTree {
     }
 
     /// Calls `work` with this thread's lane.
-    fn with_own<T>(&self, work: impl FnOnce(&mut OwnLane) -> foreign::Result<T>) -> Result<T, Errno> {
+    fn with_own<T>(
+        &self,
+        work: impl FnOnce(&mut OwnLane) -> foreign::Result<T>,
+    ) -> Result<T, Errno> {
         LANES.with_borrow_mut(|lanes| {
             let own = match lanes.entry(self.id) {
                 std::collections::hash_map::Entry::Occupied(own) => own.into_mut(),
@@ -226,7 +229,10 @@ impl ForeignTree {
         if names.iter().any(trusted) && !caller::has(header, caller::CAP_SYS_ADMIN) {
             names.retain(|name| !trusted(name));
         }
-        Ok(names.iter().flat_map(|name| [name, &b"\0"[..]].concat()).collect())
+        Ok(names
+            .iter()
+            .flat_map(|name| [name, &b"\0"[..]].concat())
+            .collect())
     }
 
     fn statfs(&self, reply: Reply<'_>) {

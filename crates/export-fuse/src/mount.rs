@@ -47,10 +47,7 @@ impl Mount {
     ///
     /// # Errors
     /// As [`fuse_mount::Mount::start`].
-    pub fn start_foreign(
-        config: MountConfig,
-        files: Arc<foreign::Files>,
-    ) -> Result<Mount, Error> {
+    pub fn start_foreign(config: MountConfig, files: Arc<foreign::Files>) -> Result<Mount, Error> {
         let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let config = MountConfig {
             read_only: true,

@@ -20,7 +20,10 @@ use test_support::{installed, needs_root};
 
 #[track_caller]
 fn run(name: &str, args: &[OsString]) {
-    let ran = Command::new(installed(name)).args(args).output().expect("it runs");
+    let ran = Command::new(installed(name))
+        .args(args)
+        .output()
+        .expect("it runs");
     let said = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{name}: {said}");
 }
@@ -30,7 +33,10 @@ fn by_the_kernel<T>(image: &Path, options: &str, work: impl FnOnce(&Path) -> T) 
     needs_root("mount(8)");
     let dir = tempfile::tempdir().expect("a directory");
     let options = format!("loop,{options}");
-    run("mount", &["-o".into(), options.into(), image.into(), dir.path().into()]);
+    run(
+        "mount",
+        &["-o".into(), options.into(), image.into(), dir.path().into()],
+    );
     let done = work(dir.path());
     run("umount", &[dir.path().into()]);
     done
@@ -41,7 +47,10 @@ fn by_the_kernel<T>(image: &Path, options: &str, work: impl FnOnce(&Path) -> T) 
 fn by_evfs<T>(image: &Path, work: impl FnOnce(&Path, &dyn Fn() -> u64) -> T) -> T {
     let bytes = std::fs::read(image).expect("read");
     let device = Mem::new(bytes.len() as u64, 512);
-    Blocking::open(&device).expect("a queue").write_at(0, &bytes).expect("written");
+    Blocking::open(&device)
+        .expect("a queue")
+        .write_at(0, &bytes)
+        .expect("written");
     let (device, stats) = Stats::new(Arc::new(device));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let cache = Cache::new(Config::new(64 << 20)).expect("a cache");
@@ -65,12 +74,27 @@ fn all_of(dir: &Path) -> BTreeMap<PathBuf, String> {
         let m = std::fs::symlink_metadata(&full).expect("attributes");
         let mut text = format!(
             "{} {:o} {} {} {} {:x} {} {} {}.{} {}.{} {}.{}",
-            m.ino(), m.mode(), m.nlink(), m.uid(), m.gid(), m.rdev(), m.size(), m.blocks(),
-            m.atime(), m.atime_nsec(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec()
+            m.ino(),
+            m.mode(),
+            m.nlink(),
+            m.uid(),
+            m.gid(),
+            m.rdev(),
+            m.size(),
+            m.blocks(),
+            m.atime(),
+            m.atime_nsec(),
+            m.mtime(),
+            m.mtime_nsec(),
+            m.ctime(),
+            m.ctime_nsec()
         );
         let mut names = vec![0; 65_536];
         let len = rustix::fs::llistxattr(&full, &mut names[..]).expect("names");
-        let mut names: Vec<_> = names[..len].split(|b| *b == 0).filter(|n| !n.is_empty()).collect();
+        let mut names: Vec<_> = names[..len]
+            .split(|b| *b == 0)
+            .filter(|n| !n.is_empty())
+            .collect();
         names.sort_unstable();
         for name in names {
             let mut value = vec![0; 65_536];
@@ -82,7 +106,9 @@ fn all_of(dir: &Path) -> BTreeMap<PathBuf, String> {
         }
         if m.is_file() {
             let content = std::fs::read(&full).expect("content");
-            let sum = content.iter().fold(0u64, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
+            let sum = content
+                .iter()
+                .fold(0u64, |sum, b| sum.wrapping_mul(31) + u64::from(*b));
             text += &format!(" {} bytes, {sum:x}", content.len());
         }
         if m.is_dir() {
@@ -90,7 +116,9 @@ fn all_of(dir: &Path) -> BTreeMap<PathBuf, String> {
                 let entry = entry.expect("an entry");
                 let at = path.join(entry.file_name());
                 let kind = entry.file_type().expect("a type");
-                let same = std::fs::symlink_metadata(dir.join(&at)).expect("attributes").file_type();
+                let same = std::fs::symlink_metadata(dir.join(&at))
+                    .expect("attributes")
+                    .file_type();
                 assert_eq!(kind, same);
                 todo.push(at);
             }
@@ -126,15 +154,24 @@ fn fill(dir: &Path) {
     set("small", "user.a");
     set("small", "trusted.b");
     set("a", "user.c");
-    run("setfacl", &["-m".into(), "u:12:rw".into(), dir.join("small").into()]);
+    run(
+        "setfacl",
+        &["-m".into(), "u:12:rw".into(), dir.join("small").into()],
+    );
 }
 
 #[test]
 fn a_mount_is_as_that_of_the_kernel() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = dir.path().join("image");
-    std::fs::File::create(&image).expect("created").set_len(32 << 20).expect("longer");
-    run("mkfs.ext4", &["-q".into(), "-F".into(), image.clone().into()]);
+    std::fs::File::create(&image)
+        .expect("created")
+        .set_len(32 << 20)
+        .expect("longer");
+    run(
+        "mkfs.ext4",
+        &["-q".into(), "-F".into(), image.clone().into()],
+    );
     by_the_kernel(&image, "rw", fill);
     let wanted = by_the_kernel(&image, "ro", all_of);
     by_evfs(&image, |dir, reads| {
@@ -154,8 +191,14 @@ fn a_mount_is_as_that_of_the_kernel() {
 fn nothing_can_be_changed() {
     let dir = tempfile::tempdir().expect("a directory");
     let image = dir.path().join("image");
-    std::fs::File::create(&image).expect("created").set_len(8 << 20).expect("longer");
-    run("mkfs.ext4", &["-q".into(), "-F".into(), image.clone().into()]);
+    std::fs::File::create(&image)
+        .expect("created")
+        .set_len(8 << 20)
+        .expect("longer");
+    run(
+        "mkfs.ext4",
+        &["-q".into(), "-F".into(), image.clone().into()],
+    );
     let refused = |done: std::io::Result<()>| {
         let error = done.expect_err("it is read-only");
         assert_eq!(error.kind(), ErrorKind::ReadOnlyFilesystem);

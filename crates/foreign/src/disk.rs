@@ -79,7 +79,9 @@ impl Disk {
             let from = block.get(within..).unwrap_or_default();
             let len = from.len().min(out.len());
             if len == 0 {
-                return Err(Error::corrupt("a structure lies behind the end of the device"));
+                return Err(Error::corrupt(
+                    "a structure lies behind the end of the device",
+                ));
             }
             let (now, rest) = out.split_at_mut(len);
             now.copy_from_slice(&from[..len]);
@@ -121,7 +123,9 @@ impl Disk {
         }
         match offset.checked_add(len as u64) {
             Some(end) if end <= self.size => Ok(()),
-            _ => Err(Error::corrupt("a structure lies behind the end of the device")),
+            _ => Err(Error::corrupt(
+                "a structure lies behind the end of the device",
+            )),
         }
     }
 
@@ -129,7 +133,9 @@ impl Disk {
     fn load(&mut self, number: u64, count: u64) -> Result<Arc<[u8]>> {
         let offset = number * BLOCK;
         let end = offset.saturating_add(count * BLOCK).min(self.size);
-        let len = end.saturating_sub(offset).min(u64::from(self.queue.info().max_transfer));
+        let len = end
+            .saturating_sub(offset)
+            .min(u64::from(self.queue.info().max_transfer));
         let bufs = Buf::zeroed(len as usize).into();
         let Op::Read { bufs, .. } = self.queue.run(Op::Read { offset, bufs })? else {
             return Err(Error::corrupt("the device returned another operation"));

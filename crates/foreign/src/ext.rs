@@ -144,7 +144,9 @@ impl Tree for Ext {
     fn compute(&self, disk: &mut Disk, node: Node, offset: u64, out: &mut [u8]) -> Result<()> {
         let inode = self.inode(disk, node)?;
         let content = self.inline(disk, &inode)?;
-        let from = usize::try_from(offset).ok().and_then(|at| content.get(at..));
+        let from = usize::try_from(offset)
+            .ok()
+            .and_then(|at| content.get(at..));
         match from.and_then(|from| from.get(..out.len())) {
             Some(bytes) => {
                 out.copy_from_slice(bytes);

@@ -219,7 +219,8 @@ fn time(date: u16, clock: u16, hundredths: u8) -> Time {
     let (year, month) = (i64::from(year) + 1980, i64::from(month));
     let years = if month > 2 { year } else { year - 1 };
     let months = (month + 9) % 12;
-    let days = years * 365 + years / 4 - years / 100 + years / 400
+    let days = years * 365 + years / 4 - years / 100
+        + years / 400
         + (months * 306 + 5) / 10
         + i64::from(day)
         - 1
@@ -283,7 +284,11 @@ impl Tree for Fat {
                 return Ok(attr);
             }
         }
-        let bytes = self.runs(disk, node)?.iter().map(|(_, len)| len).sum::<u64>();
+        let bytes = self
+            .runs(disk, node)?
+            .iter()
+            .map(|(_, len)| len)
+            .sum::<u64>();
         (attr.size, attr.blocks) = (bytes, bytes / 512);
         Ok(attr)
     }

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
         tracing::error!(
-            name: "EVFS-0611",
+            name: "EVFS-0606",
             "a parser of a file system has panicked: the operation fails; report this with the image"
         );
         Err(Error::corrupt("the parser of the file system has failed"))

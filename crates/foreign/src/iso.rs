@@ -104,7 +104,9 @@ impl Iso {
             names: Names::Plain,
             rock: None,
             blocks: u64::from(le32(&primary, 80)?),
-            label: String::from_utf8_lossy(part(&primary, 40, 32)?).trim().to_owned(),
+            label: String::from_utf8_lossy(part(&primary, 40, 32)?)
+                .trim()
+                .to_owned(),
         };
         let joliet_root = joliet.as_deref().map(root_of).transpose()?;
         let first = iso.record_at(disk, root.0)?;
@@ -159,7 +161,9 @@ impl Iso {
                 return Err(Error::corrupt("the extents of a file do not end"));
             }
         }
-        let size = extents.iter().fold(0u64, |sum, (_, len)| sum.saturating_add(*len));
+        let size = extents
+            .iter()
+            .fold(0u64, |sum, (_, len)| sum.saturating_add(*len));
         Ok(File {
             record: first,
             rock,
@@ -172,9 +176,7 @@ impl Iso {
         let file = self.file(disk, node)?;
         match file.record.flags & DIRECTORY {
             0 => Err(Kind::NotDirectory.into()),
-            _ if file.size > DIRECTORY_BYTES_MAX => {
-                Err(Error::corrupt("a directory is too long"))
-            }
+            _ if file.size > DIRECTORY_BYTES_MAX => Err(Error::corrupt("a directory is too long")),
             _ => Ok((file.extents[0].0, file.size)),
         }
     }
@@ -186,7 +188,12 @@ impl Iso {
         }
         match self.names {
             Names::Joliet => {
-                let units = record.name.as_chunks::<2>().0.iter().map(|b| u16::from_be_bytes(*b));
+                let units = record
+                    .name
+                    .as_chunks::<2>()
+                    .0
+                    .iter()
+                    .map(|b| u16::from_be_bytes(*b));
                 let text: String = char::decode_utf16(units)
                     .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER))
                     .collect();
@@ -361,7 +368,9 @@ impl Tree for Iso {
     fn map(&self, disk: &mut Disk, node: Node, range: Range<u64>) -> Result<Vec<Piece>> {
         let file = self.file(disk, node)?;
         if file.rock.is_compressed {
-            return Err(Error::unsupported("the content of a file is compressed (zisofs)"));
+            return Err(Error::unsupported(
+                "the content of a file is compressed (zisofs)",
+            ));
         }
         let mut pieces = Vec::new();
         let mut first = 0u64;

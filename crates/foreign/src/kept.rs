@@ -38,17 +38,15 @@ impl<K: Hash + Eq + Copy, V: Clone> Kept<K, V> {
 
     fn with<T>(&self, work: impl FnOnce([&mut HashMap<K, V>; 2], usize) -> T) -> T {
         // Any state of the generations is a valid one.
-        let mut generations = self.generations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut generations = self
+            .generations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         work(generations.each_mut(), self.most)
     }
 }
 
-fn insert<K: Hash + Eq, V>(
-    [young, old]: [&mut HashMap<K, V>; 2],
-    most: usize,
-    key: K,
-    value: V,
-) {
+fn insert<K: Hash + Eq, V>([young, old]: [&mut HashMap<K, V>; 2], most: usize, key: K, value: V) {
     if young.len() >= most {
         *old = std::mem::take(young);
     }

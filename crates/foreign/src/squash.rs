@@ -253,7 +253,15 @@ impl Tree for Squash {
         let mut entries = Vec::new();
         for (position, name, ino) in [
             (0, &b"."[..], inode.attr.ino),
-            (1, b"..", if dir == ROOT { inode.attr.ino } else { u64::from(parent) }),
+            (
+                1,
+                b"..",
+                if dir == ROOT {
+                    inode.attr.ino
+                } else {
+                    u64::from(parent)
+                },
+            ),
         ] {
             if from <= position {
                 entries.push(Entry {
@@ -306,7 +314,9 @@ impl Tree for Squash {
     fn xattr(&self, disk: &mut Disk, node: Node, name: &[u8]) -> Result<Vec<u8>> {
         let all = self.all_attributes(disk, node)?;
         let found = all.into_iter().find(|(full, _)| full == name);
-        found.map(|(_, value)| value).ok_or_else(|| ErrorKind::NoAttribute.into())
+        found
+            .map(|(_, value)| value)
+            .ok_or_else(|| ErrorKind::NoAttribute.into())
     }
 
     fn map(&self, disk: &mut Disk, node: Node, range: Range<u64>) -> Result<Vec<Piece>> {

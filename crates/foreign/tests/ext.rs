@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{Facts, add_attributes, cache, counted, damage, device_of, grow, of_directory, of_files};
+use common::{
+    Facts, add_attributes, cache, counted, damage, device_of, grow, of_directory, of_files,
+};
 use common::{run, same};
 use foreign::{Files, Kind};
 use std::path::Path;
@@ -26,14 +28,29 @@ const KINDS: &[(&str, &[&str])] = &[
     ("ext2", &["-b", "4096", "-O", "^filetype", "-I", "128"]),
     ("ext3", &["-b", "2048"]),
     // 1.42, 1.43, and 1.47.
-    ("ext4", &["-O", "^64bit,^metadata_csum,^metadata_csum_seed,^orphan_file"]),
-    ("ext4", &["-O", "64bit,metadata_csum,^metadata_csum_seed,^orphan_file"]),
+    (
+        "ext4",
+        &[
+            "-O",
+            "^64bit,^metadata_csum,^metadata_csum_seed,^orphan_file",
+        ],
+    ),
+    (
+        "ext4",
+        &["-O", "64bit,metadata_csum,^metadata_csum_seed,^orphan_file"],
+    ),
     ("ext4", &[]),
-    ("ext4", &["-b", "1024", "-O", "metadata_csum_seed,orphan_file"]),
+    (
+        "ext4",
+        &["-b", "1024", "-O", "metadata_csum_seed,orphan_file"],
+    ),
     ("ext4", &["-O", "inline_data", "-I", "512"]),
     ("ext4", &["-O", "meta_bg,^resize_inode", "-g", "2048"]),
     ("ext4", &["-O", "bigalloc", "-C", "16384"]),
-    ("ext4", &["-O", "mmp,ea_inode,large_dir,encrypt,sparse_super2"]),
+    (
+        "ext4",
+        &["-O", "mmp,ea_inode,large_dir,encrypt,sparse_super2"],
+    ),
 ];
 
 mod needs_peer {
@@ -109,7 +126,9 @@ mod needs_peer {
         let dir = tempfile::tempdir().expect("a directory");
         let image = dir.path().join("image");
         let refused = |bytes: &[u8], reason: &str| {
-            let error = Files::open(device_of(bytes, 512), &cache()).err().expect("refused");
+            let error = Files::open(device_of(bytes, 512), &cache())
+                .err()
+                .expect("refused");
             assert!(error.to_string().contains(reason), "{error}");
             error.kind()
         };
@@ -138,7 +157,9 @@ mod needs_peer {
 
         make(&image, None, "ext4", &["-O", "mmp"], 8);
         let mut used = std::fs::read(&image).expect("read");
-        let at = used.windows(8).position(|w| w == [0x50, 0x4d, 0x4d, 0, 0x50, 0x4d, 0x4d, 0xff]);
+        let at = used
+            .windows(8)
+            .position(|w| w == [0x50, 0x4d, 0x4d, 0, 0x50, 0x4d, 0x4d, 0xff]);
         used[at.expect("the block of the protection") + 4] = 7;
         assert_eq!(refused(&used, "another machine"), Kind::Unsupported);
     }
@@ -152,7 +173,10 @@ mod needs_peer {
         let image = dir.path().join("image");
         make(&image, Some(&source), "ext4", &["-O", "metadata_csum"], 8);
         let mut bytes = std::fs::read(&image).expect("read");
-        let at = bytes.windows(4).rposition(|w| w == b"file").expect("the name");
+        let at = bytes
+            .windows(4)
+            .rposition(|w| w == b"file")
+            .expect("the name");
         bytes[at] = b'F';
         let files = Files::open(device_of(&bytes, 512), &cache()).expect("it opens");
         let error = files.lane().expect("a lane").lookup(foreign::ROOT, b"File");
@@ -172,7 +196,10 @@ mod needs_peer {
         std::os::unix::fs::symlink("t".repeat(100), source.join("link")).expect("linked");
         let image = dir.path().join("image");
         for (format, options) in [
-            ("ext4", &["-b", "1024", "-O", "^metadata_csum,inline_data", "-N", "64"][..]),
+            (
+                "ext4",
+                &["-b", "1024", "-O", "^metadata_csum,inline_data", "-N", "64"][..],
+            ),
             ("ext2", &["-b", "1024", "-N", "64"]),
         ] {
             make(&image, Some(&source), format, options, 1);
@@ -192,7 +219,15 @@ mod needs_root {
     impl<'a> Loop<'a> {
         fn mount(image: &Path, dir: &'a Path, options: &str) -> Loop<'a> {
             let options = format!("loop,{options}");
-            run("mount", &["-o".as_ref(), options.as_ref(), image.as_os_str(), dir.as_os_str()]);
+            run(
+                "mount",
+                &[
+                    "-o".as_ref(),
+                    options.as_ref(),
+                    image.as_os_str(),
+                    dir.as_os_str(),
+                ],
+            );
             Loop(dir)
         }
     }
@@ -215,14 +250,51 @@ mod needs_root {
                 let _mounted = Loop::mount(&image, &at, "rw,acl,user_xattr");
                 grow(&at);
                 add_attributes(&at);
-                run("setfacl", &["-m".as_ref(), "u:12:rw,g:34:r".as_ref(), at.join("odd").as_os_str()]);
-                run("setfacl", &["-d".as_ref(), "-m".as_ref(), "u:12:rw".as_ref(), at.join("a").as_os_str()]);
-                run("mknod", &[at.join("tty").as_os_str(), "c".as_ref(), "4".as_ref(), "64".as_ref()]);
-                run("mknod", &[at.join("disk").as_os_str(), "b".as_ref(), "259".as_ref(), "70000".as_ref()]);
-                run("chown", &["70000:80000".as_ref(), at.join("large").as_os_str()]);
+                run(
+                    "setfacl",
+                    &[
+                        "-m".as_ref(),
+                        "u:12:rw,g:34:r".as_ref(),
+                        at.join("odd").as_os_str(),
+                    ],
+                );
+                run(
+                    "setfacl",
+                    &[
+                        "-d".as_ref(),
+                        "-m".as_ref(),
+                        "u:12:rw".as_ref(),
+                        at.join("a").as_os_str(),
+                    ],
+                );
+                run(
+                    "mknod",
+                    &[
+                        at.join("tty").as_os_str(),
+                        "c".as_ref(),
+                        "4".as_ref(),
+                        "64".as_ref(),
+                    ],
+                );
+                run(
+                    "mknod",
+                    &[
+                        at.join("disk").as_os_str(),
+                        "b".as_ref(),
+                        "259".as_ref(),
+                        "70000".as_ref(),
+                    ],
+                );
+                run(
+                    "chown",
+                    &["70000:80000".as_ref(), at.join("large").as_os_str()],
+                );
                 if *format == "ext4" {
                     let reserved = at.join("reserved");
-                    run("fallocate", &["-l".as_ref(), "300000".as_ref(), reserved.as_os_str()]);
+                    run(
+                        "fallocate",
+                        &["-l".as_ref(), "300000".as_ref(), reserved.as_os_str()],
+                    );
                 }
             }
             let wanted = {

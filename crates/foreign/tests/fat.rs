@@ -41,7 +41,10 @@ fn grow_fat(dir: &Path) {
     file("EMPTY", b"");
     file("SHORT.TXT", b"short");
     file("lower.txt", b"lower");
-    file("A long name with spaces, and (signs)+.text", &noise(1, 5000));
+    file(
+        "A long name with spaces, and (signs)+.text",
+        &noise(1, 5000),
+    );
     file(&"n".repeat(200), b"long");
     file("odd.bin", &noise(2, 100_001));
     file("large.bin", &noise(3, 400_000));
@@ -52,7 +55,10 @@ fn grow_fat(dir: &Path) {
     }
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_234_567_890);
     let times = std::fs::FileTimes::new().set_modified(time);
-    std::fs::File::open(dir.join("odd.bin")).expect("opened").set_times(times).expect("changed");
+    std::fs::File::open(dir.join("odd.bin"))
+        .expect("opened")
+        .set_times(times)
+        .expect("changed");
 }
 
 fn source_in(dir: &Path) -> std::path::PathBuf {
@@ -105,21 +111,37 @@ mod needs_peer {
     fn names_are_found_in_any_case_and_by_their_short_form() {
         let dir = tempfile::tempdir().expect("a directory");
         let source = source_in(dir.path());
-        let bytes = make(&dir.path().join("image"), Some(&source), &["-F", "16"], 16 << 10);
+        let bytes = make(
+            &dir.path().join("image"),
+            Some(&source),
+            &["-F", "16"],
+            16 << 10,
+        );
         let mut lane = open(&bytes, 512).lane().expect("a lane");
         let (node, attr) = lane.lookup(ROOT, b"short.txt").expect("it is found");
         assert_eq!(attr.size, 5);
-        assert_eq!(lane.lookup(ROOT, b"SHORT.TXT").expect("it is found").0, node);
+        assert_eq!(
+            lane.lookup(ROOT, b"SHORT.TXT").expect("it is found").0,
+            node
+        );
         let by_short = lane.lookup(ROOT, b"ALONGN~1.TEX").expect("it is found");
         assert_eq!(by_short.1.size, 5000);
-        assert_eq!(lane.lookup(ROOT, b"none").expect_err("no such name").kind(), Kind::NotFound);
+        assert_eq!(
+            lane.lookup(ROOT, b"none").expect_err("no such name").kind(),
+            Kind::NotFound
+        );
     }
 
     #[test]
     fn a_second_read_touches_no_device() {
         let dir = tempfile::tempdir().expect("a directory");
         let source = source_in(dir.path());
-        let bytes = make(&dir.path().join("image"), Some(&source), &["-F", "32"], 40 << 10);
+        let bytes = make(
+            &dir.path().join("image"),
+            Some(&source),
+            &["-F", "32"],
+            40 << 10,
+        );
         let (device, stats) = counted(device_of(&bytes, 512));
         let files = Files::open(device, &cache()).expect("it opens");
         let first = of_files(&files).expect("all is read");
@@ -132,16 +154,23 @@ mod needs_peer {
     #[test]
     fn what_is_in_use_is_refused_and_partition_tables_are_not_taken_for_it() {
         let dir = tempfile::tempdir().expect("a directory");
-        for (options, kib, at) in [(["-F", "16"], 16 << 10, 0x25), (["-F", "32"], 40 << 10, 0x41)] {
+        for (options, kib, at) in [
+            (["-F", "16"], 16 << 10, 0x25),
+            (["-F", "32"], 40 << 10, 0x41),
+        ] {
             let mut bytes = make(&dir.path().join("image"), None, &options, kib);
             bytes[at] |= 1;
-            let error = Files::open(device_of(&bytes, 512), &cache()).err().expect("refused");
+            let error = Files::open(device_of(&bytes, 512), &cache())
+                .err()
+                .expect("refused");
             assert_eq!(error.kind(), Kind::Unsupported);
             assert!(error.to_string().contains("not unmounted"), "{error}");
         }
         let mut table = vec![0; 1 << 20];
         table[510..512].copy_from_slice(&[0x55, 0xaa]);
-        let error = Files::open(device_of(&table, 512), &cache()).err().expect("refused");
+        let error = Files::open(device_of(&table, 512), &cache())
+            .err()
+            .expect("refused");
         assert_eq!(error.kind(), Kind::NotFound);
     }
 

@@ -17,7 +17,11 @@ fn make(image: &Path, source: &Path, options: &[&str]) -> Vec<u8> {
 }
 
 /// Options of mkisofs with Rock Ridge.
-const ROCK: &[&[&str]] = &[&["-R"], &["-R", "-J", "-joliet-long"], &["-R", "-iso-level", "3", "-V", "LABEL"]];
+const ROCK: &[&[&str]] = &[
+    &["-R"],
+    &["-R", "-J", "-joliet-long"],
+    &["-R", "-iso-level", "3", "-V", "LABEL"],
+];
 
 fn source_in(dir: &Path) -> std::path::PathBuf {
     let source = dir.join("source");
@@ -75,13 +79,20 @@ mod needs_peer {
             let files = Files::open(device_of(&bytes, 512), &cache()).expect("it opens");
             let tree = of_files(&files).expect("all is read");
             let of = |(path, facts): (std::path::PathBuf, common::Facts)| {
-                (path.to_str().expect("text").to_owned(), facts.mode, facts.size)
+                (
+                    path.to_str().expect("text").to_owned(),
+                    facts.mode,
+                    facts.size,
+                )
             };
             tree.into_iter().map(of).collect::<Vec<_>>()
         };
         let joliet = names(&["--norock", "-J", "-joliet-long"]);
         let found: Vec<&str> = joliet.iter().map(|(name, ..)| &**name).collect();
-        assert_eq!(found, ["", "README.TXT", "dir", "dir/A long name äöü 字.text"]);
+        assert_eq!(
+            found,
+            ["", "README.TXT", "dir", "dir/A long name äöü 字.text"]
+        );
         let (dir_mode, text_mode) = (libc::S_IFDIR | 0o555, libc::S_IFREG | 0o444);
         let plain = names(&["--norock", "-iso-level", "1"]);
         assert_eq!(plain[1], ("dir".to_owned(), dir_mode, 2048));
@@ -112,7 +123,8 @@ mod needs_peer {
             let name = format!("dir/file with a name of some length {n}");
             std::fs::write(source.join(name), [n; 300]).expect("written");
         }
-        std::os::unix::fs::symlink("a/target/../of some/length", source.join("link")).expect("linked");
+        std::os::unix::fs::symlink("a/target/../of some/length", source.join("link"))
+            .expect("linked");
         for options in [&["-R"][..], &["--norock", "-J"], &["--norock"]] {
             let bytes = make(&dir.path().join("image"), &source, options);
             let structures = 32_768..bytes.len().min(80_000);
@@ -120,4 +132,3 @@ mod needs_peer {
         }
     }
 }
-

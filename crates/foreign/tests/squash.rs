@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{add_attributes, cache, counted, damage, device_of, grow, of_directory, of_files, run, same};
+use common::{
+    add_attributes, cache, counted, damage, device_of, grow, of_directory, of_files, run, same,
+};
 use foreign::{Files, Kind};
 use std::ffi::OsString;
 use std::path::Path;
@@ -80,7 +82,9 @@ mod needs_peer {
         let source = dir.path().join("source");
         std::fs::create_dir(&source).expect("created");
         let bytes = make(&dir.path().join("image"), &source, &["-comp", "lzo"]);
-        let error = Files::open(device_of(&bytes, 512), &cache()).err().expect("refused");
+        let error = Files::open(device_of(&bytes, 512), &cache())
+            .err()
+            .expect("refused");
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains("lzo"), "{error}");
     }
@@ -93,7 +97,8 @@ mod needs_peer {
         for n in 0..60 {
             std::fs::write(source.join(format!("dir/file{n}")), [n; 3000]).expect("written");
         }
-        std::fs::write(source.join("large"), "text and more text\n".repeat(20_000)).expect("written");
+        std::fs::write(source.join("large"), "text and more text\n".repeat(20_000))
+            .expect("written");
         std::os::unix::fs::symlink("target", source.join("link")).expect("linked");
         for options in KINDS {
             let bytes = make(&dir.path().join("image"), &source, options);
@@ -115,13 +120,27 @@ mod needs_root {
         std::fs::create_dir(&at).expect("created");
         grow(&source);
         add_attributes(&source);
-        run("mknod", &[source.join("tty").as_os_str(), "c".as_ref(), "4".as_ref(), "64".as_ref()]);
-        run("chown", &["70000:80000".as_ref(), source.join("large").as_os_str()]);
+        run(
+            "mknod",
+            &[
+                source.join("tty").as_os_str(),
+                "c".as_ref(),
+                "4".as_ref(),
+                "64".as_ref(),
+            ],
+        );
+        run(
+            "chown",
+            &["70000:80000".as_ref(), source.join("large").as_os_str()],
+        );
         for options in KINDS {
             let image = dir.path().join("image");
             let bytes = make(&image, &source, options);
             let options = "loop,ro".as_ref();
-            run("mount", &["-o".as_ref(), options, image.as_os_str(), at.as_os_str()]);
+            run(
+                "mount",
+                &["-o".as_ref(), options, image.as_os_str(), at.as_os_str()],
+            );
             let wanted = of_directory(&at);
             run("umount", &[&at]);
             let files = Files::open(device_of(&bytes, 512), &cache()).expect("it opens");

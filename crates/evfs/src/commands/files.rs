@@ -79,7 +79,9 @@ fn mode(text: &str) -> std::result::Result<u32, String> {
 Examples:
   evfs mount disk.img /mnt --background
   evfs mount disk.img /mnt --fileset monday          mount a snapshot or another fileset
-  evfs unmount /mnt
+  evfs mount /dev/sdb1 /mnt --passphrase             an encrypted stick with ext4
+
+Besides its own file system, it mounts ext2, ext3, ext4, SquashFS, ISO 9660 and FAT, read-only.
 
 sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for the \
 whole file system. Otherwise all data is written out after 100 ms without a change.

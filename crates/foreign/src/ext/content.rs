@@ -48,7 +48,8 @@ impl Ext {
             let place = match run.first {
                 None => Place::Zeros,
                 Some(first) => {
-                    self.superblock.check_run(first, (within + len).div_ceil(unit))?;
+                    self.superblock
+                        .check_run(first, (within + len).div_ceil(unit))?;
                     Place::Device(first * unit + within)
                 }
             };

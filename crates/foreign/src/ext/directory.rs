@@ -158,7 +158,10 @@ fn check(bytes: &[u8], dir: &Inode, number: u64) -> Result<()> {
     let good = match index_at(bytes, dir, number)? {
         Some(at) => {
             // The numbers of possible and of used entries precede the entries, as the first one.
-            let (limit, used) = (usize::from(le16(bytes, at)?), usize::from(le16(bytes, at + 2)?));
+            let (limit, used) = (
+                usize::from(le16(bytes, at)?),
+                usize::from(le16(bytes, at + 2)?),
+            );
             let tail = at + limit * INDEX_ENTRY_BYTES;
             let mut found = crc(seed, part(bytes, 0, at + used * INDEX_ENTRY_BYTES)?);
             found = crc(found, part(bytes, tail, 4)?);

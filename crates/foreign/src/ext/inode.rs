@@ -48,12 +48,9 @@ impl Inode {
         }
         let has = |end: usize| fields_end >= end;
         let generation = le32(b, 0x64)?;
-        let seed = superblock.seed.map(|seed| {
-            crc(
-                crc(seed, &ino.to_le_bytes()),
-                &generation.to_le_bytes(),
-            )
-        });
+        let seed = superblock
+            .seed
+            .map(|seed| crc(crc(seed, &ino.to_le_bytes()), &generation.to_le_bytes()));
         if let Some(seed) = seed {
             check(b, seed, has(0x84), ino)?;
         }
@@ -187,7 +184,9 @@ fn check(bytes: &[u8], seed: u32, has_high: bool, ino: u32) -> Result<()> {
     if found == wanted {
         Ok(())
     } else {
-        Err(Error::corrupt(format!("the checksum of inode {ino} is wrong")))
+        Err(Error::corrupt(format!(
+            "the checksum of inode {ino} is wrong"
+        )))
     }
 }
 

@@ -195,7 +195,9 @@ impl Superblock {
         }
         self.groups = (self.blocks - self.first_data_block).div_ceil(self.blocks_per_group);
         if u64::from(self.inodes) > self.groups * u64::from(self.inodes_per_group) {
-            return Err(Error::corrupt("the superblock has more inodes than its groups"));
+            return Err(Error::corrupt(
+                "the superblock has more inodes than its groups",
+            ));
         }
         Ok(())
     }
@@ -229,7 +231,9 @@ impl Superblock {
         self.offset(block)?;
         match block.checked_add(count) {
             Some(end) if end <= self.blocks => Ok(()),
-            _ => Err(Error::corrupt(format!("block {block} and the {count} after it do not exist"))),
+            _ => Err(Error::corrupt(format!(
+                "block {block} and the {count} after it do not exist"
+            ))),
         }
     }
 
@@ -266,7 +270,9 @@ impl Superblock {
     /// Returns the offset of the descriptor of a block group.
     fn descriptor_offset(&self, group: u64) -> Result<u64> {
         if group >= self.groups {
-            return Err(Error::corrupt(format!("block group {group} does not exist")));
+            return Err(Error::corrupt(format!(
+                "block group {group} does not exist"
+            )));
         }
         let in_block = self.block_bytes / self.descriptor_bytes;
         let (number, index) = (group / in_block, group % in_block);
@@ -292,7 +298,10 @@ impl Superblock {
             return true;
         }
         if self.compat & SPARSE_SUPER2 != 0 {
-            return self.backups.iter().any(|backup| u64::from(*backup) == group);
+            return self
+                .backups
+                .iter()
+                .any(|backup| u64::from(*backup) == group);
         }
         if group == 1 || self.ro_compat & SPARSE_SUPER == 0 {
             return true;

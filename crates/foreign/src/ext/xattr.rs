@@ -58,7 +58,9 @@ impl Attribute {
         if self.is_inline_rest() {
             return None;
         }
-        let prefix = PREFIXES.get(usize::from(self.prefix)).filter(|p| !p.is_empty())?;
+        let prefix = PREFIXES
+            .get(usize::from(self.prefix))
+            .filter(|p| !p.is_empty())?;
         Some([prefix, &self.name[..]].concat())
     }
 }

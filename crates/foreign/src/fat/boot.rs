@@ -50,9 +50,8 @@ pub(crate) fn is_there(disk: &mut Disk) -> Result<bool> {
     let jumps = matches!(le8(b, 0)?, 0xe9 | 0xeb) && le16(b, 510)? == 0xaa55;
     let other = matches!(part(b, 3, 8)?, b"NTFS    " | b"EXFAT   " | b"-FVE-FS-");
     let sector = le16(b, 11)?;
-    let sizes = (512..=4096).contains(&sector)
-        && sector.is_power_of_two()
-        && le8(b, 13)?.is_power_of_two();
+    let sizes =
+        (512..=4096).contains(&sector) && sector.is_power_of_two() && le8(b, 13)?.is_power_of_two();
     let counts = le16(b, 14)? > 0 && matches!(le8(b, 16)?, 1 | 2) && le8(b, 21)? >= 0xf0;
     Ok(jumps && !other && sizes && counts)
 }
@@ -123,7 +122,9 @@ impl Boot {
         };
         if le8(b, more + 2)? == 0x29 {
             boot.id = le32(b, more + 3)?;
-            let label = String::from_utf8_lossy(part(b, more + 7, 11)?).trim().to_owned();
+            let label = String::from_utf8_lossy(part(b, more + 7, 11)?)
+                .trim()
+                .to_owned();
             if label != "NO NAME" {
                 boot.label = label.chars().filter(|c| !c.is_control()).collect();
             }

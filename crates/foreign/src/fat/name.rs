@@ -13,7 +13,10 @@ const PARTS_MAX: u8 = 20;
 /// Decodes a short name.
 pub(super) fn short_name(raw: &[u8; 32]) -> Vec<u8> {
     let decode = |bytes: &[u8], lower: bool| -> String {
-        let end = bytes.iter().rposition(|b| *b != b' ').map_or(0, |last| last + 1);
+        let end = bytes
+            .iter()
+            .rposition(|b| *b != b' ')
+            .map_or(0, |last| last + 1);
         let chars = bytes[..end].iter().map(|b| match *b {
             ascii @ 0..128 => char::from(ascii),
             upper => UPPER.chars().nth(usize::from(upper - 128)).unwrap_or('_'),
@@ -62,19 +65,30 @@ impl LongName {
             return;
         }
         let places = [1, 3, 5, 7, 9, 14, 16, 18, 20, 22, 24, 28, 30];
-        self.parts.push(places.map(|at| u16::from_le_bytes([raw[at], raw[at + 1]])));
+        self.parts
+            .push(places.map(|at| u16::from_le_bytes([raw[at], raw[at + 1]])));
         self.next -= 1;
     }
 
     /// Returns the name, if it is complete and belongs to the entry that follows it.
     pub fn finish(self, short: &[u8; 32]) -> Option<Vec<u8>> {
-        let sum = short[..11].iter().fold(0u8, |sum, b| sum.rotate_right(1).wrapping_add(*b));
+        let sum = short[..11]
+            .iter()
+            .fold(0u8, |sum, b| sum.rotate_right(1).wrapping_add(*b));
         if self.parts.is_empty() || self.next != 0 || sum != self.sum {
             return None;
         }
-        let units = self.parts.iter().rev().flatten().copied().take_while(|unit| *unit != 0);
+        let units = self
+            .parts
+            .iter()
+            .rev()
+            .flatten()
+            .copied()
+            .take_while(|unit| *unit != 0);
         let chars = char::decode_utf16(units);
-        let name: String = chars.map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER)).collect();
+        let name: String = chars
+            .map(|c| c.unwrap_or(char::REPLACEMENT_CHARACTER))
+            .collect();
         Some(name.into_bytes())
     }
 }

@@ -83,7 +83,9 @@ pub(super) fn short_time(b: &[u8]) -> Time {
 /// Decodes a time of seventeen bytes: the same as digits, with hundredths of a second.
 pub(super) fn long_time(b: &[u8]) -> Time {
     let number = |at: usize, len: usize| -> i64 {
-        let digits = b.get(at..at + len).and_then(|d| std::str::from_utf8(d).ok());
+        let digits = b
+            .get(at..at + len)
+            .and_then(|d| std::str::from_utf8(d).ok());
         digits.and_then(|d| d.parse().ok()).unwrap_or(0)
     };
     let zone = b.get(16).copied().unwrap_or(0).cast_signed();
@@ -99,13 +101,18 @@ fn time((year, month, day): (i64, i64, i64), clock: (i64, i64, i64), zone: i8) -
     // The days of a year that begins in March, so that a leap day is the last one.
     let years = if month > 2 { year } else { year - 1 };
     let months = (month + 9) % 12;
-    let days = years * 365 + years.div_euclid(4) - years.div_euclid(100) + years.div_euclid(400)
+    let days = years * 365 + years.div_euclid(4) - years.div_euclid(100)
+        + years.div_euclid(400)
         + (months * 306 + 5) / 10
         + day
         - 1
         - 719_468;
     let (hour, minute, second) = clock;
-    let zone = if (-52..=52).contains(&zone) { i64::from(zone) } else { 0 };
+    let zone = if (-52..=52).contains(&zone) {
+        i64::from(zone)
+    } else {
+        0
+    };
     Time {
         seconds: days * 86_400 + hour * 3600 + minute * 60 + second - zone * 900,
         nanos: 0,

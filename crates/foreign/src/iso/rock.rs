@@ -36,10 +36,12 @@ pub(super) struct Rock {
 /// precede them in every record.
 pub(super) fn skip(system_use: &[u8]) -> Option<usize> {
     // A CD-ROM XA has 14 bytes of its own before.
-    [0, 14].into_iter().find_map(|at| match system_use.get(at..at + 7)? {
-        [b'S', b'P', 7, 1, 0xbe, 0xef, skip] => Some(usize::from(*skip)),
-        _ => None,
-    })
+    [0, 14]
+        .into_iter()
+        .find_map(|at| match system_use.get(at..at + 7)? {
+            [b'S', b'P', 7, 1, 0xbe, 0xef, skip] => Some(usize::from(*skip)),
+            _ => None,
+        })
 }
 
 impl Rock {
@@ -56,7 +58,9 @@ impl Rock {
                 if len < 4 {
                     break;
                 }
-                let Ok(entry) = part(&area, at, len) else { break };
+                let Ok(entry) = part(&area, at, len) else {
+                    break;
+                };
                 match &entry[..2] {
                     b"CE" if len >= 28 => {
                         let (block, offset) = (le32(entry, 4)?, le32(entry, 12)?);

@@ -4,9 +4,7 @@ use crate::disk::Disk;
 use crate::error::Error;
 use crate::guard::guarded;
 use crate::tree::{Node, Piece, Place, Tree};
-use block::{
-    Backlog, Buf, BufPool, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait,
-};
+use block::{Backlog, Buf, BufPool, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait};
 use cache::{FileId, FileRequest, PagerInfo};
 use layer_cpu::{Layer, within};
 use slab::Slab;
@@ -125,9 +123,13 @@ impl TreeQueue {
                 return Ok(Vec::new());
             }
             let pieces = tree.map(disk, node, offset..end)?;
-            let total = pieces.iter().try_fold(0u64, |sum, p| sum.checked_add(p.len));
+            let total = pieces
+                .iter()
+                .try_fold(0u64, |sum, p| sum.checked_add(p.len));
             if total != Some(end - offset) {
-                return Err(Error::corrupt("the storage of a file is not as long as the file"));
+                return Err(Error::corrupt(
+                    "the storage of a file is not as long as the file",
+                ));
             }
             Ok(pieces)
         })?;
@@ -162,7 +164,10 @@ impl TreeQueue {
             && from.checked_add(total).is_some_and(|end| end <= size);
         if whole && let Some(bufs) = running.bufs.take() {
             running.left += 1;
-            let tag = self.children.insert(Child { of: key, copy: None }) as u64;
+            let tag = self.children.insert(Child {
+                of: key,
+                copy: None,
+            }) as u64;
             let op = Op::Read { offset: from, bufs };
             return self.below.submit(Request { tag, op });
         }
@@ -181,7 +186,10 @@ impl TreeQueue {
             let copy = Some((at, (from - first) as usize, part as usize));
             let tag = self.children.insert(Child { of: key, copy }) as u64;
             let bufs = Buf::zeroed((end - first) as usize).into();
-            let op = Op::Read { offset: first, bufs };
+            let op = Op::Read {
+                offset: first,
+                bufs,
+            };
             running.left += 1;
             self.below.submit(Request { tag, op });
             at += part as usize;

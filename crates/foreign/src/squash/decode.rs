@@ -41,10 +41,8 @@ impl Method {
     pub fn decode(self, bytes: &[u8], most: usize) -> Result<Vec<u8>> {
         let failed = || Error::corrupt("compressed data is damaged");
         match self {
-            Method::Gzip => {
-                miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(bytes, most)
-                    .map_err(|_| failed())
-            }
+            Method::Gzip => miniz_oxide::inflate::decompress_to_vec_zlib_with_limit(bytes, most)
+                .map_err(|_| failed()),
             Method::Xz => {
                 let mut out = Vec::with_capacity(most);
                 let reader = lzma_rust2::XzReader::new_mem_limit(bytes, false, XZ_KIB);

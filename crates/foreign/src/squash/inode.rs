@@ -139,10 +139,7 @@ impl Inode {
                 attr.links = le32(&reader.take(disk, at, 4)?, 0)?;
                 if matches!(kind, libc::S_IFBLK | libc::S_IFCHR) {
                     let device = le32(&reader.take(disk, at, 4)?, 0)?;
-                    attr.device = (
-                        device >> 8 & 0xfff,
-                        device & 0xff | device >> 12 & 0xf_ff00,
-                    );
+                    attr.device = (device >> 8 & 0xfff, device & 0xff | device >> 12 & 0xf_ff00);
                 }
                 if extended {
                     attributes = le32(&reader.take(disk, at, 4)?, 0)?;
@@ -158,7 +155,9 @@ impl Inode {
             && let Ok(set) = reader.attributes(disk, index)
         {
             // As the kernel counts them.
-            attr.blocks = attr.blocks.saturating_add(u64::from(set.bytes).div_ceil(512));
+            attr.blocks = attr
+                .blocks
+                .saturating_add(u64::from(set.bytes).div_ceil(512));
         }
         Ok(Inode {
             attr,

@@ -171,7 +171,9 @@ impl Reader {
             return Err(Error::corrupt("a table does not exist"));
         }
         let in_block = (BLOCK_BYTES / bytes) as u64;
-        let place = (index / in_block).checked_mul(8).and_then(|at| list.checked_add(at));
+        let place = (index / in_block)
+            .checked_mul(8)
+            .and_then(|at| list.checked_add(at));
         let place = place.ok_or_else(|| Error::corrupt("a table is too long"))?;
         let block = le64(&disk.bytes(place, 8)?, 0)?;
         let within = (index % in_block) as usize * bytes;

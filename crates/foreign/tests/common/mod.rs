@@ -78,13 +78,18 @@ pub fn grow(dir: &Path) {
     file(&"n".repeat(255), b"long");
     let sparse = std::fs::File::create(dir.join("sparse")).expect("created");
     sparse.write_all_at(&noise(5, 5000), 0).expect("written");
-    sparse.write_all_at(&noise(6, 5000), 2_000_001).expect("written");
+    sparse
+        .write_all_at(&noise(6, 5000), 2_000_001)
+        .expect("written");
     sparse.write_all_at(b"the end", 5 << 20).expect("written");
     std::fs::create_dir_all(dir.join("a/b/c/d")).expect("created");
     file("a/b/c/d/deep", b"deep");
     std::fs::create_dir(dir.join("many")).expect("created");
     for n in 0..700 {
-        file(&format!("many/file number {n} of a large directory"), &noise(n, 17));
+        file(
+            &format!("many/file number {n} of a large directory"),
+            &noise(n, 17),
+        );
     }
     std::fs::create_dir(dir.join("none")).expect("created");
     symlink("one", dir.join("link")).expect("linked");
@@ -93,13 +98,25 @@ pub fn grow(dir: &Path) {
     symlink("t".repeat(900), dir.join("link900")).expect("linked");
     std::fs::hard_link(dir.join("odd"), dir.join("a/odd too")).expect("linked");
     run("mkfifo", &[dir.join("fifo")]);
-    for (name, mode) in [("one", 0o600), ("small", 0o4755), ("none", 0o1777), ("block", 0o400)] {
+    for (name, mode) in [
+        ("one", 0o600),
+        ("small", 0o4755),
+        ("none", 0o1777),
+        ("block", 0o400),
+    ] {
         let mode = std::fs::Permissions::from_mode(mode);
         std::fs::set_permissions(dir.join(name), mode).expect("changed");
     }
-    for (name, seconds) in [("one", 1), ("odd", 1 << 30), ("small", 3_000_000_000), ("a", 86_400)] {
+    for (name, seconds) in [
+        ("one", 1),
+        ("odd", 1 << 30),
+        ("small", 3_000_000_000),
+        ("a", 86_400),
+    ] {
         let time = SystemTime::UNIX_EPOCH + Duration::new(seconds, 123_456_789);
-        let times = std::fs::FileTimes::new().set_accessed(time).set_modified(time);
+        let times = std::fs::FileTimes::new()
+            .set_accessed(time)
+            .set_modified(time);
         let file = std::fs::File::open(dir.join(name)).expect("opened");
         file.set_times(times).expect("changed");
     }
@@ -121,7 +138,9 @@ pub fn add_attributes(dir: &Path) {
 fn attributes_of(path: &Path) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let mut names = vec![0; 65_536];
     let len = rustix::fs::llistxattr(path, &mut names[..]).unwrap_or(0);
-    let names = names[..len].split(|b| *b == 0).filter(|name| !name.is_empty());
+    let names = names[..len]
+        .split(|b| *b == 0)
+        .filter(|name| !name.is_empty());
     let read = |name: &[u8]| {
         let mut value = vec![0; 65_536];
         let len = rustix::fs::lgetxattr(path, name, &mut value[..]).expect("an attribute");
@@ -224,7 +243,9 @@ pub fn of_files(files: &Arc<Files>) -> foreign::Result<Tree> {
         let attr = lane.attr(node)?;
         if attr.is_dir() {
             for (n, entry) in list(lane, node)?.into_iter().enumerate() {
-                let dots = [&b"."[..], b".."].get(n).is_some_and(|dot| entry.name == *dot);
+                let dots = [&b"."[..], b".."]
+                    .get(n)
+                    .is_some_and(|dot| entry.name == *dot);
                 assert_eq!(entry.node == 0, dots, "{:?}", entry.name);
                 if !dots {
                     let (found, of_name) = lane.lookup(node, &entry.name)?;
@@ -331,7 +352,10 @@ pub fn device_of(bytes: &[u8], block: u32) -> Arc<dyn BlockDevice> {
     let device = Mem::new(size, block);
     let mut padded = bytes.to_vec();
     padded.resize(size as usize, 0);
-    Blocking::open(&device).expect("a queue").write_at(0, &padded).expect("written");
+    Blocking::open(&device)
+        .expect("a queue")
+        .write_at(0, &padded)
+        .expect("written");
     Arc::new(device)
 }
 
@@ -364,7 +388,11 @@ pub fn damage(image: &[u8], structures: &[std::ops::Range<usize>]) {
         for seed in 0..count {
             let mut bytes = image.clone();
             let random = noise(seed ^ 0x5eed_0000, 8 * 64);
-            let mut numbers = random.as_chunks::<8>().0.iter().map(|n| u64::from_le_bytes(*n));
+            let mut numbers = random
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|n| u64::from_le_bytes(*n));
             let mut below = |bound: usize| {
                 (numbers.next().expect("enough numbers") % bound.max(1) as u64) as usize
             };
