@@ -104,7 +104,7 @@ pub struct Piece {
 /// Capacity of a file system.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Space {
-    /// Bytes of a block.
+    /// Unit of the counts below, in bytes.
     pub block_bytes: u32,
     /// Number of blocks.
     pub blocks: u64,

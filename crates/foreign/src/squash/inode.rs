@@ -12,7 +12,7 @@ const NONE: u32 = u32::MAX;
 /// Longest target of a symbolic link.
 const TARGET_BYTES_MAX: u32 = 4096;
 
-/// An inode.
+/// A file or directory as it is stored.
 pub(super) struct Inode {
     pub attr: Attr,
     pub kind: Kind,
