@@ -322,7 +322,7 @@ impl Tree for Iso {
                     return Err(Error::corrupt("a name is not valid"));
                 }
                 let node = match (is_dir, rock.child) {
-                    (_, Some(block)) => u64::from(block) * SECTOR | 1,
+                    (_, Some(block)) => (u64::from(block) * SECTOR) | 1,
                     (true, None) => self.dir_node(&record, disk.size())?,
                     (false, None) => start + at,
                 };

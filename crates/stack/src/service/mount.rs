@@ -6,7 +6,7 @@
 
 use super::health::State;
 use super::status::{ExportAt, Space, Status};
-use super::{Built, Closing, Graph, Tree, check_mount_point, foreign_mount};
+use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
 use crate::filesystem::{execute, open_counted, resolve};
@@ -118,9 +118,6 @@ pub(super) fn build(
     settings: &Settings,
     cache: &ProcessCache,
 ) -> Result<Built> {
-    if let Some(built) = foreign_mount::build(spec, open, cache)? {
-        return Ok(built);
-    }
     let name = spec.device.display().to_string();
     let read_only = spec.read_only || open.device.info().read_only;
     let (fs, device, stats) = open_counted(open, &name, settings, Access::read_only_if(read_only))?;
