@@ -34,9 +34,10 @@ impl Records {
             .take_while(|b| *b != 0)
             .collect();
         let size = u64::from(le32(&head, 32)?);
-        match size <= BLOCK - HEAD {
-            true => Ok((name, size)),
-            false => Err(Error::corrupt("a record is too long")),
+        if size <= BLOCK - HEAD {
+            Ok((name, size))
+        } else {
+            Err(Error::corrupt("a record is too long"))
         }
     }
 }

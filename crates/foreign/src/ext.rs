@@ -62,9 +62,10 @@ impl Ext {
 
     fn dir(&self, disk: &mut Disk, node: Node) -> Result<Inode> {
         let inode = self.inode(disk, node)?;
-        match inode.attr.is_dir() {
-            true => Ok(inode),
-            false => Err(Kind::NotDirectory.into()),
+        if inode.attr.is_dir() {
+            Ok(inode)
+        } else {
+            Err(Kind::NotDirectory.into())
         }
     }
 }

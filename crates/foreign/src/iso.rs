@@ -239,9 +239,10 @@ impl Tree for Iso {
     fn attr(&self, disk: &mut Disk, node: Node) -> Result<Attr> {
         let file = self.file(disk, node)?;
         let is_dir = file.record.flags & DIRECTORY != 0;
-        let default = match is_dir {
-            true => libc::S_IFDIR | 0o555,
-            false => libc::S_IFREG | file.record.permissions(),
+        let default = if is_dir {
+            libc::S_IFDIR | 0o555
+        } else {
+            libc::S_IFREG | file.record.permissions()
         };
         let rock = &file.rock;
         let (mode, links, uid, gid) = rock.posix.unwrap_or((default, 1, 0, 0));

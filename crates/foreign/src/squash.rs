@@ -98,9 +98,10 @@ impl Squash {
     }
 
     fn node_of(&self, reference: u64) -> Node {
-        match reference == self.reader.root {
-            true => ROOT,
-            false => reference + FIRST_NODE,
+        if reference == self.reader.root {
+            ROOT
+        } else {
+            reference + FIRST_NODE
         }
     }
 
@@ -211,9 +212,10 @@ impl Squash {
 
     /// Returns the number of blocks of a file, without its fragment.
     fn block_count(&self, size: u64, has_fragment: bool) -> u64 {
-        match has_fragment {
-            true => size / self.reader.block_bytes,
-            false => size.div_ceil(self.reader.block_bytes),
+        if has_fragment {
+            size / self.reader.block_bytes
+        } else {
+            size.div_ceil(self.reader.block_bytes)
         }
     }
 }

@@ -86,9 +86,10 @@ impl Ext {
                 len if bytes.len() >= 65_536 => len & 65_532 | (len & 3) << 16,
                 len => len,
             };
-            let name_len = match self.superblock.has_types_in_names() {
-                true => usize::from(le8(bytes, at + 6)?),
-                false => usize::from(le16(bytes, at + 6)?),
+            let name_len = if self.superblock.has_types_in_names() {
+                usize::from(le8(bytes, at + 6)?)
+            } else {
+                usize::from(le16(bytes, at + 6)?)
             };
             let good = len >= 12
                 && len.is_multiple_of(4)
@@ -99,9 +100,10 @@ impl Ext {
             }
             if ino != 0 && start + at as u64 >= from {
                 let name = part(bytes, at + 8, name_len)?;
-                let kind = match self.superblock.has_types_in_names() {
-                    true => TYPES.get(usize::from(le8(bytes, at + 7)?)),
-                    false => None,
+                let kind = if self.superblock.has_types_in_names() {
+                    TYPES.get(usize::from(le8(bytes, at + 7)?))
+                } else {
+                    None
                 };
                 let next = start + (at + len) as u64;
                 to.push(entry(dir, name, ino, kind.copied().unwrap_or(0), next)?);
@@ -176,9 +178,10 @@ fn check(bytes: &[u8], dir: &Inode, number: u64) -> Result<()> {
                 && crc(seed, part(bytes, 0, tail)?) == le32(bytes, tail + 8)?
         }
     };
-    match good {
-        true => Ok(()),
-        false => Err(dir.corrupt("the checksum of a directory is wrong")),
+    if good {
+        Ok(())
+    } else {
+        Err(dir.corrupt("the checksum of a directory is wrong"))
     }
 }
 

@@ -91,9 +91,10 @@ impl Inode {
             let extra = if has(extra + 4) { le32(b, extra)? } else { 0 };
             Ok(time(le32(b, at)?, extra))
         };
-        let created = match has(0x94) {
-            true => Some(time(0x90, 0x94)?),
-            false => None,
+        let created = if has(0x94) {
+            Some(time(0x90, 0x94)?)
+        } else {
+            None
         };
         let attr = Attr {
             ino: u64::from(ino),

@@ -137,10 +137,7 @@ impl Superblock {
             0 => 128,
             _ => u64::from(le16(b, 0x58)?),
         };
-        let descriptor_bytes = match wide {
-            true => u64::from(le16(b, 0xfe)?),
-            false => 32,
-        };
+        let descriptor_bytes = if wide { u64::from(le16(b, 0xfe)?) } else { 32 };
         let mut superblock = Superblock {
             block_bytes,
             blocks: join(high(0x150)?, le32(b, 0x4)?),
@@ -257,9 +254,10 @@ impl Superblock {
                 return Err(Error::corrupt(why));
             }
         }
-        let high = match self.descriptor_bytes >= 64 {
-            true => le32(&bytes, 0x28)?,
-            false => 0,
+        let high = if self.descriptor_bytes >= 64 {
+            le32(&bytes, 0x28)?
+        } else {
+            0
         };
         let table = join(high, le32(&bytes, 0x8)?);
         let within = index * self.inode_bytes;

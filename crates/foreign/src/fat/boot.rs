@@ -154,11 +154,12 @@ impl Boot {
                 raw[3] & 0x08 != 0
             }
         };
-        match clean && self.state & 1 == 0 {
-            true => Ok(()),
-            false => Err(Error::unsupported(
+        if clean && self.state & 1 == 0 {
+            Ok(())
+        } else {
+            Err(Error::unsupported(
                 "it was not unmounted, or is in use; unmount it, or run `fsck.vfat` on it",
-            )),
+            ))
         }
     }
 

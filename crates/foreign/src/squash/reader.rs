@@ -134,9 +134,10 @@ impl Reader {
         let (len, compressed) = decode::header(&head)?;
         let start = at + HEADER_BYTES;
         let raw = disk.bytes(start, len)?;
-        let content = match compressed {
-            true => self.method.decode(&raw, BLOCK_BYTES)?,
-            false => raw,
+        let content = if compressed {
+            self.method.decode(&raw, BLOCK_BYTES)?
+        } else {
+            raw
         };
         let decoded: (Arc<[u8]>, u64) = (content.into(), start + len as u64);
         self.structures.insert(at, decoded.clone());
@@ -232,9 +233,10 @@ impl Reader {
             return Err(Error::corrupt("a block of data is too long"));
         }
         let raw = disk.bytes_once(at, stored as usize)?;
-        let content: Arc<[u8]> = match is_plain(len) {
-            true => raw.into(),
-            false => self.method.decode(&raw, self.block_bytes as usize)?.into(),
+        let content: Arc<[u8]> = if is_plain(len) {
+            raw.into()
+        } else {
+            self.method.decode(&raw, self.block_bytes as usize)?.into()
         };
         self.data.insert(at, Arc::clone(&content));
         Ok(content)
