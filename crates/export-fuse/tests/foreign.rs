@@ -135,7 +135,7 @@ fn fill(dir: &Path) {
     let large: Vec<u8> = (0..3_000_000u32).map(|n| (n ^ n >> 9) as u8).collect();
     write("large", &large);
     write("unreadable", b"secret");
-    let private = std::fs::Permissions::from_mode(0);
+    let private = std::fs::Permissions::from_mode(0o000);
     std::fs::set_permissions(dir.join("unreadable"), private).expect("changed");
     let sparse = std::fs::File::create(dir.join("sparse")).expect("created");
     sparse.write_all_at(b"the end", 3 << 20).expect("written");

@@ -89,9 +89,7 @@ mod needs_peer {
                     }
                     facts.attributes.clear();
                     // An inode of 128 bytes has 32 bits for a time.
-                    if facts.modified.0 > i64::from(i32::MAX) {
-                        facts.modified.0 = 0;
-                    } else if facts.modified.0 < 0 {
+                    if !(0..=i64::from(i32::MAX)).contains(&facts.modified.0) {
                         facts.modified.0 = 0;
                     }
                     facts
