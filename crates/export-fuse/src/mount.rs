@@ -1,9 +1,10 @@
 //! A mounted file system, from start to end.
 
 use crate::config::MountConfig;
+use crate::foreign::ForeignTree;
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Settings, Users, WhenBusy};
+use fuse_mount::{Error, Serve, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -65,10 +66,32 @@ impl Mount {
         files: &Arc<fs::Files>,
         on_block_device: bool,
     ) -> Result<Mount, Error> {
-        let ended = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
-        let ended = Arc::new(ended);
-        let recall = Recall(Arc::default());
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let tree = Tree::new(files, config, Arc::clone(&recall.0), Arc::clone(&ended));
+        Mount::serve(config, tree, (recall, ended), on_block_device)
+    }
+
+    /// Mounts a file system of another program, read-only. The caller closes the files after the
+    /// unmount.
+    ///
+    /// # Errors
+    /// As [`fuse_mount::Mount::start`].
+    pub fn start_foreign(config: MountConfig, files: Arc<foreign::Files>) -> Result<Mount, Error> {
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
+        let config = MountConfig {
+            read_only: true,
+            ..config
+        };
+        let tree = ForeignTree::new(files, &config, Arc::clone(&ended));
+        Mount::serve(&config, tree, (recall, ended), false)
+    }
+
+    fn serve(
+        config: &MountConfig,
+        tree: impl Serve,
+        (recall, ended): (Recall, Arc<Waker>),
+        on_block_device: bool,
+    ) -> Result<Mount, Error> {
         let settings = Settings {
             mountpoint: config.mountpoint.clone(),
             source: config.source.clone(),
@@ -155,6 +178,11 @@ impl Mount {
     pub fn wait(self) {
         self.mount.wait();
     }
+}
+
+fn eventfd() -> Result<Arc<Waker>, Error> {
+    let made = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
+    Ok(Arc::new(made))
 }
 
 /// Waits up to `time` for a descriptor to become readable.

@@ -1,6 +1,6 @@
 //! The files of a fileset as served to the kernel.
 
-mod caller;
+pub(crate) mod caller;
 mod content;
 mod convert;
 mod handles;
@@ -13,6 +13,7 @@ mod syncs;
 mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
+pub(crate) use ops::give;
 
 use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;

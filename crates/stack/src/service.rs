@@ -15,6 +15,7 @@
 mod attach;
 mod cell;
 mod counters;
+mod foreign_mount;
 mod health;
 mod hub;
 mod mount;
@@ -205,7 +206,10 @@ impl Service {
         let settings = target.settings;
         let built = match spec {
             ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, cache)?,
-            ServiceSpec::Mount(spec) => mount::build(spec, &open, settings, cache)?,
+            ServiceSpec::Mount(spec) => match foreign_mount::build(spec, &open, cache)? {
+                Some(built) => built,
+                None => mount::build(spec, &open, settings, cache)?,
+            },
             ServiceSpec::Serve(spec) => cell::build(spec, &open, run_dir, settings, cache)?,
         };
         let mut service = Service {

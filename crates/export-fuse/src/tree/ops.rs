@@ -415,7 +415,7 @@ fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New>
 }
 
 /// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
-fn give(reply: Reply<'_>, value: &[u8], size: u32) {
+pub(crate) fn give(reply: Reply<'_>, value: &[u8], size: u32) {
     match size as usize {
         0 => reply.xattr_size(value.len() as u32),
         size if size < value.len() => reply.error(Errno::RANGE),

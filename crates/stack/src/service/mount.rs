@@ -102,6 +102,24 @@ impl MountSpec {
         }
         check_mount_point(&self.folder)
     }
+
+    /// Returns the configuration of the mount.
+    pub(super) fn config(&self, read_only: bool) -> MountConfig {
+        let defaults = MountConfig::new(self.folder.clone());
+        MountConfig {
+            source: self.source.clone().unwrap_or(defaults.source),
+            threads: self.threads.unwrap_or(defaults.threads),
+            allow_other: self.allow_other.unwrap_or(defaults.allow_other),
+            read_only,
+            exclusive: self.exclusive,
+            suid: self.suid,
+            dev: self.dev,
+            exec: self.exec,
+            atime: self.atime,
+            sync_timeout: self.sync_timeout,
+            ..defaults
+        }
+    }
 }
 
 /// Builds the graph over an open DEVICE, up to the files of the fileset to mount.
@@ -120,20 +138,7 @@ pub(super) fn build(
         .map_err(failed("mount from"))?;
     let read_only = read_only || fileset.is_snapshot().map_err(failed("read"))?;
     let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
-    let defaults = MountConfig::new(spec.folder.clone());
-    let config = MountConfig {
-        source: spec.source.clone().unwrap_or(defaults.source),
-        threads: spec.threads.unwrap_or(defaults.threads),
-        allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
-        read_only,
-        exclusive: spec.exclusive,
-        suid: spec.suid,
-        dev: spec.dev,
-        exec: spec.exec,
-        atime: spec.atime,
-        sync_timeout: spec.sync_timeout,
-        ..defaults
-    };
+    let config = spec.config(read_only);
     let superblock = fs.superblock();
     let status = Status {
         uuid: uuid_text(&superblock.uuid),

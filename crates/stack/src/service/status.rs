@@ -76,6 +76,9 @@ pub struct Status {
     /// Mounted fileset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fileset: Option<String>,
+    /// Format of a mounted file system of another program, such as `ext4`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<&'static str>,
     /// Served cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
@@ -158,6 +161,17 @@ pub struct Space {
 }
 
 impl Space {
+    /// Reads the use of space of a file system of another program.
+    pub(crate) fn of_foreign(files: &foreign::Files) -> Space {
+        let space = files.tree().space();
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_bytes));
+        Space {
+            size_bytes: bytes(space.blocks),
+            free_bytes: bytes(space.free),
+            available_bytes: bytes(space.available),
+        }
+    }
+
     /// Reads the use of space of a file system.
     pub(crate) fn of(fs: &fs::Fs) -> Space {
         let usage = fs.usage();
@@ -214,6 +228,7 @@ impl Status {
                 keys_locked: secret::all_locked(),
             }),
             fileset: None,
+            format: None,
             cell: None,
             in_use_record: open.disk.in_use_record(),
             read_only: info.read_only,
