@@ -405,7 +405,8 @@ impl Stress {
             18 => self.file(OFlags::empty())?.sync_data(),
             _ => {
                 let entries = fs::read_dir(path.parent().unwrap())?;
-                assert!(entries.count() <= 25, "more entries than names");
+                let entries = entries.collect::<io::Result<Vec<_>>>()?;
+                assert!(entries.len() <= 25, "more entries than names");
                 Ok(())
             }
         }
