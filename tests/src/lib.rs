@@ -11,6 +11,7 @@ pub mod lua;
 pub mod mounts;
 pub mod packages;
 pub mod schemas;
+pub mod sparse;
 pub mod targets;
 pub mod terminal;
 pub mod web;

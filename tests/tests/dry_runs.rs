@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use tests::Sandbox;
+use tests::sparse::Content;
 
 /// Bytes before the end of a header copy.
 const HEADER: u64 = 16 * 1024;
@@ -113,7 +114,7 @@ fn objects() -> Sandbox {
 }
 
 /// Reads all files of the sandbox, except those of running services.
-fn contents(s: &Sandbox) -> BTreeMap<String, Vec<u8>> {
+fn contents(s: &Sandbox) -> BTreeMap<String, Content> {
     let mut found = BTreeMap::new();
     let mut directories = vec![s.path("")];
     while let Some(dir) = directories.pop() {
@@ -126,7 +127,7 @@ fn contents(s: &Sandbox) -> BTreeMap<String, Vec<u8>> {
                 directories.push(path);
             } else if path.is_file() {
                 let name = path.display().to_string();
-                found.insert(name, fs::read(&path).unwrap());
+                found.insert(name, Content::read(&path));
             }
         }
     }
@@ -134,7 +135,7 @@ fn contents(s: &Sandbox) -> BTreeMap<String, Vec<u8>> {
 }
 
 /// Names the files that differ.
-fn differences(one: &BTreeMap<String, Vec<u8>>, other: &BTreeMap<String, Vec<u8>>) -> Vec<String> {
+fn differences(one: &BTreeMap<String, Content>, other: &BTreeMap<String, Content>) -> Vec<String> {
     let names: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     let differ = |name: &&String| one.get(*name) != other.get(*name);
     names.into_iter().filter(differ).cloned().collect()

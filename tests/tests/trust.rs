@@ -5,15 +5,15 @@ use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
+use tests::sparse::Content;
 use tests::targets::{free_port, image, nbdkit};
 use tests::{HEADER_COPY as COPY, Ran, Sandbox, forge};
 
 /// Returns the content of an image, except for the in-use record (`docs/format/in-use.md`).
-fn content(image: &Path) -> Vec<u8> {
-    let mut bytes = fs::read(image).unwrap();
-    let record = (16 << 20) - 8192;
-    bytes[record..record + 4096].fill(0);
-    bytes
+fn content(image: &Path) -> Content {
+    let mut content = Content::read(image);
+    content.clear((16 << 20) - 8192, 4096);
+    content
 }
 
 /// A change of the header's JSON.

@@ -36,8 +36,7 @@ fn plain(root: &Path) -> Outcome {
     dependencies(root)?;
     suite::build(root, &[])?;
     // Many of these tests wait most of the time.
-    let threads = 3 * std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = threads.to_string();
+    let threads = threads(3);
     let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
     let outcome = at_once(
         || cargo(root, &["test", "--workspace", "--quiet", "--doc"]),
@@ -49,6 +48,12 @@ fn plain(root: &Path) -> Outcome {
          all of it, as root: cargo xtask check --full"
     );
     outcome
+}
+
+/// Returns the number of tests to run at once, for some on each CPU.
+fn threads(per_cpu: usize) -> String {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    (per_cpu * cpus).to_string()
 }
 
 /// Runs two tasks at the same time, because each leaves a CPU idle at times.
@@ -71,7 +76,9 @@ fn full(root: &Path) -> Outcome {
     suite::build(root, &["--release"])?;
     // nextest does not run documentation examples. They are fast, so a broken one shows early.
     cargo(root, &["test", "--workspace", "--release", "--doc"])?;
-    suite::run(root, &["--release".into()])?;
+    let threads = threads(2);
+    let args = ["--release", "--test-threads", &threads];
+    suite::run(root, &args.map(String::from))?;
     against_openssl(root)?;
     interleavings(root)?;
     let fuzz = ["--seconds", FUZZ_SECONDS, "--seed", FUZZ_SEED];

@@ -19,6 +19,9 @@ const EXAMPLES: [&str; 6] = [
     "touch_page",
 ];
 
+/// Operations on the file system that are compared with the model, in a run of all tests.
+const OPERATIONS: &str = "200000";
+
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
 
@@ -51,7 +54,11 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
     let profile = if plain { PLAIN } else { "default" };
     let junit = root.join(format!("target/nextest/{profile}/junit.xml"));
     let _ = std::fs::remove_file(&junit);
-    let outcome = crate::run(command(root).args(args));
+    let mut command = command(root);
+    if !plain {
+        command.env("EVFS_OPERATIONS", OPERATIONS);
+    }
+    let outcome = crate::run(command.args(args));
     let report = std::fs::read_to_string(&junit).unwrap_or_default();
     let retried = retried(&report).map_err(|e| format!("{junit:?}: {e}"))?;
     for test in &retried {
