@@ -8,6 +8,7 @@
 //!   commit      journal for fsync, database every few seconds
 //! ```
 
+pub(crate) mod attached;
 pub(crate) mod change_signal;
 pub(crate) mod commit;
 pub(crate) mod coordination;
@@ -24,3 +25,4 @@ pub(crate) mod references;
 pub(crate) mod shared;
 pub(crate) mod state;
 pub(crate) mod superblock_file;
+pub(crate) mod tree_signal;

@@ -32,11 +32,14 @@ pub const LABEL_BYTES: usize = 64;
 
 /// Logical block of a spare [`Segment`]: space for the metadata while the allocator is not loaded.
 const SPARE: u32 = u32::MAX;
+/// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
+/// being rolled back to it.
+pub const TREE_FLAGS: u64 = 1 << 8;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: 0,
     read_compatible: 0,
-    incompatible: 0,
+    incompatible: TREE_FLAGS,
 };
 
 /// Offset, length in bytes, and name of each field.
@@ -163,7 +166,8 @@ impl Superblock {
         }
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
-            features: KNOWN,
+            // Set when one of them is first used, so that older programs can open it until then.
+            features: Features::default(),
             uuid: uuid.try_into().expect("half of 32 bytes"),
             label: label.to_owned(),
             generation: 0,
