@@ -1,8 +1,9 @@
 //! Configuration of a mount.
 
-use fs::Atime;
+use fs::{Atime, Snapshots};
 use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Configuration of a mounted file system.
@@ -37,6 +38,8 @@ pub struct MountConfig {
     pub exec: bool,
     /// Policy for updating the access time of files.
     pub atime: Atime,
+    /// The snapshots to show in the directory `.snapshots` of the root; `None` for none.
+    pub snapshots: Option<Arc<Snapshots>>,
     /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
     /// has them: the mount works as with an older kernel.
     pub without: u64,
@@ -57,6 +60,7 @@ impl MountConfig {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            snapshots: None,
             without: 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::handles::Open;
 use super::{Tree, errno};
-use fs::{Allocate, Change, Seek, Watcher, WritePosition};
+use fs::{Allocate, Change, Fileset, Seek, Watcher, WritePosition};
 use fuse_mount::fuse_proto::{Header, Opened, Read, Write, abi};
 use fuse_mount::{Errno, PIECE_BYTES, Reply};
 use std::ops::Range;
@@ -167,14 +167,19 @@ impl Tree {
             // it treats everything as data.
             return Err(Errno::NOSYS);
         }
-        let what = match whence as i32 {
-            libc::SEEK_DATA => Seek::Data,
-            libc::SEEK_HOLE => Seek::Hole,
-            _ => return Err(Errno::INVAL),
-        };
-        if i64::try_from(offset).is_err() {
-            return Err(Errno::NXIO);
-        }
-        self.files.seek(ino, offset, what).map_err(errno)
+        seek_in(self.files.fileset(), ino, offset, whence)
     }
+}
+
+/// Finds the next data or hole of a file.
+pub(super) fn seek_in(fileset: &Fileset, ino: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
+    let what = match whence as i32 {
+        libc::SEEK_DATA => Seek::Data,
+        libc::SEEK_HOLE => Seek::Hole,
+        _ => return Err(Errno::INVAL),
+    };
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::NXIO);
+    }
+    fileset.seek(ino, offset, what).map_err(errno)
 }

@@ -1,7 +1,7 @@
 //! The kernel's requests, except those for the content of files, which are in `content.rs`.
 
 use super::privileges::{is_loss, without_set_ids};
-use super::{Tree, convert, errno, xattrs};
+use super::{Tree, convert, errno, give, or_removed, snapshots, xattrs};
 use fs::{Attr, FileType, Kind, New, Rename, SetAttr, SetXattr};
 use fuse_mount::fuse_proto::abi;
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 impl Tree {
-    fn entry_of(&self, attr: &Attr) -> Entry {
+    pub(super) fn entry_of(&self, attr: &Attr) -> Entry {
         Entry {
             node: attr.ino,
             generation: attr.inode.generation.into(),
@@ -73,7 +73,11 @@ impl Tree {
 
     fn lookup(&self, dir: u64, name: &[u8], reply: Reply<'_>) {
         match self.files.lookup(dir, name) {
-            Err(error) if error.kind() == Kind::NotFound => reply.negative_entry(self.ttl),
+            Err(error) if error.kind() == Kind::NotFound => {
+                if let Some(reply) = self.lookup_snapshots(dir, name, reply) {
+                    reply.negative_entry(self.ttl);
+                }
+            }
             found => self.enter(reply, found),
         }
     }
@@ -162,7 +166,7 @@ impl Tree {
         }
     }
 
-    fn statfs(&self, reply: Reply<'_>) {
+    pub(super) fn statfs(&self, reply: Reply<'_>) {
         match self.files.statfs() {
             Ok(stat) => reply.statfs(&StatFs {
                 blocks: stat.blocks,
@@ -216,6 +220,12 @@ impl Serve for Tree {
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
         let (header, node) = (&request.header, request.header.node);
+        if snapshots::is_in(node) && request.operation.is_answered() {
+            return self.serve_snapshot(request, reply);
+        }
+        if let Err(error) = self.check_outside_snapshots(node, &request.operation) {
+            return reply.error(error);
+        }
         match &request.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply),
             Operation::Forget { .. } => self.release_forgotten(node),
@@ -330,7 +340,8 @@ impl Serve for Tree {
                 Ok(value) => give(reply, &value, *size),
                 Err(error) => reply.error(xattrs::missing(name, error)),
             },
-            Operation::ListXattr { size } => match self.list_xattrs(header) {
+            Operation::ListXattr { size } => match xattrs::list(self.files.fileset(), node, header)
+            {
                 Ok(names) => give(reply, &names, *size),
                 Err(e) => reply.error(e),
             },
@@ -362,15 +373,6 @@ impl Serve for Tree {
     }
 }
 
-/// Treats a directory that another client has removed as empty: it may be open here, which the
-/// kernel does not say.
-fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
-    listed.or_else(|error| match error.kind() {
-        Kind::Stale => Ok(()),
-        _ => Err(error),
-    })
-}
-
 /// Describes a file to be created.
 fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New> {
     Ok(New {
@@ -381,13 +383,4 @@ fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New>
         gid: header.gid,
         rdev,
     })
-}
-
-/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
-fn give(reply: Reply<'_>, value: &[u8], size: u32) {
-    match size as usize {
-        0 => reply.xattr_size(value.len() as u32),
-        size if size < value.len() => reply.error(Errno::RANGE),
-        _ => reply.data(value),
-    }
 }
