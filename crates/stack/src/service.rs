@@ -18,6 +18,7 @@ mod counters;
 mod health;
 mod hub;
 mod mount;
+mod schedule;
 mod scrape;
 mod spec;
 mod status;
@@ -47,6 +48,7 @@ pub use cell::ServeSpec;
 pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
 pub use mount::MountSpec;
+pub use schedule::KeepSnapshots;
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 

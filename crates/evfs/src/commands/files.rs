@@ -125,6 +125,9 @@ pub struct MountArgs {
     /// When reads update the access time: once after each change and once a day, or never
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
+    /// Do not show the snapshots of the fileset in the hidden directory `.snapshots` of its root
+    #[arg(long)]
+    no_snapshots: bool,
     /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
@@ -291,6 +294,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,
     };
+    spec.snapshots = !args.no_snapshots;
     spec.allow_discards = args.allow_discards;
     service::run(context, &on, ServiceSpec::Mount(spec), args.background)
 }

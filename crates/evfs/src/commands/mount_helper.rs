@@ -88,6 +88,7 @@ Options of -o:
   suid, dev                honor set-user-ID bits and device nodes; nosuid and nodev are the default
   noexec                   refuse to run programs
   noatime, relatime        when reads update the access time
+  nosnapshots              do not show the snapshots in .snapshots; snapshots is the default
   allow_other              admit other users (the default for root)
   key=NAME                 open with this key pair
   keyfile=PATH             open with the content of this file
@@ -280,6 +281,7 @@ struct Options {
     dev: bool,
     noexec: bool,
     atime: Atime,
+    no_snapshots: bool,
     allow_other: bool,
     exclusive: bool,
     discard: bool,
@@ -302,6 +304,8 @@ const FLAGS: &[(&str, SetFlag)] = &[
     ("noexec", |o| o.noexec = true),
     ("noatime", |o| o.atime = Atime::None),
     ("relatime", |o| o.atime = Atime::Relatime),
+    ("snapshots", |o| o.no_snapshots = false),
+    ("nosnapshots", |o| o.no_snapshots = true),
     ("allow_other", |o| o.allow_other = true),
     ("exclusive", |o| o.exclusive = true),
     ("discard", |o| o.discard = true),
@@ -400,6 +404,7 @@ impl Options {
         spec.exclusive = self.exclusive;
         (spec.suid, spec.dev, spec.exec) = (self.suid, self.dev, !self.noexec);
         spec.atime = self.atime;
+        spec.snapshots = !self.no_snapshots;
         spec.allow_discards = self.discard;
         spec
     }
@@ -429,6 +434,8 @@ mod tests {
             ("noexec,exec", |_| ()),
             ("noatime", |o| o.atime = Atime::None),
             ("noatime,relatime", |_| ()),
+            ("nosnapshots", |o| o.no_snapshots = true),
+            ("nosnapshots,snapshots", |_| ()),
             ("allow_other", |o| o.allow_other = true),
             ("exclusive", |o| o.exclusive = true),
             ("discard", |o| o.discard = true),
