@@ -9,6 +9,7 @@ use crate::fileset::Fileset;
 use crate::format::key::{Ino, Item, Key, TreeId};
 use crate::format::record::{Entry, FileType, Inode};
 use crate::fs::Fs;
+use crate::metadata::op::Op;
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
 use std::collections::hash_map::Entry as Slot;
@@ -122,6 +123,13 @@ impl Fs {
 
     fn differences(&self, first: TreeId, second: TreeId) -> Result<BTreeSet<Difference>> {
         let (older, younger) = self.in_order(first, second)?;
+        let fs = self.inner();
+        if !fs.options.read_only && fs.read().origin_of(younger) == younger {
+            // The records of files that were written last are newer in memory.
+            let mut op = Op::begin_any(fs, younger)?;
+            op.materialize()?;
+            op.finish();
+        }
         let mut changes: BTreeMap<Ino, Changes> = BTreeMap::new();
         let mut from = Some(Key::inode(0, 1).0);
         while let Some(at) = from.filter(|_| older != younger) {
