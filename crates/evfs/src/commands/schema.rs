@@ -3,8 +3,8 @@
 use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
-    cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
+    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff, key,
+    lun, man, path, service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
