@@ -1,7 +1,10 @@
 //! An open file system: its space, growing and closing it.
 
+pub mod diff;
 pub mod filesets;
 mod open;
+mod rollback;
+mod snapshot_space;
 
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;

@@ -107,6 +107,11 @@ impl<'a> Op<'a> {
         self.fs.changes.notify();
     }
 
+    /// Returns the generation of new inodes.
+    pub fn generation(&self) -> u32 {
+        self.fs.generation
+    }
+
     /// Returns the allocator.
     pub fn space(&self) -> &'a Space {
         &self.fs.space

@@ -213,6 +213,31 @@ pub enum FsRequest {
         /// Name of the snapshot.
         name: String,
     },
+    /// Make a fileset equal to one of its snapshots.
+    Rollback {
+        /// Name of the fileset.
+        fileset: String,
+        /// Name of the snapshot.
+        to: String,
+        /// Name of a snapshot of the state before, to be taken first.
+        keep: Option<String>,
+    },
+    /// Protect a snapshot from removal, or end that.
+    Hold {
+        /// Name of the snapshot.
+        name: String,
+        /// Whether it is to be held.
+        held: bool,
+    },
+    /// Compare two states of a fileset.
+    Diff {
+        /// Name of a snapshot or of the fileset.
+        first: String,
+        /// Name of another one.
+        second: String,
+        /// Number of differences to skip, which the caller has received already.
+        skip: u64,
+    },
     /// Remove a fileset or a snapshot.
     Remove {
         /// Name of the fileset or snapshot.
@@ -234,7 +259,10 @@ pub struct Limits {
 impl FsRequest {
     /// Reports whether the request changes the file system.
     pub(crate) fn changes(&self) -> bool {
-        !matches!(self, FsRequest::List | FsRequest::Usage)
+        !matches!(
+            self,
+            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. }
+        )
     }
 }
 
