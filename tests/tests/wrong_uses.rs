@@ -368,11 +368,7 @@ const FILES: &[Use] = &[
     ("fileset hold disk.img nosuch", 10, &["nosuch"]),
     ("fileset hold disk.img main", 2, &["snapshot"]),
     ("fileset diff disk.img main nosuch", 10, &["nosuch"]),
-    (
-        "fileset rollback disk.img main nosuch --yes",
-        10,
-        &["nosuch"],
-    ),
+    ("fileset rollback disk.img main none --yes", 10, &["none"]),
     ("fileset rollback disk.img main main --yes", 2, &["main"]),
 ];
 

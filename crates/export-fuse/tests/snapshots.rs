@@ -9,12 +9,14 @@ mod common;
 use block::BlockDevice;
 use block_testing::Random;
 use cache::{Cache, Config};
+use common::file_handles::{drop_caches, handle_of, open};
 use common::{c, check, device, unmount, wait_until};
 use export_fuse::{Mount, MountConfig};
-use fs::{FIRST_FILESET, Files, Fs, Kind, Options, Snapshots};
+use fs::{FIRST_FILESET, Files, Fs, InodeFlags, Kind, Options, ROOT, Snapshots};
 use std::collections::BTreeSet;
 use std::fs as sys;
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
@@ -266,6 +268,75 @@ fn many_snapshots_are_listed_and_read() {
         for name in &all {
             let read = sys::read(dir.join(name).join("file")).expect("read");
             assert_eq!(String::from_utf8_lossy(&read), *name);
+        }
+    });
+}
+
+/// Flags of a file, as chattr(1) reads them.
+fn flags(path: &Path) -> u32 {
+    let file = sys::File::open(path).expect("open");
+    let mut flags = 0u32;
+    // SAFETY: the request writes four bytes.
+    let read = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_GETFLAGS, &raw mut flags) };
+    check(read).expect("read");
+    flags
+}
+
+#[test]
+fn a_snapshot_has_the_flags_of_its_time_and_they_stay() {
+    let device = device();
+    mounted(&device, |m| {
+        let live = m.dir.join("file");
+        sys::write(&live, b"old").expect("written");
+        let ino = m.files.lookup(ROOT, b"file").expect("it exists").ino;
+        m.files.set_flags(ino, InodeFlags::IMMUTABLE).expect("set");
+        m.snapshot("one");
+        m.files.set_flags(ino, InodeFlags::default()).expect("set");
+        let past = m.dir.join(".snapshots/one/file");
+        assert_eq!((flags(&past), flags(&live)), (InodeFlags::IMMUTABLE.0, 0));
+        let file = sys::File::open(&past).expect("open");
+        // SAFETY: the request reads four bytes.
+        let set = unsafe { libc::ioctl(file.as_raw_fd(), libc::FS_IOC_SETFLAGS, &0u32) };
+        assert_eq!(check(set), Err(libc::EROFS));
+        assert_eq!(flags(&past), InodeFlags::IMMUTABLE.0);
+        sys::write(&live, b"new").expect("written");
+        assert_eq!(sys::read(&past).expect("read"), b"old");
+    });
+}
+
+#[test]
+fn handles_lead_to_files_of_snapshots_as_long_as_these_exist() {
+    let device = device();
+    let mut handles = Vec::new();
+    mounted(&device, |m| {
+        sys::create_dir(m.dir.join("sub")).expect("made");
+        sys::write(m.dir.join("sub/file"), b"old").expect("written");
+        m.snapshot("one");
+        sys::write(m.dir.join("sub/file"), b"new").expect("written");
+        let past = m.dir.join(".snapshots/one/sub");
+        handles = [past.join("file"), past, m.dir.join(".snapshots")]
+            .iter()
+            .map(|path| handle_of(path))
+            .collect();
+        drop_caches();
+        let mut text = String::new();
+        let mut file = open(m.dir, &handles[0], libc::O_RDONLY).expect("it exists");
+        file.read_to_string(&mut text).expect("read");
+        assert_eq!(text, "old");
+    });
+    // A new mount knows none of the nodes yet.
+    mounted(&device, |m| {
+        let listed = |handle| {
+            let dir = open(m.dir, handle, libc::O_DIRECTORY).expect("it exists");
+            names(&Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()))
+        };
+        assert_eq!(listed(&handles[1]), set(&["file"]));
+        assert_eq!(listed(&handles[2]), set(&["one"]));
+        drop_caches();
+        wait_until("it is removed", || m.remove("one").is_ok());
+        for handle in &handles[..2] {
+            let opened = open(m.dir, handle, libc::O_RDONLY).map(drop);
+            assert_eq!(opened, Err(libc::ESTALE));
         }
     });
 }

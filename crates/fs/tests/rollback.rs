@@ -12,7 +12,10 @@ use common::client::Client;
 use common::pair::describe;
 use common::snapshots::differences;
 use common::{assert_clean, format, open};
-use fs::{DifferenceKind, FIRST_FILESET, FileType, Files, Fs, Kind, New, ROOT, SetAttr, SetTime};
+use fs::{
+    DifferenceKind, FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT, SetAttr,
+    SetTime,
+};
 use std::sync::Arc;
 
 /// Writes a file through the cache of a test.
@@ -227,6 +230,59 @@ fn a_difference_names_each_change_once() {
     let other = fs.create_fileset("other").expect("created").id();
     let error = fs.diff(id("then"), other, |_| Ok(true));
     assert_eq!(error.expect_err("unrelated").kind(), Kind::Invalid);
+}
+
+#[test]
+fn changed_flags_are_a_difference_and_are_rolled_back() {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 4096));
+    format(&device);
+    let fs = open(&device);
+    let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+    let new = New::of_root(FileType::File, 0o644);
+    let ino = main.create(ROOT, b"file", &new).expect("created").ino;
+    main.set_flags(ino, InodeFlags::NO_DUMP).expect("set");
+    let then = fs.snapshot(main.id(), "then").expect("a snapshot").id();
+    main.set_flags(ino, InodeFlags::IMMUTABLE).expect("set");
+    let all = differences(&fs, then, main.id());
+    let shown: Vec<_> = all
+        .iter()
+        .map(|one| (one.kind, one.content, one.attributes, &one.path[..]))
+        .collect();
+    assert_eq!(
+        shown,
+        [(DifferenceKind::Changed, false, true, b"file" as &[u8])]
+    );
+    // A rollback changes the file although the flag forbids it to clients.
+    fs.rollback(then, None).expect("rolled back");
+    let attr = main.attr(ino).expect("it exists");
+    assert_eq!(attr.inode.flags, InodeFlags::NO_DUMP);
+    assert_clean(&fs, "after");
+}
+
+#[test]
+fn names_are_found_again_after_a_rollback_and_not_after_a_removal() {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 4096));
+    let fs = changed(&device);
+    let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+    let missing = |fileset: &fs::Fileset, name: &str| {
+        // The second search finds the result of the first one.
+        for _ in 0..2 {
+            let error = fileset.lookup(ROOT, name.as_bytes()).expect_err(name);
+            assert_eq!(error.kind(), Kind::NotFound);
+        }
+    };
+    missing(&main, "removed");
+    let then = fs.fileset_named("then").expect("it exists");
+    missing(&then, "new");
+    fs.rollback(then.id(), None).expect("rolled back");
+    main.lookup(ROOT, b"removed").expect("it is back");
+    missing(&main, "new");
+    fs.remove_fileset(then.id()).expect("removed");
+    let error = then.lookup(ROOT, b"new").expect_err("no such snapshot");
+    assert!(error.to_string().contains("snapshot"), "{error}");
+    // The references to its blocks are counted correctly after all that.
+    main.unlink(ROOT, b"removed").expect("removed");
+    assert_clean(&fs, "after");
 }
 
 #[test]

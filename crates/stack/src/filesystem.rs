@@ -415,9 +415,10 @@ pub(crate) fn execute(
         }
         FsRequest::Hold { name, held } => {
             let (id, held) = (id_of(name)?, *held);
-            let failed = Error::files(match held {
-                true => format!("cannot hold `{name}`"),
-                false => format!("cannot release `{name}`"),
+            let failed = Error::files(if held {
+                format!("cannot hold `{name}`")
+            } else {
+                format!("cannot release `{name}`")
             });
             if run == Run::Dry {
                 let planned = fs.plan(FilesetChange::Hold { id, held });

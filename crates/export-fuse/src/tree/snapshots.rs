@@ -169,10 +169,11 @@ impl Tree {
         match *operation {
             Operation::MkNod { name, .. }
             | Operation::MkDir { name, .. }
-            | Operation::Symlink { name, .. } => match is_name(node, name) {
-                true => Err(Errno::EXIST),
-                false => Ok(()),
-            },
+            | Operation::Symlink { name, .. }
+                if is_name(node, name) =>
+            {
+                Err(Errno::EXIST)
+            }
             Operation::Create(create) if is_name(node, create.name) => Err(Errno::ISDIR),
             Operation::Link { node: from, .. } if is_in(from) => Err(Errno::XDEV),
             Operation::Link { new_name, .. } if is_name(node, new_name) => Err(Errno::EXIST),
@@ -291,9 +292,10 @@ impl Tree {
         size: u32,
         plus: bool,
     ) -> Result<Listing, Errno> {
-        let mut listing = match plus {
-            true => Listing::WithAttributes(DirectoryPlus::new(Vec::new(), size)),
-            false => Listing::Names(Directory::new(Vec::new(), size)),
+        let mut listing = if plus {
+            Listing::WithAttributes(DirectoryPlus::new(Vec::new(), size))
+        } else {
+            Listing::Names(Directory::new(Vec::new(), size))
         };
         let all = snapshots.list().map_err(stale)?;
         let dots = [(1, b"." as &[u8]), (AFTER_DOTS, b"..")];

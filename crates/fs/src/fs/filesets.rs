@@ -470,11 +470,11 @@ impl Op<'_> {
         older: Option<TreeId>,
     ) -> Result<()> {
         self.delete_key(key);
-        if let Some(older) = older {
-            if self.moves_to(key, older)? {
-                self.put_key(key.in_layer(older), bytes, Prior::Possible);
-                return Ok(());
-            }
+        if let Some(older) = older
+            && self.moves_to(key, older)?
+        {
+            self.put_key(key.in_layer(older), bytes, Prior::Possible);
+            return Ok(());
         }
         if key.kind() != Some(Item::Extent) {
             return Ok(());
