@@ -81,6 +81,9 @@ fn a_snapshot_is_read_compared_and_restored() {
     );
     assert!(p.fileset("main")["own_bytes"].is_null());
 
+    p.s.run(&["fileset", "clone", "mnt", "draft", "trial"]).ok();
+    assert_eq!(p.fileset("trial")["used_inodes"], 4, "{own}");
+
     let rollback = ["fileset", "rollback", "mnt", "main", "draft", "--yes"];
     p.s.run(&rollback).code(11);
     p.s.run(&["unmount", "mnt"]).ok();
@@ -131,6 +134,14 @@ fn a_snapshot_is_read_compared_and_restored() {
     assert_eq!(fs::read(p.at.join("report")).unwrap(), b"second");
     assert!(!p.at.join(".snapshots").exists());
     p.s.run(&["unmount", "mnt"]).ok();
+    p.is_clean();
+
+    p.s.run(&["mount", "disk.img", "mnt", "--fileset", "trial", "--background"])
+        .ok();
+    write("report", b"of the clone");
+    assert_eq!(fs::read(p.at.join("large")).unwrap(), [1; 3 << 20]);
+    p.s.run(&["unmount", "mnt"]).ok();
+    assert_eq!(p.lines(&["fileset", "diff", "disk.img", "draft", "later"]), changes);
     p.is_clean();
 }
 
@@ -201,6 +212,9 @@ fn a_table_of_up_takes_snapshots_by_the_clock() {
         "{taken:?}"
     );
     s.run(&["down"]).ok();
+    fs::write(s.path("up.toml"), format!("{table}read-only = true\n")).unwrap();
+    let refused = s.run(&["up", "up.toml"]).code(2);
+    assert!(refused.stderr.contains("omit keep-snapshots"), "{}", refused.stderr);
     let checked = s.json(&["fsck", "disk.img"]);
     assert_eq!(checked["clean"], true, "{checked}");
 }

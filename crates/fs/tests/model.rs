@@ -3,8 +3,8 @@
 //! Goal: every operation has the same result as in the model, and everything reads back, also after
 //! the file system was closed and reopened. Method: random operations on few names and small files,
 //! so that they conflict; the errno is compared after each, single inodes now and then, everything
-//! and `check` at each close. Snapshots are taken, read, compared with one another and removed while
-//! files are open and written, and the fileset is rolled back to one now and then.
+//! and `check` at each close. Snapshots are taken, read, compared with one another, cloned and
+//! removed while files are open and written, and the fileset is rolled back to one now and then.
 //!
 //! `EVFS_OPERATIONS` is the number of operations of each test. Each has a seed of its own.
 

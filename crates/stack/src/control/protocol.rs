@@ -213,6 +213,13 @@ pub enum FsRequest {
         /// Name of the snapshot.
         name: String,
     },
+    /// Create a fileset with the content of a snapshot.
+    Clone {
+        /// Name of the snapshot.
+        of: String,
+        /// Name of the new fileset.
+        name: String,
+    },
     /// Make a fileset equal to one of its snapshots.
     Rollback {
         /// Name of the fileset.

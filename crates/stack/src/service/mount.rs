@@ -146,6 +146,11 @@ pub(super) fn build(
         .map_err(failed("mount from"))?;
     let is_snapshot = fileset.is_snapshot().map_err(failed("read"))?;
     let read_only = read_only || is_snapshot;
+    if (spec.read_only || is_snapshot) && spec.keep_snapshots != KeepSnapshots::default() {
+        return Err(Error::Usage(format!(
+            "cannot mount {name} with keep-snapshots: the mount is read-only; omit keep-snapshots"
+        )));
+    }
     let cache = cache.cache()?;
     let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
     let shown = spec.snapshots && !is_snapshot;
