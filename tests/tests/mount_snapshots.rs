@@ -136,12 +136,22 @@ fn a_snapshot_is_read_compared_and_restored() {
     p.s.run(&["unmount", "mnt"]).ok();
     p.is_clean();
 
-    p.s.run(&["mount", "disk.img", "mnt", "--fileset", "trial", "--background"])
-        .ok();
+    p.s.run(&[
+        "mount",
+        "disk.img",
+        "mnt",
+        "--fileset",
+        "trial",
+        "--background",
+    ])
+    .ok();
     write("report", b"of the clone");
     assert_eq!(fs::read(p.at.join("large")).unwrap(), [1; 3 << 20]);
     p.s.run(&["unmount", "mnt"]).ok();
-    assert_eq!(p.lines(&["fileset", "diff", "disk.img", "draft", "later"]), changes);
+    assert_eq!(
+        p.lines(&["fileset", "diff", "disk.img", "draft", "later"]),
+        changes
+    );
     p.is_clean();
 }
 
@@ -214,7 +224,11 @@ fn a_table_of_up_takes_snapshots_by_the_clock() {
     s.run(&["down"]).ok();
     fs::write(s.path("up.toml"), format!("{table}read-only = true\n")).unwrap();
     let refused = s.run(&["up", "up.toml"]).code(2);
-    assert!(refused.stderr.contains("omit keep-snapshots"), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("omit keep-snapshots"),
+        "{}",
+        refused.stderr
+    );
     let checked = s.json(&["fsck", "disk.img"]);
     assert_eq!(checked["clean"], true, "{checked}");
 }

@@ -92,7 +92,7 @@ fn only_a_snapshot_is_cloned_and_under_a_new_name() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 4096));
     let fs = changed(&device);
     let id = |name| fs.fileset_named(name).expect("it exists").id();
-    let refused = |of, name| fs.clone_snapshot(id(of), name).expect_err(name).kind();
+    let refused = |of, name| fs.clone_snapshot(id(of), name).err().expect(name).kind();
     assert_eq!(refused(FIRST_FILESET, "clone"), Kind::Invalid);
     assert_eq!(refused("then", "between"), Kind::Exists);
     assert_eq!(refused("then", "a/b"), Kind::Invalid);

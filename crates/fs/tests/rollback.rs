@@ -13,10 +13,7 @@ use common::pair::describe;
 use common::past::{changed, seen};
 use common::snapshots::differences;
 use common::{assert_clean, format, open};
-use fs::{
-    DifferenceKind, FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT, SetAttr,
-    SetTime,
-};
+use fs::{DifferenceKind, FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT};
 use std::sync::Arc;
 
 #[test]
@@ -248,20 +245,27 @@ fn a_rollback_without_room_is_refused_and_changes_nothing() {
         };
         names("old").for_each(|name| drop(main.create(ROOT, &name, &new).expect("created")));
         let then = fs.snapshot(main.id(), "then").expect("a snapshot").id();
-        names("old").for_each(|name| main.unlink(ROOT, &name).expect("removed"));
+        names("old").for_each(|name| drop(main.unlink(ROOT, &name).expect("removed")));
         names("new").for_each(|name| drop(main.create(ROOT, &name, &new).expect("created")));
         let ino = main.create(ROOT, b"large", &new).expect("created").ino;
         let mut client = Client::new(main.clone());
         let mut random = Random::new(1);
         for piece in 0.. {
             let len = if piece < 1000 { 64 << 10 } else { 4096 };
-            if client.write(ino, piece * len, &vec![7; len as usize]).is_err() && len == 4096 {
+            if client
+                .write(ino, piece * len, &vec![7; len as usize])
+                .is_err()
+                && len == 4096
+            {
                 break;
             }
         }
         client.sync(&mut random).expect("written");
         drop(client);
-        let (before, old) = (describe(&main), describe(&fs.fileset(then).expect("a snapshot")));
+        let (before, old) = (
+            describe(&main),
+            describe(&fs.fileset(then).expect("a snapshot")),
+        );
         let now = match fs.rollback(then, Some("back")) {
             Ok(()) => {
                 done += 1;

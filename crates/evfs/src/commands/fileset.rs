@@ -252,11 +252,7 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             snapshot,
             name,
             dry_run,
-        } => (
-            on,
-            FsRequest::Clone { of: snapshot, name },
-            Some(dry_run),
-        ),
+        } => (on, FsRequest::Clone { of: snapshot, name }, Some(dry_run)),
         Command::Rollback {
             on,
             fileset,

@@ -4,7 +4,7 @@ use super::{FIRST_FILESET, Fs};
 use crate::device_io::{DeviceIo, check_device};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{In, Run, Time, TreeRecord};
 use crate::format::superblock::Superblock;
@@ -196,7 +196,10 @@ impl FsShared {
 
 impl FsShared {
     fn is_restoring(&self, id: TreeId) -> bool {
-        self.read().trees.get(&id).is_some_and(|tree| tree.restoring)
+        self.read()
+            .trees
+            .get(&id)
+            .is_some_and(|tree| tree.restoring)
     }
 
     /// Completes a rollback that a crash or an error interrupted. If damage prevents that and the

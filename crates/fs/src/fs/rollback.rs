@@ -13,7 +13,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, PLACE_MAX, TreeId};
+use crate::format::key::{Item, Key, TreeId};
 use crate::format::record::{BLOCK_BYTES, Extent, Inode};
 use crate::fs::Fs;
 use crate::fs::filesets::{FilesetChange, planned};
