@@ -58,8 +58,10 @@ fn a_snapshot_is_read_compared_and_restored() {
     assert_eq!(fs::read(past.join("report")).unwrap(), b"first");
     assert_eq!(fs::read(past.join("large")).unwrap(), [1; 3 << 20]);
     assert!(fs::write(past.join("report"), b"x").is_err());
-    let shown: Vec<_> = fs::read_dir(&p.at).unwrap().flatten().collect();
-    assert!(shown.iter().all(|entry| entry.file_name() != ".snapshots"));
+    // An entry keeps the directory open.
+    let mut shown = fs::read_dir(&p.at).unwrap().flatten();
+    assert!(shown.all(|entry| entry.file_name() != ".snapshots"));
+    drop(shown);
 
     let diff = ["fileset", "diff", "mnt", "draft", "main"];
     let changes = [

@@ -265,3 +265,66 @@ impl Op<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::record::FileType;
+    use crate::names::directory::{New, ROOT};
+    use crate::{FIRST_FILESET, Options};
+    use block_testing::Mem;
+
+    const NEW: New = New::of_root(FileType::File, 0o644);
+
+    fn name(number: usize) -> Vec<u8> {
+        format!("{number}{}", "n".repeat(200)).into_bytes()
+    }
+
+    #[test]
+    fn an_interrupted_rollback_without_room_is_completed_once_there_is_some() {
+        const FILES: usize = 3000;
+        let device = Arc::new(Mem::new(12 << 20, 4096));
+        Fs::format(device.clone(), "").expect("formatted");
+        let fs = Fs::open(device.clone(), Options::default()).expect("open");
+        let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+        for number in 0..FILES {
+            main.create(ROOT, &name(number), &NEW).expect("created");
+        }
+        let to = fs.snapshot(main.id, "then").expect("a snapshot").id;
+        for number in 0..FILES {
+            main.unlink(ROOT, &name(number)).expect("removed");
+        }
+        let other = fs.create_fileset("other").expect("created");
+        // As if the process had been killed after the mark, and another one had then filled the
+        // device.
+        fs.inner().superblock.need_tree_flags().expect("a flag");
+        let mut op = Op::begin_any(fs.inner(), main.id).expect("an operation");
+        op.mark_restoring(to, true).expect("marked");
+        op.finish();
+        let create = |number: &usize| other.create(ROOT, &name(*number), &NEW).is_ok();
+        let filled = (0..).take_while(create).count();
+        fs.close().expect("closed");
+
+        let fs = Fs::open(device.clone(), Options::default()).expect("open");
+        let error = main_of(&fs).err().expect("a mixture");
+        assert_eq!(error.kind(), Kind::Busy, "{error}");
+        let other = fs.fileset_named("other").expect("it can be used");
+        for number in 0..filled {
+            other.unlink(ROOT, &name(number)).expect("removed");
+        }
+        fs.close().expect("closed");
+
+        let fs = Fs::open(device, Options::default()).expect("open");
+        let main = main_of(&fs).expect("it is complete");
+        for number in 0..FILES {
+            main.lookup(ROOT, &name(number)).expect("restored");
+        }
+        let report = fs.check().expect("checked");
+        assert!(report.is_clean(), "{:#?}", report.problems);
+    }
+
+    fn main_of(fs: &Fs) -> Result<Fileset> {
+        let main = fs.fileset_named(FIRST_FILESET)?;
+        main.attr(ROOT).map(|_| main)
+    }
+}
