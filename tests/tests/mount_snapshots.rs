@@ -28,8 +28,8 @@ impl Place {
 
     fn fileset(&self, name: &str) -> serde_json::Value {
         let listed = self.s.json(&["fileset", "list", "disk.img"]);
-        let all = listed["filesets"].as_array().unwrap().iter();
-        let found = all.filter(|one| one["name"] == name).next_back();
+        let mut all = listed["filesets"].as_array().unwrap().iter();
+        let found = all.rfind(|one| one["name"] == name);
         found.cloned().unwrap_or_default()
     }
 

@@ -243,10 +243,16 @@ fn a_rollback_without_room_is_refused_and_changes_nothing() {
         let names = |prefix: &'static str| {
             (0..files).map(move |n| format!("{prefix}{n}{}", "n".repeat(200)).into_bytes())
         };
-        names("old").for_each(|name| drop(main.create(ROOT, &name, &new).expect("created")));
+        for name in names("old") {
+            main.create(ROOT, &name, &new).expect("created");
+        }
         let then = fs.snapshot(main.id(), "then").expect("a snapshot").id();
-        names("old").for_each(|name| drop(main.unlink(ROOT, &name).expect("removed")));
-        names("new").for_each(|name| drop(main.create(ROOT, &name, &new).expect("created")));
+        for name in names("old") {
+            main.unlink(ROOT, &name).expect("removed");
+        }
+        for name in names("new") {
+            main.create(ROOT, &name, &new).expect("created");
+        }
         let ino = main.create(ROOT, b"large", &new).expect("created").ino;
         let mut client = Client::new(main.clone());
         let mut random = Random::new(1);
