@@ -39,7 +39,7 @@ fn content(dir: &Path) -> Content {
 fn change(dir: &Path, round: usize) {
     for n in 0..FILES {
         let path = dir.join(n.to_string());
-        if (n + round) % 3 == 0 {
+        if (n + round).is_multiple_of(3) {
             let _ = fs::remove_file(path);
         } else if (n + round) % 3 == 1 {
             fs::write(path, format!("{n} {round}").repeat(500 + n)).unwrap();
@@ -214,7 +214,7 @@ fn a_killed_schedule_goes_on_at_the_next_start() {
             assert!(found == *old.get(&name).unwrap_or(&now), "{kill}: {name}");
         }
         mounted.unmount(&s);
-        if kill % 4 == 0 {
+        if kill.is_multiple_of(4) {
             run();
             disk.check();
         }

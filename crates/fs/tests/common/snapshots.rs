@@ -99,7 +99,7 @@ impl Snapshots {
         let mut client = Client::new(clone.clone());
         for (number, id) in one.model.nodes.keys().enumerate() {
             let node = one.model.node(*id);
-            if node.kind == Kind::File && number % 2 == 0 && !node.data.is_empty() {
+            if node.kind == Kind::File && number.is_multiple_of(2) && !node.data.is_empty() {
                 let changed = client.write(one.inodes[id], 0, &[0xcc; 5000]);
                 changed.expect("it is written");
             }
