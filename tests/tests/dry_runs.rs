@@ -52,6 +52,14 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),
+    ("fileset clone", &["files.img", "then", "trial"], &[]),
+    ("fileset hold", &["files.img", "then"], &[]),
+    ("fileset release", &["files.img", "then"], &[]),
+    (
+        "fileset rollback",
+        &["files.img", "main", "then"],
+        &["--yes"],
+    ),
     ("cell init", &["example.org", "more.img"], &[]),
     (
         "cell acl set",
@@ -106,6 +114,8 @@ fn objects() -> Sandbox {
     for fileset in ["home", "old", "spare"] {
         s.run(&["fileset", "create", "files.img", fileset]).ok();
     }
+    s.run(&["fileset", "snapshot", "files.img", "main", "then"])
+        .ok();
     s.run(&["cell", "init", "example.org", "cell.img", "--size", "32M"])
         .ok();
     s.run(&["cell", "volume", "create", "cell.img", "projects"])
@@ -360,6 +370,8 @@ mod needs_peer {
             (&["quota", "mnt", "home", "1M"], 0),
             (&["snapshot", "mnt", "main", "monday"], 0),
             (&["remove", "mnt", "home"], 0),
+            (&["hold", "mnt", "then"], 0),
+            (&["rollback", "mnt", "main", "then", "--yes"], 11),
             (&["remove", "mnt", "main"], 11),
             (&["remove", "mnt", "none"], 10),
         ] {

@@ -19,8 +19,8 @@ const EXAMPLES: [&str; 6] = [
     "touch_page",
 ];
 
-/// Operations on the file system that are compared with the model, in a run of all tests.
-const OPERATIONS: &str = "200000";
+/// Operations of each test of the file system against its model, in a run of all tests.
+const OPERATIONS: &str = "25000";
 
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;

@@ -14,6 +14,7 @@ mod dry_run;
 mod explain;
 mod files;
 mod fileset;
+mod fileset_diff;
 mod handle;
 mod key;
 mod lun;

@@ -1,8 +1,9 @@
 //! Configuration of a mount.
 
-use fs::Atime;
+use fs::{Atime, Snapshots};
 use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Time within which a sync(2) or syncfs(2) is answered, unless another one is configured. The
@@ -43,6 +44,8 @@ pub struct MountConfig {
     /// Let the kernel forward sync(2) and syncfs(2), where it can (as root, from Linux 6.18 on).
     /// Each is answered within this time: with an error, if not all data is durable by then.
     pub sync_timeout: Option<Duration>,
+    /// The snapshots to show in the directory `.snapshots` of the root; `None` for none.
+    pub snapshots: Option<Arc<Snapshots>>,
     /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
     /// has them: the mount works as with an older kernel.
     pub without: u64,
@@ -64,6 +67,7 @@ impl MountConfig {
             exec: true,
             atime: Atime::default(),
             sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
+            snapshots: None,
             without: 0,
         }
     }

@@ -9,16 +9,16 @@ mod ioctl;
 mod ops;
 mod privileges;
 mod removed;
+mod snapshots;
 mod syncs;
 mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
-pub(crate) use ops::give;
 
 use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;
-use fs::{Atime, Files, Lane, Watch, Watcher};
-use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
+use fs::{Atime, Change, Files, Kind, Lane, Snapshots, Watch, Watcher};
+use fuse_mount::{Errno, PIECE_BYTES, Reply, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
 use privileges::Capabilities;
@@ -51,6 +51,10 @@ pub(crate) struct Tree {
     handles: Handles,
     capabilities: Capabilities,
     removed: RemovedDirectories,
+    /// The snapshots to show; `None` for none.
+    snapshots: Option<Arc<Snapshots>>,
+    /// Open files of snapshots.
+    snapshot_handles: Handles,
     ttl: Duration,
     /// Whether the kernel delays writes and sets the times of delayed writes itself.
     exclusive: bool,
@@ -79,6 +83,12 @@ impl Tree {
         ended: Arc<Waker>,
     ) -> Tree {
         let files = files.client_with(config.atime);
+        if let Some(snapshots) = &config.snapshots {
+            let recall = Arc::clone(&recall);
+            // The kernel caches the entries of a directory as its pages.
+            let names = Change::Content(snapshots::LIST, 0..u64::MAX);
+            snapshots.on_change(move || recall.changed(&names));
+        }
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             _watch: files.watch(Arc::clone(&recall) as Arc<dyn Watcher>),
@@ -87,6 +97,8 @@ impl Tree {
             handles: Handles::default(),
             capabilities: Capabilities::default(),
             removed: RemovedDirectories::default(),
+            snapshots: config.snapshots.clone(),
+            snapshot_handles: Handles::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
             without: config.without,
@@ -128,10 +140,28 @@ impl OwnLane {
 
 /// Converts an error to its errno; logs it if the cause is the disk.
 fn errno(error: fs::Error) -> Errno {
-    if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
+    if matches!(error.kind(), Kind::Io | Kind::Corrupt) {
         tracing::warn!(name: "EVFS-0601", "{error}");
     }
     Errno::from_raw_os_error(error.errno())
+}
+
+/// Treats a directory that another client has removed as empty: it may be open here, which the
+/// kernel does not say.
+fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
+    listed.or_else(|error| match error.kind() {
+        Kind::Stale => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
+pub(crate) fn give(reply: Reply<'_>, value: &[u8], size: u32) {
+    match size as usize {
+        0 => reply.xattr_size(value.len() as u32),
+        size if size < value.len() => reply.error(Errno::RANGE),
+        _ => reply.data(value),
+    }
 }
 
 #[cfg(test)]
@@ -141,8 +171,8 @@ mod tests {
     use block_testing::{Mem, PowerCut, Tear};
     use cache::{Cache, Config};
     use fs::{FIRST_FILESET, FileType, Fs, New, Options, ROOT, WritePosition};
+    use fuse_mount::Serve;
     use fuse_mount::fuse_proto::{Header, Operation, Request};
-    use fuse_mount::{Reply, Serve};
     use std::io::Read;
 
     /// Sends a request without a mount; returns the error number of the reply.

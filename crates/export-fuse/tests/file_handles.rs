@@ -2,53 +2,14 @@
 
 mod common;
 
+use common::file_handles::{FileHandle, drop_caches, handle_of, open};
 use common::{c, check, configured, device, mounted};
 use std::fs::{self as sys, File};
-use std::io::{Read, Write};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use test_support::installed;
-
-/// `struct file_handle` with room for its bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FileHandle {
-    bytes: u32,
-    kind: i32,
-    data: [u8; 128],
-}
-
-fn handle_of(path: &Path) -> FileHandle {
-    let mut handle = FileHandle {
-        bytes: 128,
-        kind: 0,
-        data: [0; 128],
-    };
-    let (path, mut mount, at) = (c(path), 0, &raw mut handle);
-    // SAFETY: the string ends with a zero, and the handle has the stated room.
-    let named = unsafe {
-        libc::name_to_handle_at(libc::AT_FDCWD, path.as_ptr(), at.cast(), &raw mut mount, 0)
-    };
-    check(named).expect("it has a handle");
-    handle
-}
-
-fn open(dir: &Path, handle: &FileHandle, flags: i32) -> Result<File, i32> {
-    let (mount, mut handle) = (File::open(dir).expect("opened"), *handle);
-    let at = &raw mut handle;
-    // SAFETY: an open descriptor, and a handle with the stated number of bytes.
-    let fd = check(unsafe { libc::open_by_handle_at(mount.as_raw_fd(), at.cast(), flags) })?;
-    // SAFETY: the descriptor is new, and belongs to nothing else.
-    Ok(unsafe { File::from_raw_fd(fd as i32) })
-}
-
-/// Makes the kernel forget what it does not use.
-fn drop_caches() {
-    let mut caches = File::options().write(true).open("/proc/sys/vm/drop_caches");
-    let caches = caches.as_mut().expect("root may open it");
-    caches.write_all(b"2").expect("written");
-}
 
 fn read(mut file: File) -> String {
     let mut text = String::new();

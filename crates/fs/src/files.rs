@@ -16,9 +16,11 @@
 
 mod idle;
 mod lane;
+mod snapshots;
 mod watch;
 
 pub use lane::{Lane, REST, WritePosition};
+pub use snapshots::{SnapshotName, Snapshots};
 pub use watch::{Change, Watch, Watcher};
 
 use crate::data::content::Seek;
@@ -62,6 +64,7 @@ pub struct Files {
 
 /// State shared by all clients.
 struct Shared {
+    _attached: Attachment,
     fileset: Fileset,
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
@@ -104,8 +107,10 @@ impl Files {
     /// # Errors
     /// [`Kind::NotFound`]; the cache cannot create a volume.
     pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
+        let attached = Attachment::new(fileset);
         let pager = Arc::new(FsPager::new(fileset)?);
         let shared = Shared {
+            _attached: attached,
             fileset: fileset.clone(),
             volume: cache.volume(pager)?,
             nodes: Mutex::default(),
@@ -451,6 +456,22 @@ impl Files {
     }
 }
 
+/// Registration as a user of a fileset or a snapshot, for as long as it lives.
+struct Attachment(Fileset);
+
+impl Attachment {
+    fn new(fileset: &Fileset) -> Attachment {
+        fileset.fs.attached.add(fileset.id);
+        Attachment(fileset.clone())
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.0.fs.attached.remove(self.0.id);
+    }
+}
+
 impl Shared {
     fn idle(&self) -> MutexGuard<'_, Option<Idle>> {
         self.idle.lock().expect("no panic under this lock")
@@ -461,6 +482,11 @@ impl Handle {
     /// Returns the inode number of the file.
     pub fn ino(&self) -> Ino {
         self.node.ino
+    }
+
+    /// Returns the files to which this one belongs.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     /// Reads the attributes of the file.

@@ -1,7 +1,11 @@
 //! An open file system: its space, growing and closing it.
 
+mod clone;
+pub mod diff;
 pub mod filesets;
 mod open;
+mod rollback;
+mod snapshot_space;
 
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;

@@ -9,6 +9,7 @@
 //! ```
 
 pub(crate) mod absent;
+pub(crate) mod attached;
 pub(crate) mod change_signal;
 pub(crate) mod commit;
 pub(crate) mod coordination;
@@ -25,3 +26,4 @@ pub(crate) mod references;
 pub(crate) mod shared;
 pub(crate) mod state;
 pub(crate) mod superblock_file;
+pub(crate) mod tree_signal;

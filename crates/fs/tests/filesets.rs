@@ -9,6 +9,7 @@ fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
     match change {
         FilesetChange::Create { name } => fs.create_fileset(name)?.record(),
         FilesetChange::Snapshot { of, name } => fs.snapshot(of, name)?.record(),
+        FilesetChange::Clone { of, name } => fs.clone_snapshot(of, name)?.record(),
         FilesetChange::Rename { id, name } => {
             fs.rename_fileset(id, name)?;
             fs.fileset(id)?.record()
@@ -16,6 +17,15 @@ fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
         FilesetChange::Quota { id, quota } => {
             fs.set_quota(id, quota)?;
             fs.fileset(id)?.record()
+        }
+        FilesetChange::Hold { id, held } => {
+            fs.hold(id, held)?;
+            fs.fileset(id)?.record()
+        }
+        FilesetChange::Rollback { to, keep } => {
+            let of = fs.fileset(to)?.record()?.origin;
+            fs.rollback(to, keep)?;
+            fs.fileset(of)?.record()
         }
         FilesetChange::Remove { id } => {
             let record = fs.fileset(id)?.record()?;
@@ -52,9 +62,12 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
     };
     let create = |name| FilesetChange::Create { name };
     let snapshot = |of, name| FilesetChange::Snapshot { of, name };
+    let clone = |of, name| FilesetChange::Clone { of, name };
     let rename = |id, name| FilesetChange::Rename { id, name };
     let limit = |id| FilesetChange::Quota { id, quota };
     let remove = |id| FilesetChange::Remove { id };
+    let hold = |id, held| FilesetChange::Hold { id, held };
+    let rollback = |to, keep| FilesetChange::Rollback { to, keep };
     for (change, refusal) in [
         (create("home"), Some(Kind::Exists)),
         (create("a/b"), Some(Kind::Invalid)),
@@ -62,6 +75,10 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         (snapshot(home, "then"), Some(Kind::Exists)),
         (snapshot(then, "again"), Some(Kind::Invalid)),
         (snapshot(none, "again"), Some(Kind::NotFound)),
+        (clone(then, "home"), Some(Kind::Exists)),
+        (clone(home, "trial"), Some(Kind::Invalid)),
+        (clone(none, "trial"), Some(Kind::NotFound)),
+        (clone(then, "trial"), None),
         (snapshot(home, "again"), None),
         (rename(home, "main"), Some(Kind::Exists)),
         (rename(none, "people"), Some(Kind::NotFound)),
@@ -69,6 +86,15 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         (limit(then), Some(Kind::Invalid)),
         (limit(none), Some(Kind::NotFound)),
         (limit(main), None),
+        (hold(home, true), Some(Kind::Invalid)),
+        (hold(none, true), Some(Kind::NotFound)),
+        (hold(then, true), None),
+        (remove(then), Some(Kind::Busy)),
+        (hold(then, false), None),
+        (rollback(home, None), Some(Kind::Invalid)),
+        (rollback(none, None), Some(Kind::NotFound)),
+        (rollback(then, Some("main")), Some(Kind::Exists)),
+        (rollback(then, Some("before")), None),
         (remove(home), Some(Kind::Busy)),
         (remove(none), Some(Kind::NotFound)),
         (remove(then), None),

@@ -23,7 +23,7 @@
 //! allow = ["10.0.0.0/24"]
 //! ```
 
-use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec, sync_timeout};
+use crate::service::{AttachSpec, KeepSnapshots, MountSpec, ServeSpec, ServiceSpec, sync_timeout};
 use crate::settings::{has_services, is_setting};
 use crate::state_file::read_text;
 use crate::text::{did_you_mean, toml_mistake};
@@ -62,6 +62,12 @@ const KEYS: &[&str] = &[
     "noexec",
     "atime",
     "sync-timeout",
+    "no-snapshots",
+    "keep-snapshots",
+    "hourly",
+    "daily",
+    "weekly",
+    "monthly",
     "listen",
     "announce",
     "allow",
@@ -172,6 +178,10 @@ struct MountTable {
     #[serde(default)]
     atime: Atime,
     sync_timeout: Option<u16>,
+    #[serde(default)]
+    no_snapshots: bool,
+    #[serde(default)]
+    keep_snapshots: KeepSnapshots,
     #[serde(default)]
     allow_discards: bool,
 }
@@ -334,6 +344,8 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
             exec: !m.noexec,
             atime: m.atime,
             sync_timeout: m.sync_timeout.map_or(defaults.sync_timeout, sync_timeout),
+            snapshots: !m.no_snapshots,
+            keep_snapshots: m.keep_snapshots,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
             ..MountSpec::new(&m.device, &m.at)

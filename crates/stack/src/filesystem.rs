@@ -25,7 +25,9 @@ use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
-pub use shown::{Filesets, Removed, ShownFileset, ShownUsage};
+use shown::Part;
+pub use shown::{Differences, Filesets, Removed, RolledBack, ShownDifference};
+pub use shown::{ShownFileset, ShownUsage};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -295,7 +297,11 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
         options(target.settings, access),
     )?;
     // The device of a dry run keeps changes in memory.
-    let answer = execute(&fs, ask, Run::Real, &|| Ok(()), None)?;
+    let answer = match ask {
+        // In one part, since each one opens the device.
+        FsRequest::Diff { first, second, .. } => compare(&fs, (first, second), 0, usize::MAX)?,
+        ask => execute(&fs, ask, Run::Real, &|| Ok(()), None)?,
+    };
     fs.close()
         .map_err(Error::files(format!("cannot close {}", target.name())))?;
     Ok(answer)
@@ -316,7 +322,11 @@ pub(crate) fn execute(
         Ok(found.map_err(Error::files("cannot find the fileset"))?.id())
     };
     match ask {
-        FsRequest::List => Ok(json_of(&Filesets::of(fs))),
+        FsRequest::List => {
+            let listed = Filesets::with_space(fs);
+            let listed = listed.map_err(Error::files("cannot count the space of the snapshots"))?;
+            Ok(json_of(&listed))
+        }
         FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
         FsRequest::Create { name, quota } => {
             let failed = || Error::files(format!("cannot create the fileset `{name}`"));
@@ -377,6 +387,68 @@ pub(crate) fn execute(
             fs.snapshot(id, name).map_err(failed)?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
+        FsRequest::Clone { of, name } => {
+            let id = id_of(of)?;
+            let failed = Error::files(format!("cannot clone `{of}` as `{name}`"));
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Clone { of: id, name });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, None, &record)));
+            }
+            fs.clone_snapshot(id, name).map_err(failed)?;
+            Ok(json_of(&ShownFileset::named(fs, name)))
+        }
+        FsRequest::Rollback { fileset, to, keep } => {
+            let failed = || Error::files(format!("cannot roll back `{fileset}` to `{to}`"));
+            let (of, snapshot, keep) = (id_of(fileset)?, id_of(to)?, keep.as_deref());
+            if in_use == Some(fileset) {
+                let why = format!("`{fileset}` is mounted; unmount it first");
+                return Err(Error::Busy(why));
+            }
+            let record = fs.fileset(snapshot).and_then(|snapshot| snapshot.record());
+            if record.map_err(failed())?.origin != of {
+                let why = format!("`{to}` is not a snapshot of `{fileset}`");
+                return Err(Error::Usage(why));
+            }
+            match run {
+                Run::Real => fs.rollback(snapshot, keep),
+                Run::Dry => {
+                    let change = FilesetChange::Rollback { to: snapshot, keep };
+                    fs.plan(change).map(drop)
+                }
+            }
+            .map_err(failed())?;
+            Ok(json_of(&RolledBack {
+                fileset: fileset.clone(),
+                snapshot: to.clone(),
+                kept: keep.map(str::to_owned),
+            }))
+        }
+        FsRequest::Hold { name, held } => {
+            let (id, held) = (id_of(name)?, *held);
+            let failed = Error::files(if held {
+                format!("cannot hold `{name}`")
+            } else {
+                format!("cannot release `{name}`")
+            });
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Hold { id, held });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, Some(id), &record)));
+            }
+            fs.hold(id, held).map_err(failed)?;
+            Ok(json_of(&ShownFileset::named(fs, name)))
+        }
+        FsRequest::Diff {
+            first,
+            second,
+            skip,
+        } => {
+            if *skip == 0 {
+                write_out()?;
+            }
+            compare(fs, (first, second), *skip, Part::BYTES)
+        }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
@@ -399,6 +471,17 @@ pub(crate) fn execute(
             Ok(json_of(&Removed { removed }))
         }
     }
+}
+
+/// Compares two states of a fileset. Returns a part of the differences, of `bytes` bytes at most,
+/// after the first `skip`.
+fn compare(fs: &Fs, (first, second): (&str, &str), skip: u64, bytes: usize) -> Result<Value> {
+    let failed = Error::files(format!("cannot compare `{first}` with `{second}`"));
+    let part = || {
+        let (one, two) = (fs.fileset_named(first)?, fs.fileset_named(second)?);
+        Part::of(fs, (one.id(), two.id()), skip, bytes)
+    };
+    Ok(json_of(&part().map_err(failed)?))
 }
 
 fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {

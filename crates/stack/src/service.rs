@@ -20,6 +20,7 @@ mod health;
 mod hub;
 mod mount;
 mod mount_point;
+mod schedule;
 mod scrape;
 mod spec;
 mod status;
@@ -49,6 +50,7 @@ pub use cell::ServeSpec;
 pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
 pub use mount::{MountSpec, sync_timeout};
+pub use schedule::KeepSnapshots;
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 

@@ -48,6 +48,7 @@ mod tests {
                 "cell acl get",
                 "cell volume list",
                 "fileset list",
+                "fileset diff",
                 "df",
                 "status",
                 "stats",

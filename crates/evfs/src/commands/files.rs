@@ -132,6 +132,9 @@ pub struct MountArgs {
     /// nothing
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=3600))]
     sync_timeout: u16,
+    /// Do not show the snapshots of the fileset in the hidden directory `.snapshots` of its root
+    #[arg(long)]
+    no_snapshots: bool,
     /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
@@ -302,6 +305,7 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
         AtimeArg::Strict => Atime::Strict,
     };
     spec.sync_timeout = stack::sync_timeout(args.sync_timeout);
+    spec.snapshots = !args.no_snapshots;
     spec.allow_discards = args.allow_discards;
     service::run(context, &on, ServiceSpec::Mount(spec), args.background)
 }

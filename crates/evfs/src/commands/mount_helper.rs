@@ -90,6 +90,7 @@ Options of -o:
   noexec                   refuse to run programs
   relatime, noatime, strictatime
                            when reads update the access time (default: relatime)
+  nosnapshots              do not show the snapshots in .snapshots; snapshots is the default
   allow_other              admit other users (the default for root)
   key=NAME                 open with this key pair
   keyfile=PATH             open with the content of this file
@@ -283,6 +284,7 @@ struct Options {
     dev: bool,
     noexec: bool,
     atime: Atime,
+    no_snapshots: bool,
     allow_other: bool,
     exclusive: bool,
     discard: bool,
@@ -307,6 +309,8 @@ const FLAGS: &[(&str, SetFlag)] = &[
     ("noatime", |o| o.atime = Atime::None),
     ("relatime", |o| o.atime = Atime::Relatime),
     ("strictatime", |o| o.atime = Atime::Strict),
+    ("snapshots", |o| o.no_snapshots = false),
+    ("nosnapshots", |o| o.no_snapshots = true),
     ("allow_other", |o| o.allow_other = true),
     ("exclusive", |o| o.exclusive = true),
     ("discard", |o| o.discard = true),
@@ -416,6 +420,7 @@ impl Options {
         if let Some(seconds) = self.sync_timeout {
             spec.sync_timeout = stack::sync_timeout(seconds);
         }
+        spec.snapshots = !self.no_snapshots;
         spec.allow_discards = self.discard;
         spec
     }
@@ -446,6 +451,8 @@ mod tests {
             ("noatime", |o| o.atime = Atime::None),
             ("noatime,relatime", |_| ()),
             ("noatime,strictatime", |o| o.atime = Atime::Strict),
+            ("nosnapshots", |o| o.no_snapshots = true),
+            ("nosnapshots,snapshots", |_| ()),
             ("allow_other", |o| o.allow_other = true),
             ("exclusive", |o| o.exclusive = true),
             ("discard", |o| o.discard = true),

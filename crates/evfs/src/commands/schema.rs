@@ -3,8 +3,9 @@
 use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
-    cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    service, stats, status, sync, top, up, volume_backups, volume_key, volume_trust, web,
+    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff, key,
+    lun, man, path, service, stats, status, sync, top, up, volume_backups, volume_key,
+    volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -125,10 +126,15 @@ const DOCUMENTS: &[Published] = &[
             "fileset rename",
             "fileset quota",
             "fileset snapshot",
+            "fileset clone",
+            "fileset hold",
+            "fileset release",
         ],
     ),
     Published::of(&fileset::FILESETS, &["fileset list"]),
     Published::of(&fileset::REMOVED, &["fileset remove"]),
+    Published::of(&fileset::ROLLED_BACK, &["fileset rollback"]),
+    Published::of(&fileset_diff::DIFFERENCES, &["fileset diff"]),
     Published::of(&cell::MADE, &["cell init"]),
     Published::of(&cell::CELLS, &["cell status"]),
     Published::of(&cell::ACCESS_LIST, &["cell acl get", "cell acl set"]),

@@ -38,7 +38,7 @@ pub const EVENTS: &[Known] = events! {
     // the file cache
     "0101" "0102" "0103" "0104" "0105" "0106" "0107" "0108"
     // file systems
-    "0201" "0202" "0203" "0204" "0205" "0206"
+    "0201" "0202" "0203" "0204" "0205" "0206" "0207"
     // devices shared by processes and machines
     "0301" "0302" "0303" "0304" "0305"
     // LUNs and paths
@@ -52,7 +52,7 @@ pub const EVENTS: &[Known] = events! {
     "0701" "0702" "0703" "0704" "0705" "0706" "0707" "0708"
     // services and their control
     "0801" "0802" "0803" "0804" "0805" "0806" "0807" "0808"
-    "0809" "0810" "0811" "0812"
+    "0809" "0810" "0811" "0812" "0813"
     // metrics and the web page
     "0901" "0902"
 };

@@ -3,7 +3,9 @@
 use super::handles::{How, Open};
 use super::invalidation::DropPages;
 use super::{Tree, errno};
-use fs::{Allocate, Change, Files, Handle, InodeFlags, Kind, Seek, Watcher, WritePosition};
+use fs::{
+    Allocate, Change, Files, Fileset, Handle, InodeFlags, Kind, Seek, Watcher, WritePosition,
+};
 use fuse_mount::fuse_proto::{Header, Opened, Read, Write, abi};
 use fuse_mount::{Errno, PIECE_BYTES, Reply};
 use std::ops::Range;
@@ -206,14 +208,10 @@ impl Tree {
     /// of a mapping, and with `exclusive` those of writes. Only a hole can have any that matter, so
     /// the answer waits until the kernel has written back those of the holes that it depends on.
     pub(super) fn seek(&self, ino: u64, offset: u64, whence: u32, reply: Reply<'_>) {
-        let what = match whence as i32 {
-            libc::SEEK_DATA => Seek::Data,
-            libc::SEEK_HOLE => Seek::Hole,
-            _ => return reply.error(Errno::INVAL),
+        let what = match seek_of(offset, whence) {
+            Ok(what) => what,
+            Err(e) => return reply.error(e),
         };
-        if i64::try_from(offset).is_err() {
-            return reply.error(Errno::NXIO);
-        }
         let found = self.files.seek(ino, offset, what);
         let is_data = what == Seek::Data && found.as_ref().is_ok_and(|at| *at == offset);
         if is_data || !self.handles.has_writers(ino) {
@@ -262,5 +260,24 @@ fn seek_flushed(
             Err(error) if error.kind() == Kind::NoMore && hole > offset => return Ok(hole),
             same => return same,
         }
+    }
+}
+
+/// Finds the next data or hole of a file of a snapshot, of which the kernel has no dirty pages.
+pub(super) fn seek_in(fileset: &Fileset, ino: u64, offset: u64, whence: u32) -> Result<u64, Errno> {
+    let what = seek_of(offset, whence)?;
+    fileset.seek(ino, offset, what).map_err(errno)
+}
+
+/// Decodes a request to seek.
+fn seek_of(offset: u64, whence: u32) -> Result<Seek, Errno> {
+    let what = match whence as i32 {
+        libc::SEEK_DATA => Seek::Data,
+        libc::SEEK_HOLE => Seek::Hole,
+        _ => return Err(Errno::INVAL),
+    };
+    match i64::try_from(offset) {
+        Ok(_) => Ok(what),
+        Err(_) => Err(Errno::NXIO),
     }
 }

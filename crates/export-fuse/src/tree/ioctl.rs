@@ -5,7 +5,7 @@
 //! earlier kernels do not, so this module checks it, too.
 
 use super::{Tree, caller, errno};
-use fs::{Files, InodeFlags};
+use fs::{Files, Fileset, InodeFlags};
 use fuse_mount::fuse_proto::{Header, Ioctl};
 use fuse_mount::{Errno, Reply};
 use std::sync::Arc;
@@ -56,11 +56,6 @@ fn long(input: &[u8], index: usize) -> Result<u64, Errno> {
 impl Tree {
     pub(super) fn ioctl(&self, header: &Header, ioctl: &Ioctl<'_>, reply: Reply<'_>) {
         let done = match ioctl.command {
-            GET_FLAGS => self
-                .flags(header.node)
-                .map(|flags| flags.0.to_ne_bytes().to_vec()),
-            GET_FSXATTR => self.fsxattr(header.node),
-            GET_VERSION => self.generation(header.node),
             GET_LABEL => Ok(self.label()),
             SET_LABEL => self.set_label(header, ioctl.input),
             TRIM => self.trim(header, ioctl.input),
@@ -72,34 +67,9 @@ impl Tree {
                 let flags = self.flags_of_fsxattr(ioctl.input);
                 return self.set_flags(header, flags, reply);
             }
-            _ => Err(Errno::NOTTY),
+            _ => return read(self.files.fileset(), header.node, ioctl, reply),
         };
-        match done {
-            Ok(mut output) => {
-                output.truncate(ioctl.out_size as usize);
-                reply.ioctl(&output);
-            }
-            Err(error) => reply.error(error),
-        }
-    }
-
-    fn flags(&self, ino: u64) -> Result<InodeFlags, Errno> {
-        let inode = self.files.attr(ino).map_err(errno)?.inode;
-        if inode.kind.has_flags() {
-            Ok(inode.flags)
-        } else {
-            Err(Errno::NOTTY)
-        }
-    }
-
-    fn fsxattr(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        let flags = self.flags(ino)?;
-        let set = XFLAGS.iter().filter(|(_, flag)| flags.has(*flag));
-        let mut output = vec![0; FSXATTR_BYTES];
-        let xflags: u32 = set.map(|(bit, _)| bit).sum();
-        output[..4].copy_from_slice(&xflags.to_ne_bytes());
-        output[12..16].copy_from_slice(&self.files.fileset().id().to_ne_bytes());
-        Ok(output)
+        answer(done, ioctl, reply);
     }
 
     /// Reads flags from a `struct fsxattr`, in which nothing else may differ.
@@ -153,11 +123,6 @@ impl Tree {
         Ok(())
     }
 
-    fn generation(&self, ino: u64) -> Result<Vec<u8>, Errno> {
-        let inode = self.files.attr(ino).map_err(errno)?.inode;
-        Ok(inode.generation.to_ne_bytes().to_vec())
-    }
-
     fn label(&self) -> Vec<u8> {
         let mut label = self.files.fileset().label().into_bytes();
         label.resize(LABEL_BYTES, 0);
@@ -188,6 +153,52 @@ impl Tree {
         let trimmed = self.files.trim(start..end, min).map_err(errno)?;
         Ok([start, trimmed, min].map(u64::to_ne_bytes).concat())
     }
+}
+
+/// Answers an ioctl that reads the state of a file, which may be one of a snapshot.
+pub(super) fn read(fileset: &Fileset, ino: u64, ioctl: &Ioctl<'_>, reply: Reply<'_>) {
+    let done = match ioctl.command {
+        GET_FLAGS => flags(fileset, ino).map(|flags| flags.0.to_ne_bytes().to_vec()),
+        GET_FSXATTR => fsxattr(fileset, ino),
+        GET_VERSION => generation(fileset, ino),
+        SET_FLAGS | SET_FSXATTR => Err(Errno::ROFS),
+        _ => Err(Errno::NOTTY),
+    };
+    answer(done, ioctl, reply);
+}
+
+fn answer(done: Result<Vec<u8>, Errno>, ioctl: &Ioctl<'_>, reply: Reply<'_>) {
+    match done {
+        Ok(mut output) => {
+            output.truncate(ioctl.out_size as usize);
+            reply.ioctl(&output);
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+fn flags(fileset: &Fileset, ino: u64) -> Result<InodeFlags, Errno> {
+    let inode = fileset.attr(ino).map_err(errno)?.inode;
+    if inode.kind.has_flags() {
+        Ok(inode.flags)
+    } else {
+        Err(Errno::NOTTY)
+    }
+}
+
+fn fsxattr(fileset: &Fileset, ino: u64) -> Result<Vec<u8>, Errno> {
+    let flags = flags(fileset, ino)?;
+    let set = XFLAGS.iter().filter(|(_, flag)| flags.has(*flag));
+    let mut output = vec![0; FSXATTR_BYTES];
+    let xflags: u32 = set.map(|(bit, _)| bit).sum();
+    output[..4].copy_from_slice(&xflags.to_ne_bytes());
+    output[12..16].copy_from_slice(&fileset.id().to_ne_bytes());
+    Ok(output)
+}
+
+fn generation(fileset: &Fileset, ino: u64) -> Result<Vec<u8>, Errno> {
+    let inode = fileset.attr(ino).map_err(errno)?.inode;
+    Ok(inode.generation.to_ne_bytes().to_vec())
 }
 
 #[cfg(test)]

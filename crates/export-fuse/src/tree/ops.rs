@@ -2,7 +2,7 @@
 
 use super::handles::How;
 use super::privileges::{is_loss, without_set_ids};
-use super::{Tree, convert, errno, xattrs};
+use super::{Tree, convert, errno, give, or_removed, snapshots, xattrs};
 use fs::{Attr, FileType, InodeFlags, Kind, New, Rename, SetAttr, SetXattr};
 use fuse_mount::fuse_proto::abi;
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
@@ -23,7 +23,7 @@ thread_local! {
 }
 
 impl Tree {
-    fn entry_of(&self, attr: &Attr) -> Entry {
+    pub(super) fn entry_of(&self, attr: &Attr) -> Entry {
         Entry {
             node: attr.ino,
             generation: attr.inode.generation.into(),
@@ -86,7 +86,11 @@ impl Tree {
             name => self.files.lookup(dir, name),
         };
         match found {
-            Err(error) if error.kind() == Kind::NotFound => reply.negative_entry(self.ttl),
+            Err(error) if error.kind() == Kind::NotFound => {
+                if let Some(reply) = self.lookup_snapshots(dir, name, reply) {
+                    reply.negative_entry(self.ttl);
+                }
+            }
             found => self.enter(reply, found),
         }
     }
@@ -177,7 +181,7 @@ impl Tree {
         }
     }
 
-    fn statfs(&self, reply: Reply<'_>) {
+    pub(super) fn statfs(&self, reply: Reply<'_>) {
         match self.files.statfs() {
             Ok(stat) => reply.statfs(&StatFs {
                 blocks: stat.blocks,
@@ -239,6 +243,12 @@ impl Serve for Tree {
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
         let (header, node) = (&request.header, request.header.node);
+        if snapshots::is_in(node) && request.operation.is_answered() {
+            return self.serve_snapshot(request, reply);
+        }
+        if let Err(error) = self.check_outside_snapshots(node, &request.operation) {
+            return reply.error(error);
+        }
         match &request.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply),
             Operation::Forget { .. } => self.release_forgotten(node),
@@ -364,7 +374,8 @@ impl Serve for Tree {
                 Ok(value) => give(reply, &value, *size),
                 Err(error) => reply.error(xattrs::unread(name, error)),
             },
-            Operation::ListXattr { size } => match self.list_xattrs(header) {
+            Operation::ListXattr { size } => match xattrs::list(self.files.fileset(), node, header)
+            {
                 Ok(names) => give(reply, &names, *size),
                 Err(e) => reply.error(e),
             },
@@ -393,15 +404,6 @@ impl Serve for Tree {
     }
 }
 
-/// Treats a directory that another client has removed as empty: it may be open here, which the
-/// kernel does not say.
-fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
-    listed.or_else(|error| match error.kind() {
-        Kind::Stale => Ok(()),
-        _ => Err(error),
-    })
-}
-
 /// Describes a file to be created.
 fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New> {
     Ok(New {
@@ -412,13 +414,4 @@ fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New>
         gid: header.gid,
         rdev,
     })
-}
-
-/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
-pub(crate) fn give(reply: Reply<'_>, value: &[u8], size: u32) {
-    match size as usize {
-        0 => reply.xattr_size(value.len() as u32),
-        size if size < value.len() => reply.error(Errno::RANGE),
-        _ => reply.data(value),
-    }
 }

@@ -6,7 +6,7 @@
 
 use super::privileges::CAPABILITY;
 use super::{Tree, caller, errno};
-use fs::{Error, Kind, SetXattr};
+use fs::{Error, Fileset, Ino, Kind, SetXattr};
 use fuse_mount::Errno;
 use fuse_mount::fuse_proto::Header;
 
@@ -82,25 +82,25 @@ impl Tree {
         }
         Ok(())
     }
+}
 
-    /// Lists the names, each followed by a zero byte.
-    pub(super) fn list_xattrs(&self, header: &Header) -> Result<Vec<u8>, Errno> {
-        let (mut names, mut trusted) = (Vec::new(), Vec::new());
-        let listed = self.files.xattrs(header.node, |name| {
-            let list = if name.starts_with(TRUSTED) {
-                &mut trusted
-            } else {
-                &mut names
-            };
-            list.extend_from_slice(name);
-            list.push(0);
-        });
-        listed.map_err(errno)?;
-        if !trusted.is_empty() && caller::has(header, caller::CAP_SYS_ADMIN) {
-            names.append(&mut trusted);
-        }
-        Ok(names)
+/// Lists the names of the attributes of an inode that a caller sees, each followed by a zero byte.
+pub(super) fn list(fileset: &Fileset, ino: Ino, header: &Header) -> Result<Vec<u8>, Errno> {
+    let (mut names, mut trusted) = (Vec::new(), Vec::new());
+    let listed = fileset.xattrs(ino, |name| {
+        let list = if name.starts_with(TRUSTED) {
+            &mut trusted
+        } else {
+            &mut names
+        };
+        list.extend_from_slice(name);
+        list.push(0);
+    });
+    listed.map_err(errno)?;
+    if !trusted.is_empty() && caller::has(header, caller::CAP_SYS_ADMIN) {
+        names.append(&mut trusted);
     }
+    Ok(names)
 }
 
 #[cfg(test)]

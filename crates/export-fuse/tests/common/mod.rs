@@ -1,6 +1,8 @@
 //! Mounts a file system in memory, and other code shared by the tests.
 #![allow(dead_code, reason = "each of the tests uses a part")]
 
+pub mod file_handles;
+
 use block::BlockDevice;
 use block_testing::Mem;
 use cache::{Cache, Config};

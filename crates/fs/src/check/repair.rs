@@ -109,7 +109,8 @@ impl FsShared {
         drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
-            all.filter(|(_, tree)| tree.record.origin == 0 && !tree.record.removing)
+            all.filter(|(_, tree)| tree.record.origin == 0)
+                .filter(|(_, tree)| !tree.record.removing && !tree.restoring)
                 .map(|(id, _)| *id)
                 .collect()
         };

@@ -470,6 +470,10 @@ pub struct TreeRecord {
     pub origin: TreeId,
     /// Whether it is being removed and therefore hidden.
     pub removing: bool,
+    /// Whether the snapshot is protected from removal.
+    pub held: bool,
+    /// Whether the fileset is being rolled back to this snapshot.
+    pub restoring: bool,
     /// Number of the next inode, without the bit that marks a directory.
     pub next_ino: u64,
     /// Limit for the blocks of its files; 0 for no limit.
@@ -492,6 +496,8 @@ impl TreeRecord {
         TreeRecord {
             origin: 0,
             removing: false,
+            held: false,
+            restoring: false,
             // Number 0 is the root directory, inode 1.
             next_ino: 1,
             quota_blocks: 0,
@@ -506,7 +512,9 @@ impl TreeRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(68 + self.name.len());
         out.u32(self.origin);
-        out.u32(u32::from(self.removing));
+        let flags = [self.removing, self.held, self.restoring];
+        let bits = (0..).zip(flags).map(|(bit, flag)| u32::from(flag) << bit);
+        out.u32(bits.sum());
         for number in [
             self.next_ino,
             self.quota_blocks,
@@ -524,10 +532,12 @@ impl TreeRecord {
     pub(crate) fn decode(bytes: &[u8]) -> Result<TreeRecord> {
         let mut fields = In::of(bytes, "fileset record");
         let origin = fields.u32()?;
-        let removing = fields.u32()?;
+        let flags = fields.u32()?;
         let mut record = TreeRecord {
             origin,
-            removing: removing == 1,
+            removing: flags & 1 != 0,
+            held: flags & 2 != 0,
+            restoring: flags & 4 != 0,
             next_ino: fields.u64()?,
             quota_blocks: fields.u64()?,
             quota_inodes: fields.u64()?,
@@ -537,7 +547,11 @@ impl TreeRecord {
             name: String::new(),
         };
         let name = std::str::from_utf8(fields.rest()).map_err(|_| fields.wrong())?;
-        if removing > 1 || record.next_ino > PLACE_MAX >> 1 || !is_tree_name(name) {
+        if flags > 7
+            || (origin == 0 && flags > 1)
+            || record.next_ino > PLACE_MAX >> 1
+            || !is_tree_name(name)
+        {
             return Err(fields.wrong());
         }
         record.name = name.to_owned();
@@ -717,6 +731,8 @@ mod tests {
         let tree = TreeRecord {
             origin: 3,
             removing: true,
+            held: true,
+            restoring: false,
             next_ino: 9,
             quota_blocks: 1,
             quota_inodes: 2,

@@ -35,12 +35,14 @@ const SPARE: u32 = u32::MAX;
 /// Files and directories may have flags. A program that does not know them keeps them, and does not
 /// enforce them.
 const INODE_FLAGS: u64 = 1;
-
+/// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
+/// being rolled back to it.
+pub const TREE_FLAGS: u64 = 1 << 8;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
     read_compatible: 0,
-    incompatible: 0,
+    incompatible: TREE_FLAGS,
 };
 
 /// Offset, length in bytes, and name of each field.
@@ -176,7 +178,8 @@ impl Superblock {
         check_label(label)?;
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
-            features: KNOWN,
+            // Set when one of them is first used, so that older programs can open it until then.
+            features: Features::default(),
             uuid: uuid.try_into().expect("half of 32 bytes"),
             label: label.to_owned(),
             generation: 0,

@@ -4,11 +4,12 @@ use super::{FIRST_FILESET, Fs};
 use crate::device_io::{DeviceIo, check_device};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::name_hash::Hasher;
-use crate::format::record::{In, Run, Time};
+use crate::format::record::{In, Run, Time, TreeRecord};
 use crate::format::superblock::Superblock;
 use crate::metadata::absent::AbsentNames;
+use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
@@ -20,6 +21,7 @@ use crate::metadata::overlay::Overlay;
 use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::tree_signal::TreeSignal;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
 use std::collections::{BTreeMap, HashMap};
@@ -128,6 +130,8 @@ impl Fs {
             backlog_max: backlog_max(device_blocks),
             wake: Wake::default(),
             changes: ChangeSignal::default(),
+            trees_changed: TreeSignal::default(),
+            attached: Attached::default(),
             options,
         });
         if !inner.options.read_only {
@@ -161,30 +165,67 @@ impl FsShared {
     /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
     /// inodes without a name.
     fn finish_removals(self: &Arc<FsShared>) -> Result<()> {
-        let trees: Vec<(TreeId, bool, TreeId)> = {
+        let trees: Vec<(TreeId, TreeRecord)> = {
             let state = self.read();
             let all = state.trees.iter();
-            all.map(|(id, tree)| (*id, tree.record.removing, tree.record.origin))
-                .collect()
+            all.map(|(id, tree)| (*id, tree.record.clone())).collect()
         };
-        for (id, removing, origin) in trees {
+        // Snapshots first: a fileset can be used once its rollback is complete.
+        let (snapshots, filesets): (Vec<_>, Vec<_>) = trees
+            .into_iter()
+            .partition(|(_, record)| record.origin != 0);
+        for (id, record) in snapshots.into_iter().chain(filesets) {
+            let TreeRecord {
+                removing,
+                restoring,
+                origin,
+                ..
+            } = record;
             if removing {
                 self.remove_tree_items(id)?;
-            } else if origin == 0 {
-                let mut orphans = Vec::new();
-                self.read()
-                    .scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
-                        orphans.push(ino);
-                        Ok(true)
-                    })?;
+            } else if restoring {
+                self.resume_rollback(origin, id)?;
+            } else if origin == 0 && !self.is_restoring(id) {
                 let fs = Arc::clone(self);
-                let fileset = Fileset { fs, id };
-                orphans
-                    .into_iter()
-                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+                Fileset { fs, id }.remove_orphans()?;
             }
         }
         Ok(())
+    }
+}
+
+impl FsShared {
+    fn is_restoring(&self, id: TreeId) -> bool {
+        self.read()
+            .trees
+            .get(&id)
+            .is_some_and(|tree| tree.restoring)
+    }
+
+    /// Completes a rollback that a crash or an error interrupted. If damage prevents that and the
+    /// file system is to be repaired, the fileset stays as it is: a mixture of the two states. If
+    /// there is no room, nothing uses the fileset until the next open.
+    fn resume_rollback(self: &Arc<FsShared>, of: TreeId, to: TreeId) -> Result<()> {
+        match self.finish_rollback(of, to) {
+            Err(error) if error.kind() == Kind::NoSpace => {
+                tracing::warn!(
+                    name: "EVFS-0207",
+                    "{}: cannot complete the rollback of fileset {of}: {error}; remove files of \
+                     other filesets, or let the device grow, and open the file system again",
+                    self.name
+                );
+                Ok(())
+            }
+            Err(error) if error.kind() == Kind::Corrupt && self.options.rescue => {
+                tracing::warn!(
+                    name: "EVFS-0207",
+                    "{}: cannot complete the rollback of fileset {of}: {error}",
+                    self.name
+                );
+                self.end_rollback(of, to)
+            }
+            finished => finished,
+        }
     }
 }
 
@@ -297,11 +338,16 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
     let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
     for (origin, id) in snapshots {
+        let record = trees.get(&id).map(|tree| &tree.record);
+        let restoring = record.is_some_and(|record| record.restoring && !record.removing);
         match trees
             .get_mut(&origin)
             .filter(|tree| tree.record.origin == 0)
         {
-            Some(tree) => tree.snapshots.push(id),
+            Some(tree) => {
+                tree.snapshots.push(id);
+                tree.restoring |= restoring;
+            }
             None if rescue => drop(trees.remove(&id)),
             None => {
                 return Err(Error::corrupt(format!(

@@ -107,6 +107,11 @@ impl<'a> Op<'a> {
         self.fs.changes.notify();
     }
 
+    /// Returns the generation of new inodes.
+    pub fn generation(&self) -> u32 {
+        self.fs.generation
+    }
+
     /// Returns the allocator.
     pub fn space(&self) -> &'a Space {
         &self.fs.space
@@ -162,6 +167,15 @@ impl<'a> Op<'a> {
     /// Checks that the device has room for more metadata.
     pub fn check_room(&self) -> Result<()> {
         if self.fs.space.has_room() {
+            Ok(())
+        } else {
+            Err(crate::space::full())
+        }
+    }
+
+    /// Checks that the metadata may grow by a number of blocks.
+    pub fn check_room_for(&self, blocks: u64) -> Result<()> {
+        if self.fs.space.has_room_for(blocks) {
             Ok(())
         } else {
             Err(crate::space::full())

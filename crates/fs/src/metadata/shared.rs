@@ -11,11 +11,13 @@ use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::name_hash::Hasher;
 use crate::format::record::Time;
+use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
 use crate::metadata::database::Db;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::tree_signal::TreeSignal;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -75,6 +77,9 @@ pub(crate) struct FsShared {
     pub wake: Wake,
     /// Notified of each change.
     pub changes: ChangeSignal,
+    /// Notified of each fileset or snapshot that is created, renamed or removed.
+    pub trees_changed: TreeSignal,
+    pub attached: Attached,
 }
 
 impl FsShared {

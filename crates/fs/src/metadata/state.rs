@@ -67,6 +67,8 @@ pub(crate) struct Tree {
     pub promised: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub item_usage: Option<ItemUsage>,
+    /// Whether the fileset is being rolled back, so that nothing may use it.
+    pub restoring: bool,
     /// Snapshots of the fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
@@ -79,6 +81,7 @@ impl Tree {
             changed: false,
             promised: 0,
             item_usage: None,
+            restoring: false,
             snapshots: Vec::new(),
         }
     }
@@ -103,7 +106,7 @@ impl Tree {
     }
 
     pub fn is_limited(&self) -> bool {
-        let is_fileset = self.record.origin == 0 && !self.record.removing;
+        let is_fileset = self.record.origin == 0 && !self.record.removing && !self.restoring;
         is_fileset && (self.record.quota_blocks != 0 || self.record.quota_inodes != 0)
     }
 }
@@ -119,15 +122,21 @@ pub(crate) enum Step {
 }
 
 impl State {
-    /// Returns a tree that exists and is not being removed.
+    /// Returns a tree that exists and is neither being removed nor rolled back.
     pub fn tree(&self, id: TreeId) -> Result<&Tree> {
         let tree = self.trees.get(&id).filter(|tree| !tree.record.removing);
-        tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
+        let tree = tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))?;
+        if tree.restoring {
+            let text = "the rollback of the fileset is incomplete; open the file system for writing \
+                        to complete it";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        Ok(tree)
     }
 
     /// Finds the layers to search for a tree: those of snapshots first, then that of the fileset.
     fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
-        let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
+        let tree = self.tree(id)?;
         let origin = match tree.record.origin {
             0 => return Ok((&[], id)),
             origin => origin,
@@ -157,7 +166,7 @@ impl State {
         self.get_key(tree, Key::item(tree, ino, item, place), read)
     }
 
-    fn get_key<T>(
+    pub fn get_key<T>(
         &self,
         tree: TreeId,
         key: Key,

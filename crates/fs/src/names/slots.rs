@@ -33,7 +33,8 @@ impl State {
     ) -> Result<Slot<T>> {
         let (key, changes) = (Key::item(tree, ino, item, first), self.changes_of(item));
         if let Some(free) = self.absent.find(key, changes) {
-            return Ok(Slot::Free(free));
+            // The tree may have been removed since.
+            return self.tree(tree).map(|_| Slot::Free(free));
         }
         // Nearly every existing name is at its first place.
         let there = self.get(tree, ino, (item, first), &matching)?;

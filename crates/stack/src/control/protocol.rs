@@ -60,12 +60,17 @@ pub(crate) enum Run {
 
 impl ControlRequest {
     /// Returns the time until which a client that asks now waits for the answer. For a detach or a
-    /// sync it waits indefinitely, because the answer comes after everything is written out.
+    /// sync it waits indefinitely, because the answer comes after everything is written out, and
+    /// for a change of a whole fileset, which takes time in proportion to its content.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
             ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
-            ControlRequest::Detach { .. } | ControlRequest::Sync => return None,
+            ControlRequest::Detach { .. }
+            | ControlRequest::Sync
+            | ControlRequest::Files(FsRequest::Clone { .. } | FsRequest::Rollback { .. }) => {
+                return None;
+            }
             _ => ANSWER_TIMEOUT,
         };
         Some(Instant::now() + limit)
@@ -213,6 +218,38 @@ pub enum FsRequest {
         /// Name of the snapshot.
         name: String,
     },
+    /// Create a fileset with the content of a snapshot.
+    Clone {
+        /// Name of the snapshot.
+        of: String,
+        /// Name of the new fileset.
+        name: String,
+    },
+    /// Make a fileset equal to one of its snapshots.
+    Rollback {
+        /// Name of the fileset.
+        fileset: String,
+        /// Name of the snapshot.
+        to: String,
+        /// Name of a snapshot of the state before, to be taken first.
+        keep: Option<String>,
+    },
+    /// Protect a snapshot from removal, or end that.
+    Hold {
+        /// Name of the snapshot.
+        name: String,
+        /// Whether it is to be held.
+        held: bool,
+    },
+    /// Compare two states of a fileset.
+    Diff {
+        /// Name of a snapshot or of the fileset.
+        first: String,
+        /// Name of another one.
+        second: String,
+        /// Number of differences to skip, which the caller has received already.
+        skip: u64,
+    },
     /// Remove a fileset or a snapshot.
     Remove {
         /// Name of the fileset or snapshot.
@@ -234,7 +271,10 @@ pub struct Limits {
 impl FsRequest {
     /// Reports whether the request changes the file system.
     pub(crate) fn changes(&self) -> bool {
-        !matches!(self, FsRequest::List | FsRequest::Usage)
+        !matches!(
+            self,
+            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. }
+        )
     }
 }
 

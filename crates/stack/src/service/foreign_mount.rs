@@ -6,6 +6,7 @@
 
 use super::mount::MountSpec;
 use super::mount_point::MountPoint;
+use super::schedule::KeepSnapshots;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
@@ -59,6 +60,12 @@ pub(super) fn build(
     if spec.fileset != FIRST_FILESET {
         return Err(Error::Usage(format!(
             "{name} contains {}, which has no filesets; omit --fileset",
+            files.tree().format()
+        )));
+    }
+    if spec.keep_snapshots != KeepSnapshots::default() {
+        return Err(Error::Usage(format!(
+            "{name} contains {}, which has no snapshots; omit keep-snapshots",
             files.tree().format()
         )));
     }

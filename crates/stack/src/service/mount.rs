@@ -6,6 +6,7 @@
 
 use super::health::State;
 use super::mount_point::MountPoint;
+use super::schedule::{KeepSnapshots, Schedule};
 use super::status::{ExportAt, Space, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
@@ -15,7 +16,7 @@ use crate::text::uuid_text;
 use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
-use ::fs::{Atime, FIRST_FILESET, Files, Fs};
+use ::fs::{Atime, FIRST_FILESET, Files, Fs, Snapshots};
 use block::Access;
 use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig};
 use serde_json::Value;
@@ -55,6 +56,10 @@ pub struct MountSpec {
     /// Let the kernel forward sync(2) and syncfs(2) where it can, and answer each within this time;
     /// `None` to let them do nothing.
     pub sync_timeout: Option<Duration>,
+    /// Show the snapshots of the fileset in `.snapshots`.
+    pub snapshots: bool,
+    /// Snapshots that the mount takes by the clock.
+    pub keep_snapshots: KeepSnapshots,
     /// Pass discards to the device.
     pub allow_discards: bool,
     /// Configuration file that defines the mount.
@@ -84,6 +89,8 @@ impl MountSpec {
             exec: true,
             atime: Atime::default(),
             sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
+            snapshots: true,
+            keep_snapshots: KeepSnapshots::default(),
             allow_discards: false,
             config: None,
         }
@@ -137,9 +144,21 @@ pub(super) fn build(
     let fileset = fs
         .fileset_named(&spec.fileset)
         .map_err(failed("mount from"))?;
-    let read_only = read_only || fileset.is_snapshot().map_err(failed("read"))?;
-    let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
-    let config = spec.config(read_only);
+    let is_snapshot = fileset.is_snapshot().map_err(failed("read"))?;
+    let read_only = read_only || is_snapshot;
+    if (spec.read_only || is_snapshot) && spec.keep_snapshots != KeepSnapshots::default() {
+        return Err(Error::Usage(format!(
+            "cannot mount {name} with keep-snapshots: the mount is read-only; omit keep-snapshots"
+        )));
+    }
+    let cache = cache.cache()?;
+    let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
+    let shown = spec.snapshots && !is_snapshot;
+    let snapshots = shown.then(|| Snapshots::new(&fileset, &cache));
+    let config = MountConfig {
+        snapshots: snapshots.clone(),
+        ..spec.config(read_only)
+    };
     let superblock = fs.superblock();
     let status = Status {
         uuid: uuid_text(&superblock.uuid),
@@ -160,8 +179,11 @@ pub(super) fn build(
         fileset: spec.fileset.clone(),
         read_only,
         point: MountPoint::new(config),
+        keep_snapshots: spec.keep_snapshots,
+        schedule: None,
+        snapshots,
         files,
-        fs: Some(fs),
+        fs: Some(Arc::new(fs)),
     };
     Ok(Built {
         graph: Box::new(graph),
@@ -186,14 +208,36 @@ struct MountGraph {
     read_only: bool,
     // Fields drop in this order: the mount before the files, the files before the file system.
     point: MountPoint,
+    keep_snapshots: KeepSnapshots,
+    schedule: Option<Schedule>,
+    snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
-    fs: Option<Fs>,
+    fs: Option<Arc<Fs>>,
 }
 
 impl MountGraph {
-    fn fs(&self) -> Result<&Fs> {
+    fn fs(&self) -> Result<&Arc<Fs>> {
         let closed = || Error::Failed(format!("{} is being unmounted", self.name));
         self.fs.as_ref().ok_or_else(closed)
+    }
+
+    /// Starts to take snapshots by the clock, if that is configured.
+    fn start_schedule(&mut self) -> Result<()> {
+        if self.read_only || self.keep_snapshots == KeepSnapshots::default() {
+            return Ok(());
+        }
+        let fs = Arc::clone(self.fs()?);
+        let files = Arc::clone(&self.files);
+        let write_out = Box::new(move || files.sync());
+        let started = Schedule::start(
+            self.keep_snapshots,
+            fs,
+            self.files.fileset().id(),
+            write_out,
+        );
+        let failed = |e| Error::Failed(format!("cannot start a thread for snapshots: {e}"));
+        self.schedule = Some(started.map_err(failed)?);
+        Ok(())
     }
 
     /// Builds the error for failed write-back, given its source.
@@ -207,6 +251,9 @@ impl MountGraph {
 
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        if self.schedule.is_none() && self.point.config.is_some() {
+            self.start_schedule()?;
+        }
         if self.point.mount.is_some() {
             return Ok(());
         }
@@ -241,6 +288,7 @@ impl Graph for MountGraph {
     }
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
+        self.schedule = None;
         self.point.close(status, closing)
     }
 
@@ -248,6 +296,9 @@ impl Graph for MountGraph {
         self.flush()?;
         // From here on, the files cannot be used again.
         self.point.config = None;
+        if let Some(snapshots) = self.snapshots.take() {
+            snapshots.close();
+        }
         if self.point.unused {
             self.files.close().map_err(self.not_written())?;
         }
@@ -268,13 +319,13 @@ impl Graph for MountGraph {
     }
 
     fn update(&self, status: &mut Status) {
-        let failed = self.fs.as_ref().and_then(Fs::read_only_because);
+        let failed = self.fs.as_ref().and_then(|fs| fs.read_only_because());
         if let (false, Some(why)) = (self.read_only, failed) {
             status.read_only = true;
             let warning = format!("{why}; unmount, check the device, and mount again");
             status.warn_of(State::ReadOnly, warning);
         }
-        status.space = self.fs.as_ref().map(Space::of);
+        status.space = self.fs.as_deref().map(Space::of);
     }
 
     fn trees(&self) -> Vec<Tree> {
