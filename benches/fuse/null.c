@@ -99,7 +99,7 @@ static bool is_awaited(const char *in)
 static int await_request(struct worker *w, struct served *served)
 {
     uint64_t start = monotonic_ns(), window = waiting_window(start);
-    served->polls = window > 0;
+    served->is_for_one = window > 0 || waiting_is_for_one();
     served->was_there = NOT_ASKED;
     if (leaders_seats() > 1)
         window = 0;

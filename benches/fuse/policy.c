@@ -1,7 +1,9 @@
 // policy.c - how the threads of the null server wait: EVFS's policy, with its constants.
+#define _GNU_SOURCE
 #include "policy.h"
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <time.h>
@@ -28,11 +30,14 @@ uint64_t monotonic_ns(void)
 static _Atomic uint64_t window_ns = WINDOW_MAX_NS, waits_since, load_read_at;
 static _Atomic uint32_t running = UINT32_MAX;
 static uint32_t cpus;
+static bool has_one_cpu;
 static int load_file;
 
 void waiting_init(void)
 {
     cpus = (uint32_t)sysconf(_SC_NPROCESSORS_ONLN);
+    cpu_set_t allowed;
+    has_one_cpu = !sched_getaffinity(0, sizeof allowed, &allowed) && CPU_COUNT(&allowed) == 1;
     load_file = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
 }
 
@@ -60,6 +65,11 @@ uint64_t waiting_window(uint64_t now)
     return window && running_tasks(now) <= cpus ? window : 0;
 }
 
+bool waiting_is_for_one(void)
+{
+    return has_one_cpu && window_ns;
+}
+
 void waiting_slept(uint64_t now)
 {
     uint64_t since = waits_since, window = window_ns;
@@ -77,7 +87,7 @@ void waiting_slept(uint64_t now)
 
 enum advice demand_note(struct demand *d, struct served served, unsigned leaders)
 {
-    unsigned least = served.polls ? 1 : 2;
+    unsigned least = served.is_for_one ? 1 : 2;
     d->too_few = leaders < least ? d->too_few + 1 : 0;
     if (d->too_few >= PATIENCE) {
         d->too_few = 0;

@@ -11,6 +11,8 @@ uint64_t monotonic_ns(void);
 void waiting_init(void);
 // Notes that a leader waits. Returns the nanoseconds for which an only leader polls.
 uint64_t waiting_window(uint64_t now);
+// Whether one leader that sleeps is better than several.
+bool waiting_is_for_one(void);
 // Adapts the window after a leader has slept.
 void waiting_slept(uint64_t now);
 
@@ -28,7 +30,7 @@ struct served {
     enum was_there was_there; // when the leader asked first
     uint32_t client;          // thread that sent it
     bool with_others;         // another leader served one when it began
-    bool polls;               // an only leader polls before it sleeps
+    bool is_for_one;          // one leader is enough
 };
 
 enum advice { STAY, ONE_MORE, ONE_LESS };

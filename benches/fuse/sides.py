@@ -6,7 +6,7 @@ import subprocess
 import time
 from pathlib import Path
 
-IMAGE_BYTES = 4 << 30
+IMAGE_BYTES = 8 << 30
 PASSWORD = "correct-horse-battery"
 STARTS_WITHIN = 600  # seconds; cryfs derives its key for long
 # The server of a mount gets SIGTERM when this process is killed.
@@ -176,7 +176,7 @@ class Ext4(Side):
         self.image.touch()
         os.truncate(self.image, IMAGE_BYTES)
         lazy = "lazy_itable_init=0,lazy_journal_init=0"
-        run(["mkfs.ext4", "-q", "-E", lazy, "-N", "1200000", self.image], self.log)
+        run(["mkfs.ext4", "-q", "-E", lazy, "-N", "3000000", self.image], self.log)
 
     def mount(self):
         run(["mount", "-o", "loop", self.image, self.mnt], self.log)

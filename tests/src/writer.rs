@@ -11,11 +11,24 @@
 //! of a single moment since then, never a mixture; no byte of another file appears.
 
 use crate::Random;
+use crate::mounts::Mounted;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Errors of calls on a mount whose process has died: the kernel had not sent the request yet, or
+/// it had. Both describe a mount without a server.
+pub const GONE: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
+
+/// Error of a request that the kernel was copying to or from the memory of the process when that
+/// died (`fuse_dev_do_read` and `fuse_dev_do_write` of the kernel). A living server may also answer
+/// with it, so it is right only for a call that was in progress at the kill.
+const TORN: i32 = libc::EIO;
 
 /// Bytes with a generation of their own, in a file that is overwritten in place.
 const BLOCK: usize = 4096;
@@ -465,6 +478,45 @@ impl Writer {
         self.contents = contents;
         self.states = vec![found];
     }
+}
+
+/// Kills the process of a mount, `pause` after each writer has checked its files and begun to change
+/// them. `others` run on threads of their own from the beginning; they must end with the mount.
+///
+/// # Panics
+/// A writer has found an error, or met one that does not follow from the kill.
+pub fn kill_at_work<F: FnOnce() + Send>(
+    mounted: Mounted,
+    writers: &mut [Writer],
+    pause: Duration,
+    others: impl IntoIterator<Item = F>,
+) {
+    let dir = mounted.dir().to_owned();
+    let (verified, killed) = (Barrier::new(writers.len() + 1), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for writer in writers {
+            let (dir, verified, killed) = (&dir, &verified, &killed);
+            scope.spawn(move || {
+                // A writer that finds an error must still reach the barrier.
+                let look = std::panic::AssertUnwindSafe(|| writer.verify(dir));
+                let looked = std::panic::catch_unwind(look);
+                verified.wait();
+                looked.unwrap_or_else(|fault| std::panic::resume_unwind(fault));
+                let error = writer.work(dir);
+                let follows = error.raw_os_error().is_some_and(|code| {
+                    GONE.contains(&code) || code == TORN && killed.load(Ordering::SeqCst)
+                });
+                assert!(follows, "{}, killed: {killed:?}: {error}", writer.name);
+            });
+        }
+        for other in others {
+            scope.spawn(other);
+        }
+        verified.wait();
+        std::thread::sleep(pause);
+        killed.store(true, Ordering::SeqCst);
+        mounted.kill();
+    });
 }
 
 /// Lists all names under a directory.

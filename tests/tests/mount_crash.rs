@@ -10,15 +10,14 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Barrier;
 use std::time::Duration;
 use tests::mounts::{Disk, Mounted, On};
 use tests::targets::{free_port, image, nbdkit, nbdkit_that_fails};
-use tests::writer::Writer;
+use tests::writer::{Writer, kill_at_work};
 use tests::{Random, Sandbox, needs_root, peer, wait_until};
 
-/// Errors of calls on a mount whose process has died.
-const GONE: [i32; 2] = [libc::ENOTCONN, libc::ECONNABORTED];
+/// No threads beside the writers.
+const NO_OTHERS: [fn(); 0] = [];
 
 fn kill_again_and_again(on: On, options: &'static [&'static str]) {
     let kills = std::env::var("EVFS_TEST_KILLS").map_or(20, |n| n.parse().expect("a number"));
@@ -34,32 +33,13 @@ fn kill_again_and_again(on: On, options: &'static [&'static str]) {
         writer.begin(mounted.dir()).unwrap();
     }
     mounted.unmount(&s);
-    for kill in 0..kills {
+    for _ in 0..kills {
         // Commits may or may not occur between two kills.
         let interval = ["100", "300", "5000"][random.below(3) as usize];
         disk.set("EVFS_FS_COMMIT_INTERVAL_MS", interval);
         let mounted = disk.mount(&[]);
-        let dir = mounted.dir().to_owned();
-        let verified = Barrier::new(writers.len() + 1);
         let pause = Duration::from_millis(random.below(700));
-        std::thread::scope(|scope| {
-            for writer in &mut writers {
-                let (dir, verified) = (&dir, &verified);
-                scope.spawn(move || {
-                    // A writer that finds an error must still reach the barrier.
-                    let look = std::panic::AssertUnwindSafe(|| writer.verify(dir));
-                    let looked = std::panic::catch_unwind(look);
-                    verified.wait();
-                    looked.unwrap_or_else(|fault| std::panic::resume_unwind(fault));
-                    let error = writer.work(dir);
-                    let known = error.raw_os_error().is_some_and(|e| GONE.contains(&e));
-                    assert!(known, "kill {kill}: {error}");
-                });
-            }
-            verified.wait();
-            std::thread::sleep(pause);
-            mounted.kill();
-        });
+        kill_at_work(mounted, &mut writers, pause, NO_OTHERS);
         if random.below(4) == 0 {
             // A kill while it is mounted.
             let mounted = disk.mount_soon(&[]);

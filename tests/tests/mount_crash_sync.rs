@@ -14,12 +14,11 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tests::mounts::{Disk, Mounted, On, forwards_sync};
 use tests::targets::{free_port, image, nbdkit};
-use tests::writer::Writer;
+use tests::writer::{GONE, Writer, kill_at_work};
 use tests::{Ran, Random, Sandbox, needs_root, program, wait_until};
 
 /// Content that each call makes durable.
@@ -422,12 +421,7 @@ impl Stress {
             let _ = fs::create_dir_all(self.root.join(format!("dir{dir}")));
         }
         loop {
-            let died = |error: io::Error| {
-                let code = error.raw_os_error();
-                [libc::ENOTCONN, libc::ECONNABORTED]
-                    .map(Some)
-                    .contains(&code)
-            };
+            let died = |error: io::Error| GONE.map(Some).contains(&error.raw_os_error());
             if self.step().is_err_and(died) {
                 return;
             }
@@ -455,31 +449,13 @@ fn kill_under_stress(options: &'static [&'static str]) {
     for kill in 0..kills {
         let mounted = disk.mount(&[]);
         let dir = mounted.dir().to_owned();
-        let verified = Barrier::new(writers.len() + 1);
         let pause = Duration::from_millis(random.below(600));
-        std::thread::scope(|scope| {
-            for writer in &mut writers {
-                let (dir, verified) = (&dir, &verified);
-                scope.spawn(move || {
-                    // A writer that finds an error must still reach the barrier.
-                    let look = std::panic::AssertUnwindSafe(|| writer.verify(dir));
-                    let looked = std::panic::catch_unwind(look);
-                    verified.wait();
-                    looked.unwrap_or_else(|fault| std::panic::resume_unwind(fault));
-                    writer.work(dir)
-                });
-            }
-            for n in 0..3 {
-                let (root, random) = (
-                    dir.join(format!("stress{n}")),
-                    Random::new(random.below(1 << 32)),
-                );
-                scope.spawn(move || Stress { root, random }.run());
-            }
-            verified.wait();
-            std::thread::sleep(pause);
-            mounted.kill();
+        let stress = [0, 1, 2].map(|n| {
+            let root = dir.join(format!("stress{n}"));
+            let random = Random::new(random.below(1 << 32));
+            move || Stress { root, random }.run()
         });
+        kill_at_work(mounted, &mut writers, pause, stress);
         disk.check();
         eprintln!("kill {kill} after {pause:?}");
     }

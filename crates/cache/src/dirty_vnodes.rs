@@ -1,8 +1,9 @@
 //! The vnodes of a volume with dirty pages, ordered so that those that are due are found without
 //! scanning the others.
 
+use foldhash::HashMap;
+use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard};
 
 /// Numbers of vnodes that have, or had, dirty pages. Times are milliseconds of the cache's clock.

@@ -17,6 +17,7 @@ pub(crate) use invalidation::InvalidationQueue;
 
 use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;
+use foldhash::HashMap;
 use fs::{Atime, Change, Files, Kind, Lane, Snapshots, Watch, Watcher};
 use fuse_mount::{Errno, PIECE_BYTES, Reply, never_wait_for_write_back};
 use handles::Handles;
@@ -24,7 +25,6 @@ use layer_cpu::{Layer, home};
 use privileges::Capabilities;
 use removed::RemovedDirectories;
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -34,7 +34,7 @@ static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
     /// The lanes of this thread, by the id of their tree.
-    static LANES: RefCell<HashMap<u64, OwnLane>> = RefCell::new(HashMap::new());
+    static LANES: RefCell<HashMap<u64, OwnLane>> = RefCell::default();
 }
 
 /// State of a thread for one mount.

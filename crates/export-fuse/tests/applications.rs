@@ -30,6 +30,7 @@ const GETFSUUID: u64 = 0x8011_1500;
 const GETFSSYSFSPATH: u64 = 0x8081_1501;
 const FIEMAP: u64 = 0xc020_660b;
 const FICLONE: u64 = 0x4004_9409;
+const FIDEDUPERANGE: u64 = 0xc018_9436;
 const FIBMAP: u64 = 1;
 
 fn ioctl<T>(file: &File, number: u64, argument: &mut T) -> Result<i64, i32> {
@@ -79,6 +80,12 @@ fn calls_that_the_kernel_does_not_pass_to_a_server() {
         // SAFETY: open descriptors.
         let cloned = unsafe { libc::ioctl(target.as_raw_fd(), FICLONE as _, file.as_raw_fd()) };
         assert_eq!(check(cloned), Err(libc::EOPNOTSUPP));
+        target.write_all_at(&[1; 16_384], 0).expect("written");
+        // `struct file_dedupe_range`: from, length, number of targets, and for each target its
+        // descriptor, where in it, and two results.
+        let mut range = [0, 4096, 1, target.as_raw_fd() as u64, 4096, 0, 0];
+        let deduplicated = ioctl(&file, FIDEDUPERANGE, &mut range);
+        assert_eq!(deduplicated, Err(libc::EOPNOTSUPP));
         // A block number of 0 is a hole: there is no block device.
         let mut block = 0i32;
         assert_eq!(ioctl(&file, FIBMAP, &mut block).map(|_| block), Ok(0));

@@ -13,7 +13,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 use test_support::needs_root;
+
+/// Type of a mount as statfs(2) reports it, from <linux/magic.h>.
+const FUSE_SUPER_MAGIC: i64 = 0x6573_5546;
 
 /// Values to keep alive while a file system is mounted by hand.
 struct Served {
@@ -102,6 +107,42 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_hold_up_who_unmounts() {
     drop(other.stdin.take());
     other.wait().expect("it ends");
     has_ended(ended.as_raw_fd());
+    served.files.close().expect("everything is written");
+}
+
+/// A mount of root begins with a syncfs(2) of its own, which shows whether the kernel forwards it.
+/// An administrator may unmount at that moment.
+#[test]
+fn a_mount_that_is_unmounted_while_the_server_tests_it_is_not_mounted_again() {
+    const ROUNDS: usize = 30;
+    needs_root("mounts from a block device");
+    let device = device();
+    let served = serve(&device);
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let answers = || rustix::fs::statfs(dir).is_ok_and(|found| found.f_type == FUSE_SUPER_MAGIC);
+    let unmount = || rustix::mount::unmount(dir, rustix::mount::UnmountFlags::empty()).is_ok();
+    let mut during = 0;
+    for _ in 0..ROUNDS {
+        let started = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let unmounts = scope.spawn(|| {
+                let end = Instant::now() + Duration::from_secs(30);
+                while !(answers() && unmount()) {
+                    assert!(Instant::now() < end, "it could not be unmounted");
+                    std::hint::spin_loop();
+                }
+                !started.load(Ordering::SeqCst)
+            });
+            let config = MountConfig::new(dir.to_owned());
+            let mount = Mount::start(config, Arc::clone(&served.files)).expect("it was mounted");
+            started.store(true, Ordering::SeqCst);
+            during += usize::from(unmounts.join().expect("it is unmounted"));
+            mount.wait();
+        });
+        assert!(!answers(), "it is mounted again");
+    }
+    println!("{during} of {ROUNDS} were unmounted before the server was ready");
     served.files.close().expect("everything is written");
 }
 

@@ -35,6 +35,9 @@ pub struct Report {
     pub problems: Vec<Finding>,
     /// Number of all inconsistencies, including unlisted ones.
     pub problem_count: u64,
+    /// Peculiarities that are no inconsistencies, such as flags that this version does not know; at
+    /// most 1000.
+    pub notes: Vec<Finding>,
     /// Number of filesets and snapshots.
     pub trees: u64,
     /// Number of inodes of all filesets and snapshots.

@@ -250,7 +250,7 @@ impl Drop for Mount {
 mod tests {
     use super::*;
     use crate::Reply;
-    use fuse_proto::{Request, Wanted};
+    use fuse_proto::{Operation, Request, Wanted};
     use rustix::mount::MountFlags;
     use std::ffi::CStr;
 
@@ -263,6 +263,33 @@ mod tests {
 
         fn serve(&self, _: &Request<'_>, reply: Reply<'_>) {
             reply.error(rustix::io::Errno::NOSYS);
+        }
+    }
+
+    /// Interval at which a condition is read.
+    const TICK: Duration = Duration::from_millis(1);
+
+    /// Time that nothing takes.
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// Reports a request to sync everything, and answers it after the next message.
+    struct OnSync {
+        asked: Mutex<mpsc::Sender<()>>,
+        is_unmounted: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl Serve for OnSync {
+        fn wanted(&self) -> Wanted {
+            Wanted::default()
+        }
+
+        fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
+            if !matches!(request.operation, Operation::SyncFs) {
+                return Empty.serve(request, reply);
+            }
+            self.asked.lock().unwrap().send(()).unwrap();
+            let answered = self.is_unmounted.lock().unwrap().recv_timeout(LONG);
+            reply.result(answered.map_err(|_| rustix::io::Errno::TIMEDOUT));
         }
     }
 
@@ -394,6 +421,53 @@ mod tests {
                 assert_eq!(place.kinds(), ["tmpfs"]);
                 place.unmount_topmost().unwrap();
             }
+        }
+
+        /// An administrator may unmount at any moment of the test for sync(2).
+        #[test]
+        fn a_mount_that_is_unmounted_while_its_sync_is_tested_has_ended() {
+            needs_root("mounts");
+            let on_block_device = |place: &Place| Settings {
+                on_block_device: true,
+                ..settings(&place.dir)
+            };
+            // Before the test opens the directory.
+            let place = Place::new();
+            let before = Mount::at(&on_block_device(&place), place.dir.clone(), Empty).unwrap();
+            assert!(!before.has_ended());
+            place.unmount_topmost().unwrap();
+            assert!(!before.receives_sync(LONG), "another mount answered");
+            assert!(before.has_ended());
+            before.wait();
+            assert_eq!(place.kinds(), [""; 0]);
+
+            // While the test waits for the answer, if this kernel forwards the request.
+            let (asked, is_asked) = mpsc::channel();
+            let (unmounted, is_unmounted) = mpsc::channel();
+            let served = OnSync {
+                asked: Mutex::new(asked),
+                is_unmounted: Mutex::new(is_unmounted),
+            };
+            let during = Mount::at(&on_block_device(&place), place.dir.clone(), served).unwrap();
+            std::thread::scope(|scope| {
+                let tested = scope.spawn(|| during.receives_sync(LONG));
+                let mut waiting = is_asked.recv_timeout(TICK);
+                while waiting.is_err() && !tested.is_finished() {
+                    waiting = is_asked.recv_timeout(TICK);
+                }
+                if waiting.is_ok() {
+                    assert_eq!(place.unmount_topmost(), Err(rustix::io::Errno::BUSY));
+                    rustix::mount::unmount(&place.dir, UnmountFlags::DETACH).unwrap();
+                    unmounted.send(()).unwrap();
+                    assert!(tested.join().unwrap());
+                } else {
+                    assert!(!tested.join().unwrap());
+                    place.unmount_topmost().unwrap();
+                }
+            });
+            // Ends once the test has closed the directory.
+            during.wait();
+            assert_eq!(place.kinds(), [""; 0]);
         }
 
         #[test]

@@ -171,8 +171,8 @@ struct Arrival {
     len: usize,
     /// Whether it was there when the thread asked first; `None` if it did not ask.
     was_there: Option<bool>,
-    /// An only leader would have polled.
-    polls: bool,
+    /// One leader is enough: it would have polled, or there is nothing for another one to do.
+    is_for_one: bool,
 }
 
 /// Descriptor from which a request was read.
@@ -235,7 +235,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
-                polls,
+                is_for_one,
             }) = self.receive()?
             else {
                 leadership.end();
@@ -263,12 +263,12 @@ impl<S: Serve> Worker<S> {
             shared.serve(from, &request);
             TURN.set(None);
             let served = Served {
-                awaited: awaited == Awaited::Yes,
+                awaited: awaited == Awaited::Yes && !is_release(&request),
                 was_there,
                 client,
                 blocked: BLOCKS.get(),
                 with_others,
-                polls,
+                is_for_one,
             };
             let advice = self.demand.note(served, leadership.seats());
             if advice == Advice::OneMore {
@@ -309,7 +309,7 @@ impl<S: Serve> Worker<S> {
         let measured = shared.waiting.may_poll() || self.received.is_multiple_of(PROBE);
         let start = measured.then(Instant::now);
         let mut window = start.map_or(Duration::ZERO, |start| shared.waiting.window(start));
-        let polls = !window.is_zero();
+        let is_for_one = !window.is_zero() || shared.waiting.is_for_one();
         if shared.leadership.seats() > 1 {
             window = Duration::ZERO;
         }
@@ -320,7 +320,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
-                polls,
+                is_for_one,
             }))
         };
         if asks {
@@ -392,13 +392,23 @@ impl<S: Serve> Shared<S> {
 /// Finds out whether a client waits for the answer, as far as that is known.
 fn awaited(request: &Request<'_>, awaits_release: bool) -> Awaited {
     match request.operation {
-        Operation::Release { .. } | Operation::ReleaseDir { .. } if !awaits_release => Awaited::No,
+        _ if is_release(request) && !awaits_release => Awaited::No,
         Operation::Interrupt { .. } => Awaited::No,
         ref operation if !operation.is_answered() => Awaited::No,
         // Read-ahead and write-back of the kernel name no thread.
         Operation::Read(_) | Operation::Write(_) if request.header.pid == 0 => Awaited::No,
         _ => Awaited::Yes,
     }
+}
+
+/// Reports whether a request closes a file. The kernel does not name its client, which would look
+/// like another one than that of the requests around it.
+fn is_release(request: &Request<'_>) -> bool {
+    let operation = &request.operation;
+    matches!(
+        operation,
+        Operation::Release { .. } | Operation::ReleaseDir { .. }
+    )
 }
 
 /// Reports whether a request takes much longer than to wake another thread.

@@ -6,6 +6,7 @@
 //! the request. The window grows while requests arrive soon after the thread fell asleep, and
 //! shrinks to nothing while they do not, as in the kernel's `haltpoll`.
 
+use rustix::thread::sched_getaffinity;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -21,6 +22,8 @@ const LOAD_VALID: Duration = Duration::from_millis(64);
 /// State that the threads of a session share. Races are harmless: each value alone is sensible.
 pub(crate) struct Waiting {
     window_ns: AtomicU32,
+    /// Whether this process has a single CPU.
+    has_one_cpu: bool,
     started: Instant,
     /// Time at which a leader last began to wait, in nanoseconds since `started`.
     waits_since: AtomicU64,
@@ -43,6 +46,7 @@ impl Waiting {
         let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) };
         Waiting {
             window_ns: AtomicU32::new(WINDOW_MAX_NS),
+            has_one_cpu: sched_getaffinity(None).is_ok_and(|cpus| cpus.count() == 1),
             started: Instant::now(),
             waits_since: AtomicU64::new(0),
             load: Load {
@@ -58,6 +62,12 @@ impl Waiting {
     /// Reports whether an only leader polled when the load was last read.
     pub fn may_poll(&self) -> bool {
         self.window_ns.load(Relaxed) > 0 && self.load.running.load(Relaxed) <= self.load.cpus
+    }
+
+    /// Reports whether one leader that sleeps is better than several: requests arrive soon after one
+    /// another, on a single CPU, so that no other leader could serve at the same time.
+    pub fn is_for_one(&self) -> bool {
+        self.has_one_cpu && self.window_ns.load(Relaxed) > 0
     }
 
     /// Notes that a leader waits. Returns the time for which an only leader polls, which may be zero.
@@ -134,6 +144,7 @@ fn running_tasks(text: &[u8]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::CpuSet;
 
     #[test]
     fn the_window_shrinks_to_nothing_and_grows_again() {
@@ -157,6 +168,32 @@ mod tests {
         assert_eq!(waiting.window_ns.load(Relaxed), 40_000);
         waiting.slept(at(300));
         assert_eq!(waiting.window_ns.load(Relaxed), 20_000);
+    }
+
+    #[test]
+    fn one_leader_is_enough_for_frequent_requests_on_a_single_cpu() {
+        let frequent = |has_one_cpu, window: u32| {
+            let waiting = Waiting {
+                has_one_cpu,
+                ..Waiting::new()
+            };
+            waiting.window_ns.store(window, Relaxed);
+            waiting.is_for_one()
+        };
+        assert!(frequent(true, WINDOW_MIN_NS));
+        assert!(!frequent(true, 0) && !frequent(false, WINDOW_MAX_NS));
+        let on_one_cpu = std::thread::spawn(|| {
+            let mut one = CpuSet::new();
+            let allowed = sched_getaffinity(None).unwrap();
+            one.set(
+                (0..CpuSet::MAX_CPU)
+                    .find(|cpu| allowed.is_set(*cpu))
+                    .unwrap(),
+            );
+            rustix::thread::sched_setaffinity(None, &one).unwrap();
+            Waiting::new().has_one_cpu
+        });
+        assert!(on_one_cpu.join().unwrap());
     }
 
     #[test]

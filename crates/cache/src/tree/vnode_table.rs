@@ -2,7 +2,7 @@
 
 use super::vnode::Vnode;
 use crate::leaf::VNODES_MAX;
-use std::collections::HashMap;
+use foldhash::HashMap;
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
 /// All vnodes of a cache. It does not keep them alive.

@@ -374,6 +374,7 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
     };
     let found = &checked.found;
     list("found", &found.problems, found.problem_count);
+    list("noted", &found.notes, 0);
     if let Some(repair) = &checked.repair {
         list("done", &repair.done, repair.done_count);
         list("left", &repair.left.problems, repair.left.problem_count);

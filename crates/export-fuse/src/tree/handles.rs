@@ -1,8 +1,8 @@
 //! Files that the kernel has open, by file handle number.
 
+use foldhash::HashMap;
 use fs::{Handle, Ino};
 use slab::Slab;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 

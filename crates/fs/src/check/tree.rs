@@ -82,6 +82,7 @@ impl<'a> Walk<'a> {
     pub fn run(mut self, meter: &mut Meter) -> Result<()> {
         let state = self.state;
         let first = self.report.problems.len();
+        let first_note = self.report.notes.len();
         meter.begin(meter.of_tree(state.trees[&self.tree].record.used_inodes));
         state.scan_tree(self.tree, |key, bytes| {
             meter.item(bytes);
@@ -99,11 +100,13 @@ impl<'a> Walk<'a> {
             ..
         } = self;
         let name = |bytes: &[u8]| Ok(Entry::decode(bytes)?.name.to_vec());
-        report.problems.add_paths(first, |ino| {
+        let up = |ino| {
             let Named { dir, place, .. } = *named.get(&ino)?;
             let found = state.get(tree, dir, (Item::Entry, place), name);
             Some((dir, found.ok()??))
-        });
+        };
+        report.problems.add_paths(first, up);
+        report.notes.add_paths(first_note, up);
         Ok(())
     }
 
@@ -184,6 +187,12 @@ impl<'a> Walk<'a> {
                 ino,
                 "its number could be reused: the fileset's next inode number is too low",
             );
+        }
+        let unknown = inode.flags.unknown();
+        if unknown != 0 {
+            let text = format!("has unknown flags {unknown:#x}, which have no effect");
+            let note = Finding::of_inode(FindingKind::Record, &self.name, ino, text);
+            self.report.notes.add(note);
         }
         self.current = Some(Current {
             ino,

@@ -24,6 +24,11 @@ impl InodeFlags {
         self.0 & flags.0 != 0
     }
 
+    /// Returns the bits that this code does not know.
+    pub const fn unknown(self) -> u32 {
+        self.0 & !InodeFlags::KNOWN.0
+    }
+
     /// Returns these flags and the given ones.
     #[must_use]
     pub const fn with(self, flags: InodeFlags) -> InodeFlags {

@@ -24,7 +24,8 @@ use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
-use std::collections::{BTreeMap, HashMap};
+use foldhash::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, RwLock};
@@ -365,7 +366,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     };
     Ok(State {
         trees,
-        cores: HashMap::new(),
+        cores: HashMap::default(),
         dirty_cores: Vec::new(),
         changes: 0,
         failed: None,

@@ -10,8 +10,8 @@ use crate::format::key::{Direction, Key, TreeId};
 use crate::metadata::database::{Base, BaseRange, SpaceChange};
 use crate::metadata::journal::Delta;
 use crate::metadata::overlay::{Change, Overlay};
+use foldhash::HashMap;
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl ItemMap {
             active: Overlay::default(),
             frozen: None,
             base: Arc::new(base),
-            last_objects: HashMap::new(),
+            last_objects: HashMap::default(),
             unlogged: Vec::new(),
             unlogged_space: Vec::new(),
             space: Vec::new(),

@@ -22,7 +22,8 @@ use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::{Change, Prior};
-use std::collections::{BTreeMap, HashMap};
+use foldhash::HashMap;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Tag: the key did not exist when the snapshot was taken.

@@ -161,14 +161,14 @@ impl Fileset {
     pub fn set_flags(&self, ino: Ino, flags: InodeFlags) -> Result<Attr> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let mut inode = op.read_inode(ino)?;
-        if !inode.kind.has_flags() || flags.0 & !InodeFlags::KNOWN.0 != 0 {
+        if !inode.kind.has_flags() || flags.unknown() != 0 {
             return Err(Error::new(
                 Kind::Unsupported,
                 "files and directories have the flags a, A, d and i only",
             ));
         }
         op.check_kept_room()?;
-        let unknown = inode.flags.0 & !InodeFlags::KNOWN.0;
+        let unknown = inode.flags.unknown();
         (inode.flags, inode.changed) = (InodeFlags(flags.0 | unknown), op.now);
         op.set_inode(self.id, ino, inode.clone())?;
         op.finish();

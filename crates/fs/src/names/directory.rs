@@ -450,7 +450,8 @@ impl Fileset {
             _ => {}
         }
         parent.flags.check_unlocked()?;
-        op.read_inode(ino)?.flags.check_unlocked()?;
+        let inode = op.read_inode(ino)?;
+        inode.flags.check_unlocked()?;
         op.delete(self.id, dir, (Item::Entry, place))?;
         let now = op.now;
         op.change(dir, |parent| {
@@ -458,7 +459,7 @@ impl Fileset {
             parent.links = parent.links.saturating_sub(is_dir.into());
             parent.touch(now);
         })?;
-        let (inode, left) = self.drop_link(&mut op, ino)?;
+        let (inode, left) = self.drop_link(&mut op, ino, inode)?;
         op.finish();
         if left {
             self.remove_orphan(ino)?;
@@ -468,8 +469,12 @@ impl Fileset {
 
     /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
     /// inode, and whether the caller has to remove it after the operation.
-    pub(super) fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
-        let mut inode = op.read_inode(ino)?;
+    pub(super) fn drop_link(
+        &self,
+        op: &mut Op,
+        ino: Ino,
+        mut inode: Inode,
+    ) -> Result<(Inode, bool)> {
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
         }

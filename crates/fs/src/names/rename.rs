@@ -203,7 +203,8 @@ impl Fileset {
             ..*source
         };
         self.give_name(op, &new, Prior::Possible)?;
-        self.drop_link(op, target.ino)
+        let inode = op.read_inode(target.ino)?;
+        self.drop_link(op, target.ino, inode)
     }
 
     fn exchange(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {

@@ -17,6 +17,7 @@ pub struct Node {
     pub kind: Kind,
     pub permissions: u32,
     pub uid: u32,
+    pub flags: u32,
     pub links: u32,
     pub data: Vec<u8>,
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -41,6 +42,7 @@ impl Model {
             kind: Kind::Dir(BTreeMap::new()),
             permissions: 0o755,
             uid: 0,
+            flags: 0,
             links: 2,
             data: Vec::new(),
             xattrs: BTreeMap::new(),
@@ -128,6 +130,7 @@ impl Model {
             kind,
             permissions,
             uid,
+            flags: 0,
             links: if is_dir { 2 } else { 1 },
             data: Vec::new(),
             xattrs: BTreeMap::new(),
@@ -330,8 +333,8 @@ impl Model {
         };
         let xattrs = describe_xattrs(node.xattrs.iter().map(|(n, v)| (&n[..], &v[..])));
         out.push_str(&format!(
-            "{path} #{number} {kind} {:o} {} {}{xattrs}\n",
-            node.permissions, node.uid, node.links
+            "{path} #{number} {kind} {:o} {:x} {} {}{xattrs}\n",
+            node.permissions, node.flags, node.uid, node.links
         ));
         if let Kind::Dir(entries) = &node.kind {
             for (name, id) in entries {

@@ -3,7 +3,7 @@
 use super::client::{Client, Portion};
 use super::model::{self, Id, Kind, Model, describe_xattrs};
 use block_testing::Random;
-use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, New, Rename, SetAttr, SetXattr};
+use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, InodeFlags, New, Rename, SetAttr, SetXattr};
 use std::collections::{BTreeMap, HashMap};
 
 /// Longest file of a random test in bytes.
@@ -140,6 +140,7 @@ impl Pair {
             80..=85 => self.xattr(),
             86..=89 => self.open_or_release(),
             90..=94 => self.write_out(),
+            95 | 96 => self.set_flags(),
             _ => self.compare_one(),
         }
     }
@@ -332,6 +333,31 @@ impl Pair {
         self.same("chmod", ours.map_err(|e| e.errno()), &Ok(()));
     }
 
+    /// Sets flags that forbid nothing: those that do have tests of their own.
+    fn set_flags(&mut self) {
+        let id = self.any();
+        let all = [InodeFlags::NO_DUMP, InodeFlags::NO_ACCESS_TIME];
+        let flags = match self.random.below(4) {
+            0 => InodeFlags::default(),
+            1 => all[0],
+            2 => all[1],
+            _ => all[0].with(all[1]),
+        };
+        let ours = self.fileset().set_flags(self.ino(id), flags);
+        if self.is_refused(&ours) {
+            return;
+        }
+        let node = self.model.node_mut(id);
+        let theirs = match node.kind {
+            Kind::File | Kind::Dir(_) => {
+                node.flags = flags.0;
+                Ok(())
+            }
+            _ => Err(libc::EOPNOTSUPP),
+        };
+        self.same("set_flags", ours.map_err(|e| e.errno()), &theirs);
+    }
+
     fn xattr(&mut self) {
         let id = self.any();
         let name = format!("user.{}", self.random.below(6)).into_bytes();
@@ -410,6 +436,7 @@ impl Pair {
         let attr = self.fileset().attr(ino).expect("it is there");
         assert_eq!(attr.inode.links, node.links, "inode {ino}");
         assert_eq!(attr.inode.permissions, node.permissions, "inode {ino}");
+        assert_eq!(attr.inode.flags.0, node.flags, "inode {ino}");
         match &node.kind {
             Kind::File => {
                 assert_eq!(attr.inode.size, node.data.len() as u64, "inode {ino}");
@@ -511,8 +538,8 @@ fn describe_below(
     }
     let xattrs = describe_xattrs(xattrs.iter().map(|(n, v)| (&n[..], &v[..])));
     out.push_str(&format!(
-        "{path} #{number} {kind} {:o} {} {}{xattrs}\n",
-        inode.permissions, inode.uid, inode.links
+        "{path} #{number} {kind} {:o} {:x} {} {}{xattrs}\n",
+        inode.permissions, inode.flags.0, inode.uid, inode.links
     ));
     if inode.is_dir() {
         let mut entries: BTreeMap<Vec<u8>, Ino> = BTreeMap::new();

@@ -3,6 +3,7 @@
 use crate::check::FindingKind;
 use crate::data::content::Allocate;
 use crate::fileset::Fileset;
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section};
 use crate::format::record::{FileType, Run, SharedRun};
 use crate::format::superblock::Segment;
@@ -252,6 +253,42 @@ fn a_file_that_lost_its_name_is_found_with_its_blocks() {
     let said = said.expect("it is listed");
     assert_eq!(said.fileset.as_deref(), Some(FIRST_FILESET));
     assert_eq!(said.path, Some(path));
+}
+
+/// A newer version may have set them: they are no damage, and a repair keeps them.
+#[test]
+fn unknown_flags_are_noted_and_kept() {
+    let device = sample();
+    let fs = open(&device);
+    let main = main(&fs);
+    assert!(fs.check().unwrap().notes.is_empty());
+    let known = InodeFlags::NO_DUMP.with(InodeFlags::IMMUTABLE);
+    let dir = main.lookup(ROOT, b"dir 0").unwrap().ino;
+    let file = main.lookup(dir, b"file 2 1").unwrap().ino;
+    let fifo = main.lookup(dir, b"fifo 1").unwrap().ino;
+    let mut op = Op::locked(fs.inner(), main.id()).unwrap();
+    op.change(dir, |inode| inode.flags = known).unwrap();
+    let unknown = InodeFlags(0x8000_0100).with(known);
+    op.change(file, |inode| inode.flags = unknown).unwrap();
+    // Of this type, the field is a device number.
+    op.change(fifo, |inode| inode.rdev = unknown.0).unwrap();
+    op.finish();
+
+    let check = |report: &crate::Report| {
+        assert!(report.is_clean(), "{:#?}", report.problems);
+        let notes: Vec<String> = report.notes.iter().map(ToString::to_string).collect();
+        let expected = format!(
+            "`{FIRST_FILESET}`: inode {file} (/dir 0/file 2 1): has unknown flags 0x80000100, \
+             which have no effect"
+        );
+        assert_eq!(notes, [expected]);
+    };
+    check(&fs.check().unwrap());
+    let repair = fs.repair().unwrap();
+    assert_eq!(repair.done_count, 0, "{:#?}", repair.done);
+    check(&repair.left);
+    assert_eq!(main.attr(file).unwrap().inode.flags, unknown);
+    assert_eq!(main.attr(dir).unwrap().inode.flags, known);
 }
 
 /// Returns the segments of the superblock, even if the file system only opens as a rescue.
