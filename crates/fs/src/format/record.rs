@@ -19,9 +19,6 @@ pub const FILE_SIZE_MAX: u64 = 16 << 40;
 /// Bytes of a block: the unit of allocation and of a page.
 pub const BLOCK_BYTES: u64 = 4096;
 
-/// Length of the record of an inode.
-const INODE_BYTES: usize = 112;
-
 /// Byte offset on the device, as opposed to a block number or an offset in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
@@ -216,8 +213,8 @@ impl Inode {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        // No more, so that the record need not be moved to become a value of the map.
-        let mut out = Out::with(INODE_BYTES);
+        // Exactly, so that the record need not be moved to become a value of the map.
+        let mut out = Out::with(112);
         for number in [
             self.mode(),
             self.links,
