@@ -5,4 +5,5 @@
 pub mod key;
 pub mod name_hash;
 pub mod record;
+pub mod sums;
 pub mod superblock;

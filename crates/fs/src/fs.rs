@@ -1,7 +1,7 @@
 //! An open file system: its space, growing and closing it.
 
 pub mod filesets;
-mod open;
+pub mod open;
 
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;

@@ -3,4 +3,5 @@
 pub(crate) mod acl;
 pub mod attributes;
 pub mod directory;
+pub mod path;
 pub(crate) mod slots;

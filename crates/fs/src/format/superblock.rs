@@ -32,10 +32,13 @@ pub const LABEL_BYTES: usize = 64;
 
 /// Logical block of a spare [`Segment`]: space for the metadata while the allocator is not loaded.
 const SPARE: u32 = u32::MAX;
+/// Read-compatible flag: every block of file data that was written has a checksum, and is never
+/// overwritten while in use. A program that does not know the flag would break both by writing.
+const CHECKSUMS: u64 = 1;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: 0,
-    read_compatible: 0,
+    read_compatible: CHECKSUMS,
     incompatible: 0,
 };
 
@@ -163,7 +166,10 @@ impl Superblock {
         }
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
-            features: KNOWN,
+            features: Features {
+                read_compatible: CHECKSUMS,
+                ..Features::default()
+            },
             uuid: uuid.try_into().expect("half of 32 bytes"),
             label: label.to_owned(),
             generation: 0,
@@ -291,9 +297,24 @@ impl Superblock {
         Superblock::choose([&copies[0], &copies[1]], device_blocks).ok()
     }
 
+    /// Reports whether file data has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.features.read_compatible & CHECKSUMS != 0
+    }
+
+    /// Makes a new file system one without checksums of file data.
+    pub(crate) fn leave_out_checksums(&mut self) {
+        self.features.read_compatible &= !CHECKSUMS;
+    }
+
     /// Reports whether an unknown feature forbids writing.
     pub fn is_read_only(&self) -> bool {
-        self.features.read_compatible & !KNOWN.read_compatible != 0
+        self.unknown_for_changes() != 0
+    }
+
+    /// Returns the unknown flags that forbid writing.
+    pub fn unknown_for_changes(&self) -> u64 {
+        self.features.read_compatible & !KNOWN.read_compatible
     }
 
     /// Checks the consistency: all parts lie within the device, and none overlap.

@@ -14,6 +14,7 @@ use crate::format::record::Time;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
 use crate::metadata::database::Db;
+use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
@@ -75,6 +76,7 @@ pub(crate) struct FsShared {
     pub wake: Wake,
     /// Notified of each change.
     pub changes: ChangeSignal,
+    pub mismatches: Mismatches,
 }
 
 impl FsShared {

@@ -45,6 +45,8 @@ pub(crate) struct State {
     pub next_tree: TreeId,
     /// Blocks of the device that may hold data.
     pub bounds: Range<u64>,
+    /// Whether file data has checksums.
+    pub checksums: bool,
     /// Undo log of the current operation.
     pub steps: Vec<Step>,
     /// Blocks that the current operation allocated or freed.
@@ -58,6 +60,8 @@ pub(crate) struct Tree {
     pub changed: bool,
     /// Blocks promised to its files.
     pub promised: u64,
+    /// Those of them that will replace a block of the file.
+    pub replacing: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub item_usage: Option<ItemUsage>,
     /// Snapshots of the fileset, oldest first.
@@ -71,6 +75,7 @@ impl Tree {
             record,
             changed: false,
             promised: 0,
+            replacing: 0,
             item_usage: None,
             snapshots: Vec::new(),
         }
@@ -86,7 +91,8 @@ impl Tree {
     /// Returns the blocks that count against the quota: content, allocated and promised, and the
     /// blocks that the counted items would fill.
     pub fn charged_blocks(&self) -> u64 {
-        self.record.used_blocks + self.promised + self.item_usage.map_or(0, |held| held.blocks())
+        let growth = self.promised.saturating_sub(self.replacing);
+        self.record.used_blocks + growth + self.item_usage.map_or(0, |held| held.blocks())
     }
 
     /// Returns the inodes that count against the quota: each once per name. The root has no name.
@@ -445,6 +451,15 @@ impl State {
         let mut inode = self.inode(tree, ino)?;
         change(&mut inode);
         self.set_inode(tree, ino, inode)
+    }
+
+    /// See [`crate::metadata::op::Op::end_replacing`].
+    pub fn end_replacing(&mut self, tree: TreeId, ino: Ino, blocks: Range<u64>) {
+        let core = self.cores.get_mut(&(tree, ino));
+        let ended = core.map_or(0, |core| core.end_replacing(blocks));
+        if let Some(tree) = self.trees.get_mut(&tree) {
+            tree.replacing = tree.replacing.saturating_sub(ended);
+        }
     }
 
     /// Checks that no file is in use, and then discards the in-memory state of all inodes.

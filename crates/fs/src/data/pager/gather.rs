@@ -5,7 +5,8 @@
 //! device requests have completed, the buffers are complete and in order.
 
 use crate::data::plan::Part;
-use crate::format::record::DeviceOffset;
+use crate::format::record::{BLOCK_BYTES, DeviceOffset};
+use crate::format::sums::{Sum, sum_of, sum_of_crc};
 use block::{Buf, Bufs};
 use std::ops::Range;
 
@@ -95,6 +96,32 @@ impl Gather {
         }
     }
 
+    /// Computes the checksum of each block of the request. All buffers must have been returned.
+    pub fn sums(&self) -> Vec<Sum> {
+        const BLOCK: usize = BLOCK_BYTES as usize;
+        let mut sums = Vec::with_capacity(self.starts[self.slots.len()] as usize / BLOCK);
+        // A block that spans buffers: its CRC so far, and its bytes so far.
+        let (mut crc, mut begun) = (0, 0);
+        for buf in self.slots.iter().flatten() {
+            let (head, rest) = buf.split_at(((BLOCK - begun) % BLOCK).min(buf.len()));
+            if begun > 0 {
+                crc = crc32c::crc32c_append(crc, head);
+                begun += head.len();
+                if begun == BLOCK {
+                    sums.push(sum_of_crc(crc));
+                    (crc, begun) = (0, 0);
+                }
+            }
+            let blocks = rest.chunks_exact(BLOCK);
+            let end = blocks.remainder();
+            sums.extend(blocks.map(sum_of));
+            if !end.is_empty() {
+                (crc, begun) = (crc32c::crc32c(end), end.len());
+            }
+        }
+        sums
+    }
+
     /// Zeroes bytes of the request. All buffers must have been returned.
     pub fn zero(&mut self, bytes: Range<u64>) {
         for (slot, start) in self.slots.iter_mut().zip(&self.starts) {
@@ -119,6 +146,24 @@ impl Gather {
 mod tests {
     use super::*;
     use block_testing::Random;
+
+    #[test]
+    fn checksums_do_not_depend_on_the_borders_of_buffers() {
+        let mut random = Random::new(9);
+        for _ in 0..300 {
+            let mut content = vec![0; 4096 * (1 + random.below(6) as usize)];
+            random.fill(&mut content);
+            let expected: Vec<Sum> = content.chunks(4096).map(sum_of).collect();
+            let (mut bufs, mut at) = (Vec::new(), 0);
+            while at < content.len() {
+                let most = [1, 100, 4096, 9000][random.below(4) as usize];
+                let len = (1 + random.below(most) as usize).min(content.len() - at);
+                bufs.push(Buf::copy_of(&content[at..at + len]));
+                at += len;
+            }
+            assert_eq!(Gather::new(bufs.into()).sums(), expected);
+        }
+    }
 
     #[test]
     fn any_split_of_any_buffers_writes_and_reads_the_same_bytes() {
