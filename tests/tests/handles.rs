@@ -323,6 +323,7 @@ mod needs_peer {
             &["cache", "advise", "@", "--file", "file", "no_cache=yes"],
             0,
         ),
+        (&["scrub", "@"], 0),
         (&["fsck", "@"], 11),
         (&["defrag", "@"], 11),
         (&["format", "@", "--force"], 11),

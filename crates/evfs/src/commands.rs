@@ -22,6 +22,7 @@ mod mount_helper;
 mod names;
 mod path;
 mod schema;
+mod scrub;
 mod serve;
 mod service;
 mod stats;
@@ -79,6 +80,8 @@ pub enum Command {
     Cell(cell::Command),
     /// Check a file system, and optionally repair it
     Fsck(files::FsckArgs),
+    /// Read all file data and compare it with its checksums, also while it is in use
+    Scrub(scrub::Args),
     /// Defragment files by rewriting them into fewer extents
     Defrag(files::DefragArgs),
     /// Create, limit, snapshot and remove the filesets of a file system
@@ -163,6 +166,7 @@ impl Command {
             Command::Serve(args) => serve::run(context, args),
             Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
+            Command::Scrub(args) => scrub::run(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),

@@ -66,6 +66,7 @@ mod tests {
                 "completions",
                 "__complete",
                 "doctor",
+                "scrub",
             ],
         ),
         (

@@ -4,7 +4,7 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
+    scrub, service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -69,6 +69,7 @@ pub const DEFINITION: Document<Definition> = Document::new("evfs/schema/1");
 const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
     &[
         "fsck",
+        "scrub",
         "defrag",
         "lun scan",
         "bench run",
@@ -76,7 +77,7 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
         "plan",
     ]
 } else {
-    &["fsck", "defrag", "lun scan"]
+    &["fsck", "scrub", "defrag", "lun scan"]
 };
 
 /// Documents of the commands of every build.
@@ -115,6 +116,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&files::FORMATTED, &["format"]),
     Published::of(&files::UNMOUNTED, &["unmount"]),
     Published::of(&files::CHECKED, &["fsck"]),
+    Published::of(&scrub::SCRUBBED, &["scrub"]),
     Published::of(&files::DEFRAGMENTED, &["defrag"]),
     Published::of(&files::USAGE, &["df"]),
     Published::of(

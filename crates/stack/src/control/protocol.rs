@@ -183,6 +183,13 @@ pub enum FsRequest {
     List,
     /// Report the use of space.
     Usage,
+    /// Read file data, and compare it with its checksums.
+    Scrub {
+        /// Position to start at; `None` for the start.
+        from: Option<String>,
+        /// Bytes to read, about.
+        bytes: u64,
+    },
     /// Create a fileset.
     Create {
         /// Name of the fileset.
@@ -232,7 +239,10 @@ pub struct Limits {
 impl FsRequest {
     /// Reports whether the request changes the file system.
     pub(crate) fn changes(&self) -> bool {
-        !matches!(self, FsRequest::List | FsRequest::Usage)
+        !matches!(
+            self,
+            FsRequest::List | FsRequest::Usage | FsRequest::Scrub { .. }
+        )
     }
 }
 

@@ -5,7 +5,7 @@
 //! ```
 
 use super::health::State;
-use super::status::{ExportAt, Space, Status};
+use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
@@ -279,7 +279,7 @@ impl Graph for MountGraph {
             let warning = format!("{why}; unmount, check the device, and mount again");
             status.warn_of(State::ReadOnly, warning);
         }
-        status.space = self.fs.as_ref().map(Space::of);
+        status.note_fs(self.fs.as_ref());
     }
 
     fn trees(&self) -> Vec<Tree> {
