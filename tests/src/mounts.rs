@@ -103,13 +103,13 @@ impl<'a> Disk<'a> {
     /// Fails the test unless `fsck` finds no error.
     #[track_caller]
     pub fn check(&self) {
-        let mut ran = self.s.run(&["fsck", &self.device]);
+        let mut ran = self.s.run(&["fsck", "--data", &self.device]);
         // The kernel releases the rings of a killed process, and with them its lock, after the
         // process has ended; on a busy machine this takes longer than the program waits.
         wait_until("who was killed has let go of the device", || {
             let busy = ran.status.code() == Some(11);
             if busy {
-                ran = self.s.run(&["fsck", &self.device]);
+                ran = self.s.run(&["fsck", "--data", &self.device]);
             }
             !busy
         });
@@ -207,6 +207,16 @@ impl Drop for Disk<'_> {
         // The mount of the last process that was killed.
         take_away(&self.s.path("mnt"));
     }
+}
+
+/// Reports whether the kernel forwards sync(2) to mounts of root.
+pub fn forwards_sync() -> bool {
+    let release = rustix::system::uname();
+    let release = release.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|n| n.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(6), Some(18))
 }
 
 /// Unmounts a directory, even if it is in use.

@@ -54,6 +54,19 @@ enum Content {
     },
 }
 
+impl Content {
+    /// Records that it was synced.
+    fn synced(&mut self) {
+        match self {
+            Content::Stream {
+                size, sure, most, ..
+            } => (*sure, *most) = (*size, *size),
+            Content::Blocks { promised, last, .. } => promised.clone_from(last),
+            Content::Folder => {}
+        }
+    }
+}
+
 /// A writer with its own directory; see the module.
 pub struct Writer {
     name: String,
@@ -66,6 +79,8 @@ pub struct Writer {
     contents: BTreeMap<u64, Content>,
     /// Files without a name.
     open: Vec<File>,
+    /// Call that makes everything in a file system durable, if the writer is to use one.
+    pub sync_all: Option<fn(&Path) -> io::Result<()>>,
     /// Number of syncs that completed.
     pub promises: u64,
 }
@@ -81,6 +96,7 @@ impl Writer {
             states: vec![Names::new()],
             contents: BTreeMap::new(),
             open: Vec::new(),
+            sync_all: None,
             promises: 0,
         }
     }
@@ -132,6 +148,7 @@ impl Writer {
             76..80 => self.link(&dir),
             80..88 => self.unlink(&dir),
             88..91 => self.folder(&dir),
+            91..94 if self.sync_all.is_some() => self.sync_everything(&dir),
             _ => self.overwrite(&dir),
         }
     }
@@ -290,6 +307,15 @@ impl Writer {
         Ok(())
     }
 
+    fn sync_everything(&mut self, dir: &Path) -> io::Result<()> {
+        if let Some(sync) = self.sync_all {
+            sync(dir)?;
+            self.contents.values_mut().for_each(Content::synced);
+            self.promised();
+        }
+        Ok(())
+    }
+
     fn sync_names(&mut self, dir: &Path) -> io::Result<()> {
         File::open(dir)?.sync_all()?;
         self.promised();
@@ -298,15 +324,8 @@ impl Writer {
 
     /// Records that a file, and with it all names, was synced.
     fn synced(&mut self, ino: u64) {
-        match self.contents.get_mut(&ino) {
-            Some(Content::Stream {
-                size, sure, most, ..
-            }) => {
-                *sure = *size;
-                *most = *size;
-            }
-            Some(Content::Blocks { promised, last, .. }) => promised.clone_from(last),
-            Some(Content::Folder) | None => {}
+        if let Some(content) = self.contents.get_mut(&ino) {
+            content.synced();
         }
         self.promised();
     }

@@ -8,6 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use tests::mounts::forwards_sync;
 use tests::{Killed, Ran, Sandbox, installed, needs_root, program, root, wait_until};
 
 fn names(s: &Sandbox) -> Vec<String> {
@@ -387,8 +388,10 @@ mod needs_root {
         for name in [
             "mount.evfs",
             "mount.fuse.evfs",
+            "mount.fuseblk.evfs",
             "umount.evfs",
             "umount.fuse.evfs",
+            "umount.fuseblk.evfs",
         ] {
             let link = sbin.join(name);
             if !link.exists() {
@@ -431,6 +434,10 @@ mod needs_root {
             fails touch mnt/other\n\
             (cd mnt; if umount -c \"$OLDPWD/mnt\" 2> ../busy; then exit 41; fi)\n\
             umount -c \"$PWD/mnt\"\n\
+            echo \"$PWD/a.img $PWD/mnt evfs key=owner,x-evfs.wait 0 0\" > fstab\n\
+            mount -T fstab -a\n\
+            mount -T fstab -a\n\
+            umount \"$PWD/a.img\"\n\
             mount -t fuse.evfs a.img mnt -o key=owner\n\
             umount mnt\n\
             evfs --json status > end\n";
@@ -441,7 +448,12 @@ mod needs_root {
             panic!("{ran:?}");
         };
         let fields: Vec<&str> = mount.split_whitespace().collect();
-        assert_eq!(fields, [image.to_str().unwrap(), "fuse.evfs"]);
+        let kind = if forwards_sync() {
+            "fuseblk.evfs"
+        } else {
+            "fuse.evfs"
+        };
+        assert_eq!(fields, [image.to_str().unwrap(), kind]);
         assert_eq!(file, "kept");
         let status = |file: &str| -> Value {
             let text = fs::read_to_string(s.path(file)).unwrap();

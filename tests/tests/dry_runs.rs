@@ -42,6 +42,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("format", &["blank.img"], &[]),
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
+    ("upgrade", &["files.img"], &[]),
     (
         "fileset create",
         &["files.img", "new", "--quota", "1M"],
@@ -51,6 +52,13 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),
+    ("fileset hold", &["files.img", "then"], &[]),
+    ("fileset release", &["files.img", "then"], &[]),
+    (
+        "fileset rollback",
+        &["files.img", "main", "then"],
+        &["--yes"],
+    ),
     ("cell init", &["example.org", "more.img"], &[]),
     (
         "cell acl set",
@@ -73,7 +81,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
 ];
 
 /// Commands that find nothing to do in an undamaged file system, but may write to it.
-const MAY_CHANGE_NOTHING: [&str; 2] = ["fsck", "defrag"];
+const MAY_CHANGE_NOTHING: [&str; 3] = ["fsck", "defrag", "upgrade"];
 
 /// Creates a disk of each kind.
 fn objects() -> Sandbox {
@@ -105,6 +113,8 @@ fn objects() -> Sandbox {
     for fileset in ["home", "old", "spare"] {
         s.run(&["fileset", "create", "files.img", fileset]).ok();
     }
+    s.run(&["fileset", "snapshot", "files.img", "main", "then"])
+        .ok();
     s.run(&["cell", "init", "example.org", "cell.img", "--size", "32M"])
         .ok();
     s.run(&["cell", "volume", "create", "cell.img", "projects"])
@@ -359,6 +369,8 @@ mod needs_peer {
             (&["quota", "mnt", "home", "1M"], 0),
             (&["snapshot", "mnt", "main", "monday"], 0),
             (&["remove", "mnt", "home"], 0),
+            (&["hold", "mnt", "then"], 0),
+            (&["rollback", "mnt", "main", "then", "--yes"], 11),
             (&["remove", "mnt", "main"], 11),
             (&["remove", "mnt", "none"], 10),
         ] {

@@ -53,7 +53,7 @@ fn the_versions_of_both_formats_are_shown() {
     let usage = s.json(&["df", "a.img"]);
     assert_eq!(usage["format_version"], 1);
     for (class, flags) in [
-        ("compatible", 0),
+        ("compatible", 1),
         ("read_compatible", 1),
         ("incompatible", 0),
     ] {

@@ -407,6 +407,9 @@ fn a_damaged_file_is_an_error_and_scrub_names_it() {
     let mismatches = &status["space"]["checksum_mismatches"];
     assert!(mismatches.as_u64() >= Some(1), "{status}");
     assert_eq!(status["health"]["state"], "degraded", "{status}");
+    let shown = s.run(&["status", &dir]).ok().stdout;
+    let place = "(/dir/file): the block at byte 28672";
+    assert!(shown.contains(place), "{shown}");
     let found = |args: &[&str]| {
         let ran = s.run(&[&["--json"], args].concat()).code(26);
         serde_json::from_str::<serde_json::Value>(&ran.stdout).unwrap()

@@ -365,7 +365,18 @@ fn an_ordinary_user_mounts_for_himself_alone() {
     let busy = shell("cd mnt; EVFS_RUN_DIR=$(realpath ../run) ../evfs unmount ../mnt || exit $?");
     assert_eq!(busy.status.code(), Some(11), "{busy:?}");
     assert!(busy.stderr.contains("bash"), "{}", busy.stderr);
+    run(&["fileset", "snapshot", "mnt", "main", "early"]).ok();
+    shell("cd mnt; echo new > note; cmp id .snapshots/early/id; ls -A .snapshots | grep -qx early")
+        .ok();
+    let refused = shell("cat mnt/.snapshots/early/note || echo > mnt/.snapshots/early/id");
+    assert!(refused.stderr.contains("No such file"), "{refused:?}");
+    assert!(
+        refused.stderr.contains("Read-only file system"),
+        "{refused:?}"
+    );
+    run(&["fileset", "diff", "mnt", "early", "main"]).ok();
     run(&["unmount", "mnt"]).ok();
+    run(&["fileset", "rollback", "a.img", "main", "early", "--yes"]).ok();
     run(&["fsck", "a.img"]).ok();
     run(&["attach", "a.img", "--background"]).ok();
     must_have(Privileges::Dropped, home.path());

@@ -1,8 +1,11 @@
 //! Independent test suites on a mounted file system: all of pjdfstest checks POSIX semantics; fsx
-//! changes a file in every possible way and compares it with the expected content.
+//! changes a file in every possible way and compares it with the expected content; stress-ng uses
+//! every system call of file systems and verifies the results; dbench replays the load of a file
+//! server.
 //!
 //! `EVFS_FSX_RUNS` and `EVFS_FSX_OPS` make fsx run longer; it slows down with the length of a run,
-//! so prefer more runs to longer ones. `EVFS_SEED` repeats a run.
+//! so prefer more runs to longer ones. `EVFS_STRESS_SECONDS` is the time of each of the stressors
+//! and of dbench. `EVFS_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -156,4 +159,45 @@ fn fsx(config: &Path, file: &Path, ops: u64, seed: &str) {
     let said = ran.stdout + &ran.stderr;
     assert!(said.contains("All operations completed"), "{said}");
     fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn stress_ng_verifies_what_every_stressor_of_file_systems_does() {
+    /// Stressors that do nothing here: they need another file system of the kernel.
+    const SKIPPED: [&str; 4] = ["bind-mount", "binderfs", "fiemap", "verity"];
+    needs_root("stressors that make device nodes and set privileged attributes");
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "2G");
+    let mounted = disk.mount(&[]);
+    let seconds = number("EVFS_STRESS_SECONDS", 1).to_string();
+    let mut stress = Command::new("stress-ng");
+    stress.args(["--class", "filesystem", "--sequential", "1", "--verify"]);
+    stress.args(["--timeout", &seconds, "--temp-path"]);
+    let ran = Ran::of(stress.arg(mounted.path(""))).ok();
+    let said = ran.stdout + &ran.stderr;
+    assert!(said.contains("successful run completed"), "{said}");
+    for line in said.lines().filter(|line| line.contains("skipping")) {
+        let known = |name: &&str| line.contains(&format!(" {name}: "));
+        assert!(SKIPPED.iter().any(|name| known(&name)), "{line}");
+    }
+    mounted.unmount(&s);
+    disk.check();
+}
+
+#[test]
+fn dbench_replays_four_clients_of_a_file_server() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "1G");
+    let mounted = disk.mount(&[]);
+    let seconds = number("EVFS_STRESS_SECONDS", 5).to_string();
+    let mut dbench = Command::new("dbench");
+    dbench
+        .args(["-t", &seconds, "-D"])
+        .arg(mounted.path(""))
+        .arg("4");
+    let ran = Ran::of(&mut dbench).ok();
+    assert!(ran.stdout.contains("Throughput"), "{ran:?}");
+    assert!(!ran.stdout.contains("ERROR"), "{ran:?}");
+    mounted.unmount(&s);
+    disk.check();
 }

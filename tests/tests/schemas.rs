@@ -195,6 +195,7 @@ fn of_services(p: &mut Printed) {
     p.record(&page);
     p.json(&["status"]);
     p.json(&["stats", "a"]);
+    p.json(&["sync", "a"]);
     p.json(&["top", "--once", "--interval", "0.1"]);
     p.json(&["cache", "show"]);
     p.json(&["cache", "show", "--files"]);
@@ -217,9 +218,14 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fsck", "c.img"]);
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
+    p.json(&["upgrade", "c.img"]);
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);
+    p.json(&["fileset", "diff", "c.img", "monday", "home"]);
+    p.json(&["fileset", "hold", "c.img", "monday"]);
+    p.json(&["fileset", "release", "c.img", "monday"]);
+    p.json(&["fileset", "rollback", "c.img", "home", "monday", "--yes"]);
     p.json(&["fileset", "remove", "c.img", "monday"]);
 }
 

@@ -199,6 +199,7 @@ const CAP_DAC_OVERRIDE: u32 = 1;
 const CAP_NET_BIND_SERVICE: u32 = 10;
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_CHROOT: u32 = 18;
 const CAP_SYS_PTRACE: u32 = 19;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_RESOURCE: u32 = 24;
@@ -206,7 +207,7 @@ const CAP_SYS_RESOURCE: u32 = 24;
 /// Capabilities that every server keeps if it has them.
 const EACH_KEEPS: [u32; 3] = [CAP_DAC_OVERRIDE, CAP_IPC_LOCK, CAP_SYS_RESOURCE];
 /// Further capabilities that a server with mounts keeps.
-const MOUNTS_KEEP: [u32; 2] = [CAP_SYS_ADMIN, CAP_SYS_PTRACE];
+const MOUNTS_KEEP: [u32; 3] = [CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE];
 
 /// Returns a line of the status of a thread, without its title.
 fn line_of(status: &str, title: &str) -> String {

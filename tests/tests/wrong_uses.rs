@@ -47,6 +47,7 @@ const MISSING: &[Use] = &[
     ("fsck", 2, &["DEVICE"]),
     ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
+    ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
     ("plan", 2, &["DEVICE"]),
@@ -99,6 +100,8 @@ const OPTIONS: &[Use] = &[
     ("status --frobnicate", 2, &["--frobnicate"]),
     ("attach a.img --frobnicate", 2, &["--frobnicate"]),
     ("mount a b --fileet x", 2, &["--fileet", "--fileset"]),
+    ("sync --frobnicate", 2, &["--frobnicate"]),
+    ("mount a b --sync-timeout x", 2, &["--sync-timeout"]),
     ("doctor --frobnicate", 2, &["--frobnicate"]),
     ("top --frobnicate", 2, &["--frobnicate"]),
     ("explain --frobnicate", 2, &["--frobnicate"]),
@@ -347,6 +350,7 @@ const FILES: &[Use] = &[
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),
     ("scrub missing.img", 10, &["missing.img"]),
+    ("upgrade missing.img", 10, &["missing.img"]),
     ("scrub disk.img --from here", 2, &["here", "position"]),
     ("defrag missing.img", 10, &["missing.img"]),
     ("defrag disk.img no/such", 10, &["no/such"]),
@@ -366,6 +370,11 @@ const FILES: &[Use] = &[
     ("fileset snapshot disk.img nosuch s", 10, &["nosuch"]),
     ("fileset snapshot disk.img main main", 2, &["main"]),
     ("fileset quota disk.img nosuch 5G", 10, &["nosuch"]),
+    ("fileset hold disk.img nosuch", 10, &["nosuch"]),
+    ("fileset hold disk.img main", 2, &["snapshot"]),
+    ("fileset diff disk.img main nosuch", 10, &["nosuch"]),
+    ("fileset rollback disk.img main none --yes", 10, &["none"]),
+    ("fileset rollback disk.img main main --yes", 2, &["main"]),
 ];
 
 const SERVICES: &[Use] = &[
@@ -664,9 +673,11 @@ fn the_tables_have_many_different_uses_of_each_command() {
         "serve",
         "stats",
         "status",
+        "sync",
         "top",
         "unmount",
         "up",
+        "upgrade",
         "volume",
     ];
     for verb in verbs {

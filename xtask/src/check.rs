@@ -32,29 +32,32 @@ pub fn check(root: &Path, args: &[String]) -> Outcome {
 /// Runs the checks that need nothing but Rust and a C compiler, then names what was left out.
 fn plain(root: &Path) -> Outcome {
     structure(root)?;
-    // Each leaves a CPU idle at times.
-    std::thread::scope(|scope| {
-        let subcommands = scope.spawn(setup::subcommands);
-        lints(root).and(
-            subcommands
-                .join()
-                .expect("an installation returns its errors"),
-        )
-    })?;
+    at_once(setup::subcommands, || lints(root))?;
     dependencies(root)?;
     suite::build(root, &[])?;
-    cargo(root, &["test", "--workspace", "--quiet", "--doc"])?;
     // Many of these tests wait most of the time.
-    let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = 3 * std::thread::available_parallelism().map_or(1, usize::from);
     let threads = threads.to_string();
     let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
-    let outcome = suite::run(root, &args.map(String::from));
+    let outcome = at_once(
+        || cargo(root, &["test", "--workspace", "--quiet", "--doc"]),
+        || suite::run(root, &args.map(String::from)),
+    );
     suite::report_left_out(root)?;
     println!(
         "not run either: interleavings of the cache (loom) and fuzz targets\n\
          all of it, as root: cargo xtask check --full"
     );
     outcome
+}
+
+/// Runs two tasks at the same time, because each leaves a CPU idle at times.
+fn at_once(one: impl FnOnce() -> Outcome + Send, other: impl FnOnce() -> Outcome) -> Outcome {
+    std::thread::scope(|scope| {
+        let one = scope.spawn(one);
+        let other = other();
+        other.and(one.join().expect("a task returns its errors"))
+    })
 }
 
 /// Runs everything.

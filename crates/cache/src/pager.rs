@@ -3,6 +3,9 @@
 //! Requests go through a [`Queue`], with a file for each: getpage is a read, putpage a write, sync
 //! a flush. Offsets are bytes of the file, and ranges never written read as zeros. The cache reads
 //! and writes whole pages of 4096 bytes, including the last one of a file.
+//!
+//! `foreign/src/pager.rs` is a small pager, without writes; a format that only says where the bytes
+//! of a file are implements its trait `Tree` instead (`foreign/examples/own_format.rs`).
 
 use block::{Queue, Request, Result};
 use std::ops::Range;

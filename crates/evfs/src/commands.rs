@@ -14,6 +14,7 @@ mod dry_run;
 mod explain;
 mod files;
 mod fileset;
+mod fileset_diff;
 mod handle;
 mod key;
 mod lun;
@@ -27,9 +28,11 @@ mod serve;
 mod service;
 mod stats;
 mod status;
+mod sync;
 mod top;
 mod unlock;
 mod up;
+mod upgrade;
 mod volume;
 mod volume_backups;
 mod volume_key;
@@ -82,6 +85,8 @@ pub enum Command {
     Fsck(files::FsckArgs),
     /// Read all file data and compare it with its checksums, also while it is in use
     Scrub(scrub::Args),
+    /// Give an existing file system checksums of file data
+    Upgrade(upgrade::Args),
     /// Defragment files by rewriting them into fewer extents
     Defrag(files::DefragArgs),
     /// Create, limit, snapshot and remove the filesets of a file system
@@ -91,6 +96,8 @@ pub enum Command {
     Df(files::DfArgs),
     /// Show attached volumes, mounted file systems and served cells, and their health
     Status(status::Args),
+    /// Make everything durable that mounts, volumes and cells have acknowledged
+    Sync(sync::Args),
     /// Show the I/O counters of the device under an attached volume, file system or cell
     Stats(stats::Args),
     /// Watch volumes, mounts, paths, caches, files and clients: rates, latencies, hit ratios
@@ -167,10 +174,12 @@ impl Command {
             Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
             Command::Scrub(args) => scrub::run(context, &args),
+            Command::Upgrade(args) => upgrade::run(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),
             Command::Status(args) => status::run(context, &args),
+            Command::Sync(args) => sync::run(context, &args),
             Command::Stats(args) => stats::run(context, args),
             Command::Top(args) => top::run(context, &args),
             Command::Web(args) => web::run(context, &args),

@@ -5,7 +5,9 @@
 //! it ends the connection to that server, and would wait for it indefinitely.
 
 use crate::holes::Holes;
-use fuse_mount::Error;
+use fuse_mount::{
+    Error, LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, attach_loop, loop_control, renew_loop,
+};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -13,44 +15,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-// <linux/loop.h>
-const LOOP_CTL_ADD: u32 = 0x4C80;
-const LOOP_CTL_REMOVE: u32 = 0x4C81;
-const LOOP_CTL_GET_FREE: u32 = 0x4C82;
-const LOOP_CONFIGURE: u32 = 0x4C0A;
+/// `LOOP_CLR_FD` of <linux/loop.h>.
 const LOOP_CLR_FD: u32 = 0x4C01;
-// <linux/fs.h>
+/// `BLKZEROOUT` of <linux/fs.h>.
 const BLKZEROOUT: u32 = 0x127F;
-const LO_FLAGS_READ_ONLY: u32 = 1;
-const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// Attempts to get a free device before other programs take it.
-const TRIES: usize = 64;
 /// Time for the kernel to release a device.
 const DETACH_PATIENCE: Duration = Duration::from_secs(10);
-/// Pause before the next attempt to get a free device.
-const RETRY_PAUSE: Duration = Duration::from_millis(5);
-
-/// `struct loop_config` including its `struct loop_info64`.
-#[repr(C)]
-struct LoopConfig {
-    fd: u32,
-    block_size: u32,
-    device_inode_rdevice: [u64; 3],
-    offset: u64,
-    size_limit: u64,
-    number: u32,
-    encrypt_type: u32,
-    encrypt_key_size: u32,
-    flags: u32,
-    file_name: [u8; 64],
-    crypt_name: [u8; 64],
-    encrypt_key: [u8; 32],
-    init: [u64; 2],
-    reserved: [u64; 8],
-}
-
-const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
 
 /// A loop device. When dropped, the kernel removes it as soon as it is no longer in use.
 #[derive(Debug)]
@@ -80,7 +51,7 @@ impl LoopDevice {
             .custom_flags(libc::O_DIRECT)
             .open(file);
         let backing = backing.map_err(failed)?;
-        let control = control().map_err(|e| match e.kind() {
+        let control = loop_control().map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => {
                 let file = file.display();
                 let what = format!(
@@ -91,62 +62,16 @@ impl LoopDevice {
             }
             _ => failed(e),
         })?;
-        let mut config = LoopConfig {
-            fd: backing.as_raw_fd() as u32,
-            block_size,
-            device_inode_rdevice: [0; 3],
-            offset: 0,
-            size_limit: 0,
-            number: 0,
-            encrypt_type: 0,
-            encrypt_key_size: 0,
-            flags: LO_FLAGS_DIRECT_IO | if read_only { LO_FLAGS_READ_ONLY } else { 0 },
-            file_name: [0; 64],
-            crypt_name: [0; 64],
-            encrypt_key: [0; 32],
-            init: [0; 2],
-            reserved: [0; 8],
-        };
+        let flags = LO_FLAGS_DIRECT_IO | if read_only { LO_FLAGS_READ_ONLY } else { 0 };
         let name = file.as_os_str().as_encoded_bytes();
-        let len = name.len().min(63);
-        config.file_name[..len].copy_from_slice(&name[..len]);
-        for _ in 0..TRIES {
-            // SAFETY: this request takes no argument and returns a number.
-            let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
-            if number < 0 {
-                return Err(failed(io::Error::last_os_error()));
-            }
-            // Its limits may be those of an earlier user. If a program has it open, it is used as
-            // it is.
-            let _ = renew(&control, number);
-            let path = PathBuf::from(format!("/dev/loop{number}"));
-            let device = OpenOptions::new().read(true).write(!read_only).open(&path);
-            let device = match device {
-                // Another process is just removing and adding it.
-                Err(e) if is_missing(&e) => {
-                    std::thread::sleep(RETRY_PAUSE);
-                    continue;
-                }
-                other => other.map_err(failed)?,
-            };
-            // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
-            // the kernel only reads it.
-            if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
-                let backing = std::fs::read_to_string(sysfs(&path, "loop/backing_file"));
-                return Ok(LoopDevice {
-                    backing: Some(backing.map_err(failed)?),
-                    path,
-                    read_only,
-                });
-            }
-            let error = io::Error::last_os_error();
-            // Another program took this number between the two calls: request another.
-            if error.raw_os_error() != Some(libc::EBUSY) && !is_missing(&error) {
-                return Err(failed(error));
-            }
-            std::thread::sleep(RETRY_PAUSE);
-        }
-        Err(failed(io::ErrorKind::ResourceBusy.into()))
+        let attached = attach_loop(&control, &backing, name, block_size, flags);
+        let (path, _device) = attached.map_err(failed)?;
+        let backing = std::fs::read_to_string(sysfs(&path, "loop/backing_file"));
+        Ok(LoopDevice {
+            backing: Some(backing.map_err(failed)?),
+            path,
+            read_only,
+        })
     }
 
     /// Returns the path, `/dev/loopN`.
@@ -282,41 +207,6 @@ fn sysfs(device: &Path, name: &str) -> PathBuf {
     Path::new("/sys/block").join(device).join(name)
 }
 
-/// Checks whether an error means that a loop device does not exist (any more).
-fn is_missing(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)
-    )
-}
-
-/// Opens the control device, which adds and removes loop devices.
-fn control() -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/loop-control")
-}
-
-/// Removes the free loop device `number` and creates it again, with the limits of a new one: a
-/// limit of discards that was set to 0 stays 0 for every later user, and the kernel then refuses
-/// any other value. Returns false if the device is in use.
-fn renew(control: &File, number: i32) -> io::Result<bool> {
-    for request in [LOOP_CTL_REMOVE, LOOP_CTL_ADD] {
-        // SAFETY: both requests take a number.
-        if unsafe { libc::ioctl(control.as_raw_fd(), request as _, number) } < 0 {
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                // Another process has removed it, or made it again.
-                Some(libc::ENODEV | libc::EEXIST) => {}
-                Some(libc::EBUSY) => return Ok(false),
-                _ => return Err(error),
-            }
-        }
-    }
-    Ok(true)
-}
-
 /// Gives a loop device that has no file any more the limits of a new one. Returns false while a
 /// program has it open.
 fn is_renewed(path: &Path) -> io::Result<bool> {
@@ -325,7 +215,7 @@ fn is_renewed(path: &Path) -> io::Result<bool> {
         return Ok(true);
     };
     // A file of another process: the device is that one's now.
-    Ok(sysfs(path, "loop/backing_file").exists() || renew(&control()?, number)?)
+    Ok(sysfs(path, "loop/backing_file").exists() || renew_loop(&loop_control()?, number)?)
 }
 
 /// Detaches the file from a loop device, immediately or after the last close.

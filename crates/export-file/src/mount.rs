@@ -50,6 +50,7 @@ impl Mount {
             suid: false,
             dev: false,
             exec: false,
+            on_block_device: false,
         };
         let files = Files::new(exports);
         let holes = files.holes();

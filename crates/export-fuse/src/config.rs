@@ -1,9 +1,14 @@
 //! Configuration of a mount.
 
-use fs::Atime;
+use fs::{Atime, Snapshots};
 use fuse_mount::{REQUESTS_PER_THREAD, SOURCE};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Time within which a sync(2) or syncfs(2) is answered, unless another one is configured. The
+/// kernel warns of tasks that wait for 120 seconds.
+pub const DEFAULT_SYNC_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Configuration of a mounted file system.
 #[derive(Debug, Clone)]
@@ -25,8 +30,7 @@ pub struct MountConfig {
     /// Only this mount uses the files, so the kernel may delay writes until the file is closed or
     /// synced, or for about 30 seconds. Many small writes to a large file are several times faster;
     /// small files take longer. A full device is then an error of fsync(2) or close(2) instead of
-    /// write(2), a killed server loses data that the kernel had not yet sent, and holes of files
-    /// are not distinguished from data.
+    /// write(2), and a killed server loses data that the kernel had not yet sent.
     pub exclusive: bool,
     /// Honor set-user-ID, set-group-ID and capabilities of programs in the files. Only root may
     /// enable it; it lets the creator of the files become root.
@@ -37,6 +41,11 @@ pub struct MountConfig {
     pub exec: bool,
     /// Policy for updating the access time of files.
     pub atime: Atime,
+    /// Let the kernel forward sync(2) and syncfs(2), where it can (as root, from Linux 6.18 on).
+    /// Each is answered within this time: with an error, if not all data is durable by then.
+    pub sync_timeout: Option<Duration>,
+    /// The snapshots to show in the directory `.snapshots` of the root; `None` for none.
+    pub snapshots: Option<Arc<Snapshots>>,
     /// Flags of the kernel's INIT request (`fuse_proto::abi`) that are not used, even if the kernel
     /// has them: the mount works as with an older kernel.
     pub without: u64,
@@ -57,6 +66,8 @@ impl MountConfig {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
+            snapshots: None,
             without: 0,
         }
     }

@@ -1,4 +1,4 @@
-//! A fileset as a mounted file system ([`Mount`]).
+//! A fileset, or a file system of another program, as a mounted file system ([`Mount`]).
 //!
 //! ```text
 //!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its lane ──► cache ──► device
@@ -23,9 +23,10 @@
 //! for writing could not map it; and reading pages from the kernel's own cache costs the same.
 
 mod config;
+mod foreign;
 mod mount;
 mod tree;
 
-pub use config::MountConfig;
+pub use config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 pub use fuse_mount::{Users, WhenBusy};
 pub use mount::Mount;

@@ -1,9 +1,10 @@
 //! A mounted file system, from start to end.
 
 use crate::config::MountConfig;
+use crate::foreign::ForeignTree;
 use crate::tree::{InvalidationQueue, Tree};
 use block::Waker;
-use fuse_mount::{Error, Settings, Users, WhenBusy};
+use fuse_mount::{Error, Serve, Settings, Users, WhenBusy};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -12,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Time to wait for the end of a mount that is no longer in use.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 
+/// Time to wait for the answer to the first sync, of which there is usually nothing to do.
+const TESTED_WITHIN: Duration = Duration::from_secs(5);
+
 /// A mounted file system. Dropping it unmounts it even if it is in use.
 pub struct Mount {
     // Fields drop in this order.
@@ -19,6 +23,7 @@ pub struct Mount {
     recall: Recall,
     /// Readable when the last request is done.
     ended: Arc<Waker>,
+    on_block_device: bool,
 }
 
 /// Notifies the kernel of changes by other clients until it is dropped.
@@ -36,19 +41,67 @@ impl Mount {
     /// # Errors
     /// As [`fuse_mount::Mount::start`].
     pub fn start(config: MountConfig, files: Arc<fs::Files>) -> Result<Mount, Error> {
-        let ended = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
-        let ended = Arc::new(ended);
-        let recall = Recall(Arc::default());
-        let tree = Tree::new(&files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
+        if config.sync_timeout.is_some() && !config.read_only {
+            match Mount::of_kind(&config, &files, true) {
+                Ok(mount) if mount.receives_sync() => return Ok(mount),
+                Ok(mount) => match mount.unmount(WhenBusy::Refuse) {
+                    Ok(_) => tracing::debug!("this kernel forwards no sync(2) to any mount"),
+                    // A program has already found it.
+                    Err(kept) => return Ok(kept.0),
+                },
+                Err(error) => {
+                    let why = std::error::Error::source(&error).map(ToString::to_string);
+                    tracing::debug!(
+                        "cannot receive sync(2): {error}: {}",
+                        why.unwrap_or_default()
+                    );
+                }
+            }
+        }
+        Mount::of_kind(&config, &files, false)
+    }
+
+    fn of_kind(
+        config: &MountConfig,
+        files: &Arc<fs::Files>,
+        on_block_device: bool,
+    ) -> Result<Mount, Error> {
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
+        let tree = Tree::new(files, config, Arc::clone(&recall.0), Arc::clone(&ended));
+        Mount::serve(config, tree, (recall, ended), on_block_device)
+    }
+
+    /// Mounts a file system of another program, read-only. The caller closes the files after the
+    /// unmount.
+    ///
+    /// # Errors
+    /// As [`fuse_mount::Mount::start`].
+    pub fn start_foreign(config: MountConfig, files: Arc<foreign::Files>) -> Result<Mount, Error> {
+        let (recall, ended) = (Recall(Arc::default()), eventfd()?);
+        let config = MountConfig {
+            read_only: true,
+            ..config
+        };
+        let tree = ForeignTree::new(files, &config, Arc::clone(&ended));
+        Mount::serve(&config, tree, (recall, ended), false)
+    }
+
+    fn serve(
+        config: &MountConfig,
+        tree: impl Serve,
+        (recall, ended): (Recall, Arc<Waker>),
+        on_block_device: bool,
+    ) -> Result<Mount, Error> {
         let settings = Settings {
-            mountpoint: config.mountpoint,
-            source: config.source,
+            mountpoint: config.mountpoint.clone(),
+            source: config.source.clone(),
             threads: config.threads,
             read_only: config.read_only,
             allow_other: config.allow_other,
             suid: config.suid,
             dev: config.dev,
             exec: config.exec,
+            on_block_device,
         };
         let mount = fuse_mount::Mount::start(&settings, tree)?;
         if let Some(notifier) = mount.notifier() {
@@ -59,7 +112,14 @@ impl Mount {
             mount,
             recall,
             ended,
+            on_block_device,
         })
+    }
+
+    /// Reports whether the kernel forwards sync(2) and syncfs(2); see
+    /// [`fuse_mount::Mount::receives_sync`].
+    pub fn receives_sync(&self) -> bool {
+        self.on_block_device && self.mount.receives_sync(TESTED_WITHIN)
     }
 
     /// Checks whether an unmount would succeed; see [`fuse_mount::Mount::in_use`].
@@ -92,6 +152,7 @@ impl Mount {
             mount,
             recall,
             ended,
+            on_block_device,
         } = self;
         match mount.unmount(when_busy, || is_readable_within(&ended, ENDS_WITHIN)) {
             Ok(true) => Ok(true),
@@ -106,6 +167,7 @@ impl Mount {
                     mount,
                     recall,
                     ended,
+                    on_block_device,
                 };
                 Err(Box::new((same, error)))
             }
@@ -116,6 +178,11 @@ impl Mount {
     pub fn wait(self) {
         self.mount.wait();
     }
+}
+
+fn eventfd() -> Result<Arc<Waker>, Error> {
+    let made = Waker::new().map_err(|e| Error::io("cannot create an eventfd", e))?;
+    Ok(Arc::new(made))
 }
 
 /// Waits up to `time` for a descriptor to become readable.

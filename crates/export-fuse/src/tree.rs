@@ -1,21 +1,24 @@
 //! The files of a fileset as served to the kernel.
 
-mod caller;
+pub(crate) mod caller;
 mod content;
 mod convert;
 mod handles;
 mod invalidation;
+mod ioctl;
 mod ops;
 mod privileges;
 mod removed;
+mod snapshots;
+mod syncs;
 mod xattrs;
 
 pub(crate) use invalidation::InvalidationQueue;
 
-use crate::config::MountConfig;
+use crate::config::{DEFAULT_SYNC_TIMEOUT, MountConfig};
 use block::Waker;
-use fs::{Files, Lane, Watch, Watcher};
-use fuse_mount::{Errno, PIECE_BYTES, never_wait_for_write_back};
+use fs::{Atime, Change, Files, Kind, Lane, Snapshots, Watch, Watcher};
+use fuse_mount::{Errno, PIECE_BYTES, Reply, never_wait_for_write_back};
 use handles::Handles;
 use layer_cpu::{Layer, home};
 use privileges::Capabilities;
@@ -25,6 +28,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use syncs::Syncs;
 
 static NEXT_ID: AtomicU64 = AtomicU64::new(0);
 
@@ -47,13 +51,22 @@ pub(crate) struct Tree {
     handles: Handles,
     capabilities: Capabilities,
     removed: RemovedDirectories,
+    /// The snapshots to show; `None` for none.
+    snapshots: Option<Arc<Snapshots>>,
+    /// Open files of snapshots.
+    snapshot_handles: Handles,
     ttl: Duration,
     /// Whether the kernel delays writes and sets the times of delayed writes itself.
     exclusive: bool,
     /// Flags that are not used.
     without: u64,
+    /// Whether each read updates the access time.
+    strict_atime: bool,
+    /// Whether the kernel reads files past its page cache.
+    uncached: bool,
     /// Whether the kernel opens directories without a request, and caches their entries.
     no_opendir: bool,
+    syncs: Syncs,
     recall: Arc<InvalidationQueue>,
     _watch: Watch,
     /// Eventfd signaled when the last request is done.
@@ -70,6 +83,12 @@ impl Tree {
         ended: Arc<Waker>,
     ) -> Tree {
         let files = files.client_with(config.atime);
+        if let Some(snapshots) = &config.snapshots {
+            let recall = Arc::clone(&recall);
+            // The kernel caches the entries of a directory as its pages.
+            let names = Change::Content(snapshots::LIST, 0..u64::MAX);
+            snapshots.on_change(move || recall.changed(&names));
+        }
         Tree {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             _watch: files.watch(Arc::clone(&recall) as Arc<dyn Watcher>),
@@ -78,10 +97,15 @@ impl Tree {
             handles: Handles::default(),
             capabilities: Capabilities::default(),
             removed: RemovedDirectories::default(),
+            snapshots: config.snapshots.clone(),
+            snapshot_handles: Handles::default(),
             ttl: config.ttl,
             exclusive: config.exclusive,
             without: config.without,
+            strict_atime: config.atime == Atime::Strict,
+            uncached: false,
             no_opendir: false,
+            syncs: Syncs::new(config.sync_timeout.unwrap_or(DEFAULT_SYNC_TIMEOUT)),
             ended,
         }
     }
@@ -116,10 +140,28 @@ impl OwnLane {
 
 /// Converts an error to its errno; logs it if the cause is the disk.
 fn errno(error: fs::Error) -> Errno {
-    if matches!(error.kind(), fs::Kind::Io | fs::Kind::Corrupt) {
+    if matches!(error.kind(), Kind::Io | Kind::Corrupt) {
         tracing::warn!(name: "EVFS-0601", "{error}");
     }
     Errno::from_raw_os_error(error.errno())
+}
+
+/// Treats a directory that another client has removed as empty: it may be open here, which the
+/// kernel does not say.
+fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
+    listed.or_else(|error| match error.kind() {
+        Kind::Stale => Ok(()),
+        _ => Err(error),
+    })
+}
+
+/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
+pub(crate) fn give(reply: Reply<'_>, value: &[u8], size: u32) {
+    match size as usize {
+        0 => reply.xattr_size(value.len() as u32),
+        size if size < value.len() => reply.error(Errno::RANGE),
+        _ => reply.data(value),
+    }
 }
 
 #[cfg(test)]
@@ -129,8 +171,8 @@ mod tests {
     use block_testing::{Mem, PowerCut, Tear};
     use cache::{Cache, Config};
     use fs::{FIRST_FILESET, FileType, Fs, New, Options, ROOT, WritePosition};
+    use fuse_mount::Serve;
     use fuse_mount::fuse_proto::{Header, Operation, Request};
-    use fuse_mount::{Reply, Serve};
     use std::io::Read;
 
     /// Sends a request without a mount; returns the error number of the reply.
@@ -146,6 +188,25 @@ mod tests {
         from.read_to_end(&mut reply).unwrap();
         assert_eq!(reply[8..16], 7u64.to_ne_bytes());
         i32::from_ne_bytes(reply[4..8].try_into().unwrap())
+    }
+
+    /// Sent to a mount of the type fuseblk, for FIBMAP and swapon(2).
+    #[test]
+    fn a_request_for_a_block_of_the_device_is_answered() {
+        let disk: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 4096));
+        Fs::format(Arc::clone(&disk), "").unwrap();
+        let fs = Fs::open(disk, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let files = Files::new(&main, &cache).unwrap();
+        let config = MountConfig::new("/".into());
+        let ended = Arc::new(Waker::new().unwrap());
+        let tree = Tree::new(&files, &config, Arc::default(), ended);
+        let request = Operation::BMap {
+            block: 0,
+            block_bytes: 4096,
+        };
+        assert_eq!(ask(&tree, request), -libc::ENOSYS);
     }
 
     #[test]

@@ -205,6 +205,26 @@ fn extended_attributes_are_kept_by_name_listed_and_removed() {
 }
 
 #[test]
+fn a_label_of_selinux_is_kept_and_a_missing_one_is_not_supported() {
+    needs_root("attributes of security modules");
+    mounted(&device(), |dir| {
+        let (file, label) = (dir.join("file"), "security.selinux");
+        sys::write(&file, "x").expect("written");
+        // Where SELinux runs, the kernel answers, with the label of the mount.
+        let selinux = Path::new("/sys/fs/selinux/enforce").exists();
+        match get(&file, label) {
+            Ok(_) => assert!(selinux),
+            Err(error) => assert_eq!(error, libc::EOPNOTSUPP),
+        }
+        assert_eq!(get(&file, "security.other"), Err(libc::ENODATA));
+        if !selinux {
+            set(&file, label, b"label", 0).expect("set");
+            assert_eq!(get(&file, label).expect("read"), b"label");
+        }
+    });
+}
+
+#[test]
 fn access_lists_decide_follow_the_mode_and_are_inherited() {
     needs_root("other users");
     mounted(&device(), |dir| {

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{c, check, device, mounted};
+use common::{c, check, configured, device, in_another_process, mounted, store};
 use std::fs::{self as sys, File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -45,26 +45,52 @@ fn holes_are_found_also_where_pages_wait_to_be_written() {
             assert_eq!(seek(&file, 2 << 20, libc::SEEK_DATA), Err(libc::ENXIO));
             assert_eq!(seek(&file, 4 << 20, libc::SEEK_HOLE), Err(libc::ENXIO));
         }
-        // A store to a mapping also creates data, once the kernel has written it back.
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let (fd, at) = (file.as_raw_fd(), 2 << 20);
-        // SAFETY: creates a new mapping of a page of the file, stores to it, and removes it.
-        unsafe {
-            let map = libc::mmap(
-                std::ptr::null_mut(),
-                4096,
-                protection,
-                libc::MAP_SHARED,
-                fd,
-                at,
-            );
-            assert_ne!(map, libc::MAP_FAILED);
-            map.cast::<u8>().write_volatile(5);
-            assert_eq!(libc::msync(map, 4096, libc::MS_SYNC), 0);
-            libc::munmap(map, 4096);
-        }
-        assert_eq!(seek(&file, (1 << 20) + 4096, libc::SEEK_DATA), Ok(at));
     });
+}
+
+#[test]
+fn data_that_only_the_kernel_has_is_found_at_once() {
+    for exclusive in [false, true] {
+        configured(
+            &device(),
+            |config| config.exclusive = exclusive,
+            |dir, _| {
+                let file = create(&dir.join("file"));
+                file.write_all_at(&[1; 4096], 1 << 20).expect("written");
+                file.set_len(8 << 20).expect("longer");
+                assert_eq!(seek(&file, 0, libc::SEEK_DATA), Ok(1 << 20));
+                let after = (1 << 20) + 4096;
+                assert_eq!(seek(&file, after, libc::SEEK_DATA), Err(libc::ENXIO));
+                let path = c(&dir.join("file"));
+                for at in [after, 2 << 20, 0] {
+                    in_another_process(|| {
+                        store(&path, at, 5, |fd, map| {
+                            // SAFETY: an open descriptor and a mapping of a page.
+                            unsafe {
+                                let data = libc::lseek(fd, at, libc::SEEK_DATA);
+                                map.write_volatile(6);
+                                let hole = libc::lseek(fd, at, libc::SEEK_HOLE);
+                                (data, hole) == (at, at + 4096)
+                            }
+                        })
+                    });
+                    let mut byte = [0];
+                    file.read_exact_at(&mut byte, at as u64).expect("readable");
+                    assert_eq!(byte, [6], "no store is lost");
+                }
+                assert_eq!(seek(&file, 0, libc::SEEK_HOLE), Ok(4096));
+                assert_eq!(seek(&file, 4096, libc::SEEK_DATA), Ok(1 << 20));
+                assert_eq!(seek(&file, 1 << 20, libc::SEEK_HOLE), Ok(after + 4096));
+                assert_eq!(seek(&file, 3 << 20, libc::SEEK_DATA), Err(libc::ENXIO));
+                // Beyond the end that the server knows.
+                let end = 16 << 20;
+                file.write_all_at(&[2; 4096], end as u64).expect("written");
+                assert_eq!(seek(&file, 9 << 20, libc::SEEK_DATA), Ok(end));
+                assert_eq!(seek(&file, end, libc::SEEK_HOLE), Ok(end + 4096));
+                assert_eq!(seek(&file, end + 4096, libc::SEEK_HOLE), Err(libc::ENXIO));
+            },
+        );
+    }
 }
 
 #[test]

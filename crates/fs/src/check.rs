@@ -155,7 +155,7 @@ impl FsShared {
         report.note(FindingKind::Pages, "record check", keys)?;
         for (id, tree) in &state.trees {
             report.trees += 1;
-            if !tree.record.removing {
+            if !tree.record.removing && !tree.restoring {
                 let walk = tree::Walk::new(&state, &self.hasher, *id, &mut report);
                 let walked = walk.run(meter);
                 let what = format!("`{}`", tree.record.name);

@@ -280,7 +280,7 @@ impl Fileset {
         op.map(self.id, ino, (range.start, whole))?;
         op.mark_used(run);
         if op.checksums {
-            op.set_sums(run, sums)?;
+            op.set_sums(run, sums);
         }
         op.finish();
         Ok(())

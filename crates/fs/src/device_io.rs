@@ -7,7 +7,7 @@
 //! data. Deliberately absent: file data, which goes through queues of its callers.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::record::DeviceOffset;
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use block::{
     BlockDevice, Buf, Completion, DeviceInfo, Op, Queue, Request, StickyFlush, Wait, about_to_sleep,
 };
@@ -133,6 +133,14 @@ impl DeviceIo {
             flush_after: false,
         };
         self.run(steps).map(drop)
+    }
+
+    /// Declares blocks unused.
+    pub fn discard(&self, run: Run) -> block::Result<()> {
+        self.write(vec![Op::Discard {
+            offset: DeviceOffset::of_block(run.start).bytes(),
+            len: run.blocks * BLOCK_BYTES,
+        }])
     }
 
     /// Makes everything written so far durable.

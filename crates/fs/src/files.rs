@@ -16,23 +16,28 @@
 
 mod idle;
 mod lane;
+mod snapshots;
 mod watch;
 
 pub use lane::{Lane, REST, WritePosition};
+pub use snapshots::{SnapshotName, Snapshots};
 pub use watch::{Change, Watch, Watcher};
 
 use crate::data::content::Seek;
 use crate::data::pager::FsPager;
 use crate::error::{Kind, Result};
 use crate::fileset::{Attr, Fileset, StatFs};
+use crate::format::flags::InodeFlags;
 use crate::format::key::Ino;
 use crate::names::attributes::SetXattr;
-use crate::names::directory::{DirEntry, New, Rename};
+use crate::names::directory::{DirEntry, New};
+use crate::names::rename::Rename;
 use cache::{Cache, FileId, OpenFile, Vnode, Volume};
 use idle::Idle;
 use lane::Unfinished;
 use layer_cpu::{Layer, within};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use watch::Watchers;
 
@@ -45,6 +50,8 @@ pub enum Atime {
     Relatime,
     /// Never (`noatime`).
     None,
+    /// At each read (`strictatime`).
+    Strict,
 }
 
 /// View of one client on the files. See the module.
@@ -57,6 +64,7 @@ pub struct Files {
 
 /// State shared by all clients.
 struct Shared {
+    _attached: Attachment,
     fileset: Fileset,
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
@@ -99,8 +107,10 @@ impl Files {
     /// # Errors
     /// [`Kind::NotFound`]; the cache cannot create a volume.
     pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
+        let attached = Attachment::new(fileset);
         let pager = Arc::new(FsPager::new(fileset)?);
         let shared = Shared {
+            _attached: attached,
             fileset: fileset.clone(),
             volume: cache.volume(pager)?,
             nodes: Mutex::default(),
@@ -188,6 +198,20 @@ impl Files {
         let attr = self.shared.fileset.create(dir, name, new)?;
         self.notify_others(&[Change::Entry(dir, name)]);
         Ok(attr)
+    }
+
+    /// See [`Fileset::create_open`].
+    pub fn create_open(
+        self: &Arc<Files>,
+        dir: Ino,
+        name: &[u8],
+        new: &New,
+    ) -> Result<(Attr, Handle)> {
+        let _here = within(Layer::Fs);
+        let attr = self.shared.fileset.create_open(dir, name, new)?;
+        self.notify_others(&[Change::Entry(dir, name)]);
+        let handle = self.handle(&attr);
+        Ok((attr, handle))
     }
 
     /// See [`Fileset::create_unnamed`]. The file is removed with the handle unless it was linked.
@@ -292,8 +316,9 @@ impl Files {
     pub fn note_read(&self, ino: Ino) -> Result<()> {
         let _here = within(Layer::Fs);
         match self.atime {
-            Atime::Relatime => self.shared.fileset.note_read(ino),
+            Atime::Relatime => self.shared.fileset.note_read(ino, false),
             Atime::None => Ok(()),
+            Atime::Strict => self.shared.fileset.note_read(ino, true),
         }
     }
 
@@ -325,6 +350,14 @@ impl Files {
         Ok(())
     }
 
+    /// See [`Fileset::set_flags`].
+    pub fn set_flags(&self, ino: Ino, flags: InodeFlags) -> Result<Attr> {
+        let _here = within(Layer::Fs);
+        let attr = self.shared.fileset.set_flags(ino, flags)?;
+        self.notify_others(&[Change::Attributes(ino)]);
+        Ok(attr)
+    }
+
     /// See [`Fileset::raise_version`].
     pub fn raise_version(&self, ino: Ino) -> Result<Attr> {
         self.shared.fileset.raise_version(ino)
@@ -340,6 +373,12 @@ impl Files {
     pub fn statfs(&self) -> Result<StatFs> {
         let _here = within(Layer::Fs);
         self.shared.fileset.statfs()
+    }
+
+    /// See [`Fileset::trim`].
+    pub fn trim(&self, bytes: Range<u64>, min: u64) -> Result<u64> {
+        let _here = within(Layer::Fs);
+        self.shared.fileset.trim(bytes, min)
     }
 
     /// Makes all changes of names and attributes so far durable, and content as far as it has been
@@ -417,6 +456,22 @@ impl Files {
     }
 }
 
+/// Registration as a user of a fileset or a snapshot, for as long as it lives.
+struct Attachment(Fileset);
+
+impl Attachment {
+    fn new(fileset: &Fileset) -> Attachment {
+        fileset.fs.attached.add(fileset.id);
+        Attachment(fileset.clone())
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        self.0.fs.attached.remove(self.0.id);
+    }
+}
+
 impl Shared {
     fn idle(&self) -> MutexGuard<'_, Option<Idle>> {
         self.idle.lock().expect("no panic under this lock")
@@ -427,6 +482,11 @@ impl Handle {
     /// Returns the inode number of the file.
     pub fn ino(&self) -> Ino {
         self.node.ino
+    }
+
+    /// Returns the files to which this one belongs.
+    pub fn files(&self) -> &Arc<Files> {
+        &self.files
     }
 
     /// Reads the attributes of the file.

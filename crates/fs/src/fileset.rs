@@ -3,10 +3,12 @@
 //! All operations on files are methods of [`Fileset`]: those on names and attributes are in
 //! `names/`, those on content in `data/`.
 
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::format::key::{Ino, TreeId};
-use crate::format::record::{Inode, TreeRecord};
+use crate::format::record::{BLOCK_BYTES, Inode, TreeRecord, blocks_for};
+use crate::format::superblock::check_label;
 use crate::metadata::shared::FsShared;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Handle to a fileset, or to a snapshot of one. Cheap to clone; may be used by any thread.
@@ -94,6 +96,56 @@ impl Fileset {
             inodes: record.used_inodes + free_inodes,
             free_inodes,
         })
+    }
+
+    /// Returns the label of the file system.
+    pub fn label(&self) -> String {
+        self.fs.superblock.lock().label.clone()
+    }
+
+    /// Sets the label of the file system; it is durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::Invalid`]: longer than 64 bytes, or with control characters. [`Kind::ReadOnly`];
+    /// errors of the device.
+    pub fn set_label(&self, label: &str) -> Result<()> {
+        check_label(label)?;
+        self.fs.check_writable()?;
+        let mut superblock = self.fs.superblock.lock();
+        let before = std::mem::replace(&mut superblock.label, label.to_owned());
+        drop(superblock);
+        self.fs.superblock.write().map_err(|error| {
+            self.fs.superblock.lock().label = before;
+            error.into()
+        })
+    }
+
+    /// Passes the free space in a range of the device, given in bytes, to the device as unused
+    /// ([`block::Op::Discard`]), except runs of less than `min` bytes. Returns the number of bytes.
+    /// While it works, other callers can allocate a part of the free space less.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`]: the device accepts no discards. [`Kind::ReadOnly`]; errors of the
+    /// device.
+    pub fn trim(&self, bytes: Range<u64>, min: u64) -> Result<u64> {
+        self.fs.check_writable()?;
+        if !self.fs.io.info().discard {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "the device accepts no discards; mount with `--allow-discards`",
+            ));
+        }
+        let min = blocks_for(min).max(1);
+        let (mut at, end) = (blocks_for(bytes.start), bytes.end / BLOCK_BYTES);
+        let mut done = 0;
+        while let Some((run, next)) = self.fs.space.take_unused(at..end, min) {
+            at = next;
+            let discarded = self.fs.io.discard(run);
+            self.fs.space.give_back(run);
+            discarded?;
+            done += run.blocks * BLOCK_BYTES;
+        }
+        Ok(done)
     }
 
     /// Makes all changes to the metadata so far durable. The caller has already had the cache write

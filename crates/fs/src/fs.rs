@@ -1,7 +1,11 @@
 //! An open file system: its space, growing and closing it.
 
+pub mod diff;
 pub mod filesets;
 pub mod open;
+mod rollback;
+mod snapshot_space;
+pub mod upgrade;
 
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;

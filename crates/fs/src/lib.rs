@@ -72,18 +72,25 @@ pub use data::content::{Allocate, Seek, Stamp};
 pub use data::pager::FsPager;
 pub use defrag::Defragmented;
 pub use error::{Error, Kind, Result};
-pub use files::{Atime, Change, Files, Handle, Lane, REST, Watch, Watcher, WritePosition};
+pub use files::{
+    Atime, Change, Files, Handle, Lane, REST, SnapshotName, Snapshots, Watch, Watcher,
+    WritePosition,
+};
 pub use fileset::{Attr, Fileset, StatFs};
+pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
 pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
     VERSION as FORMAT_VERSION,
 };
+pub use fs::diff::{Difference, DifferenceKind};
 pub use fs::filesets::{FilesetChange, Quota};
 pub use fs::open::DataChecksums;
+pub use fs::upgrade::Upgraded;
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::shared::Options;
 pub use names::attributes::{SetAttr, SetTime, SetXattr};
-pub use names::directory::{DirEntry, INHERITED, New, ROOT, Rename};
+pub use names::directory::{DirEntry, INHERITED, New, ROOT};
+pub use names::rename::Rename;
 pub use scrub::{Damage, DamageKind, ScrubPosition, ScrubStep};

@@ -8,6 +8,8 @@
 //!   commit      journal for fsync, database every few seconds
 //! ```
 
+pub(crate) mod absent;
+pub(crate) mod attached;
 pub(crate) mod change_signal;
 pub(crate) mod commit;
 pub(crate) mod coordination;
@@ -26,3 +28,4 @@ pub(crate) mod shared;
 pub(crate) mod state;
 pub(crate) mod sums;
 pub(crate) mod superblock_file;
+pub(crate) mod tree_signal;

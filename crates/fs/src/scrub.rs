@@ -178,6 +178,11 @@ impl Fs {
     pub fn checksum_mismatches(&self) -> u64 {
         self.inner().mismatches.count()
     }
+
+    /// Describes the first blocks of [`Fs::checksum_mismatches`]: fileset, file and offset.
+    pub fn mismatched(&self) -> Vec<String> {
+        self.inner().mismatches.shown()
+    }
 }
 
 impl Fileset {
@@ -190,12 +195,13 @@ impl Fileset {
         let fileset = fileset.unwrap_or_else(|_| self.id.to_string());
         let path = self.path_of(ino, ENTRIES_MAX);
         let path = path.map_or(String::new(), |path| format!(" (/{path})"));
+        let place = format!("`{fileset}`: inode {ino}{path}: the block at byte {offset}");
         tracing::error!(
             name: "EVFS-0208",
-            "{}: `{fileset}`: inode {ino}{path}: the block at byte {offset} does not match its \
-             checksum; restore the file from a backup",
+            "{}: {place} does not match its checksum; restore the file from a backup",
             self.fs.name,
         );
+        self.fs.mismatches.show(place);
     }
 }
 
@@ -275,7 +281,7 @@ impl FsShared {
 }
 
 /// Reports whether an error concerns the blocks that were read, and not the whole device.
-fn is_of_medium(error: &block::Error) -> bool {
+pub(crate) fn is_of_medium(error: &block::Error) -> bool {
     matches!(error.kind(), block::ErrorKind::Media | block::ErrorKind::Io)
 }
 

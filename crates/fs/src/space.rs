@@ -15,10 +15,14 @@
 use crate::error::{Error, Kind, Result};
 use crate::format::record::Run;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard};
 
 /// Free runs that a search examines before it takes the best fit of all.
 const SEARCH_RUNS: usize = 16;
+
+/// Most blocks that [`Space::take_unused`] takes at a time: 64 MiB.
+const UNUSED_BLOCKS_MAX: u64 = 16_384;
 
 /// Extents of the tree per block, including the room that a commit needs to change them: some
 /// ninety bytes each in pages that are half full, twice.
@@ -290,6 +294,37 @@ impl Space {
             return None;
         }
         inner.remove(run).map(|()| run)
+    }
+
+    /// Takes the part in a range of the first free run that has at least `min` blocks, and returns
+    /// where to continue. Takes at most half of the blocks that could be promised, so that others
+    /// still find room. [`Space::give_back`] returns it.
+    pub fn take_unused(&self, range: Range<u64>, min: u64) -> Option<(Run, u64)> {
+        let mut inner = self.lock();
+        let before = inner.by_start.range(..range.start).next_back();
+        let after = inner.by_start.range(range.clone());
+        let large = before.into_iter().chain(after);
+        let large = large.filter(|(_, blocks)| **blocks >= min);
+        let mut inside = large.map(|(start, blocks)| {
+            let first = (*start).max(range.start);
+            first..(start + blocks).min(range.end)
+        });
+        let found = inside.find(|run| !run.is_empty())?;
+        let most = (inner.available(inner.free) / 2).clamp(1, UNUSED_BLOCKS_MAX);
+        if inner.available(inner.free) < most {
+            return None;
+        }
+        let run = Run {
+            start: found.start,
+            blocks: (found.end - found.start).min(most),
+        };
+        inner.remove(run)?;
+        Some((run, run.end()))
+    }
+
+    /// Returns blocks of [`Space::take_unused`], in which nothing was stored.
+    pub fn give_back(&self, run: Run) {
+        self.lock().release(run);
     }
 
     /// Frees blocks as part of the open change set.
@@ -631,6 +666,24 @@ mod tests {
         assert!(space.needs_flush_of(Writes(1)));
         space.set_flushed(space.written());
         assert!(!space.needs_flush_of(Writes(1)));
+    }
+
+    #[test]
+    fn unused_runs_are_taken_in_order_and_leave_room_for_others() {
+        let space = space(100);
+        assert!(space.reserve(40));
+        let start = space.usage();
+        let taken: Vec<Run> = [(0..100, 10), (0..4, 5), (90..100, 8)]
+            .into_iter()
+            .filter_map(|(range, min)| Some(space.take_unused(range, min)?.0))
+            .collect();
+        assert_eq!(taken.len(), 2, "{taken:?}");
+        assert_eq!(taken[0].start, 0);
+        assert!(taken[0].blocks <= 30 && taken[1].start >= 90);
+        assert!(space.allocate(None, 40).is_some(), "promises are kept");
+        taken.into_iter().for_each(|run| space.give_back(run));
+        assert_eq!(space.usage().free, start.free - 40);
+        assert!(space.take_unused(0..0, 1).is_none());
     }
 
     #[test]

@@ -251,6 +251,14 @@ fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
     fill(&mut client, random, odd, 20 * PAGE + 5, 777);
     client.truncate(odd, 20 * PAGE + 300).expect("cut");
     client.truncate(odd, 23 * PAGE).expect("grown");
+    // Punched and zeroed, within blocks as well.
+    let punched = make(&client, b"punched");
+    fill(&mut client, random, punched, 0, 12 * BLOCK);
+    for (from, how) in [(PAGE + 9, Allocate::Punch), (6 * PAGE + 9, Allocate::Zero)] {
+        client
+            .allocate(punched, from, from + 3 * PAGE, how)
+            .expect("punched");
+    }
     // Allocated, and written in part.
     let reserved = make(&client, b"reserved");
     let grow = Allocate::Grow;
@@ -275,7 +283,8 @@ fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
     client.sync(random).expect("synced");
     let done = fs.defrag(id, later, &mut |_, _| {}).expect("it defrags");
     assert!(done.moved_blocks > 0);
-    8
+    // Those of `reserved`, and those zeroed as a whole.
+    8 + 2
 }
 
 #[test]
@@ -443,7 +452,8 @@ fn cut_overwrites(seed: u64, full: bool) {
         let context = format!("EVFS_SEED={seed}, full: {full}, point {point}");
         let device: Arc<dyn BlockDevice> = Arc::new(image);
         let fs = open(&device);
-        assert_clean(&fs, &context);
+        let unverified = assert_clean(&fs, &context);
+        assert!(full || unverified == 0, "{context}");
         let mut client = self::client(&fs);
         for page in 0..PAGES {
             let data = client.read(ino, page * PAGE, PAGE);
@@ -452,9 +462,6 @@ fn cut_overwrites(seed: u64, full: bool) {
             torn += u64::from(!is_whole);
             assert!(is_whole || full, "{context}, page {page}");
         }
-        let found = scrub(&fs);
-        assert_eq!(found.damage, [], "{context}");
-        assert!(full || found.unverified == 0, "{context}");
     }
     println!("{torn} pages were overwritten in part");
 }
@@ -630,4 +637,89 @@ fn of_two_writes_of_a_block_at_once_one_is_read() {
     let all = scrub(&fs);
     assert_eq!((all.blocks, all.unverified, all.damage.len()), (4, 0, 0));
     assert_clean(&fs, "after writes at once");
+}
+
+#[test]
+fn an_upgrade_cut_at_any_write_continues_and_protects_everything() {
+    let mem = Arc::new(Mem::new(8 << 20, 512));
+    let device: Arc<dyn BlockDevice> = mem.clone();
+    Fs::format_with(Arc::clone(&device), "old", DataChecksums::No).expect("formatted");
+    let fs = open(&device);
+    every_kind(&fs, &mut Random::new(seed(7)));
+    assert_eq!(fs.check().expect("checked").unverified_blocks, 0);
+    fs.close().expect("closed");
+    let expected = read_all(&open(&device));
+
+    let disk = Arc::new(PowerCut::new(&mem));
+    let upgraded: Arc<dyn BlockDevice> = disk.clone();
+    let fs = open(&upgraded);
+    let mut seen = Vec::new();
+    let done = fs.add_checksums(&mut |done, of| seen.push((done, of)));
+    let done = done.expect("upgraded");
+    assert!(done.added > 30 && done.unreadable == 0, "{done:?}");
+    assert_eq!(seen.last(), Some(&(done.added, done.added)));
+    assert_eq!(assert_clean(&fs, "upgraded"), 0);
+    let again = fs.add_checksums(&mut |_, _| {}).expect("nothing to do");
+    assert_eq!(again.added, 0);
+    fs.close().expect("closed");
+
+    let mut partial = 0;
+    let ends = (0..=disk.events()).map(|point| disk.crash(point, Tear::Keep));
+    let images = disk.images(7, 50).map(|crash| crash.image);
+    for image in ends.chain(images).collect::<Vec<_>>() {
+        let mem = Arc::new(image);
+        let device: Arc<dyn BlockDevice> = mem.clone();
+        let fs = open(&device);
+        assert!(read_all(&fs) == expected);
+        let left = assert_clean(&fs, "cut");
+        partial += u64::from(left > 0 || !fs.superblock().has_checksums());
+        fs.add_checksums(&mut |_, _| {}).expect("upgraded");
+        assert_eq!(assert_clean(&fs, "upgraded after a cut"), 0);
+        assert!(fs.superblock().has_checksums());
+        assert!(read_all(&fs) == expected);
+        fs.close().expect("closed");
+        let fs = open(&device);
+        let protected = data_blocks(&fs).into_iter().filter(|block| {
+            let content = block_of(&mem, *block);
+            let mut flipped = content.clone();
+            flipped[5] ^= 1;
+            mem.poke(block * PAGE, &flipped);
+            let found = scrub(&fs).damage.len();
+            mem.poke(block * PAGE, &content);
+            found > 0
+        });
+        if partial < 3 {
+            assert_eq!(protected.count() as u64, done.added);
+        }
+    }
+    assert!(partial > 0);
+}
+
+#[test]
+fn an_upgrade_leaves_blocks_that_cannot_be_read_without_checksums() {
+    let mem = Arc::new(Mem::new(16 << 20, 512));
+    let plain: Arc<dyn BlockDevice> = mem.clone();
+    Fs::format_with(Arc::clone(&plain), "old", DataChecksums::No).expect("formatted");
+    let (device, handle) = ErrorDevice::new(plain);
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open(&device);
+    let mut client = client(&fs);
+    let ino = client
+        .fileset
+        .create(ROOT, b"file", &NEW)
+        .expect("made")
+        .ino;
+    client.write(ino, 0, &vec![7; 50 * BLOCK]).expect("written");
+    client.sync(&mut Random::new(1)).expect("synced");
+    drop(client);
+    let mut blocks = data_blocks(&fs).into_iter();
+    let one = blocks.find(|block| block_of(&mem, *block) == [7; BLOCK]);
+    let media = Failure::every(1, ErrorKind::Media).of(OpKind::Read);
+    handle.set(Some(media.within((one.expect("there") + 9) * PAGE, PAGE)));
+    let done = fs.add_checksums(&mut |_, _| {}).expect("upgraded");
+    assert_eq!((done.added, done.unreadable), (49, 1));
+    handle.set(None);
+    assert_eq!(assert_clean(&fs, "readable again"), 1);
+    let done = fs.add_checksums(&mut |_, _| {}).expect("upgraded");
+    assert_eq!((done.added, done.unreadable), (1, 0));
 }

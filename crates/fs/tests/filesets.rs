@@ -17,6 +17,15 @@ fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
             fs.set_quota(id, quota)?;
             fs.fileset(id)?.record()
         }
+        FilesetChange::Hold { id, held } => {
+            fs.hold(id, held)?;
+            fs.fileset(id)?.record()
+        }
+        FilesetChange::Rollback { to, keep } => {
+            let of = fs.fileset(to)?.record()?.origin;
+            fs.rollback(to, keep)?;
+            fs.fileset(of)?.record()
+        }
         FilesetChange::Remove { id } => {
             let record = fs.fileset(id)?.record()?;
             fs.remove_fileset(id)?;
@@ -55,6 +64,8 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
     let rename = |id, name| FilesetChange::Rename { id, name };
     let limit = |id| FilesetChange::Quota { id, quota };
     let remove = |id| FilesetChange::Remove { id };
+    let hold = |id, held| FilesetChange::Hold { id, held };
+    let rollback = |to, keep| FilesetChange::Rollback { to, keep };
     for (change, refusal) in [
         (create("home"), Some(Kind::Exists)),
         (create("a/b"), Some(Kind::Invalid)),
@@ -69,6 +80,15 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         (limit(then), Some(Kind::Invalid)),
         (limit(none), Some(Kind::NotFound)),
         (limit(main), None),
+        (hold(home, true), Some(Kind::Invalid)),
+        (hold(none, true), Some(Kind::NotFound)),
+        (hold(then, true), None),
+        (remove(then), Some(Kind::Busy)),
+        (hold(then, false), None),
+        (rollback(home, None), Some(Kind::Invalid)),
+        (rollback(none, None), Some(Kind::NotFound)),
+        (rollback(then, Some("main")), Some(Kind::Exists)),
+        (rollback(then, Some("before")), None),
         (remove(home), Some(Kind::Busy)),
         (remove(none), Some(Kind::NotFound)),
         (remove(then), None),

@@ -3,7 +3,8 @@
 //! Goal: every operation has the same result as in the model, and everything reads back, also after
 //! the file system was closed and reopened. Method: random operations on few names and small files,
 //! so that they conflict; the errno is compared after each, single inodes now and then, everything
-//! and `check` at each close.
+//! and `check` at each close. Snapshots are taken, read, compared with one another and removed while
+//! files are open and written, and the fileset is rolled back to one now and then.
 //!
 //! `EVFS_OPERATIONS` is the number of operations.
 
@@ -12,16 +13,24 @@ mod common;
 use block::BlockDevice;
 use block_testing::Mem;
 use common::pair::Pair;
+use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, open, seed};
 use std::sync::Arc;
+
+/// Steps between two uses of snapshots.
+const SNAPSHOT_STEPS: usize = 250;
 
 fn run(seed: u64, rounds: usize, steps: usize) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
     format(&device);
     let mut pair = Pair::new(open(&device), seed);
+    let mut snapshots = Snapshots::default();
     for round in 0..rounds {
-        for _ in 0..steps {
+        for step in 0..steps {
             pair.step();
+            if step % SNAPSHOT_STEPS == 0 {
+                snapshots.step(&mut pair);
+            }
         }
         let context = format!("EVFS_SEED={seed}, round {round}");
         if round % 3 == 0 {
@@ -30,6 +39,9 @@ fn run(seed: u64, rounds: usize, steps: usize) {
         }
         pair.release_all();
         pair.compare_all();
+        if round % 2 == 1 {
+            snapshots.roll_back(&mut pair);
+        }
         pair.client
             .write_all_out(&mut pair.random)
             .expect("it writes out");
@@ -37,6 +49,7 @@ fn run(seed: u64, rounds: usize, steps: usize) {
         assert_clean(&pair.fs, &context);
         pair = reopen(pair, &device);
         pair.compare_all();
+        snapshots.compare_all(&pair.fs);
         assert_clean(&pair.fs, &context);
     }
 }

@@ -109,7 +109,7 @@ impl Work {
         match self.random.below(20) {
             0 | 1 => self.create(begun),
             2 => self.unlink(),
-            3 | 4 => self.rename(),
+            3 | 4 => self.rename(begun),
             5..=9 => self.write(begun),
             10 => self.cut(begun),
             11..=13 => self.allocate(begun),
@@ -159,7 +159,7 @@ impl Work {
         }
     }
 
-    fn rename(&mut self) {
+    fn rename(&mut self, begun: usize) {
         let (from, to) = (self.name(), self.name());
         let Some(ino) = self.names.get(&from).copied() else {
             return;
@@ -167,10 +167,27 @@ impl Work {
         if from == to {
             return;
         }
-        self.files
-            .rename((ROOT, &from), (ROOT, &to), Rename::Replace)
-            .expect("renamed");
-        self.names.remove(&from);
+        let leaves = self.random.below(3) == 0;
+        let how = if leaves {
+            Rename::Whiteout {
+                uid: 1,
+                gid: 1,
+                replaces: true,
+            }
+        } else {
+            Rename::Replace
+        };
+        let renamed = self.files.rename((ROOT, &from), (ROOT, &to), how);
+        renamed.expect("renamed");
+        if leaves {
+            let whiteout = self.files.lookup(ROOT, &from).expect("there");
+            assert_eq!(whiteout.inode.mode(), libc::S_IFCHR);
+            self.names.insert(from, whiteout.ino);
+            self.history.files.insert(whiteout.ino, Past::default());
+            self.changed(whiteout.ino, begun, Vec::new());
+        } else {
+            self.names.remove(&from);
+        }
         if let Some(replaced) = self.names.insert(to, ino) {
             self.gone(replaced);
         }
@@ -354,7 +371,8 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
     let fs = Fs::open(Arc::clone(&device), common::options());
     let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
-    assert_clean(&fs, context);
+    let unverified = assert_clean(&fs, context);
+    assert_eq!(unverified, 0, "{context}");
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let found = names_of(&client.fileset);
     let synced = history.synced.iter().rfind(|(event, _)| *event <= point);

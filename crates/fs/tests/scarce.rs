@@ -149,7 +149,7 @@ fn what_a_snapshot_keeps_on_a_full_disk_leaves_it_alive() {
                 ..SetAttr::default()
             };
             let done = if reading {
-                client.fileset.note_read(ino)
+                client.fileset.note_read(ino, false)
             } else {
                 client.fileset.set_attr(ino, &set).map(drop)
             };

@@ -4,10 +4,10 @@
 //! The program opens `/dev/fuse`, mounts, and sends the descriptor over a socket whose number it
 //! finds in its environment. Its messages reach the user.
 
-use crate::PIECE_BYTES;
 use crate::device::Device;
 use crate::mountpoint::mount_helper;
 use crate::settings::Settings;
+use crate::{PIECE_BYTES, block_mount};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
@@ -27,6 +27,11 @@ const SOCKET: &str = "_FUSE_COMMFD";
 /// Mounts at a directory and returns the descriptor of the mount.
 pub(crate) fn attach(settings: &Settings, at: &Path) -> io::Result<Device> {
     let device = Device::open(OFlags::empty())?;
+    if settings.on_block_device {
+        let (flags, options) = (flags(settings), options(settings, &device, at)?);
+        block_mount::mount(settings.source(), at, flags, &options)?;
+        return Ok(device);
+    }
     match by_system_call(settings, &device, at) {
         Ok(()) => Ok(device),
         Err(Errno::PERM) => {
@@ -48,21 +53,30 @@ fn shared_options(settings: &Settings) -> String {
 }
 
 fn by_system_call(settings: &Settings, device: &Device, at: &Path) -> rustix::io::Result<()> {
-    let mode = std::fs::metadata(at).map_err(|e| errno(&e))?.mode();
-    let options = format!(
+    let options = options(settings, device, at).map_err(|e| errno(&e))?;
+    let options = CString::new(options).map_err(|_| Errno::INVAL)?;
+    rustix::mount::mount(settings.source(), at, "fuse", flags(settings), &*options)
+}
+
+/// Lists the options for mount(2).
+fn options(settings: &Settings, device: &Device, at: &Path) -> io::Result<String> {
+    let mode = std::fs::metadata(at)?.mode();
+    Ok(format!(
         "fd={},rootmode={mode:o},user_id={},group_id={},{}",
         device.as_fd().as_raw_fd(),
         rustix::process::getuid().as_raw(),
         rustix::process::getgid().as_raw(),
         shared_options(settings),
-    );
-    let options = CString::new(options).map_err(|_| Errno::INVAL)?;
+    ))
+}
+
+fn flags(settings: &Settings) -> MountFlags {
     let mut flags = MountFlags::empty();
     flags.set(MountFlags::RDONLY, settings.read_only);
     flags.set(MountFlags::NOSUID, !settings.suid);
     flags.set(MountFlags::NODEV, !settings.dev);
     flags.set(MountFlags::NOEXEC, !settings.exec);
-    rustix::mount::mount(settings.source(), at, "fuse", flags, options.as_c_str())
+    flags
 }
 
 fn errno(error: &io::Error) -> Errno {
@@ -160,6 +174,7 @@ mod tests {
             suid: false,
             dev: false,
             exec: false,
+            on_block_device: false,
         }
     }
 

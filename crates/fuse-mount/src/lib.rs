@@ -4,7 +4,7 @@
 //!   application ── kernel ── /dev/fuse ──► thread 1..n, each with its own descriptor ──► file system
 //! ```
 //!
-//! `attach.rs` mounts, `session.rs` receives requests and calls the file system ([`Serve`]),
+//! `attach.rs` mounts (`block_mount.rs`: from a block device), `session.rs` receives requests and calls the file system ([`Serve`]),
 //! `leadership.rs` distributes them over the threads, `demand.rs` decides how many of these receive,
 //! and `waiting.rs` how they wait.
 //!
@@ -12,10 +12,13 @@
 //! to a mounted directory that could wait for its server, except to find out whether the server has
 //! died; a mount of another user or program is never unmounted.
 
+mod apart;
 mod attach;
+mod block_mount;
 mod demand;
 mod device;
 mod leadership;
+mod loop_device;
 mod mount;
 mod mountpoint;
 mod notifier;
@@ -27,6 +30,9 @@ mod users;
 mod waiting;
 
 pub use fuse_proto;
+pub use loop_device::{
+    LO_FLAGS_DIRECT_IO, LO_FLAGS_READ_ONLY, attach_loop, loop_control, renew_loop,
+};
 pub use mount::{Mount, Users};
 pub use mountpoint::{
     WhenBusy, abort, clear_dead, is_mounted, mount_helper, no_mounts, server_died,

@@ -1,9 +1,10 @@
 //! A mount, from the start of its session to its end.
 
+use crate::apart::leave_descriptors;
 use crate::attach::attach;
 use crate::device::Device;
 use crate::mountpoint::{
-    self, At, KIND, WhenBusy, clear_dead, is_at, mounted_at, no_mounts, topmost, unmount,
+    self, At, KINDS, WhenBusy, clear_dead, is_at, mounted_at, no_mounts, topmost, unmount,
 };
 use crate::notifier::Notifier;
 use crate::serve::Serve;
@@ -14,7 +15,8 @@ use crate::{Error, users};
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::Duration;
 
 /// Kinds of users that keep a mount busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl Mount {
     /// Mounts a file system at a full path, over whatever is mounted there.
     fn at(settings: &Settings, mountpoint: PathBuf, served: impl Serve) -> std::io::Result<Mount> {
         let kernel = Arc::new(attach(settings, &mountpoint)?);
-        let mount = topmost(mounts(), &mountpoint).filter(|mount| mount.kind == KIND);
+        let mount = topmost(mounts(), &mountpoint).filter(|mount| KINDS.contains(&&*mount.kind));
         let device = mount.map(|mount| mount.device).ok_or_else(|| {
             std::io::Error::other("/proc/self/mountinfo does not list the mount; mount /proc")
         })?;
@@ -89,7 +91,7 @@ impl Mount {
             kernel,
             session: None,
         };
-        match Session::start(&mount.kernel, served, settings.threads) {
+        match Session::start(&mount.kernel, served, settings) {
             Ok(session) => mount.session = Some(session),
             Err(e) => {
                 let _ = mount.take_off(WhenBusy::Detach);
@@ -125,6 +127,36 @@ impl Mount {
     pub fn notifier(&self) -> Option<Notifier> {
         self.session.as_ref()?;
         Some(Notifier::new(&self.kernel))
+    }
+
+    /// Reports whether the kernel forwards sync(2) and syncfs(2), which is tested once by a
+    /// syncfs(2). It waits at most for `within`, because the answer may need the disk.
+    pub fn receives_sync(&self, within: Duration) -> bool {
+        let is_asked = || {
+            self.session
+                .as_ref()
+                .is_some_and(Session::has_received_sync)
+        };
+        if is_asked() {
+            return true;
+        }
+        let (done, ended) = mpsc::channel::<()>();
+        let mountpoint = self.mountpoint.clone();
+        let ask = move || {
+            if leave_descriptors().is_err() {
+                return;
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            if let Ok(dir) = rustix::fs::open(&mountpoint, flags, Mode::empty()) {
+                let _ = rustix::fs::syncfs(&dir);
+            }
+            drop(done);
+        };
+        let thread = std::thread::Builder::new().name("fuse-sync-test".into());
+        if thread.spawn(ask).is_ok() {
+            let _ = ended.recv_timeout(within);
+        }
+        is_asked()
     }
 
     /// Checks whether an unmount would succeed, as far as these users are concerned.
@@ -239,6 +271,7 @@ mod tests {
             suid: false,
             dev: false,
             exec: false,
+            on_block_device: false,
         }
     }
 
@@ -328,7 +361,7 @@ mod tests {
             ];
             for (number, end) in ends.into_iter().enumerate() {
                 let mount = place.mount();
-                assert_eq!(place.kinds(), ["tmpfs", KIND], "{number}");
+                assert_eq!(place.kinds(), ["tmpfs", KINDS[0]], "{number}");
                 end(&place, mount);
                 assert_eq!(place.kinds(), ["tmpfs"], "{number}");
             }
@@ -369,7 +402,7 @@ mod tests {
                 let (kept, error) = *failed.expect_err("another mount is on top");
                 assert!(error.is_busy(), "{error}");
                 assert!(error.to_string().contains("mounted over it"), "{error}");
-                assert_eq!(place.kinds(), [KIND, "tmpfs"]);
+                assert_eq!(place.kinds(), [KINDS[0], "tmpfs"]);
                 mount = kept;
             }
             place.unmount_topmost().unwrap();

@@ -1,13 +1,13 @@
 //! Mount points: their state, unmounting, and what a user needs to mount.
 
 use crate::table::{MountEntry, mounts};
-use crate::{Error, users};
+use crate::{Error, apart, users};
 use rustix::mount::UnmountFlags;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Type of the mounts of this program.
-pub(crate) const KIND: &str = "fuse.evfs";
+/// Types of the mounts of this program: as usual, and from a block device.
+pub(crate) const KINDS: [&str; 2] = ["fuse.evfs", "fuseblk.evfs"];
 
 /// Ends a mount immediately: pending requests fail, and data not yet written is lost. Sends no
 /// request to the server, so it also helps if the server is a killed process that cannot exit
@@ -77,7 +77,8 @@ pub fn clear_dead(mountpoint: &Path, release: impl FnOnce(&Path)) -> Result<bool
 fn ours(mountpoint: &Path) -> Option<MountEntry> {
     let me = format!("user_id={}", rustix::process::geteuid().as_raw());
     let mount = topmost(mounts(), &full_path(mountpoint)?)?;
-    let is_ours = mount.kind == KIND && mount.options.split(',').any(|option| option == me);
+    let is_ours =
+        KINDS.contains(&&*mount.kind) && mount.options.split(',').any(|option| option == me);
     is_ours.then_some(mount)
 }
 
@@ -98,7 +99,7 @@ fn full_path(mountpoint: &Path) -> Option<PathBuf> {
 /// alive.
 pub fn is_mounted(mountpoint: &Path) -> bool {
     let mount = full_path(mountpoint).and_then(|path| topmost(mounts(), &path));
-    mount.is_some_and(|mount| mount.kind == KIND)
+    mount.is_some_and(|mount| KINDS.contains(&&*mount.kind))
 }
 
 /// Checks for an error by which a mount with a dead server replies: ENOTCONN, or ECONNABORTED for
@@ -187,7 +188,7 @@ pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<
         }
         Some(_) => {}
     }
-    match rustix::mount::unmount(path, flags) {
+    match apart::unmount(path, flags) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
         // An ordinary user unmounts by the helper program that mounted.

@@ -2,7 +2,7 @@
 
 use crate::device::Device;
 use fuse_proto::reply::{self, Directory, DirectoryPlus};
-use fuse_proto::{Attr, Entry, Opened, Request, Session, StatFs, Statx, Wanted};
+use fuse_proto::{Attr, Entry, IoctlReply, Opened, Request, Session, StatFs, Statx, Wanted};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -158,6 +158,12 @@ impl<'a> Reply<'a> {
     /// Answers with an offset in a file.
     pub fn offset(self, offset: u64) {
         self.send(|unique| reply::lseek(unique, offset), &[]);
+    }
+
+    /// Answers with the output of an ioctl, whose result is 0.
+    pub fn ioctl(self, output: &[u8]) {
+        let result = IoctlReply::default();
+        self.send(|unique| reply::ioctl(unique, &result, output.len()), output);
     }
 
     /// Sends the answer by one system call.

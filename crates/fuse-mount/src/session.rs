@@ -19,6 +19,7 @@ use crate::demand::{Advice, Demand, Served};
 use crate::device::{Buffer, Device, Received};
 use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
+use crate::settings::Settings;
 use crate::waiting::Waiting;
 use fuse_proto::{Malformed, Operation, Refusal, Request, negotiate, parse, reply};
 use rustix::fs::OFlags;
@@ -27,7 +28,7 @@ use std::cell::{Cell, OnceCell};
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -38,7 +39,7 @@ const HEADER_BYTES: usize = 4096;
 const LONG_BYTES: usize = 64 << 10;
 
 /// Number of requests of which a leader that does not poll asks for one before it sleeps, to notice
-/// those that wait already.
+/// those that wait already, and measures how long it sleeps.
 const PROBE: u32 = 8;
 
 thread_local! {
@@ -62,6 +63,8 @@ fn about_to_sleep() {
 /// Threads that serve a mount.
 pub(crate) struct Session {
     threads: Vec<JoinHandle<()>>,
+    /// Whether a request to sync everything has arrived.
+    received_sync: Arc<AtomicBool>,
 }
 
 struct Shared<S: Serve> {
@@ -70,6 +73,9 @@ struct Shared<S: Serve> {
     leadership: Arc<Leadership>,
     waiting: Waiting,
     running: AtomicUsize,
+    /// Whether close(2) waits for the answer to RELEASE.
+    awaits_release: bool,
+    received_sync: Arc<AtomicBool>,
 }
 
 impl Session {
@@ -77,11 +83,11 @@ impl Session {
     pub fn start(
         device: &Arc<Device>,
         mut served: impl Serve,
-        threads: usize,
+        settings: &Settings,
     ) -> io::Result<Session> {
         let session = shake_hands(device, &served)?;
         served.agreed(&session);
-        let threads = threads.max(1);
+        let threads = settings.threads.max(1);
         let leadership = Arc::new(Leadership::new(threads));
         // Until it turns out that one is enough.
         leadership.add_seat();
@@ -91,7 +97,10 @@ impl Session {
             leadership,
             waiting: Waiting::new(),
             running: AtomicUsize::new(0),
+            awaits_release: settings.on_block_device,
+            received_sync: Arc::default(),
         });
+        let received_sync = Arc::clone(&shared.received_sync);
         let mut workers = Vec::new();
         for number in 0..threads {
             workers.push(Worker::new(&shared, device, number)?);
@@ -101,7 +110,15 @@ impl Session {
             let thread = std::thread::Builder::new().name(format!("fuse-{i}"));
             threads.push(thread.spawn(move || worker.run())?);
         }
-        Ok(Session { threads })
+        Ok(Session {
+            threads,
+            received_sync,
+        })
+    }
+
+    /// Reports whether a request to sync everything has arrived.
+    pub fn has_received_sync(&self) -> bool {
+        self.received_sync.load(SeqCst)
     }
 
     /// Waits until all threads have ended.
@@ -235,7 +252,7 @@ impl<S: Serve> Worker<S> {
                     continue;
                 }
             };
-            let awaited = awaited(&request);
+            let awaited = awaited(&request, shared.awaits_release);
             let (turn, with_others) = leadership.begin(self.number, awaited);
             TURN.set(Some(turn));
             BLOCKS.set(false);
@@ -287,14 +304,16 @@ impl<S: Serve> Worker<S> {
     fn receive(&mut self) -> io::Result<Option<Arrival>> {
         let shared = &self.shared;
         let buffer = self.buffer.bytes();
-        let start = Instant::now();
-        let mut window = shared.waiting.window(start);
+        self.received = self.received.wrapping_add(1);
+        // Reading the clock takes a part of the time of a small request.
+        let measured = shared.waiting.may_poll() || self.received.is_multiple_of(PROBE);
+        let start = measured.then(Instant::now);
+        let mut window = start.map_or(Duration::ZERO, |start| shared.waiting.window(start));
         let polls = !window.is_zero();
         if shared.leadership.seats() > 1 {
             window = Duration::ZERO;
         }
         // Without polling, a read in vain before the one that waits would be a waste.
-        self.received = self.received.wrapping_add(1);
         let asks = !window.is_zero() || self.received.is_multiple_of(PROBE);
         let arrival = |from, len, was_there| {
             Ok(Some(Arrival {
@@ -311,7 +330,7 @@ impl<S: Serve> Worker<S> {
                 Received::Ended => return Ok(None),
             }
         }
-        while start.elapsed() < window {
+        while start.is_some_and(|start| start.elapsed() < window) {
             rustix::thread::sched_yield();
             match self.polled.receive(buffer)? {
                 Received::Request(len) => return arrival(Descriptor::Polled, len, Some(false)),
@@ -322,7 +341,9 @@ impl<S: Serve> Worker<S> {
         loop {
             match self.slept_on.receive(buffer)? {
                 Received::Request(len) => {
-                    shared.waiting.slept(Instant::now());
+                    if measured {
+                        shared.waiting.slept(Instant::now());
+                    }
                     return arrival(Descriptor::SleptOn, len, asks.then_some(false));
                 }
                 Received::Nothing => {}
@@ -357,6 +378,9 @@ impl<S: Serve> Shared<S> {
             // The kernel sends no further one after this answer.
             Operation::Interrupt { .. } | Operation::Unknown => reply.error(Errno::NOSYS),
             _ => {
+                if matches!(request.operation, Operation::SyncFs) {
+                    self.received_sync.store(true, SeqCst);
+                }
                 let served = || self.served.serve(request, reply);
                 // The message of a panic has been printed by its hook.
                 let _ = catch_unwind(AssertUnwindSafe(served));
@@ -366,9 +390,9 @@ impl<S: Serve> Shared<S> {
 }
 
 /// Finds out whether a client waits for the answer, as far as that is known.
-fn awaited(request: &Request<'_>) -> Awaited {
+fn awaited(request: &Request<'_>, awaits_release: bool) -> Awaited {
     match request.operation {
-        Operation::Release { .. } | Operation::ReleaseDir { .. } => Awaited::No,
+        Operation::Release { .. } | Operation::ReleaseDir { .. } if !awaits_release => Awaited::No,
         Operation::Interrupt { .. } => Awaited::No,
         ref operation if !operation.is_answered() => Awaited::No,
         // Read-ahead and write-back of the kernel name no thread.

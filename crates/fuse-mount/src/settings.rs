@@ -23,6 +23,9 @@ pub struct Settings {
     pub dev: bool,
     /// Let programs among the files be run.
     pub exec: bool,
+    /// Mount from a block device, so that the kernel may forward sync(2) and syncfs(2), as
+    /// [`Mount::receives_sync`](crate::Mount::receives_sync) finds out. Only root can.
+    pub on_block_device: bool,
 }
 
 impl Settings {

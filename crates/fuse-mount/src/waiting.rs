@@ -55,6 +55,11 @@ impl Waiting {
         }
     }
 
+    /// Reports whether an only leader polled when the load was last read.
+    pub fn may_poll(&self) -> bool {
+        self.window_ns.load(Relaxed) > 0 && self.load.running.load(Relaxed) <= self.load.cpus
+    }
+
     /// Notes that a leader waits. Returns the time for which an only leader polls, which may be zero.
     pub fn window(&self, now: Instant) -> Duration {
         self.waits_since.store(self.nanos(now), Relaxed);

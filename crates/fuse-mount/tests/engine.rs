@@ -18,6 +18,7 @@ struct Names {
     /// Waiting lookups announce that they will sleep.
     announces: AtomicBool,
     ended: AtomicUsize,
+    syncs: AtomicUsize,
 }
 
 impl Names {
@@ -103,6 +104,10 @@ impl Serve for Served {
                 reply.attr(&Names::attr(request.header.node), Duration::ZERO);
             }
             Operation::StatFs => reply.statfs(&StatFs::default()),
+            Operation::SyncFs => {
+                self.0.syncs.fetch_add(1, SeqCst);
+                reply.empty();
+            }
             _ => reply.error(Errno::NOSYS),
         }
     }
@@ -130,6 +135,7 @@ fn settings(mountpoint: &Path, threads: usize) -> Settings {
         suid: false,
         dev: false,
         exec: true,
+        on_block_device: false,
     }
 }
 
@@ -339,4 +345,102 @@ fn a_mount_without_requests_does_not_run() {
             std::mem::replace(&mut last, now) == now
         });
     });
+}
+
+mod needs_root {
+    use super::*;
+    use std::path::PathBuf;
+    use test_support::needs_root;
+
+    /// Backing file of the block device of a mount, in sysfs.
+    fn backing(device: &str) -> PathBuf {
+        Path::new("/sys/dev/block")
+            .join(device)
+            .join("loop/backing_file")
+    }
+
+    #[test]
+    fn a_mount_from_a_block_device_has_its_source_and_its_own_device() {
+        needs_root("loop devices and mounts");
+        let dirs = [(); 2].map(|()| tempfile::tempdir().expect("a directory"));
+        let mount = |dir: &tempfile::TempDir, source: &str| {
+            let settings = Settings {
+                source: source.into(),
+                on_block_device: true,
+                ..settings(dir.path(), 2)
+            };
+            Mount::start(&settings, Served(Arc::default())).expect("it mounts")
+        };
+        for source in ["evfs", "/srv/a directory/disk.img", "/dev/loop0"] {
+            let mounts = dirs.each_ref().map(|dir| mount(dir, source));
+            let entries = mounts.each_ref().map(|mount| {
+                let all = fuse_mount::mounts();
+                let entry = all.into_iter().rfind(|e| e.point == mount.mountpoint());
+                entry.expect("it is listed")
+            });
+            for (mount, entry) in mounts.iter().zip(&entries) {
+                assert_eq!(entry.kind, "fuseblk.evfs");
+                assert_eq!(entry.source, source);
+                for option in ["user_id=0", "default_permissions"] {
+                    assert!(entry.options.split(',').any(|o| o == option), "{entry:?}");
+                }
+                assert!(fuse_mount::is_mounted(mount.mountpoint()));
+                let file = std::fs::read_to_string(backing(&entry.device));
+                assert_eq!(
+                    file.expect("a loop device").trim_end(),
+                    "/memfd:evfs (deleted)"
+                );
+            }
+            assert_ne!(entries[0].device, entries[1].device);
+            let left = std::fs::read_dir("/dev").expect("readable").flatten();
+            let names = entries.each_ref().map(|e| {
+                let number = e.device.split_once(':').expect("two numbers").1;
+                format!(".evfs-loop{number}")
+            });
+            let left = left.filter(|entry| names.iter().any(|n| **n == *entry.file_name()));
+            assert_eq!(left.count(), 0, "a directory of names is left");
+            for (mount, entry) in mounts.into_iter().zip(entries) {
+                let unmounted = mount.unmount(WhenBusy::Refuse, || true);
+                assert!(unmounted.map_err(|failed| failed.1).expect("unused"));
+                wait_until("the device is removed", || !backing(&entry.device).exists());
+            }
+        }
+    }
+
+    #[test]
+    fn a_source_that_cannot_be_a_name_is_refused_and_leaves_no_device() {
+        needs_root("loop devices and mounts");
+        let dir = tempfile::tempdir().expect("a directory");
+        let settings = Settings {
+            source: "../disk.img".into(),
+            on_block_device: true,
+            ..settings(dir.path(), 2)
+        };
+        let refused = Mount::start(&settings, Served(Arc::default())).map(drop);
+        assert!(refused.is_err());
+        assert!(!fuse_mount::is_mounted(dir.path()));
+    }
+
+    #[test]
+    fn a_mount_knows_whether_the_kernel_syncs_it() {
+        needs_root("loop devices and mounts");
+        let dir = tempfile::tempdir().expect("a directory");
+        let within = Duration::from_secs(60);
+        let plain = settings(dir.path(), 2);
+        let mount = Mount::start(&plain, Served(Arc::default())).expect("it mounts");
+        assert!(!mount.receives_sync(within));
+        drop(mount);
+        let names = Arc::new(Names::default());
+        let on_block_device = Settings {
+            on_block_device: true,
+            ..plain
+        };
+        let mount = Mount::start(&on_block_device, Served(Arc::clone(&names))).expect("it mounts");
+        let receives = mount.receives_sync(within);
+        // The served file system counts them, too.
+        assert_eq!(receives, names.syncs.load(SeqCst) > 0);
+        let opened = std::fs::File::open(dir.path()).expect("it opens");
+        rustix::fs::syncfs(&opened).expect("answered");
+        assert_eq!(receives, names.syncs.load(SeqCst) > 1);
+    }
 }

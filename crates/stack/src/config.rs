@@ -23,7 +23,7 @@
 //! allow = ["10.0.0.0/24"]
 //! ```
 
-use crate::service::{AttachSpec, MountSpec, ServeSpec, ServiceSpec};
+use crate::service::{AttachSpec, KeepSnapshots, MountSpec, ServeSpec, ServiceSpec, sync_timeout};
 use crate::settings::{has_services, is_setting};
 use crate::state_file::read_text;
 use crate::text::{did_you_mean, toml_mistake};
@@ -61,6 +61,13 @@ const KEYS: &[&str] = &[
     "dev",
     "noexec",
     "atime",
+    "sync-timeout",
+    "no-snapshots",
+    "keep-snapshots",
+    "hourly",
+    "daily",
+    "weekly",
+    "monthly",
     "listen",
     "announce",
     "allow",
@@ -170,6 +177,11 @@ struct MountTable {
     noexec: bool,
     #[serde(default)]
     atime: Atime,
+    sync_timeout: Option<u16>,
+    #[serde(default)]
+    no_snapshots: bool,
+    #[serde(default)]
+    keep_snapshots: KeepSnapshots,
     #[serde(default)]
     allow_discards: bool,
 }
@@ -331,6 +343,9 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
             dev: m.dev,
             exec: !m.noexec,
             atime: m.atime,
+            sync_timeout: m.sync_timeout.map_or(defaults.sync_timeout, sync_timeout),
+            snapshots: !m.no_snapshots,
+            keep_snapshots: m.keep_snapshots,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
             ..MountSpec::new(&m.device, &m.at)

@@ -85,8 +85,10 @@ impl Needs {
         // write-back of acknowledged data fail.
         let mut kept =
             CapabilitySet::DAC_OVERRIDE | CapabilitySet::IPC_LOCK | CapabilitySet::SYS_RESOURCE;
-        // mount(2) and umount(2); groups of a requesting process, and users of a mount to be ended.
-        let mounts = CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE;
+        // mount(2) and umount(2); groups of a requesting process, and users of a mount to be ended;
+        // the source of a mount from a block device.
+        let mounts =
+            CapabilitySet::SYS_ADMIN | CapabilitySet::SYS_PTRACE | CapabilitySet::SYS_CHROOT;
         kept.set(mounts, self.mounts);
         // Receive buffers above the system's limit.
         kept.set(CapabilitySet::NET_ADMIN, self.cell);
@@ -158,7 +160,7 @@ pub fn confine(
             e.to_string(),
         );
     }
-    if let Err(e) = deny_system_calls(if needs.mounts { &[] } else { MOUNTS }) {
+    if let Err(e) = deny_system_calls(needs.mounts) {
         failed("cannot deny system calls", e.to_string());
     }
     Ok(RetainedPrivileges(Some(needs)))
@@ -194,7 +196,6 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_add_key,
     libc::SYS_adjtimex,
     libc::SYS_bpf,
-    libc::SYS_chroot,
     libc::SYS_clock_adjtime,
     libc::SYS_clock_settime,
     libc::SYS_delete_module,
@@ -230,7 +231,6 @@ const DENIED: &[libc::c_long] = &[
     libc::SYS_swapoff,
     libc::SYS_swapon,
     libc::SYS_syslog,
-    libc::SYS_unshare,
     libc::SYS_userfaultfd,
     libc::SYS_vhangup,
     #[cfg(target_arch = "x86_64")]
@@ -242,14 +242,24 @@ const DENIED: &[libc::c_long] = &[
 ];
 
 /// System calls that only mounts need.
-const MOUNTS: &[libc::c_long] = &[libc::SYS_mount, libc::SYS_umount2];
+const MOUNTS: &[libc::c_long] = &[
+    libc::SYS_chroot,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_unshare,
+];
+
+/// Flags of unshare(2) that mounts need: a thread leaves the root directory and the descriptors of
+/// the others. No other flags are allowed, because they create namespaces.
+const APART: [libc::c_int; 2] = [libc::CLONE_FS, libc::CLONE_FS | libc::CLONE_FILES];
 
 /// Flag in the system call numbers of the x32 ABI, and the range of numbers unique to it.
 #[cfg(target_arch = "x86_64")]
 const X32: (i64, std::ops::RangeInclusive<i64>) = (0x4000_0000, 512..=547);
 
-/// Makes the [`DENIED`] system calls and these fail.
-fn deny_system_calls(besides: &[libc::c_long]) -> std::result::Result<(), seccompiler::Error> {
+/// Makes the [`DENIED`] system calls fail and, unless they are needed, those of [`MOUNTS`].
+fn deny_system_calls(mounts: bool) -> std::result::Result<(), seccompiler::Error> {
+    let besides = if mounts { &[] } else { MOUNTS };
     let denied = DENIED.iter().chain(besides);
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> =
         denied.map(|&number| (number, Vec::new())).collect();
@@ -264,6 +274,14 @@ fn deny_system_calls(besides: &[libc::c_long]) -> std::result::Result<(), seccom
     let (whole, masked) = (SeccompCmpArgLen::Qword, SeccompCmpOp::MaskedEq(flag));
     let new_user = SeccompCondition::new(0, whole, masked, flag)?;
     rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![new_user])?]);
+    if mounts {
+        let is_other = |flags: libc::c_int| {
+            let flags = flags as u64;
+            SeccompCondition::new(0, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, flags)
+        };
+        let others = vec![is_other(APART[0])?, is_other(APART[1])?];
+        rules.insert(libc::SYS_unshare, vec![SeccompRule::new(others)?]);
+    }
     install(rules, libc::EPERM)?;
     // A filter cannot read the flags of clone3(2); after ENOSYS the C library uses clone(2).
     install(
@@ -329,7 +347,7 @@ mod tests {
             wait.recv().unwrap();
             call(libc::SYS_keyctl, -1)
         });
-        deny_system_calls(&[]).unwrap();
+        deny_system_calls(true).unwrap();
         go.send(()).unwrap();
         assert_eq!(earlier.join().unwrap(), Some(libc::EPERM));
         for &number in DENIED {
@@ -349,8 +367,23 @@ mod tests {
         assert!(Command::new("true").status().unwrap().success());
         // System calls for mounts are allowed, and reject these flags, until they are denied, too.
         assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EINVAL));
-        deny_system_calls(MOUNTS).unwrap();
-        assert_eq!(call(libc::SYS_umount2, -1), Some(libc::EPERM));
+        // So is a thread of its own, and no namespace.
+        for flags in [libc::CLONE_NEWUSER, libc::CLONE_NEWNS | libc::CLONE_FS, -1] {
+            let result = call(libc::SYS_unshare, flags.into());
+            assert_eq!(result, Some(libc::EPERM), "{flags:x}");
+        }
+        for flags in APART {
+            let unshare = move || call(libc::SYS_unshare, flags.into());
+            assert_eq!(
+                std::thread::spawn(unshare).join().unwrap(),
+                None,
+                "{flags:x}"
+            );
+        }
+        deny_system_calls(false).unwrap();
+        for &number in MOUNTS {
+            assert_eq!(call(number, APART[0].into()), Some(libc::EPERM), "{number}");
+        }
     }
 
     #[test]

@@ -30,7 +30,9 @@ use schemars::JsonSchema;
 pub use scrub::{ScrubOptions, Scrubbed, scrub};
 use serde::Serialize;
 use serde_json::Value;
-pub use shown::{Filesets, Removed, ShownFileset, ShownUsage};
+use shown::Part;
+pub use shown::{Differences, Filesets, Removed, RolledBack, ShownDifference};
+pub use shown::{ShownFileset, ShownUsage};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -302,7 +304,11 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
         options(target.settings, access),
     )?;
     // The device of a dry run keeps changes in memory.
-    let answer = execute(&fs, ask, Run::Real, &|| Ok(()), None)?;
+    let answer = match ask {
+        // In one part, since each one opens the device.
+        FsRequest::Diff { first, second, .. } => compare(&fs, (first, second), 0, usize::MAX)?,
+        ask => execute(&fs, ask, Run::Real, &|| Ok(()), None)?,
+    };
     fs.close()
         .map_err(Error::files(format!("cannot close {}", target.name())))?;
     Ok(answer)
@@ -323,7 +329,11 @@ pub(crate) fn execute(
         Ok(found.map_err(Error::files("cannot find the fileset"))?.id())
     };
     match ask {
-        FsRequest::List => Ok(json_of(&Filesets::of(fs))),
+        FsRequest::List => {
+            let listed = Filesets::with_space(fs);
+            let listed = listed.map_err(Error::files("cannot count the space of the snapshots"))?;
+            Ok(json_of(&listed))
+        }
         FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
         FsRequest::Scrub { from, bytes } => scrub::execute(fs, from.as_deref(), *bytes),
         FsRequest::Create { name, quota } => {
@@ -385,6 +395,57 @@ pub(crate) fn execute(
             fs.snapshot(id, name).map_err(failed)?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
+        FsRequest::Rollback { fileset, to, keep } => {
+            let failed = || Error::files(format!("cannot roll back `{fileset}` to `{to}`"));
+            let (of, snapshot, keep) = (id_of(fileset)?, id_of(to)?, keep.as_deref());
+            if in_use == Some(fileset) {
+                let why = format!("`{fileset}` is mounted; unmount it first");
+                return Err(Error::Busy(why));
+            }
+            let record = fs.fileset(snapshot).and_then(|snapshot| snapshot.record());
+            if record.map_err(failed())?.origin != of {
+                let why = format!("`{to}` is not a snapshot of `{fileset}`");
+                return Err(Error::Usage(why));
+            }
+            match run {
+                Run::Real => fs.rollback(snapshot, keep),
+                Run::Dry => {
+                    let change = FilesetChange::Rollback { to: snapshot, keep };
+                    fs.plan(change).map(drop)
+                }
+            }
+            .map_err(failed())?;
+            Ok(json_of(&RolledBack {
+                fileset: fileset.clone(),
+                snapshot: to.clone(),
+                kept: keep.map(str::to_owned),
+            }))
+        }
+        FsRequest::Hold { name, held } => {
+            let (id, held) = (id_of(name)?, *held);
+            let failed = Error::files(if held {
+                format!("cannot hold `{name}`")
+            } else {
+                format!("cannot release `{name}`")
+            });
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Hold { id, held });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, Some(id), &record)));
+            }
+            fs.hold(id, held).map_err(failed)?;
+            Ok(json_of(&ShownFileset::named(fs, name)))
+        }
+        FsRequest::Diff {
+            first,
+            second,
+            skip,
+        } => {
+            if *skip == 0 {
+                write_out()?;
+            }
+            compare(fs, (first, second), *skip, Part::BYTES)
+        }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
             if in_use == Some(name) {
@@ -407,6 +468,17 @@ pub(crate) fn execute(
             Ok(json_of(&Removed { removed }))
         }
     }
+}
+
+/// Compares two states of a fileset. Returns a part of the differences, of `bytes` bytes at most,
+/// after the first `skip`.
+fn compare(fs: &Fs, (first, second): (&str, &str), skip: u64, bytes: usize) -> Result<Value> {
+    let failed = Error::files(format!("cannot compare `{first}` with `{second}`"));
+    let part = || {
+        let (one, two) = (fs.fileset_named(first)?, fs.fileset_named(second)?);
+        Part::of(fs, (one.id(), two.id()), skip, bytes)
+    };
+    Ok(json_of(&part().map_err(failed)?))
 }
 
 fn set_quota(fs: &Fs, id: TreeId, limits: &Limits) -> ::fs::Result<()> {
@@ -476,6 +548,30 @@ pub fn defrag(
     }
     fs.close().map_err(failed())?;
     Ok(all)
+}
+
+/// Result of an upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Upgraded {
+    /// Bytes of file data that got checksums.
+    pub added_bytes: u64,
+    /// Bytes that the device cannot read, and which have no checksums.
+    pub unreadable_bytes: u64,
+}
+
+/// Gives a file system that is not mounted checksums of all file data.
+///
+/// # Errors
+/// The file system cannot be opened, or the device fails. An upgrade that was interrupted continues
+/// when it is started again.
+pub fn upgrade(target: &Target<'_>, progress: Progress<'_>) -> Result<Upgraded> {
+    let (fs, failed) = open_unmounted(target, WholeOperation::Upgrade)?;
+    let done = fs.add_checksums(progress).map_err(failed())?;
+    fs.close().map_err(failed())?;
+    Ok(Upgraded {
+        added_bytes: done.added * BLOCK_BYTES,
+        unreadable_bytes: done.unreadable * BLOCK_BYTES,
+    })
 }
 
 /// Result of a check, and of a repair.
@@ -556,6 +652,7 @@ enum WholeOperation {
     Repair,
     Defragment,
     Scrub,
+    Upgrade,
 }
 
 impl WholeOperation {
@@ -565,13 +662,16 @@ impl WholeOperation {
             WholeOperation::Repair => "repair",
             WholeOperation::Defragment => "defragment",
             WholeOperation::Scrub => "scrub",
+            WholeOperation::Upgrade => "upgrade",
         }
     }
 
     fn access(self) -> Access {
         match self {
             WholeOperation::Check | WholeOperation::Scrub => Access::ReadOnly,
-            WholeOperation::Repair | WholeOperation::Defragment => Access::ReadWrite,
+            WholeOperation::Repair | WholeOperation::Defragment | WholeOperation::Upgrade => {
+                Access::ReadWrite
+            }
         }
     }
 
@@ -579,7 +679,7 @@ impl WholeOperation {
     fn takes_damaged(self) -> bool {
         match self {
             WholeOperation::Check | WholeOperation::Repair => true,
-            WholeOperation::Defragment | WholeOperation::Scrub => false,
+            WholeOperation::Defragment | WholeOperation::Scrub | WholeOperation::Upgrade => false,
         }
     }
 }

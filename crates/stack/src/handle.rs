@@ -201,7 +201,9 @@ pub fn lun(word: &str, settings: &Settings) -> Result<Resolved<String>> {
 pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     let place = Place::of(device);
     control::find(&settings.run_dir(), |status| {
-        let has_files = status["fileset"].is_string() || status["cell"].is_string();
+        let has_files = ["fileset", "format", "cell"]
+            .iter()
+            .any(|key| status[*key].is_string());
         has_files && place.is_device_of(status)
     })
 }

@@ -60,7 +60,8 @@ pub use opener::{KeyFrom, KeySource, Notify, Opener, Prompt};
 pub use paths::{own_dir, run_dir};
 pub use service::{
     AttachSpec, Ended, Hub, MountSpec, Reload, ServeSpec, Service, ServiceSpec, Status, serve,
-    set_log_place,
+    set_log_place, sync_timeout,
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
+pub use text::date_of;

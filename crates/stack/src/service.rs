@@ -15,9 +15,11 @@
 mod attach;
 mod cell;
 mod counters;
+mod foreign_mount;
 mod health;
 mod hub;
 mod mount;
+mod schedule;
 mod scrape;
 mod spec;
 mod status;
@@ -46,7 +48,8 @@ pub use attach::AttachSpec;
 pub use cell::ServeSpec;
 pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
-pub use mount::MountSpec;
+pub use mount::{MountSpec, sync_timeout};
+pub use schedule::KeepSnapshots;
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 
@@ -205,7 +208,10 @@ impl Service {
         let settings = target.settings;
         let built = match spec {
             ServiceSpec::Attach(spec) => attach::build(spec, &open, run_dir, cache)?,
-            ServiceSpec::Mount(spec) => mount::build(spec, &open, settings, cache)?,
+            ServiceSpec::Mount(spec) => match foreign_mount::build(spec, &open, cache)? {
+                Some(built) => built,
+                None => mount::build(spec, &open, settings, cache)?,
+            },
             ServiceSpec::Serve(spec) => cell::build(spec, &open, run_dir, settings, cache)?,
         };
         let mut service = Service {

@@ -71,10 +71,41 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
         .join("-")
 }
 
+/// Returns the year, the month and the date of a day, counted from 1 January 1970.
+pub fn date_of(day: i64) -> (i64, u32, u32) {
+    // Years begin in March here, so that a leap day is the last one; an era has 400 years.
+    let day = day + 719_468;
+    let (era, day) = (day.div_euclid(146_097), day.rem_euclid(146_097));
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let date = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    (era * 400 + year + next, month as u32, date as u32)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde::Deserialize;
+
+    #[test]
+    fn a_day_has_its_date() {
+        for (day, date) in [
+            (-1, (1969, 12, 31)),
+            (0, (1970, 1, 1)),
+            (11_015, (2000, 2, 28)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (20_453, (2025, 12, 31)),
+        ] {
+            assert_eq!(date_of(day), date);
+        }
+    }
 
     #[derive(Debug, Deserialize)]
     #[serde(deny_unknown_fields)]

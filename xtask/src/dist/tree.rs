@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Names under which mount(8) and umount(8) start the program.
-const HELPERS: [&str; 4] = [
+const HELPERS: [&str; 6] = [
     "mount.evfs",
     "mount.fuse.evfs",
+    "mount.fuseblk.evfs",
     "umount.evfs",
     "umount.fuse.evfs",
+    "umount.fuseblk.evfs",
 ];
 
 /// Files that are copied, and their places in the package.

@@ -12,13 +12,15 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "File systems",
         &[
-            "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag",
+            "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag", "upgrade",
         ],
     ),
     ("Cells", &["cell", "serve"]),
     (
         "Running services",
-        &["status", "top", "web", "stats", "cache", "up", "down"],
+        &[
+            "status", "top", "web", "stats", "sync", "cache", "up", "down",
+        ],
     ),
     (
         "Help and settings",

@@ -83,10 +83,13 @@ fn mode(text: &str) -> std::result::Result<u32, String> {
 Examples:
   evfs mount disk.img /mnt --background
   evfs mount disk.img /mnt --fileset monday          mount a snapshot or another fileset
-  evfs unmount /mnt
+  evfs mount /dev/sdb1 /mnt --passphrase             an encrypted stick with ext4
 
-sync(1), sync(2) and syncfs(2) do not reach a FUSE mount: use fsync(2), or `evfs cache flush NAME` for the \
-whole file system. Otherwise all data is written out after 100 ms without a change.
+Besides its own file system, it mounts ext2, ext3, ext4, SquashFS, ISO 9660 and FAT, read-only.
+
+Once it is mounted, a line states the effect of sync(2) and syncfs(2): either they return when everything is \
+durable (as root, from Linux 6.18 on), or they do nothing. fsync(2) and `evfs sync DIR` always work. Without \
+either, all data is written out after 100 ms without a change.
 
 An unprivileged user needs fusermount3 (or fusermount) and must own the directory to mount at.")]
 pub struct MountArgs {
@@ -126,9 +129,16 @@ pub struct MountArgs {
     /// Refuse to run programs in the file system
     #[arg(long)]
     noexec: bool,
-    /// When reads update the access time: once after each change and once a day, or never
+    /// When reads update the access time: once after each change and once a day, never, or always
     #[arg(long, value_name = "WHEN", value_enum, default_value = "relatime")]
     atime: AtimeArg,
+    /// Longest time that one sync(2) or syncfs(2) waits for the disk, after which it fails; 0: they do
+    /// nothing
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u16).range(0..=3600))]
+    sync_timeout: u16,
+    /// Do not show the snapshots of the fileset in the hidden directory `.snapshots` of its root
+    #[arg(long)]
+    no_snapshots: bool,
     /// Pass discards to the disk; this reveals which blocks are unused
     #[arg(long)]
     allow_discards: bool,
@@ -144,6 +154,8 @@ enum AtimeArg {
     Relatime,
     /// Never
     None,
+    /// At each read, which the kernel then sends to the process instead of caching the file
+    Strict,
 }
 
 #[derive(clap::Args)]
@@ -303,7 +315,10 @@ pub fn mount(context: &Context, args: MountArgs) -> Result<u8> {
     spec.atime = match args.atime {
         AtimeArg::Relatime => Atime::Relatime,
         AtimeArg::None => Atime::None,
+        AtimeArg::Strict => Atime::Strict,
     };
+    spec.sync_timeout = stack::sync_timeout(args.sync_timeout);
+    spec.snapshots = !args.no_snapshots;
     spec.allow_discards = args.allow_discards;
     service::run(context, &on, ServiceSpec::Mount(spec), args.background)
 }

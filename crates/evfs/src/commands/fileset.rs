@@ -1,18 +1,19 @@
 //! `evfs fileset`: the filesets of a file system.
 
-use super::confirm::or_force;
+use super::confirm::{Yes, confirm, or_force};
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
-use super::names;
+use super::{fileset_diff, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output::{self, size};
 use cli::table::Column::{self, Left, Right};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
-use stack::filesystem::{Filesets, Removed, ShownFileset, request};
-use stack::{Result, exit, parse_size};
+use stack::filesystem::{Filesets, Removed, RolledBack, ShownFileset, request};
+use stack::{Result, date_of, exit, parse_size};
 use std::fmt::Write as _;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -85,8 +86,8 @@ Examples:
     },
     /// Create a read-only snapshot of a fileset
     #[command(after_help = "\
-A snapshot shares its data with the fileset until the fileset changes. It is mounted like a fileset, \
-read-only.
+A snapshot shares its data with the fileset until the fileset changes. While the fileset is mounted, it can \
+be read in the directory .snapshots/NAME of the mount; it can also be mounted itself, read-only.
 
 Examples:
   evfs fileset snapshot disk.img main monday")]
@@ -98,6 +99,67 @@ Examples:
         fileset: String,
         /// Name of the snapshot
         #[arg(value_parser = named())]
+        name: String,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
+    /// Make a fileset equal to one of its snapshots
+    #[command(after_help = "\
+Later changes are undone. A snapshot of the state before is taken first, unless --no-keep is given; rolling \
+back to that one undoes the rollback. Later snapshots stay. The fileset must not be mounted. If the command \
+is interrupted, the next mount completes it.
+
+Examples:
+  evfs fileset rollback disk.img main monday
+  evfs fileset rollback disk.img main monday --keep tuesday")]
+    Rollback {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset
+        #[arg(add = names::filesets())]
+        fileset: String,
+        /// Name of the snapshot
+        #[arg(add = names::filesets())]
+        snapshot: String,
+        /// Name of the snapshot of the state before [default: before-rollback- and the time]
+        #[arg(long, value_name = "NAME", value_parser = named())]
+        keep: Option<String>,
+        /// Take no snapshot of the state before: later changes are lost
+        #[arg(long, conflicts_with = "keep")]
+        no_keep: bool,
+        #[command(flatten)]
+        yes: Yes,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
+    /// Show the differences between two snapshots, or between a snapshot and its fileset
+    #[command(after_help = "\
+The result comes from the metadata alone, in time proportional to the number of changes. Each line is a sign \
+and a path: + created, - removed, M changed, R renamed. The content of a renamed directory is not listed.
+
+Examples:
+  evfs fileset diff disk.img monday tuesday
+  evfs fileset diff /mnt monday main              changes since the snapshot")]
+    Diff(fileset_diff::DiffArgs),
+    /// Protect a snapshot from removal
+    #[command(after_help = "\
+A held snapshot is not removed until `evfs fileset release`. Versions of EVFS that do not know this refuse \
+the file system from then on.")]
+    Hold {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the snapshot
+        #[arg(add = names::filesets())]
+        name: String,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
+    /// End the protection of a snapshot from removal
+    Release {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the snapshot
+        #[arg(add = names::filesets())]
         name: String,
         #[command(flatten)]
         dry_run: DryRun,
@@ -120,9 +182,12 @@ Examples:
 pub const FILESET: Document<ShownFileset> = Document::new("evfs/fileset/1");
 pub const FILESETS: Document<Filesets> = Document::new("evfs/filesets/1");
 pub const REMOVED: Document<Removed> = Document::new("evfs/fileset-remove/1");
+pub const ROLLED_BACK: Document<RolledBack> = Document::new("evfs/fileset-rollback/1");
 
 pub fn run(context: &Context, command: Command) -> Result<u8> {
+    let mut confirmed = None;
     let (on, question, dry_run) = match command {
+        Command::Diff(args) => return fileset_diff::run(context, args),
         Command::List { on } => (on, FsRequest::List, None),
         Command::Create {
             on,
@@ -163,6 +228,28 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let snapshot = FsRequest::Snapshot { of: fileset, name };
             (on, snapshot, Some(dry_run))
         }
+        Command::Rollback {
+            on,
+            fileset,
+            snapshot,
+            keep,
+            no_keep,
+            yes,
+            dry_run,
+        } => {
+            let keep = keep.or_else(|| (!no_keep).then(way_back));
+            confirmed = Some(yes);
+            let to = snapshot;
+            (on, FsRequest::Rollback { fileset, to, keep }, Some(dry_run))
+        }
+        Command::Hold { on, name, dry_run } => {
+            let held = true;
+            (on, FsRequest::Hold { name, held }, Some(dry_run))
+        }
+        Command::Release { on, name, dry_run } => {
+            let held = false;
+            (on, FsRequest::Hold { name, held }, Some(dry_run))
+        }
         Command::Remove {
             on,
             name,
@@ -172,6 +259,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     };
     let context = &DryRun::context_of(dry_run, context);
     let on = on.resolved(context)?;
+    if let (Some(Yes { yes }), FsRequest::Rollback { fileset, to, keep }) = (confirmed, &question) {
+        let lost = match keep {
+            Some(name) => format!("undoes all later changes; snapshot `{name}` keeps them"),
+            None => "permanently discards all later changes".to_owned(),
+        };
+        let what = format!("This makes `{fileset}` equal to snapshot `{to}`, and {lost}");
+        confirm(yes, &what, fileset)?;
+    }
     let answer = |question: &FsRequest| on.with(context, |target| request(target, question));
     let value = match &question {
         FsRequest::Remove { name, force } => or_force(*force, name, |force| {
@@ -188,6 +283,14 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         FsRequest::List => output::relay(json, &FILESETS, &value, || table(&value)),
         FsRequest::Remove { name, .. } => {
             output::relay(json, &REMOVED, &value, || format!("removed {name}"));
+        }
+        FsRequest::Rollback { fileset, to, keep } => {
+            output::relay(json, &ROLLED_BACK, &value, || {
+                let kept = keep.as_ref().map_or_else(String::new, |name| {
+                    format!("; the state before is snapshot {name}")
+                });
+                format!("{fileset} is as in snapshot {to}{kept}")
+            });
         }
         _ => output::relay(json, &FILESET, &value, || {
             cli::table::text(&COLUMNS, &[row(&value)])
@@ -218,7 +321,14 @@ fn row(fileset: &Value) -> [String; 3] {
         number("used_inodes").unwrap_or(0),
     );
     if let Some(of) = fileset["snapshot_of"].as_str() {
-        let _ = write!(text, "  snapshot of {of}");
+        let taken = fileset["created"].as_i64().unwrap_or(0);
+        let _ = write!(text, "  snapshot of {of}, {}", utc(taken));
+        if let Some(bytes) = number("own_bytes") {
+            let _ = write!(text, ", {} of its own", size(bytes));
+        }
+        if fileset["held"] == true {
+            text.push_str(", held");
+        }
     }
     if let Some(bytes) = number("quota_bytes") {
         let _ = write!(text, "  quota {}", size(bytes));
@@ -236,4 +346,38 @@ fn row(fileset: &Value) -> [String; 3] {
     // A dry run may not know the number.
     let id = number("id").map_or_else(|| "- ".to_owned(), |id| format!("{id} "));
     [id, name.to_owned(), text]
+}
+
+/// Name of the snapshot that keeps the state before a rollback.
+fn way_back() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = utc(now.map_or(0, |now| now.as_secs() as i64));
+    let digits: String = now.chars().filter(char::is_ascii_digit).collect();
+    format!("before-rollback-{digits}")
+}
+
+/// Formats a time as `2026-01-31 23:59:59Z`.
+fn utc(seconds: i64) -> String {
+    let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let (year, month, date) = date_of(day);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{date:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_shown_as_a_date() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_399, "2000-02-28 23:59:59Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (1_767_225_599, "2025-12-31 23:59:59Z"),
+            (-1, "1969-12-31 23:59:59Z"),
+        ] {
+            assert_eq!(utc(seconds), text);
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! `mount.evfs` and `umount.evfs`: the program as a helper of mount(8) and umount(8), which start
-//! it under these names or, for the type `fuse.evfs`, as `mount.fuse.evfs` and `umount.fuse.evfs`.
+//! it under these names or, for the type `fuse.evfs`, as `mount.fuse.evfs` and `umount.fuse.evfs`;
+//! mounts that the kernel syncs have the type `fuseblk.evfs`.
 //!
 //! The helpers follow the rules of mount(8): options in one list after `-o`, and its exit codes.
 
@@ -30,7 +31,7 @@ mod mount_exit {
 }
 
 /// Types of file systems for which mount(8) starts this program.
-const TYPES: [&str; 2] = ["evfs", "fuse.evfs"];
+const TYPES: [&str; 3] = ["evfs", "fuse.evfs", "fuseblk.evfs"];
 
 /// Option of mount(8) that the helpers do not support.
 const NO_NAMESPACE: &str =
@@ -47,8 +48,8 @@ impl Helper {
     /// Returns the helper that a path of the program names.
     pub fn named(program: &OsStr) -> Option<Helper> {
         match Path::new(program).file_name()?.to_str()? {
-            "mount.evfs" | "mount.fuse.evfs" => Some(Helper::Mount),
-            "umount.evfs" | "umount.fuse.evfs" => Some(Helper::Umount),
+            "mount.evfs" | "mount.fuse.evfs" | "mount.fuseblk.evfs" => Some(Helper::Mount),
+            "umount.evfs" | "umount.fuse.evfs" | "umount.fuseblk.evfs" => Some(Helper::Umount),
             _ => None,
         }
     }
@@ -87,7 +88,9 @@ Options of -o:
   ro, rw                   refuse or permit changes
   suid, dev                honor set-user-ID bits and device nodes; nosuid and nodev are the default
   noexec                   refuse to run programs
-  noatime, relatime        when reads update the access time
+  relatime, noatime, strictatime
+                           when reads update the access time (default: relatime)
+  nosnapshots              do not show the snapshots in .snapshots; snapshots is the default
   allow_other              admit other users (the default for root)
   key=NAME                 open with this key pair
   keyfile=PATH             open with the content of this file
@@ -95,6 +98,7 @@ Options of -o:
   name=N                   name for `evfs status`, and of the credential evfs.N
   threads=N                maximum number of concurrent requests
   exclusive                let the kernel hold back written data
+  sync_timeout=SECONDS     longest time that one sync(2) waits for the disk; 0: it does nothing
   discard                  pass discards to the disk
 Options for fstab(5), systemd and mount(8) itself, such as nofail, _netdev and x-*, are ignored.
 
@@ -122,7 +126,7 @@ struct MountArgs {
     /// Print the mount point
     #[arg(short)]
     verbose: bool,
-    /// Type of the file system: evfs or fuse.evfs
+    /// Type of the file system: evfs, fuse.evfs or fuseblk.evfs
     #[arg(short = 't', value_name = "TYPE")]
     kind: Option<String>,
     /// Not supported
@@ -151,7 +155,7 @@ struct UmountArgs {
     /// Print the mount point
     #[arg(short)]
     verbose: bool,
-    /// Type of the file system: evfs or fuse.evfs
+    /// Type of the file system: evfs, fuse.evfs or fuseblk.evfs
     #[arg(short = 't', value_name = "TYPE")]
     kind: Option<String>,
     /// Not supported
@@ -280,6 +284,7 @@ struct Options {
     dev: bool,
     noexec: bool,
     atime: Atime,
+    no_snapshots: bool,
     allow_other: bool,
     exclusive: bool,
     discard: bool,
@@ -288,6 +293,7 @@ struct Options {
     fileset: Option<String>,
     name: Option<String>,
     threads: Option<u16>,
+    sync_timeout: Option<u16>,
 }
 
 /// Options without a value, and their effects.
@@ -302,6 +308,9 @@ const FLAGS: &[(&str, SetFlag)] = &[
     ("noexec", |o| o.noexec = true),
     ("noatime", |o| o.atime = Atime::None),
     ("relatime", |o| o.atime = Atime::Relatime),
+    ("strictatime", |o| o.atime = Atime::Strict),
+    ("snapshots", |o| o.no_snapshots = false),
+    ("nosnapshots", |o| o.no_snapshots = true),
     ("allow_other", |o| o.allow_other = true),
     ("exclusive", |o| o.exclusive = true),
     ("discard", |o| o.discard = true),
@@ -324,6 +333,14 @@ const VALUES: &[(&str, SetValue)] = &[
         let number = value.parse::<u16>().ok().filter(|n| (1..=256).contains(n));
         let wrong = || format!("option `threads`: `{value}` is not from 1 to 256");
         set(&mut o.threads, number.ok_or_else(|| Error::Usage(wrong()))?)
+    }),
+    ("sync_timeout", |o, value| {
+        let seconds = value.parse::<u16>().ok().filter(|n| *n <= 3600);
+        let wrong = || format!("option `sync_timeout`: `{value}` is not from 0 to 3600 seconds");
+        set(
+            &mut o.sync_timeout,
+            seconds.ok_or_else(|| Error::Usage(wrong()))?,
+        )
     }),
 ];
 
@@ -400,6 +417,10 @@ impl Options {
         spec.exclusive = self.exclusive;
         (spec.suid, spec.dev, spec.exec) = (self.suid, self.dev, !self.noexec);
         spec.atime = self.atime;
+        if let Some(seconds) = self.sync_timeout {
+            spec.sync_timeout = stack::sync_timeout(seconds);
+        }
+        spec.snapshots = !self.no_snapshots;
         spec.allow_discards = self.discard;
         spec
     }
@@ -429,6 +450,9 @@ mod tests {
             ("noexec,exec", |_| ()),
             ("noatime", |o| o.atime = Atime::None),
             ("noatime,relatime", |_| ()),
+            ("noatime,strictatime", |o| o.atime = Atime::Strict),
+            ("nosnapshots", |o| o.no_snapshots = true),
+            ("nosnapshots,snapshots", |_| ()),
             ("allow_other", |o| o.allow_other = true),
             ("exclusive", |o| o.exclusive = true),
             ("discard", |o| o.discard = true),
@@ -464,7 +488,7 @@ mod tests {
         for (list, name) in [
             ("ro,remount", "`remount`"),
             ("xattr", "`xattr`"),
-            ("strictatime", "`strictatime`"),
+            ("lazytime", "`lazytime`"),
             ("password=secret", "`password`"),
             ("ro=1", "`ro`"),
             ("key", "`key`"),
@@ -472,6 +496,8 @@ mod tests {
             ("keyfile=-", "`keyfile`"),
             ("threads=0", "`threads`"),
             ("threads=257", "`threads`"),
+            ("sync_timeout=-1", "`sync_timeout`"),
+            ("sync_timeout=3601", "`sync_timeout`"),
             ("key=a,keyfile=/b", "`keyfile`"),
         ] {
             let error = parse(list).expect_err(list);
@@ -490,8 +516,10 @@ mod tests {
         for (program, helper) in [
             ("/sbin/mount.evfs", Some(Helper::Mount)),
             ("mount.fuse.evfs", Some(Helper::Mount)),
+            ("mount.fuseblk.evfs", Some(Helper::Mount)),
             ("/usr/sbin/umount.evfs", Some(Helper::Umount)),
             ("/sbin/umount.fuse.evfs", Some(Helper::Umount)),
+            ("umount.fuseblk.evfs", Some(Helper::Umount)),
             ("/usr/bin/evfs", None),
             ("mount.evfs.bak", None),
             ("", None),

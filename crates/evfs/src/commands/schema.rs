@@ -3,8 +3,9 @@
 use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
-    cache, cell, completions, config, detach, doctor, explain, files, fileset, key, lun, man, path,
-    scrub, service, stats, status, top, up, volume_backups, volume_key, volume_trust, web,
+    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff, key,
+    lun, man, path, scrub, service, stats, status, sync, top, up, upgrade, volume_backups,
+    volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -71,13 +72,14 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
         "fsck",
         "scrub",
         "defrag",
+        "upgrade",
         "lun scan",
         "bench run",
         "bench compare",
         "plan",
     ]
 } else {
-    &["fsck", "scrub", "defrag", "lun scan"]
+    &["fsck", "scrub", "defrag", "upgrade", "lun scan"]
 };
 
 /// Documents of the commands of every build.
@@ -110,6 +112,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&detach::DETACHED, &["detach"]),
     Published::of(&up::DETACHED, &["down"]),
     Published::of(&status::STATUS, &["status"]),
+    Published::of(&sync::SYNCED, &["sync"]),
     Published::of(&stats::STATS, &["stats"]),
     Published::of(&top::SAMPLE, &["top"]),
     Published::of(&web::ADDRESS, &["web"]),
@@ -118,6 +121,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&files::CHECKED, &["fsck"]),
     Published::of(&scrub::SCRUBBED, &["scrub"]),
     Published::of(&files::DEFRAGMENTED, &["defrag"]),
+    Published::of(&upgrade::UPGRADED, &["upgrade"]),
     Published::of(&files::USAGE, &["df"]),
     Published::of(
         &fileset::FILESET,
@@ -126,10 +130,14 @@ const DOCUMENTS: &[Published] = &[
             "fileset rename",
             "fileset quota",
             "fileset snapshot",
+            "fileset hold",
+            "fileset release",
         ],
     ),
     Published::of(&fileset::FILESETS, &["fileset list"]),
     Published::of(&fileset::REMOVED, &["fileset remove"]),
+    Published::of(&fileset::ROLLED_BACK, &["fileset rollback"]),
+    Published::of(&fileset_diff::DIFFERENCES, &["fileset diff"]),
     Published::of(&cell::MADE, &["cell init"]),
     Published::of(&cell::CELLS, &["cell status"]),
     Published::of(&cell::ACCESS_LIST, &["cell acl get", "cell acl set"]),

@@ -2,6 +2,7 @@
 //! process, start the services, announce them, and run them to their end.
 
 use super::device::DeviceArgs;
+use super::status;
 use crate::{background, log};
 use cli::document::Document;
 use cli::{Context, output};
@@ -112,6 +113,14 @@ pub fn reload_settings(cache: &ProcessCache) -> std::result::Result<Settings, St
 pub fn announce(json: bool, all: &[Service], ready: Option<background::Ready>) {
     warn(json, all);
     let services: Vec<&Status> = all.iter().map(Service::status).collect();
+    let exports = services.iter().flat_map(|service| &service.exports);
+    for export in exports {
+        let export = serde_json::to_value(export).unwrap_or_default();
+        if let Some(effect) = status::effect_of_sync(&export) {
+            let at = export["at"].as_str().unwrap_or_default();
+            output::say(json, &format!("{at}: {effect}"));
+        }
+    }
     if ready.is_some() {
         output::say(json, &format!("log: {}", log::place(true)));
     }

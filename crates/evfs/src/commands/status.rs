@@ -188,6 +188,9 @@ fn add_details(out: &mut String, v: &Value, is_alone: bool) {
             export["kind"].as_str().unwrap_or("-"),
             export["at"].as_str().unwrap_or("-")
         );
+        if let Some(effect) = effect_of_sync(export) {
+            let _ = writeln!(out, "    sync  {effect}");
+        }
     }
     if let Some(log) = v["log"].as_str().filter(|_| is_alone) {
         let _ = writeln!(out, "    log   {log}");
@@ -195,6 +198,14 @@ fn add_details(out: &mut String, v: &Value, is_alone: bool) {
     if let Some(warning) = v["warning"].as_str() {
         let _ = writeln!(out, "    warning: {warning}");
     }
+}
+
+/// Describes the effect of sync(2) on a mount; `None` for other exports.
+pub(super) fn effect_of_sync(export: &Value) -> Option<&'static str> {
+    Some(match export["sync"].as_str()? {
+        "durable" => "sync(2) and syncfs(2) make everything durable",
+        _ => "sync(2) and syncfs(2) do nothing; use fsync(2) or `evfs sync`",
+    })
 }
 
 /// Adds paths and errors, the reasons for the state, and data that is in memory only.
@@ -310,7 +321,10 @@ mod tests {
                 "paths": 2, "paths_failed": 1, "errors": 3,
             },
             "write_back": { "state": "ok", "dirty_bytes": 8192, "oldest_dirty_ms": 450 },
-            "exports": [{ "kind": "nbd", "at": "/run/disk.nbd" }],
+            "exports": [
+                { "kind": "nbd", "at": "/run/disk.nbd" },
+                { "kind": "mount", "at": "/mnt", "sync": "durable" },
+            ],
         });
         let silent = silent_status("b", &stack::Error::Busy("it is stopped".into()));
         let text = describe(&[degraded.clone(), silent.clone()], false);
@@ -324,6 +338,8 @@ disk     degraded          1 GiB     -     8 KiB     1 min disk1
     record kept: other machines see that it is in use
     lun   disk1  -
     nbd   /run/disk.nbd
+    mount /mnt
+    sync  sync(2) and syncfs(2) make everything durable
 b        not answering         -     -         -         - -
     it is stopped
 ";

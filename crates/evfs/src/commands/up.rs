@@ -41,9 +41,10 @@ Example configuration:
 All volumes, mounts and cells share one file cache, except volumes with `direct = true`.
 
 A mount table accepts device, key, key-file, at, fileset, threads, read-only, allow-other, exclusive, suid, \
-dev, noexec, atime and allow-discards. A serve table accepts device, key, key-file, listen, announce, allow, \
-rxdebug, anonymous-write, threads and allow-discards. A volume table accepts device, key, key-file, nbd, \
-nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, allow-discards and direct.
+dev, noexec, atime, sync-timeout (in seconds) and allow-discards. A serve table accepts device, key, \
+key-file, listen, announce, allow, rxdebug, anonymous-write, threads and allow-discards. A volume table accepts \
+device, key, key-file, nbd, nbd-unix, tls-cert, tls-key, tls-ca, anonymous, fuse, loop, threads, read-only, \
+allow-discards and direct.
 
 On HUP, `evfs up` writes all data to stable storage and reloads the configuration: it starts new tables and \
 detaches removed ones. A changed table takes effect after `evfs detach NAME` and another HUP; if it was the \

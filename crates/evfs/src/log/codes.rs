@@ -47,7 +47,7 @@ pub const EVENTS: &[Known] = events! {
     // the NBD server
     "0501" "0502" "0503" "0504" "0505" "0506" "0507"
     // FUSE mounts and loop devices
-    "0601" "0602" "0603" "0604" "0605"
+    "0601" "0602" "0603" "0604" "0605" "0606" "0607"
     // cells
     "0701" "0702" "0703" "0704" "0705" "0706" "0707" "0708"
     // services and their control

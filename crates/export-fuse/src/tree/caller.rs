@@ -7,8 +7,10 @@
 use fuse_mount::fuse_proto::Header;
 
 /// Capabilities of <linux/capability.h>.
+pub(super) const CAP_FOWNER: u32 = 3;
 pub(super) const CAP_FSETID: u32 = 4;
-pub(super) const CAP_SYS_ADMIN: u32 = 21;
+pub(super) const CAP_LINUX_IMMUTABLE: u32 = 9;
+pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 
 /// Checks whether the caller is in a group.
 pub(super) fn is_in_group(header: &Header, gid: u32) -> bool {
@@ -19,7 +21,7 @@ pub(super) fn is_in_group(header: &Header, gid: u32) -> bool {
 
 /// Checks whether the caller has a capability over this mount. A user who is root in a user
 /// namespace of its own has all capabilities there, but a different user id here.
-pub(super) fn has(header: &Header, capability: u32) -> bool {
+pub(crate) fn has(header: &Header, capability: u32) -> bool {
     let effective = || u64::from_str_radix(status_of(header, "CapEff:")?.trim(), 16).ok();
     header.uid == 0 && effective().is_some_and(|set| set >> capability & 1 == 1)
 }

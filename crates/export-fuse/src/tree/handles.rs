@@ -3,29 +3,57 @@
 use fs::{Handle, Ino};
 use slab::Slab;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 
 /// An open file of the kernel.
 pub(super) struct Open {
     pub handle: Handle,
-    /// Whether the file had capabilities when it was opened.
+    /// Properties at the time of the opening.
+    pub how: How,
+    /// Shared by all open handles of the file.
+    file: Arc<OpenFile>,
+}
+
+/// Properties of an open file from its opening.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct How {
+    /// Whether it can write.
+    pub writes: bool,
+    /// Whether the file had capabilities.
     pub had_capabilities: bool,
-    /// See [`Open::note_pages`]; shared by all open handles of the file.
-    paged: Arc<AtomicBool>,
+    /// Whether the kernel reads and writes past its page cache.
+    pub uncached: bool,
+}
+
+/// State of a file with open handles.
+#[derive(Default)]
+struct OpenFile {
+    /// See [`Open::note_pages`].
+    paged: AtomicBool,
+    /// Number of handles that can write.
+    writers: AtomicUsize,
 }
 
 impl Open {
     /// Records that the kernel may have cached pages of the file.
     pub fn note_pages(&self) {
-        if !self.paged.load(Ordering::SeqCst) {
-            self.paged.store(true, Ordering::SeqCst);
+        if !self.file.paged.load(Ordering::SeqCst) {
+            self.file.paged.store(true, Ordering::SeqCst);
         }
     }
 
     /// Reports whether the kernel may have cached pages of the file since it was first opened.
     pub fn has_pages(&self) -> bool {
-        self.paged.load(Ordering::SeqCst)
+        self.file.paged.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if self.how.writes {
+            self.file.writers.fetch_sub(1, Ordering::SeqCst);
+        }
     }
 }
 
@@ -36,22 +64,29 @@ pub(super) struct Handles(RwLock<Inner>);
 #[derive(Default)]
 struct Inner {
     open: Slab<Arc<Open>>,
-    paged: HashMap<Ino, Weak<AtomicBool>>,
+    files: HashMap<Ino, Weak<OpenFile>>,
 }
 
 impl Handles {
     /// Adds an open file; returns its number.
-    pub fn insert(&self, handle: Handle, had_capabilities: bool) -> u64 {
+    pub fn insert(&self, handle: Handle, how: How) -> u64 {
         let mut inner = self.0.write().expect("no panic under this lock");
-        let known = inner.paged.get(&handle.ino()).and_then(Weak::upgrade);
-        let paged = known.unwrap_or_default();
-        inner.paged.insert(handle.ino(), Arc::downgrade(&paged));
-        let number = inner.open.insert(Arc::new(Open {
-            handle,
-            had_capabilities,
-            paged,
-        }));
+        let known = inner.files.get(&handle.ino()).and_then(Weak::upgrade);
+        let file = known.unwrap_or_default();
+        inner.files.insert(handle.ino(), Arc::downgrade(&file));
+        if how.writes {
+            file.writers.fetch_add(1, Ordering::SeqCst);
+        }
+        let number = inner.open.insert(Arc::new(Open { handle, how, file }));
         number as u64
+    }
+
+    /// Reports whether the kernel may hold back changes of a file: only while it is open for writing,
+    /// or mapped by a process that had it open for writing.
+    pub fn has_writers(&self, ino: Ino) -> bool {
+        let inner = self.0.read().expect("no panic under this lock");
+        let file = inner.files.get(&ino).and_then(Weak::upgrade);
+        file.is_some_and(|file| file.writers.load(Ordering::SeqCst) > 0)
     }
 
     /// Looks up the open file with this number.
@@ -65,9 +100,9 @@ impl Handles {
         let mut inner = self.0.write().expect("no panic under this lock");
         let open = inner.open.try_remove(number as usize);
         if let Some(open) = &open
-            && Arc::strong_count(&open.paged) == 1
+            && Arc::strong_count(&open.file) == 1
         {
-            inner.paged.remove(&open.handle.ino());
+            inner.files.remove(&open.handle.ino());
         }
         drop(inner);
         // May delete the file, which takes a while; the lock is already released.

@@ -4,10 +4,13 @@
 //!   another client's thread ── changed ──► Pending ──► one thread ── write(2) ──► the kernel
 //! ```
 //!
-//! **Invariant:** the thread that notifies the kernel holds no lock and serves no request, unless
-//! it invalidates only attributes. During an invalidation the kernel may wait for this mount: it
-//! writes back pages dirtied by stores to a mapping, and waits for directories and pages that are
-//! in use by requests of its own.
+//! **Invariant:** the thread that notifies the kernel holds no lock, and is none of those that
+//! receive requests, unless it invalidates only attributes. During an invalidation the kernel may
+//! wait for this mount: it writes back pages dirtied by stores to a mapping, and waits for
+//! directories and pages that are in use by requests of its own.
+//!
+//! The same thread ends requests for which the kernel first has to write back pages: those threads
+//! that serve requests are then free for the writes.
 //!
 //! Changes pending for the same object are merged into one notification. While more than
 //! [`PENDING_MAX`] changes are pending, each further change delays its client by [`HELD_UP`], and
@@ -37,19 +40,18 @@ pub(crate) struct InvalidationQueue {
     notifier: OnceLock<Notifier>,
 }
 
-/// Reply to a write, sent once the kernel has dropped the pages that the write made stale.
-struct Answer {
-    ino: Ino,
-    bytes: Range<u64>,
-    reply: Reply<'static>,
-}
+/// Makes the kernel write back and drop its pages of a range of a file.
+pub(super) type DropPages<'a> = &'a dyn Fn(Ino, Range<u64>);
+
+/// Rest of a request that needs the kernel's pages of a file to be written back or dropped.
+type Job = Box<dyn FnOnce(DropPages<'_>) + Send>;
 
 #[derive(Default)]
 struct Pending {
     /// Bytes to invalidate; `None`: only the attributes.
     inodes: HashMap<Ino, Option<Range<u64>>>,
     entries: HashSet<(Ino, Vec<u8>)>,
-    answers: Vec<Answer>,
+    jobs: Vec<Job>,
     closed: bool,
 }
 
@@ -71,16 +73,25 @@ impl InvalidationQueue {
         }
     }
 
-    /// Replies to a write once the kernel has dropped its pages of these bytes.
-    pub fn reply_after(&self, ino: Ino, bytes: Range<u64>, reply: Reply<'static>) {
-        let answer = Answer { ino, bytes, reply };
+    /// Runs the rest of a request, which may make the kernel write back pages. It must not wait for
+    /// another request of this mount in any other way.
+    pub fn run(&self, job: impl FnOnce(DropPages<'_>) + Send + 'static) {
         let mut pending = self.lock();
         if pending.closed {
             drop(pending);
-            return answer.give();
+            return job(&|_, _| ());
         }
-        pending.answers.push(answer);
+        pending.jobs.push(Box::new(job));
         self.some.notify_one();
+    }
+
+    /// Replies to a write once the kernel has dropped its pages of these bytes.
+    pub fn reply_after(&self, ino: Ino, bytes: Range<u64>, reply: Reply<'static>) {
+        let len = (bytes.end - bytes.start) as u32;
+        self.run(move |drop_pages| {
+            drop_pages(ino, bytes);
+            reply.written(len);
+        });
     }
 
     /// Stops notifications.
@@ -96,9 +107,9 @@ impl InvalidationQueue {
         let pending = self.some.wait_while(self.lock(), waiting);
         let mut pending = pending.expect("no panic under this lock");
         if pending.closed {
-            let left = std::mem::take(&mut pending.answers);
+            let left = std::mem::take(&mut pending.jobs);
             drop(pending);
-            left.into_iter().for_each(Answer::give);
+            left.into_iter().for_each(|job| job(&|_, _| ()));
             return false;
         }
         let now = std::mem::take(&mut *pending);
@@ -109,20 +120,10 @@ impl InvalidationQueue {
             log("an entry of directory", dir, told);
         }
         for (ino, bytes) in now.inodes {
-            // A negative offset means only the attributes; length 0 means up to the end.
-            let (offset, len) = match bytes {
-                None => (-1, 0),
-                Some(bytes) if bytes.end > i64::MAX as u64 => (bytes.start as i64, 0),
-                Some(bytes) => (bytes.start as i64, (bytes.end - bytes.start) as i64),
-            };
-            let told = notifier.inval_inode(ino, offset, len);
-            log("inode", ino, told);
+            invalidate(notifier, ino, bytes);
         }
-        for answer in now.answers {
-            let (offset, len) = (answer.bytes.start as i64, answer.len().into());
-            let told = notifier.inval_inode(answer.ino, offset, len);
-            log("inode", answer.ino, told);
-            answer.give();
+        for job in now.jobs {
+            job(&|ino, bytes| invalidate(notifier, ino, Some(bytes)));
         }
         true
     }
@@ -132,15 +133,15 @@ impl InvalidationQueue {
     }
 }
 
-impl Answer {
-    fn len(&self) -> u32 {
-        (self.bytes.end - self.bytes.start) as u32
-    }
-
-    fn give(self) {
-        let len = self.len();
-        self.reply.written(len);
-    }
+/// Invalidates the attributes of a file, and its bytes in a range.
+fn invalidate(notifier: &Notifier, ino: Ino, bytes: Option<Range<u64>>) {
+    // A negative offset means only the attributes; length 0 means up to the end.
+    let (offset, len) = match bytes {
+        None => (-1, 0),
+        Some(bytes) if bytes.end > i64::MAX as u64 => (bytes.start as i64, 0),
+        Some(bytes) => (bytes.start as i64, (bytes.end - bytes.start) as i64),
+    };
+    log("inode", ino, notifier.inval_inode(ino, offset, len));
 }
 
 impl Watcher for InvalidationQueue {
@@ -162,7 +163,7 @@ impl Watcher for InvalidationQueue {
 
 impl Pending {
     fn len(&self) -> usize {
-        self.inodes.len() + self.entries.len() + self.answers.len()
+        self.inodes.len() + self.entries.len() + self.jobs.len()
     }
 
     fn add(&mut self, change: &Change<'_>) {

@@ -1,16 +1,18 @@
 //! The kernel's requests, except those for the content of files, which are in `content.rs`.
 
+use super::handles::How;
 use super::privileges::{is_loss, without_set_ids};
-use super::{Tree, convert, errno, xattrs};
-use fs::{Attr, FileType, Kind, New, Rename, SetAttr, SetXattr};
+use super::{Tree, convert, errno, give, or_removed, snapshots, xattrs};
+use fs::{Attr, FileType, InodeFlags, Kind, New, Rename, SetAttr, SetXattr};
 use fuse_mount::fuse_proto::abi;
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
 use fuse_mount::fuse_proto::{
     self, Create, Entry, Header, Opened, Operation, Request, Session, StatFs, Statx, Wanted,
 };
-use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
+use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve, never_wait_for_write_back};
 use layer_cpu::{Layer, home};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 /// Number of background requests (read-ahead, write-back of mappings) that the kernel may queue.
 const BACKGROUND: u16 = 64;
@@ -21,7 +23,7 @@ thread_local! {
 }
 
 impl Tree {
-    fn entry_of(&self, attr: &Attr) -> Entry {
+    pub(super) fn entry_of(&self, attr: &Attr) -> Entry {
         Entry {
             node: attr.ino,
             generation: attr.inode.generation.into(),
@@ -72,8 +74,23 @@ impl Tree {
     }
 
     fn lookup(&self, dir: u64, name: &[u8], reply: Reply<'_>) {
-        match self.files.lookup(dir, name) {
-            Err(error) if error.kind() == Kind::NotFound => reply.negative_entry(self.ttl),
+        let found = match name {
+            // Sent for a file handle of an inode that the kernel has forgotten, of any type.
+            b"." => self
+                .files
+                .attr(dir)
+                .and_then(|attr| match attr.inode.links {
+                    0 => Err(Kind::Stale.into()),
+                    _ => Ok(attr),
+                }),
+            name => self.files.lookup(dir, name),
+        };
+        match found {
+            Err(error) if error.kind() == Kind::NotFound => {
+                if let Some(reply) = self.lookup_snapshots(dir, name, reply) {
+                    reply.negative_entry(self.ttl);
+                }
+            }
             found => self.enter(reply, found),
         }
     }
@@ -95,42 +112,44 @@ impl Tree {
         }
     }
 
-    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<(), Errno> {
+    fn rename(
+        &self,
+        header: &Header,
+        [from, to]: [(u64, &[u8]); 2],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        const NO_REPLACE: u32 = libc::RENAME_NOREPLACE;
         let how = match flags {
             0 => Rename::Replace,
-            libc::RENAME_NOREPLACE => Rename::NoReplace,
+            NO_REPLACE => Rename::NoReplace,
             libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ if flags & !NO_REPLACE == libc::RENAME_WHITEOUT => Rename::Whiteout {
+                uid: header.uid,
+                gid: header.gid,
+                replaces: flags & NO_REPLACE == 0,
+            },
             _ => return Err(Errno::INVAL),
         };
         let renamed = self.removing(to, || self.files.rename(from, to, how));
         renamed.map(drop)
     }
 
-    fn create(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
+    /// Creates a file and opens it. Without a name (O_TMPFILE), it has none until it is linked.
+    fn create(&self, header: &Header, create: &Create<'_>, name: Option<&[u8]>, reply: Reply<'_>) {
         let mode = create.mode & 0o7777 | libc::S_IFREG;
-        let made = self.make(header, create.name, (mode, create.umask, 0));
-        let opened = made.map_err(errno).and_then(|attr| {
-            let opened = self.open_file(attr.ino, create.flags)?;
-            Ok((attr, opened))
+        let made = new(header, (mode, create.umask, 0)).and_then(|new| match name {
+            Some(name) => self.files.create_open(header.node, name, &new),
+            None => self.files.create_unnamed(header.node, &new),
         });
-        match opened {
-            Ok((attr, opened)) => reply.created(&self.entry_of(&attr), &opened),
-            Err(e) => reply.error(e),
-        }
-    }
-
-    /// Creates a file that has no name until it is linked (O_TMPFILE).
-    fn create_unnamed(&self, header: &Header, create: &Create<'_>, reply: Reply<'_>) {
-        let mode = create.mode & 0o7777 | libc::S_IFREG;
-        let made = new(header, (mode, create.umask, 0));
-        match made.and_then(|new| self.files.create_unnamed(header.node, &new)) {
+        match made {
             Ok((attr, handle)) => {
-                let opened = Opened {
-                    handle: self.handles.insert(handle, false),
-                    flags: abi::FOPEN_KEEP_CACHE,
-                    ..Opened::default()
+                let how = How {
+                    writes: true,
+                    // A new file has none.
+                    had_capabilities: false,
+                    uncached: self.uncached,
                 };
-                reply.created(&self.entry_of(&attr), &opened);
+                reply.created(&self.entry_of(&attr), &self.opened(handle, how));
             }
             Err(error) => reply.error(errno(error)),
         }
@@ -162,7 +181,7 @@ impl Tree {
         }
     }
 
-    fn statfs(&self, reply: Reply<'_>) {
+    pub(super) fn statfs(&self, reply: Reply<'_>) {
         match self.files.statfs() {
             Ok(stat) => reply.statfs(&StatFs {
                 blocks: stat.blocks,
@@ -193,7 +212,13 @@ impl Serve for Tree {
             | abi::FUSE_READDIRPLUS_AUTO
             | abi::FUSE_CACHE_SYMLINKS
             | abi::FUSE_HANDLE_KILLPRIV_V2
-            | abi::FUSE_NO_OPENDIR_SUPPORT;
+            | abi::FUSE_EXPORT_SUPPORT;
+        flags |= if self.strict_atime {
+            // Every read and every listing reaches the server.
+            abi::FUSE_DIRECT_IO_ALLOW_MMAP
+        } else {
+            abi::FUSE_NO_OPENDIR_SUPPORT
+        };
         if self.exclusive {
             flags |= abi::FUSE_WRITEBACK_CACHE;
         }
@@ -211,11 +236,19 @@ impl Serve for Tree {
         // Without support the kernel sends every write immediately, as for any other mount.
         self.exclusive = session.has(abi::FUSE_WRITEBACK_CACHE);
         self.no_opendir = session.has(abi::FUSE_NO_OPENDIR_SUPPORT);
+        // Without support, a file that is not cached could not be mapped.
+        self.uncached = self.strict_atime && session.has(abi::FUSE_DIRECT_IO_ALLOW_MMAP);
     }
 
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
         let (header, node) = (&request.header, request.header.node);
+        if snapshots::is_in(node) && request.operation.is_answered() {
+            return self.serve_snapshot(request, reply);
+        }
+        if let Err(error) = self.check_outside_snapshots(node, &request.operation) {
+            return reply.error(error);
+        }
         match &request.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply),
             Operation::Forget { .. } => self.release_forgotten(node),
@@ -229,10 +262,10 @@ impl Serve for Tree {
             // Sent for a program that asks for the time of creation.
             Operation::Statx { .. } => match self.files.attr(node) {
                 Ok(attr) => {
-                    let attr = convert::attr(&attr);
                     let statx = Statx {
-                        attr,
-                        ..Statx::default()
+                        attributes: attr.inode.flags.0.into(),
+                        attributes_mask: InodeFlags::KNOWN.0.into(),
+                        attr: convert::attr(&attr),
                     };
                     reply.statx(&statx, self.ttl);
                 }
@@ -280,7 +313,10 @@ impl Serve for Tree {
                 new_parent,
                 new_name,
                 flags,
-            } => reply.result(self.rename((node, name), (*new_parent, new_name), *flags)),
+            } => {
+                let names = [(node, *name), (*new_parent, *new_name)];
+                reply.result(self.rename(header, names, *flags));
+            }
             Operation::Link {
                 node: file,
                 new_name,
@@ -289,8 +325,8 @@ impl Serve for Tree {
                 Ok(opened) => reply.opened(&opened),
                 Err(e) => reply.error(e),
             },
-            Operation::Create(create) => self.create(header, create, reply),
-            Operation::TmpFile(create) => self.create_unnamed(header, create, reply),
+            Operation::Create(create) => self.create(header, create, Some(create.name), reply),
+            Operation::TmpFile(create) => self.create(header, create, None, reply),
             Operation::Read(read) => self.read(read, reply),
             Operation::Write(write) => self.write(write, reply),
             // Closing guarantees nothing. ENOSYS keeps the kernel from sending FLUSH again.
@@ -313,7 +349,15 @@ impl Serve for Tree {
                 self.read_dir_plus(node, (*offset, *size), reply);
             }
             Operation::ReleaseDir { .. } => reply.result(self.files.unpin(node).map_err(errno)),
-            Operation::SyncFs => reply.result(self.files.sync().map_err(errno)),
+            Operation::SyncFs => {
+                let files = Arc::downgrade(&self.files);
+                self.syncs.request(reply, move || {
+                    never_wait_for_write_back();
+                    // Otherwise the mount has ended.
+                    let files = files.upgrade().ok_or(Errno::IO)?;
+                    files.sync().map_err(errno)
+                });
+            }
             Operation::FSyncDir { .. } => reply.result(self.files.sync_names().map_err(errno)),
             Operation::StatFs => self.statfs(reply),
             Operation::SetXattr {
@@ -328,9 +372,10 @@ impl Serve for Tree {
             }
             Operation::GetXattr { name, size } => match self.files.xattr(node, name) {
                 Ok(value) => give(reply, &value, *size),
-                Err(error) => reply.error(xattrs::missing(name, error)),
+                Err(error) => reply.error(xattrs::unread(name, error)),
             },
-            Operation::ListXattr { size } => match self.list_xattrs(header) {
+            Operation::ListXattr { size } => match xattrs::list(self.files.fileset(), node, header)
+            {
                 Ok(names) => give(reply, &names, *size),
                 Err(e) => reply.error(e),
             },
@@ -338,7 +383,7 @@ impl Serve for Tree {
                 let removed = self.files.remove_xattr(node, name);
                 reply.result(removed.map_err(|error| xattrs::missing(name, error)));
             }
-            Operation::Ioctl(_) => reply.error(Errno::NOTTY),
+            Operation::Ioctl(ioctl) => self.ioctl(header, ioctl, reply),
             Operation::FAllocate {
                 handle,
                 offset,
@@ -348,10 +393,7 @@ impl Serve for Tree {
                 let bytes = *offset..offset.saturating_add(*length);
                 reply.result(self.allocate(header, *handle, bytes, *mode as i32));
             }
-            Operation::LSeek { offset, whence, .. } => match self.seek(node, *offset, *whence) {
-                Ok(at) => reply.offset(at),
-                Err(e) => reply.error(e),
-            },
+            Operation::LSeek { offset, whence, .. } => self.seek(node, *offset, *whence, reply),
             _ => reply.error(Errno::NOSYS),
         }
     }
@@ -360,15 +402,6 @@ impl Serve for Tree {
         self.all_forgotten();
         self.ended.wake();
     }
-}
-
-/// Treats a directory that another client has removed as empty: it may be open here, which the
-/// kernel does not say.
-fn or_removed(listed: fs::Result<()>) -> fs::Result<()> {
-    listed.or_else(|error| match error.kind() {
-        Kind::Stale => Ok(()),
-        _ => Err(error),
-    })
 }
 
 /// Describes a file to be created.
@@ -381,13 +414,4 @@ fn new(header: &Header, (mode, umask, rdev): (u32, u32, u32)) -> fs::Result<New>
         gid: header.gid,
         rdev,
     })
-}
-
-/// Replies with a value to a caller with a buffer of `size` bytes, or with its length for size 0.
-fn give(reply: Reply<'_>, value: &[u8], size: u32) {
-    match size as usize {
-        0 => reply.xattr_size(value.len() as u32),
-        size if size < value.len() => reply.error(Errno::RANGE),
-        _ => reply.data(value),
-    }
 }

@@ -6,7 +6,7 @@
 
 use super::privileges::CAPABILITY;
 use super::{Tree, caller, errno};
-use fs::{Error, Kind, SetXattr};
+use fs::{Error, Fileset, Ino, Kind, SetXattr};
 use fuse_mount::Errno;
 use fuse_mount::fuse_proto::Header;
 
@@ -17,6 +17,10 @@ const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Prefixes of valid names; the rest of the name is free but must not be empty.
 const PREFIXES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
+/// The attribute with a label of SELinux. Where SELinux runs, the kernel answers for it itself.
+/// Elsewhere `ls -l` asks for it for each file, until it is told that there are no labels.
+const LABEL: &[u8] = b"security.selinux";
 
 /// Prefix of attributes that only administrators see.
 const TRUSTED: &[u8] = b"trusted.";
@@ -40,6 +44,14 @@ pub(super) fn missing(name: &[u8], error: Error) -> Errno {
     match (error.kind(), check(name)) {
         (Kind::NoAttribute, Err(wrong)) => wrong,
         _ => errno(error),
+    }
+}
+
+/// Chooses the error for an attribute that could not be read.
+pub(super) fn unread(name: &[u8], error: Error) -> Errno {
+    match error.kind() {
+        Kind::NoAttribute if name == LABEL => Errno::OPNOTSUPP,
+        _ => missing(name, error),
     }
 }
 
@@ -70,25 +82,25 @@ impl Tree {
         }
         Ok(())
     }
+}
 
-    /// Lists the names, each followed by a zero byte.
-    pub(super) fn list_xattrs(&self, header: &Header) -> Result<Vec<u8>, Errno> {
-        let (mut names, mut trusted) = (Vec::new(), Vec::new());
-        let listed = self.files.xattrs(header.node, |name| {
-            let list = if name.starts_with(TRUSTED) {
-                &mut trusted
-            } else {
-                &mut names
-            };
-            list.extend_from_slice(name);
-            list.push(0);
-        });
-        listed.map_err(errno)?;
-        if !trusted.is_empty() && caller::has(header, caller::CAP_SYS_ADMIN) {
-            names.append(&mut trusted);
-        }
-        Ok(names)
+/// Lists the names of the attributes of an inode that a caller sees, each followed by a zero byte.
+pub(super) fn list(fileset: &Fileset, ino: Ino, header: &Header) -> Result<Vec<u8>, Errno> {
+    let (mut names, mut trusted) = (Vec::new(), Vec::new());
+    let listed = fileset.xattrs(ino, |name| {
+        let list = if name.starts_with(TRUSTED) {
+            &mut trusted
+        } else {
+            &mut names
+        };
+        list.extend_from_slice(name);
+        list.push(0);
+    });
+    listed.map_err(errno)?;
+    if !trusted.is_empty() && caller::has(header, caller::CAP_SYS_ADMIN) {
+        names.append(&mut trusted);
     }
+    Ok(names)
 }
 
 #[cfg(test)]

@@ -1,12 +1,14 @@
 //! Mounts a file system in memory, and other code shared by the tests.
 #![allow(dead_code, reason = "each of the tests uses a part")]
 
+pub mod file_handles;
+
 use block::BlockDevice;
 use block_testing::Mem;
 use cache::{Cache, Config};
 use export_fuse::{Mount, MountConfig, WhenBusy};
 use fs::{FIRST_FILESET, Files, Fs, Options};
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -130,4 +132,26 @@ pub fn in_another_process(work: impl FnOnce() -> bool) {
     // SAFETY: waits for the child created above.
     let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
     assert_eq!((waited, status), (pid, 0), "the other process disagrees");
+}
+
+/// Stores a byte to a shared mapping of a file at an offset, calls `look` with the descriptor and the
+/// mapping, and removes the mapping. Returns false if the file cannot be mapped.
+///
+/// For [`in_another_process`]: the kernel may wait for the server while it holds the lock of the
+/// process's address space, which the server must not need.
+pub fn store(path: &CStr, at: i64, byte: u8, look: impl FnOnce(i32, *mut u8) -> bool) -> bool {
+    let both = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: system calls with a zero-terminated string and a mapping of this function; the caller
+    // passes an offset in the file.
+    unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDWR);
+        let map = libc::mmap(std::ptr::null_mut(), 4096, both, libc::MAP_SHARED, fd, at);
+        if map == libc::MAP_FAILED {
+            return false;
+        }
+        map.cast::<u8>().write_volatile(byte);
+        let looked = look(fd, map.cast());
+        libc::munmap(map, 4096);
+        looked
+    }
 }

@@ -94,7 +94,7 @@ impl Fs {
         // Without damage, missing checksums are those of blocks that a crash left half written.
         let summed = match repair.done_count {
             0 => 0,
-            _ => inner.add_missing_sums()?,
+            _ => inner.add_missing_sums(&mut |_, _| {})?.added,
         };
         if summed > 0 {
             let text =
@@ -120,7 +120,8 @@ impl FsShared {
         drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
-            all.filter(|(_, tree)| tree.record.origin == 0 && !tree.record.removing)
+            all.filter(|(_, tree)| tree.record.origin == 0)
+                .filter(|(_, tree)| !tree.record.removing && !tree.restoring)
                 .map(|(id, _)| *id)
                 .collect()
         };

@@ -7,13 +7,15 @@ use crate::error::Result;
 use crate::format::key::{Item, Key, Section};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, Run};
 use crate::format::sums::{NO_SUM, SUMS_BLOCKS, Sums, sum_of};
+use crate::fs::upgrade::Upgraded;
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::op::Op;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, decode_preserved};
+use crate::scrub::is_of_medium;
 use std::ops::Range;
 
-/// Blocks read and changed at a time by a repair.
+/// Blocks read and changed at a time.
 const STEP_BLOCKS: u64 = 1024;
 
 /// Checks that each record of checksums is valid, and counts the written blocks without a checksum:
@@ -60,6 +62,13 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
         }
         Ok(true)
     })?;
+    for (block, sum) in state.pending_sums.iter() {
+        if sum == NO_SUM {
+            summed.remove(block..block + 1);
+        } else {
+            summed.insert(block..block + 1);
+        }
+    }
     let mut missing = Blocks::default();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
     state.items.scan(from, to, |key, bytes| {
@@ -91,13 +100,15 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
 }
 
 impl FsShared {
-    /// Computes missing checksums from the data as it is. Returns the number of blocks.
-    pub(super) fn add_missing_sums(&self) -> Result<u64> {
+    /// Computes missing checksums from the data as it is.
+    pub fn add_missing_sums(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Upgraded> {
+        let mut done = Upgraded::default();
         if !self.read().checksums {
-            return Ok(0);
+            return Ok(done);
         }
         let missing = missing(&self.read())?;
-        let mut blocks = 0;
+        let total = missing.iter().map(|run| run.end - run.start).sum();
+        progress(0, total);
         for range in missing {
             let mut at = range.start;
             while at < range.end {
@@ -105,23 +116,35 @@ impl FsShared {
                     start: at,
                     blocks: (range.end - at).min(STEP_BLOCKS),
                 };
-                let mut data = vec![0; (run.blocks * BLOCK_BYTES) as usize];
                 at = run.end();
-                // What the device cannot read stays without checksums.
-                if self
-                    .io
-                    .read(DeviceOffset::of_block(run.start), &mut data)
-                    .is_err()
-                {
-                    continue;
-                }
-                let sums: Vec<_> = data.chunks(BLOCK_BYTES as usize).map(sum_of).collect();
-                let mut op = Op::begin_any(self, 0)?;
-                op.set_sums(run, &sums)?;
-                op.finish();
-                blocks += run.blocks;
+                self.add_sums_of(run, &mut done)?;
+                progress(done.added + done.unreadable, total);
             }
         }
-        Ok(blocks)
+        Ok(done)
+    }
+
+    fn add_sums_of(&self, run: Run, done: &mut Upgraded) -> Result<()> {
+        let mut data = vec![0; (run.blocks * BLOCK_BYTES) as usize];
+        let start = DeviceOffset::of_block(run.start);
+        match self.io.read(start, &mut data) {
+            Ok(()) => {}
+            Err(error) if !is_of_medium(&error) => return Err(error.into()),
+            Err(_) if run.blocks > 1 => {
+                // Each block alone, because the device names none.
+                return (run.start..run.end())
+                    .try_for_each(|start| self.add_sums_of(Run { start, blocks: 1 }, done));
+            }
+            Err(_) => {
+                done.unreadable += 1;
+                return Ok(());
+            }
+        }
+        let sums: Vec<_> = data.chunks(BLOCK_BYTES as usize).map(sum_of).collect();
+        let mut op = Op::begin_any(self, 0)?;
+        op.set_sums(run, &sums);
+        op.finish();
+        done.added += run.blocks;
+        Ok(())
     }
 }

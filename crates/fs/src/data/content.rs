@@ -12,11 +12,11 @@
 //! dirty, and lasts until the page is written or truncated; so write-behind never finds the disk
 //! full.
 
-use crate::data::extents::end_of;
-use crate::error::{Kind, Result};
+use crate::data::extents::{decode, end_of};
+use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
-use crate::format::key::{Ino, Item};
-use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, blocks_for};
+use crate::format::key::{Ino, Item, Key, PLACE_MAX};
+use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Inode, blocks_for};
 use crate::metadata::inode_state::{Blocks, InodeState};
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
@@ -48,12 +48,66 @@ pub enum Allocate {
     ZeroKeepSize,
 }
 
+impl Allocate {
+    /// Reports whether the range loses its bytes.
+    fn clears(self) -> bool {
+        !matches!(self, Allocate::Grow | Allocate::KeepSize)
+    }
+}
+
+/// Checks that the flags of a file permit a change of its allocation.
+fn check_flags(inode: &Inode, how: Allocate) -> Result<()> {
+    if how.clears() {
+        inode.flags.check_unlocked()
+    } else {
+        inode.flags.check_mutable()
+    }
+}
+
 /// Target of [`Fileset::seek`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seek {
     Data,
     /// Hole; the end of the file counts as one.
     Hole,
+}
+
+impl Op<'_> {
+    /// Removes all items of an inode: its extents, attributes, target and record.
+    pub fn destroy(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
+        let tree = self.tree;
+        let (mut extents, mut others) = (Vec::new(), Vec::new());
+        let (from, to) = (
+            Key::item(tree, ino, Item::Target, 0),
+            Key::item(tree, ino, Item::Extent, PLACE_MAX),
+        );
+        self.scan_keys(tree, from, to, |key, bytes| {
+            match key.kind() {
+                Some(Item::Extent) => extents.push(decode(key.place(), bytes)?),
+                Some(item @ (Item::Target | Item::Xattr)) => others.push((item, key.place())),
+                _ => {}
+            }
+            Ok(true)
+        })?;
+        let gone = self.unmap_all(tree, ino, &extents)?;
+        if gone != inode.blocks {
+            let text = format!(
+                "inode {ino}: block count is {}, but {gone} were found",
+                inode.blocks
+            );
+            return Err(Error::corrupt(text));
+        }
+        for item in others {
+            self.delete(tree, ino, item)?;
+        }
+        self.delete(tree, ino, (Item::Inode, 0))?;
+        self.use_blocks(-(gone as i64));
+        self.use_inodes(-1);
+        // Nothing can fail from here on.
+        self.remove_wanted(ino, 0..FILE_SIZE_MAX / BLOCK_BYTES);
+        self.cores.remove(&(tree, ino));
+        Ok(())
+    }
 }
 
 impl Fileset {
@@ -108,7 +162,7 @@ impl Fileset {
                 return Ok(false);
             }
             let mut ends = Vec::new();
-            let places = (Item::Extent, 0, crate::format::key::PLACE_MAX);
+            let places = (Item::Extent, 0, PLACE_MAX);
             op.scan(self.id, ino, places, |first, bytes| {
                 ends.push(end_of(&(first, Extent::decode(bytes)?)));
                 Ok(ends.len() <= STEP_EXTENTS)
@@ -122,7 +176,8 @@ impl Fileset {
                 continue;
             }
             op.delete(self.id, 0, (Item::Orphan, ino))?;
-            op.destroy(ino)?;
+            let inode = op.read_inode(ino)?;
+            op.destroy(ino, &inode)?;
             op.finish();
             return Ok(true);
         }
@@ -134,7 +189,8 @@ impl Fileset {
     ///
     /// # Errors
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::ReadOnly`],
-    /// [`Kind::Stale`].
+    /// [`Kind::Stale`]; [`Kind::NotPermitted`]: the file is immutable, or append-only and the bytes
+    /// do not begin at its end.
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         self.fs
             .with_room(|| self.try_prepare_write(ino, bytes.clone(), stamp))
@@ -142,9 +198,14 @@ impl Fileset {
 
     fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
+        let (now, inode) = (op.now, op.read_inode(ino)?);
+        if bytes.start < inode.size {
+            inode.flags.check_unlocked()?;
+        } else {
+            inode.flags.check_mutable()?;
+        }
         op.check_kept_room()?;
         self.promise_pages(&mut op, ino, bytes.clone())?;
-        let (now, inode) = (op.now, op.read_inode(ino)?);
         if bytes.start > inode.size {
             self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
         }
@@ -218,6 +279,7 @@ impl Fileset {
     ///
     /// # Errors
     /// [`Kind::FileTooLarge`]; [`Kind::IsDirectory`], [`Kind::Invalid`]: not a regular file.
+    /// [`Kind::NotPermitted`]: the flags of the file.
     pub fn truncate(&self, ino: Ino, size: u64) -> Result<Attr> {
         self.fs.with_room(|| {
             let mut op = Op::begin(&self.fs, self.id)?;
@@ -231,6 +293,7 @@ impl Fileset {
     /// Sets the length. Comes last in its operation: it ends the promises of the truncated part.
     pub(crate) fn cut_or_grow(&self, op: &mut Op, ino: Ino, size: u64) -> Result<()> {
         let inode = op.read_inode(ino)?;
+        inode.flags.check_unlocked()?;
         match inode.kind {
             FileType::File => {}
             FileType::Directory => return Err(Kind::IsDirectory.into()),
@@ -284,7 +347,8 @@ impl Fileset {
     /// whole blocks between.
     ///
     /// # Errors
-    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::Invalid`].
+    /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::FileTooLarge`], [`Kind::Invalid`];
+    /// [`Kind::NotPermitted`]: the flags of the file.
     pub fn allocate(&self, ino: Ino, bytes: Range<u64>, how: Allocate) -> Result<Attr> {
         if bytes.is_empty() {
             return Err(Kind::Invalid.into());
@@ -303,9 +367,10 @@ impl Fileset {
         if inode.kind != FileType::File {
             return Err(Kind::Invalid.into());
         }
+        check_flags(&inode, how)?;
         let outer = bytes.start / BLOCK_BYTES..blocks_for(bytes.end);
         let inner = blocks_for(bytes.start)..bytes.end / BLOCK_BYTES;
-        let clears = !matches!(how, Allocate::Grow | Allocate::KeepSize);
+        let clears = how.clears();
         let mut changed = 0;
         if clears && !inner.is_empty() {
             changed -= op.unmap(self.id, ino, inner.clone())? as i64;
@@ -332,6 +397,14 @@ impl Fileset {
         let inode = op.read_inode(ino)?;
         op.finish();
         Ok(Attr { ino, inode })
+    }
+
+    /// Checks that the flags of a file permit [`Fileset::allocate`], before the cache drops pages.
+    ///
+    /// # Errors
+    /// [`Kind::NotPermitted`], [`Kind::Stale`].
+    pub(crate) fn check_allocate(&self, ino: Ino, how: Allocate) -> Result<()> {
+        check_flags(&self.fs.read().inode(self.id, ino)?, how)
     }
 
     /// Finds the first byte from `offset` on that is data, or a hole. Dirty pages count as data.

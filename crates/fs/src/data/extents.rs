@@ -38,12 +38,22 @@ pub(crate) fn cut_of(mapped: &Mapped, range: &Range<u64>) -> Range<u64> {
     mapped.0.max(range.start)..end_of(mapped).min(range.end)
 }
 
-fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
+pub(crate) fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
     let extent = Extent::decode(bytes)?;
     if end_of(&(first, extent)) <= FILE_SIZE_MAX / BLOCK_BYTES {
         Ok((first, extent))
     } else {
         Err(Error::corrupt("extent lies beyond the maximum file size"))
+    }
+}
+
+/// Checks that an extent begins at or after the end of the one before it.
+fn check_order(ino: Ino, before: Option<&Mapped>, first: u64) -> Result<()> {
+    match before {
+        Some(before) if end_of(before) > first => {
+            Err(Error::corrupt(format!("inode {ino}: extents overlap")))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -59,26 +69,32 @@ impl State {
         if range.is_empty() {
             return Ok(found);
         }
-        let before = self.extent_before(tree, ino, range.start)?;
-        found.extend(before.filter(|mapped| end_of(mapped) > range.start));
-        let next = range.start + 1;
+        let mut next = range.start;
+        if next > 0 {
+            let before = self.extent_before(tree, ino, next)?;
+            found.extend(before.filter(|mapped| end_of(mapped) > range.start));
+            next += 1;
+        }
         if next < range.end {
             let places = (Item::Extent, next, range.end - 1);
             self.scan(tree, ino, places, |first, bytes| {
                 let mapped = decode(first, bytes)?;
-                if found.last().is_some_and(|last| end_of(last) > first) {
-                    return Err(Error::corrupt(format!("inode {ino}: extents overlap")));
-                }
+                check_order(ino, found.last(), first)?;
                 found.push(mapped);
                 Ok(true)
             })?;
         }
+        self.check_inside(ino, &found)?;
+        Ok(found)
+    }
+
+    fn check_inside(&self, ino: Ino, found: &[Mapped]) -> Result<()> {
         let inside = |run: Run| self.bounds.start <= run.start && run.end() <= self.bounds.end;
         match found.iter().find(|(_, extent)| !inside(extent.run())) {
             Some(_) => Err(Error::corrupt(format!(
                 "inode {ino}: extent lies outside the device"
             ))),
-            None => Ok(found),
+            None => Ok(()),
         }
     }
 
@@ -154,6 +170,19 @@ impl State {
             gone += cut.end - cut.start;
         }
         Ok(gone)
+    }
+
+    /// Removes all extents of a file, which the caller has read. Returns their number of blocks.
+    pub fn unmap_all(&mut self, tree: TreeId, ino: Ino, extents: &[Mapped]) -> Result<u64> {
+        for pair in extents.windows(2) {
+            check_order(ino, pair.first(), pair[1].0)?;
+        }
+        self.check_inside(ino, extents)?;
+        for extent in extents {
+            self.replace(tree, ino, *extent, &[])?;
+        }
+        let blocks = extents.iter().map(|(_, extent)| u64::from(extent.blocks));
+        Ok(blocks.sum())
     }
 
     /// Maps blocks that are already in use and counted to a hole of a file.

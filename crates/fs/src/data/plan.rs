@@ -90,7 +90,7 @@ impl Fileset {
                 };
                 plan.sums
                     .resize((part.start - blocks.start) as usize, NO_SUM);
-                plan.sums.extend(state.sums(run)?);
+                state.add_sums(run, &mut plan.sums)?;
             }
             plan.add(at(part.start)..at(part.end), device);
             if extent.tail != 0 && part.end == end_of(&(first, extent)) {
@@ -127,12 +127,6 @@ impl Fileset {
         let targets = op.targets(self.id, ino, wanted.clone(), &overwritten)?;
         let (in_place, replaced) = (targets.in_place, targets.replaced);
         let checksums = op.checksums;
-        let mut drops_sums = false;
-        for (_, extent) in in_place.iter().filter(|(_, e)| checksums && !e.unwritten) {
-            // From here on, a crash may leave any mixture of the old and the new content.
-            drops_sums = true;
-            op.set_sums(extent.run(), &vec![NO_SUM; extent.blocks as usize])?;
-        }
         let mut rest = Blocks::of(wanted.clone());
         for part in &in_place {
             rest.remove(part.0..end_of(part));
@@ -174,6 +168,12 @@ impl Fileset {
             tails: Vec::new(),
         };
         core.writes.insert(number, write);
+        let mut drops_sums = false;
+        for (_, extent) in in_place.iter().filter(|(_, e)| checksums && !e.unwritten) {
+            // From here on, a crash may leave any mixture of the old and the new content.
+            drops_sums = true;
+            op.drop_sums(extent.run());
+        }
         // The fileset keeps its promise until the blocks count as used; see `end_write`.
         if promised > needed {
             op.release_reserved(promised - needed);
@@ -242,7 +242,7 @@ impl Fileset {
                 };
                 op.map(tree, ino, (part.start, extent))?;
                 op.mark_used(extent.run());
-                op.set_sums_of(plan, part.start, extent.run())?;
+                op.set_sums_of(plan, part.start, extent.run());
                 more += i64::from(extent.blocks);
             }
             for part in wanted.missing(blocks) {
@@ -380,12 +380,11 @@ impl WritePlan {
 
 impl Op<'_> {
     /// Sets the checksums of written blocks, the first of which is block `first` of the file.
-    fn set_sums_of(&mut self, plan: &WritePlan, first: u64, run: Run) -> Result<()> {
-        if !plan.checksums {
-            return Ok(());
+    fn set_sums_of(&mut self, plan: &WritePlan, first: u64, run: Run) {
+        if plan.checksums {
+            let from = (first - plan.blocks.start) as usize;
+            self.set_sums(run, &plan.sums[from..from + run.blocks as usize]);
         }
-        let from = (first - plan.blocks.start) as usize;
-        self.set_sums(run, &plan.sums[from..from + run.blocks as usize])
     }
 
     /// Enters a part of a write that went to blocks which the file already had.
@@ -401,7 +400,7 @@ impl Op<'_> {
             let is_same = start == to.1.start + (cut.start - to.0);
             if is_same && mapped.1.unwritten == to.1.unwritten {
                 let blocks = cut.end - cut.start;
-                self.set_sums_of(plan, cut.start, Run { start, blocks })?;
+                self.set_sums_of(plan, cut.start, Run { start, blocks });
                 self.set_written(tree, ino, cut)?;
             }
         }

@@ -16,12 +16,18 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long there must be no change and no device I/O before everything is written back.
+/// Time after the last change at which everything is written back, if there is no device I/O.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// Pause after that, so that a client that makes small changes now and then does not keep the
-/// device flushing.
-const REST: Duration = Duration::from_millis(400);
+/// Interval at which changes are noticed during that time.
+const STEP: Duration = Duration::from_millis(25);
+
+/// Pause after a write-back, in times of its duration, so that a client that makes small changes now
+/// and then does not keep the device flushing.
+const REST: u32 = 4;
+
+/// Longest such pause.
+const REST_MAX: Duration = Duration::from_millis(400);
 
 /// The idle write-back thread. Dropping this ends it after the write in progress.
 pub(super) struct Idle {
@@ -78,6 +84,7 @@ impl Watch {
             let Some(files) = self.files.upgrade() else {
                 return;
             };
+            let start = Instant::now();
             let written = files.volume.write_out();
             if let Err(error) = written
                 .map_err(crate::Error::from)
@@ -87,7 +94,7 @@ impl Watch {
                 tracing::debug!("{}: write-back failed: {error}", self.fs.name);
             }
             drop(files);
-            self.pause(REST);
+            self.pause((start.elapsed() * REST).min(REST_MAX));
         }
     }
 
@@ -113,10 +120,15 @@ impl Watch {
     }
 
     fn wait_for_quiet(&self) -> bool {
+        let mut seen = self.changes();
+        let mut since = Instant::now();
         while !self.is_over() {
-            let before = self.changes();
-            self.pause(QUIET);
-            if self.changes() == before && !self.fs.space.is_busy() {
+            self.pause(STEP);
+            let changes = self.changes();
+            if changes != seen {
+                // The last change was at most one step ago.
+                (seen, since) = (changes, Instant::now());
+            } else if since.elapsed() + STEP >= QUIET && !self.fs.space.is_busy() {
                 return true;
             }
         }

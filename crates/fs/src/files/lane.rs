@@ -4,6 +4,7 @@ use super::{Change, Files, Handle, Node};
 use crate::data::content::{Allocate, Stamp};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Attr;
+use crate::format::flags::InodeFlags;
 use crate::format::key::Ino;
 use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use crate::names::attributes::SetAttr;
@@ -179,11 +180,22 @@ impl Lane {
     }
 
     /// Writes data that a client held back in its own cache, and leaves the times unchanged: the
-    /// client sets them itself, before or after.
+    /// client sets them itself, before or after. Of an append-only file the client writes the last
+    /// page again, with its old bytes.
     ///
     /// # Errors
     /// As [`Lane::write`].
     pub fn write_late(&mut self, file: &Handle, offset: u64, data: &[u8]) -> Result<()> {
+        let inode = file.attr()?.inode;
+        let mut known = 0;
+        if inode.flags.has(InodeFlags::APPEND_ONLY) {
+            known = inode.size.saturating_sub(offset).min(data.len() as u64) as usize;
+            let mut old = vec![0; known];
+            if self.read(file, offset, &mut old)? != known || old != data[..known] {
+                return inode.flags.check_unlocked();
+            }
+        }
+        let (offset, data) = (offset + known as u64, &data[known..]);
         self.change_content(
             file,
             WritePosition::Offset(offset),
@@ -317,6 +329,7 @@ impl Lane {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
+        self.files.shared.fileset.check_allocate(node.ino, how)?;
         let then = match how {
             Allocate::Grow | Allocate::KeepSize => how,
             Allocate::Punch | Allocate::Zero | Allocate::ZeroKeepSize => {

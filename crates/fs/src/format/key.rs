@@ -123,6 +123,11 @@ impl Key {
         (Key::global(section, 0), Key::global(section, u64::MAX))
     }
 
+    /// Reports whether this is a key of a section.
+    pub fn is_in(&self, section: Section) -> bool {
+        self.layer == 0 && self.object == section as u64
+    }
+
     /// Returns the first and the last key of a layer.
     pub fn layer(layer: TreeId) -> (Key, Key) {
         let at = |end| Key {

@@ -5,6 +5,7 @@
 //! themselves. **Invariant:** an encoded value decodes to the same value.
 
 use crate::error::{Error, Result};
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, PLACE_MAX, TreeId};
 
 /// Longest name of an entry, an attribute or a fileset, in bytes.
@@ -136,6 +137,12 @@ impl FileType {
         }
     }
 
+    /// Reports whether inodes of this type have flags. They share a field of the record with the
+    /// device number, which other types have.
+    pub fn has_flags(self) -> bool {
+        matches!(self, FileType::File | FileType::Directory)
+    }
+
     /// Converts mode bits to the type that they encode.
     pub fn of_mode(mode: u32) -> Option<FileType> {
         let bits = mode & libc::S_IFMT;
@@ -158,6 +165,8 @@ pub struct Inode {
     pub gid: u32,
     /// Device number of a device node.
     pub rdev: u32,
+    /// Flags of a file or a directory.
+    pub flags: InodeFlags,
     /// Number of the writable open of the file system during which the inode was created.
     pub generation: u32,
     /// Size in bytes, as readers see it.
@@ -210,7 +219,11 @@ impl Inode {
             self.links,
             self.uid,
             self.gid,
-            self.rdev,
+            if self.kind.has_flags() {
+                self.flags.0
+            } else {
+                self.rdev
+            },
             self.generation,
         ] {
             out.u32(number);
@@ -235,13 +248,21 @@ impl Inode {
         let mode = fields.u32()?;
         let kind = FileType::of_mode(mode).filter(|kind| mode & !0o7777 == kind.mode_bits());
         let kind = kind.ok_or_else(|| fields.wrong())?;
+        let [links, uid, gid, special] =
+            [fields.u32()?, fields.u32()?, fields.u32()?, fields.u32()?];
+        let (rdev, flags) = if kind.has_flags() {
+            (0, special)
+        } else {
+            (special, 0)
+        };
         let inode = Inode {
             kind,
             permissions: mode & 0o7777,
-            links: fields.u32()?,
-            uid: fields.u32()?,
-            gid: fields.u32()?,
-            rdev: fields.u32()?,
+            links,
+            uid,
+            gid,
+            rdev,
+            flags: InodeFlags(flags),
             generation: fields.u32()?,
             size: 0,
             disk_size: fields.u64()?,
@@ -449,6 +470,10 @@ pub struct TreeRecord {
     pub origin: TreeId,
     /// Whether it is being removed and therefore hidden.
     pub removing: bool,
+    /// Whether the snapshot is protected from removal.
+    pub held: bool,
+    /// Whether the fileset is being rolled back to this snapshot.
+    pub restoring: bool,
     /// Number of the next inode, without the bit that marks a directory.
     pub next_ino: u64,
     /// Limit for the blocks of its files; 0 for no limit.
@@ -471,6 +496,8 @@ impl TreeRecord {
         TreeRecord {
             origin: 0,
             removing: false,
+            held: false,
+            restoring: false,
             // Number 0 is the root directory, inode 1.
             next_ino: 1,
             quota_blocks: 0,
@@ -485,7 +512,9 @@ impl TreeRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Out::with(68 + self.name.len());
         out.u32(self.origin);
-        out.u32(u32::from(self.removing));
+        let flags = [self.removing, self.held, self.restoring];
+        let bits = (0..).zip(flags).map(|(bit, flag)| u32::from(flag) << bit);
+        out.u32(bits.sum());
         for number in [
             self.next_ino,
             self.quota_blocks,
@@ -503,10 +532,12 @@ impl TreeRecord {
     pub(crate) fn decode(bytes: &[u8]) -> Result<TreeRecord> {
         let mut fields = In::of(bytes, "fileset record");
         let origin = fields.u32()?;
-        let removing = fields.u32()?;
+        let flags = fields.u32()?;
         let mut record = TreeRecord {
             origin,
-            removing: removing == 1,
+            removing: flags & 1 != 0,
+            held: flags & 2 != 0,
+            restoring: flags & 4 != 0,
             next_ino: fields.u64()?,
             quota_blocks: fields.u64()?,
             quota_inodes: fields.u64()?,
@@ -516,7 +547,11 @@ impl TreeRecord {
             name: String::new(),
         };
         let name = std::str::from_utf8(fields.rest()).map_err(|_| fields.wrong())?;
-        if removing > 1 || record.next_ino > PLACE_MAX >> 1 || !is_tree_name(name) {
+        if flags > 7
+            || (origin == 0 && flags > 1)
+            || record.next_ino > PLACE_MAX >> 1
+            || !is_tree_name(name)
+        {
             return Err(fields.wrong());
         }
         record.name = name.to_owned();
@@ -642,6 +677,7 @@ mod tests {
             uid: 1000,
             gid: u32::MAX,
             rdev: 0x1234,
+            flags: InodeFlags::default(),
             generation: 9,
             size: 77,
             disk_size: 77,
@@ -666,6 +702,14 @@ mod tests {
         for len in 0..bytes.len() {
             assert!(Inode::decode(&bytes[..len]).is_err());
         }
+        let file = Inode {
+            kind: FileType::File,
+            rdev: 0,
+            flags: InodeFlags(0x8000_00f0),
+            ..inode
+        };
+        let same = Inode::decode(&file.encode()).unwrap();
+        assert_eq!(same, file, "unknown flags are kept");
         let extent = Extent {
             start: 5,
             blocks: 7,
@@ -687,6 +731,8 @@ mod tests {
         let tree = TreeRecord {
             origin: 3,
             removing: true,
+            held: true,
+            restoring: false,
             next_ino: 9,
             quota_blocks: 1,
             quota_inodes: 2,

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::record::BLOCK_BYTES;
+use std::ops::Range;
 
 /// Number of blocks of a record.
 pub(crate) const SUMS_BLOCKS: u64 = 64;
@@ -28,7 +29,17 @@ pub(crate) fn sum_of_crc(crc: u32) -> Sum {
 /// Computes the checksum of a block.
 pub(crate) fn sum_of(block: &[u8]) -> Sum {
     debug_assert!(block.len() as u64 == BLOCK_BYTES);
-    sum_of_crc(crc32c::crc32c(block))
+    // Of a whole block at once, this is three times as fast as the other crate where the CPU has
+    // carry-less multiplication of vectors.
+    let crc = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc32Iscsi, block);
+    sum_of_crc(crc as u32)
+}
+
+fn fields(bytes: &[u8]) -> Result<&[[u8; size_of::<Sum>()]]> {
+    match bytes.as_chunks() {
+        (fields, []) if bytes.len() == BYTES => Ok(fields),
+        _ => Err(Error::corrupt("invalid checksum record")),
+    }
 }
 
 /// Checksums of the blocks of one record, in order.
@@ -46,15 +57,18 @@ impl Sums {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Sums> {
-        if bytes.len() != BYTES {
-            return Err(Error::corrupt("invalid checksum record"));
-        }
         let mut sums = Sums::none();
-        let (fields, _) = bytes.as_chunks();
-        for (sum, field) in sums.0.iter_mut().zip(fields) {
+        for (sum, field) in sums.0.iter_mut().zip(fields(bytes)?) {
             *sum = Sum::from_le_bytes(*field);
         }
         Ok(sums)
+    }
+
+    /// Adds the checksums at some places of an encoded record to a list.
+    pub fn decode_part(bytes: &[u8], places: Range<usize>, to: &mut Vec<Sum>) -> Result<()> {
+        let fields = &fields(bytes)?[places];
+        to.extend(fields.iter().map(|field| Sum::from_le_bytes(*field)));
+        Ok(())
     }
 }
 
@@ -69,6 +83,9 @@ mod tests {
         let bytes = sums.encode();
         assert_eq!(bytes[..4], [7, 0, 0, 0]);
         assert_eq!(Sums::decode(&bytes).unwrap(), sums);
+        let mut part = vec![5];
+        Sums::decode_part(&bytes, 62..64, &mut part).unwrap();
+        assert_eq!(part, [5, 0, 0xffff_fffe]);
         assert!(Sums::decode(&bytes[1..]).is_err());
         assert!(Sums::decode(&[bytes, vec![0]].concat()).is_err());
     }
@@ -76,6 +93,8 @@ mod tests {
     #[test]
     fn no_content_has_the_sum_of_none() {
         assert_eq!(sum_of_crc(0), 1);
-        assert_eq!(sum_of(&[0; 4096]), crc32c::crc32c(&[0; 4096]));
+        for byte in [0, 1, 0xff] {
+            assert_eq!(sum_of(&[byte; 4096]), crc32c::crc32c(&[byte; 4096]));
+        }
     }
 }

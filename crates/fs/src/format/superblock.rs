@@ -32,14 +32,20 @@ pub const LABEL_BYTES: usize = 64;
 
 /// Logical block of a spare [`Segment`]: space for the metadata while the allocator is not loaded.
 const SPARE: u32 = u32::MAX;
+/// Files and directories may have flags. A program that does not know them keeps them, and does not
+/// enforce them.
+const INODE_FLAGS: u64 = 1;
 /// Read-compatible flag: every block of file data that was written has a checksum, and is never
 /// overwritten while in use. A program that does not know the flag would break both by writing.
-const CHECKSUMS: u64 = 1;
+pub const CHECKSUMS: u64 = 1;
+/// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
+/// being rolled back to it.
+pub const TREE_FLAGS: u64 = 1 << 8;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
-    compatible: 0,
+    compatible: INODE_FLAGS,
     read_compatible: CHECKSUMS,
-    incompatible: 0,
+    incompatible: TREE_FLAGS,
 };
 
 /// Offset, length in bytes, and name of each field.
@@ -139,6 +145,20 @@ pub struct Superblock {
     pub segments: Vec<Segment>,
 }
 
+/// Checks that a label can be stored.
+///
+/// # Errors
+/// [`Kind::Invalid`].
+pub(crate) fn check_label(label: &str) -> Result<()> {
+    if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
+        return Err(Error::new(
+            Kind::Invalid,
+            "invalid label: it must have at most 64 bytes and no control characters",
+        ));
+    }
+    Ok(())
+}
+
 impl Superblock {
     /// Creates the superblock of a new file system on a device of `device_bytes` bytes.
     ///
@@ -158,14 +178,11 @@ impl Superblock {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        if label.len() > LABEL_BYTES || label.chars().any(char::is_control) {
-            return Err(Error::new(
-                Kind::Invalid,
-                "invalid label: it must have at most 64 bytes and no control characters",
-            ));
-        }
+        check_label(label)?;
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
+            // The others are set when one of them is first used, so that older programs can open it
+            // until then.
             features: Features {
                 read_compatible: CHECKSUMS,
                 ..Features::default()
@@ -182,6 +199,11 @@ impl Superblock {
             openings: 0,
             segments: Vec::new(),
         })
+    }
+
+    /// Sets the compatible features that this program may use from now on.
+    pub(crate) fn note_features(&mut self) {
+        self.features.compatible |= KNOWN.compatible;
     }
 
     /// Returns the first block that may hold data or metadata.

@@ -6,6 +6,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::record::{Extent, FileType, Inode, Out, Time, TreeRecord, is_tree_name};
 use crate::fs::Fs;
@@ -57,6 +58,20 @@ pub enum FilesetChange<'a> {
         /// The new limits.
         quota: Quota,
     },
+    /// See [`Fs::hold`].
+    Hold {
+        /// The snapshot.
+        id: TreeId,
+        /// Whether it is to be held.
+        held: bool,
+    },
+    /// See [`Fs::rollback`].
+    Rollback {
+        /// The snapshot.
+        to: TreeId,
+        /// Name of the snapshot of the state before.
+        keep: Option<&'a str>,
+    },
     /// See [`Fs::remove_fileset`].
     Remove {
         /// The fileset or snapshot.
@@ -73,7 +88,11 @@ impl Fs {
     pub fn plan(&self, change: FilesetChange<'_>) -> Result<TreeRecord> {
         let fs = self.inner();
         fs.check_writable()?;
-        planned(&fs.read(), change, (fs.options.clock)())
+        let record = planned(&fs.read(), change, (fs.options.clock)())?;
+        if let FilesetChange::Rollback { to, .. } = change {
+            self.check_detached(fs.read().tree(to)?.record.origin)?;
+        }
+        Ok(record)
     }
 
     /// Returns all filesets and snapshots with their records, in order of their ids.
@@ -121,6 +140,7 @@ impl Fs {
             uid: 0,
             gid: 0,
             rdev: 0,
+            flags: InodeFlags::default(),
             generation: self.inner().generation,
             size: 0,
             disk_size: 0,
@@ -147,6 +167,7 @@ impl Fs {
     pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
         let id = self.inner().with_room(|| self.add_snapshot(of, name))?;
         self.sync()?;
+        self.inner().trees_changed.notify();
         self.fileset(id)
     }
 
@@ -180,7 +201,9 @@ impl Fs {
         tree.record = record;
         tree.changed = true;
         op.finish();
-        self.sync()
+        self.sync()?;
+        self.inner().trees_changed.notify();
+        Ok(())
     }
 
     /// Sets the limits of a fileset. Existing content stays, even beyond the limit. Names, targets
@@ -207,10 +230,32 @@ impl Fs {
         self.sync()
     }
 
+    /// Protects a snapshot from removal, or ends that. Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Invalid`]: `id` is not a snapshot.
+    pub fn hold(&self, id: TreeId, held: bool) -> Result<()> {
+        let fs = self.inner();
+        planned(
+            &fs.read(),
+            FilesetChange::Hold { id, held },
+            Time::default(),
+        )?;
+        fs.superblock.need_tree_flags()?;
+        let mut op = Op::begin_any(fs, id)?;
+        let record = planned(&op, FilesetChange::Hold { id, held }, op.now)?;
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        tree.record = record;
+        tree.changed = true;
+        op.finish();
+        self.sync()
+    }
+
     /// Removes a fileset or a snapshot.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots. [`Kind::NotFound`].
+    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots, or it is held.
+    /// [`Kind::NotFound`].
     pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
         planned(&op, FilesetChange::Remove { id }, op.now)?;
@@ -219,6 +264,7 @@ impl Fs {
         tree.record.removing = true;
         tree.changed = true;
         op.finish();
+        self.inner().trees_changed.notify();
         self.sync()?;
         self.inner().remove_tree_items(id)?;
         self.sync()
@@ -226,7 +272,7 @@ impl Fs {
 }
 
 /// Checks a change, and returns the record after it.
-fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Result<TreeRecord> {
+pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Result<TreeRecord> {
     if let Some(error) = &state.failed {
         return Err(error.clone());
     }
@@ -249,6 +295,8 @@ fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Result<TreeRe
                 origin: of,
                 quota_blocks: 0,
                 quota_inodes: 0,
+                held: false,
+                restoring: false,
                 created: now,
                 name: name.to_owned(),
                 ..record
@@ -271,21 +319,54 @@ fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Result<TreeRe
                 ..record
             })
         }
+        FilesetChange::Hold { id, held } => {
+            let record = record(id)?;
+            if record.origin == 0 {
+                return Err(Error::new(Kind::Invalid, "only a snapshot can be held"));
+            }
+            Ok(TreeRecord { held, ..record })
+        }
+        FilesetChange::Rollback { to, keep } => {
+            let snapshot = record(to)?;
+            if snapshot.origin == 0 {
+                return Err(Error::new(Kind::Invalid, "it is not a snapshot"));
+            }
+            keep.map_or(Ok(()), |name| check_name(state, name))?;
+            check_unused(state, snapshot.origin)?;
+            Ok(TreeRecord {
+                used_blocks: snapshot.used_blocks,
+                used_inodes: snapshot.used_inodes,
+                ..record(snapshot.origin)?
+            })
+        }
         FilesetChange::Remove { id } => {
             let tree = state.tree(id)?;
+            if tree.record.held {
+                let text = "the snapshot is held; release it first";
+                return Err(Error::new(Kind::Busy, text));
+            }
+            let origin = state.trees.get(&tree.record.origin);
+            if origin.is_some_and(|origin| origin.restoring) {
+                let text = "the fileset of the snapshot is being rolled back";
+                return Err(Error::new(Kind::Busy, text));
+            }
             if !tree.snapshots.is_empty() {
                 return Err(Error::new(Kind::Busy, "the fileset has snapshots"));
             }
-            let mut own = state.cores.iter().filter(|((tree, _), _)| *tree == id);
-            if own.any(|(_, core)| !core.is_idle()) {
-                return Err(Error::new(
-                    Kind::Busy,
-                    "files are open or have unwritten data",
-                ));
-            }
+            check_unused(state, id)?;
             Ok(tree.record.clone())
         }
     }
+}
+
+/// Checks that no file of a tree is open or has unwritten data.
+fn check_unused(state: &State, id: TreeId) -> Result<()> {
+    let mut own = state.cores.iter().filter(|((tree, _), _)| *tree == id);
+    if own.any(|(_, core)| !core.is_unused()) {
+        let text = "files are open or have unwritten data";
+        return Err(Error::new(Kind::Busy, text));
+    }
+    Ok(())
 }
 
 fn check_name(state: &State, name: &str) -> Result<()> {
@@ -316,6 +397,7 @@ fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
         changed: true,
         ..Tree::new(record)
     };
+    op.items.find_last_object(id)?;
     op.trees.insert(id, tree);
     Ok(id)
 }
@@ -394,16 +476,11 @@ impl Op<'_> {
         older: Option<TreeId>,
     ) -> Result<()> {
         self.delete_key(key);
-        if let Some(older) = older {
-            let wants = self
-                .trees
-                .get(&older)
-                .is_some_and(|t| key.object >> 1 < t.record.next_ino);
-            let has = self.items.get(&key.in_layer(older), |_| Ok(()))?.is_some();
-            if wants && !has {
-                self.put_key(key.in_layer(older), bytes, Prior::Possible);
-                return Ok(());
-            }
+        if let Some(older) = older
+            && self.moves_to(key, older)?
+        {
+            self.put_key(key.in_layer(older), bytes, Prior::Possible);
+            return Ok(());
         }
         if key.kind() != Some(Item::Extent) {
             return Ok(());

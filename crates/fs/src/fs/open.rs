@@ -6,8 +6,10 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::name_hash::Hasher;
-use crate::format::record::{In, Run, Time};
+use crate::format::record::{In, Run, Time, TreeRecord};
 use crate::format::superblock::Superblock;
+use crate::metadata::absent::AbsentNames;
+use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::commit::Background;
 use crate::metadata::coordination::{Group, Log, Wake};
@@ -19,7 +21,9 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::overlay::Overlay;
 use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
+use crate::metadata::sums::PendingSums;
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::tree_signal::TreeSignal;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
 use std::collections::{BTreeMap, HashMap};
@@ -158,6 +162,8 @@ impl Fs {
             wake: Wake::default(),
             changes: ChangeSignal::default(),
             mismatches: Mismatches::default(),
+            trees_changed: TreeSignal::default(),
+            attached: Attached::default(),
             options,
         });
         if !inner.options.read_only {
@@ -191,15 +197,26 @@ impl FsShared {
     /// Completes removals that a crash or an error interrupted: trees marked as being removed, and
     /// inodes without a name.
     fn finish_removals(self: &Arc<FsShared>) -> Result<()> {
-        let trees: Vec<(TreeId, bool, TreeId)> = {
+        let trees: Vec<(TreeId, TreeRecord)> = {
             let state = self.read();
             let all = state.trees.iter();
-            all.map(|(id, tree)| (*id, tree.record.removing, tree.record.origin))
-                .collect()
+            all.map(|(id, tree)| (*id, tree.record.clone())).collect()
         };
-        for (id, removing, origin) in trees {
+        // Snapshots first: a fileset can be used once its rollback is complete.
+        let (snapshots, filesets): (Vec<_>, Vec<_>) = trees
+            .into_iter()
+            .partition(|(_, record)| record.origin != 0);
+        for (id, record) in snapshots.into_iter().chain(filesets) {
+            let TreeRecord {
+                removing,
+                restoring,
+                origin,
+                ..
+            } = record;
             if removing {
                 self.remove_tree_items(id)?;
+            } else if restoring {
+                self.resume_rollback(origin, id)?;
             } else if origin == 0 {
                 let mut orphans = Vec::new();
                 self.read()
@@ -215,6 +232,24 @@ impl FsShared {
             }
         }
         Ok(())
+    }
+}
+
+impl FsShared {
+    /// Completes a rollback that a crash or an error interrupted. If damage prevents that and the
+    /// file system is to be repaired, the fileset stays as it is: a mixture of the two states.
+    fn resume_rollback(self: &Arc<FsShared>, of: TreeId, to: TreeId) -> Result<()> {
+        match self.finish_rollback(of, to) {
+            Err(error) if error.kind() == Kind::Corrupt && self.options.rescue => {
+                tracing::warn!(
+                    name: "EVFS-0207",
+                    "{}: cannot complete the rollback of fileset {of}: {error}",
+                    self.name
+                );
+                self.end_rollback(of, to)
+            }
+            finished => finished,
+        }
     }
 }
 
@@ -294,6 +329,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
     let openings = {
         let mut superblock = superblock.lock();
         superblock.openings = superblock.openings.wrapping_add(1);
+        superblock.note_features();
         keep_spare(&mut superblock, space);
         superblock.openings
     };
@@ -302,7 +338,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
 }
 
 /// Builds the in-memory state from the items. With `rescue`, skips unreadable filesets.
-fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
+fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
     let read = items.scan(from, to, |key, bytes| {
@@ -319,14 +355,23 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         }
         read => read?,
     }
+    for id in trees.keys() {
+        // Without the number, every item is searched for, and finds the damage where it is.
+        tolerate_damage(items.find_last_object(*id))?;
+    }
     let origin = |(id, tree): (&TreeId, &Tree)| (tree.record.origin, *id);
     let snapshots: Vec<(TreeId, TreeId)> = trees.iter().map(origin).filter(|s| s.0 != 0).collect();
     for (origin, id) in snapshots {
+        let record = trees.get(&id).map(|tree| &tree.record);
+        let restoring = record.is_some_and(|record| record.restoring && !record.removing);
         match trees
             .get_mut(&origin)
             .filter(|tree| tree.record.origin == 0)
         {
-            Some(tree) => tree.snapshots.push(id),
+            Some(tree) => {
+                tree.snapshots.push(id);
+                tree.restoring |= restoring;
+            }
             None if rescue => drop(trees.remove(&id)),
             None => {
                 return Err(Error::corrupt(format!(
@@ -343,7 +388,6 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         next => next?,
     };
     Ok(State {
-        items,
         trees,
         cores: HashMap::new(),
         dirty_cores: Vec::new(),
@@ -351,10 +395,34 @@ fn load(items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         failed: None,
         bounds,
         checksums: false,
+        pending_sums: PendingSums::default(),
         next_tree: next.unwrap_or(1),
         steps: Vec::new(),
         space: Vec::new(),
+        may_share: tolerate_damage(has_shared(&items))?.unwrap_or(true),
+        absent: AbsentNames::default(),
+        item_changes: [0; Item::ALL.len()],
+        items,
     })
+}
+
+/// Reports whether there is a record of shared blocks.
+fn has_shared(items: &ItemMap) -> Result<bool> {
+    let (from, to) = Key::section(Section::Shared);
+    let mut found = false;
+    items.scan(from, to, |_, _| {
+        found = true;
+        Ok(false)
+    })?;
+    Ok(found)
+}
+
+/// Turns damage of the metadata into `None`.
+fn tolerate_damage<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == Kind::Corrupt => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 /// Computes how many changed keys may wait for a commit. A commit of that many writes at most as

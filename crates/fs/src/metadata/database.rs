@@ -335,6 +335,16 @@ impl Base {
 }
 
 impl BaseRange {
+    /// Creates a range without items.
+    pub fn empty() -> BaseRange {
+        let none = Key::layer(0).0;
+        BaseRange {
+            range: None,
+            from: none,
+            to: none,
+        }
+    }
+
     /// Reads the next item from the front, or from the back with [`Direction::Backward`].
     pub fn next(&mut self, direction: Direction) -> Result<Option<BaseItem>> {
         let Some(range) = &mut self.range else {

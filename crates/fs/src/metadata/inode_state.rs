@@ -64,9 +64,12 @@ impl InodeState {
 
     /// Checks whether the record is complete and the inode is not in use.
     pub fn is_idle(&self) -> bool {
+        self.is_unused() && !self.dirty && self.inode.size == self.inode.disk_size
+    }
+
+    /// Checks whether the inode is not open and has no pages to be written.
+    pub fn is_unused(&self) -> bool {
         self.opens == 0
-            && !self.dirty
-            && self.inode.size == self.inode.disk_size
             && self.promised.is_empty()
             && self.in_place.is_empty()
             && self.writes.is_empty()

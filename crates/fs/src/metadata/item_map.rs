@@ -1,14 +1,17 @@
 //! The metadata as one map: the active changes, those being committed, and the last commit.
 //!
 //! **Invariant:** a reader sees the newest of the three for each key. Changes go to the active ones
-//! only, through `Op`, which can undo them.
+//! only, through `Op`, which can undo them. A search of the last commit is expensive, and inodes
+//! younger than it have nothing there; so the map knows the last object of each layer, and does not
+//! search beyond it.
 
 use crate::error::Result;
-use crate::format::key::{Direction, Key};
+use crate::format::key::{Direction, Key, TreeId};
 use crate::metadata::database::{Base, BaseRange, SpaceChange};
 use crate::metadata::journal::Delta;
 use crate::metadata::overlay::{Change, Overlay};
 use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::iter::Peekable;
 use std::sync::Arc;
 
@@ -17,6 +20,8 @@ pub(crate) struct ItemMap {
     pub active: Overlay,
     frozen: Option<Arc<Overlay>>,
     base: Arc<Base>,
+    /// For some layers, a number that no object of the layer in the last commit exceeds.
+    last_objects: HashMap<TreeId, u64>,
     /// Keys changed since the last record of the journal; may contain duplicates.
     unlogged: Vec<Key>,
     /// Blocks allocated or freed since the last record, and since the last freeze.
@@ -36,10 +41,27 @@ impl ItemMap {
             active: Overlay::default(),
             frozen: None,
             base: Arc::new(base),
+            last_objects: HashMap::new(),
             unlogged: Vec::new(),
             unlogged_space: Vec::new(),
             space: Vec::new(),
         }
+    }
+
+    /// Finds the last object of a layer in the last commit, so that later ones are not searched
+    /// for there.
+    pub fn find_last_object(&mut self, layer: TreeId) -> Result<()> {
+        let (from, to) = Key::layer(layer);
+        let last = self.base.range(from, to)?.next(Direction::Backward)?;
+        let object = last.map_or(0, |(key, _)| key.object);
+        self.last_objects.insert(layer, object);
+        Ok(())
+    }
+
+    /// Reports whether the last commit may have items of an object.
+    fn is_in_base(&self, layer: TreeId, object: u64) -> bool {
+        let last = self.last_objects.get(&layer);
+        last.is_none_or(|last| object <= *last)
     }
 
     /// Applies a record of the journal.
@@ -52,6 +74,9 @@ impl ItemMap {
         let frozen = || self.frozen.as_ref().and_then(|f| f.get(key));
         if let Some(change) = self.active.get(key).or_else(frozen) {
             return change.value().map(read).transpose();
+        }
+        if !self.is_in_base(key.layer, key.object) {
+            return Ok(None);
         }
         match self.base.get(key)? {
             Some(value) => read(value.value()).map(Some),
@@ -96,7 +121,11 @@ impl ItemMap {
             return Ok(());
         }
         let frozen = self.frozen.as_deref();
-        let base = self.base.range(from, to)?;
+        let base = if from.layer == to.layer && !self.is_in_base(from.layer, from.object) {
+            BaseRange::empty()
+        } else {
+            self.base.range(from, to)?
+        };
         let active = self.active.range(from, to);
         let frozen = frozen.into_iter().flat_map(|f| f.range(from, to));
         match direction {
@@ -177,6 +206,11 @@ impl ItemMap {
     /// lock.
     pub fn committed(&mut self, base: Base) -> impl Sized + use<> {
         let frozen = self.frozen.take();
+        for (layer, last) in &mut self.last_objects {
+            let (from, to) = Key::layer(*layer);
+            let newest = frozen.as_ref().and_then(|f| f.range(from, to).next_back());
+            *last = newest.map_or(*last, |(key, _)| key.object.max(*last));
+        }
         (frozen, std::mem::replace(&mut self.base, Arc::new(base)))
     }
 }

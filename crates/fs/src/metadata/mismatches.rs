@@ -8,11 +8,15 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Number of blocks that are reported; further ones are only counted.
 const REPORTED_MAX: usize = 1024;
 
+/// Number of places that are kept to be shown.
+const SHOWN_MAX: usize = 3;
+
 /// Blocks found since the file system was opened.
 #[derive(Default)]
 pub(crate) struct Mismatches {
     count: AtomicU64,
     reported: Mutex<HashSet<(TreeId, Ino, u64)>>,
+    shown: Mutex<Vec<String>>,
 }
 
 impl Mismatches {
@@ -21,6 +25,19 @@ impl Mismatches {
         self.count.fetch_add(1, Relaxed);
         let mut reported = self.reported.lock().expect("no panic under this lock");
         reported.len() < REPORTED_MAX && reported.insert((tree, ino, offset))
+    }
+
+    /// Keeps the description of a block, if it is one of the first.
+    pub fn show(&self, place: String) {
+        let mut shown = self.shown.lock().expect("no panic under this lock");
+        if shown.len() < SHOWN_MAX {
+            shown.push(place);
+        }
+    }
+
+    /// Returns the descriptions of the first blocks.
+    pub fn shown(&self) -> Vec<String> {
+        self.shown.lock().expect("no panic under this lock").clone()
     }
 
     /// Returns the number of reads of such blocks.
@@ -40,5 +57,7 @@ mod tests {
         let reported = (0..5000).filter(|block| found.add(2, 2, block * 4096));
         assert_eq!(reported.count(), REPORTED_MAX - 2);
         assert_eq!(found.count(), 5003);
+        (0..9).for_each(|place| found.show(place.to_string()));
+        assert_eq!(found.shown(), ["0", "1", "2"]);
     }
 }

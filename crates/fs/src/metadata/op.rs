@@ -5,7 +5,7 @@
 //! next holder of the lock sees the state either before or after an operation, never in between.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Ino, Item, TreeId};
+use crate::format::key::{Ino, PLACE_MAX, TreeId};
 use crate::format::record::{Inode, Run, Time};
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::shared::FsShared;
@@ -107,6 +107,11 @@ impl<'a> Op<'a> {
         self.fs.changes.notify();
     }
 
+    /// Returns the generation of new inodes.
+    pub fn generation(&self) -> u32 {
+        self.fs.generation
+    }
+
     /// Returns the allocator.
     pub fn space(&self) -> &'a Space {
         &self.fs.space
@@ -191,7 +196,7 @@ impl<'a> Op<'a> {
         let id = self.tree;
         let tree = self.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         let number = tree.record.next_ino;
-        if number >= crate::format::key::PLACE_MAX >> 1 {
+        if number >= PLACE_MAX >> 1 {
             return Err(Error::new(Kind::NoSpace, "inode numbers are exhausted"));
         }
         tree.record.next_ino += 1;
@@ -234,43 +239,6 @@ impl<'a> Op<'a> {
             tree.promised = tree.promised.saturating_sub(blocks);
         }
         self.fs.space.release_reserved(blocks);
-    }
-
-    /// Removes all items of an inode: its extents, attributes, target and record.
-    pub fn destroy(&mut self, ino: Ino) -> Result<()> {
-        let tree = self.tree;
-        let inode = self.inode(tree, ino)?;
-        let blocks = 0..crate::format::record::FILE_SIZE_MAX / crate::format::record::BLOCK_BYTES;
-        let gone = self.unmap(tree, ino, blocks.clone())?;
-        if gone != inode.blocks {
-            let text = format!(
-                "inode {ino}: block count is {}, but {gone} were found",
-                inode.blocks
-            );
-            return Err(Error::corrupt(text));
-        }
-        for item in [Item::Xattr, Item::Target] {
-            let mut places = Vec::new();
-            self.scan(
-                tree,
-                ino,
-                (item, 0, crate::format::key::PLACE_MAX),
-                |place, _| {
-                    places.push(place);
-                    Ok(true)
-                },
-            )?;
-            for place in places {
-                self.delete(tree, ino, (item, place))?;
-            }
-        }
-        self.delete(tree, ino, (Item::Inode, 0))?;
-        self.use_blocks(-(gone as i64));
-        self.use_inodes(-1);
-        // Nothing can fail from here on.
-        self.remove_wanted(ino, blocks);
-        self.cores.remove(&(tree, ino));
-        Ok(())
     }
 }
 

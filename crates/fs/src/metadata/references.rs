@@ -53,6 +53,9 @@ impl State {
     /// Collects the parts of a run by their number of references, after splitting the records that
     /// extend beyond either end of it.
     fn counts(&mut self, run: Run) -> Result<Vec<(Run, u32)>> {
+        if !self.may_share {
+            return Ok(vec![(run, 1)]);
+        }
         for cut in [run.start, run.end()] {
             let Some((first, shared)) = self.shared_at(cut)? else {
                 continue;

@@ -11,12 +11,14 @@ use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::name_hash::Hasher;
 use crate::format::record::Time;
+use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
 use crate::metadata::database::Db;
 use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::tree_signal::TreeSignal;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -77,6 +79,9 @@ pub(crate) struct FsShared {
     /// Notified of each change.
     pub changes: ChangeSignal,
     pub mismatches: Mismatches,
+    /// Notified of each fileset or snapshot that is created, renamed or removed.
+    pub trees_changed: TreeSignal,
+    pub attached: Attached,
 }
 
 impl FsShared {

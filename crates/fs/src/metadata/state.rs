@@ -16,11 +16,13 @@
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Inode, Run, TreeRecord};
+use crate::metadata::absent::AbsentNames;
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::{Change, Prior};
+use crate::metadata::sums::PendingSums;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
@@ -47,10 +49,18 @@ pub(crate) struct State {
     pub bounds: Range<u64>,
     /// Whether file data has checksums.
     pub checksums: bool,
+    /// Checksums that the next record of the journal makes items.
+    pub pending_sums: PendingSums,
     /// Undo log of the current operation.
     pub steps: Vec<Step>,
     /// Blocks that the current operation allocated or freed.
     pub space: Vec<SpaceChange>,
+    /// Whether there may be a record of shared blocks. Without snapshots there is none.
+    pub may_share: bool,
+    /// Names that were looked up in vain.
+    pub absent: AbsentNames,
+    /// Number of changes to items of each kind, in all trees.
+    pub item_changes: [u64; Item::ALL.len()],
 }
 
 /// A fileset or a snapshot in memory.
@@ -64,6 +74,8 @@ pub(crate) struct Tree {
     pub replacing: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub item_usage: Option<ItemUsage>,
+    /// Whether the fileset is being rolled back, so that nothing may use it.
+    pub restoring: bool,
     /// Snapshots of the fileset, oldest first.
     pub snapshots: Vec<TreeId>,
 }
@@ -77,6 +89,7 @@ impl Tree {
             promised: 0,
             replacing: 0,
             item_usage: None,
+            restoring: false,
             snapshots: Vec::new(),
         }
     }
@@ -102,7 +115,7 @@ impl Tree {
     }
 
     pub fn is_limited(&self) -> bool {
-        let is_fileset = self.record.origin == 0 && !self.record.removing;
+        let is_fileset = self.record.origin == 0 && !self.record.removing && !self.restoring;
         is_fileset && (self.record.quota_blocks != 0 || self.record.quota_inodes != 0)
     }
 }
@@ -118,15 +131,21 @@ pub(crate) enum Step {
 }
 
 impl State {
-    /// Returns a tree that exists and is not being removed.
+    /// Returns a tree that exists and is neither being removed nor rolled back.
     pub fn tree(&self, id: TreeId) -> Result<&Tree> {
         let tree = self.trees.get(&id).filter(|tree| !tree.record.removing);
-        tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))
+        let tree = tree.ok_or_else(|| Error::new(Kind::NotFound, "no such fileset or snapshot"))?;
+        if tree.restoring {
+            let text = "the rollback of the fileset is incomplete; open the file system for writing \
+                        to complete it";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        Ok(tree)
     }
 
     /// Finds the layers to search for a tree: those of snapshots first, then that of the fileset.
     fn layers(&self, id: TreeId) -> Result<(&[TreeId], TreeId)> {
-        let tree = self.trees.get(&id).ok_or(Kind::NotFound)?;
+        let tree = self.tree(id)?;
         let origin = match tree.record.origin {
             0 => return Ok((&[], id)),
             origin => origin,
@@ -156,7 +175,7 @@ impl State {
         self.get_key(tree, Key::item(tree, ino, item, place), read)
     }
 
-    fn get_key<T>(
+    pub fn get_key<T>(
         &self,
         tree: TreeId,
         key: Key,
@@ -184,15 +203,26 @@ impl State {
         (item, from, to): (Item, u64, u64),
         mut take: impl FnMut(u64, &[u8]) -> Result<bool>,
     ) -> Result<()> {
-        let (snapshots, origin) = self.layers(tree)?;
         let (from, to) = (
-            Key::item(origin, ino, item, from),
-            Key::item(origin, ino, item, to),
+            Key::item(tree, ino, item, from),
+            Key::item(tree, ino, item, to),
         );
+        self.scan_keys(tree, from, to, |key, value| take(key.place(), value))
+    }
+
+    /// Passes the items of a tree from one key to another, both included, to `take` until that
+    /// returns `false`. The layer of the keys has no meaning.
+    pub fn scan_keys(
+        &self,
+        tree: TreeId,
+        from: Key,
+        to: Key,
+        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+    ) -> Result<()> {
+        let (snapshots, origin) = self.layers(tree)?;
+        let (from, to) = (from.in_layer(origin), to.in_layer(origin));
         if snapshots.is_empty() {
-            return self
-                .items
-                .scan(from, to, |key, value| take(key.place(), value));
+            return self.items.scan(from, to, take);
         }
         let mut next = Some(from);
         while let Some(at) = next.filter(|at| *at <= to) {
@@ -201,7 +231,7 @@ impl State {
             };
             let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
             if let Some(value) = value
-                && !take(key.place(), &value)?
+                && !take(key, &value)?
             {
                 return Ok(());
             }
@@ -246,28 +276,14 @@ impl State {
     pub fn scan_tree(
         &self,
         tree: TreeId,
-        mut take: impl FnMut(Key, &[u8]) -> Result<bool>,
+        take: impl FnMut(Key, &[u8]) -> Result<bool>,
     ) -> Result<()> {
-        let (snapshots, origin) = self.layers(tree)?;
-        let (from, to) = Key::layer(origin);
-        if snapshots.is_empty() {
-            return self.items.scan(from, to, take);
+        let (mut from, to) = Key::layer(tree);
+        if !self.layers(tree)?.0.is_empty() {
+            // Orphans belong to the present state; a snapshot has none.
+            from = Key::inode(tree, 1).0;
         }
-        // Orphans belong to the present state; a snapshot has none.
-        let mut next = Some(Key::inode(origin, 1).0);
-        while let Some(at) = next.filter(|at| *at <= to) {
-            let Some(key) = self.nearest(snapshots, origin, (at, to), Direction::Forward)? else {
-                return Ok(());
-            };
-            let value = self.get_key(tree, key, |bytes| Ok(bytes.to_vec()))?;
-            if let Some(value) = value
-                && !take(key, &value)?
-            {
-                return Ok(());
-            }
-            next = key.next();
-        }
-        Ok(())
+        self.scan_keys(tree, from, to, take)
     }
 
     /// Finds the first key in this direction of any layer between two keys, both included. Its
@@ -385,14 +401,28 @@ impl State {
         Ok(())
     }
 
+    /// Returns the number of changes to items of a kind, in all trees.
+    pub fn changes_of(&self, item: Item) -> u64 {
+        self.item_changes[item as usize]
+    }
+
+    fn count_change(&mut self, key: &Key) {
+        if let Some(item) = key.kind() {
+            self.item_changes[item as usize] += 1;
+        }
+    }
+
     /// Sets a key, without saving the old value for a snapshot.
     pub fn put_key(&mut self, key: Key, value: Vec<u8>, prior: Prior) {
+        self.count_change(&key);
+        self.may_share |= key.is_in(Section::Shared);
         let before = self.items.active.put(key, value.into(), prior);
         self.steps.push(Step::Item(key, before));
     }
 
     /// Removes a key, without saving the old value for a snapshot.
     pub fn delete_key(&mut self, key: Key) {
+        self.count_change(&key);
         let before = self.items.active.delete(key);
         self.steps.push(Step::Item(key, before));
     }
@@ -483,10 +513,12 @@ impl State {
     /// Switches to a tree that was built from scratch.
     pub fn rebuilt(&mut self, base: crate::metadata::database::Base) {
         self.items.rebuilt(base);
+        self.absent = AbsentNames::default();
+        self.may_share = true;
     }
 
-    /// Writes the state that only memory has to the items: times and sizes of written files, and
-    /// usage of trees.
+    /// Writes the state that only memory has to the items: times and sizes of written files,
+    /// checksums, and usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
         while let Some(name) = self.dirty_cores.pop() {
             let Some(core) = self.cores.get_mut(&name) else {
@@ -499,6 +531,7 @@ impl State {
             }
             self.forget_idle(name);
         }
+        self.materialize_sums()?;
         let changed: Vec<TreeId> = self
             .trees
             .iter()
@@ -551,6 +584,7 @@ impl State {
         while let Some(step) = self.steps.pop() {
             match step {
                 Step::Item(key, before) => {
+                    self.count_change(&key);
                     self.items.active.set(key, before);
                 }
                 Step::ItemUsage(tree, held) => {

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, PLACE_MAX};
 use crate::format::record::{FileType, Inode, NAME_MAX, Time, XATTR_VALUE_MAX, Xattr};
 use crate::metadata::op::Op;
@@ -55,16 +56,33 @@ pub enum SetXattr {
 /// Age in seconds at which a read updates the access time even without a change.
 const ACCESS_SECONDS: i64 = 24 * 3600;
 
+/// Checks that the flags of an inode permit a change of its attributes.
+fn check_flags(inode: &Inode, set: &SetAttr) -> Result<()> {
+    // A client that tracks times itself sends those of changes that were permitted.
+    let exact = |time| matches!(time, Some(SetTime::To(_)));
+    let is_time = (exact(set.accessed) || exact(set.modified)) && set.changed.is_none();
+    let others = (set.permissions, set.uid, set.gid) != (None, None, None);
+    if is_time || others {
+        inode.flags.check_unlocked()
+    } else {
+        inode.flags.check_mutable()
+    }
+}
+
 impl Fileset {
     /// Updates the access time after a file was read or a directory listed, if it is out of date:
-    /// once after each change, and once a day (the `relatime` of mount(8)).
+    /// once after each change, and once a day (the `relatime` of mount(8)), or `always`.
     ///
     /// # Errors
     /// [`Kind::Stale`].
-    pub fn note_read(&self, ino: Ino) -> Result<()> {
+    pub fn note_read(&self, ino: Ino, always: bool) -> Result<()> {
         let now = (self.fs.options.clock)();
         let is_old = |inode: &Inode| {
-            inode.accessed <= inode.modified.max(inode.changed)
+            if inode.flags.has(InodeFlags::NO_ACCESS_TIME) {
+                return false;
+            }
+            always
+                || inode.accessed <= inode.modified.max(inode.changed)
                 || inode.accessed.seconds.saturating_add(ACCESS_SECONDS) <= now.seconds
         };
         let state = self.fs.read();
@@ -88,7 +106,8 @@ impl Fileset {
     /// Changes attributes.
     ///
     /// # Errors
-    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: an invalid time.
+    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: an invalid time; [`Kind::NotPermitted`]:
+    /// the flags of the inode.
     pub fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.fs.with_room(|| self.try_set_attr(ino, set))
     }
@@ -103,6 +122,7 @@ impl Fileset {
             Some(_) => Err(Error::from(Kind::Invalid)),
         };
         let mut inode = op.read_inode(ino)?;
+        check_flags(&inode, set)?;
         if set.size.is_none_or(|size| size > inode.size) {
             op.check_kept_room()?;
         }
@@ -129,6 +149,28 @@ impl Fileset {
             op.change(ino, |inode| inode.modified = to)?;
         }
         let inode = op.read_inode(ino)?;
+        op.finish();
+        Ok(Attr { ino, inode })
+    }
+
+    /// Replaces the flags of a file or a directory, except bits that this code does not know. The
+    /// caller checks who may do so.
+    ///
+    /// # Errors
+    /// [`Kind::Unsupported`]: unknown flags, or an inode of another type.
+    pub fn set_flags(&self, ino: Ino, flags: InodeFlags) -> Result<Attr> {
+        let mut op = Op::begin(&self.fs, self.id)?;
+        let mut inode = op.read_inode(ino)?;
+        if !inode.kind.has_flags() || flags.0 & !InodeFlags::KNOWN.0 != 0 {
+            return Err(Error::new(
+                Kind::Unsupported,
+                "files and directories have the flags a, A, d and i only",
+            ));
+        }
+        op.check_kept_room()?;
+        let unknown = inode.flags.0 & !InodeFlags::KNOWN.0;
+        (inode.flags, inode.changed) = (InodeFlags(flags.0 | unknown), op.now);
+        op.set_inode(self.id, ino, inode.clone())?;
         op.finish();
         Ok(Attr { ino, inode })
     }
@@ -200,6 +242,7 @@ impl Fileset {
     /// [`Kind::Exists`], [`Kind::NoAttribute`]: the precondition `how` is not met. [`Kind::Range`]:
     /// the name is empty or too long. [`Kind::TooBig`]: the value is too long. [`Kind::NoSpace`]:
     /// too many names. [`Kind::Quota`]. [`Kind::Invalid`]: an invalid access control list.
+    /// [`Kind::NotPermitted`]: the flags of the inode.
     pub fn set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         if name.is_empty() || name.len() > NAME_MAX || name.contains(&0) {
             return Err(Kind::Range.into());
@@ -213,7 +256,7 @@ impl Fileset {
 
     fn try_set_xattr(&self, ino: Ino, name: &[u8], value: &[u8], how: SetXattr) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
-        op.read_inode(ino)?;
+        op.read_inode(ino)?.flags.check_unlocked()?;
         let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
         match (&found, how) {
             (Slot::Taken(..), SetXattr::Create) => return Err(Kind::Exists.into()),
@@ -287,10 +330,10 @@ impl Fileset {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// [`Kind::NoAttribute`].
+    /// [`Kind::NoAttribute`]; [`Kind::NotPermitted`]: the flags of the inode.
     pub fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
-        op.read_inode(ino)?;
+        op.read_inode(ino)?.flags.check_unlocked()?;
         let found = op.xattr(&self.fs.hasher, self.id, ino, name)?;
         let Slot::Taken(place, _) = found else {
             return Err(Kind::NoAttribute.into());

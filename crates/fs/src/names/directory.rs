@@ -1,14 +1,17 @@
-//! Names: looking up, creating, linking, removing, renaming, listing.
+//! Names: looking up, creating, linking, removing, listing.
 //!
 //! **Invariant:** the link count of an inode is the number of its names (for a directory: 2, plus
 //! one for each subdirectory); an inode without a name is removed, or listed as an orphan until its
 //! last user has closed it. Deliberately absent: access control. The kernel does that for a mount,
-//! the access lists of AFS for the file server.
+//! the access lists of AFS for the file server. The flags of inodes are no access control: they hold
+//! for every client.
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, PLACE_MAX};
 use crate::format::record::{Entry, FileType, Inode, LINKS_MAX, TARGET_MAX, Xattr};
+use crate::metadata::inode_state::InodeState;
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
@@ -56,17 +59,6 @@ impl New {
     }
 }
 
-/// How [`Fileset::rename`] treats an existing target name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rename {
-    /// Replaces it; its inode loses the name.
-    Replace,
-    /// Fails.
-    NoReplace,
-    /// Exchanges the two names; fails if there is no target.
-    Exchange,
-}
-
 /// Entry of a directory as listed by [`Fileset::read_dir`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirEntry<'a> {
@@ -111,6 +103,26 @@ impl Fileset {
     /// [`Kind::Exists`], [`Kind::NotFound`] and [`Kind::NotDirectory`] for the directory,
     /// [`Kind::NoSpace`], [`Kind::Quota`], [`Kind::NameTooLong`], [`Kind::ReadOnly`].
     pub fn create(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        self.create_then(dir, name, new, |_, _| {})
+    }
+
+    /// Creates a file as [`Fileset::create`] does, and opens it.
+    ///
+    /// # Errors
+    /// As [`Fileset::create`].
+    pub fn create_open(&self, dir: Ino, name: &[u8], new: &New) -> Result<Attr> {
+        self.create_then(dir, name, new, |op, attr| {
+            self.add_core(op, attr).opens = 1;
+        })
+    }
+
+    fn create_then(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        new: &New,
+        last: impl Fn(&mut Op, &Attr),
+    ) -> Result<Attr> {
         if new.kind == FileType::Symlink {
             return Err(Error::new(Kind::Invalid, "a symbolic link needs a target"));
         }
@@ -118,9 +130,16 @@ impl Fileset {
             let mut op = Op::begin(&self.fs, self.id)?;
             let attr = self.make(&mut op, dir, name, new)?;
             op.check_held()?;
+            last(&mut op, &attr);
             op.finish();
             Ok(attr)
         })
+    }
+
+    /// Adds the in-memory state of a new inode. Not undone with the operation, so it comes last.
+    fn add_core<'a>(&self, op: &'a mut Op, attr: &Attr) -> &'a mut InodeState {
+        let core = op.cores.entry((self.id, attr.ino));
+        core.or_insert_with(|| InodeState::new(attr.inode.clone()))
     }
 
     /// Creates a regular file without a name, opened once already (`O_TMPFILE` of open(2)): its
@@ -148,9 +167,9 @@ impl Fileset {
                 Vec::new(),
                 Prior::Absent,
             )?;
-            let core = op.core(attr.ino)?;
-            (core.opens, core.unnamed) = (1, true);
             op.check_held()?;
+            let core = self.add_core(&mut op, &attr);
+            (core.opens, core.unnamed) = (1, true);
             op.finish();
             Ok(attr)
         })
@@ -242,8 +261,9 @@ impl Fileset {
 
     /// Creates an inode with its attributes, inheriting from the directory; the caller adds the
     /// name.
-    fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
+    pub(super) fn make_inode(&self, op: &mut Op, dir: Ino, new: &New) -> Result<Attr> {
         let parent = op.directory(self.id, dir)?;
+        parent.flags.check_mutable()?;
         op.check_new_inode()?;
         let is_dir = new.kind == FileType::Directory;
         if is_dir && parent.links >= LINKS_MAX {
@@ -257,7 +277,8 @@ impl Fileset {
             links: if is_dir { 2 } else { 1 },
             uid: new.uid,
             gid: if inherits { parent.gid } else { new.gid },
-            rdev: new.rdev,
+            rdev: if new.kind.has_flags() { 0 } else { new.rdev },
+            flags: InodeFlags::default(),
             generation: self.fs.generation,
             size: 0,
             disk_size: 0,
@@ -343,7 +364,8 @@ impl Fileset {
     /// Adds a name to a file, or the first one to an unnamed file.
     ///
     /// # Errors
-    /// [`Kind::NotPermitted`]: a directory. [`Kind::NotFound`]: a file that has lost all its names.
+    /// [`Kind::NotPermitted`]: a directory, or the flags of the inode or of the directory.
+    /// [`Kind::NotFound`]: a file that has lost all its names.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
         self.fs.with_room(|| self.try_link(ino, dir, name))
@@ -366,10 +388,11 @@ impl Fileset {
         if inode.links >= LINKS_MAX {
             return Err(Kind::TooManyLinks.into());
         }
-        op.directory(self.id, dir)?;
+        op.directory(self.id, dir)?.flags.check_mutable()?;
         let Slot::Free(place) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
             return Err(Kind::Exists.into());
         };
+        inode.flags.check_unlocked()?;
         op.check_room()?;
         let kind = inode.kind;
         let entry = Entry { ino, kind, name };
@@ -395,7 +418,8 @@ impl Fileset {
     /// without links it is removed, or will be when it is closed.
     ///
     /// # Errors
-    /// [`Kind::IsDirectory`], [`Kind::NotFound`].
+    /// [`Kind::IsDirectory`], [`Kind::NotFound`], [`Kind::NotPermitted`]: the flags of the inode or
+    /// of the directory.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
         self.remove(dir, name, Removal::Unlink)
     }
@@ -416,7 +440,7 @@ impl Fileset {
         let is_dir = removal == Removal::Rmdir;
         check_name(name)?;
         let mut op = Op::begin(&self.fs, self.id)?;
-        op.directory(self.id, dir)?;
+        let parent = op.directory(self.id, dir)?;
         let Slot::Taken(place, (ino, kind)) = op.entry(&self.fs.hasher, self.id, dir, name)? else {
             return Err(Kind::NotFound.into());
         };
@@ -425,6 +449,8 @@ impl Fileset {
             (false, true) => return Err(Kind::NotDirectory.into()),
             _ => {}
         }
+        parent.flags.check_unlocked()?;
+        op.read_inode(ino)?.flags.check_unlocked()?;
         op.delete(self.id, dir, (Item::Entry, place))?;
         let now = op.now;
         op.change(dir, |parent| {
@@ -442,7 +468,7 @@ impl Fileset {
 
     /// Drops a link of an inode whose entry was removed. Comes last in its operation. Returns the
     /// inode, and whether the caller has to remove it after the operation.
-    fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
+    pub(super) fn drop_link(&self, op: &mut Op, ino: Ino) -> Result<(Inode, bool)> {
         let mut inode = op.read_inode(ino)?;
         if inode.is_dir() && inode.entries > 0 {
             return Err(Kind::NotEmpty.into());
@@ -457,8 +483,8 @@ impl Fileset {
             .cores
             .get(&(self.id, ino))
             .is_some_and(|core| core.opens > 0);
-        if inode.links == 0 && !is_open && self.is_small(op, ino)? {
-            op.destroy(ino)?;
+        if inode.links == 0 && !is_open && self.is_small(op, ino, &inode)? {
+            op.destroy(ino, &inode)?;
             return Ok((inode, false));
         }
         let left = inode.links == 0 && !is_open;
@@ -470,202 +496,17 @@ impl Fileset {
     }
 
     /// Checks whether an inode has few enough extents to be removed in one operation.
-    fn is_small(&self, op: &Op, ino: Ino) -> Result<bool> {
+    fn is_small(&self, op: &Op, ino: Ino, inode: &Inode) -> Result<bool> {
+        // No extent is empty.
+        if inode.blocks <= EXTENTS_AT_ONCE as u64 {
+            return Ok(true);
+        }
         let mut extents = 0;
         op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
             extents += 1;
             Ok(extents <= EXTENTS_AT_ONCE)
         })?;
         Ok(extents <= EXTENTS_AT_ONCE)
-    }
-
-    /// Renames, also across directories; at every moment, and after a crash, each of the inodes has
-    /// one of its names. Returns the replaced inode as [`Fileset::unlink`] does.
-    ///
-    /// # Errors
-    /// [`Kind::Invalid`]: moving a directory below itself. [`Kind::NotEmpty`],
-    /// [`Kind::IsDirectory`], [`Kind::NotDirectory`]: the target cannot be replaced.
-    /// [`Kind::Exists`] with [`Rename::NoReplace`].
-    pub fn rename(
-        &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
-        how: Rename,
-    ) -> Result<Option<Attr>> {
-        check_name(from.1)?;
-        check_name(to.1)?;
-        let replaced = self.fs.with_room(|| self.try_rename(from, to, how))?;
-        let Some((ino, (inode, left))) = replaced else {
-            return Ok(None);
-        };
-        if left {
-            self.remove_orphan(ino)?;
-        }
-        Ok(Some(Attr { ino, inode }))
-    }
-
-    /// Renames; the caller removes the replaced inode if it is left.
-    fn try_rename(
-        &self,
-        from: (Ino, &[u8]),
-        to: (Ino, &[u8]),
-        how: Rename,
-    ) -> Result<Option<(Ino, (Inode, bool))>> {
-        let mut op = Op::begin(&self.fs, self.id)?;
-        op.check_kept_room()?;
-        op.directory(self.id, from.0)?;
-        op.directory(self.id, to.0)?;
-        let Slot::Taken(place, moved) = op.entry(&self.fs.hasher, self.id, from.0, from.1)? else {
-            return Err(Kind::NotFound.into());
-        };
-        let source = Named {
-            dir: from.0,
-            name: from.1,
-            place,
-            ino: moved.0,
-            kind: moved.1,
-        };
-        let target = op.entry(&self.fs.hasher, self.id, to.0, to.1)?;
-        self.refuse_loop(&op, &source, to.0)?;
-        let mut replaced = None;
-        match (target, how) {
-            (Slot::Taken(..), Rename::NoReplace) => return Err(Kind::Exists.into()),
-            (Slot::Free(_), Rename::Exchange) => return Err(Kind::NotFound.into()),
-            (Slot::Taken(_, (ino, _)), _) if ino == source.ino => return Ok(None),
-            (Slot::Taken(place, (ino, kind)), how) => {
-                let target = Named {
-                    dir: to.0,
-                    name: to.1,
-                    place,
-                    ino,
-                    kind,
-                };
-                if how == Rename::Exchange {
-                    self.refuse_loop(&op, &target, from.0)?;
-                    self.exchange(&mut op, &source, &target)?;
-                } else {
-                    replaced = Some((ino, self.replace(&mut op, &source, &target)?));
-                }
-            }
-            (Slot::Free(place), _) => {
-                op.check_room()?;
-                self.take_name(&mut op, &source)?;
-                let target = Named {
-                    dir: to.0,
-                    name: to.1,
-                    place,
-                    ..source
-                };
-                self.give_name(&mut op, &target, Prior::Absent)?;
-            }
-        }
-        // Once per directory, however many names changed: clients see one change per version.
-        let now = op.now;
-        op.change(from.0, |dir| dir.touch(now))?;
-        if to.0 != from.0 {
-            op.change(to.0, |dir| dir.touch(now))?;
-        }
-        op.check_held()?;
-        op.finish();
-        Ok(replaced)
-    }
-
-    /// Checks that a directory is not moved below itself.
-    fn refuse_loop(&self, op: &Op, moved: &Named, dir: Ino) -> Result<()> {
-        if moved.kind != FileType::Directory || moved.dir == dir {
-            return Ok(());
-        }
-        let mut at = dir;
-        for _ in 0..DEPTH_MAX {
-            if at == moved.ino {
-                return Err(Error::new(
-                    Kind::Invalid,
-                    "cannot move a directory into itself or a subdirectory of itself",
-                ));
-            }
-            if at == ROOT {
-                return Ok(());
-            }
-            at = op.read_inode(at)?.parent;
-        }
-        Err(Error::corrupt(format!(
-            "inode {dir}: not reachable from the root"
-        )))
-    }
-
-    fn replace(&self, op: &mut Op, source: &Named, target: &Named) -> Result<(Inode, bool)> {
-        match (source.is_dir(), target.is_dir()) {
-            (true, false) => return Err(Kind::NotDirectory.into()),
-            (false, true) => return Err(Kind::IsDirectory.into()),
-            _ => {}
-        }
-        if target.is_dir() && op.read_inode(target.ino)?.entries > 0 {
-            return Err(Kind::NotEmpty.into());
-        }
-        self.take_name(op, source)?;
-        self.take_name(op, target)?;
-        let new = Named {
-            dir: target.dir,
-            name: target.name,
-            place: target.place,
-            ..*source
-        };
-        self.give_name(op, &new, Prior::Possible)?;
-        self.drop_link(op, target.ino)
-    }
-
-    fn exchange(&self, op: &mut Op, source: &Named, target: &Named) -> Result<()> {
-        self.take_name(op, source)?;
-        self.take_name(op, target)?;
-        for (what, place) in [(source, target), (target, source)] {
-            let new = Named {
-                ino: what.ino,
-                kind: what.kind,
-                ..*place
-            };
-            self.give_name(op, &new, Prior::Possible)?;
-        }
-        Ok(())
-    }
-
-    /// Removes an entry from its directory. The caller handles the inode, and records the change of
-    /// the directory's content.
-    fn take_name(&self, op: &mut Op, named: &Named) -> Result<()> {
-        op.delete(self.id, named.dir, (Item::Entry, named.place))?;
-        op.change(named.dir, |dir| {
-            dir.entries = dir.entries.saturating_sub(1);
-            dir.links = dir.links.saturating_sub(named.is_dir().into());
-        })
-    }
-
-    /// Adds an entry for an inode that has just lost another. The caller records the change of the
-    /// directory's content. `prior` is that of the entry's place.
-    fn give_name(&self, op: &mut Op, named: &Named, prior: Prior) -> Result<()> {
-        let entry = Entry {
-            ino: named.ino,
-            kind: named.kind,
-            name: named.name,
-        };
-        op.put(
-            self.id,
-            named.dir,
-            (Item::Entry, named.place),
-            entry.encode(),
-            prior,
-        )?;
-        let now = op.now;
-        op.change(named.dir, |dir| {
-            dir.entries += 1;
-            dir.links += u32::from(named.is_dir());
-        })?;
-        op.change(named.ino, |inode| {
-            inode.changed = now;
-            if inode.parent != named.dir {
-                inode.parent = named.dir;
-                // The `..` of a directory changes with its parent.
-                inode.data_version += u64::from(inode.is_dir());
-            }
-        })
     }
 
     /// Passes the entries of a directory after a cookie to `take` until that returns `false`.
@@ -741,9 +582,6 @@ impl Fileset {
     }
 }
 
-/// Largest depth of a directory; a longer path to the root is a loop.
-const DEPTH_MAX: usize = 1 << 20;
-
 /// Call that removes a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Removal {
@@ -751,20 +589,4 @@ enum Removal {
     Unlink,
     /// Removes an empty directory.
     Rmdir,
-}
-
-/// Entry and its location.
-#[derive(Clone, Copy)]
-struct Named<'a> {
-    dir: Ino,
-    name: &'a [u8],
-    place: u64,
-    ino: Ino,
-    kind: FileType,
-}
-
-impl Named<'_> {
-    fn is_dir(&self) -> bool {
-        self.kind == FileType::Directory
-    }
 }

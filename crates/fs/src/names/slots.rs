@@ -8,7 +8,7 @@
 //! have cookies.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Ino, Item, TreeId};
+use crate::format::key::{Ino, Item, Key, TreeId};
 use crate::format::name_hash::{Hasher, SLOTS};
 use crate::format::record::{Entry, FileType, NAME_MAX, Xattr, is_name};
 use crate::metadata::state::State;
@@ -31,6 +31,11 @@ impl State {
         first: u64,
         matching: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Slot<T>> {
+        let (key, changes) = (Key::item(tree, ino, item, first), self.changes_of(item));
+        if let Some(free) = self.absent.find(key, changes) {
+            // The tree may have been removed since.
+            return self.tree(tree).map(|_| Slot::Free(free));
+        }
         // Nearly every existing name is at its first place.
         let there = self.get(tree, ino, (item, first), &matching)?;
         if let Some(value) = there.flatten() {
@@ -48,7 +53,10 @@ impl State {
         })?;
         match found {
             Some((place, value)) => Ok(Slot::Taken(place, value)),
-            None if free < first + SLOTS => Ok(Slot::Free(free)),
+            None if free < first + SLOTS => {
+                self.absent.add(key, free, changes);
+                Ok(Slot::Free(free))
+            }
             None => Err(Error::new(
                 Kind::NoSpace,
                 "too many names with the same hash",

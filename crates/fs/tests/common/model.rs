@@ -54,6 +54,20 @@ impl Model {
         }
     }
 
+    /// Returns the state for a snapshot: no file is open, and those without a name are not seen.
+    pub fn frozen(&self) -> Model {
+        let mut frozen = self.clone();
+        frozen.nodes.retain(|_, node| node.links > 0);
+        frozen.nodes.values_mut().for_each(|node| node.opens = 0);
+        frozen
+    }
+
+    /// Returns to an earlier state; the numbers of nodes used since are not used again.
+    pub fn roll_back(&mut self, to: &Model) {
+        let next = self.next;
+        *self = Model { next, ..to.clone() };
+    }
+
     pub fn node(&self, id: Id) -> &Node {
         &self.nodes[&id]
     }

@@ -27,6 +27,8 @@ pub enum ControlRequest {
     Metrics,
     /// Read the counters that `evfs top` compares with those of a moment ago.
     Watch(WatchRequest),
+    /// Make everything durable that was acknowledged before.
+    Sync,
     /// Check whether a detach would fail because of users.
     MayDetach,
     /// Flush, close the exports and end.
@@ -57,13 +59,13 @@ pub(crate) enum Run {
 }
 
 impl ControlRequest {
-    /// Returns the time until which a client that asks now waits for the answer. For a detach it
-    /// waits indefinitely, because the answer comes after everything is written out.
+    /// Returns the time until which a client that asks now waits for the answer. For a detach or a
+    /// sync it waits indefinitely, because the answer comes after everything is written out.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
             ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
-            ControlRequest::Detach { .. } => return None,
+            ControlRequest::Detach { .. } | ControlRequest::Sync => return None,
             _ => ANSWER_TIMEOUT,
         };
         Some(Instant::now() + limit)
@@ -218,6 +220,31 @@ pub enum FsRequest {
         /// Name of the snapshot.
         name: String,
     },
+    /// Make a fileset equal to one of its snapshots.
+    Rollback {
+        /// Name of the fileset.
+        fileset: String,
+        /// Name of the snapshot.
+        to: String,
+        /// Name of a snapshot of the state before, to be taken first.
+        keep: Option<String>,
+    },
+    /// Protect a snapshot from removal, or end that.
+    Hold {
+        /// Name of the snapshot.
+        name: String,
+        /// Whether it is to be held.
+        held: bool,
+    },
+    /// Compare two states of a fileset.
+    Diff {
+        /// Name of a snapshot or of the fileset.
+        first: String,
+        /// Name of another one.
+        second: String,
+        /// Number of differences to skip, which the caller has received already.
+        skip: u64,
+    },
     /// Remove a fileset or a snapshot.
     Remove {
         /// Name of the fileset or snapshot.
@@ -241,7 +268,7 @@ impl FsRequest {
     pub(crate) fn changes(&self) -> bool {
         !matches!(
             self,
-            FsRequest::List | FsRequest::Usage | FsRequest::Scrub { .. }
+            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. } | FsRequest::Scrub { .. }
         )
     }
 }

@@ -1,7 +1,7 @@
 //! Answers to requests to a file system. Their serialized form is published (`docs/schemas/`).
 
 use crate::text::uuid_text;
-use ::fs::{BLOCK_BYTES, FORMAT_VERSION, Fs, TreeId, TreeRecord};
+use ::fs::{BLOCK_BYTES, Difference, DifferenceKind, FORMAT_VERSION, Fs, TreeId, TreeRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -20,6 +20,11 @@ pub struct ShownFileset {
     pub used_bytes: u64,
     /// Number of files, directories and all other objects.
     pub used_inodes: u64,
+    /// Whether a snapshot is protected from removal.
+    pub held: bool,
+    /// Bytes of file data that only this snapshot needs, so that removing it would free them; null
+    /// for a fileset. Only `fileset list` counts them.
+    pub own_bytes: Option<u64>,
     /// Limit of `used_bytes`.
     pub quota_bytes: Option<u64>,
     /// Limit of `used_inodes`.
@@ -73,6 +78,104 @@ pub struct ShownUsage {
     pub filesets: Vec<ShownFileset>,
 }
 
+/// Result of rolling a fileset back.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct RolledBack {
+    /// Name of the fileset.
+    pub fileset: String,
+    /// Name of the snapshot that the fileset now equals.
+    pub snapshot: String,
+    /// Name of the new snapshot of the state before, if one was taken.
+    pub kept: Option<String>,
+}
+
+/// Differences between two states of a fileset, in the order of their paths.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct Differences {
+    /// All differences.
+    pub differences: Vec<ShownDifference>,
+}
+
+/// A difference between two states of a fileset.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub struct ShownDifference {
+    /// Kind: `created`, `removed`, `renamed` or `changed`.
+    pub kind: &'static str,
+    /// Path from the root, in the second state unless it was removed; empty for the root itself.
+    /// Bytes that are not UTF-8 are replaced.
+    pub path: String,
+    /// Path in the first state of a renamed file.
+    pub from: Option<String>,
+    /// Whether it is a directory.
+    pub directory: bool,
+    /// Whether the content of a file has changed that both states have.
+    pub content: bool,
+    /// Whether the mode, the owner, the time of modification or an extended attribute has changed.
+    pub attributes: bool,
+}
+
+impl From<Difference> for ShownDifference {
+    fn from(one: Difference) -> ShownDifference {
+        let text = |path: &[u8]| String::from_utf8_lossy(path).into_owned();
+        ShownDifference {
+            kind: match one.kind {
+                DifferenceKind::Created => "created",
+                DifferenceKind::Removed => "removed",
+                DifferenceKind::Renamed => "renamed",
+                DifferenceKind::Changed => "changed",
+            },
+            path: text(&one.path),
+            from: one.from.as_deref().map(text),
+            directory: one.directory,
+            content: one.content,
+            attributes: one.attributes,
+        }
+    }
+}
+
+/// A part of the differences, as a process sends it.
+#[derive(Debug, Serialize)]
+pub(super) struct Part {
+    pub differences: Vec<ShownDifference>,
+    /// Whether there are more.
+    pub more: bool,
+}
+
+impl Part {
+    /// Bytes of the paths in one message; their JSON text has up to six times as many.
+    pub const BYTES: usize = 128 << 10;
+
+    /// Compares two states, and returns a part of the differences after the first `skip`.
+    pub fn of(
+        fs: &Fs,
+        (first, second): (TreeId, TreeId),
+        skip: u64,
+        most: usize,
+    ) -> ::fs::Result<Part> {
+        /// Bytes of a difference besides its paths.
+        const ONE_BYTES: usize = 128;
+        let (mut part, mut at, mut bytes) = (Vec::new(), 0, 0);
+        let mut more = false;
+        fs.diff(first, second, |one| {
+            at += 1;
+            if at <= skip {
+                return Ok(true);
+            }
+            let size = ONE_BYTES + one.path.len() + one.from.as_ref().map_or(0, Vec::len);
+            more = bytes + size > most && !part.is_empty();
+            if !more {
+                bytes += size;
+                part.push(one.into());
+            }
+            Ok(!more)
+        })?;
+        Ok(Part {
+            differences: part,
+            more,
+        })
+    }
+}
+
 /// Answer to the removal of a fileset, a snapshot or a volume.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct Removed {
@@ -96,6 +199,8 @@ impl ShownFileset {
             created: record.created.seconds,
             used_bytes: record.used_blocks * BLOCK_BYTES,
             used_inodes: record.used_inodes,
+            held: record.held,
+            own_bytes: None,
             quota_bytes: limit(record.quota_blocks, BLOCK_BYTES),
             quota_inodes: limit(record.quota_inodes, 1),
             cell: None,
@@ -119,6 +224,22 @@ impl ShownFileset {
 }
 
 impl Filesets {
+    /// Lists the filesets and snapshots of a file system with the space of each snapshot.
+    pub(super) fn with_space(fs: &Fs) -> ::fs::Result<Filesets> {
+        let mut all = Filesets::of(fs);
+        for one in &mut all.filesets {
+            if let (Some(id), Some(_)) = (one.id, &one.snapshot_of) {
+                // One that was removed in the meantime stays in the list.
+                let counted = fs.snapshot_blocks(id);
+                one.own_bytes = match counted {
+                    Err(error) if error.kind() == ::fs::Kind::NotFound => None,
+                    counted => Some(counted? * BLOCK_BYTES),
+                };
+            }
+        }
+        Ok(all)
+    }
+
     /// Lists the filesets and snapshots of a file system.
     pub(super) fn of(fs: &Fs) -> Filesets {
         let all = fs.filesets();

@@ -187,7 +187,7 @@ impl AttachGraph {
         let uris = server.uris(&spec.name);
         status
             .exports
-            .extend(uris.into_iter().map(|at| ExportAt { kind: "nbd", at }));
+            .extend(uris.into_iter().map(|at| ExportAt::new("nbd", at)));
         let proven = spec.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         if let (Some(address), true, false) = (spec.nbd, spec.anonymous, proven) {
             let whoever = if address.ip().is_loopback() {
@@ -233,10 +233,8 @@ impl AttachGraph {
         let mount = export_file::Mount::start(config, vec![export])?;
         let file = mount.path_of(&spec.name);
         self.mount = Some(mount);
-        status.exports.push(ExportAt {
-            kind: "fuse",
-            at: file.display().to_string(),
-        });
+        let at = file.display().to_string();
+        status.exports.push(ExportAt::new("fuse", at));
         Ok(())
     }
 
@@ -248,7 +246,7 @@ impl AttachGraph {
         let block = self.device.info().logical_block_size;
         let device = LoopDevice::attach(&file, block, status.read_only)?;
         let at = device.path().display().to_string();
-        status.exports.push(ExportAt { kind: "loop", at });
+        status.exports.push(ExportAt::new("loop", at));
         if !device.pass_discards(mount.holes().filter(|_| status.discards)) {
             let why = "the loop device does not pass discards: this kernel cannot distinguish them \
                        from zeroing (Linux 6.11 and later can); NBD passes them";

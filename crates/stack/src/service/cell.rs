@@ -218,10 +218,7 @@ impl Graph for CellGraph {
         let fs = Arc::clone(self.fs()?);
         let started = Server::start(config, fs, self.cache.cache()?);
         let server = started.map_err(|error| not_started(&self.spec, error, &self.run_dir))?;
-        let at = |address: &Ipv4Addr| ExportAt {
-            kind: "afs",
-            at: address.to_string(),
-        };
+        let at = |address: &Ipv4Addr| ExportAt::new("afs", address.to_string());
         status.exports = self.listen.iter().map(at).collect();
         self.server = Some(server);
         Ok(())

@@ -517,6 +517,7 @@ impl Slot {
                 let before = self.status.to_value();
                 self.stop(Closing::by_force_if(force)).map(|()| before)
             }
+            ControlRequest::Sync => self.answer(|service| service.flush().map(|()| Value::Null)),
             ControlRequest::Stats => self.answer(|service| Ok(json_of(&service.stats.snapshot()))),
             ControlRequest::Lun(request) => self.answer(|service| service.lun(&request)),
             ControlRequest::Cache(request) => self.answer(|service| service.cache(&request)),

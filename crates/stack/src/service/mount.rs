@@ -5,7 +5,8 @@
 //! ```
 
 use super::health::State;
-use super::status::{ExportAt, Status};
+use super::schedule::{KeepSnapshots, Schedule};
+use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
@@ -14,13 +15,14 @@ use crate::text::uuid_text;
 use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
-use ::fs::{Atime, FIRST_FILESET, Files, Fs};
+use ::fs::{Atime, FIRST_FILESET, Files, Fs, Snapshots};
 use block::Access;
-use export_fuse::{Mount, MountConfig, Users, WhenBusy};
+use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig, Users, WhenBusy};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The file system to mount, and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,10 +52,22 @@ pub struct MountSpec {
     pub exec: bool,
     /// Policy for updates of access times.
     pub atime: Atime,
+    /// Let the kernel forward sync(2) and syncfs(2) where it can, and answer each within this time;
+    /// `None` to let them do nothing.
+    pub sync_timeout: Option<Duration>,
+    /// Show the snapshots of the fileset in `.snapshots`.
+    pub snapshots: bool,
+    /// Snapshots that the mount takes by the clock.
+    pub keep_snapshots: KeepSnapshots,
     /// Pass discards to the device.
     pub allow_discards: bool,
     /// Configuration file that defines the mount.
     pub config: Option<PathBuf>,
+}
+
+/// Converts an option in seconds: 0 lets sync(2) and syncfs(2) do nothing.
+pub fn sync_timeout(seconds: u16) -> Option<Duration> {
+    (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
 impl MountSpec {
@@ -73,6 +87,9 @@ impl MountSpec {
             dev: false,
             exec: true,
             atime: Atime::default(),
+            sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
+            snapshots: true,
+            keep_snapshots: KeepSnapshots::default(),
             allow_discards: false,
             config: None,
         }
@@ -92,6 +109,24 @@ impl MountSpec {
         }
         check_mount_point(&self.folder)
     }
+
+    /// Returns the configuration of the mount.
+    pub(super) fn config(&self, read_only: bool) -> MountConfig {
+        let defaults = MountConfig::new(self.folder.clone());
+        MountConfig {
+            source: self.source.clone().unwrap_or(defaults.source),
+            threads: self.threads.unwrap_or(defaults.threads),
+            allow_other: self.allow_other.unwrap_or(defaults.allow_other),
+            read_only,
+            exclusive: self.exclusive,
+            suid: self.suid,
+            dev: self.dev,
+            exec: self.exec,
+            atime: self.atime,
+            sync_timeout: self.sync_timeout,
+            ..defaults
+        }
+    }
 }
 
 /// Builds the graph over an open DEVICE, up to the files of the fileset to mount.
@@ -108,20 +143,15 @@ pub(super) fn build(
     let fileset = fs
         .fileset_named(&spec.fileset)
         .map_err(failed("mount from"))?;
-    let read_only = read_only || fileset.is_snapshot().map_err(failed("read"))?;
-    let files = Files::new(&fileset, &*cache.cache()?).map_err(failed("mount"))?;
-    let defaults = MountConfig::new(spec.folder.clone());
+    let is_snapshot = fileset.is_snapshot().map_err(failed("read"))?;
+    let read_only = read_only || is_snapshot;
+    let cache = cache.cache()?;
+    let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
+    let shown = spec.snapshots && !is_snapshot;
+    let snapshots = shown.then(|| Snapshots::new(&fileset, &cache));
     let config = MountConfig {
-        source: spec.source.clone().unwrap_or(defaults.source),
-        threads: spec.threads.unwrap_or(defaults.threads),
-        allow_other: spec.allow_other.unwrap_or(defaults.allow_other),
-        read_only,
-        exclusive: spec.exclusive,
-        suid: spec.suid,
-        dev: spec.dev,
-        exec: spec.exec,
-        atime: spec.atime,
-        ..defaults
+        snapshots: snapshots.clone(),
+        ..spec.config(read_only)
     };
     let superblock = fs.superblock();
     let status = Status {
@@ -145,14 +175,27 @@ pub(super) fn build(
         config: Some(config),
         mount: None,
         unused: true,
+        keep_snapshots: spec.keep_snapshots,
+        schedule: None,
+        snapshots,
         files,
-        fs: Some(fs),
+        fs: Some(Arc::new(fs)),
     };
     Ok(Built {
         graph: Box::new(graph),
         status,
         stats,
     })
+}
+
+impl SyncCalls {
+    fn of(mount: &Mount) -> SyncCalls {
+        if mount.receives_sync() {
+            SyncCalls::Durable
+        } else {
+            SyncCalls::Ignored
+        }
+    }
 }
 
 struct MountGraph {
@@ -163,16 +206,38 @@ struct MountGraph {
     config: Option<MountConfig>,
     // Fields drop in this order: the mount before the files, the files before the file system.
     mount: Option<Mount>,
+    keep_snapshots: KeepSnapshots,
+    schedule: Option<Schedule>,
     /// Whether all users had closed their files when the fileset was unmounted.
     unused: bool,
+    snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
-    fs: Option<Fs>,
+    fs: Option<Arc<Fs>>,
 }
 
 impl MountGraph {
-    fn fs(&self) -> Result<&Fs> {
+    fn fs(&self) -> Result<&Arc<Fs>> {
         let closed = || Error::Failed(format!("{} is being unmounted", self.name));
         self.fs.as_ref().ok_or_else(closed)
+    }
+
+    /// Starts to take snapshots by the clock, if that is configured.
+    fn start_schedule(&mut self) -> Result<()> {
+        if self.read_only || self.keep_snapshots == KeepSnapshots::default() {
+            return Ok(());
+        }
+        let fs = Arc::clone(self.fs()?);
+        let files = Arc::clone(&self.files);
+        let write_out = Box::new(move || files.sync());
+        let started = Schedule::start(
+            self.keep_snapshots,
+            fs,
+            self.files.fileset().id(),
+            write_out,
+        );
+        let failed = |e| Error::Failed(format!("cannot start a thread for snapshots: {e}"));
+        self.schedule = Some(started.map_err(failed)?);
+        Ok(())
     }
 
     /// Builds the error for failed write-back, given its source.
@@ -186,6 +251,9 @@ impl MountGraph {
 
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        if self.schedule.is_none() && self.config.is_some() {
+            self.start_schedule()?;
+        }
         if self.mount.is_some() {
             return Ok(());
         }
@@ -198,8 +266,8 @@ impl Graph for MountGraph {
         let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
         let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
         status.exports.push(ExportAt {
-            kind: "mount",
-            at: at.display().to_string(),
+            sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
+            ..ExportAt::new("mount", at.display().to_string())
         });
         self.mount = Some(mount);
         self.config = Some(config);
@@ -223,6 +291,7 @@ impl Graph for MountGraph {
     }
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
+        self.schedule = None;
         let Some(mount) = self.mount.take() else {
             return Ok(());
         };
@@ -253,6 +322,9 @@ impl Graph for MountGraph {
         self.flush()?;
         // From here on, the files cannot be used again.
         self.config = None;
+        if let Some(snapshots) = self.snapshots.take() {
+            snapshots.close();
+        }
         if self.unused {
             self.files.close().map_err(self.not_written())?;
         }
@@ -273,7 +345,7 @@ impl Graph for MountGraph {
     }
 
     fn update(&self, status: &mut Status) {
-        let failed = self.fs.as_ref().and_then(Fs::read_only_because);
+        let failed = self.fs.as_ref().and_then(|fs| fs.read_only_because());
         if let (false, Some(why)) = (self.read_only, failed) {
             status.read_only = true;
             let warning = format!("{why}; unmount, check the device, and mount again");

@@ -17,10 +17,11 @@ use std::time::Instant;
 /// Adds the samples of a status.
 pub(super) fn of_status(status: &Status, to: &mut Samples) {
     let volume = ("volume", &*status.name);
-    let kind = match (&status.cell, &status.fileset) {
+    let is_mount = status.fileset.is_some() || status.format.is_some();
+    let kind = match (&status.cell, is_mount) {
         (Some(_), _) => "cell",
-        (None, Some(_)) => "mount",
-        (None, None) => "volume",
+        (None, true) => "mount",
+        (None, false) => "volume",
     };
     let role = status.cipher.as_ref().map_or("", |cipher| &*cipher.role);
     let info = [

@@ -29,6 +29,27 @@ pub struct ExportAt {
     pub kind: &'static str,
     /// URI, path or address.
     pub at: String,
+    /// Effect of sync(2) and syncfs(2), for a mount that is not read-only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync: Option<SyncCalls>,
+}
+
+impl ExportAt {
+    /// Creates the entry of an export.
+    pub(super) fn new(kind: &'static str, at: String) -> ExportAt {
+        let sync = None;
+        ExportAt { kind, at, sync }
+    }
+}
+
+/// Effect of sync(2) and syncfs(2) on a mounted file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum SyncCalls {
+    /// They return when everything is durable.
+    Durable,
+    /// They return at once: the kernel does not forward them.
+    Ignored,
 }
 
 /// Status of a service.
@@ -55,6 +76,9 @@ pub struct Status {
     /// Mounted fileset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fileset: Option<String>,
+    /// Format of a mounted file system of another program, such as `ext4`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub format: Option<&'static str>,
     /// Served cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
@@ -139,6 +163,17 @@ pub struct Space {
 }
 
 impl Space {
+    /// Reads the use of space of a file system of another program.
+    pub(crate) fn of_foreign(files: &foreign::Files) -> Space {
+        let space = files.tree().space();
+        let bytes = |blocks: u64| blocks.saturating_mul(u64::from(space.block_bytes));
+        Space {
+            size_bytes: bytes(space.blocks),
+            free_bytes: bytes(space.free),
+            available_bytes: bytes(space.available),
+        }
+    }
+
     /// Reads the use of space of a file system.
     pub(crate) fn of(fs: &fs::Fs) -> Space {
         let usage = fs.usage();
@@ -196,6 +231,7 @@ impl Status {
                 keys_locked: secret::all_locked(),
             }),
             fileset: None,
+            format: None,
             cell: None,
             in_use_record: open.disk.in_use_record(),
             read_only: info.read_only,
@@ -268,11 +304,13 @@ impl Status {
     /// Adds the state of the file system of the service, while it is open.
     pub(crate) fn note_fs(&mut self, fs: Option<&fs::Fs>) {
         self.space = fs.map(Space::of);
-        let mismatches = self.space.map_or(0, |space| space.checksum_mismatches);
-        if mismatches > 0 {
+        let places = fs.map(fs::Fs::mismatched).unwrap_or_default();
+        if !places.is_empty() {
+            let mismatches = self.space.map_or(0, |space| space.checksum_mismatches);
             let warning = format!(
-                "file data did not match its checksum in {mismatches} reads; `evfs scrub` lists \
-                 the damaged files"
+                "file data did not match its checksum in {mismatches} reads: {}; `evfs scrub` \
+                 lists all damaged files",
+                places.join(", ")
             );
             self.warn_of(State::Degraded, warning);
         }

@@ -210,7 +210,8 @@ fn run_of(reading: &Reading) -> (&Value, &Value) {
 }
 
 fn kind_of(status: &Value) -> &'static str {
-    match (status["cell"].is_string(), status["fileset"].is_string()) {
+    let is_mount = status["fileset"].is_string() || status["format"].is_string();
+    match (status["cell"].is_string(), is_mount) {
         (true, _) => "cell",
         (false, true) => "mount",
         (false, false) => "volume",

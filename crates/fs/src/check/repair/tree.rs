@@ -8,6 +8,7 @@ use super::super::meter::Meter;
 use super::Repair;
 use crate::data::extents::end_of;
 use crate::error::{Error, Kind, Result};
+use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{Entry, Extent, FileType, Inode, Time, Xattr};
@@ -538,6 +539,7 @@ fn directory(parent: Ino, now: Time, permissions: u32) -> Inode {
         uid: 0,
         gid: 0,
         rdev: 0,
+        flags: InodeFlags::default(),
         generation: 0,
         size: 0,
         disk_size: 0,

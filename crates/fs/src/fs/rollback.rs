@@ -1,0 +1,245 @@
+//! Rolling a fileset back to one of its snapshots.
+//!
+//! ```text
+//!   snapshot of the present state ─► mark ─► batches of old values ─► unmark
+//! ```
+//!
+//! The layers from the snapshot on contain exactly the items that have changed since, so the work
+//! is proportional to the change. **Invariant:** while the mark is set, no client uses the fileset, and
+//! the next open for writing continues from the start, so that a crash at any moment leads to one of
+//! the two states. Younger snapshots, and the numbers of inodes, stay as they are. An inode that
+//! returns is a different one for clients that cache its content: a higher data version, or a new
+//! generation.
+
+use crate::error::{Error, Kind, Result};
+use crate::fileset::Fileset;
+use crate::format::key::{Item, Key, PLACE_MAX, TreeId};
+use crate::format::record::{Extent, Inode};
+use crate::fs::Fs;
+use crate::fs::filesets::{FilesetChange, planned};
+use crate::metadata::op::Op;
+use crate::metadata::overlay::Prior;
+use crate::metadata::shared::FsShared;
+use crate::metadata::state::State;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Number of items that one operation examines.
+const STEP_ITEMS: usize = 1000;
+
+impl Fs {
+    /// Makes a fileset equal to one of its snapshots. `keep` is the name of a snapshot of the state
+    /// before, to be taken first. Durable when this returns; a crash before leads to the state
+    /// before or after.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]: the fileset is in use. [`Kind::Invalid`]: `to` is not a snapshot.
+    /// [`Kind::Exists`]: the name `keep` is in use. An error of the device: the next open for
+    /// writing completes the rollback.
+    pub fn rollback(&self, to: TreeId, keep: Option<&str>) -> Result<()> {
+        let fs = self.inner();
+        let of = {
+            let state = fs.read();
+            planned(
+                &state,
+                FilesetChange::Rollback { to, keep },
+                (fs.options.clock)(),
+            )?;
+            state.tree(to)?.record.origin
+        };
+        self.check_detached(of)?;
+        if let Some(name) = keep {
+            self.snapshot(of, name)?;
+        }
+        fs.superblock.need_tree_flags()?;
+        let mut op = Op::begin_any(fs, of)?;
+        op.check_last_room()?;
+        op.materialize()?;
+        planned(&op, FilesetChange::Rollback { to, keep: None }, op.now)?;
+        self.check_detached(of)?;
+        op.cores.retain(|(tree, _), _| *tree != of);
+        op.mark_restoring(to, true)?;
+        op.finish();
+        self.sync()?;
+        fs.finish_rollback(of, to)
+    }
+
+    /// Checks that a fileset is neither mounted nor served.
+    pub(super) fn check_detached(&self, id: TreeId) -> Result<()> {
+        if self.inner().attached.is_any(id) {
+            let text = "the fileset is in use; unmount it, or stop serving it";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        Ok(())
+    }
+}
+
+impl FsShared {
+    /// Completes a rollback whose snapshot `to` is marked.
+    pub fn finish_rollback(self: &Arc<FsShared>, of: TreeId, to: TreeId) -> Result<()> {
+        let mut next = Some(Key::inode(of, 1).0);
+        while let Some(at) = next {
+            let mut op = Op::begin_any(self, of)?;
+            let keys = op.changed_keys(of, to, at)?;
+            let full = keys.len() == STEP_ITEMS;
+            next = keys.last().filter(|_| full).and_then(|key| key.next());
+            for key in keys {
+                op.restore(of, to, key)?;
+            }
+            op.finish();
+        }
+        self.end_rollback(of, to)?;
+        self.sync()?;
+        let fileset = Fileset {
+            fs: Arc::clone(self),
+            id: of,
+        };
+        let mut orphans = Vec::new();
+        self.read()
+            .scan(of, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                orphans.push(ino);
+                Ok(true)
+            })?;
+        orphans
+            .into_iter()
+            .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+        self.sync()
+    }
+
+    /// Makes a fileset usable again, also one that cannot be rolled back because of damage.
+    pub fn end_rollback(&self, of: TreeId, to: TreeId) -> Result<()> {
+        let mut op = Op::begin_any(self, of)?;
+        op.mark_restoring(to, false)?;
+        op.recount_held(of)?;
+        op.finish();
+        Ok(())
+    }
+}
+
+impl State {
+    /// Collects the first keys, from one on, that a fileset may have changed since a snapshot.
+    fn changed_keys(&self, of: TreeId, to: TreeId, from: Key) -> Result<Vec<Key>> {
+        let mut keys = self.kept_since(of, to, None, from, STEP_ITEMS)?;
+        let next_ino = self.tree(to)?.record.next_ino;
+        let newer = Key::inode(of, next_ino << 1).0.max(from);
+        let mut newest = 0;
+        self.items.scan(newer, Key::layer(of).1, |key, _| {
+            keys.insert(key);
+            newest += 1;
+            Ok(newest < STEP_ITEMS)
+        })?;
+        Ok(keys.into_iter().take(STEP_ITEMS).collect())
+    }
+
+    /// Collects the first keys, from one on, of which a snapshot of a fileset or a later one, up to
+    /// `before`, has kept the old value. The keys are in the layer of the fileset.
+    pub fn kept_since(
+        &self,
+        of: TreeId,
+        snapshot: TreeId,
+        before: Option<TreeId>,
+        from: Key,
+        count: usize,
+    ) -> Result<BTreeSet<Key>> {
+        let all = &self.trees.get(&of).ok_or(Kind::NotFound)?.snapshots;
+        let layers = all.iter().skip_while(|id| **id != snapshot);
+        let mut keys = BTreeSet::new();
+        for &layer in layers.take_while(|id| Some(**id) != before) {
+            let mut found = 0;
+            let (first, last) = (from.in_layer(layer), Key::layer(layer).1);
+            self.items.scan(first, last, |key, _| {
+                keys.insert(key.in_layer(of));
+                found += 1;
+                Ok(found < count)
+            })?;
+        }
+        while keys.len() > count {
+            keys.pop_last();
+        }
+        Ok(keys)
+    }
+}
+
+impl Op<'_> {
+    fn mark_restoring(&mut self, to: TreeId, mark: bool) -> Result<()> {
+        let of = self.tree;
+        let snapshot = self.trees.get_mut(&to).ok_or(Kind::NotFound)?;
+        (snapshot.record.restoring, snapshot.changed) = (mark, true);
+        let tree = self.trees.get_mut(&of).ok_or(Kind::NotFound)?;
+        tree.restoring = mark;
+        if mark {
+            tree.item_usage = None;
+        }
+        Ok(())
+    }
+
+    /// Gives an item of a fileset the value that it has in a snapshot.
+    fn restore(&mut self, of: TreeId, to: TreeId, key: Key) -> Result<()> {
+        let bytes = |bytes: &[u8]| Ok(bytes.to_vec());
+        let now = self.items.get(&key, bytes)?;
+        let mut old = self.get_key(to, key, bytes)?;
+        let (Some(kind), ino) = (key.kind(), key.object) else {
+            return Ok(());
+        };
+        if kind == Item::Inode {
+            let was = old.as_deref().map(Inode::decode).transpose()?;
+            let is = now.as_deref().map(Inode::decode).transpose()?;
+            match (&was, &is) {
+                (Some(was), Some(is)) if was != is => {
+                    let data_version = was.data_version.max(is.data_version) + 1;
+                    old = Some(
+                        Inode {
+                            data_version,
+                            ..was.clone()
+                        }
+                        .encode(),
+                    );
+                }
+                (Some(was), None) => {
+                    let generation = self.generation();
+                    old = Some(
+                        Inode {
+                            generation,
+                            ..was.clone()
+                        }
+                        .encode(),
+                    );
+                }
+                _ => {}
+            }
+            if was.is_some_and(|was| was.links == 0) {
+                // It had no name, and was open when the snapshot was taken.
+                self.put(of, 0, (Item::Orphan, ino), Vec::new(), Prior::Possible)?;
+            }
+            self.use_inodes(i64::from(old.is_some()) - i64::from(now.is_some()));
+        }
+        if now == old {
+            return Ok(());
+        }
+        let run = |value: &Option<Vec<u8>>| -> Result<Option<_>> {
+            let extent = value.as_deref().filter(|_| kind == Item::Extent);
+            Ok(extent
+                .map(Extent::decode)
+                .transpose()?
+                .map(|extent| extent.run()))
+        };
+        let (before, after) = (run(&now)?, run(&old)?);
+        // First, so that blocks that both refer to are never free.
+        if let Some(run) = after {
+            self.share(run)?;
+            self.use_blocks(run.blocks as i64);
+        }
+        let place = (kind, key.place());
+        let kept = match old {
+            Some(value) => self.put(of, ino, place, value, Prior::Possible)?,
+            None => self.delete(of, ino, place)?,
+        };
+        if let Some(run) = before {
+            if !kept {
+                self.unshare(run)?;
+            }
+            self.use_blocks(-(run.blocks as i64));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,151 @@
+//! Loop devices: the search for a free one, and its configuration.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::time::Duration;
+
+// <linux/loop.h>
+const LOOP_CTL_ADD: u32 = 0x4C80;
+const LOOP_CTL_REMOVE: u32 = 0x4C81;
+const LOOP_CTL_GET_FREE: u32 = 0x4C82;
+const LOOP_CONFIGURE: u32 = 0x4C0A;
+
+/// Flag of a device that refuses writes.
+pub const LO_FLAGS_READ_ONLY: u32 = 1;
+/// Flag of a device that the kernel removes after its last close.
+pub(crate) const LO_FLAGS_AUTOCLEAR: u32 = 4;
+/// Flag of a device that bypasses the page cache of its file.
+pub const LO_FLAGS_DIRECT_IO: u32 = 16;
+
+/// Attempts to get a free device before other programs take it.
+const TRIES: usize = 64;
+/// Pause before the next attempt to get a free device.
+const RETRY_PAUSE: Duration = Duration::from_millis(5);
+
+/// `struct loop_config` including its `struct loop_info64`.
+#[repr(C)]
+struct LoopConfig {
+    fd: u32,
+    block_size: u32,
+    device_inode_rdevice: [u64; 3],
+    offset: u64,
+    size_limit: u64,
+    number: u32,
+    encrypt_type: u32,
+    encrypt_key_size: u32,
+    flags: u32,
+    file_name: [u8; 64],
+    crypt_name: [u8; 64],
+    encrypt_key: [u8; 32],
+    init: [u64; 2],
+    reserved: [u64; 8],
+}
+
+const _: () = assert!(std::mem::size_of::<LoopConfig>() == 304);
+
+/// Opens the control device, which adds and removes loop devices.
+///
+/// # Errors
+/// Errors of the system, for example if the user is not root.
+pub fn loop_control() -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/loop-control")
+}
+
+/// Creates a loop device over `backing`, which is named `name`, with blocks of `block_size` bytes.
+/// Returns its path and the open device.
+///
+/// # Errors
+/// Errors of the system.
+pub fn attach_loop(
+    control: &File,
+    backing: &File,
+    name: &[u8],
+    block_size: u32,
+    flags: u32,
+) -> io::Result<(PathBuf, File)> {
+    let mut config = LoopConfig {
+        fd: backing.as_raw_fd() as u32,
+        block_size,
+        device_inode_rdevice: [0; 3],
+        offset: 0,
+        size_limit: 0,
+        number: 0,
+        encrypt_type: 0,
+        encrypt_key_size: 0,
+        flags,
+        file_name: [0; 64],
+        crypt_name: [0; 64],
+        encrypt_key: [0; 32],
+        init: [0; 2],
+        reserved: [0; 8],
+    };
+    let len = name.len().min(63);
+    config.file_name[..len].copy_from_slice(&name[..len]);
+    for _ in 0..TRIES {
+        // SAFETY: this request takes no argument and returns a number.
+        let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE as _) };
+        if number < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // Its limits may be those of an earlier user. If a program has it open, it is used as
+        // it is.
+        let _ = renew_loop(control, number);
+        let path = PathBuf::from(format!("/dev/loop{number}"));
+        let writable = flags & LO_FLAGS_READ_ONLY == 0;
+        let device = match OpenOptions::new().read(true).write(writable).open(&path) {
+            // Another process is just removing and adding it.
+            Err(e) if is_missing(&e) => {
+                std::thread::sleep(RETRY_PAUSE);
+                continue;
+            }
+            other => other?,
+        };
+        // SAFETY: `config` has the layout of `struct loop_config` (its size is asserted), and
+        // the kernel only reads it.
+        if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &config) } == 0 {
+            return Ok((path, device));
+        }
+        let error = io::Error::last_os_error();
+        // Another program took this number between the two calls: request another.
+        if error.raw_os_error() != Some(libc::EBUSY) && !is_missing(&error) {
+            return Err(error);
+        }
+        std::thread::sleep(RETRY_PAUSE);
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Removes the free loop device `number` and creates it again, with the limits of a new one: a
+/// limit of discards that was set to 0 stays 0 for every later user, and the kernel then refuses
+/// any other value. Returns false if the device is in use.
+///
+/// # Errors
+/// Errors of the system.
+pub fn renew_loop(control: &File, number: i32) -> io::Result<bool> {
+    for request in [LOOP_CTL_REMOVE, LOOP_CTL_ADD] {
+        // SAFETY: both requests take a number.
+        if unsafe { libc::ioctl(control.as_raw_fd(), request as _, number) } < 0 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // Another process has removed it, or made it again.
+                Some(libc::ENODEV | libc::EEXIST) => {}
+                Some(libc::EBUSY) => return Ok(false),
+                _ => return Err(error),
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Checks whether an error means that a loop device does not exist (any more).
+fn is_missing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::ENXIO | libc::ENODEV)
+    )
+}

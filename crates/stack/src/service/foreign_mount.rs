@@ -1,0 +1,225 @@
+//! A mounted file system of another program: the graph from a DEVICE to a mount point.
+//!
+//! ```text
+//!   FileDevice ── CryptDevice ── Stats ── foreign::Files, in the cache ── mount point
+//! ```
+
+use super::mount::MountSpec;
+use super::schedule::KeepSnapshots;
+use super::status::{ExportAt, Space, Status};
+use super::{Built, Closing, Graph, Tree};
+use crate::cache::ProcessCache;
+use crate::control::{FsRequest, Run};
+use crate::signature;
+use crate::volume::OpenedDevice;
+use crate::{Error, Result};
+use ::cache::{Vnode, Volume};
+use ::fs::{FIRST_FILESET, Superblock};
+use block::{BlockDevice, Stats};
+use export_fuse::{Mount, MountConfig, Users, WhenBusy};
+use foreign::{Files, Kind};
+use serde_json::Value;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// Builds the graph over an open DEVICE; `None` if that holds no file system of another program.
+///
+/// # Errors
+/// It holds something of another program that EVFS cannot mount.
+pub(super) fn build(
+    spec: &MountSpec,
+    open: &OpenedDevice,
+    cache: &ProcessCache,
+) -> Result<Option<Built>> {
+    if Superblock::on(&*open.device).is_some() {
+        return Ok(None);
+    }
+    let name = spec.device.display();
+    let (device, stats) = Stats::new(Arc::clone(&open.device));
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let files = match Files::open(Arc::clone(&device), &*cache.cache()?) {
+        Ok(files) => files,
+        Err(error) if error.kind() == Kind::NotFound => {
+            return match signature::find(&*open.device)? {
+                Some(found) if !signature::is_ours(found) => Err(Error::Failed(format!(
+                    "cannot mount {name}: it contains {found}, which EVFS cannot mount; {}",
+                    remedy(found)
+                ))),
+                _ => Ok(None),
+            };
+        }
+        Err(error) => {
+            let format = foreign::probe(&*open.device).ok().flatten();
+            return Err(Error::Failed(format!(
+                "cannot mount {name}, which contains {}: {error}",
+                format.unwrap_or("a file system")
+            )));
+        }
+    };
+    if spec.fileset != FIRST_FILESET {
+        return Err(Error::Usage(format!(
+            "{name} contains {}, which has no filesets; omit --fileset",
+            files.tree().format()
+        )));
+    }
+    if spec.keep_snapshots != KeepSnapshots::default() {
+        return Err(Error::Usage(format!(
+            "{name} contains {}, which has no snapshots; omit keep-snapshots",
+            files.tree().format()
+        )));
+    }
+    let config = spec.config(true);
+    let mut status = Status {
+        format: Some(files.tree().format()),
+        read_only: true,
+        config: spec.config.clone(),
+        ..Status::of(
+            &spec.name,
+            &spec.device,
+            config.threads,
+            open,
+            device.info(),
+        )
+    };
+    let (uuid, label) = (files.tree().uuid(), files.tree().label());
+    (status.uuid, status.label) = (uuid, label);
+    let graph = ForeignGraph {
+        name: spec.name.clone(),
+        config: Some(config),
+        mount: None,
+        unused: true,
+        files,
+    };
+    Ok(Some(Built {
+        graph: Box::new(graph),
+        status,
+        stats,
+    }))
+}
+
+/// Names the way to the data of a format that EVFS cannot mount.
+fn remedy(found: &str) -> &'static str {
+    if found.ends_with("partition table") {
+        "name one of its partitions"
+    } else if found.ends_with("volume") || found.starts_with("Linux RAID") {
+        "use the tools of that format, and name the device that they create"
+    } else {
+        "use mount(8)"
+    }
+}
+
+struct ForeignGraph {
+    name: String,
+    /// Configuration of the mount; `None` once it must not be mounted again.
+    config: Option<MountConfig>,
+    // Fields drop in this order: the mount before the files.
+    mount: Option<Mount>,
+    /// Whether all users had closed their files when it was unmounted.
+    unused: bool,
+    files: Arc<Files>,
+}
+
+impl Graph for ForeignGraph {
+    fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        if self.mount.is_some() {
+            return Ok(());
+        }
+        let Some(config) = &self.config else {
+            return Ok(());
+        };
+        let folder = &config.mountpoint;
+        export_file::clear_dead(folder)?;
+        let mount = Mount::start_foreign(config.clone(), Arc::clone(&self.files))?;
+        let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+        let export = ExportAt::new("mount", at.display().to_string());
+        status.exports.push(export);
+        self.mount = Some(mount);
+        Ok(())
+    }
+
+    fn in_use(&self) -> Result<()> {
+        match &self.mount {
+            Some(mount) if !mount.has_ended() => Ok(mount.in_use(Users::All)?),
+            _ => Ok(()),
+        }
+    }
+
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
+        let Some(mount) = self.mount.take() else {
+            return Ok(());
+        };
+        if mount.has_ended() {
+            // An administrator has unmounted it.
+            self.config = None;
+            mount.wait();
+            self.unused = true;
+        } else {
+            match mount.unmount(WhenBusy::detach_if(closing == Closing::ByForce)) {
+                Ok(unused) => self.unused = unused,
+                Err(kept) => {
+                    let (mount, error) = *kept;
+                    self.mount = Some(mount);
+                    return Err(error.into());
+                }
+            }
+        }
+        status.exports.clear();
+        if !self.unused {
+            // Its last users still have it.
+            self.config = None;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.config = None;
+        if self.unused {
+            let failed = |e| Error::Failed(format!("cannot close {}: {e}", self.name));
+            self.files.close().map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.mount.as_ref().map(Mount::ended)
+    }
+
+    fn has_ended(&self) -> bool {
+        self.mount.as_ref().is_none_or(Mount::has_ended)
+    }
+
+    fn update(&self, status: &mut Status) {
+        status.space = Some(Space::of_foreign(&self.files));
+    }
+
+    fn trees(&self) -> Vec<Tree> {
+        vec![Tree {
+            name: self.name.clone(),
+            pages: Arc::clone(self.files.volume()),
+            fileset: None,
+        }]
+    }
+
+    fn cached(&self) -> Result<Vec<Arc<Volume>>> {
+        Ok(vec![Arc::clone(self.files.volume())])
+    }
+
+    fn vnode(&self, _path: Option<&str>) -> Result<Arc<Vnode>> {
+        Err(Error::Usage(format!(
+            "{} is a file system of another program; its files have no attributes for the cache",
+            self.name
+        )))
+    }
+
+    fn files(&self, _request: &FsRequest, _run: Run) -> Result<Value> {
+        Err(Error::Usage(format!(
+            "{} contains {}, which has no filesets; `df` of the system shows its space",
+            self.name,
+            self.files.tree().format()
+        )))
+    }
+}

@@ -1,0 +1,247 @@
+//! Snapshots that a mount takes and removes by the clock.
+//!
+//! A class of snapshots has one for each hour, day, week or month, in UTC, and keeps the latest ones.
+//! Its snapshots are named after the fileset, the class and the start of the period, like
+//! `main-daily-20260131T0000Z`; no other snapshot is removed, and none that is held. A period in
+//! which the file system was not mounted has no snapshot.
+
+use crate::text::date_of;
+use ::fs::{Fs, Kind, TreeId, TreeRecord};
+use serde::Deserialize;
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// Number of snapshots to keep of each class; 0 for none of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
+pub struct KeepSnapshots {
+    /// One for each hour.
+    pub hourly: u32,
+    /// One for each day.
+    pub daily: u32,
+    /// One for each week, from Monday on.
+    pub weekly: u32,
+    /// One for each month.
+    pub monthly: u32,
+}
+
+/// Time between two checks of the clock.
+const CHECKED: Duration = Duration::from_secs(60);
+
+const HOUR: i64 = 3600;
+const DAY: i64 = 24 * HOUR;
+const WEEK: i64 = 7 * DAY;
+/// Start of the first Monday after 1970 began.
+const MONDAY: i64 = 4 * DAY;
+
+/// The changes that are due.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Due {
+    take: Vec<String>,
+    remove: Vec<TreeId>,
+}
+
+impl KeepSnapshots {
+    /// Computes the changes that are due for a fileset.
+    fn due(&self, now: i64, fileset: TreeId, all: &[(TreeId, TreeRecord)]) -> Due {
+        let mut due = Due::default();
+        let Some((_, own)) = all.iter().find(|(id, _)| *id == fileset) else {
+            return due;
+        };
+        for (class, keep, start) in [
+            ("hourly", self.hourly, now - now.rem_euclid(HOUR)),
+            ("daily", self.daily, now - now.rem_euclid(DAY)),
+            ("weekly", self.weekly, now - (now - MONDAY).rem_euclid(WEEK)),
+            ("monthly", self.monthly, start_of_month(now)),
+        ] {
+            if keep == 0 {
+                continue;
+            }
+            let prefix = format!("{}-{class}-", own.name);
+            let name = format!("{prefix}{}", stamp(start));
+            let of_class = |record: &TreeRecord| {
+                let stamp = record.name.strip_prefix(&prefix);
+                record.origin == fileset && stamp.is_some_and(is_stamp)
+            };
+            // The names sort by their times.
+            let mut known: Vec<(&str, TreeId, bool)> = all
+                .iter()
+                .filter(|(_, record)| of_class(record))
+                .map(|(id, record)| (&record.name[..], *id, record.held))
+                .collect();
+            known.sort_unstable();
+            // One that was named after a later time is no reason to take none.
+            let is_new = known.iter().all(|(known, ..)| *known != name);
+            let count = known.len() + usize::from(is_new);
+            let excess = count.saturating_sub(keep as usize);
+            let old = known.iter().take(excess).filter(|(_, _, held)| !held);
+            due.remove.extend(old.map(|(_, id, _)| *id));
+            if is_new {
+                due.take.push(name);
+            }
+        }
+        due
+    }
+}
+
+/// Returns the start of the month.
+fn start_of_month(now: i64) -> i64 {
+    let day = now.div_euclid(DAY);
+    let (_, _, date) = date_of(day);
+    (day + 1 - i64::from(date)) * DAY
+}
+
+/// Formats the start of a period.
+fn stamp(seconds: i64) -> String {
+    let (year, month, date) = date_of(seconds.div_euclid(DAY));
+    let hour = seconds.rem_euclid(DAY) / HOUR;
+    format!("{year:04}{month:02}{date:02}T{hour:02}00Z")
+}
+
+/// Reports whether a text has the form of [`stamp`].
+fn is_stamp(text: &str) -> bool {
+    let form = "00000000T0000Z";
+    let fits = |(one, form): (char, char)| one == form || form == '0' && one.is_ascii_digit();
+    text.len() == form.len() && text.chars().zip(form.chars()).all(fits)
+}
+
+/// The thread that takes and removes snapshots, until it is dropped.
+pub(super) struct Schedule {
+    over: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Function that writes cached pages to the file system.
+pub(super) type WriteOut = Box<dyn Fn() -> ::fs::Result<()> + Send>;
+
+impl Schedule {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub fn start(
+        keep: KeepSnapshots,
+        fs: Arc<Fs>,
+        fileset: TreeId,
+        write_out: WriteOut,
+    ) -> std::io::Result<Schedule> {
+        let over: Arc<(Mutex<bool>, Condvar)> = Arc::default();
+        let shared = Arc::clone(&over);
+        let run = move || {
+            let (over, changed) = &*shared;
+            let mut is_over = over.lock().expect("no panic under this lock");
+            while !*is_over {
+                drop(is_over);
+                execute(keep, &fs, fileset, &write_out);
+                is_over = over.lock().expect("no panic under this lock");
+                let waited = changed.wait_timeout_while(is_over, CHECKED, |over| !*over);
+                is_over = waited.expect("no panic under this lock").0;
+            }
+        };
+        let thread = std::thread::Builder::new().name("evfs-snapshots".into());
+        Ok(Schedule {
+            over,
+            thread: Some(thread.spawn(run)?),
+        })
+    }
+}
+
+impl Drop for Schedule {
+    fn drop(&mut self) {
+        *self.over.0.lock().expect("no panic under this lock") = true;
+        self.over.1.notify_all();
+        // A panic has been reported already.
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Makes the changes that are due. One that fails is tried again at the next check.
+fn execute(keep: KeepSnapshots, fs: &Fs, fileset: TreeId, write_out: &WriteOut) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = now.map_or(0, |now| now.as_secs() as i64);
+    let due = keep.due(now, fileset, &fs.filesets());
+    for name in due.take {
+        let taken = write_out().and_then(|()| fs.snapshot(fileset, &name).map(drop));
+        if let Err(error) = taken {
+            tracing::warn!(name: "EVFS-0813", "cannot take the snapshot `{name}`: {error}");
+            return;
+        }
+    }
+    for id in due.remove {
+        match fs.remove_fileset(id) {
+            // A file of it is open.
+            Err(error) if error.kind() == Kind::Busy => {}
+            Err(error) => {
+                tracing::warn!(name: "EVFS-0813", "cannot remove an old snapshot: {error}");
+            }
+            Ok(()) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ::fs::{FIRST_FILESET, Options};
+    use block_testing::Mem;
+
+    const KEEP: KeepSnapshots = KeepSnapshots {
+        hourly: 3,
+        daily: 2,
+        weekly: 2,
+        monthly: 2,
+    };
+
+    fn apply(fs: &Fs, now: i64) {
+        let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
+        let due = KEEP.due(now, main, &fs.filesets());
+        for name in due.take {
+            fs.snapshot(main, &name).unwrap();
+        }
+        due.remove
+            .into_iter()
+            .for_each(|id| fs.remove_fileset(id).unwrap());
+        assert_eq!(KEEP.due(now, main, &fs.filesets()), Due::default());
+    }
+
+    fn names(fs: &Fs) -> Vec<String> {
+        let all = fs.filesets().into_iter().map(|(_, record)| record.name);
+        let mut all: Vec<String> = all.filter(|name| name != FIRST_FILESET).collect();
+        all.sort();
+        all
+    }
+
+    #[test]
+    fn the_latest_of_each_class_are_kept_and_no_other_is_touched() {
+        let device = Arc::new(Mem::new(32 << 20, 4096));
+        Fs::format(device.clone(), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
+        fs.snapshot(main, "main-daily-of-mine").unwrap();
+        // Friday, 27 February 2026, 22:00, and every half an hour until Tuesday, 3 March, 10:30.
+        let start = 1_772_229_600;
+        for half_hours in 0..=169 {
+            apply(&fs, start + half_hours * HOUR / 2);
+        }
+        let kept = [
+            "main-daily-20260302T0000Z",
+            "main-daily-20260303T0000Z",
+            "main-daily-of-mine",
+            "main-hourly-20260303T0800Z",
+            "main-hourly-20260303T0900Z",
+            "main-hourly-20260303T1000Z",
+            "main-monthly-20260201T0000Z",
+            "main-monthly-20260301T0000Z",
+            "main-weekly-20260223T0000Z",
+            "main-weekly-20260302T0000Z",
+        ];
+        assert_eq!(names(&fs), kept);
+        let held = fs.fileset_named("main-weekly-20260223T0000Z").unwrap();
+        fs.hold(held.id(), true).unwrap();
+        apply(&fs, start + 20 * DAY);
+        let left = names(&fs);
+        assert!(left.contains(&kept[8].to_owned()), "{left:?}");
+        assert!(!left.contains(&kept[0].to_owned()), "{left:?}");
+    }
+}
