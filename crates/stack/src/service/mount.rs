@@ -351,7 +351,7 @@ impl Graph for MountGraph {
             let warning = format!("{why}; unmount, check the device, and mount again");
             status.warn_of(State::ReadOnly, warning);
         }
-        status.note_fs(self.fs.as_ref());
+        status.note_fs(self.fs.as_deref());
     }
 
     fn trees(&self) -> Vec<Tree> {

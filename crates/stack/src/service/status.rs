@@ -171,6 +171,7 @@ impl Space {
             size_bytes: bytes(space.blocks),
             free_bytes: bytes(space.free),
             available_bytes: bytes(space.available),
+            checksum_mismatches: 0,
         }
     }
 
