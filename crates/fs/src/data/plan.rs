@@ -89,6 +89,8 @@ impl Fileset {
                     blocks: part.end - part.start,
                 };
                 plan.sums
+                    .reserve_exact((blocks.end - blocks.start) as usize - plan.sums.len());
+                plan.sums
                     .resize((part.start - blocks.start) as usize, NO_SUM);
                 state.add_sums(run, &mut plan.sums)?;
             }
@@ -333,9 +335,20 @@ impl WritePlan {
         self.new.iter().map(|(_, run)| run.blocks).sum()
     }
 
-    /// Reports whether the write needs [`WritePlan::set_sums`].
+    /// Counts the blocks that are written: the first ones of the request.
+    pub fn written_blocks(&self) -> u64 {
+        let in_place = self.in_place.iter().map(|(_, part)| u64::from(part.blocks));
+        self.new_blocks() + in_place.sum::<u64>()
+    }
+
+    /// Reports whether the blocks written get checksums.
     pub fn has_checksums(&self) -> bool {
         self.checksums
+    }
+
+    /// Reports whether the write needs [`WritePlan::set_sums`] before it ends.
+    pub fn needs_sums(&self) -> bool {
+        self.checksums && self.sums.is_empty()
     }
 
     /// Reports whether the metadata has to be durable before the data is written: blocks with

@@ -520,6 +520,7 @@ impl State {
     /// Writes the state that only memory has to the items: times and sizes of written files,
     /// checksums, and usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
+        self.materialize_sums()?;
         while let Some(name) = self.dirty_cores.pop() {
             let Some(core) = self.cores.get_mut(&name) else {
                 continue;
@@ -531,7 +532,6 @@ impl State {
             }
             self.forget_idle(name);
         }
-        self.materialize_sums()?;
         let changed: Vec<TreeId> = self
             .trees
             .iter()

@@ -128,7 +128,8 @@ impl State {
         self.pending_sums.set(run, |_| NO_SUM);
     }
 
-    /// Makes items of the checksums that were set.
+    /// Makes items of the checksums that were set. These steps are final, even if what follows fails:
+    /// the data is in use already.
     pub fn materialize_sums(&mut self) -> Result<()> {
         while let Some((&number, pending)) = self.pending_sums.0.first_key_value() {
             let key = Key::global(Section::Sums, number);
@@ -142,6 +143,7 @@ impl State {
             pending.apply(0, &mut sums.0);
             self.put_key(key, sums.encode(), Prior::Possible);
             self.pending_sums.0.pop_first();
+            self.commit_steps();
         }
         Ok(())
     }
@@ -150,6 +152,12 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Fs;
+    use crate::metadata::op::Op;
+    use crate::metadata::shared::Options;
+    use block::BlockDevice;
+    use block_testing::Mem;
+    use std::sync::Arc;
 
     #[test]
     fn a_run_is_split_at_the_borders_of_records() {
@@ -176,5 +184,26 @@ mod tests {
         let mut sums = [7; 3];
         pending.0[&0].apply(61, &mut sums);
         assert_eq!(sums, [7, 10, NO_SUM]);
+    }
+
+    #[test]
+    fn checksums_outlive_an_operation_that_is_rolled_back_after_they_became_items() {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+        Fs::format(Arc::clone(&device), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let run = Run {
+            start: 2000,
+            blocks: 70,
+        };
+        let sums: Vec<Sum> = (1..=70).collect();
+        let mut op = Op::begin_any(fs.inner(), 0).unwrap();
+        op.set_sums(run, &sums);
+        op.finish();
+        let mut op = Op::begin_any(fs.inner(), 0).unwrap();
+        op.materialize().unwrap();
+        drop(op);
+        let state = fs.inner().read();
+        assert_eq!(state.pending_sums.len(), 0);
+        assert_eq!(state.sums(run).unwrap(), sums);
     }
 }

@@ -38,6 +38,9 @@ pub(super) struct FsQueue {
     ready: Vec<Completion>,
     /// Number of outstanding syncs.
     syncing: usize,
+    /// Whether the device computes checksums, or has not been asked yet. One that encrypts does: it
+    /// has the bytes in the CPU's cache, which at the end of a request they have left.
+    asks: bool,
 }
 
 /// Request of the caller.
@@ -96,6 +99,7 @@ impl FsQueue {
             children: Slab::new(),
             ready: Vec::new(),
             syncing: 0,
+            asks: true,
         })
     }
 
@@ -186,8 +190,7 @@ impl FsQueue {
                 Ok(mut plan) => {
                     let parts = plan.parts();
                     let bufs = Gather::new(bufs);
-                    if plan.has_checksums() {
-                        // Here the encryption, which follows, finds the bytes in the CPU's cache.
+                    if plan.has_checksums() && !self.asks {
                         plan.set_sums(bufs.sums());
                     }
                     let what = What::Write {
@@ -213,13 +216,14 @@ impl FsQueue {
 
     fn start_children(&mut self, key: usize, parts: &[Part]) {
         let running = &mut self.running[key];
-        let (bufs, transfer) = match &mut running.what {
-            What::Read { bufs, .. } => (bufs, Transfer::Read),
-            What::Write { bufs, .. } => (bufs, Transfer::Write),
+        let (bufs, transfer, has_sums) = match &mut running.what {
+            What::Read { bufs, sums, .. } => (bufs, Transfer::Read, !sums.is_empty()),
+            What::Write { bufs, plan, .. } => (bufs, Transfer::Write, plan.has_checksums()),
             What::Sync(_) => return,
         };
+        let asks = self.asks && has_sums;
         for part in parts {
-            for (offset, carried, bufs) in bufs.lend(part, transfer) {
+            for (offset, carried, bufs) in bufs.lend(part, transfer, asks) {
                 let (offset, fua) = (offset.bytes(), false);
                 let op = match transfer {
                     Transfer::Read => Op::Read { offset, bufs },
@@ -236,6 +240,9 @@ impl FsQueue {
     fn child_done(&mut self, done: Completion) {
         let Child { of, carried } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
+        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result) {
+            self.asks &= !bufs.is_asking();
+        }
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
                 bufs.put_back(carried, back, Transfer::Read);
@@ -279,8 +286,10 @@ impl FsQueue {
                 sums,
                 parts,
             } => {
-                if result.is_ok() && sums.iter().any(|sum| *sum != NO_SUM) {
-                    result = self.verify(ino, offset, (&bufs.sums(), &sums), &parts);
+                let needs = |i: usize| sums.get(i).is_some_and(|sum| *sum != NO_SUM);
+                if result.is_ok() && (0..sums.len()).any(needs) {
+                    let found = bufs.take_sums(needs);
+                    result = self.verify(ino, offset, (&found, &sums), &parts);
                 }
                 zeros.into_iter().for_each(|bytes| bufs.zero(bytes));
                 let bufs = bufs.finish();
@@ -288,10 +297,14 @@ impl FsQueue {
             }
             What::Write {
                 offset,
-                bufs,
+                mut bufs,
                 fua,
-                plan,
+                mut plan,
             } => {
+                if result.is_ok() && plan.needs_sums() {
+                    let written = plan.written_blocks() as usize;
+                    plan.set_sums(bufs.take_sums(|i| i < written));
+                }
                 let ended = self.fileset.end_write(plan, result.is_ok());
                 if let (Ok(()), Err(error)) = (&result, ended) {
                     result = Err(below(&self.info.name, ino, error));
