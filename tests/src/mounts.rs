@@ -93,11 +93,17 @@ impl<'a> Disk<'a> {
             .args(options)
             .envs(self.environment.iter().cloned())
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(std::fs::File::create(self.s.path("mount.out")).expect("a file"))
             .stderr(said)
             .spawn()
             .expect("the program runs");
-        Mounted { child, dir, log }
+        let printed = self.s.path("mount.out");
+        Mounted {
+            child,
+            dir,
+            log,
+            printed,
+        }
     }
 
     /// Fails the test unless `fsck` finds no error.
@@ -126,6 +132,8 @@ pub struct Mounted {
     child: Child,
     dir: PathBuf,
     log: PathBuf,
+    /// What the process prints once it is ready.
+    printed: PathBuf,
 }
 
 impl Mounted {
@@ -136,7 +144,9 @@ impl Mounted {
         wait_until(&format!("it is mounted {options:?}"), || {
             let ended = has_ended(pid);
             assert!(!ended, "it ended instead of mounting: {}", self.said());
-            answers(&self.dir)
+            // Before it says so, it uses the mount itself, to find out what the kernel forwards.
+            let is_ready = std::fs::metadata(&self.printed).is_ok_and(|out| out.len() > 0);
+            is_ready && answers(&self.dir)
         });
     }
 

@@ -52,6 +52,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),
+    ("fileset clone", &["files.img", "then", "trial"], &[]),
     ("fileset hold", &["files.img", "then"], &[]),
     ("fileset release", &["files.img", "then"], &[]),
     (

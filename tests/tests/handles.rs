@@ -314,6 +314,8 @@ mod needs_peer {
         (&["fileset", "quota", "@", "home", "1M"], 0),
         (&["fileset", "snapshot", "@", "home", "monday"], 0),
         (&["fileset", "diff", "@", "monday", "home"], 0),
+        (&["fileset", "clone", "@", "monday", "trial"], 0),
+        (&["fileset", "remove", "@", "trial"], 0),
         (&["fileset", "hold", "@", "monday"], 0),
         (&["fileset", "release", "@", "monday"], 0),
         (&["fileset", "remove", "@", "monday"], 0),

@@ -173,6 +173,14 @@ fn what_cannot_be_mounted_is_named_with_the_reason() {
         .run(&["mount", &journal, "mnt", "--fileset", "monday"])
         .code(2);
     assert!(said.stderr.contains("no filesets"), "{}", said.stderr);
+    let table = "[mount.data]\ndevice = \"journal.img\"\nat = \"mnt\"\nkeep-snapshots.daily = 2\n";
+    fs::write(s.path("up.toml"), table).unwrap();
+    let said = s.run(&["up", "up.toml"]).code(2);
+    assert!(
+        said.stderr.contains("omit keep-snapshots"),
+        "{}",
+        said.stderr
+    );
     let mut table = vec![0; 8 << 20];
     table[510..512].copy_from_slice(&[0x55, 0xaa]);
     fs::write(s.path("table.img"), table).unwrap();

@@ -28,8 +28,8 @@ impl Place {
 
     fn fileset(&self, name: &str) -> serde_json::Value {
         let listed = self.s.json(&["fileset", "list", "disk.img"]);
-        let all = listed["filesets"].as_array().unwrap().iter();
-        let found = all.filter(|one| one["name"] == name).next_back();
+        let mut all = listed["filesets"].as_array().unwrap().iter();
+        let found = all.rfind(|one| one["name"] == name);
         found.cloned().unwrap_or_default()
     }
 
@@ -58,8 +58,10 @@ fn a_snapshot_is_read_compared_and_restored() {
     assert_eq!(fs::read(past.join("report")).unwrap(), b"first");
     assert_eq!(fs::read(past.join("large")).unwrap(), [1; 3 << 20]);
     assert!(fs::write(past.join("report"), b"x").is_err());
-    let shown: Vec<_> = fs::read_dir(&p.at).unwrap().flatten().collect();
-    assert!(shown.iter().all(|entry| entry.file_name() != ".snapshots"));
+    // An entry keeps the directory open.
+    let mut shown = fs::read_dir(&p.at).unwrap().flatten();
+    assert!(shown.all(|entry| entry.file_name() != ".snapshots"));
+    drop(shown);
 
     let diff = ["fileset", "diff", "mnt", "draft", "main"];
     let changes = [
@@ -80,6 +82,9 @@ fn a_snapshot_is_read_compared_and_restored() {
         "{own}"
     );
     assert!(p.fileset("main")["own_bytes"].is_null());
+
+    p.s.run(&["fileset", "clone", "mnt", "draft", "trial"]).ok();
+    assert_eq!(p.fileset("trial")["used_inodes"], 4, "{own}");
 
     let rollback = ["fileset", "rollback", "mnt", "main", "draft", "--yes"];
     p.s.run(&rollback).code(11);
@@ -131,6 +136,24 @@ fn a_snapshot_is_read_compared_and_restored() {
     assert_eq!(fs::read(p.at.join("report")).unwrap(), b"second");
     assert!(!p.at.join(".snapshots").exists());
     p.s.run(&["unmount", "mnt"]).ok();
+    p.is_clean();
+
+    p.s.run(&[
+        "mount",
+        "disk.img",
+        "mnt",
+        "--fileset",
+        "trial",
+        "--background",
+    ])
+    .ok();
+    write("report", b"of the clone");
+    assert_eq!(fs::read(p.at.join("large")).unwrap(), [1; 3 << 20]);
+    p.s.run(&["unmount", "mnt"]).ok();
+    assert_eq!(
+        p.lines(&["fileset", "diff", "disk.img", "draft", "later"]),
+        changes
+    );
     p.is_clean();
 }
 
@@ -201,6 +224,13 @@ fn a_table_of_up_takes_snapshots_by_the_clock() {
         "{taken:?}"
     );
     s.run(&["down"]).ok();
+    fs::write(s.path("up.toml"), format!("{table}read-only = true\n")).unwrap();
+    let refused = s.run(&["up", "up.toml"]).code(2);
+    assert!(
+        refused.stderr.contains("omit keep-snapshots"),
+        "{}",
+        refused.stderr
+    );
     let checked = s.json(&["fsck", "disk.img"]);
     assert_eq!(checked["clean"], true, "{checked}");
 }

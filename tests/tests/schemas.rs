@@ -223,6 +223,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);
     p.json(&["fileset", "diff", "c.img", "monday", "home"]);
+    p.json(&["fileset", "clone", "c.img", "monday", "trial"]);
     p.json(&["fileset", "hold", "c.img", "monday"]);
     p.json(&["fileset", "release", "c.img", "monday"]);
     p.json(&["fileset", "rollback", "c.img", "home", "monday", "--yes"]);

@@ -370,6 +370,8 @@ const FILES: &[Use] = &[
     ("fileset snapshot disk.img nosuch s", 10, &["nosuch"]),
     ("fileset snapshot disk.img main main", 2, &["main"]),
     ("fileset quota disk.img nosuch 5G", 10, &["nosuch"]),
+    ("fileset clone disk.img nosuch new", 10, &["nosuch"]),
+    ("fileset clone disk.img main new", 2, &["snapshot"]),
     ("fileset hold disk.img nosuch", 10, &["nosuch"]),
     ("fileset hold disk.img main", 2, &["snapshot"]),
     ("fileset diff disk.img main nosuch", 10, &["nosuch"]),

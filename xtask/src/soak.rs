@@ -47,6 +47,9 @@ const SUITES: &[(&str, &str)] = &[
     ("POSIX", "package(tests) & binary(posix)"),
 ];
 
+/// Operations of each test of the file system against its model.
+const OPERATIONS: &str = "50000";
+
 /// Result of a suite.
 struct Summary {
     runs: u32,
@@ -102,6 +105,7 @@ fn repeat(root: &Path, name: &str, filter: &str, share: Duration) -> Result<Summ
         let output = suite::command(root)
             .args(["--release", "--filterset", filter])
             .env("EVFS_SEED", seed.to_string())
+            .env("EVFS_OPERATIONS", OPERATIONS)
             .output()
             .map_err(|e| format!("cargo nextest: {e}"))?;
         summary.runs += 1;

@@ -44,6 +44,8 @@ impl Mount {
         if config.sync_timeout.is_some() && !config.read_only {
             match Mount::of_kind(&config, &files, true) {
                 Ok(mount) if mount.receives_sync() => return Ok(mount),
+                // An administrator has unmounted it.
+                Ok(mount) if mount.mount.has_ended() => return Ok(mount),
                 Ok(mount) => match mount.unmount(WhenBusy::Refuse) {
                     Ok(_) => tracing::debug!("this kernel forwards no sync(2) to any mount"),
                     // A program has already found it.

@@ -114,21 +114,17 @@ fn without_the_flag_of_the_kernel_a_forgotten_file_is_stale() {
     );
 }
 
-/// NFS server in user space that exports a directory, and its clients.
+/// NFS server in user space that exports a directory, in a network namespace of its own, and its
+/// clients.
 struct Nfs {
     server: Child,
-    port: u16,
     dir: PathBuf,
 }
 
 impl Nfs {
     fn export(exported: &Path, dir: &Path) -> Nfs {
-        // Another program may take the port before the server does; then the test fails.
-        let port = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let port = port.local_addr().expect("bound").port();
         let text = format!(
-            "NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Enable_RQUOTA = false; \
-             Enable_NLM = false; Bind_addr = 127.0.0.1; }}\n\
+            "NFS_CORE_PARAM {{ Protocols = 4; Enable_RQUOTA = false; Enable_NLM = false; }}\n\
              NFSv4 {{ RecoveryRoot = {dir}; RecoveryBackend = fs; Graceless = true; }}\n\
              EXPORT {{ Export_Id = 1; Path = {}; Pseudo = /e; Access_Type = RW; SecType = sys; \
              Squash = No_Root_Squash; Filesystem_Id = 42.1; FSAL {{ Name = VFS; }} }}\n",
@@ -137,7 +133,10 @@ impl Nfs {
         );
         let config = dir.join("config");
         sys::write(&config, text).expect("written");
-        let server = Command::new(installed("ganesha.nfsd"))
+        let with_loopback = "ip link set lo up && exec \"$@\"";
+        let server = Command::new("unshare")
+            .args(["--net", "--", "sh", "-c", with_loopback, "sh"])
+            .arg(installed("ganesha.nfsd"))
             .arg("-F")
             .args(["-f".as_ref(), config.as_os_str()])
             .args(["-L".as_ref(), dir.join("log").as_os_str()])
@@ -147,23 +146,28 @@ impl Nfs {
             .spawn();
         let dir = dir.to_owned();
         let server = server.expect("it starts");
-        Nfs { server, port, dir }
+        Nfs { server, dir }
     }
 
     fn url(&self, path: &str) -> String {
-        format!("nfs://127.0.0.1/e/{path}?version=4&nfsport={}", self.port)
+        format!("nfs://127.0.0.1/e/{path}?version=4")
+    }
+
+    /// Prepares a client in the namespace of the server.
+    fn client(&self, name: &str) -> Command {
+        let mut client = Command::new("nsenter");
+        client.arg(format!("--net=/proc/{}/ns/net", self.server.id()));
+        client.arg(installed(name));
+        client
     }
 
     fn cat(&self, path: &str) -> String {
-        let cat = Command::new(installed("nfs-cat"))
-            .arg(self.url(path))
-            .output();
+        let cat = self.client("nfs-cat").arg(self.url(path)).output();
         String::from_utf8(cat.expect("it starts").stdout).expect("text")
     }
 
     fn copy(&self, from: &Path, to: &str) -> bool {
-        let mut copy = Command::new(installed("nfs-cp"));
-        let copied = copy.arg(from).arg(self.url(to)).output();
+        let copied = self.client("nfs-cp").arg(from).arg(self.url(to)).output();
         copied.expect("it starts").status.success()
     }
 

@@ -66,6 +66,9 @@ pub(crate) fn is_there(disk: &mut Disk) -> Result<bool> {
 /// Extended attribute with its full name.
 type Attribute = (Vec<u8>, Vec<u8>);
 
+/// Blocks of a file, and the number of a fragment with the offset in it.
+type Content = (Vec<Block>, Option<(u32, u32)>);
+
 /// Block of a file: its offset on the device and its length as stored there, 0 for a hole.
 struct Block {
     at: u64,
@@ -210,6 +213,27 @@ impl Squash {
         Ok(())
     }
 
+    /// Reads where a range of a file is: its blocks, and the fragment in which the rest of it is.
+    fn file(&self, disk: &mut Disk, node: Node, range: Range<u64>) -> Result<Content> {
+        let inode = self.inode(disk, node)?;
+        let Kind::File {
+            start,
+            fragment,
+            lengths,
+        } = inode.kind
+        else {
+            return Err(ErrorKind::Invalid.into());
+        };
+        let unit = self.reader.block_bytes;
+        let count = self.block_count(inode.attr.size, fragment.is_some());
+        let wanted = range.start / unit..range.end.div_ceil(unit).min(count);
+        let mut blocks = Vec::new();
+        if wanted.start < wanted.end {
+            self.blocks(disk, (start, lengths), wanted, |block| blocks.push(block))?;
+        }
+        Ok((blocks, fragment))
+    }
+
     /// Returns the number of blocks of a file, without its fragment.
     fn block_count(&self, size: u64, has_fragment: bool) -> u64 {
         if has_fragment {
@@ -322,34 +346,20 @@ impl Tree for Squash {
     }
 
     fn map(&self, disk: &mut Disk, node: Node, range: Range<u64>) -> Result<Vec<Piece>> {
-        let inode = self.inode(disk, node)?;
-        let Kind::File {
-            start,
-            fragment,
-            lengths,
-        } = inode.kind
-        else {
-            return Err(ErrorKind::Invalid.into());
-        };
         let unit = self.reader.block_bytes;
-        let count = self.block_count(inode.attr.size, fragment.is_some());
-        let wanted = range.start / unit..range.end.div_ceil(unit).min(count);
-        let mut pieces = Vec::new();
-        let mut at = range.start;
-        if wanted.start < wanted.end {
-            self.blocks(disk, (start, lengths), wanted, |block| {
-                let within = at % unit;
-                let len = (unit - within).min(range.end - at);
-                let place = match block.len {
-                    0 => Place::Zeros,
-                    stored if is_plain(stored) && stored_bytes(stored) >= within + len => {
-                        Place::Device(block.at.saturating_add(within))
-                    }
-                    _ => Place::Computed,
-                };
-                add(&mut pieces, Piece { len, place });
-                at += len;
-            })?;
+        let (mut pieces, mut at) = (Vec::new(), range.start);
+        for block in self.file(disk, node, range.clone())?.0 {
+            let within = at % unit;
+            let len = (unit - within).min(range.end - at);
+            let place = match block.len {
+                0 => Place::Zeros,
+                stored if is_plain(stored) && stored_bytes(stored) >= within + len => {
+                    Place::Device(block.at.saturating_add(within))
+                }
+                _ => Place::Computed,
+            };
+            add(&mut pieces, Piece { len, place });
+            at += len;
         }
         if at < range.end {
             let (len, place) = (range.end - at, Place::Computed);
@@ -359,23 +369,9 @@ impl Tree for Squash {
     }
 
     fn compute(&self, disk: &mut Disk, node: Node, offset: u64, out: &mut [u8]) -> Result<()> {
-        let inode = self.inode(disk, node)?;
-        let Kind::File {
-            start,
-            fragment,
-            lengths,
-        } = inode.kind
-        else {
-            return Err(ErrorKind::Invalid.into());
-        };
         let unit = self.reader.block_bytes;
-        let count = self.block_count(inode.attr.size, fragment.is_some());
         let end = offset.saturating_add(out.len() as u64);
-        let wanted = offset / unit..end.div_ceil(unit).min(count);
-        let mut found = Vec::new();
-        if wanted.start < wanted.end {
-            self.blocks(disk, (start, lengths), wanted, |block| found.push(block))?;
-        }
+        let (found, fragment) = self.file(disk, node, offset..end)?;
         let short = || Error::corrupt("a block of data is too short");
         let (mut at, mut out) = (offset, out);
         let mut found = found.into_iter();

@@ -1,5 +1,6 @@
 //! An open file system: its space, growing and closing it.
 
+mod clone;
 pub mod diff;
 pub mod filesets;
 pub mod open;

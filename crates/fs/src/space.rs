@@ -224,8 +224,13 @@ impl Space {
 
     /// Checks whether there is room for more metadata, so that new objects may be created.
     pub fn has_room(&self) -> bool {
+        self.has_room_for(0)
+    }
+
+    /// Checks whether the metadata may grow by a number of blocks, and has its reserve after that.
+    pub fn has_room_for(&self, blocks: u64) -> bool {
         let inner = self.lock();
-        inner.has_room(inner.reserve)
+        inner.has_room(inner.reserve.saturating_add(blocks))
     }
 
     /// Checks whether the metadata of existing objects may grow, which half of the reserve is for.

@@ -9,6 +9,7 @@ fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
     match change {
         FilesetChange::Create { name } => fs.create_fileset(name)?.record(),
         FilesetChange::Snapshot { of, name } => fs.snapshot(of, name)?.record(),
+        FilesetChange::Clone { of, name } => fs.clone_snapshot(of, name)?.record(),
         FilesetChange::Rename { id, name } => {
             fs.rename_fileset(id, name)?;
             fs.fileset(id)?.record()
@@ -61,6 +62,7 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
     };
     let create = |name| FilesetChange::Create { name };
     let snapshot = |of, name| FilesetChange::Snapshot { of, name };
+    let clone = |of, name| FilesetChange::Clone { of, name };
     let rename = |id, name| FilesetChange::Rename { id, name };
     let limit = |id| FilesetChange::Quota { id, quota };
     let remove = |id| FilesetChange::Remove { id };
@@ -73,6 +75,10 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         (snapshot(home, "then"), Some(Kind::Exists)),
         (snapshot(then, "again"), Some(Kind::Invalid)),
         (snapshot(none, "again"), Some(Kind::NotFound)),
+        (clone(then, "home"), Some(Kind::Exists)),
+        (clone(home, "trial"), Some(Kind::Invalid)),
+        (clone(none, "trial"), Some(Kind::NotFound)),
+        (clone(then, "trial"), None),
         (snapshot(home, "again"), None),
         (rename(home, "main"), Some(Kind::Exists)),
         (rename(none, "people"), Some(Kind::NotFound)),

@@ -3,10 +3,10 @@
 //! Goal: every operation has the same result as in the model, and everything reads back, also after
 //! the file system was closed and reopened. Method: random operations on few names and small files,
 //! so that they conflict; the errno is compared after each, single inodes now and then, everything
-//! and `check` at each close. Snapshots are taken, read, compared with one another and removed while
-//! files are open and written, and the fileset is rolled back to one now and then.
+//! and `check` at each close. Snapshots are taken, read, compared with one another, cloned and
+//! removed while files are open and written, and the fileset is rolled back to one now and then.
 //!
-//! `EVFS_OPERATIONS` is the number of operations.
+//! `EVFS_OPERATIONS` is the number of operations of each test. Each has a seed of its own.
 
 mod common;
 
@@ -17,22 +17,27 @@ use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, open, seed};
 use std::sync::Arc;
 
+/// Operations between two reopenings.
+const STEPS: usize = 1000;
+
 /// Steps between two uses of snapshots.
 const SNAPSHOT_STEPS: usize = 250;
 
-fn run(seed: u64, rounds: usize, steps: usize) {
+/// Runs the operations of one seed; `part` makes it differ from those of other tests.
+fn run(part: u64) {
+    let rounds = amount("EVFS_OPERATIONS", 8_000).div_ceil(STEPS);
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
     format(&device);
-    let mut pair = Pair::new(open(&device), seed);
+    let mut pair = Pair::new(open(&device), seed(1).wrapping_add(part));
     let mut snapshots = Snapshots::default();
     for round in 0..rounds {
-        for step in 0..steps {
+        for step in 0..STEPS {
             pair.step();
             if step % SNAPSHOT_STEPS == 0 {
                 snapshots.step(&mut pair);
             }
         }
-        let context = format!("EVFS_SEED={seed}, round {round}");
+        let context = format!("round {round}");
         if round % 3 == 0 {
             pair.fs.sync().expect("it syncs");
             assert_clean(&pair.fs, &context);
@@ -70,10 +75,27 @@ fn reopen(pair: Pair, device: &Arc<dyn BlockDevice>) -> Pair {
     pair
 }
 
-#[test]
-fn two_hundred_thousand_operations_give_what_the_model_gives() {
-    let parts = amount("EVFS_OPERATIONS", 200_000).div_ceil(25_000);
-    for seed in (seed(1)..).take(parts) {
-        run(seed, 25, 1000);
-    }
+/// Tests of the same kind, which run at the same time.
+macro_rules! parts {
+    ($($name:ident: $part:literal,)*) => {
+        mod every_operation_gives_what_the_model_gives {
+            $(
+                #[test]
+                fn $name() {
+                    super::run($part);
+                }
+            )*
+        }
+    };
+}
+
+parts! {
+    part_0: 0,
+    part_1: 1,
+    part_2: 2,
+    part_3: 3,
+    part_4: 4,
+    part_5: 5,
+    part_6: 6,
+    part_7: 7,
 }

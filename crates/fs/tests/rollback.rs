@@ -10,87 +10,11 @@ use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random, Tear};
 use common::client::Client;
 use common::pair::describe;
+use common::past::{changed, seen};
 use common::snapshots::differences;
 use common::{assert_clean, format, open};
-use fs::{
-    DifferenceKind, FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT, SetAttr,
-    SetTime,
-};
+use fs::{DifferenceKind, FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT};
 use std::sync::Arc;
-
-/// Writes a file through the cache of a test.
-fn write(client: &mut Client, ino: u64, offset: u64, data: &[u8]) {
-    client.write(ino, offset, data).expect("written");
-    client
-        .fsync(ino, &mut Random::new(1))
-        .expect("on the device");
-}
-
-fn make(client: &mut Client, name: &str, data: &[u8]) -> u64 {
-    let new = New::of_root(FileType::File, 0o644);
-    let made = client.fileset.create(ROOT, name.as_bytes(), &new);
-    let ino = made.expect("created").ino;
-    if !data.is_empty() {
-        write(client, ino, 0, data);
-    }
-    ino
-}
-
-/// Tree with the content of all files in the root.
-fn seen(fs: &Fs, fileset: &str) -> String {
-    let fileset = fs.fileset_named(fileset).expect("it exists");
-    let mut text = describe(&fileset);
-    let mut files = Vec::new();
-    fileset
-        .read_dir(ROOT, 2, |entry| {
-            if entry.kind == FileType::File {
-                files.push((entry.name.to_vec(), entry.ino));
-            }
-            Ok(true)
-        })
-        .expect("listed");
-    files.sort();
-    let mut client = Client::new(fileset);
-    for (name, ino) in files {
-        let data = client.read(ino, 0, 1 << 30).expect("readable");
-        text += &format!("{}: {data:?}\n", String::from_utf8_lossy(&name));
-    }
-    text
-}
-
-/// A fileset that has changed in every way since the snapshot `then`.
-fn changed(device: &Arc<dyn BlockDevice>) -> Fs {
-    format(device);
-    let fs = open(device);
-    let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
-    let mut client = Client::new(main.clone());
-    let kept = make(&mut client, "kept", &[1; 20_000]);
-    let removed = make(&mut client, "removed", &[2; 30_000]);
-    let cut = make(&mut client, "cut", &[3; 40_000]);
-    let moved = make(&mut client, "moved", b"moved");
-    let dir = New::of_root(FileType::Directory, 0o755);
-    let dir = main.create(ROOT, b"dir", &dir).expect("created").ino;
-    fs.snapshot(main.id(), "then").expect("a snapshot");
-    write(&mut client, kept, 5_000, &[4; 10_000]);
-    main.unlink(ROOT, b"removed").expect("removed");
-    client.forget(removed);
-    client.truncate(cut, 100).expect("truncated");
-    let replace = fs::Rename::Replace;
-    main.rename((ROOT, b"moved"), (dir, b"here"), replace)
-        .expect("renamed");
-    main.link(moved, ROOT, b"link").expect("linked");
-    fs.snapshot(main.id(), "between").expect("a snapshot");
-    make(&mut client, "new", &[5; 50_000]);
-    write(&mut client, cut, 50, &[6; 8_000]);
-    let touch = SetAttr {
-        modified: Some(SetTime::Now),
-        ..SetAttr::default()
-    };
-    main.set_attr(kept, &touch).expect("a new time");
-    drop(client);
-    fs.commit().expect("committed");
-    fs
-}
 
 #[test]
 fn a_power_cut_leaves_the_state_before_or_that_of_the_snapshot() {
@@ -305,4 +229,67 @@ fn a_held_snapshot_is_not_removed_and_an_older_program_refuses_the_file_system()
     fs.hold(id, false).expect("released");
     fs.remove_fileset(id).expect("removed");
     assert_clean(&fs, "after");
+}
+
+#[test]
+fn a_rollback_without_room_is_refused_and_changes_nothing() {
+    let (mut refused, mut done) = (0, 0);
+    for files in [200, 1000, 3000] {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(12 << 20, 512));
+        format(&device);
+        let fs = open(&device);
+        let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+        let new = New::of_root(FileType::File, 0o644);
+        let names = |prefix: &'static str| {
+            (0..files).map(move |n| format!("{prefix}{n}{}", "n".repeat(200)).into_bytes())
+        };
+        for name in names("old") {
+            main.create(ROOT, &name, &new).expect("created");
+        }
+        let then = fs.snapshot(main.id(), "then").expect("a snapshot").id();
+        for name in names("old") {
+            main.unlink(ROOT, &name).expect("removed");
+        }
+        for name in names("new") {
+            main.create(ROOT, &name, &new).expect("created");
+        }
+        let ino = main.create(ROOT, b"large", &new).expect("created").ino;
+        let mut client = Client::new(main.clone());
+        let mut random = Random::new(1);
+        for piece in 0.. {
+            let len = if piece < 1000 { 64 << 10 } else { 4096 };
+            if client
+                .write(ino, piece * len, &vec![7; len as usize])
+                .is_err()
+                && len == 4096
+            {
+                break;
+            }
+        }
+        client.sync(&mut random).expect("written");
+        drop(client);
+        let (before, old) = (
+            describe(&main),
+            describe(&fs.fileset(then).expect("a snapshot")),
+        );
+        let now = match fs.rollback(then, Some("back")) {
+            Ok(()) => {
+                done += 1;
+                old
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), Kind::NoSpace, "{files}: {error}");
+                refused += 1;
+                before
+            }
+        };
+        assert!(describe(&main) == now, "{files}");
+        assert_clean(&fs, "after");
+        fs.close().expect("closed");
+        let fs = open(&device);
+        let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+        assert!(describe(&main) == now, "{files}");
+        assert_clean(&fs, "opened again");
+    }
+    assert!(refused > 0, "{refused} refused, {done} done");
 }

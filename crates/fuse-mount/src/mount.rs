@@ -103,10 +103,15 @@ impl Mount {
 
     /// Unmounts, unless another program has done so. A mount of another program stays.
     fn take_off(&self, when_busy: WhenBusy) -> Result<(), Error> {
-        if self.kernel.has_ended() && !self.is_aborted() {
+        if self.has_ended() {
             return Ok(());
         }
         unmount(&self.mountpoint, &self.device, when_busy)
+    }
+
+    /// Reports whether another program has unmounted it.
+    pub fn has_ended(&self) -> bool {
+        self.kernel.has_ended() && !self.is_aborted()
     }
 
     /// Reports whether the mount remains although the kernel has ended the session, for example after

@@ -395,6 +395,17 @@ pub(crate) fn execute(
             fs.snapshot(id, name).map_err(failed)?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
+        FsRequest::Clone { of, name } => {
+            let id = id_of(of)?;
+            let failed = Error::files(format!("cannot clone `{of}` as `{name}`"));
+            if run == Run::Dry {
+                let planned = fs.plan(FilesetChange::Clone { of: id, name });
+                let record = planned.map_err(failed)?;
+                return Ok(json_of(&ShownFileset::planned(fs, None, &record)));
+            }
+            fs.clone_snapshot(id, name).map_err(failed)?;
+            Ok(json_of(&ShownFileset::named(fs, name)))
+        }
         FsRequest::Rollback { fileset, to, keep } => {
             let failed = || Error::files(format!("cannot roll back `{fileset}` to `{to}`"));
             let (of, snapshot, keep) = (id_of(fileset)?, id_of(to)?, keep.as_deref());

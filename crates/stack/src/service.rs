@@ -19,6 +19,7 @@ mod foreign_mount;
 mod health;
 mod hub;
 mod mount;
+mod mount_point;
 mod schedule;
 mod scrape;
 mod spec;

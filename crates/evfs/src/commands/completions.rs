@@ -139,7 +139,7 @@ mod tests {
         assert_eq!(values(&["evfs", "mount", "--fo"]), [""; 0]);
         assert_eq!(values(&["evfs", "mount", "--excl"]), ["--exclusive"]);
         let atime = values(&["evfs", "mount", "--atime", ""]);
-        assert_eq!(atime, ["relatime", "none"]);
+        assert_eq!(atime, ["relatime", "none", "strict"]);
         assert_eq!(values(&["evfs", "mount", "--atime=n"]), ["--atime=none"]);
         assert_eq!(values(&["evfs"]), [""; 0]);
         let settings = values(&["evfs", "cache", "set", "filecache_m"]);

@@ -103,6 +103,25 @@ Examples:
         #[command(flatten)]
         dry_run: DryRun,
     },
+    /// Create a fileset with the content of a snapshot
+    #[command(after_help = "\
+The new fileset can be written. It shares its data with the snapshot until either changes, and takes space \
+for names and attributes only. The snapshot can be removed later.
+
+Examples:
+  evfs fileset clone disk.img monday trial")]
+    Clone {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the snapshot
+        #[arg(add = names::filesets())]
+        snapshot: String,
+        /// Name of the new fileset
+        #[arg(value_parser = named())]
+        name: String,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
     /// Make a fileset equal to one of its snapshots
     #[command(after_help = "\
 Later changes are undone. A snapshot of the state before is taken first, unless --no-keep is given; rolling \
@@ -228,6 +247,12 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let snapshot = FsRequest::Snapshot { of: fileset, name };
             (on, snapshot, Some(dry_run))
         }
+        Command::Clone {
+            on,
+            snapshot,
+            name,
+            dry_run,
+        } => (on, FsRequest::Clone { of: snapshot, name }, Some(dry_run)),
         Command::Rollback {
             on,
             fileset,

@@ -130,6 +130,7 @@ const DOCUMENTS: &[Published] = &[
             "fileset rename",
             "fileset quota",
             "fileset snapshot",
+            "fileset clone",
             "fileset hold",
             "fileset release",
         ],

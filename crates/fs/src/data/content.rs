@@ -149,6 +149,19 @@ impl Fileset {
         }
     }
 
+    /// Removes all inodes without a name.
+    pub(crate) fn remove_orphans(&self) -> Result<()> {
+        let mut orphans = Vec::new();
+        let all = (Item::Orphan, 0, PLACE_MAX);
+        self.fs.read().scan(self.id, 0, all, |ino, _| {
+            orphans.push(ino);
+            Ok(true)
+        })?;
+        orphans
+            .into_iter()
+            .try_for_each(|ino| self.remove_orphan(ino).map(drop))
+    }
+
     /// Removes an inode without a name, a large one in several steps. Returns `false` if it has
     /// been linked or opened again, or was already removed.
     pub(crate) fn remove_orphan(&self, ino: Ino) -> Result<bool> {

@@ -44,6 +44,13 @@ pub enum FilesetChange<'a> {
         /// Name of the snapshot.
         name: &'a str,
     },
+    /// See [`Fs::clone_snapshot`].
+    Clone {
+        /// The snapshot.
+        of: TreeId,
+        /// Name of the new fileset.
+        name: &'a str,
+    },
     /// See [`Fs::rename_fileset`].
     Rename {
         /// The fileset or snapshot.
@@ -302,6 +309,20 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
                 ..record
             })
         }
+        FilesetChange::Clone { of, name } => {
+            check_name(state, name)?;
+            let snapshot = record(of)?;
+            if snapshot.origin == 0 {
+                let text = "it is not a snapshot; create a snapshot of it, and clone that";
+                return Err(Error::new(Kind::Invalid, text));
+            }
+            Ok(TreeRecord {
+                next_ino: snapshot.next_ino,
+                used_blocks: snapshot.used_blocks,
+                used_inodes: snapshot.used_inodes,
+                ..TreeRecord::new(name.to_owned(), now)
+            })
+        }
         FilesetChange::Rename { id, name } => {
             let record = record(id)?;
             check_name(state, name)?;
@@ -386,7 +407,7 @@ fn check_name(state: &State, name: &str) -> Result<()> {
     }
 }
 
-fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
+pub(super) fn add_tree(op: &mut Op, record: TreeRecord) -> Result<TreeId> {
     let id = op.next_tree;
     let next = id.checked_add(1);
     op.next_tree = next.ok_or_else(|| Error::new(Kind::NoSpace, "fileset ids are exhausted"))?;

@@ -4,7 +4,7 @@ use super::{FIRST_FILESET, Fs};
 use crate::device_io::{DeviceIo, check_device};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
+use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{In, Run, Time, TreeRecord};
 use crate::format::superblock::Superblock;
@@ -217,18 +217,9 @@ impl FsShared {
                 self.remove_tree_items(id)?;
             } else if restoring {
                 self.resume_rollback(origin, id)?;
-            } else if origin == 0 {
-                let mut orphans = Vec::new();
-                self.read()
-                    .scan(id, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
-                        orphans.push(ino);
-                        Ok(true)
-                    })?;
+            } else if origin == 0 && !self.is_restoring(id) {
                 let fs = Arc::clone(self);
-                let fileset = Fileset { fs, id };
-                orphans
-                    .into_iter()
-                    .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+                Fileset { fs, id }.remove_orphans()?;
             }
         }
         Ok(())
@@ -236,10 +227,27 @@ impl FsShared {
 }
 
 impl FsShared {
+    fn is_restoring(&self, id: TreeId) -> bool {
+        self.read()
+            .trees
+            .get(&id)
+            .is_some_and(|tree| tree.restoring)
+    }
+
     /// Completes a rollback that a crash or an error interrupted. If damage prevents that and the
-    /// file system is to be repaired, the fileset stays as it is: a mixture of the two states.
+    /// file system is to be repaired, the fileset stays as it is: a mixture of the two states. If
+    /// there is no room, nothing uses the fileset until the next open.
     fn resume_rollback(self: &Arc<FsShared>, of: TreeId, to: TreeId) -> Result<()> {
         match self.finish_rollback(of, to) {
+            Err(error) if error.kind() == Kind::NoSpace => {
+                tracing::warn!(
+                    name: "EVFS-0207",
+                    "{}: cannot complete the rollback of fileset {of}: {error}; remove files of \
+                     other filesets, or let the device grow, and open the file system again",
+                    self.name
+                );
+                Ok(())
+            }
             Err(error) if error.kind() == Kind::Corrupt && self.options.rescue => {
                 tracing::warn!(
                     name: "EVFS-0207",

@@ -13,8 +13,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, PLACE_MAX, TreeId};
-use crate::format::record::{Extent, Inode};
+use crate::format::key::{Item, Key, TreeId};
+use crate::format::record::{BLOCK_BYTES, Extent, Inode};
 use crate::fs::Fs;
 use crate::fs::filesets::{FilesetChange, planned};
 use crate::metadata::op::Op;
@@ -24,8 +24,11 @@ use crate::metadata::state::State;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Number of items that one operation examines.
+/// Largest number of items that one operation examines.
 const STEP_ITEMS: usize = 1000;
+
+/// Bytes of a record in the tree besides its value.
+const RECORD_BYTES: u64 = 32;
 
 impl Fs {
     /// Makes a fileset equal to one of its snapshots. `keep` is the name of a snapshot of the state
@@ -34,8 +37,9 @@ impl Fs {
     ///
     /// # Errors
     /// [`Kind::Busy`]: the fileset is in use. [`Kind::Invalid`]: `to` is not a snapshot.
-    /// [`Kind::Exists`]: the name `keep` is in use. An error of the device: the next open for
-    /// writing completes the rollback.
+    /// [`Kind::Exists`]: the name `keep` is in use. [`Kind::NoSpace`]: the metadata has no room for
+    /// the records of both states. An error of the device: the next open for writing completes the
+    /// rollback.
     pub fn rollback(&self, to: TreeId, keep: Option<&str>) -> Result<()> {
         let fs = self.inner();
         let of = {
@@ -48,12 +52,14 @@ impl Fs {
             state.tree(to)?.record.origin
         };
         self.check_detached(of)?;
+        let blocks = fs.rollback_blocks(of, to, keep.is_some())?;
+        Op::begin_any(fs, of)?.check_room_for(blocks)?;
         if let Some(name) = keep {
             self.snapshot(of, name)?;
         }
         fs.superblock.need_tree_flags()?;
         let mut op = Op::begin_any(fs, of)?;
-        op.check_last_room()?;
+        op.check_room_for(blocks)?;
         op.materialize()?;
         planned(&op, FilesetChange::Rollback { to, keep: None }, op.now)?;
         self.check_detached(of)?;
@@ -80,8 +86,11 @@ impl FsShared {
         let mut next = Some(Key::inode(of, 1).0);
         while let Some(at) = next {
             let mut op = Op::begin_any(self, of)?;
-            let keys = op.changed_keys(of, to, at)?;
-            let full = keys.len() == STEP_ITEMS;
+            op.check_last_room()?;
+            // Each may change a record of the fileset, and one that a younger snapshot keeps.
+            let most = self.keys_at_once(2 * STEP_ITEMS) / 2;
+            let keys = op.changed_keys(of, to, at, most)?;
+            let full = keys.len() == most;
             next = keys.last().filter(|_| full).and_then(|key| key.next());
             for key in keys {
                 op.restore(of, to, key)?;
@@ -94,16 +103,29 @@ impl FsShared {
             fs: Arc::clone(self),
             id: of,
         };
-        let mut orphans = Vec::new();
-        self.read()
-            .scan(of, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
-                orphans.push(ino);
-                Ok(true)
-            })?;
-        orphans
-            .into_iter()
-            .try_for_each(|ino| fileset.remove_orphan(ino).map(drop))?;
+        fileset.remove_orphans()?;
         self.sync()
+    }
+
+    /// Estimates the growth of the metadata by a rollback: the fileset gets the old records. The
+    /// present ones stay if a younger snapshot keeps them.
+    fn rollback_blocks(&self, of: TreeId, to: TreeId, keep: bool) -> Result<u64> {
+        let (mut bytes, mut next) = (0, Some(Key::inode(of, 1).0));
+        while let Some(at) = next {
+            let state = self.read();
+            let kept = keep || state.tree(of)?.snapshots.last() != Some(&to);
+            let keys = state.changed_keys(of, to, at, STEP_ITEMS)?;
+            let full = keys.len() == STEP_ITEMS;
+            next = keys.last().filter(|_| full).and_then(|key| key.next());
+            for key in keys {
+                let len = |bytes: &[u8]| Ok(RECORD_BYTES + bytes.len() as u64);
+                let now = state.items.get(&key, len)?.filter(|_| !kept);
+                let old = state.get_key(to, key, len)?.unwrap_or(0);
+                bytes += old.saturating_sub(now.unwrap_or(0));
+            }
+        }
+        // A page of the tree may be half full.
+        Ok((2 * bytes).div_ceil(BLOCK_BYTES))
     }
 
     /// Makes a fileset usable again, also one that cannot be rolled back because of damage.
@@ -118,17 +140,17 @@ impl FsShared {
 
 impl State {
     /// Collects the first keys, from one on, that a fileset may have changed since a snapshot.
-    fn changed_keys(&self, of: TreeId, to: TreeId, from: Key) -> Result<Vec<Key>> {
-        let mut keys = self.kept_since(of, to, None, from, STEP_ITEMS)?;
+    fn changed_keys(&self, of: TreeId, to: TreeId, from: Key, most: usize) -> Result<Vec<Key>> {
+        let mut keys = self.kept_since(of, to, None, from, most)?;
         let next_ino = self.tree(to)?.record.next_ino;
         let newer = Key::inode(of, next_ino << 1).0.max(from);
         let mut newest = 0;
         self.items.scan(newer, Key::layer(of).1, |key, _| {
             keys.insert(key);
             newest += 1;
-            Ok(newest < STEP_ITEMS)
+            Ok(newest < most)
         })?;
-        Ok(keys.into_iter().take(STEP_ITEMS).collect())
+        Ok(keys.into_iter().take(most).collect())
     }
 
     /// Collects the first keys, from one on, of which a snapshot of a fileset or a later one, up to
@@ -241,5 +263,68 @@ impl Op<'_> {
             self.use_blocks(-(run.blocks as i64));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::record::FileType;
+    use crate::names::directory::{New, ROOT};
+    use crate::{FIRST_FILESET, Options};
+    use block_testing::Mem;
+
+    const NEW: New = New::of_root(FileType::File, 0o644);
+
+    fn name(number: usize) -> Vec<u8> {
+        format!("{number}{}", "n".repeat(200)).into_bytes()
+    }
+
+    #[test]
+    fn an_interrupted_rollback_without_room_is_completed_once_there_is_some() {
+        const FILES: usize = 3000;
+        let device = Arc::new(Mem::new(12 << 20, 4096));
+        Fs::format(device.clone(), "").expect("formatted");
+        let fs = Fs::open(device.clone(), Options::default()).expect("open");
+        let main = fs.fileset_named(FIRST_FILESET).expect("it exists");
+        for number in 0..FILES {
+            main.create(ROOT, &name(number), &NEW).expect("created");
+        }
+        let to = fs.snapshot(main.id, "then").expect("a snapshot").id;
+        for number in 0..FILES {
+            main.unlink(ROOT, &name(number)).expect("removed");
+        }
+        let other = fs.create_fileset("other").expect("created");
+        // As if the process had been killed after the mark, and another one had then filled the
+        // device.
+        fs.inner().superblock.need_tree_flags().expect("a flag");
+        let mut op = Op::begin_any(fs.inner(), main.id).expect("an operation");
+        op.mark_restoring(to, true).expect("marked");
+        op.finish();
+        let create = |number: &usize| other.create(ROOT, &name(*number), &NEW).is_ok();
+        let filled = (0..).take_while(create).count();
+        fs.close().expect("closed");
+
+        let fs = Fs::open(device.clone(), Options::default()).expect("open");
+        let error = main_of(&fs).err().expect("a mixture");
+        assert_eq!(error.kind(), Kind::Busy, "{error}");
+        let other = fs.fileset_named("other").expect("it can be used");
+        for number in 0..filled {
+            other.unlink(ROOT, &name(number)).expect("removed");
+        }
+        fs.close().expect("closed");
+
+        let fs = Fs::open(device, Options::default()).expect("open");
+        let main = main_of(&fs).expect("it is complete");
+        for number in 0..FILES {
+            main.lookup(ROOT, &name(number)).expect("restored");
+        }
+        let report = fs.check().expect("checked");
+        assert!(report.is_clean(), "{:#?}", report.problems);
+    }
+
+    fn main_of(fs: &Fs) -> Result<Fileset> {
+        let main = fs.fileset_named(FIRST_FILESET)?;
+        main.attr(ROOT).map(|_| main)
     }
 }

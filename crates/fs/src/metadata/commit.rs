@@ -279,6 +279,16 @@ impl FsShared {
     }
 }
 
+impl FsShared {
+    /// Computes how many keys, up to `most`, one operation may change so that a commit has room
+    /// for them.
+    pub fn keys_at_once(&self, most: usize) -> usize {
+        let enough = (most * PAGES_PER_KEY) as u64;
+        let room = self.space.metadata_room(enough) as usize / PAGES_PER_KEY;
+        room.clamp(BACKLOG_MIN, most)
+    }
+}
+
 /// The thread that commits periodically.
 pub(crate) struct Background(Option<JoinHandle<()>>);
 

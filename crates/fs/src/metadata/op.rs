@@ -173,6 +173,15 @@ impl<'a> Op<'a> {
         }
     }
 
+    /// Checks that the metadata may grow by a number of blocks.
+    pub fn check_room_for(&self, blocks: u64) -> Result<()> {
+        if self.fs.space.has_room_for(blocks) {
+            Ok(())
+        } else {
+            Err(crate::space::full())
+        }
+    }
+
     /// Checks that the device has room to multiply the records of existing data.
     pub fn check_last_room(&self) -> Result<()> {
         if self.fs.space.has_last_room() {

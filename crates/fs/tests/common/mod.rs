@@ -7,6 +7,7 @@ pub mod client;
 pub mod image;
 pub mod model;
 pub mod pair;
+pub mod past;
 pub mod snapshots;
 
 use block::BlockDevice;

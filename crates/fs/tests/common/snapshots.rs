@@ -3,7 +3,7 @@
 use super::client::Client;
 use super::model::{Id, Kind, Model, ROOT};
 use super::pair::{Pair, describe};
-use fs::{Difference, DifferenceKind, Fs, Ino, Kind as ErrorKind, TreeId};
+use fs::{Difference, DifferenceKind, Fileset, Fs, Ino, Kind as ErrorKind, TreeId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A snapshot with the state of the model at that time.
@@ -40,7 +40,7 @@ impl Snapshots {
         });
     }
 
-    /// Takes, reads, compares, holds or removes a snapshot while files are open and written.
+    /// Takes, reads, compares, holds, clones or removes a snapshot while files are open and written.
     pub fn step(&mut self, pair: &mut Pair) {
         let count = self.taken.len() as u64;
         let which = pair.random.below(count.max(1)) as usize;
@@ -71,6 +71,7 @@ impl Snapshots {
                 compare_difference(&pair.fs, (one.id, &one.model), now);
                 compare_difference(&pair.fs, now, (one.id, &one.model));
             }
+            6 => self.clone_one(pair, which),
             _ => self.taken[which].compare(&pair.fs),
         }
     }
@@ -88,6 +89,26 @@ impl Snapshots {
         removed.expect("it is removed");
         assert_eq!(before - data(), only, "freed blocks");
         self.taken.remove(which);
+    }
+
+    /// Clones a snapshot, and changes the clone, which changes nothing else.
+    fn clone_one(&self, pair: &mut Pair, which: usize) {
+        let one = &self.taken[which];
+        let clone = pair.fs.clone_snapshot(one.id, "clone").expect("a clone");
+        one.compare_with(clone.clone());
+        let mut client = Client::new(clone.clone());
+        for (number, id) in one.model.nodes.keys().enumerate() {
+            let node = one.model.node(*id);
+            if node.kind == Kind::File && number.is_multiple_of(2) && !node.data.is_empty() {
+                let changed = client.write(one.inodes[id], 0, &[0xcc; 5000]);
+                changed.expect("it is written");
+            }
+        }
+        client.sync(&mut pair.random).expect("it is written out");
+        drop(client);
+        one.compare(&pair.fs);
+        pair.fs.remove_fileset(clone.id()).expect("it is removed");
+        one.compare(&pair.fs);
     }
 
     /// Rolls back to a snapshot, with or without a way back. No file is open.
@@ -126,7 +147,10 @@ impl Snapshots {
 impl Taken {
     /// Compares all of the snapshot with the model.
     pub fn compare(&self, fs: &Fs) {
-        let fileset = fs.fileset(self.id).expect("a snapshot");
+        self.compare_with(fs.fileset(self.id).expect("a snapshot"));
+    }
+
+    fn compare_with(&self, fileset: Fileset) {
         assert_eq!(describe(&fileset), self.model.describe());
         let mut client = Client::new(fileset);
         for id in self.model.nodes.keys() {

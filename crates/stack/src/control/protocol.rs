@@ -60,12 +60,17 @@ pub(crate) enum Run {
 
 impl ControlRequest {
     /// Returns the time until which a client that asks now waits for the answer. For a detach or a
-    /// sync it waits indefinitely, because the answer comes after everything is written out.
+    /// sync it waits indefinitely, because the answer comes after everything is written out, and
+    /// for a change of a whole fileset, which takes time in proportion to its content.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
             ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
-            ControlRequest::Detach { .. } | ControlRequest::Sync => return None,
+            ControlRequest::Detach { .. }
+            | ControlRequest::Sync
+            | ControlRequest::Files(FsRequest::Clone { .. } | FsRequest::Rollback { .. }) => {
+                return None;
+            }
             _ => ANSWER_TIMEOUT,
         };
         Some(Instant::now() + limit)
@@ -218,6 +223,13 @@ pub enum FsRequest {
         /// Name of the fileset.
         of: String,
         /// Name of the snapshot.
+        name: String,
+    },
+    /// Create a fileset with the content of a snapshot.
+    Clone {
+        /// Name of the snapshot.
+        of: String,
+        /// Name of the new fileset.
         name: String,
     },
     /// Make a fileset equal to one of its snapshots.

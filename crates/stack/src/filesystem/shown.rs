@@ -1,6 +1,6 @@
 //! Answers to requests to a file system. Their serialized form is published (`docs/schemas/`).
 
-use crate::text::uuid_text;
+use crate::text::{json_of, uuid_text};
 use ::fs::{BLOCK_BYTES, Difference, DifferenceKind, FORMAT_VERSION, Fs, TreeId, TreeRecord};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -142,8 +142,8 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// Bytes of the paths in one message; their JSON text has up to six times as many.
-    pub const BYTES: usize = 128 << 10;
+    /// Bytes of the JSON text of the differences in one message, which has up to 1 MiB.
+    pub const BYTES: usize = 768 << 10;
 
     /// Compares two states, and returns a part of the differences after the first `skip`.
     pub fn of(
@@ -152,8 +152,6 @@ impl Part {
         skip: u64,
         most: usize,
     ) -> ::fs::Result<Part> {
-        /// Bytes of a difference besides its paths.
-        const ONE_BYTES: usize = 128;
         let (mut part, mut at, mut bytes) = (Vec::new(), 0, 0);
         let mut more = false;
         fs.diff(first, second, |one| {
@@ -161,11 +159,12 @@ impl Part {
             if at <= skip {
                 return Ok(true);
             }
-            let size = ONE_BYTES + one.path.len() + one.from.as_ref().map_or(0, Vec::len);
+            let one = ShownDifference::from(one);
+            let size = json_of(&one).to_string().len() + 1;
             more = bytes + size > most && !part.is_empty();
             if !more {
                 bytes += size;
-                part.push(one.into());
+                part.push(one);
             }
             Ok(!more)
         })?;

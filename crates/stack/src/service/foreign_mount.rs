@@ -5,6 +5,7 @@
 //! ```
 
 use super::mount::MountSpec;
+use super::mount_point::MountPoint;
 use super::schedule::KeepSnapshots;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree};
@@ -16,7 +17,7 @@ use crate::{Error, Result};
 use ::cache::{Vnode, Volume};
 use ::fs::{FIRST_FILESET, Superblock};
 use block::{BlockDevice, Stats};
-use export_fuse::{Mount, MountConfig, Users, WhenBusy};
+use export_fuse::Mount;
 use foreign::{Files, Kind};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
@@ -85,9 +86,7 @@ pub(super) fn build(
     (status.uuid, status.label) = (uuid, label);
     let graph = ForeignGraph {
         name: spec.name.clone(),
-        config: Some(config),
-        mount: None,
-        unused: true,
+        point: MountPoint::new(config),
         files,
     };
     Ok(Some(Built {
@@ -110,21 +109,17 @@ fn remedy(found: &str) -> &'static str {
 
 struct ForeignGraph {
     name: String,
-    /// Configuration of the mount; `None` once it must not be mounted again.
-    config: Option<MountConfig>,
     // Fields drop in this order: the mount before the files.
-    mount: Option<Mount>,
-    /// Whether all users had closed their files when it was unmounted.
-    unused: bool,
+    point: MountPoint,
     files: Arc<Files>,
 }
 
 impl Graph for ForeignGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
-        if self.mount.is_some() {
+        if self.point.mount.is_some() {
             return Ok(());
         }
-        let Some(config) = &self.config else {
+        let Some(config) = &self.point.config else {
             return Ok(());
         };
         let folder = &config.mountpoint;
@@ -133,15 +128,12 @@ impl Graph for ForeignGraph {
         let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
         let export = ExportAt::new("mount", at.display().to_string());
         status.exports.push(export);
-        self.mount = Some(mount);
+        self.point.mount = Some(mount);
         Ok(())
     }
 
     fn in_use(&self) -> Result<()> {
-        match &self.mount {
-            Some(mount) if !mount.has_ended() => Ok(mount.in_use(Users::All)?),
-            _ => Ok(()),
-        }
+        self.point.in_use()
     }
 
     fn flush(&self) -> Result<()> {
@@ -149,35 +141,12 @@ impl Graph for ForeignGraph {
     }
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
-        let Some(mount) = self.mount.take() else {
-            return Ok(());
-        };
-        if mount.has_ended() {
-            // An administrator has unmounted it.
-            self.config = None;
-            mount.wait();
-            self.unused = true;
-        } else {
-            match mount.unmount(WhenBusy::detach_if(closing == Closing::ByForce)) {
-                Ok(unused) => self.unused = unused,
-                Err(kept) => {
-                    let (mount, error) = *kept;
-                    self.mount = Some(mount);
-                    return Err(error.into());
-                }
-            }
-        }
-        status.exports.clear();
-        if !self.unused {
-            // Its last users still have it.
-            self.config = None;
-        }
-        Ok(())
+        self.point.close(status, closing)
     }
 
     fn close(&mut self) -> Result<()> {
-        self.config = None;
-        if self.unused {
+        self.point.config = None;
+        if self.point.unused {
             let failed = |e| Error::Failed(format!("cannot close {}: {e}", self.name));
             self.files.close().map_err(failed)?;
         }
@@ -185,11 +154,11 @@ impl Graph for ForeignGraph {
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
-        self.mount.as_ref().map(Mount::ended)
+        self.point.ended()
     }
 
     fn has_ended(&self) -> bool {
-        self.mount.as_ref().is_none_or(Mount::has_ended)
+        self.point.has_ended()
     }
 
     fn update(&self, status: &mut Status) {

@@ -5,6 +5,7 @@
 //! ```
 
 use super::health::State;
+use super::mount_point::MountPoint;
 use super::schedule::{KeepSnapshots, Schedule};
 use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
@@ -17,7 +18,7 @@ use crate::{Error, Result, Settings};
 use ::cache::{FileId, Vnode, Volume};
 use ::fs::{Atime, FIRST_FILESET, Files, Fs, Snapshots};
 use block::Access;
-use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig, Users, WhenBusy};
+use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -145,6 +146,11 @@ pub(super) fn build(
         .map_err(failed("mount from"))?;
     let is_snapshot = fileset.is_snapshot().map_err(failed("read"))?;
     let read_only = read_only || is_snapshot;
+    if (spec.read_only || is_snapshot) && spec.keep_snapshots != KeepSnapshots::default() {
+        return Err(Error::Usage(format!(
+            "cannot mount {name} with keep-snapshots: the mount is read-only; omit keep-snapshots"
+        )));
+    }
     let cache = cache.cache()?;
     let files = Files::new(&fileset, &cache).map_err(failed("mount"))?;
     let shown = spec.snapshots && !is_snapshot;
@@ -172,9 +178,7 @@ pub(super) fn build(
         name: spec.name.clone(),
         fileset: spec.fileset.clone(),
         read_only,
-        config: Some(config),
-        mount: None,
-        unused: true,
+        point: MountPoint::new(config),
         keep_snapshots: spec.keep_snapshots,
         schedule: None,
         snapshots,
@@ -202,14 +206,10 @@ struct MountGraph {
     name: String,
     fileset: String,
     read_only: bool,
-    /// Configuration of the mount; `None` once it must not be mounted again.
-    config: Option<MountConfig>,
     // Fields drop in this order: the mount before the files, the files before the file system.
-    mount: Option<Mount>,
+    point: MountPoint,
     keep_snapshots: KeepSnapshots,
     schedule: Option<Schedule>,
-    /// Whether all users had closed their files when the fileset was unmounted.
-    unused: bool,
     snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
     fs: Option<Arc<Fs>>,
@@ -251,13 +251,13 @@ impl MountGraph {
 
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
-        if self.schedule.is_none() && self.config.is_some() {
+        if self.schedule.is_none() && self.point.config.is_some() {
             self.start_schedule()?;
         }
-        if self.mount.is_some() {
+        if self.point.mount.is_some() {
             return Ok(());
         }
-        let Some(config) = self.config.take() else {
+        let Some(config) = self.point.config.take() else {
             return Ok(());
         };
         let folder = &config.mountpoint;
@@ -269,16 +269,13 @@ impl Graph for MountGraph {
             sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
             ..ExportAt::new("mount", at.display().to_string())
         });
-        self.mount = Some(mount);
-        self.config = Some(config);
+        self.point.mount = Some(mount);
+        self.point.config = Some(config);
         Ok(())
     }
 
     fn in_use(&self) -> Result<()> {
-        match &self.mount {
-            Some(mount) if !mount.has_ended() => Ok(mount.in_use(Users::All)?),
-            _ => Ok(()),
-        }
+        self.point.in_use()
     }
 
     fn flush(&self) -> Result<()> {
@@ -292,40 +289,17 @@ impl Graph for MountGraph {
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
         self.schedule = None;
-        let Some(mount) = self.mount.take() else {
-            return Ok(());
-        };
-        if mount.has_ended() {
-            // An administrator has unmounted it.
-            self.config = None;
-            mount.wait();
-            self.unused = true;
-        } else {
-            match mount.unmount(WhenBusy::detach_if(closing == Closing::ByForce)) {
-                Ok(unused) => self.unused = unused,
-                Err(kept) => {
-                    let (mount, error) = *kept;
-                    self.mount = Some(mount);
-                    return Err(error.into());
-                }
-            }
-        }
-        status.exports.clear();
-        if !self.unused {
-            // Its last users still have it.
-            self.config = None;
-        }
-        Ok(())
+        self.point.close(status, closing)
     }
 
     fn close(&mut self) -> Result<()> {
         self.flush()?;
         // From here on, the files cannot be used again.
-        self.config = None;
+        self.point.config = None;
         if let Some(snapshots) = self.snapshots.take() {
             snapshots.close();
         }
-        if self.unused {
+        if self.point.unused {
             self.files.close().map_err(self.not_written())?;
         }
         if let Some(fs) = &self.fs {
@@ -337,11 +311,11 @@ impl Graph for MountGraph {
     }
 
     fn ended(&self) -> Option<BorrowedFd<'_>> {
-        self.mount.as_ref().map(Mount::ended)
+        self.point.ended()
     }
 
     fn has_ended(&self) -> bool {
-        self.mount.as_ref().is_none_or(Mount::has_ended)
+        self.point.has_ended()
     }
 
     fn update(&self, status: &mut Status) {

@@ -165,7 +165,10 @@ fn execute(keep: KeepSnapshots, fs: &Fs, fileset: TreeId, write_out: &WriteOut) 
         let taken = write_out().and_then(|()| fs.snapshot(fileset, &name).map(drop));
         if let Err(error) = taken {
             tracing::warn!(name: "EVFS-0813", "cannot take the snapshot `{name}`: {error}");
-            return;
+            // On a full device, removing an old one makes room for it.
+            if error.kind() != Kind::NoSpace {
+                return;
+            }
         }
     }
     for id in due.remove {
