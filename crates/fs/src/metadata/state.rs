@@ -22,7 +22,7 @@ use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::{Change, Prior};
-use crate::metadata::sums::PendingSums;
+use crate::metadata::pending_sums::PendingSums;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 

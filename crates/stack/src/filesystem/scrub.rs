@@ -184,10 +184,12 @@ mod tests {
             (9 * 4096, 3 * 4096)
         );
         assert_eq!(seen.last(), Some(&(9 * 4096, 9 * 4096)));
-        (asked.set(0), fails_at.set(2));
+        asked.set(0);
+        fails_at.set(2);
         let error = all_steps(options, &ask, &mut |_, _| {}).unwrap_err();
         assert!(error.to_string().contains("--from b"), "{error}");
-        (asked.set(0), fails_at.set(0));
+        asked.set(0);
+        fails_at.set(0);
         let error = all_steps(options, &ask, &mut |_, _| {}).unwrap_err();
         assert!(!error.to_string().contains("--from"), "{error}");
     }
