@@ -11,7 +11,7 @@
 use crate::error::Result;
 use crate::format::key::{Key, Section};
 use crate::format::record::Run;
-use crate::format::sums::{NO_SUM, SUMS_BLOCKS, Sum, Sums};
+use crate::format::sums::{NO_SUM, Sum, Sums};
 use crate::metadata::overlay::Prior;
 use crate::metadata::pending_sums::{bits, parts};
 use crate::metadata::state::State;
