@@ -20,7 +20,7 @@ mod tests {
     fn crc32c(bytes: &[u8]) -> u32 {
         let step = |crc: u32, byte: &u8| {
             (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-                crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
+                (crc >> 1) ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
             })
         };
         !bytes.iter().fold(!0, step)
@@ -30,7 +30,7 @@ mod tests {
     fn the_checksum_is_the_crc_32c() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         for seed in [0, 1, 77] {
-            let bytes = (0..SUM_BLOCK_BYTES as u32).map(|i| (i * seed >> 3) as u8);
+            let bytes = (0..SUM_BLOCK_BYTES as u32).map(|i| ((i * seed) >> 3) as u8);
             let block: Vec<u8> = bytes.collect();
             assert_eq!(sum_block(&block), crc32c(&block));
         }

@@ -46,7 +46,7 @@ impl PendingSums {
     pub fn iter(&self) -> impl Iterator<Item = (u64, Sum)> {
         self.0.iter().flat_map(|(number, pending)| {
             let blocks = (number * SUMS_BLOCKS..).zip(pending.sums.0);
-            let is_set = (0..SUMS_BLOCKS).map(|i| pending.set >> i & 1 != 0);
+            let is_set = (0..SUMS_BLOCKS).map(|i| (pending.set >> i) & 1 != 0);
             blocks
                 .zip(is_set)
                 .filter_map(|(sum, is_set)| is_set.then_some(sum))
@@ -58,7 +58,7 @@ impl Pending {
     /// Replaces the checksums at places of a record by those that were set.
     pub fn apply(&self, at: usize, sums: &mut [Sum]) {
         for (i, sum) in sums.iter_mut().enumerate() {
-            if self.set >> (at + i) & 1 != 0 {
+            if (self.set >> (at + i)) & 1 != 0 {
                 *sum = self.sums.0[at + i];
             }
         }
