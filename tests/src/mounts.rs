@@ -109,13 +109,13 @@ impl<'a> Disk<'a> {
     /// Fails the test unless `fsck` finds no error.
     #[track_caller]
     pub fn check(&self) {
-        let mut ran = self.s.run(&["fsck", &self.device]);
+        let mut ran = self.s.run(&["fsck", "--data", &self.device]);
         // The kernel releases the rings of a killed process, and with them its lock, after the
         // process has ended; on a busy machine this takes longer than the program waits.
         wait_until("who was killed has let go of the device", || {
             let busy = ran.status.code() == Some(11);
             if busy {
-                ran = self.s.run(&["fsck", &self.device]);
+                ran = self.s.run(&["fsck", "--data", &self.device]);
             }
             !busy
         });

@@ -43,6 +43,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("format", &["blank.img"], &[]),
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
+    ("upgrade", &["files.img"], &[]),
     (
         "fileset create",
         &["files.img", "new", "--quota", "1M"],
@@ -82,7 +83,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
 ];
 
 /// Commands that find nothing to do in an undamaged file system, but may write to it.
-const MAY_CHANGE_NOTHING: [&str; 2] = ["fsck", "defrag"];
+const MAY_CHANGE_NOTHING: [&str; 3] = ["fsck", "defrag", "upgrade"];
 
 /// Creates a disk of each kind.
 fn objects() -> Sandbox {

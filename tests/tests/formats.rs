@@ -52,10 +52,16 @@ fn the_versions_of_both_formats_are_shown() {
     assert!(shown.contains("LUKS2"), "{shown}");
     let usage = s.json(&["df", "a.img"]);
     assert_eq!(usage["format_version"], 1);
-    for class in ["compatible", "read_compatible", "incompatible"] {
-        let expected = u64::from(class == "compatible");
-        assert_eq!(usage[format!("features_{class}")], expected, "{class}");
+    for (class, flags) in [
+        ("compatible", 1),
+        ("read_compatible", 1),
+        ("incompatible", 0),
+    ] {
+        assert_eq!(usage[format!("features_{class}")], flags, "{class}");
     }
+    s.run(&["format", "plain.img", "--size", "64M", "--no-checksums"])
+        .ok();
+    assert_eq!(s.json(&["df", "plain.img"])["features_read_compatible"], 0);
     let shown = s.run(&["df", "a.img"]).ok().stdout;
     assert!(shown.contains("format 1"), "{shown}");
 }
@@ -146,15 +152,15 @@ mod needs_peer {
         let s = Sandbox::new();
         s.run(&["format", "a.img", "--size", "64M"]).ok();
         fs::create_dir(s.path("mnt")).unwrap();
-        set(&s.path("a.img"), FEATURES_READ_COMPATIBLE, 1);
+        set(&s.path("a.img"), FEATURES_READ_COMPATIBLE, 3);
         let refused = s.run(&["mount", "a.img", "mnt", "--background"]).code(1);
         assert!(
-            refused.stderr.contains("does not know (0x1)"),
+            refused.stderr.contains("does not know (0x2)"),
             "{refused:?}"
         );
         assert!(refused.stderr.contains("--read-only"), "{refused:?}");
         let usage = s.json(&["df", "a.img"]);
-        assert_eq!(usage["features_read_compatible"], 1);
+        assert_eq!(usage["features_read_compatible"], 3);
         s.run(&["mount", "a.img", "mnt", "--background", "--read-only"])
             .ok();
         fs::write(s.path("mnt/new"), "").expect_err("it is read-only");

@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
@@ -363,6 +363,82 @@ fn fio_finds_what_it_has_written() {
     load(&mounted, &[]);
     let mounted = once_more(&s, &disk, mounted);
     load(&mounted, &["--verify_only"]);
+    mounted.unmount(&s);
+    disk.check();
+}
+
+/// Damages a block of a file of an image that is not in use.
+fn flip(image: &Path, content: &[u8]) {
+    let mut bytes = fs::read(image).unwrap();
+    let mut places = bytes.chunks(4096).enumerate();
+    let found = places.find(|(_, block)| block.starts_with(content));
+    let (block, _) = found.expect("the content is there");
+    bytes[block * 4096 + 1000] ^= 1;
+    fs::write(image, bytes).unwrap();
+}
+
+#[test]
+fn a_damaged_file_is_an_error_and_scrub_names_it() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&[]);
+    fs::create_dir(mounted.path("dir")).unwrap();
+    let page = |i: u8| [&b"page "[..], &[b'a' + i], &vec![i; 4090]].concat();
+    let content: Vec<u8> = (0..20).flat_map(page).collect();
+    fs::write(mounted.path("dir/file"), &content).unwrap();
+    mounted.unmount(&s);
+    let image = s.path(disk.device());
+    assert!(s.json(&["scrub", disk.device()])["read_bytes"].as_u64() >= Some(20 * 4096));
+    flip(&image, &page(7)[..100]);
+
+    let mounted = disk.mount(&[]);
+    let file = fs::File::open(mounted.path("dir/file")).unwrap();
+    let mut one = vec![0; 4096];
+    for i in 0..20 {
+        let read = file.read_exact_at(&mut one, u64::from(i) * 4096);
+        match i {
+            7 => assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EIO)),
+            _ => assert!(read.is_ok() && one == page(i), "page {i}"),
+        }
+    }
+    assert!(mounted.said().contains("EVFS-0208"), "{}", mounted.said());
+    let dir = mounted.dir().to_str().unwrap().to_owned();
+    let status = s.json(&["status", &dir])["volumes"][0].clone();
+    let mismatches = &status["space"]["checksum_mismatches"];
+    assert!(mismatches.as_u64() >= Some(1), "{status}");
+    assert_eq!(status["health"]["state"], "degraded", "{status}");
+    let shown = s.run(&["status", &dir]).ok().stdout;
+    let place = "(/dir/file): the block at byte 28672";
+    assert!(shown.contains(place), "{shown}");
+    let found = |args: &[&str]| {
+        let ran = s.run(&[&["--json"], args].concat()).code(26);
+        serde_json::from_str::<serde_json::Value>(&ran.stdout).unwrap()
+    };
+    for on in [&dir, disk.device()] {
+        let result = found(&["scrub", on, "--rate", "1G"]);
+        let damage = &result["damage"][0];
+        assert_eq!(result["damage_count"], 1, "{result}");
+        assert_eq!(damage["path"], "dir/file", "{result}");
+        assert_eq!(damage["offset"], 7 * 4096, "{result}");
+        assert_eq!(damage["kind"], "checksum", "{result}");
+    }
+    let told = s.run(&["scrub", &dir]).code(26).stdout;
+    assert!(told.contains("(/dir/file): 4 KiB at byte 28672"), "{told}");
+    // The whole block again repairs it.
+    drop(file);
+    mounted.unmount(&s);
+    let checked = found(&["fsck", "--data", disk.device()]);
+    assert_eq!(checked["found"]["problem_count"], 1, "{checked}");
+    assert_eq!(checked["found"]["problems"][0]["kind"], "data", "{checked}");
+    let mounted = disk.mount(&[]);
+    let file = fs::File::options()
+        .write(true)
+        .open(mounted.path("dir/file"));
+    file.unwrap().write_all_at(&page(7), 7 * 4096).unwrap();
+    mounted.unmount(&s);
+    s.run(&["scrub", disk.device()]).ok();
+    let mounted = disk.mount(&[]);
+    assert!(fs::read(mounted.path("dir/file")).unwrap() == content);
     mounted.unmount(&s);
     disk.check();
 }

@@ -216,7 +216,9 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["format", "c.img", "--size", "64M"]);
     p.json(&["df", "c.img"]);
     p.json(&["fsck", "c.img"]);
+    p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
+    p.json(&["upgrade", "c.img"]);
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);

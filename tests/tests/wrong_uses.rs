@@ -45,7 +45,9 @@ const MISSING: &[Use] = &[
     ("unmount", 2, &["DIR"]),
     ("serve", 2, &["DEVICE"]),
     ("fsck", 2, &["DEVICE"]),
+    ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
+    ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
     ("plan", 2, &["DEVICE"]),
@@ -347,6 +349,9 @@ const FILES: &[Use] = &[
     ("fsck missing.img", 10, &["missing.img"]),
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),
+    ("scrub missing.img", 10, &["missing.img"]),
+    ("upgrade missing.img", 10, &["missing.img"]),
+    ("scrub disk.img --from here", 2, &["here", "position"]),
     ("defrag missing.img", 10, &["missing.img"]),
     ("defrag disk.img no/such", 10, &["no/such"]),
     ("df missing.img", 10, &["missing.img"]),
@@ -643,38 +648,10 @@ fn the_tables_have_many_different_uses_of_each_command() {
     let different: BTreeSet<&&str> = all.iter().collect();
     assert_eq!(different.len(), all.len(), "a use is there twice");
     assert!(all.len() >= USES_MIN, "{} uses", all.len());
-    let verbs = [
-        "attach",
-        "bench",
-        "cache",
-        "cell",
-        "completions",
-        "config",
-        "defrag",
-        "detach",
-        "df",
-        "doctor",
-        "down",
-        "explain",
-        "fileset",
-        "format",
-        "fsck",
-        "key",
-        "lun",
-        "man",
-        "mount",
-        "path",
-        "plan",
-        "quickstart",
-        "serve",
-        "stats",
-        "status",
-        "sync",
-        "top",
-        "unmount",
-        "up",
-        "volume",
-    ];
+    let verbs = "attach bench cache cell completions config defrag detach df doctor down explain \
+        fileset format fsck key lun man mount path plan quickstart scrub serve stats \
+        status sync top unmount up upgrade volume";
+    let verbs: Vec<&str> = verbs.split(' ').collect();
     for verb in verbs {
         let has = |line: &&&str| line.split(' ').next() == Some(verb);
         assert!(all.iter().any(|line| has(&line)), "{verb}");

@@ -147,7 +147,19 @@ impl fmt::Debug for Buf {
 
 /// The buffers of one request, in order. A single buffer needs no allocation.
 #[derive(Debug)]
-pub struct Bufs(Inner);
+pub struct Bufs {
+    bufs: Inner,
+    sums: Sums,
+}
+
+/// See [`Bufs::ask_sums`].
+#[derive(Debug, Default)]
+enum Sums {
+    #[default]
+    Unasked,
+    Asked,
+    Known(Vec<u32>),
+}
 
 #[derive(Debug)]
 enum Inner {
@@ -158,7 +170,7 @@ enum Inner {
 impl Bufs {
     /// Views the buffers as a slice.
     pub fn as_slice(&self) -> &[Buf] {
-        match &self.0 {
+        match &self.bufs {
             Inner::One(buf) => std::slice::from_ref(buf),
             Inner::Many(bufs) => bufs,
         }
@@ -166,7 +178,7 @@ impl Bufs {
 
     /// Views the buffers as a mutable slice.
     pub fn as_mut_slice(&mut self) -> &mut [Buf] {
-        match &mut self.0 {
+        match &mut self.bufs {
             Inner::One(buf) => std::slice::from_mut(buf),
             Inner::Many(bufs) => bufs,
         }
@@ -189,7 +201,7 @@ impl Bufs {
 
     /// Converts into a vector of the buffers.
     pub fn into_vec(self) -> Vec<Buf> {
-        match self.0 {
+        match self.bufs {
             Inner::One(buf) => vec![buf],
             Inner::Many(bufs) => bufs,
         }
@@ -197,22 +209,59 @@ impl Bufs {
 
     /// Returns the first buffer and drops the others; for the common case of one buffer.
     pub fn into_first(self) -> Option<Buf> {
-        match self.0 {
+        match self.bufs {
             Inner::One(buf) => Some(buf),
             Inner::Many(bufs) => bufs.into_iter().next(),
+        }
+    }
+
+    /// Asks the layer that touches all bytes of the request, such as a cipher, to compute the
+    /// checksum of each block of [`crate::SUM_BLOCK_BYTES`] while the block is in the CPU's cache. A layer
+    /// that does not know how ignores it.
+    pub fn ask_sums(&mut self) {
+        self.sums = Sums::Asked;
+    }
+
+    /// Reports whether the checksums were asked for.
+    pub fn are_sums_asked(&self) -> bool {
+        !matches!(self.sums, Sums::Unasked)
+    }
+
+    /// Reports whether the checksums were asked for and no layer has computed them.
+    pub fn is_asking(&self) -> bool {
+        matches!(self.sums, Sums::Asked)
+    }
+
+    /// Sets the checksums that were asked for, in the order of the blocks: of what the caller wrote,
+    /// or of what it reads, as [`crate::sum_block`] computes them. Replaces those of an earlier attempt.
+    pub fn set_sums(&mut self, sums: Vec<u32>) {
+        self.sums = Sums::Known(sums);
+    }
+
+    /// Takes the checksums, if a layer computed them.
+    pub fn take_sums(&mut self) -> Option<Vec<u32>> {
+        match std::mem::take(&mut self.sums) {
+            Sums::Known(sums) => Some(sums),
+            Sums::Unasked | Sums::Asked => None,
         }
     }
 }
 
 impl From<Buf> for Bufs {
     fn from(buf: Buf) -> Bufs {
-        Bufs(Inner::One(buf))
+        Bufs {
+            bufs: Inner::One(buf),
+            sums: Sums::Unasked,
+        }
     }
 }
 
 impl From<Vec<Buf>> for Bufs {
     fn from(bufs: Vec<Buf>) -> Bufs {
-        Bufs(Inner::Many(bufs))
+        Bufs {
+            bufs: Inner::Many(bufs),
+            sums: Sums::Unasked,
+        }
     }
 }
 
@@ -269,7 +318,10 @@ mod tests {
     #[test]
     fn a_buffer_never_shows_its_content_when_printed() {
         let bufs: Bufs = vec![Buf::copy_of(b"secret"), Buf::zeroed(1)].into();
-        assert_eq!(format!("{bufs:?}"), "Bufs(Many([Buf(6), Buf(1)]))");
+        assert_eq!(
+            format!("{bufs:?}"),
+            "Bufs { bufs: Many([Buf(6), Buf(1)]), sums: Unasked }"
+        );
     }
 
     #[test]

@@ -45,6 +45,7 @@ mod scratch;
 mod size;
 mod stats;
 mod sticky_flush;
+mod sums;
 mod wait;
 
 pub use announce::{about_to_sleep, before_sleep};
@@ -61,4 +62,5 @@ pub use scratch::Scratch;
 pub use size::{parse_size, short_size, size_text};
 pub use stats::{KindHistogram, KindStats, Snapshot, Stats, StatsHandle};
 pub use sticky_flush::StickyFlush;
+pub use sums::{SUM_BLOCK_BYTES, sum_block};
 pub use wait::{WaitPair, Waker};

@@ -12,7 +12,8 @@
 
 use crate::shared::Shared;
 use block::{
-    Backlog, BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result, Wait,
+    Backlog, BufPool, Bufs, Completion, DeviceInfo, Error, Op, Queue, Request, Result,
+    SUM_BLOCK_BYTES, Wait, sum_block,
 };
 use layer_cpu::{Layer, within};
 use slab::Slab;
@@ -188,12 +189,11 @@ impl CryptQueue {
         match &mut op {
             Op::Read { offset, bufs } => {
                 *offset -= start;
-                if went_well {
-                    let mut tweak = self.shared.tweak(*offset);
-                    for buf in bufs.iter_mut() {
-                        self.shared.xts.decrypt(tweak, buf);
-                        tweak = tweak.after(buf.len() as u64);
-                    }
+                let sums = went_well.then(|| decrypt(&self.shared, *offset, bufs));
+                // Also drops those of the ciphertext, which a layer below may have computed.
+                drop(bufs.take_sums());
+                if let Some(sums) = sums.flatten() {
+                    bufs.set_sums(sums);
                 }
             }
             Op::Discard { offset, .. } => *offset -= start,
@@ -216,22 +216,68 @@ impl CryptQueue {
     }
 }
 
-/// Encrypts `clear` into buffers of `pool`; `None` while too few are free.
-fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &Bufs) -> Option<Bufs> {
+/// Makes a list for the checksums of the blocks of buffers, if the caller asked for them and each block
+/// lies in one buffer.
+fn asked_sums(bufs: &Bufs) -> Option<Vec<u32>> {
+    let fits = |buf: &block::Buf| buf.len().is_multiple_of(SUM_BLOCK_BYTES);
+    let asked = bufs.are_sums_asked() && bufs.iter().all(fits);
+    asked.then(|| Vec::with_capacity(bufs.total_len() / SUM_BLOCK_BYTES))
+}
+
+/// Length of the part of `left` bytes to be processed at a time: a block while its bytes are needed
+/// twice.
+fn step(sums: Option<&Vec<u32>>, left: usize) -> usize {
+    match sums {
+        Some(_) => left.min(SUM_BLOCK_BYTES),
+        None => left,
+    }
+}
+
+/// Decrypts what was read, in place. Returns the checksums, if the caller asked for them.
+fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<u32>> {
+    let mut sums = asked_sums(bufs);
+    let mut tweak = shared.tweak(offset);
+    for buf in bufs.iter_mut() {
+        let mut rest = &mut buf[..];
+        while !rest.is_empty() {
+            let len = step(sums.as_ref(), rest.len());
+            let (part, after) = rest.split_at_mut(len);
+            shared.xts.decrypt(tweak, part);
+            if let Some(sums) = &mut sums {
+                sums.push(sum_block(part));
+            }
+            rest = after;
+            tweak = tweak.after(len as u64);
+        }
+    }
+    sums
+}
+
+/// Encrypts `clear` into buffers of `pool`; `None` while too few are free. Gives `clear` its checksums,
+/// if the caller asked for them.
+fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &mut Bufs) -> Option<Bufs> {
     let total = clear.total_len();
     let mut out = take_bufs(pool, total)?;
+    let mut sums = asked_sums(clear);
     let mut tweak = shared.tweak(offset);
     let mut at = 0;
     for piece in clear.iter() {
         let mut src = &piece[..];
         while !src.is_empty() {
             let dst = &mut out.as_mut_slice()[at / CIPHER_BUF_BYTES][at % CIPHER_BUF_BYTES..];
-            let len = src.len().min(dst.len());
-            shared.xts.encrypt_to(tweak, &src[..len], &mut dst[..len]);
-            src = &src[len..];
+            let len = step(sums.as_ref(), src.len().min(dst.len()));
+            let (part, after) = src.split_at(len);
+            if let Some(sums) = &mut sums {
+                sums.push(sum_block(part));
+            }
+            shared.xts.encrypt_to(tweak, part, &mut dst[..len]);
+            src = after;
             at += len;
             tweak = tweak.after(len as u64);
         }
+    }
+    if let Some(sums) = sums {
+        clear.set_sums(sums);
     }
     Some(out)
 }

@@ -1,7 +1,7 @@
 //! The data path: conformance over every kind of lower device, agreement with the cipher, and the
 //! state after 2,000 power cuts.
 
-use block::{BlockDevice, Blocking, Buf, Op, Request, Wait};
+use block::{BlockDevice, Blocking, Buf, Bufs, Op, Request, Wait};
 use block_testing::{ErrorDevice, Mem, PowerCut, Random};
 use crypt::{CryptDevice, DataSegment, Options};
 use std::collections::BTreeMap;
@@ -255,4 +255,64 @@ fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
         durable.len() > 100,
         "too few blocks were ever flushed: nothing was tested"
     );
+}
+
+#[test]
+fn checksums_that_are_asked_for_are_those_of_the_plaintext() {
+    let inner = Arc::new(crypt(
+        Arc::new(Mem::new(40 << 20, 512)),
+        256,
+        SectorSize::B512,
+        Options::default(),
+    ));
+    // Over a device that encrypts as well, and computes checksums of the outer ciphertext.
+    let device = crypt(inner, 256, SectorSize::B512, Options::default());
+    let mut queue = device.queue().unwrap();
+    let mut run = |op: Op| {
+        queue.submit(Request { tag: 1, op }).unwrap();
+        let mut done = Vec::new();
+        while done.is_empty() {
+            queue.reap(Wait::Block, &mut done).unwrap();
+        }
+        let done = done.remove(0);
+        done.result.unwrap();
+        let (Op::Read { bufs, .. } | Op::Write { bufs, .. }) = done.op else {
+            unreachable!("it comes back as what it was")
+        };
+        bufs
+    };
+    let mut random = Random::new(4);
+    for lens in [
+        &[4096][..],
+        &[8192, 4096, 4096],
+        &[300 << 10],
+        &[1 << 20, 1 << 20],
+        &[512],
+        &[2048, 6144],
+    ] {
+        let mut data: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
+        data.iter_mut().for_each(|buf| random.fill(buf));
+        let all: Vec<u8> = data.iter().flat_map(|buf| buf.to_vec()).collect();
+        // Blocks that are not in one buffer have none.
+        let whole = lens.iter().all(|len| len % 4096 == 0);
+        let expected = whole.then(|| all.chunks(4096).map(block::sum_block).collect::<Vec<_>>());
+        let offset = 1 << 20;
+        let fua = false;
+        let mut bufs = Bufs::from(data);
+        bufs.ask_sums();
+        let mut back = run(Op::Write { offset, bufs, fua });
+        assert_eq!(back.take_sums(), expected, "{lens:?}");
+        for asks in [true, false] {
+            let empty = lens.iter().map(|len| Buf::zeroed(*len));
+            let mut bufs = Bufs::from(empty.collect::<Vec<_>>());
+            if asks {
+                bufs.ask_sums();
+            }
+            let mut back = run(Op::Read { offset, bufs });
+            let read: Vec<u8> = back.iter().flat_map(|buf| buf.to_vec()).collect();
+            assert!(read == all, "{lens:?}");
+            let expected = expected.clone().filter(|_| asks);
+            assert_eq!(back.take_sums(), expected, "{lens:?}");
+        }
+    }
 }

@@ -23,6 +23,7 @@ mod mount_helper;
 mod names;
 mod path;
 mod schema;
+mod scrub;
 mod serve;
 mod service;
 mod stats;
@@ -31,6 +32,7 @@ mod sync;
 mod top;
 mod unlock;
 mod up;
+mod upgrade;
 mod volume;
 mod volume_backups;
 mod volume_key;
@@ -81,6 +83,10 @@ pub enum Command {
     Cell(cell::Command),
     /// Check a file system, and optionally repair it
     Fsck(files::FsckArgs),
+    /// Read all file data and compare it with its checksums, also while it is in use
+    Scrub(scrub::Args),
+    /// Give an existing file system checksums of file data
+    Upgrade(upgrade::Args),
     /// Defragment files by rewriting them into fewer extents
     Defrag(files::DefragArgs),
     /// Create, limit, snapshot and remove the filesets of a file system
@@ -167,6 +173,8 @@ impl Command {
             Command::Serve(args) => serve::run(context, args),
             Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
+            Command::Scrub(args) => scrub::run(context, &args),
+            Command::Upgrade(args) => upgrade::run(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),
             Command::Df(args) => files::df(context, &args),

@@ -1,4 +1,4 @@
-//! Writes the images of `fixtures/fs` again, with the current code.
+//! Writes the images of `fixtures/fs` with the current features again, with the current code.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -32,10 +32,10 @@ fn main() {
     }
     pair.release_all();
     pair.client.sync(&mut pair.random).expect("synced");
-    save("v1-journal", &mem.fork());
+    save("v1-sums-journal", &mem.fork());
     drop(pair.client);
     pair.fs.close().expect("closed");
-    save("v1-closed", &mem.fork());
+    save("v1-sums-closed", &mem.fork());
 }
 
 fn save(name: &str, mem: &Mem) {

@@ -13,6 +13,7 @@ mod meter;
 mod pages;
 mod rebuild;
 mod repair;
+mod sums;
 mod tree;
 
 pub use finding::{Finding, FindingKind};
@@ -23,10 +24,14 @@ use crate::format::key::{Key, Section, TreeId};
 use crate::fs::Fs;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
+use crate::scrub::ScrubPosition;
 use finding::Findings;
 use meter::Meter;
 use schemars::JsonSchema;
 use serde::Serialize;
+
+/// Bytes of file data read between two reports of progress.
+const DATA_STEP_BYTES: u64 = 16 << 20;
 
 /// Result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
@@ -55,6 +60,8 @@ pub struct Report {
     pub shared_blocks: u64,
     /// Blocks of the device that the metadata occupies.
     pub metadata_blocks: u64,
+    /// Blocks of file data without a checksum, in a file system with checksums.
+    pub unverified_blocks: u64,
 }
 
 impl Report {
@@ -103,6 +110,32 @@ impl Fs {
     }
 }
 
+impl Fs {
+    /// Reads all file data, compares it with its checksums, and adds the damage to the report of a
+    /// check. `progress` is called with the blocks done and their number.
+    ///
+    /// # Errors
+    /// The metadata cannot be read, or the device does not answer.
+    pub fn check_data(
+        &self,
+        report: &mut Report,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<()> {
+        let mut next = Some(ScrubPosition::START);
+        let mut done = 0;
+        while let Some(from) = next {
+            let step = self.scrub(from, DATA_STEP_BYTES)?;
+            done = (done + step.blocks).min(report.data_blocks);
+            progress(done, report.data_blocks);
+            for damage in step.damage {
+                report.found(Finding::of_damage(damage));
+            }
+            next = step.next;
+        }
+        Ok(())
+    }
+}
+
 impl FsShared {
     fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Report> {
         // Held throughout, to prevent commits, so that the pages and the bitmap on disk stay the
@@ -134,6 +167,8 @@ impl FsShared {
         }
         let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
         report.note(FindingKind::Space, "block check", blocks)?;
+        let sums = sums::check(&state, &mut report);
+        report.note(FindingKind::Data, "checksum check", sums)?;
         meter.end();
         Ok(report)
     }
@@ -144,7 +179,7 @@ fn belongs(state: &State, key: &Key) -> bool {
     let is = |section: Section| key.object == section as u64;
     match key.layer {
         0 if is(Section::NextTree) => key.item == 0,
-        0 => is(Section::Trees) || is(Section::Shared),
+        0 => is(Section::Trees) || is(Section::Shared) || (state.checksums && is(Section::Sums)),
         layer => key.is_possible_item() && state.trees.contains_key(&layer),
     }
 }

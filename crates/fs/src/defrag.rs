@@ -14,9 +14,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Ino, TreeId};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, FileType, Run};
+use crate::format::sums::{NO_SUM, Sum, sum_of};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
-use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use block::Buf;
 use schemars::JsonSchema;
@@ -222,7 +222,9 @@ impl Fileset {
             return Ok(1);
         };
         let pieces = &pieces[..taken];
-        let moved = copy(&self.fs, pieces, run).and_then(|()| self.put_there(ino, pieces, run));
+        let moved = self
+            .copy(ino, pieces, run)
+            .and_then(|sums| self.put_there(ino, pieces, run, &sums));
         if let Err(error) = moved {
             self.fs.space.release_run(run);
             return Err(error);
@@ -258,7 +260,7 @@ impl Fileset {
     }
 
     /// Replaces the pieces by one record, once their bytes are durable at the new location.
-    fn put_there(&self, ino: Ino, pieces: &[Mapped], run: Run) -> Result<()> {
+    fn put_there(&self, ino: Ino, pieces: &[Mapped], run: Run, sums: &[Sum]) -> Result<()> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
             return Ok(());
         };
@@ -277,7 +279,76 @@ impl Fileset {
         };
         op.map(self.id, ino, (range.start, whole))?;
         op.mark_used(run);
+        if op.checksums {
+            op.set_sums(run, sums);
+        }
         op.finish();
+        Ok(())
+    }
+
+    /// Copies the bytes of pieces to a run, and makes them durable there. Returns the checksums of
+    /// the copy.
+    fn copy(&self, ino: Ino, pieces: &[Mapped], run: Run) -> Result<Vec<Sum>> {
+        let fs = &self.fs;
+        let len = COPY_BYTES.min(fs.io.info().max_transfer.into()) / BLOCK_BYTES * BLOCK_BYTES;
+        let mut to = DeviceOffset::of_block(run.start);
+        let mut copied = Vec::with_capacity(run.blocks as usize);
+        for (first, piece) in pieces {
+            let from = DeviceOffset::of_block(piece.start);
+            let bytes = u64::from(piece.blocks) * BLOCK_BYTES;
+            // Bytes beyond the tail of an extent were never valid, but would become so in the new one.
+            let counts = match piece.tail {
+                0 => bytes,
+                tail => bytes - BLOCK_BYTES + u64::from(tail),
+            };
+            let mut at = 0;
+            while at < bytes {
+                let mut data = vec![0; len.min(bytes - at) as usize];
+                fs.io.read(from.plus(at), &mut data)?;
+                self.verify(ino, (*first, *piece), at / BLOCK_BYTES, &data)?;
+                let keep = counts.saturating_sub(at).min(data.len() as u64);
+                data[keep as usize..].fill(0);
+                copied.extend(data.chunks(BLOCK_BYTES as usize).map(sum_of));
+                let write = block::Op::Write {
+                    offset: to.plus(at).bytes(),
+                    bufs: Buf::copy_of(&data).into(),
+                    fua: false,
+                };
+                at += data.len() as u64;
+                fs.io.write(vec![write])?;
+            }
+            to = to.plus(bytes);
+        }
+        fs.io.flush()?;
+        Ok(copied)
+    }
+
+    /// Compares blocks of a piece, from its block `skip` on, with their checksums: a copy of damaged
+    /// data would get a valid one.
+    fn verify(&self, ino: Ino, piece: Mapped, skip: u64, data: &[u8]) -> Result<()> {
+        let run = Run {
+            start: piece.1.start + skip,
+            blocks: data.len() as u64 / BLOCK_BYTES,
+        };
+        let sums = {
+            let state = self.fs.read();
+            if !state.checksums {
+                return Ok(());
+            }
+            state.sums(run)?
+        };
+        let blocks = data.chunks(BLOCK_BYTES as usize);
+        for ((block, sum), at) in blocks.zip(sums).zip(piece.0 + skip..) {
+            if sum != NO_SUM && sum_of(block) != sum {
+                self.note_mismatch(ino, at * BLOCK_BYTES);
+                let text = format!(
+                    "inode {ino}: the block at byte {} does not match its checksum; `evfs scrub` \
+                     lists all damaged files",
+                    at * BLOCK_BYTES
+                );
+                return Err(Error::new(Kind::Io, text));
+            }
+        }
         Ok(())
     }
 }
@@ -313,35 +384,4 @@ fn stretches(
     all.push(current);
     all.retain(|stretch| stretch.len() > 1);
     Ok(all)
-}
-
-/// Copies the bytes of pieces to a run, and makes them durable there.
-fn copy(fs: &FsShared, pieces: &[Mapped], run: Run) -> Result<()> {
-    let mut to = DeviceOffset::of_block(run.start);
-    for (_, piece) in pieces {
-        let from = DeviceOffset::of_block(piece.start);
-        let bytes = u64::from(piece.blocks) * BLOCK_BYTES;
-        // Bytes beyond the tail of an extent were never valid, but would become so in the new one.
-        let counts = match piece.tail {
-            0 => bytes,
-            tail => bytes - BLOCK_BYTES + u64::from(tail),
-        };
-        let mut at = 0;
-        while at < bytes {
-            let len = COPY_BYTES.min(fs.io.info().max_transfer.into()) / BLOCK_BYTES * BLOCK_BYTES;
-            let mut data = vec![0; len.min(bytes - at) as usize];
-            fs.io.read(from.plus(at), &mut data)?;
-            let keep = counts.saturating_sub(at).min(data.len() as u64);
-            data[keep as usize..].fill(0);
-            let write = block::Op::Write {
-                offset: to.plus(at).bytes(),
-                bufs: Buf::copy_of(&data).into(),
-                fua: false,
-            };
-            at += data.len() as u64;
-            fs.io.write(vec![write])?;
-        }
-        to = to.plus(bytes);
-    }
-    Ok(fs.io.flush()?)
 }

@@ -6,4 +6,5 @@ pub mod flags;
 pub mod key;
 pub mod name_hash;
 pub mod record;
+pub mod sums;
 pub mod superblock;

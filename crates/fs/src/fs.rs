@@ -3,9 +3,10 @@
 mod clone;
 pub mod diff;
 pub mod filesets;
-mod open;
+pub mod open;
 mod rollback;
 mod snapshot_space;
+pub mod upgrade;
 
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   files     Files, Handle, Lane: the whole interface, with content in the page cache
-//!     |                                               check, defrag
+//!     |                                               check, defrag, scrub
 //!     |                                                    |
 //!   names     names, attributes, access lists         fs   Fs: format, open, grow, filesets
 //!   data      extents, space of files, FsPager             |
@@ -49,8 +49,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Deliberately absent: the mount, access control, and checksums of file data. `docs/format/fs.md`
-//! describes the on-disk format.
+//! Deliberately absent: the mount, and access control. `docs/format/fs.md` describes the on-disk
+//! format.
 
 mod check;
 mod data;
@@ -63,6 +63,7 @@ mod format;
 mod fs;
 mod metadata;
 mod names;
+mod scrub;
 mod space;
 
 pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
@@ -85,8 +86,11 @@ pub use format::superblock::{
 };
 pub use fs::diff::{Difference, DifferenceKind};
 pub use fs::filesets::{FilesetChange, Quota};
+pub use fs::open::DataChecksums;
+pub use fs::upgrade::Upgraded;
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::shared::Options;
 pub use names::attributes::{SetAttr, SetTime, SetXattr};
 pub use names::directory::{DirEntry, INHERITED, New, ROOT};
 pub use names::rename::Rename;
+pub use scrub::{Damage, DamageKind, ScrubPosition, ScrubStep};

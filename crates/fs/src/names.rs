@@ -3,5 +3,6 @@
 pub(crate) mod acl;
 pub mod attributes;
 pub mod directory;
+pub mod path;
 pub mod rename;
 pub(crate) mod slots;

@@ -6,13 +6,20 @@ mod common;
 use block::BlockDevice;
 use common::image::{fixture, seen, unpack};
 use common::{assert_clean, options};
-use fs::Fs;
+use fs::{Fs, ScrubPosition, ScrubStep};
 use std::sync::Arc;
+
+fn scrub(fs: &Fs) -> ScrubStep {
+    let all = fs.scrub(ScrubPosition::START, u64::MAX).expect("it scrubs");
+    assert!(all.next.is_none() && all.blocks > 0);
+    all
+}
 
 fn check(name: &str) {
     let packed = std::fs::read(fixture(&format!("{name}.blocks"))).expect("the image");
     let expected = std::fs::read_to_string(fixture(&format!("{name}.txt"))).expect("its content");
     let mem = unpack(&packed);
+    let has_checksums = name.starts_with("v1-sums-");
     for read_only in [true, false] {
         let device: Arc<dyn BlockDevice> = Arc::new(mem.fork());
         let options = fs::Options {
@@ -21,6 +28,10 @@ fn check(name: &str) {
         };
         let fs = Fs::open(device, options).expect("it opens");
         assert_clean(&fs, name);
+        assert_eq!(fs.superblock().has_checksums(), has_checksums);
+        let all = scrub(&fs);
+        assert_eq!(all.damage, [], "{name}");
+        assert_eq!(all.unverified, if has_checksums { 0 } else { all.blocks });
         assert_eq!(seen(&fs), expected, "{name}");
         fs.close().expect("it closes");
     }
@@ -34,4 +45,14 @@ fn version_1_after_a_good_end_reads_as_it_did() {
 #[test]
 fn version_1_with_a_journal_to_play_reads_as_it_did() {
     check("v1-journal");
+}
+
+#[test]
+fn version_1_with_checksums_after_a_good_end_reads_as_it_did() {
+    check("v1-sums-closed");
+}
+
+#[test]
+fn version_1_with_checksums_and_a_journal_to_play_reads_as_it_did() {
+    check("v1-sums-journal");
 }

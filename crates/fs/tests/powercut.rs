@@ -156,7 +156,8 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
         Ok(fs) => fs,
         Err(error) => panic!("{context}: {error:?}"),
     };
-    assert_clean(&fs, context);
+    let unverified = assert_clean(&fs, context);
+    assert_eq!(unverified, 0, "{context}");
     let main = fs
         .fileset_named(fs::FIRST_FILESET)
         .expect("the first fileset");

@@ -371,7 +371,8 @@ fn check(image: Mem, history: &History, point: usize, context: &str) {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
     let fs = Fs::open(Arc::clone(&device), common::options());
     let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
-    assert_clean(&fs, context);
+    let unverified = assert_clean(&fs, context);
+    assert_eq!(unverified, 0, "{context}");
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let found = names_of(&client.fileset);
     let synced = history.synced.iter().rfind(|(event, _)| *event <= point);

@@ -15,7 +15,8 @@ pub use crate::cell_record::{Record, cell_serv_db, check_name};
 use crate::control::{self, CellRequest, ControlRequest, Run};
 use crate::existing::Existing;
 use crate::filesystem::{
-    FIRST_FILESET, Removed, RootDir, Target, content, format_device, open_fs, options,
+    DataChecksums, FIRST_FILESET, Removed, RootDir, Target, content, format_device, open_fs,
+    options,
 };
 use crate::handle::mounted_as;
 use crate::signature::{self, Content};
@@ -91,6 +92,7 @@ fn init_on(
                 open,
                 &record.name,
                 RootDir::default(),
+                DataChecksums::Yes,
                 Existing::Keep,
             )?;
             true

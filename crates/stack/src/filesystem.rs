@@ -4,6 +4,7 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod scrub;
 mod shown;
 #[cfg(test)]
 mod tests;
@@ -18,11 +19,15 @@ use crate::signature::{self, Content, View};
 use crate::text::{json_of, uuid_text};
 use crate::volume::{self, OpenOptions, OpenedDevice};
 use crate::{Error, Result, Settings, device};
-use ::fs::{Attr, Fileset, FilesetChange, Fs, Ino, Quota, ROOT, SetAttr, TreeId, TreeRecord};
-pub use ::fs::{BLOCK_BYTES, Defragmented, FIRST_FILESET, Finding, Repair, Report};
+use ::fs::{Attr, Fileset, FilesetChange, Fs, Quota, ROOT, SetAttr, TreeId, TreeRecord};
+pub use ::fs::{
+    BLOCK_BYTES, Damage, DamageKind, DataChecksums, Defragmented, FIRST_FILESET, Finding,
+    FindingKind, Repair, Report,
+};
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use schemars::JsonSchema;
+pub use scrub::{ScrubOptions, Scrubbed, scrub};
 use serde::Serialize;
 use serde_json::Value;
 use shown::Part;
@@ -124,11 +129,12 @@ pub fn format(
     label: &str,
     size: Option<u64>,
     root: RootDir,
+    checksums: DataChecksums,
     existing: Existing,
 ) -> Result<Formatted> {
     let (disk, made) = volume::open_or_make(target.path, size, existing, target.settings)?;
     let open = target.of_disk(disk)?;
-    let formatted = format_device(target, &open, label, root, existing)?;
+    let formatted = format_device(target, &open, label, root, checksums, existing)?;
     made.map(volume::Made::finish).transpose()?;
     Ok(formatted)
 }
@@ -138,6 +144,7 @@ pub(crate) fn format_device(
     open: &OpenedDevice,
     label: &str,
     root: RootDir,
+    checksums: DataChecksums,
     existing: Existing,
 ) -> Result<Formatted> {
     let device = &open.device;
@@ -158,7 +165,7 @@ pub(crate) fn format_device(
         wipe(&**device)?;
     }
     let failed = |e| Error::files(format!("cannot format {}", target.name()))(e);
-    Fs::format(Arc::clone(device), label).map_err(failed)?;
+    Fs::format_with(Arc::clone(device), label, checksums).map_err(failed)?;
     let fs = Fs::open(Arc::clone(device), ::fs::Options::default()).map_err(failed)?;
     let own = || set_root(&fs, FIRST_FILESET, root);
     own().map_err(failed)?;
@@ -244,7 +251,7 @@ pub(crate) fn open_counted(
             return Err(Error::Failed(format!(
                 "cannot change the file system on {name}: it has features that this program does \
                  not know ({:#x}); use --read-only, or a newer version of EVFS",
-                superblock.features.read_compatible
+                superblock.unknown_for_changes()
             )));
         }
         let failed = Error::files(format!("cannot grow the file system on {name}"));
@@ -328,6 +335,7 @@ pub(crate) fn execute(
             Ok(json_of(&listed))
         }
         FsRequest::Usage => Ok(json_of(&ShownUsage::of(fs))),
+        FsRequest::Scrub { from, bytes } => scrub::execute(fs, from.as_deref(), *bytes),
         FsRequest::Create { name, quota } => {
             let failed = || Error::files(format!("cannot create the fileset `{name}`"));
             let mut shown = match run {
@@ -513,46 +521,6 @@ pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     Ok(attr)
 }
 
-/// Depth of a path that [`path_of`] follows, at most.
-const DEPTH_MAX: usize = 64;
-
-/// Finds a path of an inode from the root of its fileset, to show it. Returns `None` if the inode
-/// has no name in the directory to which it was last moved, or if a directory on the way has more
-/// than `entries_max` entries, so that a search takes long.
-pub(crate) fn path_of(fileset: &Fileset, ino: Ino, entries_max: u64) -> Option<String> {
-    let mut names = Vec::new();
-    let mut at = ino;
-    for _ in 0..DEPTH_MAX {
-        if at == ROOT {
-            names.reverse();
-            return Some(names.join("/"));
-        }
-        let parent = fileset.attr(at).ok()?.inode.parent;
-        if fileset.attr(parent).ok()?.inode.entries > entries_max {
-            return None;
-        }
-        names.push(name_in(fileset, parent, at)?);
-        at = parent;
-    }
-    None
-}
-
-/// Finds the name of an inode in a directory; bytes that are not UTF-8 are replaced.
-fn name_in(fileset: &Fileset, dir: Ino, ino: Ino) -> Option<String> {
-    let mut found = None;
-    let listed = fileset.read_dir(dir, AFTER_DOTS, |entry| {
-        if entry.ino == ino {
-            found = Some(String::from_utf8_lossy(entry.name).into_owned());
-        }
-        Ok(found.is_none())
-    });
-    listed.ok()?;
-    found
-}
-
-/// Position in a directory after `.` and `..`.
-const AFTER_DOTS: u64 = 2;
-
 /// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all.
 ///
 /// # Errors
@@ -593,6 +561,30 @@ pub fn defrag(
     Ok(all)
 }
 
+/// Result of an upgrade.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Upgraded {
+    /// Bytes of file data that got checksums.
+    pub added_bytes: u64,
+    /// Bytes that the device cannot read, and which have no checksums.
+    pub unreadable_bytes: u64,
+}
+
+/// Gives a file system that is not mounted checksums of all file data.
+///
+/// # Errors
+/// The file system cannot be opened, or the device fails. An upgrade that was interrupted continues
+/// when it is started again.
+pub fn upgrade(target: &Target<'_>, progress: Progress<'_>) -> Result<Upgraded> {
+    let (fs, failed) = open_unmounted(target, WholeOperation::Upgrade)?;
+    let done = fs.add_checksums(progress).map_err(failed())?;
+    fs.close().map_err(failed())?;
+    Ok(Upgraded {
+        added_bytes: done.added * BLOCK_BYTES,
+        unreadable_bytes: done.unreadable * BLOCK_BYTES,
+    })
+}
+
 /// Result of a check, and of a repair.
 #[derive(Debug, Serialize)]
 pub struct Checked {
@@ -614,13 +606,30 @@ impl Checked {
 /// Callback for progress: work done, and total work.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 
+/// Part of a file system that a check reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// All but the content of files.
+    Metadata,
+    /// All, including the content of files, which is compared with its checksums.
+    Everything,
+}
+
 /// Checks a file system that is not mounted; with `repair` also repairs it.
 ///
 /// # Errors
 /// The file system cannot be opened at all, or the device fails. Problems found are not errors.
-pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result<Checked> {
+pub fn fsck(
+    target: &Target<'_>,
+    scope: Scope,
+    repair: bool,
+    progress: Progress<'_>,
+) -> Result<Checked> {
     let (fs, failed) = open_unmounted(target, WholeOperation::Check).map_err(beyond_repair)?;
-    let found = fs.check_with(progress).map_err(failed())?;
+    let mut found = fs.check_with(progress).map_err(failed())?;
+    if scope == Scope::Everything {
+        fs.check_data(&mut found, progress).map_err(failed())?;
+    }
     fs.close().map_err(failed())?;
     if !repair || found.is_clean() {
         let repair = None;
@@ -628,7 +637,12 @@ pub fn fsck(target: &Target<'_>, repair: bool, progress: Progress<'_>) -> Result
     }
     // Reopened for writing only now, so that a check leaves a sound file system unchanged.
     let (fs, failed) = open_unmounted(target, WholeOperation::Repair).map_err(beyond_repair)?;
-    let repair = Some(fs.repair_with(progress).map_err(failed())?);
+    let mut repair = fs.repair_with(progress).map_err(failed())?;
+    if scope == Scope::Everything {
+        fs.check_data(&mut repair.left, progress)
+            .map_err(failed())?;
+    }
+    let repair = Some(repair);
     fs.close().map_err(failed())?;
     Ok(Checked { found, repair })
 }
@@ -648,6 +662,8 @@ enum WholeOperation {
     Check,
     Repair,
     Defragment,
+    Scrub,
+    Upgrade,
 }
 
 impl WholeOperation {
@@ -656,13 +672,17 @@ impl WholeOperation {
             WholeOperation::Check => "check",
             WholeOperation::Repair => "repair",
             WholeOperation::Defragment => "defragment",
+            WholeOperation::Scrub => "scrub",
+            WholeOperation::Upgrade => "upgrade",
         }
     }
 
     fn access(self) -> Access {
         match self {
-            WholeOperation::Check => Access::ReadOnly,
-            WholeOperation::Repair | WholeOperation::Defragment => Access::ReadWrite,
+            WholeOperation::Check | WholeOperation::Scrub => Access::ReadOnly,
+            WholeOperation::Repair | WholeOperation::Defragment | WholeOperation::Upgrade => {
+                Access::ReadWrite
+            }
         }
     }
 
@@ -670,7 +690,7 @@ impl WholeOperation {
     fn takes_damaged(self) -> bool {
         match self {
             WholeOperation::Check | WholeOperation::Repair => true,
-            WholeOperation::Defragment => false,
+            WholeOperation::Defragment | WholeOperation::Scrub | WholeOperation::Upgrade => false,
         }
     }
 }

@@ -12,7 +12,7 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "File systems",
         &[
-            "format", "mount", "unmount", "fileset", "df", "fsck", "defrag",
+            "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag", "upgrade",
         ],
     ),
     ("Cells", &["cell", "serve"]),

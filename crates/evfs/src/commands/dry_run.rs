@@ -67,6 +67,7 @@ mod tests {
                 "completions",
                 "__complete",
                 "doctor",
+                "scrub",
             ],
         ),
         (

@@ -12,8 +12,8 @@ use serde::Serialize;
 use serde_json::Value;
 use stack::control::FsRequest;
 use stack::filesystem::{
-    self, BLOCK_BYTES, Checked, Defragmented, Finding, Formatted, Repair, Report, RootDir,
-    ShownUsage,
+    self, BLOCK_BYTES, Checked, DataChecksums, Defragmented, Finding, FindingKind, Formatted,
+    Repair, Report, RootDir, Scope, ShownUsage,
 };
 use stack::{Atime, Error, Existing, MountSpec, Result, ServiceSpec, exit};
 use std::fmt::Write as _;
@@ -47,6 +47,10 @@ pub struct FormatArgs {
     /// Permissions of the root directory, in octal [default: 0755]
     #[arg(long, value_name = "MODE", value_parser = mode)]
     root_mode: Option<u32>,
+    /// Store no checksums of file data: damage is not noticed, but blocks are overwritten in place,
+    /// so that files with many small changes stay in one piece
+    #[arg(long)]
+    no_checksums: bool,
     /// Overwrite existing data
     #[arg(long)]
     force: bool,
@@ -179,11 +183,15 @@ Without --repair, nothing is changed. Exit code 26 means that errors were found.
 
 Examples:
   evfs fsck disk.img
+  evfs fsck disk.img --data            verify the content of files as well
   evfs fsck disk.img --repair          repair errors; move orphaned files to lost+found
   evfs fsck disk.img --repair --dry-run")]
 pub struct FsckArgs {
     #[command(flatten)]
     on: DeviceArgs,
+    /// Also read all file data, and compare it with its checksums
+    #[arg(long)]
+    data: bool,
     /// Repair errors
     #[arg(long)]
     repair: bool,
@@ -262,7 +270,12 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
                 gid: gid.flatten(),
                 mode: args.root_mode,
             };
-            filesystem::format(target, &args.label, args.size, root, existing)
+            let checksums = if args.no_checksums {
+                DataChecksums::No
+            } else {
+                DataChecksums::Yes
+            };
+            filesystem::format(target, &args.label, args.size, root, checksums, existing)
         })
     })?;
     output::done(context.json, &FORMATTED, &made, || {
@@ -338,7 +351,12 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     let on = args.on.resolved(context)?;
     let bar = Bar::new(context.json, "checked");
     let checked = on.with(context, |target| {
-        filesystem::fsck(target, args.repair, &mut |done, of| bar.at(done, of))
+        let scope = if args.data {
+            Scope::Everything
+        } else {
+            Scope::Metadata
+        };
+        filesystem::fsck(target, scope, args.repair, &mut |done, of| bar.at(done, of))
     });
     bar.end();
     let checked = checked?;
@@ -389,14 +407,25 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
         output::size(now.data_blocks * BLOCK_BYTES),
         output::size(now.metadata_blocks * BLOCK_BYTES),
     );
+    if now.unverified_blocks > 0 {
+        let without = output::size(now.unverified_blocks * BLOCK_BYTES);
+        let _ = writeln!(text, "{without} of data without checksums");
+    }
     text + match (now.is_clean(), repair, found.is_clean()) {
         (true, _, true) => "clean",
         (true, ..) => "repaired",
+        (false, ..) if is_data_only(now) => "restore the damaged files from a backup",
         (false, true, _) => "some errors could not be repaired",
         (false, false, _) => {
             "`evfs fsck --repair` repairs the errors and moves orphaned files to lost+found"
         }
     }
+}
+
+/// Reports whether all that is damaged is content of files, which no repair can restore.
+fn is_data_only(report: &Report) -> bool {
+    let mut kinds = report.problems.iter().map(|finding| finding.kind);
+    kinds.all(|kind| kind == FindingKind::Data)
 }
 
 pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {

@@ -4,8 +4,8 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff, key,
-    lun, man, path, service, stats, status, sync, top, up, volume_backups, volume_key,
-    volume_trust, web,
+    lun, man, path, scrub, service, stats, status, sync, top, up, upgrade, volume_backups,
+    volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -70,14 +70,16 @@ pub const DEFINITION: Document<Definition> = Document::new("evfs/schema/1");
 const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
     &[
         "fsck",
+        "scrub",
         "defrag",
+        "upgrade",
         "lun scan",
         "bench run",
         "bench compare",
         "plan",
     ]
 } else {
-    &["fsck", "defrag", "lun scan"]
+    &["fsck", "scrub", "defrag", "upgrade", "lun scan"]
 };
 
 /// Documents of the commands of every build.
@@ -117,7 +119,9 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&files::FORMATTED, &["format"]),
     Published::of(&files::UNMOUNTED, &["unmount"]),
     Published::of(&files::CHECKED, &["fsck"]),
+    Published::of(&scrub::SCRUBBED, &["scrub"]),
     Published::of(&files::DEFRAGMENTED, &["defrag"]),
+    Published::of(&upgrade::UPGRADED, &["upgrade"]),
     Published::of(&files::USAGE, &["df"]),
     Published::of(
         &fileset::FILESET,

@@ -2,6 +2,7 @@
 
 use crate::format::key::Ino;
 use crate::names::directory::ROOT;
+use crate::scrub::{Damage, DamageKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
@@ -30,6 +31,8 @@ pub enum FindingKind {
     Usage,
     /// Blocks in use, free blocks and shared blocks.
     Space,
+    /// File data that differs from its checksum or cannot be read, and checksums that are missing.
+    Data,
 }
 
 /// Problem found by a check, or action taken by a repair.
@@ -68,6 +71,24 @@ impl Finding {
             fileset: Some(fileset.to_owned()),
             inode: Some(ino),
             ..Finding::new(kind, text)
+        }
+    }
+}
+
+impl Finding {
+    pub(super) fn of_damage(damage: Damage) -> Finding {
+        let text = format!(
+            "{} bytes at byte {} {}",
+            damage.bytes,
+            damage.offset,
+            match damage.kind {
+                DamageKind::Checksum => "do not match their checksums",
+                DamageKind::Device => "cannot be read from the device",
+            }
+        );
+        Finding {
+            path: damage.path.map(|path| format!("/{path}")),
+            ..Finding::of_inode(FindingKind::Data, &damage.fileset, damage.inode, text)
         }
     }
 }

@@ -17,7 +17,7 @@ mod tree;
 
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
-use super::{Report, belongs, blocks};
+use super::{Report, belongs, blocks, sums};
 use crate::error::{Kind, Result};
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
@@ -90,6 +90,17 @@ impl Fs {
         inner.repair(&mut repair, &mut |done, total| {
             tell(1, done, total);
         })?;
+        inner.checkpoint()?;
+        // Without damage, missing checksums are those of blocks that a crash left half written.
+        let summed = match repair.done_count {
+            0 => 0,
+            _ => inner.add_missing_sums(&mut |_, _| {})?.added,
+        };
+        if summed > 0 {
+            let text =
+                format!("computed missing checksums of {summed} blocks from unverified data");
+            repair.did(FindingKind::Data, text);
+        }
         inner.checkpoint()?;
         repair.left = self.check_with(&mut |done, total| tell(2, done, total))?;
         Ok(repair)
@@ -264,7 +275,10 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
     if !belongs(state, key) {
         return false;
     }
-    // Records of the file system as a whole are handled elsewhere.
+    if key.layer == 0 && key.object == Section::Sums as u64 {
+        return sums::is_sound(state, key, bytes);
+    }
+    // Other records of the file system as a whole are handled elsewhere.
     let (Some(tree), Some(item)) = (state.trees.get(&key.layer), key.kind()) else {
         return key.layer == 0;
     };

@@ -262,24 +262,28 @@ impl Fileset {
         if core.is_prepared(blocks.clone()) {
             return Ok(());
         }
-        let (mut new, mut own) = (Blocks::default(), Blocks::default());
-        let mut splits = false;
-        for range in core.promised.missing(blocks) {
-            new.insert(range.clone());
-            for part in op.own_parts(self.id, ino, range)? {
-                splits |= part.1.unwritten;
-                new.remove(part.0..end_of(&part));
-                own.insert(part.0..end_of(&part));
-            }
-        }
-        if splits {
+        let missing = core.promised.missing(blocks.clone());
+        let mut claims = op.claims(ino, &missing, &Blocks::default())?;
+        if claims.splits {
             // An unwritten extent needs no new block, but may become three records.
             op.check_last_room()?;
         }
-        op.reserve(new.count())?;
+        match op.reserve(claims.new.count(), claims.replaced.count()) {
+            Err(error) if error.kind() == Kind::NoSpace && !claims.replaced.is_empty() => {
+                // Existing blocks can be overwritten on a full device, too.
+                claims = op.claims(ino, &missing, &Blocks::of(blocks))?;
+                op.reserve(claims.new.count(), claims.replaced.count())?;
+            }
+            reserved => reserved?,
+        }
         let core = op.core(ino)?;
-        core.promised.extend(&new);
-        core.in_place.extend(&own);
+        core.promised.extend(&claims.new);
+        core.in_place.extend(&claims.own);
+        let replaced = claims.replaced.iter();
+        let replacing: u64 = replaced.map(|run| core.replacing.insert(run)).sum();
+        if let Some(tree) = op.trees.get_mut(&self.id) {
+            tree.replacing += replacing;
+        }
         Ok(())
     }
 
@@ -473,13 +477,44 @@ pub(crate) fn split(end: u64) -> (u64, u16) {
     (end / BLOCK_BYTES, (end % BLOCK_BYTES) as u16)
 }
 
+/// Needs of blocks that are about to become dirty.
+#[derive(Default)]
+struct Claims {
+    /// Blocks that need a new block of the device.
+    new: Blocks,
+    /// Those of them that replace a block of the file.
+    replaced: Blocks,
+    /// Blocks that will be written in place.
+    own: Blocks,
+    /// Whether a record of an extent may have to be split.
+    splits: bool,
+}
+
 impl Op<'_> {
-    /// Promises blocks to the fileset.
-    pub(crate) fn reserve(&mut self, blocks: u64) -> Result<()> {
+    /// Determines the needs of blocks of a file; see [`State::targets`].
+    fn claims(&self, ino: Ino, missing: &[Range<u64>], overwritten: &Blocks) -> Result<Claims> {
+        let mut claims = Claims::default();
+        for range in missing {
+            claims.new.insert(range.clone());
+            let targets = self.targets(self.tree, ino, range.clone(), overwritten)?;
+            for part in targets.in_place {
+                claims.splits |= part.1.unwritten;
+                claims.new.remove(part.0..end_of(&part));
+                claims.own.insert(part.0..end_of(&part));
+            }
+            claims.replaced.extend(&targets.replaced);
+        }
+        Ok(claims)
+    }
+
+    /// Promises blocks to the fileset, some of which replace blocks that it has.
+    pub(crate) fn reserve(&mut self, blocks: u64, replaced: u64) -> Result<()> {
         if blocks == 0 {
             return Ok(());
         }
-        self.check_quota(blocks)?;
+        if blocks > replaced {
+            self.check_quota(blocks - replaced)?;
+        }
         if !self.space().reserve(blocks) {
             return Err(crate::space::full());
         }
@@ -498,7 +533,7 @@ impl Op<'_> {
             holes.remove(mapped.0..end_of(&mapped));
         }
         let wanted = holes.count();
-        self.reserve(wanted)?;
+        self.reserve(wanted, 0)?;
         let filled = holes.iter().try_for_each(|hole| self.fill(ino, hole));
         // Allocated blocks no longer need the device's promise; the promise of the fileset ends
         // here.

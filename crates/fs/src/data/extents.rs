@@ -11,6 +11,7 @@
 use crate::error::{Error, Result};
 use crate::format::key::{Ino, Item, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, Run};
+use crate::metadata::inode_state::Blocks;
 use crate::metadata::overlay::Prior;
 use crate::metadata::state::State;
 use std::ops::Range;
@@ -21,6 +22,20 @@ pub(crate) type Mapped = (u64, Extent);
 /// Computes the block of the file after the extent's last.
 pub(crate) fn end_of((first, extent): &Mapped) -> u64 {
     first + u64::from(extent.blocks)
+}
+
+/// Destination of a write to mapped blocks of a file; the others are holes.
+#[derive(Debug, Default)]
+pub(crate) struct Targets {
+    /// Blocks that are written in place.
+    pub in_place: Vec<Mapped>,
+    /// Blocks that are written to a new place.
+    pub replaced: Blocks,
+}
+
+/// Computes the blocks of an extent within a range that overlaps it.
+pub(crate) fn cut_of(mapped: &Mapped, range: &Range<u64>) -> Range<u64> {
+    mapped.0.max(range.start)..end_of(mapped).min(range.end)
 }
 
 pub(crate) fn decode(first: u64, bytes: &[u8]) -> Result<Mapped> {
@@ -114,13 +129,10 @@ impl State {
                 self.share(part.run())?;
             }
             if *at != first {
-                self.put(
-                    tree,
-                    ino,
-                    (Item::Extent, *at),
-                    part.encode(),
-                    Prior::Possible,
-                )?;
+                // Within the old record, the file has no other. A record that comes and goes between
+                // two commits leaves no trace, over which each search would have to step.
+                let value = part.encode();
+                self.put(tree, ino, (Item::Extent, *at), value, Prior::Absent)?;
             }
         }
         if !kept {
@@ -189,11 +201,13 @@ impl State {
             Some(block) => self.extent_before(tree, ino, block)?,
             None => None,
         };
+        let mut prior = Prior::Absent;
         if let Some((first, before)) = before
             && end_of(&(first, before)) == new.0
             && before.continues(&new.1)
             && !is_kept(self, first)?
         {
+            prior = Prior::Possible;
             let blocks = before.blocks + new.1.blocks;
             let start = before.start;
             new = (
@@ -205,13 +219,8 @@ impl State {
                 },
             );
         }
-        self.put(
-            tree,
-            ino,
-            (Item::Extent, new.0),
-            new.1.encode(),
-            Prior::Possible,
-        )?;
+        let value = new.1.encode();
+        self.put(tree, ino, (Item::Extent, new.0), value, prior)?;
         Ok(())
     }
 
@@ -300,24 +309,79 @@ impl State {
         self.replace(tree, ino, old, &new)
     }
 
-    /// Finds the parts of a range with blocks that may be written in place: they have a single
+    /// Finds the parts of a range with blocks that belong to the file alone: they have a single
     /// reference, and no snapshot needs their record.
     pub fn own_parts(&self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<Vec<Mapped>> {
         let mut own = Vec::new();
-        for (first, extent) in self.extents(tree, ino, range.clone())? {
-            if self.is_kept(tree, ino, Item::Extent, first)? {
-                continue;
+        for mapped in self.extents(tree, ino, range.clone())? {
+            self.add_own(tree, ino, mapped, &range, &mut own)?;
+        }
+        Ok(own)
+    }
+
+    fn add_own(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        (first, extent): Mapped,
+        range: &Range<u64>,
+        own: &mut Vec<Mapped>,
+    ) -> Result<()> {
+        if self.is_kept(tree, ino, Item::Extent, first)? {
+            return Ok(());
+        }
+        let cut = cut_of(&(first, extent), range);
+        let part = extent.part(cut.start - first, cut.end - cut.start);
+        for (run, count) in self.counts_within(part.run())? {
+            if count == 1 {
+                let skip = run.start - part.start;
+                own.push((cut.start + skip, part.part(skip, run.blocks)));
             }
-            let end = end_of(&(first, extent));
-            let cut = first.max(range.start)..end.min(range.end);
-            let part = extent.part(cut.start - first, cut.end - cut.start);
-            for (run, count) in self.counts_within(part.run())? {
-                if count == 1 {
-                    let skip = run.start - part.start;
-                    own.push((cut.start + skip, part.part(skip, run.blocks)));
+        }
+        Ok(())
+    }
+
+    /// Decides for each mapped block of a range whether a write goes to it or to a new block. With
+    /// checksums, a block is written in place only if it was never written, or belongs to
+    /// `overwritten`: otherwise a crash between the data and its checksum, or after a part of the
+    /// block, would make it unreadable.
+    pub fn targets(
+        &self,
+        tree: TreeId,
+        ino: Ino,
+        range: Range<u64>,
+        overwritten: &Blocks,
+    ) -> Result<Targets> {
+        let mut targets = Targets::default();
+        let mut own = Vec::new();
+        for mapped in self.extents(tree, ino, range.clone())? {
+            let cut = cut_of(&mapped, &range);
+            targets.replaced.insert(cut.clone());
+            if mapped.1.unwritten || !self.checksums {
+                self.add_own(tree, ino, mapped, &range, &mut own)?;
+            } else {
+                for run in overwritten.within(cut) {
+                    self.add_own(tree, ino, mapped, &run, &mut own)?;
                 }
             }
         }
-        Ok(own)
+        let mut writing = Blocks::default();
+        if self.checksums
+            && let Some(core) = self.cores.get(&(tree, ino))
+        {
+            // Of two writes of a block at the same time, one could leave its data, and the other
+            // its checksum.
+            for write in core.writes.values() {
+                writing.extend(&write.wanted);
+            }
+        }
+        for (first, extent) in own {
+            for run in writing.missing(first..end_of(&(first, extent))) {
+                let part = extent.part(run.start - first, run.end - run.start);
+                targets.in_place.push((run.start, part));
+                targets.replaced.remove(run);
+            }
+        }
+        Ok(targets)
     }
 }

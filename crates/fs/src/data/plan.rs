@@ -5,13 +5,14 @@
 //! blocks. When the write ends, the plan is entered into the metadata or undone.
 
 use crate::data::content::split;
-use crate::data::extents::{Mapped, end_of};
+use crate::data::extents::{Mapped, cut_of, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
 use crate::format::record::{
     BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, FileType, Run, blocks_for,
 };
+use crate::format::sums::{NO_SUM, Sum};
 use crate::metadata::inode_state::{Blocks, Write};
 use crate::metadata::op::Op;
 use std::ops::Range;
@@ -29,6 +30,9 @@ pub(crate) struct ReadPlan {
     pub parts: Vec<Part>,
     /// Bytes of the request to be zeroed, whatever the device returns.
     pub zeros: Vec<Range<u64>>,
+    /// Checksum of each block that the device returns, and [`NO_SUM`] for the others; empty if
+    /// there are none.
+    pub sums: Vec<Sum>,
 }
 
 #[derive(Debug)]
@@ -42,6 +46,12 @@ pub(crate) struct WritePlan {
     in_place: Vec<Mapped>,
     /// Blocks of the file that are written to new blocks.
     new: Vec<(u64, Run)>,
+    /// Checksum of each block of the request; empty for a file system without.
+    sums: Vec<Sum>,
+    /// Whether the file system has checksums.
+    checksums: bool,
+    /// Whether the plan dropped checksums of blocks that will be overwritten.
+    drops_sums: bool,
 }
 
 /// Computes the blocks of a request.
@@ -73,6 +83,17 @@ impl Fileset {
             plan.add(at(done)..at(part.start), None);
             let start = extent.start + (part.start - first);
             let device = (!extent.unwritten).then_some(DeviceOffset::of_block(start));
+            if state.checksums && !extent.unwritten {
+                let run = Run {
+                    start,
+                    blocks: part.end - part.start,
+                };
+                plan.sums
+                    .reserve_exact((blocks.end - blocks.start) as usize - plan.sums.len());
+                plan.sums
+                    .resize((part.start - blocks.start) as usize, NO_SUM);
+                state.add_sums(run, &mut plan.sums)?;
+            }
             plan.add(at(part.start)..at(part.end), device);
             if extent.tail != 0 && part.end == end_of(&(first, extent)) {
                 plan.zeros
@@ -104,19 +125,29 @@ impl Fileset {
         }
         let end = blocks_for(inode.size).clamp(blocks.start, blocks.end);
         let wanted = blocks.start..end;
-        let in_place = op.own_parts(self.id, ino, wanted.clone())?;
+        let overwritten = op.core(ino)?.in_place.clone();
+        let targets = op.targets(self.id, ino, wanted.clone(), &overwritten)?;
+        let (in_place, replaced) = (targets.in_place, targets.replaced);
+        let checksums = op.checksums;
         let mut rest = Blocks::of(wanted.clone());
         for part in &in_place {
             rest.remove(part.0..end_of(part));
         }
         let core = op.core(ino)?;
+        let without = |run| core.promised.missing(run).into_iter();
+        let without: u64 = replaced
+            .iter()
+            .flat_map(without)
+            .map(|run| run.end - run.start)
+            .sum();
         let promised = core.promised.within(blocks.clone());
         let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
         let needed = rest.count();
         // Blocks are promised when pages become dirty. A write without a promise, or one that needs
         // more blocks because of a snapshot, has to reserve them now.
         if needed > promised {
-            op.promise_at_last(needed - promised)?;
+            let missing = needed - promised;
+            op.promise_at_last(missing, missing.saturating_sub(without))?;
         }
         let new = match op.take_for(ino, &rest) {
             Ok(new) => new,
@@ -139,6 +170,12 @@ impl Fileset {
             tails: Vec::new(),
         };
         core.writes.insert(number, write);
+        let mut drops_sums = false;
+        for (_, extent) in in_place.iter().filter(|(_, e)| checksums && !e.unwritten) {
+            // From here on, a crash may leave any mixture of the old and the new content.
+            drops_sums = true;
+            op.drop_sums(extent.run());
+        }
         // The fileset keeps its promise until the blocks count as used; see `end_write`.
         if promised > needed {
             op.release_reserved(promised - needed);
@@ -150,6 +187,9 @@ impl Fileset {
             blocks,
             in_place,
             new,
+            sums: Vec::new(),
+            checksums,
+            drops_sums,
         })
     }
 
@@ -204,6 +244,7 @@ impl Fileset {
                 };
                 op.map(tree, ino, (part.start, extent))?;
                 op.mark_used(extent.run());
+                op.set_sums_of(plan, part.start, extent.run());
                 more += i64::from(extent.blocks);
             }
             for part in wanted.missing(blocks) {
@@ -214,8 +255,8 @@ impl Fileset {
             }
         }
         for part in &plan.in_place {
-            for part in wanted.within(part.0..end_of(part)) {
-                op.set_written(tree, ino, part)?;
+            for range in wanted.within(part.0..end_of(part)) {
+                op.enter_in_place(plan, part, range)?;
             }
         }
         for (block, bytes) in tails {
@@ -239,6 +280,7 @@ impl Fileset {
             core.writes.remove(&plan.number);
             core.settle_size();
         }
+        op.end_replacing(ino, plan.blocks.clone());
         op.list_dirty((tree, ino));
         op.forget_idle((tree, ino));
         op.finish();
@@ -276,6 +318,7 @@ impl Fileset {
         if let Some(tree) = state.trees.get_mut(&self.id) {
             tree.promised = tree.promised.saturating_sub(gone);
         }
+        state.end_replacing(self.id, plan.ino, plan.blocks);
     }
 }
 
@@ -290,6 +333,34 @@ impl ReadPlan {
 impl WritePlan {
     fn new_blocks(&self) -> u64 {
         self.new.iter().map(|(_, run)| run.blocks).sum()
+    }
+
+    /// Counts the blocks that are written: the first ones of the request.
+    pub fn written_blocks(&self) -> u64 {
+        let in_place = self.in_place.iter().map(|(_, part)| u64::from(part.blocks));
+        self.new_blocks() + in_place.sum::<u64>()
+    }
+
+    /// Reports whether the blocks written get checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.checksums
+    }
+
+    /// Reports whether the write needs [`WritePlan::set_sums`] before it ends.
+    pub fn needs_sums(&self) -> bool {
+        self.checksums && self.sums.is_empty()
+    }
+
+    /// Reports whether the metadata has to be durable before the data is written: blocks with
+    /// checksums are overwritten, which no longer have them.
+    pub fn needs_sync(&self) -> bool {
+        self.drops_sums
+    }
+
+    /// Sets the checksums of the blocks of the request, in order.
+    pub fn set_sums(&mut self, sums: Vec<Sum>) {
+        debug_assert_eq!(sums.len() as u64, self.blocks.end - self.blocks.start);
+        self.sums = sums;
     }
 
     /// Collects the parts of the request to write, in order and without gaps.
@@ -321,10 +392,40 @@ impl WritePlan {
 }
 
 impl Op<'_> {
+    /// Sets the checksums of written blocks, the first of which is block `first` of the file.
+    fn set_sums_of(&mut self, plan: &WritePlan, first: u64, run: Run) {
+        if plan.checksums {
+            let from = (first - plan.blocks.start) as usize;
+            self.set_sums(run, &plan.sums[from..from + run.blocks as usize]);
+        }
+    }
+
+    /// Enters a part of a write that went to blocks which the file already had.
+    fn enter_in_place(&mut self, plan: &WritePlan, to: &Mapped, range: Range<u64>) -> Result<()> {
+        let (tree, ino) = (self.tree, plan.ino);
+        if !plan.checksums {
+            return self.set_written(tree, ino, range);
+        }
+        for mapped in self.extents(tree, ino, range.clone())? {
+            let cut = cut_of(&mapped, &range);
+            let start = mapped.1.start + (cut.start - mapped.0);
+            // A later write of these blocks may have ended first; its data is in another place.
+            let is_same = start == to.1.start + (cut.start - to.0);
+            if is_same && mapped.1.unwritten == to.1.unwritten {
+                let blocks = cut.end - cut.start;
+                self.set_sums_of(plan, cut.start, Run { start, blocks });
+                self.set_written(tree, ino, cut)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Promises blocks to a write that is already in progress, from the reserve of the metadata if
-    /// necessary.
-    fn promise_at_last(&mut self, blocks: u64) -> Result<()> {
-        self.check_quota(blocks)?;
+    /// necessary. `growth` of them do not replace others.
+    fn promise_at_last(&mut self, blocks: u64, growth: u64) -> Result<()> {
+        if growth > 0 {
+            self.check_quota(growth)?;
+        }
         if !self.space().reserve(blocks) && !self.space().reserve_from_metadata(blocks) {
             return Err(crate::space::full());
         }

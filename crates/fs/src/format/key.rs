@@ -84,6 +84,8 @@ pub enum Section {
     Shared = 2,
     /// Number 0: the id of the next fileset or snapshot, so that none is ever reused.
     NextTree = 3,
+    /// Checksums of 64 blocks of the device; the number is that of the first block, divided by 64.
+    Sums = 4,
 }
 
 impl Key {

@@ -35,13 +35,16 @@ const SPARE: u32 = u32::MAX;
 /// Files and directories may have flags. A program that does not know them keeps them, and does not
 /// enforce them.
 const INODE_FLAGS: u64 = 1;
+/// Read-compatible flag: every block of file data that was written has a checksum, and is never
+/// overwritten while in use. A program that does not know the flag would break both by writing.
+pub const CHECKSUMS: u64 = 1;
 /// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
 /// being rolled back to it.
 pub const TREE_FLAGS: u64 = 1 << 8;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
-    read_compatible: 0,
+    read_compatible: CHECKSUMS,
     incompatible: TREE_FLAGS,
 };
 
@@ -178,8 +181,12 @@ impl Superblock {
         check_label(label)?;
         let (uuid, hash_key) = random.split_at(16);
         Ok(Superblock {
-            // Set when one of them is first used, so that older programs can open it until then.
-            features: Features::default(),
+            // The others are set when one of them is first used, so that older programs can open it
+            // until then.
+            features: Features {
+                read_compatible: CHECKSUMS,
+                ..Features::default()
+            },
             uuid: uuid.try_into().expect("half of 32 bytes"),
             label: label.to_owned(),
             generation: 0,
@@ -312,9 +319,24 @@ impl Superblock {
         Superblock::choose([&copies[0], &copies[1]], device_blocks).ok()
     }
 
+    /// Reports whether file data has checksums.
+    pub fn has_checksums(&self) -> bool {
+        self.features.read_compatible & CHECKSUMS != 0
+    }
+
+    /// Makes a new file system one without checksums of file data.
+    pub(crate) fn leave_out_checksums(&mut self) {
+        self.features.read_compatible &= !CHECKSUMS;
+    }
+
     /// Reports whether an unknown feature forbids writing.
     pub fn is_read_only(&self) -> bool {
-        self.features.read_compatible & !KNOWN.read_compatible != 0
+        self.unknown_for_changes() != 0
+    }
+
+    /// Returns the unknown flags that forbid writing.
+    pub fn unknown_for_changes(&self) -> u64 {
+        self.features.read_compatible & !KNOWN.read_compatible
     }
 
     /// Checks the consistency: all parts lie within the device, and none overlap.

@@ -430,10 +430,16 @@ impl Op<'_> {
         let id = self.tree;
         let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
         let blocks: u64 = dirty.map(|(_, core)| core.in_place.count()).sum();
-        self.reserve(blocks)?;
+        self.reserve(blocks, blocks)?;
+        let mut replacing = 0;
         for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
             let in_place = std::mem::take(&mut core.in_place);
             core.promised.extend(&in_place);
+            let replaced = in_place.iter().map(|run| core.replacing.insert(run));
+            replacing += replaced.sum::<u64>();
+        }
+        if let Some(tree) = self.trees.get_mut(&id) {
+            tree.replacing += replacing;
         }
         Ok(())
     }

@@ -17,7 +17,9 @@ use crate::metadata::database::{Checksums, Db, Epoch, SpaceChange};
 use crate::metadata::database_file::{DatabaseFile, keep_spare};
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::journal::{self, JournalLocation, Writer};
+use crate::metadata::mismatches::Mismatches;
 use crate::metadata::overlay::Overlay;
+use crate::metadata::pending_sums::PendingSums;
 use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
@@ -30,12 +32,33 @@ use std::ops::Range;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, RwLock};
 
+/// Whether a new file system has checksums of file data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataChecksums {
+    /// Each block is verified when it is read, and never overwritten while in use.
+    Yes,
+    /// Blocks are overwritten in place.
+    No,
+}
+
 impl Fs {
     /// Creates a file system with one fileset on a device, whose content is lost.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: the device is too small, or the label too long.
     pub fn format(device: Arc<dyn BlockDevice>, label: &str) -> Result<()> {
+        Fs::format_with(device, label, DataChecksums::Yes)
+    }
+
+    /// As [`Fs::format`], with or without checksums of file data.
+    ///
+    /// # Errors
+    /// As [`Fs::format`].
+    pub fn format_with(
+        device: Arc<dyn BlockDevice>,
+        label: &str,
+        checksums: DataChecksums,
+    ) -> Result<()> {
         let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
         check_device(io.info())?;
         let mut random = [0; 32];
@@ -43,6 +66,9 @@ impl Fs {
             .map_err(|e| Error::new(Kind::Io, format!("cannot get random bytes: {e}")))?;
         let now = Time::now().seconds;
         let mut superblock = Superblock::new(io.info().size, label, random, now)?;
+        if checksums == DataChecksums::No {
+            superblock.leave_out_checksums();
+        }
         let space = Arc::new(Space::new(0));
         let start = superblock.first_block();
         let blocks = superblock.device_blocks - start;
@@ -115,6 +141,11 @@ impl Fs {
         };
         let (epoch, replayed) = (found.epoch, found.replayed);
         let bounds = superblock.lock().first_block()..device_blocks;
+        let checksums = superblock.lock().has_checksums();
+        let state = State {
+            checksums,
+            ..load(found.items, bounds, options.rescue)?
+        };
         let inner = Arc::new(FsShared {
             name: io.info().name.clone(),
             device,
@@ -126,11 +157,12 @@ impl Fs {
             db: Mutex::new(Some(db)),
             log: Mutex::new(Log::new(Writer::new(place, epoch.next()))),
             group: Group::default(),
-            state: RwLock::new(load(found.items, bounds, options.rescue)?),
+            state: RwLock::new(state),
             backlog: AtomicUsize::new(0),
             backlog_max: backlog_max(device_blocks),
             wake: Wake::default(),
             changes: ChangeSignal::default(),
+            mismatches: Mismatches::default(),
             trees_changed: TreeSignal::default(),
             attached: Attached::default(),
             options,
@@ -371,6 +403,8 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         changes: 0,
         failed: None,
         bounds,
+        checksums: false,
+        pending_sums: PendingSums::default(),
         next_tree: next.unwrap_or(1),
         steps: Vec::new(),
         space: Vec::new(),

@@ -251,7 +251,7 @@ impl FsShared {
             .len()
             .max(state.items.active.bytes() / 1024);
         // An inode that is not in the item map yet adds one record there, and another for a snapshot.
-        let now = now + 2 * state.dirty_cores.len();
+        let now = now + 2 * state.dirty_cores.len() + state.pending_sums.len();
         let before = self.backlog.swap(now, Relaxed);
         if now > self.backlog_max && before <= self.backlog_max {
             self.wake.set(|wanted| wanted.commit = true);

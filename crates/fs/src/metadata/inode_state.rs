@@ -19,6 +19,9 @@ pub(crate) struct InodeState {
     pub unnamed: bool,
     /// Dirty blocks of the cache that each hold a promise of space.
     pub promised: Blocks,
+    /// Blocks that were promised space although the file has them already: they will be written to
+    /// a new place. They do not count against the quota.
+    pub replacing: Blocks,
     /// Dirty blocks of the cache that will be written in place.
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
@@ -53,6 +56,7 @@ impl InodeState {
             opens: 0,
             unnamed: false,
             promised: Blocks::default(),
+            replacing: Blocks::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
         }
@@ -85,6 +89,13 @@ impl InodeState {
             self.inode.disk_size = self.inode.size;
             self.dirty = true;
         }
+    }
+
+    /// Ends the interest in blocks that were to replace others: all of a range without a promise.
+    /// Returns their number.
+    pub fn end_replacing(&mut self, blocks: Range<u64>) -> u64 {
+        let ended = self.promised.missing(blocks).into_iter();
+        ended.map(|run| self.replacing.remove(run)).sum()
     }
 
     fn waits_behind_disk_size(&self) -> bool {

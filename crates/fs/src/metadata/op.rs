@@ -227,10 +227,18 @@ impl<'a> Op<'a> {
     pub fn remove_wanted(&mut self, ino: Ino, blocks: Range<u64>) {
         let name = (self.tree, ino);
         if let Some(core) = self.cores.get_mut(&name) {
-            let promised = core.remove_wanted(blocks);
+            let promised = core.remove_wanted(blocks.clone());
             self.release_reserved(promised);
+            self.end_replacing(ino, blocks);
             self.list_dirty(name);
         }
+    }
+
+    /// Ends the promises for blocks of a range that were to replace others, except for those whose
+    /// pages are dirty.
+    pub fn end_replacing(&mut self, ino: Ino, blocks: Range<u64>) {
+        let id = self.tree;
+        self.state.end_replacing(id, ino, blocks);
     }
 
     /// Releases promises that were made to a file.

@@ -15,6 +15,7 @@ use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
 use crate::metadata::database::Db;
+use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
@@ -77,6 +78,7 @@ pub(crate) struct FsShared {
     pub wake: Wake,
     /// Notified of each change.
     pub changes: ChangeSignal,
+    pub mismatches: Mismatches,
     /// Notified of each fileset or snapshot that is created, renamed or removed.
     pub trees_changed: TreeSignal,
     pub attached: Attached,

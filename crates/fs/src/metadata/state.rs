@@ -22,6 +22,7 @@ use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::item_usage::ItemUsage;
 use crate::metadata::overlay::{Change, Prior};
+use crate::metadata::pending_sums::PendingSums;
 use foldhash::HashMap;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -47,6 +48,10 @@ pub(crate) struct State {
     pub next_tree: TreeId,
     /// Blocks of the device that may hold data.
     pub bounds: Range<u64>,
+    /// Whether file data has checksums.
+    pub checksums: bool,
+    /// Checksums that the next record of the journal makes items.
+    pub pending_sums: PendingSums,
     /// Undo log of the current operation.
     pub steps: Vec<Step>,
     /// Blocks that the current operation allocated or freed.
@@ -66,6 +71,8 @@ pub(crate) struct Tree {
     pub changed: bool,
     /// Blocks promised to its files.
     pub promised: u64,
+    /// Those of them that will replace a block of the file.
+    pub replacing: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub item_usage: Option<ItemUsage>,
     /// Whether the fileset is being rolled back, so that nothing may use it.
@@ -81,6 +88,7 @@ impl Tree {
             record,
             changed: false,
             promised: 0,
+            replacing: 0,
             item_usage: None,
             restoring: false,
             snapshots: Vec::new(),
@@ -97,7 +105,8 @@ impl Tree {
     /// Returns the blocks that count against the quota: content, allocated and promised, and the
     /// blocks that the counted items would fill.
     pub fn charged_blocks(&self) -> u64 {
-        self.record.used_blocks + self.promised + self.item_usage.map_or(0, |held| held.blocks())
+        let growth = self.promised.saturating_sub(self.replacing);
+        self.record.used_blocks + growth + self.item_usage.map_or(0, |held| held.blocks())
     }
 
     /// Returns the inodes that count against the quota: each once per name. The root has no name.
@@ -475,6 +484,15 @@ impl State {
         self.set_inode(tree, ino, inode)
     }
 
+    /// See [`crate::metadata::op::Op::end_replacing`].
+    pub fn end_replacing(&mut self, tree: TreeId, ino: Ino, blocks: Range<u64>) {
+        let core = self.cores.get_mut(&(tree, ino));
+        let ended = core.map_or(0, |core| core.end_replacing(blocks));
+        if let Some(tree) = self.trees.get_mut(&tree) {
+            tree.replacing = tree.replacing.saturating_sub(ended);
+        }
+    }
+
     /// Checks that no file is in use, and then discards the in-memory state of all inodes.
     ///
     /// # Errors
@@ -500,9 +518,10 @@ impl State {
         self.may_share = true;
     }
 
-    /// Writes the state that only memory has to the items: times and sizes of written files, and
-    /// usage of trees.
+    /// Writes the state that only memory has to the items: times and sizes of written files,
+    /// checksums, and usage of trees.
     pub fn materialize(&mut self) -> Result<()> {
+        self.materialize_sums()?;
         while let Some(name) = self.dirty_cores.pop() {
             let Some(core) = self.cores.get_mut(&name) else {
                 continue;

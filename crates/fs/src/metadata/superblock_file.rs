@@ -3,7 +3,7 @@
 use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
-use crate::format::superblock::{COPIES, Superblock, TREE_FLAGS};
+use crate::format::superblock::{CHECKSUMS, COPIES, Features, Superblock, TREE_FLAGS};
 use block::Buf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -95,13 +95,23 @@ impl SuperblockFile {
     /// Makes programs that do not know the flags of tree records refuse the file system. Durable
     /// when this returns.
     pub fn need_tree_flags(&self) -> Result<()> {
-        let before = {
+        self.set_features(|features| features.incompatible |= TREE_FLAGS)
+    }
+
+    /// Makes programs that do not know checksums of file data leave the file system unchanged.
+    /// Durable when this returns.
+    pub fn need_checksums(&self) -> Result<()> {
+        self.set_features(|features| features.read_compatible |= CHECKSUMS)
+    }
+
+    fn set_features(&self, set: impl FnOnce(&mut Features)) -> Result<()> {
+        let (before, after) = {
             let features = &mut self.lock().features;
             let before = *features;
-            features.incompatible |= TREE_FLAGS;
-            before
+            set(features);
+            (before, *features)
         };
-        if before.incompatible & TREE_FLAGS == 0
+        if before != after
             && let Err(error) = self.write()
         {
             self.lock().features = before;

@@ -34,10 +34,14 @@ pub fn format(device: &Arc<dyn BlockDevice>) {
     Fs::format(Arc::clone(device), "test").expect("it formats");
 }
 
-/// Checks that a file system is clean, and panics with its problems otherwise.
-pub fn assert_clean(fs: &Fs, context: &str) {
-    let report = fs.check().expect("it can be checked");
+/// Checks that a file system is clean and that all data matches its checksums, and panics with the
+/// problems otherwise. Returns the number of blocks without a checksum.
+pub fn assert_clean(fs: &Fs, context: &str) -> u64 {
+    let mut report = fs.check().expect("it can be checked");
+    fs.check_data(&mut report, &mut |_, _| {})
+        .expect("its data can be read");
     assert!(report.is_clean(), "{context}: {:#?}", report.problems);
+    report.unverified_blocks
 }
 
 /// Returns the amount of work for a test: the value of the environment variable, or the default.

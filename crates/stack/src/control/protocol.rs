@@ -190,6 +190,13 @@ pub enum FsRequest {
     List,
     /// Report the use of space.
     Usage,
+    /// Read file data, and compare it with its checksums.
+    Scrub {
+        /// Position to start at; `None` for the start.
+        from: Option<String>,
+        /// Bytes to read, about.
+        bytes: u64,
+    },
     /// Create a fileset.
     Create {
         /// Name of the fileset.
@@ -273,7 +280,7 @@ impl FsRequest {
     pub(crate) fn changes(&self) -> bool {
         !matches!(
             self,
-            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. }
+            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. } | FsRequest::Scrub { .. }
         )
     }
 }

@@ -64,6 +64,8 @@ families! {
         "Free space of the file system"
     FS_AVAILABLE Gauge "evfs_filesystem_available_bytes"
         "Free space of the file system that files can use"
+    FS_MISMATCHES Counter "evfs_filesystem_checksum_mismatches_total"
+        "Reads of file data that did not match its checksum"
     DIRTY Gauge "evfs_dirty_bytes"
         "Acknowledged data that is in memory only"
     DIRTY_AGE Gauge "evfs_oldest_dirty_age_seconds"

@@ -7,7 +7,7 @@
 use super::counters;
 use super::health::State;
 use super::scrape;
-use super::status::{ExportAt, Space, Status};
+use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
 use crate::cell::{
@@ -274,7 +274,7 @@ impl Graph for CellGraph {
             let warning = format!("{why}; detach, check the device, and serve again");
             status.warn_of(State::ReadOnly, warning);
         }
-        status.space = self.fs.as_deref().map(Space::of);
+        status.note_fs(self.fs.as_deref());
     }
 
     fn add_samples(&self, to: &mut Samples) {
@@ -348,7 +348,7 @@ impl Graph for CellGraph {
                 .try_for_each(|volume| volume.files.sync().map_err(failed()))
         };
         let answer = execute(self.fs()?, request, run, &sync, None)?;
-        if run == Run::Real {
+        if run == Run::Real && request.changes() {
             // Clients see the changed volumes.
             server.administration().refresh()?;
         }

@@ -10,7 +10,6 @@ use super::scrape::word_of;
 use crate::cache::ProcessCache;
 use crate::control::WatchRequest;
 use crate::device::OpenLun;
-use crate::filesystem::path_of;
 use crate::watch::{
     CacheCounters, CellCounters, ClientCounters, FileCounters, IoCounters, PathCounters,
 };
@@ -145,7 +144,7 @@ pub(super) fn of_files(trees: &[Tree], wanted: &WatchRequest) -> Vec<FileCounter
                 && names_left > 0
             {
                 names_left -= 1;
-                counters.path = path_of(fileset, file.file.0, ENTRIES_MAX);
+                counters.path = fileset.path_of(file.file.0, ENTRIES_MAX);
             }
             counters
         })

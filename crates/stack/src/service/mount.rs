@@ -7,7 +7,7 @@
 use super::health::State;
 use super::mount_point::MountPoint;
 use super::schedule::{KeepSnapshots, Schedule};
-use super::status::{ExportAt, Space, Status, SyncCalls};
+use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
@@ -325,7 +325,7 @@ impl Graph for MountGraph {
             let warning = format!("{why}; unmount, check the device, and mount again");
             status.warn_of(State::ReadOnly, warning);
         }
-        status.space = self.fs.as_deref().map(Space::of);
+        status.note_fs(self.fs.as_deref());
     }
 
     fn trees(&self) -> Vec<Tree> {

@@ -48,6 +48,8 @@ pub(super) fn of_status(status: &Status, to: &mut Samples) {
         to.count(metrics::FS_SIZE, &[volume], space.size_bytes);
         to.count(metrics::FS_FREE, &[volume], space.free_bytes);
         to.count(metrics::FS_AVAILABLE, &[volume], space.available_bytes);
+        let mismatches = space.checksum_mismatches;
+        to.count(metrics::FS_MISMATCHES, &[volume], mismatches);
     }
     if let Some(write_back) = &status.write_back {
         let age = write_back.oldest_dirty_ms.unwrap_or(0) as f64 / 1e3;

@@ -149,7 +149,7 @@ pub struct WriteBack {
     pub error: Option<String>,
 }
 
-/// Use of space in a file system, in bytes.
+/// Use of space in a file system, in bytes, and the condition of its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Space {
     /// Size of the file system.
@@ -158,6 +158,8 @@ pub struct Space {
     pub free_bytes: u64,
     /// Free bytes that files can use.
     pub available_bytes: u64,
+    /// Reads of file data, since the start, that did not match its checksum.
+    pub checksum_mismatches: u64,
 }
 
 impl Space {
@@ -169,6 +171,7 @@ impl Space {
             size_bytes: bytes(space.blocks),
             free_bytes: bytes(space.free),
             available_bytes: bytes(space.available),
+            checksum_mismatches: 0,
         }
     }
 
@@ -179,6 +182,7 @@ impl Space {
             size_bytes: usage.blocks * fs::BLOCK_BYTES,
             free_bytes: usage.free * fs::BLOCK_BYTES,
             available_bytes: usage.available * fs::BLOCK_BYTES,
+            checksum_mismatches: fs.checksum_mismatches(),
         }
     }
 }
@@ -296,6 +300,21 @@ impl Status {
         let warning = warning.into();
         self.health.worsen(state, &warning);
         self.warn(warning);
+    }
+
+    /// Adds the state of the file system of the service, while it is open.
+    pub(crate) fn note_fs(&mut self, fs: Option<&fs::Fs>) {
+        self.space = fs.map(Space::of);
+        let places = fs.map(fs::Fs::mismatched).unwrap_or_default();
+        if !places.is_empty() {
+            let mismatches = self.space.map_or(0, |space| space.checksum_mismatches);
+            let warning = format!(
+                "file data did not match its checksum in {mismatches} reads: {}; `evfs scrub` \
+                 lists all damaged files",
+                places.join(", ")
+            );
+            self.warn_of(State::Degraded, warning);
+        }
     }
 
     /// Marks the service as being detached.

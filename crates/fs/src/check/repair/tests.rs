@@ -135,6 +135,40 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
 }
 
 #[test]
+fn lost_checksums_are_computed_again_and_invalid_ones_removed() {
+    let device = sample();
+    let fs = open(&device);
+    let main = main(&fs);
+    let file = main
+        .create(ROOT, b"written", &new(FileType::File))
+        .unwrap()
+        .ino;
+    main.allocate(file, 0..200 * 4096, Allocate::Grow).unwrap();
+    let mut op = Op::locked(fs.inner(), main.id()).unwrap();
+    // Written blocks, the records of whose checksums are lost.
+    op.set_written(main.id(), file, 0..200).unwrap();
+    op.finish();
+    let found = fs.check().unwrap();
+    assert!(found.is_clean(), "{:#?}", found.problems);
+    assert_eq!(found.unverified_blocks, 200);
+    let mut op = Op::locked(fs.inner(), main.id()).unwrap();
+    for (number, len) in [(1, 255), (u64::MAX, 256)] {
+        let key = Key::global(Section::Sums, number);
+        op.put_key(key, vec![1; len], Prior::Possible);
+    }
+    op.finish();
+    assert_eq!(fs.check().unwrap().problem_count, 2);
+    let repair = fs.repair().unwrap();
+    assert!(repair.left.is_clean(), "{:#?}", repair.left);
+    assert_eq!((repair.done_count, repair.left.unverified_blocks), (3, 0));
+    let kinds = [FindingKind::Record, FindingKind::Record, FindingKind::Data];
+    assert!(repair.done.iter().map(|done| done.kind).eq(kinds));
+    let mut report = repair.left;
+    fs.check_data(&mut report, &mut |_, _| {}).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+#[test]
 fn whatever_is_wrong_with_records_is_put_right_and_stays_so() {
     let seed = std::env::var("EVFS_SEED")
         .ok()

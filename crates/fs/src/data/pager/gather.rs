@@ -5,7 +5,8 @@
 //! device requests have completed, the buffers are complete and in order.
 
 use crate::data::plan::Part;
-use crate::format::record::DeviceOffset;
+use crate::format::record::{BLOCK_BYTES, DeviceOffset};
+use crate::format::sums::{NO_SUM, Sum, sum_of, sum_of_crc};
 use block::{Buf, Bufs};
 use std::ops::Range;
 
@@ -21,6 +22,9 @@ pub(super) struct Gather {
     slots: Vec<Option<Buf>>,
     /// Offset of each buffer in the request, and the end of the last.
     starts: Vec<u64>,
+    /// Checksum of each block of the request that the device has computed, else [`NO_SUM`]. Empty
+    /// if there are none.
+    known: Vec<Sum>,
 }
 
 /// Payload of a device request, to put it back when the request completes.
@@ -39,12 +43,29 @@ impl Gather {
         for buf in slots.iter().flatten() {
             starts.push(starts[starts.len() - 1] + buf.len() as u64);
         }
-        Gather { slots, starts }
+        Gather {
+            slots,
+            starts,
+            known: Vec::new(),
+        }
+    }
+
+    /// Asks the device for the checksums of a piece, if it consists of whole blocks.
+    fn ask(at: u64, bufs: &mut Bufs) {
+        let fits = |len: u64| len.is_multiple_of(BLOCK_BYTES);
+        if fits(at) && bufs.iter().all(|buf| fits(buf.len() as u64)) {
+            bufs.ask_sums();
+        }
     }
 
     /// Splits a part at buffer borders where necessary. Returns the device offset, the payload and
-    /// the buffers of each piece.
-    pub fn lend(&mut self, part: &Part, transfer: Transfer) -> Vec<(DeviceOffset, Carried, Bufs)> {
+    /// the buffers of each piece. With `asks`, asks for checksums of those that are whole blocks.
+    pub fn lend(
+        &mut self,
+        part: &Part,
+        transfer: Transfer,
+        asks: bool,
+    ) -> Vec<(DeviceOffset, Carried, Bufs)> {
         let Some(device) = part.device else {
             return Vec::new();
         };
@@ -60,7 +81,11 @@ impl Gather {
                     .partition_point(|start| *start <= part.bytes.end)
                     - 1;
                 let bufs = self.slots[slot..end].iter_mut().filter_map(Option::take);
-                lent.push((place, Carried::Slots(slot), bufs.collect::<Vec<_>>().into()));
+                let mut bufs = Bufs::from(bufs.collect::<Vec<_>>());
+                if asks {
+                    Gather::ask(at, &mut bufs);
+                }
+                lent.push((place, Carried::Slots(slot), bufs));
                 at = self.starts[end];
             } else {
                 let end = self.starts[slot + 1].min(part.bytes.end);
@@ -71,15 +96,36 @@ impl Gather {
                 {
                     copy.copy_from_slice(&buf[range.clone()]);
                 }
-                lent.push((place, Carried::Copy(slot, range), copy.into()));
+                let mut copy = Bufs::from(copy);
+                if asks {
+                    Gather::ask(at, &mut copy);
+                }
+                lent.push((place, Carried::Copy(slot, range), copy));
                 at = end;
             }
         }
         lent
     }
 
-    /// Takes back the buffers of a piece returned by [`Gather::lend`].
-    pub fn put_back(&mut self, carried: Carried, bufs: Bufs, transfer: Transfer) {
+    /// Takes back the buffers of a piece returned by [`Gather::lend`], and the checksums of their
+    /// blocks if the device has computed them.
+    pub fn put_back(&mut self, carried: Carried, mut bufs: Bufs, transfer: Transfer) {
+        if let Some(sums) = bufs.take_sums() {
+            let at = match &carried {
+                Carried::Slots(slot) => self.starts[*slot],
+                Carried::Copy(slot, range) => self.starts[*slot] + range.start as u64,
+            };
+            let sums = sums.into_iter().map(sum_of_crc);
+            let blocks = self.starts[self.slots.len()].div_ceil(BLOCK_BYTES) as usize;
+            if sums.len() == blocks {
+                // Without another allocation.
+                self.known = sums.collect();
+            } else {
+                self.known.resize(blocks, NO_SUM);
+                let places = self.known[(at / BLOCK_BYTES) as usize..].iter_mut();
+                places.zip(sums).for_each(|(place, sum)| *place = sum);
+            }
+        }
         match carried {
             Carried::Slots(first) => {
                 for (slot, buf) in self.slots[first..].iter_mut().zip(bufs.into_vec()) {
@@ -93,6 +139,42 @@ impl Gather {
             }
             Carried::Copy(..) => {}
         }
+    }
+
+    /// Returns the checksums of the blocks of the request, at least of those that `needs` names: those
+    /// that the device has computed, or else all. All buffers must have been returned.
+    pub fn take_sums(&mut self, needs: impl Fn(usize) -> bool) -> Vec<Sum> {
+        let mut known = self.known.iter().enumerate();
+        if !self.known.is_empty() && known.all(|(i, sum)| *sum != NO_SUM || !needs(i)) {
+            return std::mem::take(&mut self.known);
+        }
+        self.sums()
+    }
+
+    /// Computes the checksum of each block of the request. All buffers must have been returned.
+    pub fn sums(&self) -> Vec<Sum> {
+        const BLOCK: usize = BLOCK_BYTES as usize;
+        let mut sums = Vec::with_capacity(self.starts[self.slots.len()] as usize / BLOCK);
+        // A block that spans buffers: its CRC so far, and its bytes so far.
+        let (mut crc, mut begun) = (0, 0);
+        for buf in self.slots.iter().flatten() {
+            let (head, rest) = buf.split_at(((BLOCK - begun) % BLOCK).min(buf.len()));
+            if begun > 0 {
+                crc = crc32c::crc32c_append(crc, head);
+                begun += head.len();
+                if begun == BLOCK {
+                    sums.push(sum_of_crc(crc));
+                    (crc, begun) = (0, 0);
+                }
+            }
+            let blocks = rest.chunks_exact(BLOCK);
+            let end = blocks.remainder();
+            sums.extend(blocks.map(sum_of));
+            if !end.is_empty() {
+                (crc, begun) = (crc32c::crc32c(end), end.len());
+            }
+        }
+        sums
     }
 
     /// Zeroes bytes of the request. All buffers must have been returned.
@@ -119,6 +201,32 @@ impl Gather {
 mod tests {
     use super::*;
     use block_testing::Random;
+
+    #[test]
+    fn checksums_do_not_depend_on_the_borders_of_buffers() {
+        let mut random = Random::new(9);
+        for _ in 0..300 {
+            let mut content = vec![0; 4096 * (1 + random.below(6) as usize)];
+            random.fill(&mut content);
+            let expected: Vec<Sum> = content.chunks(4096).map(sum_of).collect();
+            let (mut bufs, mut at) = (Vec::new(), 0);
+            while at < content.len() {
+                let most = [1, 100, 4096, 9000][random.below(4) as usize];
+                let len = (1 + random.below(most) as usize).min(content.len() - at);
+                bufs.push(Buf::copy_of(&content[at..at + len]));
+                at += len;
+            }
+            assert_eq!(Gather::new(bufs.into()).sums(), expected);
+        }
+    }
+
+    /// Computes checksums where they were asked for, as a device may, or not.
+    fn compute(random: &mut Random, bufs: &mut Bufs) {
+        if bufs.are_sums_asked() && random.below(8) > 0 {
+            let bytes: Vec<u8> = bufs.iter().flat_map(|buf| buf.to_vec()).collect();
+            bufs.set_sums(bytes.chunks(4096).map(block::sum_block).collect());
+        }
+    }
 
     #[test]
     fn any_split_of_any_buffers_writes_and_reads_the_same_bytes() {
@@ -150,30 +258,35 @@ mod tests {
             }
             let mut gather = Gather::new(bufs.into());
             for part in &parts {
-                for (place, carried, bufs) in gather.lend(part, Transfer::Write) {
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Write, true) {
                     let mut at = place.bytes() as usize;
                     for buf in bufs.iter() {
                         disk[at..at + buf.len()].copy_from_slice(buf);
                         at += buf.len();
                     }
+                    compute(&mut random, &mut bufs);
                     gather.put_back(carried, bufs, Transfer::Write);
                 }
             }
+            let sums: Vec<Sum> = content.chunks(4096).map(sum_of).collect();
+            assert_eq!(gather.take_sums(|_| true), sums);
             let bufs = gather.finish();
             assert!(bufs.iter().map(|b| b.len()).eq(lens.iter().copied()));
             let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
             let mut gather = Gather::new(empty.into());
             for part in &parts {
-                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read) {
+                for (place, carried, mut bufs) in gather.lend(part, Transfer::Read, true) {
                     let mut at = place.bytes() as usize;
                     for buf in bufs.iter_mut() {
                         let len = buf.len();
                         buf.copy_from_slice(&disk[at..at + len]);
                         at += len;
                     }
+                    compute(&mut random, &mut bufs);
                     gather.put_back(carried, bufs, Transfer::Read);
                 }
             }
+            assert_eq!(gather.take_sums(|_| true), sums);
             gather.zero(5..4000);
             let mut expected = content;
             expected[5..4000].fill(0);

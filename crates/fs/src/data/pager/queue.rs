@@ -8,6 +8,8 @@ use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
+use crate::format::record::BLOCK_BYTES;
+use crate::format::sums::{NO_SUM, Sum};
 use crate::space::ChangeSet;
 use block::{Backlog, BufPool, Completion, Op, Queue, Request, Wait, WaitPair};
 use cache::{FileId, FileRequest, PagerInfo};
@@ -36,6 +38,9 @@ pub(super) struct FsQueue {
     ready: Vec<Completion>,
     /// Number of outstanding syncs.
     syncing: usize,
+    /// Whether the device computes checksums, or has not been asked yet. One that encrypts does: it
+    /// has the bytes in the CPU's cache, which at the end of a request they have left.
+    asks: bool,
 }
 
 /// Request of the caller.
@@ -48,6 +53,8 @@ struct Running {
     error: Option<block::Error>,
     /// Change set returned by [`crate::space::Space::enter`].
     entered: ChangeSet,
+    /// Device I/O that begins when the metadata is durable.
+    held: Option<Vec<Part>>,
 }
 
 enum What {
@@ -55,6 +62,9 @@ enum What {
         offset: u64,
         bufs: Gather,
         zeros: Vec<Range<u64>>,
+        /// See [`crate::data::plan::ReadPlan`].
+        sums: Vec<Sum>,
+        parts: Vec<Part>,
     },
     Write {
         offset: u64,
@@ -89,6 +99,7 @@ impl FsQueue {
             children: Slab::new(),
             ready: Vec::new(),
             syncing: 0,
+            asks: true,
         })
     }
 
@@ -119,8 +130,29 @@ impl FsQueue {
             left: 0,
             error: None,
             entered,
+            held: None,
         });
+        let running = &mut self.running[key];
+        if matches!(&running.what, What::Write { plan, .. } if plan.needs_sync()) {
+            (running.left, running.held) = (1, Some(parts));
+            self.syncing += 1;
+            self.sync.sync(key, &self.inbox);
+            return;
+        }
         self.start_children(key, &parts);
+        if self.running[key].left == 0 {
+            self.end(key);
+        }
+    }
+
+    /// Begins the device I/O of a request that waited for the metadata.
+    fn resume(&mut self, key: usize, parts: &[Part], synced: Result<(), Error>) {
+        let running = &mut self.running[key];
+        running.left = 0;
+        match synced {
+            Ok(()) => self.start_children(key, parts),
+            Err(error) => running.error = Some(below(&self.info.name, running.ino, error)),
+        }
         if self.running[key].left == 0 {
             self.end(key);
         }
@@ -147,15 +179,20 @@ impl FsQueue {
                         offset,
                         bufs,
                         zeros,
+                        sums: plan.sums,
+                        parts: plan.parts.clone(),
                     };
                     Ok((what, plan.parts))
                 }
                 Err(error) => Err((Op::Read { offset, bufs }, error)),
             },
             Op::Write { offset, bufs, fua } => match self.fileset.plan_write(ino, blocks) {
-                Ok(plan) => {
+                Ok(mut plan) => {
                     let parts = plan.parts();
                     let bufs = Gather::new(bufs);
+                    if plan.has_checksums() && !self.asks {
+                        plan.set_sums(bufs.sums());
+                    }
                     let what = What::Write {
                         offset,
                         bufs,
@@ -179,13 +216,14 @@ impl FsQueue {
 
     fn start_children(&mut self, key: usize, parts: &[Part]) {
         let running = &mut self.running[key];
-        let (bufs, transfer) = match &mut running.what {
-            What::Read { bufs, .. } => (bufs, Transfer::Read),
-            What::Write { bufs, .. } => (bufs, Transfer::Write),
+        let (bufs, transfer, has_sums) = match &mut running.what {
+            What::Read { bufs, sums, .. } => (bufs, Transfer::Read, !sums.is_empty()),
+            What::Write { bufs, plan, .. } => (bufs, Transfer::Write, plan.has_checksums()),
             What::Sync(_) => return,
         };
+        let asks = self.asks && has_sums;
         for part in parts {
-            for (offset, carried, bufs) in bufs.lend(part, transfer) {
+            for (offset, carried, bufs) in bufs.lend(part, transfer, asks) {
                 let (offset, fua) = (offset.bytes(), false);
                 let op = match transfer {
                     Transfer::Read => Op::Read { offset, bufs },
@@ -202,6 +240,9 @@ impl FsQueue {
     fn child_done(&mut self, done: Completion) {
         let Child { of, carried } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
+        if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result) {
+            self.asks &= !bufs.is_asking();
+        }
         match (&mut running.what, done.op) {
             (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
                 bufs.put_back(carried, back, Transfer::Read);
@@ -242,17 +283,28 @@ impl FsQueue {
                 offset,
                 mut bufs,
                 zeros,
+                sums,
+                parts,
             } => {
+                let needs = |i: usize| sums.get(i).is_some_and(|sum| *sum != NO_SUM);
+                if result.is_ok() && (0..sums.len()).any(needs) {
+                    let found = bufs.take_sums(needs);
+                    result = self.verify(ino, offset, (&found, &sums), &parts);
+                }
                 zeros.into_iter().for_each(|bytes| bufs.zero(bytes));
                 let bufs = bufs.finish();
                 Op::Read { offset, bufs }
             }
             What::Write {
                 offset,
-                bufs,
+                mut bufs,
                 fua,
-                plan,
+                mut plan,
             } => {
+                if result.is_ok() && plan.needs_sums() {
+                    let written = plan.written_blocks() as usize;
+                    plan.set_sums(bufs.take_sums(|i| i < written));
+                }
                 let ended = self.fileset.end_write(plan, result.is_ok());
                 if let (Ok(()), Err(error)) = (&result, ended) {
                     result = Err(below(&self.info.name, ino, error));
@@ -272,6 +324,44 @@ impl FsQueue {
         self.complete(tag, ino, op, result);
     }
 
+    /// Compares what the device returned with the checksums. Reports each block that differs.
+    fn verify(
+        &self,
+        ino: Ino,
+        offset: u64,
+        (found, expected): (&[Sum], &[Sum]),
+        parts: &[Part],
+    ) -> block::Result<()> {
+        let mut first = None;
+        for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+            if *expected == NO_SUM || found == expected {
+                continue;
+            }
+            let at = i as u64 * BLOCK_BYTES;
+            let part = parts.iter().find(|part| part.bytes.contains(&at));
+            let device = part.and_then(|part| Some(part.device?.plus(at - part.bytes.start)));
+            let is_damaged = device.map_or(Ok(true), |device| {
+                let block = device.bytes() / BLOCK_BYTES;
+                self.fileset.fs.is_mismatch(block, *expected)
+            });
+            if is_damaged.map_err(|e| below(&self.info.name, ino, e))? {
+                first = first.or(Some(offset + at));
+                self.fileset.note_mismatch(ino, offset + at);
+            }
+        }
+        match first {
+            None => Ok(()),
+            Some(at) => {
+                let text = format!(
+                    "inode {ino}: the block at byte {at} does not match its checksum; restore the \
+                     file from a backup"
+                );
+                let kind = block::ErrorKind::Media;
+                Err(block::Error::new(kind, &self.info.name, text))
+            }
+        }
+    }
+
     fn start_sync(&mut self, tag: u64, ino: Ino, op: Op) {
         let key = self.running.insert(Running {
             tag,
@@ -280,6 +370,7 @@ impl FsQueue {
             left: 1,
             error: None,
             entered: ChangeSet::default(),
+            held: None,
         });
         self.syncing += 1;
         self.sync.sync(key, &self.inbox);
@@ -305,8 +396,12 @@ impl FsQueue {
             self.child_done(done);
         }
         for (key, result) in self.inbox.take() {
-            let running = self.running.remove(key);
             self.syncing -= 1;
+            if let Some(parts) = self.running[key].held.take() {
+                self.resume(key, &parts, result);
+                continue;
+            }
+            let running = self.running.remove(key);
             let What::Sync(op) = running.what else {
                 continue;
             };

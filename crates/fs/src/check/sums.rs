@@ -1,0 +1,150 @@
+//! The checksums of file data: whether their records are valid, and how many blocks have none.
+//! Whether the data matches them is a matter of [`crate::Fs::check_data`].
+
+use super::Report;
+use super::finding::FindingKind;
+use crate::error::Result;
+use crate::format::key::{Item, Key, Section};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, Run};
+use crate::format::sums::{NO_SUM, SUMS_BLOCKS, Sums, sum_of};
+use crate::fs::upgrade::Upgraded;
+use crate::metadata::inode_state::Blocks;
+use crate::metadata::op::Op;
+use crate::metadata::shared::FsShared;
+use crate::metadata::state::{State, decode_preserved};
+use crate::scrub::is_of_medium;
+use std::ops::Range;
+
+/// Blocks read and changed at a time.
+const STEP_BLOCKS: u64 = 1024;
+
+/// Checks that each record of checksums is valid, and counts the written blocks without a checksum:
+/// a crash leaves some while they are overwritten on a full device.
+pub(super) fn check(state: &State, report: &mut Report) -> Result<()> {
+    if !state.checksums {
+        return Ok(());
+    }
+    let (from, to) = Key::section(Section::Sums);
+    state.items.scan(from, to, |key, bytes| {
+        if !is_sound(state, &key, bytes) {
+            let text = format!("{key}: invalid checksum record");
+            report.problem(FindingKind::Record, text);
+        }
+        Ok(true)
+    })?;
+    let missing = missing(state)?;
+    report.unverified_blocks = missing.iter().map(|run| run.end - run.start).sum();
+    Ok(())
+}
+
+/// Checks whether a record of checksums is valid and belongs to blocks of the device.
+pub(super) fn is_sound(state: &State, key: &Key, bytes: &[u8]) -> bool {
+    key.item < state.bounds.end.div_ceil(SUMS_BLOCKS) && Sums::decode(bytes).is_ok()
+}
+
+/// Finds the written blocks without a checksum.
+fn missing(state: &State) -> Result<Vec<Range<u64>>> {
+    let mut summed = Blocks::default();
+    let (from, to) = Key::section(Section::Sums);
+    state.items.scan(from, to, |key, bytes| {
+        if is_sound(state, &key, bytes) {
+            let mut at = key.item * SUMS_BLOCKS;
+            for alike in Sums::decode(bytes)?
+                .0
+                .chunk_by(|one, two| (*one == NO_SUM) == (*two == NO_SUM))
+            {
+                let end = at + alike.len() as u64;
+                if alike[0] != NO_SUM {
+                    summed.insert(at..end);
+                }
+                at = end;
+            }
+        }
+        Ok(true)
+    })?;
+    for (block, sum) in state.pending_sums.iter() {
+        if sum == NO_SUM {
+            summed.remove(block..block + 1);
+        } else {
+            summed.insert(block..block + 1);
+        }
+    }
+    let mut missing = Blocks::default();
+    let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
+    state.items.scan(from, to, |key, bytes| {
+        if key.kind() != Some(Item::Extent) || key.object == 0 {
+            return Ok(true);
+        }
+        let tree = state.trees.get(&key.layer);
+        let value = match tree.map(|tree| tree.record.origin) {
+            Some(0) => Ok(Some(bytes)),
+            Some(_) => decode_preserved(bytes),
+            None => Ok(None),
+        };
+        // Other parts of the check report invalid records.
+        let extent = value.and_then(|value| value.map(Extent::decode).transpose());
+        if let Ok(Some(extent)) = extent
+            && !extent.unwritten
+        {
+            let run = extent.run();
+            let inside = run.start.max(state.bounds.start)..run.end().min(state.bounds.end);
+            if !inside.is_empty() {
+                for run in summed.missing(inside) {
+                    missing.insert(run);
+                }
+            }
+        }
+        Ok(true)
+    })?;
+    Ok(missing.iter().collect())
+}
+
+impl FsShared {
+    /// Computes missing checksums from the data as it is.
+    pub fn add_missing_sums(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Upgraded> {
+        let mut done = Upgraded::default();
+        if !self.read().checksums {
+            return Ok(done);
+        }
+        let missing = missing(&self.read())?;
+        let total = missing.iter().map(|run| run.end - run.start).sum();
+        progress(0, total);
+        for range in missing {
+            let mut at = range.start;
+            while at < range.end {
+                let run = Run {
+                    start: at,
+                    blocks: (range.end - at).min(STEP_BLOCKS),
+                };
+                at = run.end();
+                self.add_sums_of(run, &mut done)?;
+                progress(done.added + done.unreadable, total);
+            }
+        }
+        Ok(done)
+    }
+
+    fn add_sums_of(&self, run: Run, done: &mut Upgraded) -> Result<()> {
+        let mut data = vec![0; (run.blocks * BLOCK_BYTES) as usize];
+        let start = DeviceOffset::of_block(run.start);
+        match self.io.read(start, &mut data) {
+            Ok(()) => {}
+            Err(error) if !is_of_medium(&error) => return Err(error.into()),
+            Err(_) if run.blocks > 1 => {
+                // Each block alone, because the device names none.
+                return (run.start..run.end())
+                    .try_for_each(|start| self.add_sums_of(Run { start, blocks: 1 }, done));
+            }
+            Err(_) => {
+                done.unreadable += 1;
+                return Ok(());
+            }
+        }
+        let sums: Vec<_> = data.chunks(BLOCK_BYTES as usize).map(sum_of).collect();
+        let mut op = Op::begin_any(self, 0)?;
+        op.set_sums(run, &sums);
+        op.finish();
+        done.added += run.blocks;
+        Ok(())
+    }
+}
