@@ -298,12 +298,13 @@ fn unknown_flags_are_noted_and_kept() {
     assert!(fs.check().unwrap().notes.is_empty());
     let known = InodeFlags::NO_DUMP.with(InodeFlags::IMMUTABLE);
     let dir = main.lookup(ROOT, b"dir 0").unwrap().ino;
-    let file = main.lookup(dir, b"file 2 1").unwrap().ino;
+    // It has a single name, unlike the files.
+    let below = main.lookup(dir, b"dir 1").unwrap().ino;
     let fifo = main.lookup(dir, b"fifo 1").unwrap().ino;
     let mut op = Op::locked(fs.inner(), main.id()).unwrap();
     op.change(dir, |inode| inode.flags = known).unwrap();
     let unknown = InodeFlags(0x8000_0100).with(known);
-    op.change(file, |inode| inode.flags = unknown).unwrap();
+    op.change(below, |inode| inode.flags = unknown).unwrap();
     // Of this type, the field is a device number.
     op.change(fifo, |inode| inode.rdev = unknown.0).unwrap();
     op.finish();
@@ -312,7 +313,7 @@ fn unknown_flags_are_noted_and_kept() {
         assert!(report.is_clean(), "{:#?}", report.problems);
         let notes: Vec<String> = report.notes.iter().map(ToString::to_string).collect();
         let expected = format!(
-            "`{FIRST_FILESET}`: inode {file} (/dir 0/file 2 1): has unknown flags 0x80000100, \
+            "`{FIRST_FILESET}`: inode {below} (/dir 0/dir 1): has unknown flags 0x80000100, \
              which have no effect"
         );
         assert_eq!(notes, [expected]);
@@ -321,7 +322,7 @@ fn unknown_flags_are_noted_and_kept() {
     let repair = fs.repair().unwrap();
     assert_eq!(repair.done_count, 0, "{:#?}", repair.done);
     check(&repair.left);
-    assert_eq!(main.attr(file).unwrap().inode.flags, unknown);
+    assert_eq!(main.attr(below).unwrap().inode.flags, unknown);
     assert_eq!(main.attr(dir).unwrap().inode.flags, known);
 }
 
