@@ -17,6 +17,7 @@ pub const TARGETS: &[&str] = &[
     "nbd_replies",
     "rx_packets",
     "scsi_data",
+    "send_stream",
 ];
 
 /// Version that is installed if `cargo-fuzz` is missing.

@@ -295,7 +295,7 @@ fn place<'t>(
     (tree, record): &'t (TreeId, TreeRecord),
     all: &[(TreeId, TreeRecord)],
 ) -> Option<(TreeId, &'t TreeRecord, Kind, VolumeId)> {
-    if record.name.len() > NAME_BYTES_MAX {
+    if record.name.len() > NAME_BYTES_MAX || record.receiving.is_some() {
         return None;
     }
     let suffixed = |kind: &Kind| *kind != Kind::ReadWrite && record.name.ends_with(kind.suffix());

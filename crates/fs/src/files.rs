@@ -25,7 +25,7 @@ pub use watch::{Change, Watch, Watcher};
 
 use crate::data::content::Seek;
 use crate::data::pager::FsPager;
-use crate::error::{Kind, Result};
+use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset, StatFs};
 use crate::format::flags::InodeFlags;
 use crate::format::key::Ino;
@@ -105,9 +105,27 @@ impl Files {
     /// Attaches a fileset or a snapshot to a cache.
     ///
     /// # Errors
-    /// [`Kind::NotFound`]; the cache cannot create a volume.
+    /// [`Kind::NotFound`]; [`Kind::Busy`]: the fileset is receiving a snapshot. The cache cannot
+    /// create a volume.
     pub fn new(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
         let attached = Attachment::new(fileset);
+        fileset.fs.read().refuse_receiving(fileset.id)?;
+        Files::attach(attached, fileset, cache)
+    }
+
+    /// Attaches a fileset that is receiving a snapshot, which no other client may use.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`]; as [`Files::new`].
+    pub(crate) fn incomplete(fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
+        if !fileset.fs.attached.add_first(fileset.id) {
+            let text = "another process is applying a stream to the fileset";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        Files::attach(Attachment(fileset.clone()), fileset, cache)
+    }
+
+    fn attach(attached: Attachment, fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
         let pager = Arc::new(FsPager::new(fileset)?);
         let shared = Shared {
             _attached: attached,

@@ -5,8 +5,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Ino, TreeId};
-use crate::format::record::{BLOCK_BYTES, Inode, TreeRecord, blocks_for};
+use crate::format::record::{BLOCK_BYTES, Inode, blocks_for};
 use crate::format::superblock::check_label;
+use crate::format::tree_record::TreeRecord;
 use crate::metadata::shared::FsShared;
 use std::ops::Range;
 use std::sync::Arc;

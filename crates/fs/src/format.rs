@@ -8,3 +8,4 @@ pub mod name_hash;
 pub mod record;
 pub mod sums;
 pub mod superblock;
+pub mod tree_record;

@@ -1,6 +1,8 @@
 //! The file system: files, directories and filesets on a block device.
 //!
 //! ```text
+//!   transfer  sending and receiving snapshots
+//!     |
 //!   files     Files, Handle, Lane: the whole interface, with content in the page cache
 //!     |                                               check, defrag, scrub
 //!     |                                                    |
@@ -65,6 +67,7 @@ mod metadata;
 mod names;
 mod scrub;
 mod space;
+mod transfer;
 
 pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
 pub use check::{Finding, FindingKind, Repair, Report};
@@ -79,11 +82,12 @@ pub use files::{
 pub use fileset::{Attr, Fileset, StatFs};
 pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
-pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time, TreeRecord};
+pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};
 pub use format::superblock::{
     DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
     VERSION as FORMAT_VERSION,
 };
+pub use format::tree_record::{Receiving, TreeRecord};
 pub use fs::diff::{Difference, DifferenceKind};
 pub use fs::filesets::{FilesetChange, Quota};
 pub use fs::open::DataChecksums;
@@ -94,3 +98,5 @@ pub use names::attributes::{SetAttr, SetTime, SetXattr};
 pub use names::directory::{DirEntry, INHERITED, New, ROOT};
 pub use names::rename::Rename;
 pub use scrub::{Damage, DamageKind, ScrubPosition, ScrubStep};
+pub use transfer::receive::{Received, Receiver, Reception};
+pub use transfer::send::{Sender, Sent};

@@ -64,6 +64,11 @@ pub enum Error {
          meant for another key"
     )]
     WrongKey,
+    /// A stream is damaged at its start, or encrypted to another key.
+    #[error(
+        "the stream is not encrypted to this key; name the key whose public half it was sent to"
+    )]
+    NotForKey,
     /// The kind of key is not supported.
     #[error("{0}")]
     Unsupported(String),

@@ -52,10 +52,7 @@ impl Identity {
                 "it is too long",
             ));
         }
-        let identity: &dyn age::Identity = match &self.inner {
-            Inner::X25519(identity) => identity,
-            Inner::Ssh(identity) => identity,
-        };
+        let identity = self.as_age();
         let decryptor = age::Decryptor::new(envelope).map_err(|_| Error::WrongKey)?;
         if decryptor.is_scrypt() {
             return Err(Error::WrongKey);
@@ -66,6 +63,13 @@ impl Identity {
         let secret = opened.and_then(|stream| read_secret(stream, SECRET_BYTES_MAX));
         secret::burn_stack();
         secret
+    }
+
+    pub(crate) fn as_age(&self) -> &dyn age::Identity {
+        match &self.inner {
+            Inner::X25519(identity) => identity,
+            Inner::Ssh(identity) => identity,
+        }
     }
 
     /// Generates an X25519 pair; returns it with its identity line.

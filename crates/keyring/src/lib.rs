@@ -20,8 +20,12 @@ mod openssh;
 mod recipient;
 mod ssh;
 mod store;
+pub mod stream;
 
 pub use error::{Error, Result};
 pub use identity::Identity;
 pub use recipient::{KeyKind, Recipient, fingerprint};
-pub use store::{Files, KeyInfo, Keyring, Listing, Private, Prompt, looks_public, name_to_import};
+pub use store::{
+    Files, KeyInfo, Keyring, Listing, Private, Prompt, identity_of_file, looks_public,
+    name_to_import,
+};

@@ -79,6 +79,13 @@ impl Recipient {
         }
     }
 
+    pub(crate) fn as_age(&self) -> &dyn age::Recipient {
+        match &self.inner {
+            Inner::X25519(recipient) => recipient,
+            Inner::Ssh(recipient) => recipient,
+        }
+    }
+
     /// Encrypts a secret so that only the private half decrypts it. The result is an age file
     /// (age-encryption.org/v1), about 200 bytes longer than the secret.
     ///

@@ -551,6 +551,28 @@ fn sync_dir(dir: &Path) -> Result<()> {
     synced.map_err(|e| Error::io("cannot sync the directory", dir, e))
 }
 
+/// Opens the private key in a file, in any form that [`Keyring::import`] accepts; calls `ask` if it
+/// is under a passphrase.
+///
+/// # Errors
+/// [`Error::Permissions`], [`Error::WrongPassphrase`], [`Error::Malformed`], [`Error::Unsupported`];
+/// errors of `ask`.
+pub fn identity_of_file(
+    path: &Path,
+    ask: &mut dyn FnMut(&Prompt) -> Result<SecretBytes>,
+) -> Result<Identity> {
+    let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
+    let meta = file.metadata();
+    let meta = meta.map_err(|e| Error::io("cannot read the mode of", path, e))?;
+    if meta.is_file() && meta.mode() & 0o077 != 0 {
+        return Err(Error::Permissions(path.to_owned()));
+    }
+    let text = read_from(file, path)?;
+    let name = path.display().to_string();
+    let mut ask = || ask(&Prompt { name: name.clone() });
+    open_private(&text, &name, &mut ask)
+}
+
 fn read_file(path: &Path) -> Result<SecretBytes> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
     read_from(file, path)

@@ -8,6 +8,7 @@ mod scrub;
 mod shown;
 #[cfg(test)]
 mod tests;
+pub mod transfer;
 
 use crate::cell_record::Record;
 use crate::control::{self, ControlRequest, FsRequest, Limits, Run};
@@ -307,6 +308,15 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     let answer = match ask {
         // In one part, since each one opens the device.
         FsRequest::Diff { first, second, .. } => compare(&fs, (first, second), 0, usize::MAX)?,
+        FsRequest::Transfer(ask) => {
+            let run = if target.settings.is_dry_run() {
+                Run::Dry
+            } else {
+                Run::Real
+            };
+            let cache = transfer::own_cache()?;
+            json_of(&transfer::answer(&fs, ask, run, &cache)?)
+        }
         ask => execute(&fs, ask, Run::Real, &|| Ok(()), None)?,
     };
     fs.close()
@@ -478,6 +488,7 @@ pub(crate) fn execute(
             let removed = name.clone();
             Ok(json_of(&Removed { removed }))
         }
+        FsRequest::Transfer(_) => Err(Error::Failed("no cache to send or receive with".into())),
     }
 }
 

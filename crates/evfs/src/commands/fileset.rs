@@ -3,7 +3,7 @@
 use super::confirm::{Yes, confirm, or_force};
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
-use super::{fileset_diff, names};
+use super::{fileset_diff, fileset_transfer, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output::{self, size};
@@ -160,6 +160,10 @@ Examples:
   evfs fileset diff disk.img monday tuesday
   evfs fileset diff /mnt monday main              changes since the snapshot")]
     Diff(fileset_diff::DiffArgs),
+    /// Send a snapshot as a stream
+    Send(fileset_transfer::SendArgs),
+    /// Receive a snapshot from a stream
+    Receive(fileset_transfer::ReceiveArgs),
     /// Protect a snapshot from removal
     #[command(after_help = "\
 A held snapshot is not removed until `evfs fileset release`. Versions of EVFS that do not know this refuse \
@@ -207,6 +211,8 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     let mut confirmed = None;
     let (on, question, dry_run) = match command {
         Command::Diff(args) => return fileset_diff::run(context, args),
+        Command::Send(args) => return fileset_transfer::send(context, args),
+        Command::Receive(args) => return fileset_transfer::receive(context, args),
         Command::List { on } => (on, FsRequest::List, None),
         Command::Create {
             on,
@@ -354,6 +360,9 @@ fn row(fileset: &Value) -> [String; 3] {
         if fileset["held"] == true {
             text.push_str(", held");
         }
+    }
+    if fileset["receiving"] == true {
+        text.push_str("  receiving a snapshot");
     }
     if let Some(bytes) = number("quota_bytes") {
         let _ = write!(text, "  quota {}", size(bytes));

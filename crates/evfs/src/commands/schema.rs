@@ -3,9 +3,9 @@
 use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
-    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff, key,
-    lun, man, path, scrub, service, stats, status, sync, top, up, upgrade, volume_backups,
-    volume_key, volume_trust, web,
+    cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
+    fileset_transfer, key, lun, man, path, scrub, service, stats, status, sync, top, up, upgrade,
+    volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -73,13 +73,23 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
         "scrub",
         "defrag",
         "upgrade",
+        "fileset send",
+        "fileset receive",
         "lun scan",
         "bench run",
         "bench compare",
         "plan",
     ]
 } else {
-    &["fsck", "scrub", "defrag", "upgrade", "lun scan"]
+    &[
+        "fsck",
+        "scrub",
+        "defrag",
+        "upgrade",
+        "fileset send",
+        "fileset receive",
+        "lun scan",
+    ]
 };
 
 /// Documents of the commands of every build.
@@ -139,6 +149,9 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&fileset::REMOVED, &["fileset remove"]),
     Published::of(&fileset::ROLLED_BACK, &["fileset rollback"]),
     Published::of(&fileset_diff::DIFFERENCES, &["fileset diff"]),
+    Published::of(&fileset_transfer::SENT, &["fileset send"]),
+    Published::of(&fileset_transfer::RECEIVED, &["fileset receive"]),
+    Published::of(&fileset_transfer::RECEPTION, &["fileset receive"]),
     Published::of(&cell::MADE, &["cell init"]),
     Published::of(&cell::CELLS, &["cell status"]),
     Published::of(&cell::ACCESS_LIST, &["cell acl get", "cell acl set"]),

@@ -22,8 +22,9 @@ use crate::error::{Kind, Result};
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
     BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out, Run, SharedRun,
-    TARGET_MAX, TreeRecord, Xattr,
+    TARGET_MAX, Xattr,
 };
+use crate::format::tree_record::TreeRecord;
 use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::{Db, SpaceChange};
 use crate::metadata::inode_state::Blocks;
@@ -122,6 +123,8 @@ impl FsShared {
             let all = op.trees.iter();
             all.filter(|(_, tree)| tree.record.origin == 0)
                 .filter(|(_, tree)| !tree.record.removing && !tree.restoring)
+                // Half of a snapshot is verified when the rest has arrived.
+                .filter(|(_, tree)| tree.record.receiving.is_none())
                 .map(|(id, _)| *id)
                 .collect()
         };

@@ -141,6 +141,8 @@ impl Fileset {
         if core.is_idle() {
             state.cores.remove(&(self.id, ino));
         }
+        // Files of a snapshot that is being received get their names last.
+        let is_orphan = is_orphan && !state.is_receiving(self.id);
         drop(state);
         if is_orphan && !self.fs.options.read_only {
             self.remove_orphan(ino)

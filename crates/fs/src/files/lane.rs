@@ -9,7 +9,7 @@ use crate::format::key::Ino;
 use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use crate::names::attributes::SetAttr;
 use block::Buf;
-use cache::{CacheMode, Loan, OpenFile, Session};
+use cache::{CacheMode, FileId, Loan, OpenFile, Session};
 use layer_cpu::{Layer, within};
 use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
@@ -351,6 +351,38 @@ impl Lane {
             _ => Change::Content(node.ino, bytes),
         }]);
         Ok(attr)
+    }
+
+    /// Punches or zeroes whole blocks, also those beyond the end, without a write to the block that
+    /// contains the end. No other client uses the file.
+    ///
+    /// # Errors
+    /// As [`crate::Fileset::allocate`]; a page could not be written.
+    pub(crate) fn allocate_blocks(
+        &mut self,
+        file: &Handle,
+        bytes: Range<u64>,
+        how: Allocate,
+    ) -> Result<()> {
+        let open = self.recent.open(&self.files, &file.node);
+        self.session.invalidate(open, bytes.clone())?;
+        let fileset = &self.files.shared.fileset;
+        fileset.allocate(file.ino(), bytes, how).map(drop)
+    }
+
+    /// Shortens a file without a write to its last block. The file is not open.
+    ///
+    /// # Errors
+    /// As [`crate::Fileset::truncate`]; a page could not be written.
+    pub(crate) fn cut(&mut self, ino: Ino, size: u64) -> Result<()> {
+        let attr = self.files.attr(ino)?;
+        let node = self.files.node(&attr);
+        let open = self.recent.open(&self.files, &node);
+        self.session.invalidate(open, 0..attr.inode.size)?;
+        self.recent.0.retain(|(recent, _)| *recent != ino);
+        drop(node);
+        self.files.shared.volume.forget(FileId(ino));
+        self.files.shared.fileset.truncate(ino, size).map(drop)
     }
 
     /// Writes back a file, and makes it and all earlier changes of names durable, as fsync(2).

@@ -1,4 +1,4 @@
-//! Values of the metadata: inodes, entries, attributes, extents, filesets.
+//! Values of the metadata: inodes, entries, attributes, extents.
 //!
 //! Encoded little-endian in the order of the fields below; `docs/format/fs.md` lists the offsets.
 //! Decoding validates each record, so the rest of the crate only sees values that are valid in
@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::flags::InodeFlags;
-use crate::format::key::{Ino, PLACE_MAX, TreeId};
+use crate::format::key::{Ino, PLACE_MAX};
 
 /// Longest name of an entry, an attribute or a fileset, in bytes.
 pub const NAME_MAX: usize = 255;
@@ -464,107 +464,6 @@ impl SharedRun {
     }
 }
 
-/// Record of a fileset, or of a snapshot of one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TreeRecord {
-    /// Fileset that a snapshot was taken of; 0 for a fileset.
-    pub origin: TreeId,
-    /// Whether it is being removed and therefore hidden.
-    pub removing: bool,
-    /// Whether the snapshot is protected from removal.
-    pub held: bool,
-    /// Whether the fileset is being rolled back to this snapshot.
-    pub restoring: bool,
-    /// Number of the next inode, without the bit that marks a directory.
-    pub next_ino: u64,
-    /// Limit for the blocks of its files; 0 for no limit.
-    pub quota_blocks: u64,
-    /// Limit for its inodes; 0 for no limit.
-    pub quota_inodes: u64,
-    /// Blocks allocated to its files.
-    pub used_blocks: u64,
-    /// Number of its inodes.
-    pub used_inodes: u64,
-    /// Time of creation.
-    pub created: Time,
-    /// Name in UTF-8.
-    pub name: String,
-}
-
-impl TreeRecord {
-    /// Creates the record of an empty fileset without limits.
-    pub(crate) fn new(name: String, created: Time) -> TreeRecord {
-        TreeRecord {
-            origin: 0,
-            removing: false,
-            held: false,
-            restoring: false,
-            // Number 0 is the root directory, inode 1.
-            next_ino: 1,
-            quota_blocks: 0,
-            quota_inodes: 0,
-            used_blocks: 0,
-            used_inodes: 1,
-            created,
-            name,
-        }
-    }
-
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Out::with(68 + self.name.len());
-        out.u32(self.origin);
-        let flags = [self.removing, self.held, self.restoring];
-        let bits = (0..).zip(flags).map(|(bit, flag)| u32::from(flag) << bit);
-        out.u32(bits.sum());
-        for number in [
-            self.next_ino,
-            self.quota_blocks,
-            self.quota_inodes,
-            self.used_blocks,
-            self.used_inodes,
-        ] {
-            out.u64(number);
-        }
-        out.time(self.created);
-        out.0.extend_from_slice(self.name.as_bytes());
-        out.0
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Result<TreeRecord> {
-        let mut fields = In::of(bytes, "fileset record");
-        let origin = fields.u32()?;
-        let flags = fields.u32()?;
-        let mut record = TreeRecord {
-            origin,
-            removing: flags & 1 != 0,
-            held: flags & 2 != 0,
-            restoring: flags & 4 != 0,
-            next_ino: fields.u64()?,
-            quota_blocks: fields.u64()?,
-            quota_inodes: fields.u64()?,
-            used_blocks: fields.u64()?,
-            used_inodes: fields.u64()?,
-            created: fields.time()?,
-            name: String::new(),
-        };
-        let name = std::str::from_utf8(fields.rest()).map_err(|_| fields.wrong())?;
-        if flags > 7
-            || (origin == 0 && flags > 1)
-            || record.next_ino > PLACE_MAX >> 1
-            || !is_tree_name(name)
-        {
-            return Err(fields.wrong());
-        }
-        record.name = name.to_owned();
-        Ok(record)
-    }
-}
-
-/// Checks whether a fileset may have this name: a valid file name without control characters.
-pub fn is_tree_name(name: &str) -> bool {
-    is_name(name.as_bytes()) && !name.chars().any(char::is_control)
-}
-
 /// Encoder that appends fields.
 pub(crate) struct Out(pub Vec<u8>);
 
@@ -729,20 +628,6 @@ mod tests {
             value: &[0; 70],
         };
         assert_eq!(Xattr::decode(&xattr.encode()).unwrap(), xattr);
-        let tree = TreeRecord {
-            origin: 3,
-            removing: true,
-            held: true,
-            restoring: false,
-            next_ino: 9,
-            quota_blocks: 1,
-            quota_inodes: 2,
-            used_blocks: 3,
-            used_inodes: 4,
-            created: Time::now(),
-            name: "home é".into(),
-        };
-        assert_eq!(TreeRecord::decode(&tree.encode()).unwrap(), tree);
         let shared = SharedRun {
             blocks: 1,
             count: 2,
@@ -768,7 +653,6 @@ mod tests {
             let _ = Extent::decode(&bytes);
             let _ = Entry::decode(&bytes);
             let _ = Xattr::decode(&bytes);
-            let _ = TreeRecord::decode(&bytes);
             let _ = SharedRun::decode(&bytes);
         }
     }
@@ -779,7 +663,6 @@ mod tests {
             assert!(!is_name(name));
         }
         assert!(is_name(b"...") && is_name(&[b'a'; 255]));
-        assert!(!is_tree_name("a\nb"));
     }
 
     #[test]

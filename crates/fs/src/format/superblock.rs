@@ -41,11 +41,14 @@ pub const CHECKSUMS: u64 = 1;
 /// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
 /// being rolled back to it.
 pub const TREE_FLAGS: u64 = 1 << 8;
+/// Incompatible feature: a record of a fileset may state that it is receiving a snapshot, and one of
+/// a snapshot that it was received.
+pub const RECEIVED: u64 = 1 << 9;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
     read_compatible: CHECKSUMS,
-    incompatible: TREE_FLAGS,
+    incompatible: TREE_FLAGS | RECEIVED,
 };
 
 /// Offset, length in bytes, and name of each field.

@@ -134,7 +134,7 @@ impl Fs {
         let mut from = Some(Key::inode(0, 1).0);
         while let Some(at) = from.filter(|_| older != younger) {
             let state = self.inner().read();
-            let keys = state.keys_between((older, younger), at)?;
+            let keys = state.keys_between((older, younger), at, STEP_ITEMS)?;
             let full = keys.len() == STEP_ITEMS;
             from = keys.last().copied().filter(|_| full).and_then(Key::next);
             for key in keys {
@@ -235,27 +235,32 @@ fn replacements_joined(all: BTreeSet<Difference>) -> BTreeSet<Difference> {
 impl State {
     /// Collects the first keys, from one on, whose items may differ between two states. Their layer
     /// is 0.
-    fn keys_between(&self, (older, younger): (TreeId, TreeId), from: Key) -> Result<Vec<Key>> {
+    pub(crate) fn keys_between(
+        &self,
+        (older, younger): (TreeId, TreeId),
+        from: Key,
+        most: usize,
+    ) -> Result<Vec<Key>> {
         let record = &self.tree(older)?.record;
         let of = record.origin;
-        let mut keys = self.kept_since(of, older, Some(younger), from, STEP_ITEMS)?;
+        let mut keys = self.kept_since(of, older, Some(younger), from, most)?;
         let newer = Key::inode(of, record.next_ino << 1)
             .0
             .max(from.in_layer(of));
         // Inodes that the older state does not have: their items are in its layers only if a later
         // snapshot kept them.
         if younger != of {
-            keys.extend(self.kept_since(of, younger, None, newer, STEP_ITEMS)?);
+            keys.extend(self.kept_since(of, younger, None, newer, most)?);
         }
         let mut count = 0;
         self.items.scan(newer, Key::layer(of).1, |key, _| {
             keys.insert(key);
             count += 1;
-            Ok(count < STEP_ITEMS)
+            Ok(count < most)
         })?;
         Ok(keys
             .into_iter()
-            .take(STEP_ITEMS)
+            .take(most)
             .map(|key| key.in_layer(0))
             .collect())
     }

@@ -8,7 +8,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section, TreeId};
-use crate::format::record::{Extent, FileType, Inode, Out, Time, TreeRecord, is_tree_name};
+use crate::format::record::{Extent, FileType, Inode, Out, Time};
+use crate::format::superblock::TREE_FLAGS;
+use crate::format::tree_record::{Receiving, TreeRecord, is_tree_name};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
@@ -96,6 +98,9 @@ impl Fs {
         let fs = self.inner();
         fs.check_writable()?;
         let record = planned(&fs.read(), change, (fs.options.clock)())?;
+        if let FilesetChange::Snapshot { of, .. } = change {
+            fs.read().refuse_receiving(of)?;
+        }
         if let FilesetChange::Rollback { to, .. } = change {
             self.check_detached(fs.read().tree(to)?.record.origin)?;
         }
@@ -129,15 +134,30 @@ impl Fs {
     /// # Errors
     /// [`Kind::Exists`]; [`Kind::Invalid`]: `name` is not a valid fileset name.
     pub fn create_fileset(&self, name: &str) -> Result<Fileset> {
-        let id = self.inner().with_room(|| self.add_fileset(name))?;
+        self.add_fileset(name, None)
+    }
+
+    /// Creates a fileset; with `receiving` one that receives a snapshot with the given number of the
+    /// next inode.
+    pub(crate) fn add_fileset(
+        &self,
+        name: &str,
+        receiving: Option<(Receiving, u64)>,
+    ) -> Result<Fileset> {
+        let add = || self.try_add_fileset(name, receiving);
+        let id = self.inner().with_room(add)?;
         self.sync()?;
         self.fileset(id)
     }
 
-    fn add_fileset(&self, name: &str) -> Result<TreeId> {
+    fn try_add_fileset(&self, name: &str, receiving: Option<(Receiving, u64)>) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), 0)?;
         let now = op.now;
-        let record = planned(&op, FilesetChange::Create { name }, now)?;
+        let mut record = planned(&op, FilesetChange::Create { name }, now)?;
+        if let Some((receiving, next_ino)) = receiving {
+            record.receiving = Some(receiving);
+            record.next_ino = record.next_ino.max(next_ino);
+        }
         op.check_room()?;
         let id = add_tree(&mut op, record)?;
         let root = Inode {
@@ -172,27 +192,55 @@ impl Fs {
     /// [`Kind::Exists`]; [`Kind::Invalid`]: `of` is itself a snapshot; [`Kind::NoSpace`]: dirty
     /// pages that were to be written in place now need new blocks, and there are not enough.
     pub fn snapshot(&self, of: TreeId, name: &str) -> Result<Fileset> {
-        let id = self.inner().with_room(|| self.add_snapshot(of, name))?;
+        self.add_snapshot(of, name, None)
+    }
+
+    /// Completes the reception of a snapshot: creates the snapshot, which has the identity
+    /// `received` from then on.
+    pub(crate) fn add_received(
+        &self,
+        of: TreeId,
+        name: &str,
+        received: [u8; 16],
+    ) -> Result<Fileset> {
+        self.add_snapshot(of, name, Some(received))
+    }
+
+    fn add_snapshot(&self, of: TreeId, name: &str, received: Option<[u8; 16]>) -> Result<Fileset> {
+        let add = || self.try_add_snapshot(of, name, received);
+        let id = self.inner().with_room(add)?;
         self.sync()?;
         self.inner().trees_changed.notify();
         self.fileset(id)
     }
 
-    fn add_snapshot(&self, of: TreeId, name: &str) -> Result<TreeId> {
+    fn try_add_snapshot(
+        &self,
+        of: TreeId,
+        name: &str,
+        received: Option<[u8; 16]>,
+    ) -> Result<TreeId> {
         let mut op = Op::begin_any(self.inner(), of)?;
+        if received.is_none() {
+            op.refuse_receiving(of)?;
+        }
         let change = FilesetChange::Snapshot { of, name };
         planned(&op, change, op.now)?;
         op.check_room()?;
         op.promise_in_place()?;
         op.materialize()?;
         // Only now are all blocks and inodes of the fileset in its record.
-        let record = planned(&op, change, op.now)?;
+        let record = TreeRecord {
+            received,
+            receiving: None,
+            ..planned(&op, change, op.now)?
+        };
         let id = add_tree(&mut op, record)?;
-        op.trees
-            .get_mut(&of)
-            .ok_or(Kind::NotFound)?
-            .snapshots
-            .push(id);
+        let fileset = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
+        fileset.snapshots.push(id);
+        if received.is_some() {
+            (fileset.record.receiving, fileset.changed) = (None, true);
+        }
         op.finish();
         Ok(id)
     }
@@ -248,7 +296,7 @@ impl Fs {
             FilesetChange::Hold { id, held },
             Time::default(),
         )?;
-        fs.superblock.need_tree_flags()?;
+        fs.superblock.need_features(TREE_FLAGS)?;
         let mut op = Op::begin_any(fs, id)?;
         let record = planned(&op, FilesetChange::Hold { id, held }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
@@ -304,6 +352,7 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
                 quota_inodes: 0,
                 held: false,
                 restoring: false,
+                received: None,
                 created: now,
                 name: name.to_owned(),
                 ..record
@@ -353,6 +402,7 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
                 return Err(Error::new(Kind::Invalid, "it is not a snapshot"));
             }
             keep.map_or(Ok(()), |name| check_name(state, name))?;
+            state.refuse_receiving(snapshot.origin)?;
             check_unused(state, snapshot.origin)?;
             Ok(TreeRecord {
                 used_blocks: snapshot.used_blocks,
@@ -369,6 +419,11 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
             let origin = state.trees.get(&tree.record.origin);
             if origin.is_some_and(|origin| origin.restoring) {
                 let text = "the fileset of the snapshot is being rolled back";
+                return Err(Error::new(Kind::Busy, text));
+            }
+            let receiving = origin.and_then(|origin| origin.record.receiving);
+            if receiving.is_some_and(|receiving| receiving.base == id) {
+                let text = "the fileset of the snapshot is receiving changes since it";
                 return Err(Error::new(Kind::Busy, text));
             }
             if !tree.snapshots.is_empty() {

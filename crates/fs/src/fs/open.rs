@@ -6,8 +6,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::name_hash::Hasher;
-use crate::format::record::{In, Run, Time, TreeRecord};
+use crate::format::record::{In, Run, Time};
 use crate::format::superblock::Superblock;
+use crate::format::tree_record::TreeRecord;
 use crate::metadata::absent::AbsentNames;
 use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
@@ -212,13 +213,14 @@ impl FsShared {
                 removing,
                 restoring,
                 origin,
+                receiving,
                 ..
             } = record;
             if removing {
                 self.remove_tree_items(id)?;
             } else if restoring {
                 self.resume_rollback(origin, id)?;
-            } else if origin == 0 && !self.is_restoring(id) {
+            } else if origin == 0 && receiving.is_none() && !self.is_restoring(id) {
                 let fs = Arc::clone(self);
                 Fileset { fs, id }.remove_orphans()?;
             }

@@ -13,8 +13,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
-use crate::format::key::{Item, Key, TreeId};
+use crate::format::key::{Item, Key, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, Extent, Inode};
+use crate::format::superblock::TREE_FLAGS;
 use crate::fs::Fs;
 use crate::fs::filesets::{FilesetChange, planned};
 use crate::metadata::op::Op;
@@ -57,21 +58,40 @@ impl Fs {
         if let Some(name) = keep {
             self.snapshot(of, name)?;
         }
-        fs.superblock.need_tree_flags()?;
+        fs.superblock.need_features(TREE_FLAGS)?;
         let mut op = Op::begin_any(fs, of)?;
         op.check_room_for(blocks)?;
         op.materialize()?;
         planned(&op, FilesetChange::Rollback { to, keep: None }, op.now)?;
         self.check_detached(of)?;
+        self.begin_rollback(op, to)
+    }
+
+    /// Abandons the reception of changes since a snapshot: makes the fileset equal to it.
+    pub(crate) fn undo_reception(&self, of: TreeId, to: TreeId) -> Result<()> {
+        let fs = self.inner();
+        let blocks = fs.rollback_blocks(of, to, false)?;
+        fs.superblock.need_features(TREE_FLAGS)?;
+        let mut op = Op::begin_any(fs, of)?;
+        op.check_room_for(blocks)?;
+        op.materialize()?;
+        self.check_detached(of)?;
+        let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
+        (tree.record.receiving, tree.changed) = (None, true);
+        self.begin_rollback(op, to)
+    }
+
+    fn begin_rollback(&self, mut op: Op<'_>, to: TreeId) -> Result<()> {
+        let of = op.tree;
         op.cores.retain(|(tree, _), _| *tree != of);
         op.mark_restoring(to, true)?;
         op.finish();
         self.sync()?;
-        fs.finish_rollback(of, to)
+        self.inner().finish_rollback(of, to)
     }
 
     /// Checks that a fileset is neither mounted nor served.
-    pub(super) fn check_detached(&self, id: TreeId) -> Result<()> {
+    pub(crate) fn check_detached(&self, id: TreeId) -> Result<()> {
         if self.inner().attached.is_any(id) {
             let text = "the fileset is in use; unmount it, or stop serving it";
             return Err(Error::new(Kind::Busy, text));
@@ -103,8 +123,33 @@ impl FsShared {
             fs: Arc::clone(self),
             id: of,
         };
+        self.drop_stale_orphans(of)?;
         fileset.remove_orphans()?;
         self.sync()
+    }
+
+    /// Removes entries from the list of orphans whose inodes have names again, or do not exist, after
+    /// a reception was abandoned.
+    fn drop_stale_orphans(&self, of: TreeId) -> Result<()> {
+        let mut orphans = Vec::new();
+        self.read()
+            .scan(of, 0, (Item::Orphan, 0, PLACE_MAX), |ino, _| {
+                orphans.push(ino);
+                Ok(true)
+            })?;
+        for ino in orphans {
+            let inode = self.read().inode(of, ino);
+            match inode {
+                Ok(inode) if inode.links == 0 => {}
+                Err(error) if error.kind() != Kind::Stale => return Err(error),
+                _ => {
+                    let mut op = Op::begin_any(self, of)?;
+                    op.delete(of, 0, (Item::Orphan, ino))?;
+                    op.finish();
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Estimates the growth of the metadata by a rollback: the fileset gets the old records. The
@@ -297,7 +342,10 @@ mod tests {
         let other = fs.create_fileset("other").expect("created");
         // As if the process had been killed after the mark, and another one had then filled the
         // device.
-        fs.inner().superblock.need_tree_flags().expect("a flag");
+        fs.inner()
+            .superblock
+            .need_features(TREE_FLAGS)
+            .expect("a flag");
         let mut op = Op::begin_any(fs.inner(), main.id).expect("an operation");
         op.mark_restoring(to, true).expect("marked");
         op.finish();

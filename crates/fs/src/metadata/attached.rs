@@ -14,6 +14,16 @@ impl Attached {
         *self.lock().entry(id).or_default() += 1;
     }
 
+    /// Adds a user if there is none. Returns whether there was none.
+    pub fn add_first(&self, id: TreeId) -> bool {
+        let mut users = self.lock();
+        let is_first = !users.contains_key(&id);
+        if is_first {
+            users.insert(id, 1);
+        }
+        is_first
+    }
+
     /// Removes a user.
     pub fn remove(&self, id: TreeId) {
         let mut users = self.lock();

@@ -15,7 +15,8 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
-use crate::format::record::{Inode, Run, TreeRecord};
+use crate::format::record::{Inode, Run};
+use crate::format::tree_record::TreeRecord;
 use crate::metadata::absent::AbsentNames;
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
@@ -142,6 +143,25 @@ impl State {
             return Err(Error::new(Kind::Busy, text));
         }
         Ok(tree)
+    }
+
+    /// Reports whether a fileset is receiving a snapshot, so that it is incomplete.
+    pub fn is_receiving(&self, id: TreeId) -> bool {
+        let tree = self.trees.get(&id);
+        tree.is_some_and(|tree| tree.record.receiving.is_some())
+    }
+
+    /// Checks that a fileset is not receiving a snapshot.
+    ///
+    /// # Errors
+    /// [`Kind::Busy`].
+    pub fn refuse_receiving(&self, id: TreeId) -> Result<()> {
+        if self.is_receiving(id) {
+            let text = "it is receiving a snapshot; complete that with `evfs fileset receive`, or \
+                        abandon it with --abort";
+            return Err(Error::new(Kind::Busy, text));
+        }
+        Ok(())
     }
 
     /// Finds the layers to search for a tree: those of snapshots first, then that of the fileset.

@@ -3,7 +3,7 @@
 use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
-use crate::format::superblock::{CHECKSUMS, COPIES, Features, Superblock, TREE_FLAGS};
+use crate::format::superblock::{CHECKSUMS, COPIES, Features, Superblock};
 use block::Buf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -92,10 +92,10 @@ impl SuperblockFile {
         self.current.lock().expect("no panic under this lock")
     }
 
-    /// Makes programs that do not know the flags of tree records refuse the file system. Durable
-    /// when this returns.
-    pub fn need_tree_flags(&self) -> Result<()> {
-        self.set_features(|features| features.incompatible |= TREE_FLAGS)
+    /// Makes programs that do not know these features refuse the file system. Durable when this
+    /// returns.
+    pub fn need_features(&self, incompatible: u64) -> Result<()> {
+        self.set_features(|features| features.incompatible |= incompatible)
     }
 
     /// Makes programs that do not know checksums of file data leave the file system unchanged.

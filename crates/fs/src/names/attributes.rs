@@ -314,7 +314,7 @@ impl Fileset {
         Ok(!list.is_minimal())
     }
 
-    fn check_list(&self, op: &Op, ino: Ino, name: &[u8]) -> Result<()> {
+    pub(crate) fn check_list(&self, op: &Op, ino: Ino, name: &[u8]) -> Result<()> {
         let mut bytes = name.len() + 1;
         op.scan(self.id, ino, (Item::Xattr, 0, PLACE_MAX), |_, xattr| {
             bytes += Xattr::decode(xattr)?.name.len() + 1;

@@ -9,6 +9,7 @@ pub mod model;
 pub mod pair;
 pub mod past;
 pub mod snapshots;
+pub mod streams;
 
 use block::BlockDevice;
 use fs::{Fs, Options};

@@ -3,6 +3,8 @@
 //! The requests are data only: the modules that answer them depend on this one, not it on them.
 
 use crate::{Error, Result, exit};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -66,11 +68,12 @@ impl ControlRequest {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
             ControlRequest::Metrics | ControlRequest::Watch(_) => METRICS_TIMEOUT,
+            // A part of a stream waits for the disk, and an estimate reads all metadata.
             ControlRequest::Detach { .. }
             | ControlRequest::Sync
-            | ControlRequest::Files(FsRequest::Clone { .. } | FsRequest::Rollback { .. }) => {
-                return None;
-            }
+            | ControlRequest::Files(
+                FsRequest::Clone { .. } | FsRequest::Rollback { .. } | FsRequest::Transfer(_),
+            ) => return None,
             _ => ANSWER_TIMEOUT,
         };
         Some(Instant::now() + limit)
@@ -264,6 +267,78 @@ pub enum FsRequest {
         /// Remove even a fileset that contains files.
         force: bool,
     },
+    /// Send or receive a part of a snapshot.
+    Transfer(TransferRequest),
+}
+
+/// Requests to send or receive a snapshot. Each one has all that the server needs to know, so that
+/// the server keeps no state, and either side can be interrupted.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TransferRequest {
+    /// Make the header of a stream.
+    Header(Transfer),
+    /// Count the records and the bytes of a stream, from a token on.
+    Estimate(Transfer),
+    /// Make the next segment, after a token.
+    Segment(Transfer),
+    /// Begin to receive a stream, or continue it.
+    Begin {
+        /// Name of the fileset.
+        fileset: String,
+        /// Start of the stream, encoded.
+        header: Blob,
+    },
+    /// Apply the next segment.
+    Apply {
+        /// Name of the fileset.
+        fileset: String,
+        /// Next part of the stream, encoded.
+        segment: Blob,
+        /// Name of the snapshot, once it is complete.
+        name: String,
+    },
+    /// Report whether a fileset is receiving a snapshot.
+    Status {
+        /// Name of the fileset.
+        fileset: String,
+    },
+    /// Abandon the reception of a snapshot.
+    Abort {
+        /// Name of the fileset.
+        fileset: String,
+    },
+}
+
+/// Stream to be sent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Transfer {
+    /// Name of the snapshot.
+    pub snapshot: String,
+    /// Name of the snapshot that the stream is relative to.
+    pub since: Option<String>,
+    /// Whether the segments get authentication codes.
+    pub codes: bool,
+    /// Token of the point from which it continues.
+    pub token: Option<String>,
+}
+
+/// Bytes in a request or an answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Blob(pub Vec<u8>);
+
+impl Serialize for Blob {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        to.serialize_str(&BASE64.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Blob {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> std::result::Result<Blob, D::Error> {
+        let text = std::borrow::Cow::<'de, str>::deserialize(from)?;
+        let bytes = BASE64.decode(text.as_bytes());
+        bytes.map(Blob).map_err(serde::de::Error::custom)
+    }
 }
 
 /// Limits of a fileset. `None` leaves a limit unchanged, 0 removes it.
@@ -280,7 +355,16 @@ impl FsRequest {
     pub(crate) fn changes(&self) -> bool {
         !matches!(
             self,
-            FsRequest::List | FsRequest::Usage | FsRequest::Diff { .. } | FsRequest::Scrub { .. }
+            FsRequest::List
+                | FsRequest::Usage
+                | FsRequest::Diff { .. }
+                | FsRequest::Scrub { .. }
+                | FsRequest::Transfer(
+                    TransferRequest::Header(_)
+                        | TransferRequest::Estimate(_)
+                        | TransferRequest::Segment(_)
+                        | TransferRequest::Status { .. }
+                )
         )
     }
 }

@@ -11,8 +11,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest line that either side accepts, in bytes.
-const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Longest line that either side accepts, in bytes: a segment of a stream, as text.
+const LINE_BYTES_MAX: u64 = 8 << 20;
 /// Time limit for a connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 

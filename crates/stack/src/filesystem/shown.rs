@@ -22,6 +22,8 @@ pub struct ShownFileset {
     pub used_inodes: u64,
     /// Whether a snapshot is protected from removal.
     pub held: bool,
+    /// Whether a fileset is receiving a snapshot, and can be used when that is complete.
+    pub receiving: bool,
     /// Bytes of file data that only this snapshot needs, so that removing it would free them; null
     /// for a fileset. Only `fileset list` counts them.
     pub own_bytes: Option<u64>,
@@ -199,6 +201,7 @@ impl ShownFileset {
             used_bytes: record.used_blocks * BLOCK_BYTES,
             used_inodes: record.used_inodes,
             held: record.held,
+            receiving: record.receiving.is_some(),
             own_bytes: None,
             quota_bytes: limit(record.quota_blocks, BLOCK_BYTES),
             quota_inodes: limit(record.quota_inodes, 1),

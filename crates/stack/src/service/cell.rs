@@ -15,7 +15,7 @@ use crate::cell::{
 };
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
 use crate::control::{self, CellRequest, FsRequest, Run, check_name};
-use crate::filesystem::{execute, open_counted, resolve};
+use crate::filesystem::{execute, open_counted, resolve, transfer};
 use crate::metrics::Samples;
 use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
@@ -347,7 +347,13 @@ impl Graph for CellGraph {
             all.iter()
                 .try_for_each(|volume| volume.files.sync().map_err(failed()))
         };
-        let answer = execute(self.fs()?, request, run, &sync, None)?;
+        let answer = match request {
+            FsRequest::Transfer(ask) => {
+                let cache = self.cache.cache()?;
+                json_of(&transfer::answer(self.fs()?, ask, run, &cache)?)
+            }
+            request => execute(self.fs()?, request, run, &sync, None)?,
+        };
         if run == Run::Real && request.changes() {
             // Clients see the changed volumes.
             server.administration().refresh()?;

@@ -11,12 +11,12 @@ use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
 use crate::control::{FsRequest, Run, check_name};
-use crate::filesystem::{execute, open_counted, resolve};
-use crate::text::uuid_text;
+use crate::filesystem::{execute, open_counted, resolve, transfer};
+use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
 use crate::{Error, Result, Settings};
-use ::cache::{FileId, Vnode, Volume};
-use ::fs::{Atime, FIRST_FILESET, Files, Fs, Snapshots};
+use ::cache::{Cache, FileId, Vnode, Volume};
+use ::fs::{Atime, FIRST_FILESET, Files, Fileset, Fs, Snapshots};
 use block::Access;
 use export_fuse::{DEFAULT_SYNC_TIMEOUT, Mount, MountConfig};
 use serde_json::Value;
@@ -143,6 +143,7 @@ pub(super) fn build(
     let failed = |what: &str| Error::files(format!("cannot {what} {name}"));
     let fileset = fs
         .fileset_named(&spec.fileset)
+        .and_then(|fileset| complete(&fs, fileset))
         .map_err(failed("mount from"))?;
     let is_snapshot = fileset.is_snapshot().map_err(failed("read"))?;
     let read_only = read_only || is_snapshot;
@@ -183,6 +184,7 @@ pub(super) fn build(
         schedule: None,
         snapshots,
         files,
+        cache,
         fs: Some(Arc::new(fs)),
     };
     Ok(Built {
@@ -190,6 +192,15 @@ pub(super) fn build(
         status,
         stats,
     })
+}
+
+/// Returns the last complete state of a fileset: while it receives a snapshot, the one before.
+fn complete(fs: &Fs, fileset: Fileset) -> ::fs::Result<Fileset> {
+    let reception = fs.reception(fileset.id())?;
+    match reception.and_then(|reception| reception.base) {
+        Some(base) => fs.fileset(base),
+        None => Ok(fileset),
+    }
 }
 
 impl SyncCalls {
@@ -212,6 +223,7 @@ struct MountGraph {
     schedule: Option<Schedule>,
     snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
+    cache: Arc<Cache>,
     fs: Option<Arc<Fs>>,
 }
 
@@ -360,6 +372,14 @@ impl Graph for MountGraph {
             let failed = Error::files(format!("cannot write back {}", self.name));
             self.files.sync().map_err(failed)
         };
+        if let FsRequest::Transfer(ask) = request {
+            return Ok(json_of(&transfer::answer(
+                self.fs()?,
+                ask,
+                run,
+                &self.cache,
+            )?));
+        }
         execute(self.fs()?, request, run, &sync, Some(&self.fileset))
     }
 }

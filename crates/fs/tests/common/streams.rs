@@ -1,0 +1,213 @@
+//! Streams of snapshots, made and received as the program does, and trees compared.
+
+use super::client::Client;
+use super::format;
+use block::BlockDevice;
+use block_testing::Mem;
+use cache::{Cache, Config};
+use fs::{Attr, FileType, Fs, ROOT, Received, Seek, Sender, TreeId};
+use send_proto::{Decoder, Event, Token};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+pub const COPY: &str = "copy";
+
+pub fn device(mib: u64) -> Arc<dyn BlockDevice> {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(mib << 20, 4096));
+    format(&device);
+    device
+}
+
+pub fn cache() -> Arc<Cache> {
+    Cache::new(Config::new(8 << 20)).expect("a cache")
+}
+
+pub fn id(fs: &Fs, name: &str) -> TreeId {
+    fs.fileset_named(name).expect("it exists").id()
+}
+
+/// Makes the stream of a snapshot, from a token on.
+pub fn stream(fs: &Fs, snapshot: &str, since: Option<&str>, token: Option<&Token>) -> Vec<u8> {
+    stream_of(fs, (snapshot, since), token, usize::MAX)
+}
+
+/// Same as [`stream`], with segments of about the given number of bytes.
+pub fn stream_of(
+    fs: &Fs,
+    (snapshot, since): (&str, Option<&str>),
+    token: Option<&Token>,
+    segment_bytes: usize,
+) -> Vec<u8> {
+    let (cache, since) = (cache(), since.map(|name| id(fs, name)));
+    let mut sender = fs
+        .sender(id(fs, snapshot), since, &cache)
+        .expect("a sender");
+    sender.set_segment_bytes(segment_bytes);
+    let mut header = sender.header().clone();
+    let mut at = Sender::start(&header);
+    if let Some(token) = token {
+        assert_eq!(token.stream, header.stream_id());
+        (at, header.resume) = (token.resume, Some(token.resume));
+    }
+    let mut bytes = header.encode();
+    while !at.position.is_end() {
+        let (segment, after) = sender.segment(&at).expect("a segment");
+        bytes.extend(segment);
+        at = after;
+    }
+    bytes
+}
+
+/// Outcome of the bytes of a stream.
+#[derive(Debug)]
+pub enum Outcome {
+    Complete(TreeId),
+    Unfinished,
+    Refused(String),
+}
+
+/// Passes bytes of a stream to a fileset, as the program does.
+pub fn receive(fs: &Fs, fileset: &str, bytes: &[u8], name: &str) -> Outcome {
+    let cache = cache();
+    let mut decoder = Decoder::default();
+    let mut receiver = None;
+    let mut reception = None;
+    let refused = |error: &dyn std::fmt::Display| Outcome::Refused(error.to_string());
+    let mut outcome = Outcome::Unfinished;
+    'stream: for piece in bytes.chunks(10_000) {
+        decoder.feed(piece);
+        loop {
+            let event = match decoder.next_event() {
+                Ok(Some(event)) => event,
+                Ok(None) => break,
+                Err(error) => {
+                    outcome = refused(&error);
+                    break 'stream;
+                }
+            };
+            match event {
+                Event::Header(header) => match fs.begin_reception(fileset, &header) {
+                    Ok(begun) => {
+                        receiver = Some(fs.receiver(begun.fileset, &cache).expect("a receiver"));
+                        reception = Some(begun);
+                    }
+                    Err(error) => {
+                        outcome = refused(&error);
+                        break 'stream;
+                    }
+                },
+                Event::Segment { number, bytes, .. } => {
+                    let (Some(receiver), Some(now)) = (&mut receiver, &mut reception) else {
+                        panic!("a segment before the header");
+                    };
+                    if number < now.token.resume.segments {
+                        continue;
+                    }
+                    match receiver.segment(fs, &bytes, name) {
+                        Ok(Received::Part(after)) => *now = after,
+                        Ok(Received::Complete(id)) => outcome = Outcome::Complete(id),
+                        Err(error) => {
+                            outcome = refused(&error);
+                            break 'stream;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    if let Some(receiver) = receiver {
+        receiver.close().expect("closed");
+    }
+    outcome
+}
+
+pub fn receive_all(fs: &Fs, fileset: &str, bytes: &[u8], name: &str) -> TreeId {
+    match receive(fs, fileset, bytes, name) {
+        Outcome::Complete(id) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Properties of an inode that both sides must have in common.
+fn properties(attr: &Attr) -> String {
+    let inode = &attr.inode;
+    format!(
+        "{} {:o} links {} owner {}:{} rdev {} flags {:?} size {} blocks {} entries {} times {:?}",
+        attr.ino,
+        inode.mode(),
+        inode.links,
+        inode.uid,
+        inode.gid,
+        inode.rdev,
+        inode.flags,
+        inode.size,
+        inode.blocks,
+        inode.entries,
+        (inode.accessed, inode.modified, inode.changed, inode.created),
+    )
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    let add = |sum: u64, byte: &u8| sum.wrapping_mul(0x0100_0000_01b3) ^ u64::from(*byte);
+    bytes.iter().fold(7, add)
+}
+
+/// All of a tree as text, by path.
+pub fn whole(fs: &Fs, tree: TreeId) -> BTreeMap<String, String> {
+    let fileset = fs.fileset(tree).expect("it exists");
+    let mut client = Client::new(fileset.clone());
+    let mut all = BTreeMap::new();
+    let mut below = vec![(ROOT, String::from("/"))];
+    while let Some((ino, path)) = below.pop() {
+        let attr = fileset.attr(ino).expect("an inode");
+        let mut text = properties(&attr);
+        let mut names = BTreeSet::new();
+        fileset
+            .xattrs(ino, |name| {
+                names.insert(name.to_vec());
+            })
+            .expect("attributes");
+        for name in names {
+            let value = fileset.xattr(ino, &name).expect("a value");
+            text += &format!(
+                " {}={}:{:x}",
+                String::from_utf8_lossy(&name),
+                value.len(),
+                sum(&value)
+            );
+        }
+        match attr.inode.kind {
+            FileType::Directory => {
+                assert!(attr.inode.parent == ROOT || path.len() > 1);
+                fileset
+                    .read_dir(ino, 2, |entry| {
+                        let name = String::from_utf8_lossy(entry.name);
+                        below.push((entry.ino, format!("{path}{name}/")));
+                        Ok(true)
+                    })
+                    .expect("listed");
+            }
+            FileType::Symlink => text += &format!(" -> {:?}", fileset.read_link(ino)),
+            FileType::File => {
+                let data = client.read(ino, 0, u64::MAX / 2).expect("readable");
+                text += &format!(" content {} {:x} data", data.len(), sum(&data));
+                let mut at = 0;
+                while let Ok(from) = fileset.seek(ino, at, Seek::Data) {
+                    at = fileset.seek(ino, from, Seek::Hole).expect("an end");
+                    text += &format!(" {from}..{at}");
+                }
+            }
+            _ => {}
+        }
+        all.insert(path, text);
+    }
+    all
+}
+
+pub fn assert_same(one: (&Fs, TreeId), two: (&Fs, TreeId), context: &str) {
+    let (one, two) = (whole(one.0, one.1), whole(two.0, two.1));
+    for (path, text) in &one {
+        assert_eq!(Some(text), two.get(path), "{context}: {path}");
+    }
+    assert_eq!(one.len(), two.len(), "{context}");
+}
