@@ -299,6 +299,36 @@ fn an_exclusive_mount_writes_behind_and_keeps_times_sizes_and_errors() {
     });
 }
 
+/// A kernel that holds back writes sets the times of a file once more after its removal.
+#[test]
+fn a_sync_of_all_succeeds_after_the_removal_of_files() {
+    for exclusive in [false, true] {
+        let set = |config: &mut MountConfig| config.exclusive = exclusive;
+        configured(&device(), set, |dir, _| {
+            let sync = |after: &str| {
+                let opened = File::open(dir).expect("opened");
+                let synced = rustix::fs::syncfs(opened);
+                assert_eq!(synced, Ok(()), "exclusive: {exclusive}, after {after}");
+            };
+            for name in ["removed", "replaced", "new", "open"] {
+                sys::write(dir.join(name), name).expect("written");
+            }
+            sync("writes");
+            sys::remove_file(dir.join("removed")).expect("removed");
+            sync("a removal");
+            sys::rename(dir.join("new"), dir.join("replaced")).expect("renamed");
+            sync("a replacement");
+            let open = OpenOptions::new().append(true).open(dir.join("open"));
+            let mut open = open.expect("opened");
+            sys::remove_file(dir.join("open")).expect("removed");
+            open.write_all(b"more").expect("written");
+            sync("a removal of an open file");
+            drop(open);
+            sync("its last close");
+        });
+    }
+}
+
 #[test]
 fn a_kernel_without_any_of_the_optional_features_will_do() {
     let device = device();

@@ -31,6 +31,15 @@ pub(super) fn attr(attr: &Attr) -> fuse_proto::Attr {
     }
 }
 
+/// Attributes of a regular file that no longer exists.
+pub(super) fn removed_file(ino: u64) -> fuse_proto::Attr {
+    fuse_proto::Attr {
+        ino,
+        mode: FileType::File.mode_bits(),
+        ..fuse_proto::Attr::default()
+    }
+}
+
 fn time(time: fs::Time) -> Time {
     Time {
         seconds: time.seconds,

@@ -13,6 +13,7 @@ use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve, never_wait_for_write_back};
 use layer_cpu::{Layer, home};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Number of background requests (read-ahead, write-back of mappings) that the kernel may queue.
 const BACKGROUND: u16 = 64;
@@ -96,7 +97,7 @@ impl Tree {
     }
 
     fn set_attr(&self, header: &Header, set: &fuse_proto::SetAttr, reply: Reply<'_>) {
-        let set = SetAttr {
+        let change = SetAttr {
             permissions: set.mode,
             uid: set.uid,
             gid: set.gid,
@@ -106,8 +107,13 @@ impl Tree {
             modified: set.mtime.map(convert::set_time),
             changed: set.ctime.map(convert::exact_time),
         };
-        match self.change(header, header.node, set) {
+        match self.change(header, header.node, change) {
             Ok(attr) => reply.attr(&convert::attr(&attr), self.ttl),
+            // The kernel does so after the last name is removed. It would report an error as one of
+            // write-back, to the process that calls syncfs(2) next.
+            Err(Errno::STALE) if self.exclusive && sets_times_of_kernel(set) => {
+                reply.attr(&convert::removed_file(header.node), Duration::ZERO);
+            }
             Err(e) => reply.error(e),
         }
     }
@@ -402,6 +408,13 @@ impl Serve for Tree {
         self.all_forgotten();
         self.ended.wake();
     }
+}
+
+/// Reports whether a change consists of the times that the kernel keeps of a regular file while it
+/// holds back writes (`fuse_flush_times` of Linux).
+fn sets_times_of_kernel(set: &fuse_proto::SetAttr) -> bool {
+    let others = (set.mode, set.uid, set.gid, set.size, set.atime);
+    set.mtime.is_some() && set.ctime.is_some() && others == (None, None, None, None, None)
 }
 
 /// Describes a file to be created.

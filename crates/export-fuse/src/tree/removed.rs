@@ -3,7 +3,7 @@
 //! A process may have one as its working directory, and list or stat it; that works until the last
 //! such process leaves. **Invariant:** a directory that is removed through this mount is kept,
 //! empty and without a name, until the kernel has forgotten it. Files need no such treatment: their
-//! users have them open.
+//! users have them open, and the times that the kernel sets without an open file are not needed.
 use super::{Tree, errno};
 use fs::{Attr, FileType, Ino};
 use fuse_mount::Errno;
