@@ -437,7 +437,9 @@ impl Writer {
                     .zip(&found)
                     .all(|(one, other)| one.0 == other.0 && (*one.1 == UNKNOWN || one.1 == other.1))
         };
-        let state = self.states.iter().rev().find(is_it);
+        // The number of an inode tells a file from another one of its name, if it is known.
+        let exact = self.states.iter().rev().find(|state| **state == found);
+        let state = exact.or_else(|| self.states.iter().rev().find(is_it));
         let Some(state) = state.cloned() else {
             let nearest = self.states.iter().map(|state| {
                 let differ = |(name, ino): &(&String, &u64)| found.get(*name) != Some(*ino);

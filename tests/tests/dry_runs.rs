@@ -61,6 +61,16 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &["files.img", "main", "then"],
         &["--yes"],
     ),
+    (
+        "fileset send",
+        &["files.img", "then", "--output", "sent"],
+        &[],
+    ),
+    (
+        "fileset receive",
+        &["files.img", "copy", "--as", "now", "--input", "stream"],
+        &[],
+    ),
     ("cell init", &["example.org", "more.img"], &[]),
     (
         "cell acl set",
@@ -117,6 +127,8 @@ fn objects() -> Sandbox {
     }
     s.run(&["fileset", "snapshot", "files.img", "main", "then"])
         .ok();
+    let send = ["fileset", "send", "files.img", "then"];
+    s.run(&[&send[..], &["--output", "stream"]].concat()).ok();
     s.run(&["cell", "init", "example.org", "cell.img", "--size", "32M"])
         .ok();
     s.run(&["cell", "volume", "create", "cell.img", "projects"])
@@ -288,6 +300,17 @@ fn a_dry_run_fails_where_the_command_would() {
             2,
         ),
         (&["fileset", "create", "files.img", "home"], 2),
+        (
+            &[
+                "fileset",
+                "receive",
+                "files.img",
+                "copy",
+                "--input",
+                "stream",
+            ],
+            2,
+        ),
         (&["cell", "init", "example.net", "cell.img"], 2),
         // Something is not there.
         (&["volume", "key", "remove", "volume.img", "nobody"], 10),

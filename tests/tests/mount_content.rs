@@ -132,11 +132,28 @@ impl Aio {
         assert_eq!(sent, 1, "{}", io::Error::last_os_error());
         let mut event = Event::default();
         let none = std::ptr::null::<libc::timespec>();
-        // SAFETY: room for one event.
-        let done =
-            unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, &raw mut event, none) };
-        assert_eq!(done, 1, "{}", io::Error::last_os_error());
+        let done = again(|| {
+            // SAFETY: room for one event.
+            let done = unsafe {
+                libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, &raw mut event, none)
+            };
+            if done < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(done)
+        });
+        assert_eq!(done.expect("it is done"), 1);
         event.result
+    }
+}
+
+/// Repeats a system call that a signal interrupts, also one that stops and continues the process.
+fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
     }
 }
 
@@ -227,7 +244,7 @@ impl Subject {
                 };
                 // SAFETY: the memory lives until the request is done.
                 unsafe { self.ring.submission().push(&entry) }.expect("room in the ring");
-                self.ring.submit_and_wait(1).expect("it is done");
+                again(|| self.ring.submit_and_wait(1)).expect("it is done");
                 self.ring
                     .completion()
                     .next()

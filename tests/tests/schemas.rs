@@ -227,6 +227,10 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fileset", "hold", "c.img", "monday"]);
     p.json(&["fileset", "release", "c.img", "monday"]);
     p.json(&["fileset", "rollback", "c.img", "home", "monday", "--yes"]);
+    p.json(&["fileset", "send", "c.img", "monday", "--output", "stream"]);
+    let receive = ["fileset", "receive", "c.img", "copy", "--as", "tuesday"];
+    p.json(&[&receive[..], &["--input", "stream"]].concat());
+    p.json(&["fileset", "receive", "c.img", "copy", "--status"]);
     p.json(&["fileset", "remove", "c.img", "monday"]);
 }
 

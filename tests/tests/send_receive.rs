@@ -210,12 +210,15 @@ fn an_interrupted_stream_continues_with_a_token_or_from_its_start() {
     let other = ["fileset", "receive", "two.img", "other"];
     s.run_with_input(&other, &rest).code(2);
     s.run_with_input(&receive, &rest).ok();
+    // The name of the snapshot is in use, which is found out before anything changes.
+    s.run_with_input(&other, &all).code(2);
+    assert!(!fileset_names(&s, "two.img").contains(&"other".to_owned()));
     // Again, from the start of the stream, and abandoned once.
-    s.run_with_input(&other, &all[..all.len() - 100_000])
+    let again = [&other[..], &["--as", "monday2"]].concat();
+    s.run_with_input(&again, &all[..all.len() - 100_000])
         .code(1);
     s.run(&[&other[..], &["--abort"]].concat()).ok();
     assert!(!fileset_names(&s, "two.img").contains(&"other".to_owned()));
-    let again = [&other[..], &["--as", "monday2"]].concat();
     s.run_with_input(&again, &all[..all.len() - 100_000])
         .code(1);
     s.run_with_input(&again, &all).ok();

@@ -315,7 +315,8 @@ fn a_stream_that_does_not_fit_the_fileset_is_refused_with_the_reason() {
     files.close().expect("closed");
     drop(files);
     let header = Header::decode(&part[..header_len(&part)]).expect("a header");
-    copy.check_reception(COPY, &header).expect("it fits");
+    copy.check_reception(COPY, &header, "new name")
+        .expect("it fits");
     let set = SetAttr {
         permissions: Some(0o600),
         ..SetAttr::default()

@@ -445,7 +445,7 @@ fn check_unused(state: &State, id: TreeId) -> Result<()> {
     Ok(())
 }
 
-fn check_name(state: &State, name: &str) -> Result<()> {
+pub(crate) fn check_name(state: &State, name: &str) -> Result<()> {
     if !is_tree_name(name) {
         let text =
             "invalid name: 1 to 255 bytes, no `/` or control characters, and not `.` or `..`";

@@ -18,6 +18,7 @@ use crate::format::record::Inode;
 use crate::format::superblock::RECEIVED;
 use crate::format::tree_record::{Receiving, TreeRecord};
 use crate::fs::Fs;
+use crate::fs::filesets::check_name;
 use crate::metadata::op::Op;
 use crate::metadata::shared::FsShared;
 use cache::Cache;
@@ -121,14 +122,16 @@ impl Fs {
         reception.ok_or_else(|| Error::new(Kind::Busy, "another process has ended the reception"))
     }
 
-    /// Checks whether the reception of a stream could begin or continue; see
-    /// [`Fs::begin_reception`].
+    /// Checks whether the reception of a stream could begin or continue, and whether its snapshot
+    /// could have a name; see [`Fs::begin_reception`].
     ///
     /// # Errors
-    /// Those of [`Fs::begin_reception`].
-    pub fn check_reception(&self, name: &str, header: &Header) -> Result<()> {
+    /// Those of [`Fs::begin_reception`]. [`Kind::Exists`], [`Kind::Invalid`]: the name is in use,
+    /// or cannot be one.
+    pub fn check_reception(&self, name: &str, header: &Header, snapshot: &str) -> Result<()> {
         self.inner().check_writable()?;
-        self.plan_reception(name, header).map(drop)
+        self.plan_reception(name, header)?;
+        check_name(&self.inner().read(), snapshot)
     }
 
     fn plan_reception(&self, name: &str, header: &Header) -> Result<Planned> {

@@ -333,8 +333,11 @@ impl Model {
         };
         let xattrs = describe_xattrs(node.xattrs.iter().map(|(n, v)| (&n[..], &v[..])));
         out.push_str(&format!(
-            "{path} #{number} {kind} {:o} {:x} {} {}{xattrs}\n",
-            node.permissions, node.flags, node.uid, node.links
+            "{path} #{number} {kind} {:o}{} {} {}{xattrs}\n",
+            node.permissions,
+            describe_flags(node.flags),
+            node.uid,
+            node.links
         ));
         if let Kind::Dir(entries) = &node.kind {
             for (name, id) in entries {
@@ -344,6 +347,15 @@ impl Model {
                 path.truncate(len);
             }
         }
+    }
+}
+
+/// Describes the flags of a file, if it has any.
+pub fn describe_flags(flags: u32) -> String {
+    if flags == 0 {
+        String::new()
+    } else {
+        format!("+{flags:x}")
     }
 }
 

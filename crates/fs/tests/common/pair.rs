@@ -1,7 +1,7 @@
 //! The file system and its model side by side, and random operations on both.
 
 use super::client::{Client, Portion};
-use super::model::{self, Id, Kind, Model, describe_xattrs};
+use super::model::{self, Id, Kind, Model, describe_flags, describe_xattrs};
 use block_testing::Random;
 use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, InodeFlags, New, Rename, SetAttr, SetXattr};
 use std::collections::{BTreeMap, HashMap};
@@ -538,8 +538,11 @@ fn describe_below(
     }
     let xattrs = describe_xattrs(xattrs.iter().map(|(n, v)| (&n[..], &v[..])));
     out.push_str(&format!(
-        "{path} #{number} {kind} {:o} {:x} {} {}{xattrs}\n",
-        inode.permissions, inode.flags.0, inode.uid, inode.links
+        "{path} #{number} {kind} {:o}{} {} {}{xattrs}\n",
+        inode.permissions,
+        describe_flags(inode.flags.0),
+        inode.uid,
+        inode.links
     ));
     if inode.is_dir() {
         let mut entries: BTreeMap<Vec<u8>, Ino> = BTreeMap::new();

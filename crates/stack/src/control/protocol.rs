@@ -288,6 +288,8 @@ pub enum TransferRequest {
         fileset: String,
         /// Start of the stream, encoded.
         header: Blob,
+        /// Name of the snapshot to make.
+        name: String,
     },
     /// Apply the next segment.
     Apply {

@@ -72,9 +72,13 @@ pub(crate) fn answer(fs: &Fs, ask: &TransferRequest, run: Run, cache: &Cache) ->
             let failed = Error::files(format!("cannot send `{}`", stream.snapshot));
             send_part(fs, ask, stream, cache).map_err(failed)
         }
-        TransferRequest::Begin { fileset, header } => {
+        TransferRequest::Begin {
+            fileset,
+            header,
+            name,
+        } => {
             let failed = Error::files(format!("cannot receive into `{fileset}`"));
-            begin(fs, fileset, &header.0, run).map_err(failed)
+            begin(fs, fileset, &header.0, name, run).map_err(failed)
         }
         TransferRequest::Apply {
             fileset,
@@ -163,10 +167,10 @@ fn send_part(
     })
 }
 
-fn begin(fs: &Fs, fileset: &str, header: &[u8], run: Run) -> ::fs::Result<Answer> {
+fn begin(fs: &Fs, fileset: &str, header: &[u8], name: &str, run: Run) -> ::fs::Result<Answer> {
     let header = Header::decode(header).map_err(invalid)?;
+    fs.check_reception(fileset, &header, name)?;
     if run == Run::Dry {
-        fs.check_reception(fileset, &header)?;
         return Ok(Answer::default());
     }
     let reception = fs.begin_reception(fileset, &header)?;
@@ -502,6 +506,7 @@ pub fn receive(
     let begin = TransferRequest::Begin {
         fileset: to.fileset.to_owned(),
         header: Blob(header.encode()),
+        name: name.clone(),
     };
     let mut received = ReceivedStream {
         fileset: to.fileset.to_owned(),
