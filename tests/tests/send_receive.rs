@@ -266,6 +266,8 @@ fn a_killed_server_leaves_the_state_before_and_the_stream_continues() {
     let mut tries = 0;
     let copied = s.path("copied");
     fs::create_dir(&copied).unwrap();
+    let mount = ["mount", disk.device(), "copied", "--background"];
+    let mount = [&mount[..], &["--fileset", "copy"]].concat();
     loop {
         let server = disk.mount(&[]);
         let mut client = s.evfs();
@@ -292,28 +294,12 @@ fn a_killed_server_leaves_the_state_before_and_the_stream_continues() {
         tries += 1;
         disk.check();
         // The fileset is as before.
-        s.run(&[
-            "mount",
-            disk.device(),
-            "copied",
-            "--fileset",
-            "copy",
-            "--background",
-        ])
-        .ok();
+        s.run(&mount).ok();
         assert_same(&one.join(".snapshots/monday"), &copied);
         s.run(&["unmount", "copied"]).ok();
     }
     assert!(tries > 0, "the server was never killed");
-    s.run(&[
-        "mount",
-        disk.device(),
-        "copied",
-        "--fileset",
-        "copy",
-        "--background",
-    ])
-    .ok();
+    s.run(&mount).ok();
     assert_same(&one, &copied);
     for dir in ["copied", "one"] {
         s.run(&["unmount", dir]).ok();

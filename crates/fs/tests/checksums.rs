@@ -9,27 +9,21 @@
 mod common;
 
 use block::{BlockDevice, Buf, ErrorKind, Op, OpKind, Request, Wait};
-use block_testing::{ErrorDevice, Failure, Mem, PowerCut, Random, Tear};
+use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem, PowerCut, Random, Tear};
 use cache::{Cache, Config};
 use common::client::{Client, Portion};
 use common::pair::Pair;
 use common::{amount, assert_clean, format, open, seed};
 use fs::{
-    Allocate, Damage, DamageKind, DataChecksums, FIRST_FILESET, FileId, FileRequest, FileType,
-    Files, FindingKind, Fs, Ino, New, Pager, ROOT, ScrubPosition, ScrubStep, SetAttr,
-    WritePosition,
+    Allocate, Damage, DamageKind, DataChecksums, FileId, FileRequest, FileType, Files, FindingKind,
+    Fs, Ino, Pager, ROOT, ScrubPosition, ScrubStep, SetAttr, WritePosition,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-const NEW: New = New::of_root(FileType::File, 0o644);
 const PAGE: u64 = 4096;
 const BLOCK: usize = PAGE as usize;
-
-fn client(fs: &Fs) -> Client {
-    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
-}
 
 /// Scrubs everything in steps of `bytes` bytes.
 fn scrub_by(fs: &Fs, bytes: u64) -> ScrubStep {
@@ -384,13 +378,9 @@ fn cut_overwrites(seed: u64, full: bool) {
     let device: Arc<dyn BlockDevice> = mem.clone();
     format(&device);
     let fs = open(&device);
-    let mut client = self::client(&fs);
+    let mut client = Client::of_first(&fs);
     let mut random = Random::new(seed);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let ino = client.create(b"file");
     let page_of = |page: u64, version: u64| {
         let mut data = vec![version as u8; BLOCK];
         data[..8].copy_from_slice(&page.to_le_bytes());
@@ -403,11 +393,7 @@ fn cut_overwrites(seed: u64, full: bool) {
     }
     client.sync(&mut random).expect("synced");
     if full {
-        let fill = client
-            .fileset
-            .create(ROOT, b"fill", &NEW)
-            .expect("made")
-            .ino;
+        let fill = client.create(b"fill");
         let mut at = 0;
         for pages in [64, 8, 1] {
             while client.write(fill, at, &vec![9; pages * BLOCK]).is_ok() {
@@ -422,7 +408,7 @@ fn cut_overwrites(seed: u64, full: bool) {
     let disk = Arc::new(PowerCut::new(&mem));
     let device: Arc<dyn BlockDevice> = disk.clone();
     let fs = open(&device);
-    let mut client = self::client(&fs);
+    let mut client = Client::of_first(&fs);
     for version in 2..8 {
         for _ in 0..6 {
             let page = random.below(PAGES);
@@ -454,7 +440,7 @@ fn cut_overwrites(seed: u64, full: bool) {
         let fs = open(&device);
         let unverified = assert_clean(&fs, &context);
         assert!(full || unverified == 0, "{context}");
-        let mut client = self::client(&fs);
+        let mut client = Client::of_first(&fs);
         for page in 0..PAGES {
             let data = client.read(ino, page * PAGE, PAGE);
             let data = data.unwrap_or_else(|errno| panic!("{context}, page {page}: {errno}"));
@@ -527,21 +513,25 @@ fn a_scrub_of_a_file_system_in_use_finds_no_damage() {
     assert_clean(&fs, "after scrubs");
 }
 
-#[test]
-fn a_scrub_names_the_blocks_that_the_device_cannot_read() {
-    let plain: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
-    format(&plain);
+/// Creates a file system with a file of 50 blocks, on a device that fails on demand. Returns the
+/// memory of the device, and the file.
+fn of_fifty_blocks(checksums: DataChecksums) -> (Arc<Mem>, Fs, Ino, ErrorHandle) {
+    let mem = Arc::new(Mem::new(16 << 20, 512));
+    let plain: Arc<dyn BlockDevice> = mem.clone();
+    Fs::format_with(Arc::clone(&plain), "test", checksums).expect("formatted");
     let (device, handle) = ErrorDevice::new(plain);
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open(&device);
-    let mut client = client(&fs);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let mut client = Client::of_first(&fs);
+    let ino = client.create(b"file");
     client.write(ino, 0, &vec![7; 50 * BLOCK]).expect("written");
     client.sync(&mut Random::new(1)).expect("synced");
+    (mem, fs, ino, handle)
+}
+
+#[test]
+fn a_scrub_names_the_blocks_that_the_device_cannot_read() {
+    let (_, fs, ino, handle) = of_fifty_blocks(DataChecksums::Yes);
     let media = Failure::every(1, ErrorKind::Media).of(OpKind::Read);
     // Half of the device; at least one of the blocks is in one half.
     let mut found = BTreeSet::new();
@@ -552,7 +542,7 @@ fn a_scrub_names_the_blocks_that_the_device_cannot_read() {
         found.extend(pages_of(&damage));
     }
     let all: Pages = (0..50)
-        .map(|page| (FIRST_FILESET.into(), ino, page))
+        .map(|page| (fs::FIRST_FILESET.into(), ino, page))
         .collect();
     assert_eq!(found, all);
     let lost = Failure::every(1, ErrorKind::PathLost).of(OpKind::Read);
@@ -569,13 +559,9 @@ fn a_file_system_without_checksums_works_as_before() {
     Fs::format_with(Arc::clone(&device), "old", DataChecksums::No).expect("formatted");
     let fs = open(&device);
     assert!(!fs.superblock().has_checksums());
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let mut random = Random::new(1);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let ino = client.create(b"file");
     client.write(ino, 0, &[1; 10 * BLOCK]).expect("written");
     client.sync(&mut random).expect("synced");
     let used = data_blocks(&fs);
@@ -596,12 +582,8 @@ fn of_two_writes_of_a_block_at_once_one_is_read() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
     format(&device);
     let fs = open(&device);
-    let mut client = client(&fs);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let mut client = Client::of_first(&fs);
+    let ino = client.create(b"file");
     // Blocks that were never written are written in place, and all others to new places.
     client
         .allocate(ino, 0, 4 * PAGE, Allocate::Grow)
@@ -697,21 +679,7 @@ fn an_upgrade_cut_at_any_write_continues_and_protects_everything() {
 
 #[test]
 fn an_upgrade_leaves_blocks_that_cannot_be_read_without_checksums() {
-    let mem = Arc::new(Mem::new(16 << 20, 512));
-    let plain: Arc<dyn BlockDevice> = mem.clone();
-    Fs::format_with(Arc::clone(&plain), "old", DataChecksums::No).expect("formatted");
-    let (device, handle) = ErrorDevice::new(plain);
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let fs = open(&device);
-    let mut client = client(&fs);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
-    client.write(ino, 0, &vec![7; 50 * BLOCK]).expect("written");
-    client.sync(&mut Random::new(1)).expect("synced");
-    drop(client);
+    let (mem, fs, _, handle) = of_fifty_blocks(DataChecksums::No);
     let mut blocks = data_blocks(&fs).into_iter();
     let one = blocks.find(|block| block_of(&mem, *block) == [7; BLOCK]);
     let media = Failure::every(1, ErrorKind::Media).of(OpKind::Read);

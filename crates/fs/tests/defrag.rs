@@ -15,10 +15,6 @@ use std::sync::Arc;
 const NEW: New = New::of_root(FileType::File, 0o644);
 const PAGE: u64 = 4096;
 
-fn client(fs: &Fs) -> Client {
-    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
-}
-
 /// Creates files of scattered pages, with holes, tails and unwritten pages.
 fn scatter(client: &mut Client, random: &mut Random) -> Vec<Ino> {
     let dir = New {
@@ -65,7 +61,7 @@ fn files_have_few_extents_afterwards_and_the_same_bytes() {
     format(&device);
     let fs = open(&device);
     let mut random = Random::new(seed(1));
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let files = scatter(&mut client, &mut random);
     let before = contents(&mut client, &files);
     let used = client.fileset.record().expect("there");
@@ -99,7 +95,7 @@ fn files_have_few_extents_afterwards_and_the_same_bytes() {
     drop(client);
     fs.close().expect("closed");
     let fs = open(&device);
-    assert!(contents(&mut self::client(&fs), &files) == before);
+    assert!(contents(&mut Client::of_first(&fs), &files) == before);
 }
 
 #[test]
@@ -108,7 +104,7 @@ fn what_a_snapshot_shares_stays_and_shows_the_same() {
     format(&device);
     let fs = open(&device);
     let mut random = Random::new(seed(2));
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let files = scatter(&mut client, &mut random);
     let id = client.fileset.id();
     let then = fs.snapshot(id, "then").expect("a snapshot");
@@ -145,7 +141,7 @@ fn one_file_or_directory_is_enough_and_open_files_are_refused() {
     format(&device);
     let fs = open(&device);
     let mut random = Random::new(seed(3));
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let files = scatter(&mut client, &mut random);
     let id = client.fileset.id();
     client.fileset.open(files[0]).expect("open");
@@ -166,13 +162,9 @@ fn a_nearly_full_device_is_defragmented_as_far_as_there_is_room() {
     format(&device);
     let fs = open(&device);
     let mut random = Random::new(seed(4));
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let files = scatter(&mut client, &mut random);
-    let fill = client
-        .fileset
-        .create(ROOT, b"fill", &NEW)
-        .expect("made")
-        .ino;
+    let fill = client.create(b"fill");
     // Free space: the reserve of the metadata, as much again, which is allocated first, and a
     // little.
     let usage = fs.usage();
@@ -197,7 +189,7 @@ fn a_power_cut_in_the_middle_leaves_every_file_whole() {
     let device: Arc<dyn BlockDevice> = mem.clone();
     format(&device);
     let fs = open(&device);
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let files = scatter(&mut client, &mut Random::new(seed));
     let before = contents(&mut client, &files);
     drop(client);
@@ -217,7 +209,7 @@ fn a_power_cut_in_the_middle_leaves_every_file_whole() {
         let fs = open(&device);
         assert_clean(&fs, &context);
         assert!(
-            contents(&mut self::client(&fs), &files) == before,
+            contents(&mut Client::of_first(&fs), &files) == before,
             "{context}"
         );
     }

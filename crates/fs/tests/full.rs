@@ -23,14 +23,10 @@ fn small() -> (Arc<dyn BlockDevice>, Fs) {
     (device, fs)
 }
 
-fn client(fs: &Fs) -> Client {
-    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
-}
-
 #[test]
 fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing() {
     let (device, fs) = small();
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let mut random = Random::new(1);
     let before = fs.usage().free;
     let mut files = Vec::new();
@@ -66,7 +62,7 @@ fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing(
     drop(client);
     fs.close().expect("a full disk closes");
     let fs = open(&device);
-    let mut client = self::client(&fs);
+    let mut client = Client::of_first(&fs);
     for (ino, data) in &files {
         assert!(client.read(*ino, 0, 1 << 20).expect("readable") == *data);
     }
@@ -94,7 +90,7 @@ fn what_a_full_disk_took_can_be_written_out_and_what_it_refused_changed_nothing(
 #[test]
 fn a_full_disk_refuses_names_and_not_their_removal() {
     let (_, fs) = small();
-    let client = client(&fs);
+    let client = Client::of_first(&fs);
     let name = |i: u64| format!("{i:0>200}").into_bytes();
     let mut made = 0;
     let error = loop {
@@ -316,8 +312,8 @@ fn a_quota_is_kept_and_counts_what_is_promised() {
     };
     fs.set_quota(fileset.id(), quota).expect("set");
     let mut client = Client::new(fileset);
-    let one = client.fileset.create(ROOT, b"one", &NEW).expect("made").ino;
-    let two = client.fileset.create(ROOT, b"two", &NEW).expect("made").ino;
+    let one = client.create(b"one");
+    let two = client.create(b"two");
     client
         .write(one, 0, &[1; 15 * 4096])
         .expect("within the quota");

@@ -6,16 +6,10 @@ use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random};
 use common::client::Client;
 use common::{assert_clean, format, open, seed};
-use fs::{FIRST_FILESET, FileType, Fs, New, ROOT};
 use std::sync::Arc;
 
-const NEW: New = New::of_root(FileType::File, 0o644);
 const SMALL: u64 = 12 << 20;
 const LARGE: u64 = 48 << 20;
-
-fn client(fs: &Fs) -> Client {
-    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
-}
 
 /// Reads a file in parts, as a cache does.
 fn read(client: &mut Client, ino: u64, len: usize) -> Vec<u8> {
@@ -36,12 +30,8 @@ fn sample() -> (Mem, u64, Vec<u8>) {
     let device: Arc<dyn BlockDevice> = small.clone();
     format(&device);
     let fs = open(&device);
-    let mut client = client(&fs);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let mut client = Client::of_first(&fs);
+    let ino = client.create(b"file");
     // As much data as can be promised at once.
     let mut data = vec![0; (fs.usage().available / 17 * 16 * 4096) as usize];
     Random::new(1).fill(&mut data);
@@ -59,7 +49,7 @@ fn a_full_file_system_on_a_larger_device_grows_and_is_no_longer_full() {
     let (large, ino, data) = sample();
     let device: Arc<dyn BlockDevice> = Arc::new(large);
     let fs = open(&device);
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let more = vec![7; 20 << 20];
     let refused = client.write(ino, data.len() as u64, &more);
     assert_eq!(refused, Err(libc::ENOSPC));
@@ -81,7 +71,7 @@ fn a_full_file_system_on_a_larger_device_grows_and_is_no_longer_full() {
     fs.close().expect("closed");
     let fs = open(&device);
     assert_clean(&fs, "opened again");
-    let mut client = self::client(&fs);
+    let mut client = Client::of_first(&fs);
     let all = read(&mut client, ino, data.len() + more.len());
     assert!(all[..data.len()] == data && all[data.len()..] == more);
 }
@@ -93,7 +83,7 @@ fn a_power_cut_while_it_grows_leaves_it_small_or_large() {
     let device: Arc<dyn BlockDevice> = disk.clone();
     let fs = open(&device);
     fs.grow().expect("it grows");
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let more = vec![7; 4 << 20];
     client.write(ino, data.len() as u64, &more).expect("room");
     client.sync(&mut Random::new(2)).expect("synced");
@@ -107,7 +97,7 @@ fn a_power_cut_while_it_grows_leaves_it_small_or_large() {
         assert_clean(&fs, &context);
         let blocks = fs.usage().blocks * 4096;
         assert!(blocks == SMALL || blocks == LARGE, "{context}");
-        let mut client = self::client(&fs);
+        let mut client = Client::of_first(&fs);
         assert!(read(&mut client, ino, data.len()) == data, "{context}");
     }
 }

@@ -109,11 +109,7 @@ fn files_reach_sixteen_tebibytes_and_no_further() {
     let fs = open(&device);
     let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
     let mut random = block_testing::Random::new(1);
-    let ino = client
-        .fileset
-        .create(ROOT, b"large", &NEW)
-        .expect("made")
-        .ino;
+    let ino = client.create(b"large");
     let end = fs::FILE_SIZE_MAX;
     client
         .write(ino, end - 10, b"0123456789")

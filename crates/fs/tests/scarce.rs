@@ -21,10 +21,6 @@ fn formatted(mib: u64) -> (Arc<dyn BlockDevice>, Fs) {
     (device, fs)
 }
 
-fn client(fs: &Fs) -> Client {
-    Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
-}
-
 /// Checks that all changes can be committed, and that the file system opens again and is clean.
 fn assert_lives(device: &Arc<dyn BlockDevice>, fs: Fs, context: &str) -> Fs {
     fs.commit()
@@ -38,11 +34,7 @@ fn assert_lives(device: &Arc<dyn BlockDevice>, fs: Fs, context: &str) -> Fs {
 
 /// Creates a file of all free space, unwritten.
 fn fill(client: &Client) -> fs::Ino {
-    let ino = client
-        .fileset
-        .create(ROOT, b"fill", &NEW)
-        .expect("made")
-        .ino;
+    let ino = client.create(b"fill");
     let (mut end, mut step) = (0, 1 << 20);
     while step >= PAGE {
         match client
@@ -62,7 +54,7 @@ fn fill(client: &Client) -> fs::Ino {
 #[test]
 fn free_space_in_crumbs_refuses_names_and_the_file_system_lives() {
     let (device, fs) = formatted(32);
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let mut random = Random::new(1);
     let mut files = Vec::new();
     for i in 0..20_000u64 {
@@ -92,7 +84,7 @@ fn free_space_in_crumbs_refuses_names_and_the_file_system_lives() {
     assert_eq!(error.kind(), Kind::NoSpace, "after {made} names: {error}");
     drop(client);
     let fs = assert_lives(&device, fs, "crumbs");
-    let client = self::client(&fs);
+    let client = Client::of_first(&fs);
     for i in 0..made {
         client.fileset.unlink(ROOT, &name(i)).expect("removed");
     }
@@ -103,7 +95,7 @@ fn free_space_in_crumbs_refuses_names_and_the_file_system_lives() {
 #[test]
 fn writes_into_allocated_blocks_of_a_full_disk_leave_it_alive() {
     let (device, fs) = formatted(128);
-    let mut client = client(&fs);
+    let mut client = Client::of_first(&fs);
     let mut random = Random::new(1);
     let ino = fill(&client);
     client.sync(&mut random).expect("synced");
@@ -134,7 +126,7 @@ fn writes_into_allocated_blocks_of_a_full_disk_leave_it_alive() {
 fn what_a_snapshot_keeps_on_a_full_disk_leaves_it_alive() {
     for reading in [false, true] {
         let (device, fs) = formatted(24);
-        let client = client(&fs);
+        let client = Client::of_first(&fs);
         let mut files = Vec::new();
         for i in 0..9000u64 {
             let name = format!("{i}").into_bytes();
@@ -185,7 +177,7 @@ fn space_that_a_sync_makes_usable_is_found_by_every_change() {
     ];
     for (name, change) in changes {
         let (device, fs) = formatted(24);
-        let client = client(&fs);
+        let client = Client::of_first(&fs);
         let files = &client.fileset;
         let ino = files.create(ROOT, b"a", &NEW).expect("made").ino;
         let filler = fill(&client);
@@ -209,7 +201,7 @@ fn space_that_a_sync_makes_usable_is_found_by_every_change() {
 #[test]
 fn long_names_that_a_snapshot_keeps_on_a_full_disk_leave_it_alive() {
     let (device, fs) = formatted(24);
-    let client = client(&fs);
+    let client = Client::of_first(&fs);
     let files = &client.fileset;
     let name = |i: u64| format!("{i:x>250}").into_bytes();
     for i in 0..9000 {
@@ -239,9 +231,9 @@ fn after_a_flush_that_failed_nothing_more_is_called_durable() {
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open(&device);
     let mut random = Random::new(1);
-    let mut client = client(&fs);
-    let one = client.fileset.create(ROOT, b"one", &NEW).expect("made").ino;
-    let two = client.fileset.create(ROOT, b"two", &NEW).expect("made").ino;
+    let mut client = Client::of_first(&fs);
+    let one = client.create(b"one");
+    let two = client.create(b"two");
     client.write(one, 0, &[1; 9000]).expect("written");
     client.write(two, 0, &[2; 9000]).expect("written");
     client.write_all_out(&mut random).expect("written out");
@@ -261,7 +253,7 @@ fn after_a_flush_that_failed_nothing_more_is_called_durable() {
 #[test]
 fn the_value_of_an_attribute_is_never_taken_for_a_record_of_the_journal() {
     let (device, fs) = formatted(24);
-    let client = client(&fs);
+    let client = Client::of_first(&fs);
     let sector = |block: u64| {
         let mut bytes = vec![0; 4096];
         let bufs = block::Buf::zeroed(4096).into();

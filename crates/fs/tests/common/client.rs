@@ -2,7 +2,10 @@
 
 use block::{Buf, Completion, Op, Request, Wait};
 use block_testing::Random;
-use fs::{Allocate, FileId, FileRequest, Fileset, FsPager, Ino, Pager, PagerQueue, Stamp};
+use fs::{
+    Allocate, FIRST_FILESET, FileId, FileRequest, FileType, Fileset, Fs, FsPager, Ino, New, Pager,
+    PagerQueue, ROOT, Stamp,
+};
 use std::collections::{BTreeMap, HashMap};
 
 pub const PAGE: u64 = 4096;
@@ -31,6 +34,17 @@ fn request_on(ino: Ino, tag: u64, op: Op) -> FileRequest {
 }
 
 impl Client {
+    /// Returns a client of the first fileset.
+    pub fn of_first(fs: &Fs) -> Client {
+        Client::new(fs.fileset_named(FIRST_FILESET).expect("the first fileset"))
+    }
+
+    /// Creates an empty file in the root.
+    pub fn create(&self, name: &[u8]) -> Ino {
+        let new = New::of_root(FileType::File, 0o644);
+        self.fileset.create(ROOT, name, &new).expect("made").ino
+    }
+
     pub fn new(fileset: Fileset) -> Client {
         let pager = FsPager::new(&fileset).expect("a pager");
         let queue = pager.queue().expect("a queue");
