@@ -15,13 +15,15 @@ use common::client::{Client, Portion};
 use common::pair::Pair;
 use common::{amount, assert_clean, format, open, seed};
 use fs::{
-    Allocate, Damage, DamageKind, DataChecksums, FileId, FileRequest, FileType, Files, FindingKind,
-    Fs, Ino, Pager, ROOT, ScrubPosition, ScrubStep, SetAttr, WritePosition,
+    Allocate, Damage, DamageKind, DataChecksums, FIRST_FILESET, FileId, FileRequest, FileType,
+    Files, FindingKind, Fs, Ino, New, Pager, ROOT, ScrubPosition, ScrubStep, SetAttr,
+    WritePosition,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+const NEW: New = New::of_root(FileType::File, 0o644);
 const PAGE: u64 = 4096;
 const BLOCK: usize = PAGE as usize;
 
@@ -222,9 +224,7 @@ fn no_damage_is_returned_as_data_and_a_scrub_finds_all_of_it() {
 
 /// Makes files with blocks of every kind. Returns the number of blocks that were never written.
 fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
-    let mut client = client(fs);
-    let make =
-        |client: &Client, name: &[u8]| client.fileset.create(ROOT, name, &NEW).expect("made").ino;
+    let mut client = Client::of_first(fs);
     let fill = |client: &mut Client, random: &mut Random, ino, offset, len: usize| {
         let mut data = vec![0; len];
         random.fill(&mut data);
@@ -233,20 +233,20 @@ fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
             .write_out(ino, random, Portion::All)
             .expect("written");
     };
-    let scattered = make(&client, b"scattered");
-    let whole = make(&client, b"whole");
+    let scattered = client.create(b"scattered");
+    let whole = client.create(b"whole");
     for page in 0..8 {
         fill(&mut client, random, scattered, page * PAGE, BLOCK);
         fill(&mut client, random, whole, page * PAGE, BLOCK);
     }
     // Unaligned, with a tail, a hole, and a tail that was cut and grew.
-    let odd = make(&client, b"odd");
+    let odd = client.create(b"odd");
     fill(&mut client, random, odd, 100, 9000);
     fill(&mut client, random, odd, 20 * PAGE + 5, 777);
     client.truncate(odd, 20 * PAGE + 300).expect("cut");
     client.truncate(odd, 23 * PAGE).expect("grown");
     // Punched and zeroed, within blocks as well.
-    let punched = make(&client, b"punched");
+    let punched = client.create(b"punched");
     fill(&mut client, random, punched, 0, 12 * BLOCK);
     for (from, how) in [(PAGE + 9, Allocate::Punch), (6 * PAGE + 9, Allocate::Zero)] {
         client
@@ -254,7 +254,7 @@ fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
             .expect("punched");
     }
     // Allocated, and written in part.
-    let reserved = make(&client, b"reserved");
+    let reserved = client.create(b"reserved");
     let grow = Allocate::Grow;
     client
         .allocate(reserved, 0, 10 * PAGE, grow)
@@ -267,8 +267,8 @@ fn every_kind(fs: &Fs, random: &mut Random) -> u64 {
     fill(&mut client, random, whole, 2 * PAGE, 3 * BLOCK);
     fill(&mut client, random, odd, 150, 10);
     // Overwritten, and moved.
-    let late = make(&client, b"late");
-    let later = make(&client, b"later");
+    let late = client.create(b"late");
+    let later = client.create(b"later");
     for page in 0..6 {
         fill(&mut client, random, late, page * PAGE, BLOCK);
         fill(&mut client, random, later, page * PAGE, BLOCK);
@@ -542,7 +542,7 @@ fn a_scrub_names_the_blocks_that_the_device_cannot_read() {
         found.extend(pages_of(&damage));
     }
     let all: Pages = (0..50)
-        .map(|page| (fs::FIRST_FILESET.into(), ino, page))
+        .map(|page| (FIRST_FILESET.into(), ino, page))
         .collect();
     assert_eq!(found, all);
     let lost = Failure::every(1, ErrorKind::PathLost).of(OpKind::Read);

@@ -9,7 +9,7 @@ use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random};
 use common::client::{Client, Portion};
 use common::{amount, assert_clean, format, open, seed};
-use fs::{Allocate, FIRST_FILESET, FileType, Fs, Ino, Kind, New, ROOT};
+use fs::{Allocate, FIRST_FILESET, FileType, Ino, Kind, New, ROOT};
 use std::sync::Arc;
 
 const NEW: New = New::of_root(FileType::File, 0o644);
