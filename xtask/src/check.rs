@@ -38,11 +38,15 @@ fn plain(root: &Path) -> Outcome {
     // Many of these tests wait most of the time.
     let threads = threads(3);
     let args = ["--profile", suite::PLAIN, "--test-threads", &threads];
+    let mut left_out = String::new();
     let outcome = at_once(
-        || cargo(root, &["test", "--workspace", "--quiet", "--doc"]),
+        || {
+            left_out = suite::left_out(root)?;
+            cargo(root, &["test", "--workspace", "--quiet", "--doc"])
+        },
         || suite::run(root, &args.map(String::from)),
     );
-    suite::report_left_out(root)?;
+    print!("{left_out}");
     println!(
         "not run either: interleavings of the cache (loom) and fuzz targets\n\
          all of it, as root: cargo xtask check --full"

@@ -83,8 +83,8 @@ pub fn command(root: &Path) -> Command {
     command
 }
 
-/// Prints the tests that the profile [`PLAIN`] leaves out, and writes their names to a file.
-pub fn report_left_out(root: &Path) -> Outcome {
+/// Lists the tests that the profile [`PLAIN`] leaves out, as text, and writes their names to a file.
+pub fn left_out(root: &Path) -> Result<String, String> {
     let output = cargo_in(root)
         .args(["nextest", "list", "--workspace", "--tests"])
         .args(["--profile", PLAIN])
@@ -95,16 +95,15 @@ pub fn report_left_out(root: &Path) -> Outcome {
         let why = String::from_utf8_lossy(&output.stderr);
         format!("cargo nextest list: {e}: {why}")
     })?;
-    let left_out = left_out(&listed);
-    let names: usize = left_out.iter().map(|(_, names)| names.len()).sum();
-    println!("\nnot run, because they need root or a peer:");
+    let left_out = unmatched(&listed);
+    let mut text = String::from("\nnot run, because they need root or a peer:\n");
     let mut all = String::new();
     for (suite, names) in &left_out {
         if names.is_empty() {
-            println!("    {suite}: the whole suite");
+            text += &format!("    {suite}: the whole suite\n");
             all += &format!("{suite}\n");
         } else {
-            println!("    {suite}: {}", names.join(", "));
+            text += &format!("    {suite}: {}\n", names.join(", "));
         }
         for name in names {
             all += &format!("{suite} {name}\n");
@@ -112,15 +111,13 @@ pub fn report_left_out(root: &Path) -> Outcome {
     }
     let file = root.join("target/not-run.txt");
     std::fs::write(&file, all).map_err(|e| format!("{}: {e}", file.display()))?;
-    println!(
-        "{} suites, and {names} tests of others",
-        left_out.iter().filter(|s| s.1.is_empty()).count()
-    );
-    Ok(())
+    let suites = left_out.iter().filter(|s| s.1.is_empty()).count();
+    let names: usize = left_out.iter().map(|(_, names)| names.len()).sum();
+    Ok(text + &format!("{suites} suites, and {names} tests of others\n"))
 }
 
 /// Finds the suites of a listing that are left out whole (no names) or in part.
-fn left_out(listed: &Value) -> Vec<(String, Vec<String>)> {
+fn unmatched(listed: &Value) -> Vec<(String, Vec<String>)> {
     let suites = listed["rust-suites"].as_object().into_iter().flatten();
     let mut found: Vec<(String, Vec<String>)> = suites
         .filter_map(|(id, suite)| {
@@ -223,7 +220,7 @@ no answer</system-err>
                 "c": { "filter-match": { "status": "matches" } },
             } },
         } });
-        let found = left_out(&listed);
+        let found = unmatched(&listed);
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0], ("rx::calls".into(), vec!["needs_root::a".into()]));
         assert_eq!(found[1], ("tests::luns".into(), Vec::new()));
