@@ -112,7 +112,8 @@ impl Fs {
 
 impl Fs {
     /// Reads all file data, compares it with its checksums, and adds the damage to the report of a
-    /// check. Skips the data of invalid records, which the check has reported. `progress` is called with the blocks done and their number.
+    /// check. Skips the data of invalid records, which the check has reported. `progress` is called
+    /// with the blocks done and their number.
     ///
     /// # Errors
     /// The device does not answer. Inconsistencies are in the report.
