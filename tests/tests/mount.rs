@@ -442,3 +442,66 @@ fn a_damaged_file_is_an_error_and_scrub_names_it() {
     mounted.unmount(&s);
     disk.check();
 }
+
+#[test]
+fn a_scrub_counts_data_without_checksums_and_continues_at_a_position() {
+    let s = Sandbox::new();
+    s.run(&["format", "old.img", "--size", "64M", "--no-checksums"])
+        .ok();
+    let disk = Disk::existing(&s, "old.img");
+    let mounted = disk.mount(&[]);
+    let inodes = ["one", "two"].map(|name| {
+        fs::write(mounted.path(name), [7; 20 * 4096]).unwrap();
+        fs::metadata(mounted.path(name)).unwrap().ino()
+    });
+    assert!(inodes[0] < inodes[1]);
+    let dir = mounted.dir().to_str().unwrap().to_owned();
+    s.run(&["sync", &dir]).ok();
+    // All, the second file, nothing.
+    let second = format!("1.{}.0.0", inodes[1]);
+    let scrub = |on: &str| {
+        for (from, code, files) in [("1.0.0.0", 27, 2), (&second, 27, 1), ("9.0.0.0", 0, 0)] {
+            let ran = s.run(&["--json", "scrub", on, "--from", from]).code(code);
+            let result: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+            for bytes in ["read_bytes", "unverified_bytes"] {
+                assert_eq!(result[bytes], files * 20 * 4096, "{from}: {result}");
+            }
+        }
+        s.run(&["scrub", on]).code(27);
+    };
+    scrub(&dir);
+    mounted.unmount(&s);
+    scrub(disk.device());
+    disk.check();
+}
+
+#[test]
+fn a_check_of_data_repairs_a_file_with_an_invalid_extent() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&[]);
+    let content = [&b"the content"[..], &[7; 5 * 4096 - 11]].concat();
+    fs::write(mounted.path("file"), &content).unwrap();
+    mounted.unmount(&s);
+    let image = s.path(disk.device());
+    let mut bytes = fs::read(&image).unwrap();
+    let mut blocks = bytes.chunks(4096);
+    let block = blocks.position(|block| block.starts_with(b"the content"));
+    // The record of the extent: first block, number of blocks.
+    let block = block.expect("it is there") as u64;
+    let record = [&block.to_le_bytes()[..], &5u32.to_le_bytes()].concat();
+    let places: Vec<usize> = (0..bytes.len() - record.len())
+        .filter(|at| bytes[*at..].starts_with(&record))
+        .collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at + 4] = 1;
+    }
+    fs::write(&image, bytes).unwrap();
+    let args = ["--json", "fsck", "--data", disk.device()];
+    let found = s.run(&args).code(26).stdout;
+    assert!(found.contains("extent"), "{found}");
+    let repaired = s.json(&["fsck", "--data", "--repair", disk.device()]);
+    assert_eq!(repaired["clean"], true, "{repaired}");
+    disk.check();
+}

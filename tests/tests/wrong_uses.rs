@@ -352,6 +352,7 @@ const FILES: &[Use] = &[
     ("scrub missing.img", 10, &["missing.img"]),
     ("upgrade missing.img", 10, &["missing.img"]),
     ("scrub disk.img --from here", 2, &["here", "position"]),
+    ("scrub disk.img --rate 0", 2, &["--rate", "at least"]),
     ("defrag missing.img", 10, &["missing.img"]),
     ("defrag disk.img no/such", 10, &["no/such"]),
     ("df missing.img", 10, &["missing.img"]),

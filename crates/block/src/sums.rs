@@ -37,7 +37,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_carry_checksums_to_whoever_asked_and_only_once() {
+    fn buffers_return_checksums_once_and_only_if_they_were_asked_for() {
         let mut bufs = Bufs::from(Buf::zeroed(8192));
         assert!(!bufs.are_sums_asked() && bufs.take_sums().is_none());
         bufs.ask_sums();

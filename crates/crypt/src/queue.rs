@@ -253,8 +253,8 @@ fn decrypt(shared: &Shared, offset: u64, bufs: &mut Bufs) -> Option<Vec<u32>> {
     sums
 }
 
-/// Encrypts `clear` into buffers of `pool`; `None` while too few are free. Gives `clear` its checksums,
-/// if the caller asked for them.
+/// Encrypts `clear` into buffers of `pool`; `None` while too few are free. Sets the checksums of
+/// `clear`, if the caller asked for them.
 fn encrypted(shared: &Shared, pool: &BufPool, offset: u64, clear: &mut Bufs) -> Option<Bufs> {
     let total = clear.total_len();
     let mut out = take_bufs(pool, total)?;

@@ -24,7 +24,7 @@ use crate::format::key::{Key, Section, TreeId};
 use crate::fs::Fs;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
-use crate::scrub::ScrubPosition;
+use crate::scrub::{Invalid, ScrubPosition};
 use finding::Findings;
 use meter::Meter;
 use schemars::JsonSchema;
@@ -112,10 +112,11 @@ impl Fs {
 
 impl Fs {
     /// Reads all file data, compares it with its checksums, and adds the damage to the report of a
-    /// check. `progress` is called with the blocks done and their number.
+    /// check. Skips the data of invalid records, which the check has reported. `progress` is called
+    /// with the blocks done and their number.
     ///
     /// # Errors
-    /// The metadata cannot be read, or the device does not answer.
+    /// The device does not answer. Inconsistencies are in the report.
     pub fn check_data(
         &self,
         report: &mut Report,
@@ -124,7 +125,10 @@ impl Fs {
         let mut next = Some(ScrubPosition::START);
         let mut done = 0;
         while let Some(from) = next {
-            let step = self.scrub(from, DATA_STEP_BYTES)?;
+            let step = self.scrub_with(from, DATA_STEP_BYTES, Invalid::Skip);
+            let Some(step) = report.note(FindingKind::Pages, "data check", step)? else {
+                return Ok(());
+            };
             done = (done + step.blocks).min(report.data_blocks);
             progress(done, report.data_blocks);
             for damage in step.damage {

@@ -340,7 +340,7 @@ impl Fileset {
         let blocks = data.chunks(BLOCK_BYTES as usize);
         for ((block, sum), at) in blocks.zip(sums).zip(piece.0 + skip..) {
             if sum != NO_SUM && sum_of(block) != sum {
-                self.note_mismatch(ino, at * BLOCK_BYTES);
+                self.note_mismatches(ino, &[at * BLOCK_BYTES], || self.damaged_path(ino));
                 let text = format!(
                     "inode {ino}: the block at byte {} does not match its checksum; `evfs scrub` \
                      lists all damaged files",

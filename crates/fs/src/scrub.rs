@@ -122,6 +122,14 @@ pub struct ScrubStep {
     pub damage: Vec<Damage>,
 }
 
+/// What a scrub does with an invalid record, whose data it cannot find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Invalid {
+    Refuse,
+    /// Goes on behind it: a check has reported it.
+    Skip,
+}
+
 /// Part of a file to read.
 struct Stretch {
     tree: TreeId,
@@ -139,35 +147,40 @@ impl Fs {
     /// # Errors
     /// The metadata cannot be read, or the device does not answer. Damaged data is in the result.
     pub fn scrub(&self, from: ScrubPosition, bytes_max: u64) -> Result<ScrubStep> {
+        self.scrub_with(from, bytes_max, Invalid::Refuse)
+    }
+
+    pub(crate) fn scrub_with(
+        &self,
+        from: ScrubPosition,
+        bytes_max: u64,
+        invalid: Invalid,
+    ) -> Result<ScrubStep> {
         let fs = self.inner();
         // Before the lookup, and until the data has been read: see the module.
         let entered = fs.space.enter();
-        let step = fs.scrub(from, (bytes_max / BLOCK_BYTES).max(1));
+        let step = fs.scrub(from, (bytes_max / BLOCK_BYTES).max(1), invalid);
         fs.space.leave(entered);
         let (mut step, damaged) = step?;
-        for (tree, ino, block, kind) in damaged {
+        for blocks in damaged.chunk_by(|one, two| (one.0, one.1) == (two.0, two.1)) {
+            let (id, ino, ..) = blocks[0];
             let fs = std::sync::Arc::clone(fs);
-            let fileset = Fileset { fs, id: tree };
-            let offset = block * BLOCK_BYTES;
-            if kind == DamageKind::Checksum {
-                fileset.note_mismatch(ino, offset);
-            }
-            let name = || fileset.record().map(|record| record.name).ok();
-            match step.damage.last_mut() {
-                Some(last)
-                    if (last.inode, last.kind, last.offset + last.bytes) == (ino, kind, offset)
-                        && Some(&last.fileset) == name().as_ref() =>
-                {
-                    last.bytes += BLOCK_BYTES;
-                }
-                _ => step.damage.push(Damage {
-                    kind,
-                    fileset: name().unwrap_or_default(),
+            let fileset = Fileset { fs, id };
+            let name = fileset.record().map(|record| record.name);
+            let name = name.unwrap_or_default();
+            let path = fileset.path_of(ino, u64::MAX);
+            let differ = blocks.iter().filter(|b| b.3 == DamageKind::Checksum);
+            let differ: Vec<u64> = differ.map(|block| block.2 * BLOCK_BYTES).collect();
+            fileset.note_mismatches(ino, &differ, || path.clone());
+            for run in blocks.chunk_by(|one, two| (one.2 + 1, one.3) == (two.2, two.3)) {
+                step.damage.push(Damage {
+                    kind: run[0].3,
+                    fileset: name.clone(),
                     inode: ino,
-                    path: fileset.path_of(ino, u64::MAX),
-                    offset,
-                    bytes: BLOCK_BYTES,
-                }),
+                    path: path.clone(),
+                    offset: run[0].2 * BLOCK_BYTES,
+                    bytes: run.len() as u64 * BLOCK_BYTES,
+                });
             }
         }
         Ok(step)
@@ -186,22 +199,38 @@ impl Fs {
 }
 
 impl Fileset {
-    /// Reports that a block of a file differs from its checksum.
-    pub(crate) fn note_mismatch(&self, ino: Ino, offset: u64) {
-        if !self.fs.mismatches.add(self.id, ino, offset) {
+    /// Reports that blocks of a file differ from their checksums: those not reported before, in one
+    /// message.
+    pub(crate) fn note_mismatches(
+        &self,
+        ino: Ino,
+        offsets: &[u64],
+        path: impl FnOnce() -> Option<String>,
+    ) {
+        let is_new = |offset: &&u64| self.fs.mismatches.add(self.id, ino, **offset);
+        let new: Vec<u64> = offsets.iter().filter(is_new).copied().collect();
+        let Some(first) = new.first() else {
             return;
-        }
+        };
         let fileset = self.record().map(|record| record.name);
         let fileset = fileset.unwrap_or_else(|_| self.id.to_string());
-        let path = self.path_of(ino, ENTRIES_MAX);
-        let path = path.map_or(String::new(), |path| format!(" (/{path})"));
-        let place = format!("`{fileset}`: inode {ino}{path}: the block at byte {offset}");
+        let path = path().map_or(String::new(), |path| format!(" (/{path})"));
+        let more = match new.len() {
+            1 => String::new(),
+            blocks => format!(" (first of {blocks})"),
+        };
+        let place = format!("`{fileset}`: inode {ino}{path}: the block at byte {first}{more}");
         tracing::error!(
             name: "EVFS-0208",
             "{}: {place} does not match its checksum; restore the file from a backup",
             self.fs.name,
         );
         self.fs.mismatches.show(place);
+    }
+
+    /// Finds the path of a damaged file, if that is quick: a reader waits.
+    pub(crate) fn damaged_path(&self, ino: Ino) -> Option<String> {
+        self.path_of(ino, ENTRIES_MAX)
     }
 }
 
@@ -221,8 +250,13 @@ impl FsShared {
 type Damaged = (TreeId, Ino, u64, DamageKind);
 
 impl FsShared {
-    fn scrub(&self, from: ScrubPosition, blocks_max: u64) -> Result<(ScrubStep, Vec<Damaged>)> {
-        let (next, stretches) = stretches(&self.read(), from, blocks_max)?;
+    fn scrub(
+        &self,
+        from: ScrubPosition,
+        blocks_max: u64,
+        invalid: Invalid,
+    ) -> Result<(ScrubStep, Vec<Damaged>)> {
+        let (next, stretches) = stretches(&self.read(), from, blocks_max, invalid)?;
         let mut damaged = Vec::new();
         let mut step = ScrubStep {
             next,
@@ -290,6 +324,7 @@ fn stretches(
     state: &State,
     from: ScrubPosition,
     blocks_max: u64,
+    invalid: Invalid,
 ) -> Result<(Option<ScrubPosition>, Vec<Stretch>)> {
     let mut found: Vec<Stretch> = Vec::new();
     let mut left = blocks_max;
@@ -339,6 +374,10 @@ fn stretches(
             next = Some(ScrubPosition { key, block });
         }
         Ok(left > 0)
+    };
+    let mut add = |key: Key, bytes: &[u8], from: u64| match add(key, bytes, from) {
+        Err(error) if invalid == Invalid::Skip && error.kind() == Kind::Corrupt => Ok(true),
+        added => added,
     };
     let mut open = true;
     let mut start = from.key;

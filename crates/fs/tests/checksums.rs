@@ -371,9 +371,20 @@ fn a_damaged_block_is_an_error_once_reported_until_it_is_written_again() {
     assert_eq!(scrub(&fs).damage, []);
 }
 
+/// Room on the device that a file is overwritten on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Room {
+    Plenty,
+    /// Less than is overwritten without a sync.
+    Scarce,
+    None,
+}
+
 /// Overwrites a file at random and checks the image after each write to the device.
-fn cut_overwrites(seed: u64, full: bool) {
+fn cut_overwrites(seed: u64, room: Room) {
     const PAGES: u64 = 24;
+    const SCARCE_PAGES: u64 = 64;
+    let full = room == Room::None;
     let mem = Arc::new(Mem::new(8 << 20, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
     format(&device);
@@ -392,7 +403,7 @@ fn cut_overwrites(seed: u64, full: bool) {
             .expect("written");
     }
     client.sync(&mut random).expect("synced");
-    if full {
+    if room != Room::Plenty {
         let fill = client.create(b"fill");
         let mut at = 0;
         for pages in [64, 8, 1] {
@@ -400,6 +411,12 @@ fn cut_overwrites(seed: u64, full: bool) {
                 at += (pages * BLOCK) as u64;
                 client.sync(&mut random).expect("synced");
             }
+        }
+        if room == Room::Scarce {
+            client
+                .truncate(fill, at - SCARCE_PAGES * PAGE)
+                .expect("cut");
+            client.sync(&mut random).expect("synced");
         }
     }
     drop(client);
@@ -409,13 +426,21 @@ fn cut_overwrites(seed: u64, full: bool) {
     let device: Arc<dyn BlockDevice> = disk.clone();
     let fs = open(&device);
     let mut client = Client::of_first(&fs);
-    for version in 2..8 {
+    let available = fs.usage().available;
+    assert!(room != Room::Scarce || (6..80).contains(&available));
+    let versions = if room == Room::Scarce { 24 } else { 8 };
+    for version in 2..versions {
         for _ in 0..6 {
             let page = random.below(PAGES);
             let data = page_of(page, version);
             client
                 .write(ino, page * PAGE, &data)
                 .expect("there is room");
+        }
+        if room == Room::Scarce {
+            let out = client.write_out(ino, &mut random, Portion::All);
+            out.expect("written");
+            continue;
         }
         client.fsync(ino, &mut random).expect("synced");
         if version % 3 == 0 {
@@ -425,7 +450,7 @@ fn cut_overwrites(seed: u64, full: bool) {
     drop(client);
     fs.close().expect("closed");
 
-    let mut torn = 0;
+    let (mut torn, mut most_unverified) = (0, 0);
     let last = disk.events();
     assert!(last > 30);
     let kept = [Tear::Drop, Tear::Keep];
@@ -435,31 +460,38 @@ fn cut_overwrites(seed: u64, full: bool) {
         .images(seed, 200)
         .map(|crash| (crash.point, crash.image));
     for (point, image) in ends.into_iter().chain(images) {
-        let context = format!("EVFS_SEED={seed}, full: {full}, point {point}");
+        let context = format!("EVFS_SEED={seed}, {room:?}, point {point}");
         let device: Arc<dyn BlockDevice> = Arc::new(image);
         let fs = open(&device);
         let unverified = assert_clean(&fs, &context);
         assert!(full || unverified == 0, "{context}");
+        most_unverified = most_unverified.max(unverified);
         let mut client = Client::of_first(&fs);
         for page in 0..PAGES {
             let data = client.read(ino, page * PAGE, PAGE);
             let data = data.unwrap_or_else(|errno| panic!("{context}, page {page}: {errno}"));
-            let is_whole = (1..8).any(|version| data == page_of(page, version));
+            let is_whole = (1..versions).any(|version| data == page_of(page, version));
             torn += u64::from(!is_whole);
             assert!(is_whole || full, "{context}, page {page}");
         }
     }
+    assert_eq!(most_unverified > 0, full, "overwritten in place");
     println!("{torn} pages were overwritten in part");
 }
 
 #[test]
 fn overwriting_with_a_cut_at_every_write_leaves_each_block_old_or_new() {
-    cut_overwrites(seed(4), false);
+    cut_overwrites(seed(4), Room::Plenty);
+}
+
+#[test]
+fn overwriting_more_than_the_free_space_without_a_sync_leaves_each_block_old_or_new() {
+    cut_overwrites(seed(8), Room::Scarce);
 }
 
 #[test]
 fn overwriting_on_a_full_device_with_a_cut_at_every_write_makes_nothing_unreadable() {
-    cut_overwrites(seed(5), true);
+    cut_overwrites(seed(5), Room::None);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 mod common;
 
 use block::{BlockDevice, ErrorKind, OpKind};
-use block_testing::{ErrorDevice, Failure, Mem};
+use block_testing::{ErrorDevice, Failure, Mem, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::model::Kind;
@@ -211,4 +211,32 @@ fn a_read_that_fails_is_an_error_of_its_operation_and_the_next_one_works() {
         (pair.model, pair.inodes) = (model.clone(), inodes.clone());
         pair.compare_all();
     }
+}
+
+#[test]
+fn changes_that_cannot_become_records_make_the_file_system_read_only() {
+    let plain: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    format(&plain);
+    let (device, handle) = ErrorDevice::new(plain);
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let options = fs::Options {
+        metadata_cache_bytes: 0,
+        ..common::options()
+    };
+    let fs = Fs::open(device, options).expect("it opens");
+    let mut client = Client::new(fs.fileset_named(FIRST_FILESET).expect("there"));
+    let made = client.fileset.create(fs::ROOT, b"file", &NEW);
+    let (ino, mut random) = (made.expect("made").ino, Random::new(1));
+    client.write(ino, 0, &[1; 4096]).expect("written");
+    client.sync(&mut random).expect("synced");
+    fs.commit().expect("committed");
+    client.write(ino, 4096, &[2; 4096]).expect("written");
+    client.write_all_out(&mut random).expect("written out");
+    // The new checksum belongs to a record that the device does not return.
+    handle.set(Some(Failure::every(1, ErrorKind::Media).of(OpKind::Read)));
+    assert!(fs.commit().is_err());
+    handle.set(None);
+    let why = fs.read_only_because().expect("it is read-only");
+    assert_eq!(why.kind(), fs::Kind::ReadOnly, "{why}");
+    assert!(fs.sync().is_err() && fs.commit().is_err());
 }

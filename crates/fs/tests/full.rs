@@ -2,15 +2,15 @@
 
 mod common;
 
-use block::BlockDevice;
+use block::{BlockDevice, Buf, Op, Request, Wait};
 use block_testing::{Mem, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::pair::Pair;
 use common::{assert_clean, format, open, seed};
 use fs::{
-    Allocate, BLOCK_BYTES, FIRST_FILESET, FileType, Files, Fileset, Fs, Kind, New, Quota, ROOT,
-    Rename, SetXattr, WritePosition,
+    Allocate, BLOCK_BYTES, FIRST_FILESET, FileId, FileRequest, FileType, Files, Fileset, Fs, Kind,
+    New, Pager, Quota, ROOT, Rename, SetXattr, WritePosition,
 };
 use std::sync::Arc;
 
@@ -199,6 +199,43 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
         assert_eq!(len.expect("readable"), data.len());
         assert!(all[..data.len()] == data, "{name}");
     }
+}
+
+#[test]
+fn a_write_in_progress_that_replaces_blocks_does_not_count_against_a_quota() {
+    let (_device, fs) = small();
+    let mut client = client(&fs);
+    let ino = client
+        .fileset
+        .create(ROOT, b"file", &NEW)
+        .expect("made")
+        .ino;
+    client.write(ino, 0, &[1; 4 * 4096]).expect("written");
+    client.sync(&mut Random::new(1)).expect("synced");
+    let quota = Quota {
+        blocks: 10,
+        inodes: 0,
+    };
+    fs.set_quota(client.fileset.id(), quota).expect("set");
+    let before = left(&client.fileset).0;
+    assert!((1..10).contains(&before));
+    let mut queue = client.pager.queue().expect("a queue");
+    // Without a promise.
+    let op = Op::Write {
+        offset: 0,
+        bufs: Buf::copy_of(&[2; 4 * 4096]).into(),
+        fua: false,
+    };
+    let request = Request { tag: 1, op };
+    let file = FileId(ino);
+    queue.submit(FileRequest { file, request }).expect("room");
+    assert_eq!(left(&client.fileset).0, before);
+    let mut done = Vec::new();
+    while done.is_empty() {
+        queue.reap(Wait::Block, &mut done).expect("reaped");
+    }
+    assert!(done.remove(0).result.is_ok());
+    assert_eq!(left(&client.fileset).0, before);
 }
 
 /// Returns the available blocks and inodes according to statfs(2).

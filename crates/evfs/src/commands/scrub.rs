@@ -21,11 +21,18 @@ pub struct Args {
     #[command(flatten)]
     on: DeviceArgs,
     /// Bytes to read per second, at most, like 50M [default: no limit]
-    #[arg(long, value_name = "BYTES", value_parser = stack::parse_size)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_rate)]
     rate: Option<u64>,
     /// Continue an interrupted scrub at this position, which its message named
     #[arg(long, value_name = "POSITION")]
     from: Option<String>,
+}
+
+fn parse_rate(text: &str) -> std::result::Result<u64, String> {
+    match stack::parse_size(text)? {
+        0 => Err("the rate must be at least one byte; without --rate there is no limit".into()),
+        rate => Ok(rate),
+    }
 }
 
 pub const SCRUBBED: Document<Scrubbed> = Document::new("evfs/scrub/1");

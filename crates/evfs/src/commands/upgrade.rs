@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 #[derive(clap::Args)]
 #[command(after_help = "\
 The file system must not be mounted. All file data is read and gets checksums, as `format` arranges it for new \
-file systems. Damage that there is already is not noticed. Interrupted, the upgrade continues when it is started \
+file systems. Existing damage is not detected. Interrupted, the upgrade continues when it is started \
 again. Earlier versions of EVFS can then only read the file system.
 
 Examples:

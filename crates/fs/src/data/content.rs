@@ -33,6 +33,14 @@ pub enum Stamp {
     Late,
 }
 
+/// What happens to pages of existing blocks for which a full device has no new ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum IfFull {
+    Refuse,
+    /// They will overwrite the blocks in place.
+    Overwrite,
+}
+
 /// Operation of [`Fileset::allocate`] on a range of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Allocate {
@@ -207,11 +215,16 @@ impl Fileset {
     /// [`Kind::Stale`]; [`Kind::NotPermitted`]: the file is immutable, or append-only and the bytes
     /// do not begin at its end.
     pub fn prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
-        self.fs
-            .with_room(|| self.try_prepare_write(ino, bytes.clone(), stamp))
+        self.with_room_or_in_place(|full| self.try_prepare_write(ino, bytes.clone(), stamp, full))
     }
 
-    fn try_prepare_write(&self, ino: Ino, bytes: Range<u64>, stamp: Stamp) -> Result<()> {
+    fn try_prepare_write(
+        &self,
+        ino: Ino,
+        bytes: Range<u64>,
+        stamp: Stamp,
+        full: IfFull,
+    ) -> Result<()> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let (now, inode) = (op.now, op.read_inode(ino)?);
         if bytes.start < inode.size {
@@ -220,7 +233,7 @@ impl Fileset {
             inode.flags.check_mutable()?;
         }
         op.check_kept_room()?;
-        self.promise_pages(&mut op, ino, bytes.clone())?;
+        self.promise_pages(&mut op, ino, bytes.clone(), full)?;
         if bytes.start > inode.size {
             self.cover_tail(&mut op, ino, inode.disk_size, inode.size)?;
         }
@@ -244,15 +257,24 @@ impl Fileset {
         if self.fs.read().cores.get(&(self.id, ino)).is_some_and(known) {
             return Ok(());
         }
-        self.fs.with_room(|| {
+        self.with_room_or_in_place(|full| {
             let mut op = Op::begin(&self.fs, self.id)?;
-            self.promise_pages(&mut op, ino, bytes.clone())?;
+            self.promise_pages(&mut op, ino, bytes.clone(), full)?;
             op.finish();
             Ok(())
         })
     }
 
-    fn promise_pages(&self, op: &mut Op, ino: Ino, bytes: Range<u64>) -> Result<()> {
+    /// Runs `promise`, which promises space to pages. Existing blocks are overwritten only if there
+    /// is no room even when the blocks freed so far can be reused.
+    fn with_room_or_in_place(&self, promise: impl Fn(IfFull) -> Result<()>) -> Result<()> {
+        match self.fs.with_room(|| promise(IfFull::Refuse)) {
+            Err(error) if error.kind() == Kind::NoSpace => promise(IfFull::Overwrite),
+            promised => promised,
+        }
+    }
+
+    fn promise_pages(&self, op: &mut Op, ino: Ino, bytes: Range<u64>, full: IfFull) -> Result<()> {
         if bytes.end > FILE_SIZE_MAX {
             return Err(Kind::FileTooLarge.into());
         }
@@ -271,7 +293,7 @@ impl Fileset {
             op.check_last_room()?;
         }
         match op.reserve(claims.new.count(), claims.replaced.count()) {
-            Err(error) if error.kind() == Kind::NoSpace && !claims.replaced.is_empty() => {
+            Err(error) if error.kind() == Kind::NoSpace && full == IfFull::Overwrite => {
                 // Existing blocks can be overwritten on a full device, too.
                 claims = op.claims(ino, &missing, &Blocks::of(blocks))?;
                 op.reserve(claims.new.count(), claims.replaced.count())?;

@@ -1,8 +1,10 @@
 //! Planning of I/O: a page request of a file becomes requests of the device.
 //!
 //! **Invariant:** a planned write touches no block that a snapshot, a crash or another file could
-//! still expose: blocks with one reference are written in place, everything else goes to new
-//! blocks. When the write ends, the plan is entered into the metadata or undone.
+//! still expose. Blocks with one reference are written in place if they were never written, if the
+//! file system has no checksums, or, on a full device, after their checksums were durably dropped;
+//! everything else goes to new blocks. When the write ends, the plan is entered into the metadata or
+//! undone.
 
 use crate::data::content::split;
 use crate::data::extents::{Mapped, cut_of, end_of};
@@ -135,19 +137,14 @@ impl Fileset {
         }
         let core = op.core(ino)?;
         let without = |run| core.promised.missing(run).into_iter();
-        let without: u64 = replaced
-            .iter()
-            .flat_map(without)
-            .map(|run| run.end - run.start)
-            .sum();
+        let without: Vec<Range<u64>> = replaced.iter().flat_map(without).collect();
         let promised = core.promised.within(blocks.clone());
         let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
         let needed = rest.count();
         // Blocks are promised when pages become dirty. A write without a promise, or one that needs
         // more blocks because of a snapshot, has to reserve them now.
         if needed > promised {
-            let missing = needed - promised;
-            op.promise_at_last(missing, missing.saturating_sub(without))?;
+            op.promise_at_last(ino, needed - promised, without)?;
         }
         let new = match op.take_for(ino, &rest) {
             Ok(new) => new,
@@ -155,6 +152,7 @@ impl Fileset {
                 // The pages stay dirty and keep their promises.
                 op.return_taken();
                 op.release_reserved(needed.saturating_sub(promised));
+                op.end_replacing(ino, blocks);
                 return Err(error);
             }
         };
@@ -421,8 +419,10 @@ impl Op<'_> {
     }
 
     /// Promises blocks to a write that is already in progress, from the reserve of the metadata if
-    /// necessary. `growth` of them do not replace others.
-    fn promise_at_last(&mut self, blocks: u64, growth: u64) -> Result<()> {
+    /// necessary. Some of them replace the `replaced` blocks of the file.
+    fn promise_at_last(&mut self, ino: Ino, blocks: u64, replaced: Vec<Range<u64>>) -> Result<()> {
+        let replaced_blocks: u64 = replaced.iter().map(|run| run.end - run.start).sum();
+        let growth = blocks.saturating_sub(replaced_blocks);
         if growth > 0 {
             self.check_quota(growth)?;
         }
@@ -430,8 +430,14 @@ impl Op<'_> {
             return Err(crate::space::full());
         }
         let id = self.tree;
+        let core = self.cores.get_mut(&(id, ino));
+        let replacing: u64 = core.map_or(0, |core| {
+            let replaced = replaced.into_iter();
+            replaced.map(|run| core.replacing.insert(run)).sum()
+        });
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.promised += blocks;
+            tree.replacing += replacing;
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! Checksums of file data: the record of those of 64 consecutive blocks of the device.
 //!
-//! **Invariant:** a block that holds file data keeps its content until no record refers to it, so
-//! its checksum never changes while it is in use. Checksums of unused blocks have no meaning and
-//! stay until the blocks are written again.
+//! **Invariant:** a block that holds file data and has a checksum is not overwritten while a record
+//! refers to it, unless its checksum was durably dropped first (full device). So a checksum in use
+//! never changes to another. Checksums of unused blocks have no meaning and stay until the blocks
+//! are written again.
 
 use crate::error::{Error, Result};
 use crate::format::record::BLOCK_BYTES;

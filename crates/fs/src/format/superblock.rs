@@ -35,8 +35,9 @@ const SPARE: u32 = u32::MAX;
 /// Files and directories may have flags. A program that does not know them keeps them, and does not
 /// enforce them.
 const INODE_FLAGS: u64 = 1;
-/// Read-compatible flag: every block of file data that was written has a checksum, and is never
-/// overwritten while in use. A program that does not know the flag would break both by writing.
+/// Read-compatible flag: blocks of file data get a checksum when they are written, and are not
+/// overwritten while in use, unless their checksum was durably dropped first (full device). A
+/// program that does not know the flag would break both by writing.
 pub const CHECKSUMS: u64 = 1;
 /// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
 /// being rolled back to it.

@@ -36,7 +36,8 @@ use std::sync::{Arc, Mutex, RwLock};
 /// Whether a new file system has checksums of file data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DataChecksums {
-    /// Each block is verified when it is read, and never overwritten while in use.
+    /// Each block is verified when it is read, and not overwritten while in use, unless its checksum
+    /// was durably dropped first (full device).
     Yes,
     /// Blocks are overwritten in place.
     No,

@@ -13,8 +13,8 @@ pub struct Upgraded {
 }
 
 impl Fs {
-    /// Gives every block of file data without a checksum one of the data as it is. Files must not be
-    /// in use. `progress` is called with the blocks done and their number. From the first moment on,
+    /// Computes the missing checksums of all file data from the data as it is. Files must not be in
+    /// use. `progress` is called with the blocks done and their number. From the first moment on,
     /// the file system is one with checksums; if this is interrupted, blocks are left without, and
     /// the next call continues with them. Durable when this returns.
     ///

@@ -96,14 +96,14 @@ impl FsShared {
         Ok(())
     }
 
-    /// Takes all changes that the journal does not have.
+    /// Takes all changes that the journal does not have. A failure makes the file system read-only: a
+    /// change that could not be taken may be missing from all later records.
     fn take(&self, state: &mut State) -> Result<Taken> {
         let written = self.space.written();
-        let result = state.materialize();
-        if result.is_err() {
+        if let Err(error) = state.materialize() {
             state.commit_steps();
+            return Err(self.fail_in(state, error));
         }
-        result?;
         let (delta, keys) = state.items.take_delta();
         Ok(Taken {
             delta,
@@ -223,9 +223,12 @@ impl FsShared {
 
     /// Makes the file system read-only until it is reopened.
     fn fail(&self, error: Error) -> Error {
+        self.fail_in(&mut self.write(), error)
+    }
+
+    fn fail_in(&self, state: &mut State, error: Error) -> Error {
         let text = format!("the file system is read-only after an error: {error}");
         tracing::error!(name: "EVFS-0201", "{}: {text}", self.name);
-        let mut state = self.write();
         state.failed.get_or_insert(Error::new(Kind::ReadOnly, text));
         error
     }

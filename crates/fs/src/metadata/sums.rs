@@ -61,9 +61,11 @@ impl State {
             let key = Key::global(Section::Sums, number);
             let mut sums = match pending.set {
                 u64::MAX => Sums::none(),
+                // A record that is damaged has no checksum that could be kept.
                 _ => self
                     .items
-                    .get(&key, Sums::decode)?
+                    .get(&key, |bytes| Ok(Sums::decode(bytes).ok()))?
+                    .flatten()
                     .unwrap_or_else(Sums::none),
             };
             pending.apply(0, &mut sums.0);
@@ -79,6 +81,7 @@ impl State {
 mod tests {
     use super::*;
     use crate::Fs;
+    use crate::format::sums::SUMS_BLOCKS;
     use crate::metadata::op::Op;
     use crate::metadata::shared::Options;
     use block::BlockDevice;
@@ -104,5 +107,31 @@ mod tests {
         let state = fs.inner().read();
         assert_eq!(state.pending_sums.len(), 0);
         assert_eq!(state.sums(run).unwrap(), sums);
+    }
+
+    #[test]
+    fn a_damaged_record_of_checksums_is_replaced_and_hinders_no_sync() {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+        Fs::format(Arc::clone(&device), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let number = 2000 / SUMS_BLOCKS;
+        let mut op = Op::begin_any(fs.inner(), 0).unwrap();
+        let key = Key::global(Section::Sums, number);
+        op.put_key(key, vec![1; 255], Prior::Possible);
+        op.finish();
+        fs.commit().unwrap();
+        let run = |blocks| Run {
+            start: number * SUMS_BLOCKS,
+            blocks,
+        };
+        assert!(fs.inner().read().sums(run(2)).is_err());
+        let mut op = Op::begin_any(fs.inner(), 0).unwrap();
+        op.set_sums(run(1), &[7]);
+        op.finish();
+        fs.sync().unwrap();
+        fs.commit().unwrap();
+        let state = fs.inner().read();
+        assert_eq!(state.pending_sums.len(), 0);
+        assert_eq!(state.sums(run(2)).unwrap(), [7, NO_SUM]);
     }
 }

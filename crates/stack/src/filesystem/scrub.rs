@@ -37,7 +37,7 @@ struct Step {
 pub struct ScrubOptions<'a> {
     /// Position to start at, as printed by an earlier scrub that was interrupted.
     pub from: Option<&'a str>,
-    /// Bytes to read in a second, at most.
+    /// Bytes to read in a second, at most; not zero.
     pub rate: Option<u64>,
 }
 

@@ -2,10 +2,11 @@
 
 use crate::check::FindingKind;
 use crate::data::content::Allocate;
+use crate::error::Kind;
 use crate::fileset::Fileset;
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{FileType, Run, SharedRun};
+use crate::format::record::{Extent, FileType, Run, SharedRun};
 use crate::format::superblock::Segment;
 use crate::fs::{FIRST_FILESET, Fs};
 use crate::metadata::database::SpaceChange;
@@ -14,6 +15,7 @@ use crate::metadata::overlay::Prior;
 use crate::metadata::shared::Options;
 use crate::names::attributes::SetXattr;
 use crate::names::directory::{New, ROOT};
+use crate::scrub::ScrubPosition;
 use block::BlockDevice;
 use block_testing::{Mem, Random};
 use std::sync::Arc;
@@ -166,6 +168,44 @@ fn lost_checksums_are_computed_again_and_invalid_ones_removed() {
     let mut report = repair.left;
     fs.check_data(&mut report, &mut |_, _| {}).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
+}
+
+#[test]
+fn data_is_compared_beside_invalid_extents_and_after_their_repair() {
+    let fs = open(&sample());
+    let main = main(&fs);
+    let [bad, good] = [b"badd", b"good"].map(|name| {
+        let made = main.create(ROOT, name, &new(FileType::File)).unwrap();
+        let all = 0..8 * 4096;
+        main.allocate(made.ino, all, Allocate::Grow).unwrap();
+        made.ino
+    });
+    let mut op = Op::locked(fs.inner(), main.id()).unwrap();
+    op.set_written(main.id(), good, 0..8).unwrap();
+    let extents = op.extents(main.id(), good, 0..8).unwrap();
+    // Not those of zeros.
+    op.set_sums(extents[0].1.run(), &[7; 8]);
+    let outside = Extent {
+        start: 1 << 30,
+        blocks: 8,
+        unwritten: false,
+        tail: 0,
+    };
+    let key = Key::item(main.id(), bad, Item::Extent, 0);
+    op.put_key(key, outside.encode(), Prior::Possible);
+    op.finish();
+    let refused = fs.scrub(ScrubPosition::START, 1 << 20).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Corrupt);
+    let mut found = fs.check().unwrap();
+    let invalid = found.problem_count;
+    assert!(invalid > 0);
+    fs.check_data(&mut found, &mut |_, _| {}).unwrap();
+    assert_eq!(found.problem_count, invalid + 1, "{:#?}", found.problems);
+    let mut left = fs.repair().unwrap().left;
+    assert!(left.is_clean(), "{:#?}", left.problems);
+    fs.check_data(&mut left, &mut |_, _| {}).unwrap();
+    let kinds = left.problems.iter().map(|finding| finding.kind);
+    assert!(kinds.eq([FindingKind::Data]), "{:#?}", left.problems);
 }
 
 #[test]

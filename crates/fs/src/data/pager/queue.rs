@@ -275,7 +275,9 @@ impl FsQueue {
         let space = &self.fileset.fs.space;
         match what {
             What::Write { .. } => space.leave_after_write(entered),
-            What::Read { .. } | What::Sync(_) => space.leave(entered),
+            What::Sync(_) => space.leave(entered),
+            // After the comparison, which looks up checksums again.
+            What::Read { .. } => {}
         }
         let mut result = error.map_or(Ok(()), Err);
         let op = match what {
@@ -291,6 +293,7 @@ impl FsQueue {
                     let found = bufs.take_sums(needs);
                     result = self.verify(ino, offset, (&found, &sums), &parts);
                 }
+                self.fileset.fs.space.leave(entered);
                 zeros.into_iter().for_each(|bytes| bufs.zero(bytes));
                 let bufs = bufs.finish();
                 Op::Read { offset, bufs }
@@ -324,7 +327,7 @@ impl FsQueue {
         self.complete(tag, ino, op, result);
     }
 
-    /// Compares what the device returned with the checksums. Reports each block that differs.
+    /// Compares what the device returned with the checksums. Reports the blocks that differ.
     fn verify(
         &self,
         ino: Ino,
@@ -332,7 +335,7 @@ impl FsQueue {
         (found, expected): (&[Sum], &[Sum]),
         parts: &[Part],
     ) -> block::Result<()> {
-        let mut first = None;
+        let mut damaged = Vec::new();
         for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
             if *expected == NO_SUM || found == expected {
                 continue;
@@ -345,11 +348,12 @@ impl FsQueue {
                 self.fileset.fs.is_mismatch(block, *expected)
             });
             if is_damaged.map_err(|e| below(&self.info.name, ino, e))? {
-                first = first.or(Some(offset + at));
-                self.fileset.note_mismatch(ino, offset + at);
+                damaged.push(offset + at);
             }
         }
-        match first {
+        let path = || self.fileset.damaged_path(ino);
+        self.fileset.note_mismatches(ino, &damaged, path);
+        match damaged.first() {
             None => Ok(()),
             Some(at) => {
                 let text = format!(
