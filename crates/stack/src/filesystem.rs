@@ -325,14 +325,14 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
 }
 
 /// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
-/// the name of the mounted fileset. A dry run has the same answers and errors, except for numbers
+/// the mounted fileset or snapshot. A dry run has the same answers and errors, except for numbers
 /// that it cannot know and for errors of the device.
 pub(crate) fn execute(
     fs: &Fs,
     ask: &FsRequest,
     run: Run,
     write_out: &dyn Fn() -> Result<()>,
-    in_use: Option<&str>,
+    in_use: Option<TreeId>,
 ) -> Result<Value> {
     let id_of = |name: &str| -> Result<TreeId> {
         let found = fs.fileset_named(name);
@@ -419,7 +419,7 @@ pub(crate) fn execute(
         FsRequest::Rollback { fileset, to, keep } => {
             let failed = || Error::files(format!("cannot roll back `{fileset}` to `{to}`"));
             let (of, snapshot, keep) = (id_of(fileset)?, id_of(to)?, keep.as_deref());
-            if in_use == Some(fileset) {
+            if in_use == Some(of) {
                 let why = format!("`{fileset}` is mounted; unmount it first");
                 return Err(Error::Busy(why));
             }
@@ -469,7 +469,7 @@ pub(crate) fn execute(
         }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
-            if in_use == Some(name) {
+            if in_use == Some(id) {
                 let why = format!("`{name}` is mounted; unmount it first");
                 return Err(Error::Busy(why));
             }

@@ -9,8 +9,9 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(32 << 20, 512));
     Fs::format(Arc::clone(&device), "").unwrap();
     let fs = open_fs(&device, "test", ::fs::Options::default()).unwrap();
+    let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
     let run = |ask: &FsRequest, run| {
-        let answer = execute(&fs, ask, run, &|| Ok(()), Some(FIRST_FILESET));
+        let answer = execute(&fs, ask, run, &|| Ok(()), Some(main));
         let mut answer = answer.map_err(|error| (error.exit_code(), error.chain()))?;
         if let Some(row) = answer.as_object_mut() {
             // A dry run cannot know the number, and the time passes.

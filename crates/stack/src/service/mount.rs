@@ -380,6 +380,7 @@ impl Graph for MountGraph {
                 &self.cache,
             )?));
         }
-        execute(self.fs()?, request, run, &sync, Some(&self.fileset))
+        let in_use = self.files.fileset().id();
+        execute(self.fs()?, request, run, &sync, Some(in_use))
     }
 }
