@@ -222,11 +222,14 @@ fn a_table_of_up_can_hide_the_snapshots() {
 fn many_differences_arrive_in_parts() {
     needs_root("reading the snapshots of a mount");
     let p = Place::new();
+    // Long paths, so that the differences exceed one message.
+    let dir = vec!["d".repeat(250); 12].join("/");
+    fs::create_dir_all(p.at.join(&dir)).unwrap();
     p.s.run(&["fileset", "snapshot", "mnt", "main", "empty"])
         .ok();
     let mut made: Vec<String> = Vec::new();
     for number in 0..2000 {
-        let name = format!("{number}-{}", "n".repeat(200));
+        let name = format!("{dir}/{number}-{}", "n".repeat(200));
         fs::write(p.at.join(&name), b"").unwrap();
         made.push(format!("+ /{name}"));
     }
