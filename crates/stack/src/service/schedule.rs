@@ -2,9 +2,9 @@
 //!
 //! A class of snapshots has one for each hour, day, week or month, in UTC, and keeps the latest ones.
 //! Its snapshots are named after the fileset, the class and the start of the period, like
-//! `main-daily-20260131T0000Z`; each snapshot of the fileset with such a name counts as one. No other
-//! snapshot is removed, and none that is held. A period in which the file system was not mounted has
-//! no snapshot.
+//! `main-daily-20260131T0000Z`; each snapshot of the fileset with such a name counts as one. No
+//! other snapshot is removed, and none that is held. A period in which the file system was not
+//! mounted has no snapshot.
 
 use crate::text::date_of;
 use ::fs::{Fs, Kind, TreeId, TreeRecord};
