@@ -78,12 +78,12 @@ impl KeepSnapshots {
             let count = known.len() + usize::from(is_new);
             let excess = count.saturating_sub(keep as usize);
             let old = known.iter().take(excess).filter(|(_, known)| !known.held);
-            let of_class = Due {
+            let changes = Due {
                 remove: old.map(|(id, _)| *id).collect(),
                 take: is_new.then_some(name),
             };
-            if of_class != Due::default() {
-                due.push(of_class);
+            if changes != Due::default() {
+                due.push(changes);
             }
         }
         due
