@@ -109,6 +109,10 @@ fn a_killed_rollback_is_complete_or_has_no_effect(by: By) {
     if let Some(mounted) = mounted {
         mounted.unmount(&s);
     }
+    let mounted = disk.mount(&[]);
+    assert!(content(mounted.dir()) == then, "without a kill");
+    assert!(content(&mounted.path(".snapshots/kept")) == before);
+    mounted.unmount(&s);
     let (mut as_before, mut as_then) = (0, 0);
     for kill in 0..kills() {
         let (mounted, mut command) = begin();
@@ -138,6 +142,7 @@ fn a_killed_rollback_is_complete_or_has_no_effect(by: By) {
         disk.check();
     }
     eprintln!("{as_before} as before, {as_then} as the snapshot");
+    assert_eq!(as_before + as_then, kills());
 }
 
 #[test]

@@ -181,14 +181,55 @@ fn a_snapshot_in_use_or_held_is_not_removed() {
 }
 
 #[test]
+fn a_mounted_fileset_is_not_removed_under_a_new_name() {
+    needs_root("mounting");
+    let p = Place::new();
+    p.s.run(&["unmount", "mnt"]).ok();
+    p.s.run(&["fileset", "create", "disk.img", "work"]).ok();
+    let mount = ["mount", "disk.img", "mnt", "--fileset", "work"];
+    p.s.run(&[&mount[..], &["--background"]].concat()).ok();
+    fs::write(p.at.join("file"), b"content").unwrap();
+    p.s.run(&["fileset", "rename", "mnt", "work", "play"]).ok();
+    let remove = ["fileset", "remove", "mnt", "play", "--force"];
+    p.s.run(&remove).code(11);
+    p.s.run(&[&remove[..], &["--dry-run"]].concat()).code(11);
+    assert_eq!(fs::read(p.at.join("file")).unwrap(), b"content");
+    p.s.run(&["unmount", "mnt"]).ok();
+    p.s.run(&["fileset", "remove", "disk.img", "play", "--force"])
+        .ok();
+    assert!(p.fileset("play").is_null());
+    p.is_clean();
+}
+
+#[test]
+fn a_table_of_up_can_hide_the_snapshots() {
+    needs_root("mounting");
+    let s = Sandbox::new();
+    s.run(&["format", "disk.img", "--size", "64M"]).ok();
+    s.run(&["fileset", "snapshot", "disk.img", "main", "then"])
+        .ok();
+    fs::create_dir(s.path("mnt")).unwrap();
+    let table = "[mount.data]\ndevice = \"disk.img\"\nat = \"mnt\"\n";
+    for (more, shown) in [("", true), ("no-snapshots = true\n", false)] {
+        fs::write(s.path("up.toml"), format!("{table}{more}")).unwrap();
+        s.run(&["up", "up.toml", "--background"]).ok();
+        assert_eq!(s.path("mnt/.snapshots/then").exists(), shown, "{more}");
+        s.run(&["down"]).ok();
+    }
+}
+
+#[test]
 fn many_differences_arrive_in_parts() {
     needs_root("reading the snapshots of a mount");
     let p = Place::new();
+    // Long paths, so that the differences exceed one message.
+    let dir = vec!["d".repeat(250); 12].join("/");
+    fs::create_dir_all(p.at.join(&dir)).unwrap();
     p.s.run(&["fileset", "snapshot", "mnt", "main", "empty"])
         .ok();
     let mut made: Vec<String> = Vec::new();
     for number in 0..2000 {
-        let name = format!("{number}-{}", "n".repeat(200));
+        let name = format!("{dir}/{number}-{}", "n".repeat(200));
         fs::write(p.at.join(&name), b"").unwrap();
         made.push(format!("+ /{name}"));
     }

@@ -54,7 +54,7 @@ fn plain(root: &Path) -> Outcome {
     outcome
 }
 
-/// Returns the number of tests to run at once, for some on each CPU.
+/// Returns the number of tests to run at once: `per_cpu` tests for each CPU.
 fn threads(per_cpu: usize) -> String {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     (per_cpu * cpus).to_string()

@@ -18,6 +18,7 @@ use crate::format::sums::{NO_SUM, Sum, sum_of};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
+use crate::names::directory::AFTER_DOTS;
 use block::Buf;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -126,7 +127,7 @@ impl Fs {
         while let Some(ino) = todo.pop() {
             let inode = fileset.attr(ino)?.inode;
             if inode.is_dir() {
-                fileset.read_dir(ino, 2, |entry| {
+                fileset.read_dir(ino, AFTER_DOTS, |entry| {
                     todo.push(entry.ino);
                     Ok(true)
                 })?;

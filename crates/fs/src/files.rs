@@ -64,7 +64,9 @@ pub struct Files {
 
 /// State shared by all clients.
 struct Shared {
-    _attached: Attachment,
+    /// Registration as a user of the fileset; `None` once the files are closed, although threads
+    /// may keep a [`Lane`].
+    attached: Mutex<Option<Attachment>>,
     fileset: Fileset,
     volume: Arc<Volume>,
     nodes: Mutex<Nodes>,
@@ -128,7 +130,7 @@ impl Files {
     fn attach(attached: Attachment, fileset: &Fileset, cache: &Cache) -> Result<Arc<Files>> {
         let pager = Arc::new(FsPager::new(fileset)?);
         let shared = Shared {
-            _attached: attached,
+            attached: Mutex::new(Some(attached)),
             fileset: fileset.clone(),
             volume: cache.volume(pager)?,
             nodes: Mutex::default(),
@@ -428,7 +430,10 @@ impl Files {
         for stats in self.shared.volume.files() {
             self.shared.volume.forget(stats.file);
         }
-        Ok(self.shared.volume.close()?)
+        self.shared.volume.close()?;
+        let mut attached = self.shared.attached.lock();
+        attached.as_mut().expect("no panic under this lock").take();
+        Ok(())
     }
 
     /// Creates a handle to a file that the caller has opened in the fileset.

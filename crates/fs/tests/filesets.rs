@@ -1,7 +1,8 @@
 //! Changes of filesets as a whole, planned and made.
 
 use block_testing::Mem;
-use fs::{FIRST_FILESET, FilesetChange, Fs, Kind, Options, Quota, Result, Time, TreeRecord};
+use cache::{Cache, Config};
+use fs::{FIRST_FILESET, Files, FilesetChange, Fs, Kind, Options, Quota, Result, Time, TreeRecord};
 use std::sync::Arc;
 
 /// Makes a change, and returns the record after it, or the last one of a removed fileset.
@@ -105,4 +106,28 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         assert_eq!(planned.as_ref().err().copied(), refusal, "{change:?}");
         assert_eq!(planned, timeless(make(&fs, change)), "{change:?}");
     }
+}
+
+#[test]
+fn a_fileset_in_use_is_not_removed_whatever_its_name() {
+    let device = Arc::new(Mem::new(32 << 20, 512));
+    Fs::format(device.clone(), "").expect("formatted");
+    let fs = Fs::open(device, Options::default()).expect("open");
+    let cache = Cache::new(Config::new(8 << 20)).expect("a cache");
+    let home = fs.create_fileset("home").expect("made");
+    let id = home.id();
+    let files = Files::new(&home, &cache).expect("in use");
+    fs.rename_fileset(id, "people").expect("renamed");
+    let busy = |result: Result<()>| {
+        let error = result.expect_err("in use");
+        assert_eq!(error.kind(), Kind::Busy, "{error}");
+    };
+    busy(fs.plan(FilesetChange::Remove { id }).map(drop));
+    busy(fs.remove_fileset(id));
+    // A thread may keep a lane of files that are closed.
+    let lane = files.lane().expect("a lane");
+    files.close().expect("closed");
+    fs.plan(FilesetChange::Remove { id }).expect("unused");
+    fs.remove_fileset(id).expect("unused");
+    drop(lane);
 }

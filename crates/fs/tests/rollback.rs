@@ -215,6 +215,8 @@ fn a_held_snapshot_is_not_removed_and_an_older_program_refuses_the_file_system()
     let fs = changed(&device);
     assert_eq!(fs.superblock().features.incompatible, 0);
     let id = fs.fileset_named("then").expect("it exists").id();
+    fs.hold(id, false).expect("nothing to release");
+    assert_eq!(fs.superblock().features.incompatible, 0);
     fs.hold(id, true).expect("held");
     fs.close().expect("closed");
     let fs = open(&device);

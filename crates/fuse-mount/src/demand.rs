@@ -1,12 +1,12 @@
 //! The number of leaders that the requests call for, as one leader sees it.
 //!
 //! One leader is best while it polls: another one that sleeps in a read would be woken for nothing.
-//! So it is on a single CPU while requests are frequent: two that sleep take turns, which costs 8 %.
-//! Otherwise there are two, so that a request that blocks delays no other, without a deputy that
-//! watches. If clients send at the same time, too few leaders leave CPUs idle that the replies then
-//! have to wake, so requests of another client that wait already when a request has been
-//! served call for one more. A leader that was never busy together with another one for a long time
-//! is one too many.
+//! One leader is also best on a single CPU while requests are frequent: two that sleep take turns,
+//! which costs 8 %. Otherwise there are two, so that a request that blocks delays no other, without
+//! a deputy that watches. If clients send at the same time, too few leaders leave CPUs idle that
+//! the replies then have to wake, so requests of another client that wait already when a request
+//! has been served call for one more. A leader that was never busy together with another one for a
+//! long time is one too many.
 
 /// Score that calls for another leader: a request of another client that waits already counts
 /// [`BACKLOG_STEP`], and one that the leader has to wait for, -1.

@@ -8,11 +8,12 @@
 //!
 //! The number of leaders follows the requests ([`crate::demand`]): one while it polls, as another
 //! one that sleeps in a read would be woken by each request for nothing, or while frequent requests
-//! meet a single CPU, and otherwise two, or one for each client, up to all threads. **Invariant:** while a thread is neither serving nor a
-//! leader, a request that blocks delays others only if no leader is idle, then by two intervals of
-//! the deputy ([`TICK`]) at most; and if its thread announces that it is about to sleep
-//! (`block::about_to_sleep`), by the time to wake a thread. A session with one thread serves one
-//! request after the other.
+//! meet a single CPU, and otherwise two, or one for each client, up to all threads.
+//!
+//! **Invariant:** while a thread is neither serving nor a leader, a request that blocks delays
+//! others only if no leader is idle, then by two intervals of the deputy ([`TICK`]) at most; and if
+//! its thread announces that it is about to sleep (`block::about_to_sleep`), by the time to wake a
+//! thread. A session with one thread serves one request after the other.
 //!
 //! A leader and the deputy share only numbers. In the leader's progress, a bit is set while the
 //! leader serves in line. Clearing it has one winner, so leadership is never held twice: the leader

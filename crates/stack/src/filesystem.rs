@@ -307,7 +307,7 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
     // The device of a dry run keeps changes in memory.
     let answer = match ask {
         // In one part, since each one opens the device.
-        FsRequest::Diff { first, second, .. } => compare(&fs, (first, second), 0, usize::MAX)?,
+        FsRequest::Diff { first, second, .. } => compare(&fs, (first, second), None, usize::MAX)?,
         FsRequest::Transfer(ask) => {
             let run = if target.settings.is_dry_run() {
                 Run::Dry
@@ -325,14 +325,14 @@ pub fn request(target: &Target<'_>, ask: &FsRequest) -> Result<Value> {
 }
 
 /// Executes a request on an open file system. `write_out` writes cached pages to it; `in_use` is
-/// the name of the mounted fileset. A dry run has the same answers and errors, except for numbers
+/// the mounted fileset or snapshot. A dry run has the same answers and errors, except for numbers
 /// that it cannot know and for errors of the device.
 pub(crate) fn execute(
     fs: &Fs,
     ask: &FsRequest,
     run: Run,
     write_out: &dyn Fn() -> Result<()>,
-    in_use: Option<&str>,
+    in_use: Option<TreeId>,
 ) -> Result<Value> {
     let id_of = |name: &str| -> Result<TreeId> {
         let found = fs.fileset_named(name);
@@ -419,7 +419,7 @@ pub(crate) fn execute(
         FsRequest::Rollback { fileset, to, keep } => {
             let failed = || Error::files(format!("cannot roll back `{fileset}` to `{to}`"));
             let (of, snapshot, keep) = (id_of(fileset)?, id_of(to)?, keep.as_deref());
-            if in_use == Some(fileset) {
+            if in_use == Some(of) {
                 let why = format!("`{fileset}` is mounted; unmount it first");
                 return Err(Error::Busy(why));
             }
@@ -460,16 +460,16 @@ pub(crate) fn execute(
         FsRequest::Diff {
             first,
             second,
-            skip,
+            after,
         } => {
-            if *skip == 0 {
+            if after.is_none() {
                 write_out()?;
             }
-            compare(fs, (first, second), *skip, Part::BYTES)
+            compare(fs, (first, second), after.as_deref(), Part::BYTES)
         }
         FsRequest::Remove { name, force } => {
             let id = id_of(name)?;
-            if in_use == Some(name) {
+            if in_use == Some(id) {
                 let why = format!("`{name}` is mounted; unmount it first");
                 return Err(Error::Busy(why));
             }
@@ -492,13 +492,18 @@ pub(crate) fn execute(
     }
 }
 
-/// Compares two states of a fileset. Returns a part of the differences, of `bytes` bytes at most,
-/// after the first `skip`.
-fn compare(fs: &Fs, (first, second): (&str, &str), skip: u64, bytes: usize) -> Result<Value> {
+/// Compares two states of a fileset. Returns a part of the differences, of about `bytes` bytes at
+/// most, after the path `after`.
+fn compare(
+    fs: &Fs,
+    (first, second): (&str, &str),
+    after: Option<&[u8]>,
+    bytes: usize,
+) -> Result<Value> {
     let failed = Error::files(format!("cannot compare `{first}` with `{second}`"));
     let part = || {
         let (one, two) = (fs.fileset_named(first)?, fs.fileset_named(second)?);
-        Part::of(fs, (one.id(), two.id()), skip, bytes)
+        Part::of(fs, (one.id(), two.id()), after, bytes)
     };
     Ok(json_of(&part().map_err(failed)?))
 }

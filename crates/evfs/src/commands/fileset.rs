@@ -126,7 +126,7 @@ Examples:
     #[command(after_help = "\
 Later changes are undone. A snapshot of the state before is taken first, unless --no-keep is given; rolling \
 back to that one undoes the rollback. Later snapshots stay. The fileset must not be mounted. If the command \
-is interrupted, the next mount completes it.
+is interrupted or fails halfway, the next mount completes it.
 
 Examples:
   evfs fileset rollback disk.img main monday
@@ -155,6 +155,7 @@ Examples:
     #[command(after_help = "\
 The result comes from the metadata alone, in time proportional to the number of changes. Each line is a sign \
 and a path: + created, - removed, M changed, R renamed. The content of a renamed directory is not listed.
+The comparison with a fileset that changes at the same time is approximate.
 
 Examples:
   evfs fileset diff disk.img monday tuesday

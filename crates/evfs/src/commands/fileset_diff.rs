@@ -4,6 +4,7 @@ use super::device::DeviceArgs;
 use super::names;
 use cli::document::Document;
 use cli::{Context, output};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use stack::control::FsRequest;
 use stack::filesystem::{Differences, request};
@@ -28,24 +29,23 @@ pub fn run(context: &Context, args: DiffArgs) -> Result<u8> {
     let on = args.on.resolved(context)?;
     let mut all = Vec::new();
     on.with(context, |target| {
-        let mut skip = 0;
+        let mut after = None;
         loop {
             let question = FsRequest::Diff {
                 first: args.first.clone(),
                 second: args.second.clone(),
-                skip,
+                after,
             };
             let part = request(target, &question)?;
             let differences = part["differences"].as_array().cloned().unwrap_or_default();
-            skip += differences.len() as u64;
-            let more = part["more"].as_bool() == Some(true) && !differences.is_empty();
+            after = Option::<Vec<u8>>::deserialize(&part["more"]).unwrap_or_default();
             if context.json {
                 all.extend(differences);
             } else {
                 let lines = differences.iter().map(line);
                 lines.for_each(|line| output::line(&output::printable(&line)));
             }
-            if !more {
+            if after.is_none() {
                 return Ok(());
             }
         }

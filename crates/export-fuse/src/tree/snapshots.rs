@@ -10,7 +10,8 @@
 //! mount. A separate `st_dev` per snapshot would need submounts, which Linux has for virtiofs only.
 //!
 //! **Invariant:** a snapshot can be read and never changed. Names of snapshots are looked up each
-//! time, so a new snapshot appears and a removed one vanishes at once. A snapshot with an open file
+//! time, so a lookup finds a new snapshot, and no removed one, at once; a listing that the kernel
+//! has cached follows when it is notified. A snapshot with an open file
 //! is not removed; other uses of a removed one, such as a working directory, get ESTALE.
 //! A directory of this name that the fileset contains itself is not hidden.
 
@@ -36,8 +37,8 @@ const INO_BITS: u32 = 40;
 /// Node of the directory of all snapshots.
 pub(super) const LIST: u64 = BIT | ROOT;
 
-/// Position after `.` and `..` in the directory of all snapshots; a snapshot follows at its id.
-const AFTER_DOTS: u64 = 2;
+/// Position of `..` in the directory of all snapshots; a snapshot follows at its id.
+const DOT_DOT: u64 = 2;
 
 thread_local! {
     /// The lane that this thread used last for a snapshot.
@@ -298,10 +299,10 @@ impl Tree {
             Listing::Names(Directory::new(Vec::new(), size))
         };
         let all = snapshots.list().map_err(stale)?;
-        let dots = [(1, b"." as &[u8]), (AFTER_DOTS, b"..")];
+        let dots = [(1, b"." as &[u8]), (DOT_DOT, b"..")];
         for (cookie, name) in dots.into_iter().filter(|(cookie, _)| *cookie > offset) {
             let mut found = self.list_found(snapshots)?;
-            if cookie == AFTER_DOTS {
+            if cookie == DOT_DOT {
                 found.attr.ino = ROOT;
             }
             // Node 0: the kernel has these two already.
@@ -311,7 +312,7 @@ impl Tree {
             }
         }
         for one in all {
-            let cookie = AFTER_DOTS + u64::from(one.id);
+            let cookie = DOT_DOT + u64::from(one.id);
             if cookie <= offset {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! The snapshots of a fileset, opened on demand for a mount of the fileset.
 //!
 //! **Invariant:** a snapshot with an open file is not removed. The files of a removed snapshot are
-//! closed and leave the cache. A few snapshots stay open after their last use, since each one takes
-//! two threads.
+//! closed and leave the cache, although threads may keep a lane of it. A few snapshots stay open
+//! after their last use, since each one takes two threads.
 
 use super::{Atime, Files};
 use crate::error::{Kind, Result};
@@ -151,15 +151,16 @@ impl Snapshots {
 
 impl TreeWatcher for Snapshots {
     fn trees_changed(&self) {
-        let removed: Vec<Arc<Files>> = {
-            let exists = |files: &Arc<Files>| self.has(&self.fileset.fs.read(), files.fileset().id);
+        let exists = |files: &Arc<Files>| self.has(&self.fileset.fs.read(), files.fileset().id);
+        // The last use of one may end here, which takes a while, so not under the lock.
+        let open: Vec<Arc<Files>> = {
             let mut inner = self.lock();
-            let kept = std::mem::take(&mut inner.kept).into_iter();
-            let (kept, removed) = kept.partition(exists);
-            inner.kept = kept;
-            removed
+            let all = inner.open.iter();
+            let open = all.filter_map(|(_, files)| files.upgrade()).collect();
+            inner.kept.retain(exists);
+            open
         };
-        for files in removed {
+        for files in open.iter().filter(|files| !exists(files)) {
             // No file of it was open, so there is nothing left to write.
             if let Err(error) = files.close() {
                 tracing::debug!("cannot drop the pages of a removed snapshot: {error}");
@@ -169,5 +170,46 @@ impl TreeWatcher for Snapshots {
         if let Some(notify) = &*notify {
             notify();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::record::FileType;
+    use crate::names::directory::{New, ROOT};
+    use crate::{FIRST_FILESET, Fs, Options, WritePosition};
+    use block_testing::Mem;
+    use cache::Config;
+
+    #[test]
+    fn the_files_of_a_removed_snapshot_leave_the_cache_although_a_thread_keeps_a_lane() {
+        let device = Arc::new(Mem::new(32 << 20, 4096));
+        Fs::format(device.clone(), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let cache = Cache::new(Config::new(8 << 20)).unwrap();
+        let files = Files::new(&main, &cache).unwrap();
+        let new = New::of_root(FileType::File, 0o644);
+        let (attr, file) = files.create_open(ROOT, b"file", &new).unwrap();
+        let mut lane = files.lane().unwrap();
+        let at = WritePosition::Offset(0);
+        lane.write(&file, at, &[7; 4096]).unwrap();
+        files.sync().unwrap();
+        let take = |n| fs.snapshot(main.id, &format!("{n}")).unwrap().id;
+        let all: Vec<TreeId> = (0..=KEPT).map(take).collect();
+        let snapshots = Snapshots::new(&main, &cache);
+        let first = snapshots.files(all[0]).unwrap();
+        let mut lane = first.lane().unwrap();
+        let file = first.open(attr.ino).unwrap();
+        assert_eq!(lane.read(&file, 0, &mut [0; 10]).unwrap(), 10);
+        drop(file);
+        // The use of others makes it one that is not kept.
+        for id in &all[1..] {
+            snapshots.files(*id).unwrap();
+        }
+        assert_eq!(first.volume().files().len(), 1);
+        fs.remove_fileset(all[0]).unwrap();
+        assert!(first.volume().files().is_empty());
     }
 }

@@ -1,8 +1,10 @@
 //! A fileset that begins as a copy of a snapshot and shares its data.
 //!
 //! The records are copied in batches into a tree that is marked as being removed, so that the next
-//! open removes a copy that a crash interrupted; clearing the mark makes it a fileset. **Invariant:**
-//! each copied extent record counts as a reference to its blocks, so neither side changes them.
+//! open removes a copy that a crash interrupted; clearing the mark makes it a fileset.
+//!
+//! **Invariant:** each copied extent record counts as a reference to its blocks, so neither side
+//! changes them.
 
 use crate::error::Result;
 use crate::fileset::Fileset;

@@ -11,15 +11,12 @@ use crate::format::record::{Entry, FileType, Inode};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
-use crate::names::directory::ROOT;
+use crate::names::directory::{AFTER_DOTS, DEPTH_MAX, ROOT};
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// Number of items that are examined before others may change the metadata.
 const STEP_ITEMS: usize = 1000;
-
-/// Largest depth of a directory; a longer path is a loop.
-const DEPTH_MAX: usize = 1 << 16;
 
 /// Way in which a path differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -459,9 +456,6 @@ impl Paths {
         Ok(found)
     }
 }
-
-/// Position in a directory after `.` and `..`.
-const AFTER_DOTS: u64 = 2;
 
 fn below(dir: &[u8], name: &[u8]) -> Vec<u8> {
     match dir {

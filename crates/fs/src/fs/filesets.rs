@@ -101,8 +101,12 @@ impl Fs {
         if let FilesetChange::Snapshot { of, .. } = change {
             fs.read().refuse_receiving(of)?;
         }
-        if let FilesetChange::Rollback { to, .. } = change {
-            self.check_detached(fs.read().tree(to)?.record.origin)?;
+        match change {
+            FilesetChange::Rollback { to, .. } => {
+                self.check_detached(fs.read().tree(to)?.record.origin)?;
+            }
+            FilesetChange::Remove { id } if record.origin == 0 => self.check_detached(id)?,
+            _ => {}
         }
         Ok(record)
     }
@@ -296,7 +300,9 @@ impl Fs {
             FilesetChange::Hold { id, held },
             Time::default(),
         )?;
-        fs.superblock.need_features(TREE_FLAGS)?;
+        if held {
+            fs.superblock.need_features(TREE_FLAGS)?;
+        }
         let mut op = Op::begin_any(fs, id)?;
         let record = planned(&op, FilesetChange::Hold { id, held }, op.now)?;
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
@@ -309,11 +315,15 @@ impl Fs {
     /// Removes a fileset or a snapshot.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots, or it is held.
-    /// [`Kind::NotFound`].
+    /// [`Kind::Busy`]: it has open files, dirty pages or snapshots, it is held, or it is a fileset
+    /// that is mounted or served. [`Kind::NotFound`].
     pub fn remove_fileset(&self, id: TreeId) -> Result<()> {
         let mut op = Op::begin_any(self.inner(), id)?;
-        planned(&op, FilesetChange::Remove { id }, op.now)?;
+        let record = planned(&op, FilesetChange::Remove { id }, op.now)?;
+        // A mount of a fileset keeps its snapshots open after their last use.
+        if record.origin == 0 {
+            self.check_detached(id)?;
+        }
         op.cores.retain(|(tree, _), _| *tree != id);
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record.removing = true;

@@ -39,7 +39,9 @@ impl Fs {
     /// # Errors
     /// [`Kind::Busy`]: the fileset is in use. [`Kind::Invalid`]: `to` is not a snapshot.
     /// [`Kind::Exists`]: the name `keep` is in use. [`Kind::NoSpace`]: the metadata has no room for
-    /// the records of both states. An error of the device: the next open for writing completes the
+    /// the records of both states. The fileset is as before then, but the snapshot `keep` may
+    /// exist. After the mark is set, an error of the device, or space that others have used in the
+    /// meantime, leaves a fileset that cannot be used: the next open for writing completes the
     /// rollback.
     pub fn rollback(&self, to: TreeId, keep: Option<&str>) -> Result<()> {
         let fs = self.inner();
@@ -87,7 +89,10 @@ impl Fs {
         op.mark_restoring(to, true)?;
         op.finish();
         self.sync()?;
-        self.inner().finish_rollback(of, to)
+        self.inner().finish_rollback(of, to).map_err(|error| {
+            let text = "the fileset cannot be used until the next mount completes the rollback";
+            Error::new(error.kind(), format!("{error}; {text}"))
+        })
     }
 
     /// Checks that a fileset is neither mounted nor served.
@@ -351,6 +356,13 @@ mod tests {
         op.finish();
         let create = |number: &usize| other.create(ROOT, &name(*number), &NEW).is_ok();
         let filled = (0..).take_while(create).count();
+        let op = Op::begin_any(fs.inner(), main.id).expect("an operation");
+        let error = fs.begin_rollback(op, to).expect_err("no room");
+        assert_eq!(error.kind(), Kind::NoSpace, "{error}");
+        assert!(
+            error.to_string().contains("next mount completes"),
+            "{error}"
+        );
         fs.close().expect("closed");
 
         let fs = Fs::open(device.clone(), Options::default()).expect("open");

@@ -22,8 +22,10 @@ impl TreeSignal {
 
     /// Notifies all watchers. The caller holds no lock.
     pub fn notify(&self) {
-        let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let list: Vec<_> = list.iter().filter_map(Weak::upgrade).collect();
+        let list: Vec<_> = {
+            let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            list.iter().filter_map(Weak::upgrade).collect()
+        };
         list.iter().for_each(|watcher| watcher.trees_changed());
     }
 }

@@ -21,6 +21,12 @@ use crate::names::slots::{Slot, check_name};
 /// Inode number of the root directory.
 pub const ROOT: Ino = 1;
 
+/// Position in a directory after `.` and `..`, for [`Fileset::read_dir`].
+pub(crate) const AFTER_DOTS: u64 = 2;
+
+/// Largest depth of a directory; a longer path to the root is a loop.
+pub(crate) const DEPTH_MAX: usize = 1 << 20;
+
 /// Extended attributes that a new directory inherits from its parent: the access list of AFS, which
 /// belongs to directories and is copied to new subdirectories.
 pub const INHERITED: [&[u8]; 1] = [b"trusted.afs.acl"];

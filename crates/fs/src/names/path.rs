@@ -2,12 +2,10 @@
 
 use crate::fileset::Fileset;
 use crate::format::key::Ino;
-use crate::names::directory::ROOT;
+use crate::names::directory::{AFTER_DOTS, ROOT};
 
-/// Depth of a path that [`Fileset::path_of`] follows, at most.
-const DEPTH_MAX: usize = 64;
-/// Position in a directory after `.` and `..`.
-const AFTER_DOTS: u64 = 2;
+/// Number of directories that [`Fileset::path_of`] searches, at most.
+const STEPS_MAX: usize = 64;
 
 impl Fileset {
     /// Finds a path of an inode from the root, without a slash at its start, to show it. Returns
@@ -16,7 +14,7 @@ impl Fileset {
     pub fn path_of(&self, ino: Ino, entries_max: u64) -> Option<String> {
         let mut names = Vec::new();
         let mut at = ino;
-        for _ in 0..DEPTH_MAX {
+        for _ in 0..STEPS_MAX {
             if at == ROOT {
                 names.reverse();
                 return Some(names.join("/"));

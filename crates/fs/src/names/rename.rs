@@ -6,11 +6,8 @@ use crate::format::key::{Ino, Item};
 use crate::format::record::{Entry, FileType, Inode};
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
-use crate::names::directory::{New, ROOT};
+use crate::names::directory::{DEPTH_MAX, New, ROOT};
 use crate::names::slots::{Slot, check_name};
-
-/// Largest depth of a directory; a longer path to the root is a loop.
-const DEPTH_MAX: usize = 1 << 20;
 
 /// How [`Fileset::rename`] treats an existing target name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

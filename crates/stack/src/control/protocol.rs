@@ -257,8 +257,8 @@ pub enum FsRequest {
         first: String,
         /// Name of another one.
         second: String,
-        /// Number of differences to skip, which the caller has received already.
-        skip: u64,
+        /// Path of the last difference that the caller has received already.
+        after: Option<Vec<u8>>,
     },
     /// Remove a fileset or a snapshot.
     Remove {

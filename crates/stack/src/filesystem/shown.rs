@@ -139,41 +139,41 @@ impl From<Difference> for ShownDifference {
 #[derive(Debug, Serialize)]
 pub(super) struct Part {
     pub differences: Vec<ShownDifference>,
-    /// Whether there are more.
-    pub more: bool,
+    /// Path of the last difference, if there are more.
+    pub more: Option<Vec<u8>>,
 }
 
 impl Part {
-    /// Bytes of the JSON text of the differences in one message, which has up to 1 MiB.
-    pub const BYTES: usize = 768 << 10;
+    /// Bytes of the JSON text of the differences in one message, which has up to 8 MiB.
+    pub const BYTES: usize = 6 << 20;
 
-    /// Compares two states, and returns a part of the differences after the first `skip`.
+    /// Compares two states, and returns a part of the differences: those whose paths are after
+    /// `after`. A part has about `most` bytes at most, and ends between two paths.
     pub fn of(
         fs: &Fs,
         (first, second): (TreeId, TreeId),
-        skip: u64,
+        after: Option<&[u8]>,
         most: usize,
     ) -> ::fs::Result<Part> {
-        let (mut part, mut at, mut bytes) = (Vec::new(), 0, 0);
+        let (mut differences, mut last, mut bytes) = (Vec::new(), Vec::new(), 0);
         let mut more = false;
         fs.diff(first, second, |one| {
-            at += 1;
-            if at <= skip {
+            if after.is_some_and(|after| one.path[..] <= *after) {
                 return Ok(true);
             }
+            let path = one.path.clone();
             let one = ShownDifference::from(one);
             let size = json_of(&one).to_string().len() + 1;
-            more = bytes + size > most && !part.is_empty();
+            more = bytes + size > most && path != last && !differences.is_empty();
             if !more {
                 bytes += size;
-                part.push(one);
+                last = path;
+                differences.push(one);
             }
             Ok(!more)
         })?;
-        Ok(Part {
-            differences: part,
-            more,
-        })
+        let more = more.then_some(last);
+        Ok(Part { differences, more })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Dry runs of requests, compared with the real ones.
+//! Dry runs of requests, compared with the real ones, and answers in parts.
 
 use super::*;
 use ::fs::{FileType, New};
@@ -9,8 +9,9 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(32 << 20, 512));
     Fs::format(Arc::clone(&device), "").unwrap();
     let fs = open_fs(&device, "test", ::fs::Options::default()).unwrap();
+    let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
     let run = |ask: &FsRequest, run| {
-        let answer = execute(&fs, ask, run, &|| Ok(()), Some(FIRST_FILESET));
+        let answer = execute(&fs, ask, run, &|| Ok(()), Some(main));
         let mut answer = answer.map_err(|error| (error.exit_code(), error.chain()))?;
         if let Some(row) = answer.as_object_mut() {
             // A dry run cannot know the number, and the time passes.
@@ -74,4 +75,32 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
         assert_eq!(dry.as_ref().err().map_or(0, |e| e.0), code, "{ask:?}");
         assert_eq!(dry, run(&ask, Run::Real), "{ask:?}");
     }
+}
+
+#[test]
+fn a_comparison_in_parts_continues_after_the_last_path_although_the_fileset_changes() {
+    let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(32 << 20, 512));
+    Fs::format(Arc::clone(&device), "").unwrap();
+    let fs = open_fs(&device, "test", ::fs::Options::default()).unwrap();
+    let main = fs.fileset_named(FIRST_FILESET).unwrap();
+    let then = fs.snapshot(main.id(), "then").unwrap().id();
+    let name = |number: usize| format!("{number:03}");
+    let new = New::of_root(FileType::File, 0o644);
+    for number in 0..100 {
+        main.create(ROOT, name(number).as_bytes(), &new).unwrap();
+    }
+    let (mut seen, mut after, mut parts) = (Vec::new(), None, 0);
+    loop {
+        let part = Part::of(&fs, (then, main.id()), after.as_deref(), 1000).unwrap();
+        seen.extend(part.differences.into_iter().map(|one| one.path));
+        after = part.more;
+        if after.is_none() {
+            break;
+        }
+        // Those that were reported are no longer there when the next part is composed.
+        main.unlink(ROOT, name(parts).as_bytes()).unwrap();
+        parts += 1;
+    }
+    assert!(parts > 3, "{parts}");
+    assert_eq!(seen, (0..100).map(name).collect::<Vec<_>>());
 }

@@ -233,6 +233,28 @@ impl MountGraph {
         self.fs.as_ref().ok_or_else(closed)
     }
 
+    /// Mounts the files, unless they are mounted or must not be mounted again.
+    fn open_mount(&mut self, status: &mut Status) -> Result<()> {
+        if self.point.mount.is_some() {
+            return Ok(());
+        }
+        let Some(config) = self.point.config.take() else {
+            return Ok(());
+        };
+        let folder = &config.mountpoint;
+        // It may be that of an attached volume, with a loop device.
+        export_file::clear_dead(folder)?;
+        let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
+        let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+        status.exports.push(ExportAt {
+            sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
+            ..ExportAt::new("mount", at.display().to_string())
+        });
+        self.point.mount = Some(mount);
+        self.point.config = Some(config);
+        Ok(())
+    }
+
     /// Starts to take snapshots by the clock, if that is configured.
     fn start_schedule(&mut self) -> Result<()> {
         if self.read_only || self.keep_snapshots == KeepSnapshots::default() {
@@ -263,26 +285,10 @@ impl MountGraph {
 
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
+        self.open_mount(status)?;
         if self.schedule.is_none() && self.point.config.is_some() {
             self.start_schedule()?;
         }
-        if self.point.mount.is_some() {
-            return Ok(());
-        }
-        let Some(config) = self.point.config.take() else {
-            return Ok(());
-        };
-        let folder = &config.mountpoint;
-        // It may be that of an attached volume, with a loop device.
-        export_file::clear_dead(folder)?;
-        let mount = Mount::start(config.clone(), Arc::clone(&self.files))?;
-        let at = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
-        status.exports.push(ExportAt {
-            sync: (!self.read_only).then(|| SyncCalls::of(&mount)),
-            ..ExportAt::new("mount", at.display().to_string())
-        });
-        self.point.mount = Some(mount);
-        self.point.config = Some(config);
         Ok(())
     }
 
@@ -380,6 +386,7 @@ impl Graph for MountGraph {
                 &self.cache,
             )?));
         }
-        execute(self.fs()?, request, run, &sync, Some(&self.fileset))
+        let in_use = self.files.fileset().id();
+        execute(self.fs()?, request, run, &sync, Some(in_use))
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! A class of snapshots has one for each hour, day, week or month, in UTC, and keeps the latest ones.
 //! Its snapshots are named after the fileset, the class and the start of the period, like
-//! `main-daily-20260131T0000Z`; no other snapshot is removed, and none that is held. A period in
-//! which the file system was not mounted has no snapshot.
+//! `main-daily-20260131T0000Z`; each snapshot of the fileset with such a name counts as one. No
+//! other snapshot is removed, and none that is held. A period in which the file system was not
+//! mounted has no snapshot.
 
 use crate::text::date_of;
 use ::fs::{Fs, Kind, TreeId, TreeRecord};
@@ -35,17 +36,17 @@ const WEEK: i64 = 7 * DAY;
 /// Start of the first Monday after 1970 began.
 const MONDAY: i64 = 4 * DAY;
 
-/// The changes that are due.
+/// The changes of a class that are due.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Due {
-    take: Vec<String>,
+    take: Option<String>,
     remove: Vec<TreeId>,
 }
 
 impl KeepSnapshots {
-    /// Computes the changes that are due for a fileset.
-    fn due(&self, now: i64, fileset: TreeId, all: &[(TreeId, TreeRecord)]) -> Due {
-        let mut due = Due::default();
+    /// Computes the changes that are due for a fileset, by class.
+    fn due(&self, now: i64, fileset: TreeId, all: &[(TreeId, TreeRecord)]) -> Vec<Due> {
+        let mut due = Vec::new();
         let Some((_, own)) = all.iter().find(|(id, _)| *id == fileset) else {
             return due;
         };
@@ -64,21 +65,25 @@ impl KeepSnapshots {
                 let stamp = record.name.strip_prefix(&prefix);
                 record.origin == fileset && stamp.is_some_and(is_stamp)
             };
-            // The names sort by their times.
-            let mut known: Vec<(&str, TreeId, bool)> = all
+            // In the order in which they were taken, which is not that of their names if the clock
+            // was set back: ids increase and are not reused.
+            let mut known: Vec<(TreeId, &TreeRecord)> = all
                 .iter()
                 .filter(|(_, record)| of_class(record))
-                .map(|(id, record)| (&record.name[..], *id, record.held))
+                .map(|(id, record)| (*id, record))
                 .collect();
-            known.sort_unstable();
+            known.sort_unstable_by_key(|(id, _)| *id);
             // One that was named after a later time is no reason to take none.
-            let is_new = known.iter().all(|(known, ..)| *known != name);
+            let is_new = known.iter().all(|(_, known)| known.name != name);
             let count = known.len() + usize::from(is_new);
             let excess = count.saturating_sub(keep as usize);
-            let old = known.iter().take(excess).filter(|(_, _, held)| !held);
-            due.remove.extend(old.map(|(_, id, _)| *id));
-            if is_new {
-                due.take.push(name);
+            let old = known.iter().take(excess).filter(|(_, known)| !known.held);
+            let changes = Due {
+                remove: old.map(|(id, _)| *id).collect(),
+                take: is_new.then_some(name),
+            };
+            if changes != Due::default() {
+                due.push(changes);
             }
         }
         due
@@ -133,7 +138,9 @@ impl Schedule {
             let mut is_over = over.lock().expect("no panic under this lock");
             while !*is_over {
                 drop(is_over);
-                execute(keep, &fs, fileset, &write_out);
+                let now = SystemTime::now().duration_since(UNIX_EPOCH);
+                let now = now.map_or(0, |now| now.as_secs() as i64);
+                execute(keep, now, &fs, fileset, &write_out);
                 is_over = over.lock().expect("no panic under this lock");
                 let waited = changed.wait_timeout_while(is_over, CHECKED, |over| !*over);
                 is_over = waited.expect("no panic under this lock").0;
@@ -157,21 +164,26 @@ impl Drop for Schedule {
 }
 
 /// Makes the changes that are due. One that fails is tried again at the next check.
-fn execute(keep: KeepSnapshots, fs: &Fs, fileset: TreeId, write_out: &WriteOut) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let now = now.map_or(0, |now| now.as_secs() as i64);
-    let due = keep.due(now, fileset, &fs.filesets());
-    for name in due.take {
-        let taken = write_out().and_then(|()| fs.snapshot(fileset, &name).map(drop));
-        if let Err(error) = taken {
-            tracing::warn!(name: "EVFS-0813", "cannot take the snapshot `{name}`: {error}");
-            // On a full device, removing an old one makes room for it.
-            if error.kind() != Kind::NoSpace {
-                return;
-            }
+fn execute(keep: KeepSnapshots, now: i64, fs: &Fs, fileset: TreeId, write_out: &WriteOut) {
+    let mut remove = Vec::new();
+    for due in keep.due(now, fileset, &fs.filesets()) {
+        let take = |name: &String| {
+            let taken = write_out().and_then(|()| fs.snapshot(fileset, name));
+            let warn = |error: &::fs::Error| {
+                tracing::warn!(name: "EVFS-0813", "cannot take the snapshot `{name}`: {error}");
+            };
+            taken.inspect_err(warn).err()
+        };
+        match due.take.as_ref().and_then(take) {
+            Some(_) if fs.read_only_because().is_some() => return,
+            // Removing an old one makes room.
+            Some(error) if error.kind() == Kind::NoSpace => remove.extend(due.remove),
+            // The old ones of this class have no successor yet; other classes may have.
+            Some(_) => {}
+            None => remove.extend(due.remove),
         }
     }
-    for id in due.remove {
+    for id in remove {
         match fs.remove_fileset(id) {
             // A file of it is open.
             Err(error) if error.kind() == Kind::Busy => {}
@@ -198,14 +210,15 @@ mod tests {
 
     fn apply(fs: &Fs, now: i64) {
         let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
-        let due = KEEP.due(now, main, &fs.filesets());
-        for name in due.take {
-            fs.snapshot(main, &name).unwrap();
+        for due in KEEP.due(now, main, &fs.filesets()) {
+            if let Some(name) = due.take {
+                fs.snapshot(main, &name).unwrap();
+            }
+            due.remove
+                .into_iter()
+                .for_each(|id| fs.remove_fileset(id).unwrap());
         }
-        due.remove
-            .into_iter()
-            .for_each(|id| fs.remove_fileset(id).unwrap());
-        assert_eq!(KEEP.due(now, main, &fs.filesets()), Due::default());
+        assert_eq!(KEEP.due(now, main, &fs.filesets()), []);
     }
 
     fn names(fs: &Fs) -> Vec<String> {
@@ -215,17 +228,81 @@ mod tests {
         all
     }
 
-    #[test]
-    fn the_latest_of_each_class_are_kept_and_no_other_is_touched() {
+    fn new() -> Fs {
         let device = Arc::new(Mem::new(32 << 20, 4096));
         Fs::format(device.clone(), "").unwrap();
-        let fs = Fs::open(device, Options::default()).unwrap();
+        Fs::open(device, Options::default()).unwrap()
+    }
+
+    /// Friday, 27 February 2026, 22:00.
+    const START: i64 = 1_772_229_600;
+
+    #[test]
+    fn snapshots_from_a_clock_that_was_ahead_do_not_replace_new_ones() {
+        let fs = new();
+        apply(&fs, START);
+        // For ten hours, the clock is a year ahead.
+        (0..10).for_each(|hour| apply(&fs, START + 365 * DAY + hour * HOUR));
+        let classes = ["daily-20260228T0000Z", "weekly-20260223T0000Z"];
+        for hour in 2..6 {
+            apply(&fs, START + hour * HOUR);
+            apply(&fs, START + hour * HOUR + HOUR / 2);
+            let left = names(&fs);
+            let hourly = format!("hourly-{}", stamp(START + hour * HOUR));
+            for class in classes.iter().copied().chain([&hourly[..]]) {
+                assert!(left.contains(&format!("main-{class}")), "{class}: {left:?}");
+            }
+        }
+        let hourly: Vec<String> = names(&fs)
+            .into_iter()
+            .filter(|name| name.contains("hourly"))
+            .collect();
+        let kept = [3, 4, 5].map(|hour| format!("main-hourly-{}", stamp(START + hour * HOUR)));
+        assert_eq!(hourly, kept);
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_loses_no_new_snapshot() {
+        let fs = new();
+        (0..5).for_each(|hour| apply(&fs, START + hour * HOUR));
+        let name = |hour: i64| format!("main-hourly-{}", stamp(START + hour * HOUR));
+        apply(&fs, START - 3 * HOUR);
+        for hour in -2..=4 {
+            apply(&fs, START + hour * HOUR);
+            for name in [name(hour - 1), name(hour)] {
+                assert!(names(&fs).contains(&name), "{name}: {:?}", names(&fs));
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_is_in_use_stops_no_other_class_and_removes_no_snapshot_without_successor() {
+        let fs = new();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
+        (0..3).for_each(|hour| apply(&fs, START + hour * HOUR));
+        let now = START + 20 * DAY;
+        fs.create_fileset(&format!("main-hourly-{}", stamp(now)))
+            .unwrap();
+        let write_out: WriteOut = Box::new(|| Ok(()));
+        execute(KEEP, now, &fs, main, &write_out);
+        let left = names(&fs);
+        for hour in 0..3 {
+            let hourly = format!("main-hourly-{}", stamp(START + hour * HOUR));
+            assert!(left.contains(&hourly), "{left:?}");
+        }
+        let daily = |now: i64| format!("main-daily-{}", stamp(now - now.rem_euclid(DAY)));
+        assert!(left.contains(&daily(now)), "{left:?}");
+        assert!(!left.contains(&daily(START)), "{left:?}");
+    }
+
+    #[test]
+    fn the_latest_of_each_class_are_kept_and_no_other_is_touched() {
+        let fs = new();
         let main = fs.fileset_named(FIRST_FILESET).unwrap().id();
         fs.snapshot(main, "main-daily-of-mine").unwrap();
-        // Friday, 27 February 2026, 22:00, and every half an hour until Tuesday, 3 March, 10:30.
-        let start = 1_772_229_600;
+        // Every half an hour until Tuesday, 3 March, 10:30.
         for half_hours in 0..=169 {
-            apply(&fs, start + half_hours * HOUR / 2);
+            apply(&fs, START + half_hours * HOUR / 2);
         }
         let kept = [
             "main-daily-20260302T0000Z",
@@ -242,7 +319,7 @@ mod tests {
         assert_eq!(names(&fs), kept);
         let held = fs.fileset_named("main-weekly-20260223T0000Z").unwrap();
         fs.hold(held.id(), true).unwrap();
-        apply(&fs, start + 20 * DAY);
+        apply(&fs, START + 20 * DAY);
         let left = names(&fs);
         assert!(left.contains(&kept[8].to_owned()), "{left:?}");
         assert!(!left.contains(&kept[0].to_owned()), "{left:?}");
