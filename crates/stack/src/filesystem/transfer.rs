@@ -518,7 +518,10 @@ pub fn receive(
         return Ok(received);
     }
     // A segment, and with it the header, is known to be genuine before anything changes.
-    let first = incoming.next()?;
+    let first = incoming.next()?.ok_or_else(|| {
+        let text = "the stream ended early: it has no whole segment; nothing was changed";
+        Error::Failed(text.into())
+    })?;
     let side = Side::open(target, Access::ReadWrite)?;
     let apply = |begun: Answer| {
         let mut expected = Expected {
@@ -553,12 +556,12 @@ struct Expected {
 fn apply_all(
     side: &Side,
     incoming: &mut Incoming<'_>,
-    first: Option<Event>,
+    first: Event,
     (fileset, name): (&str, &str),
     expected: &mut Expected,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let mut event = first;
+    let mut event = Some(first);
     while let Some(Event::Segment { number, bytes, .. }) = event {
         // Otherwise an earlier run has applied it.
         if number >= expected.applied {
@@ -570,7 +573,7 @@ fn apply_all(
             expected.applied = answer.segments;
             progress(incoming.bytes, expected.data_bytes.max(incoming.bytes));
             if answer.complete {
-                return incoming.end();
+                return Ok(());
             }
         }
         event = incoming.next()?;
@@ -611,13 +614,18 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Reads the next frame; `None` at the end of the input.
+    /// Reads the next frame; `None` at the end of the input. With the last segment, all of the input
+    /// was read: nothing follows it, and an encrypted input has a valid end.
     fn next(&mut self) -> Result<Option<Event>> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             if let Some(event) = self.decoder.next_event().map_err(damaged)? {
                 if let (Event::Segment { bytes, .. }, Some(key)) = (&event, self.key) {
                     key.verify(bytes)?;
+                }
+                if self.decoder.has_ended() {
+                    // Either the end of the input, or an error.
+                    self.next()?;
                 }
                 return Ok(Some(event));
             }
@@ -645,15 +653,6 @@ impl<'a> Incoming<'a> {
                     .into(),
             )),
             _ => Ok(()),
-        }
-    }
-
-    /// Checks that nothing follows the last segment, which also verifies the end of an encrypted
-    /// input.
-    fn end(&mut self) -> Result<()> {
-        match self.next()? {
-            None => Ok(()),
-            Some(_) => Err(damaged(send_proto::Error::Trailing)),
         }
     }
 }
