@@ -372,6 +372,48 @@ fn an_incomplete_fileset_is_not_used_and_can_be_abandoned() {
 }
 
 #[test]
+fn an_abandoned_stream_uses_up_no_inode_numbers() {
+    let (source, disk) = prepared();
+    let part = stream(&source, "two", Some("one"), None);
+    // All but the last number.
+    let header = Header {
+        next_ino: (1 << 55) - 2,
+        ..Header::decode(&part[..header_len(&part)]).expect("a header")
+    };
+    let hostile = forged(&header, &[Record::ClearXattrs { ino: 1 << 20 }]);
+    let cut = Arc::new(PowerCut::new(&disk));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&cut) as _;
+    let copy = open(&device);
+    let of = copy.fileset_named(COPY).expect("it exists");
+    let before = of.record().expect("a record").next_ino;
+    assert!(refusal(&copy, COPY, &hostile).contains("does not exist"));
+    assert_eq!(of.record().expect("a record").next_ino, header.next_ino);
+    let first = cut.events();
+    copy.abandon_reception(of.id()).expect("abandoned");
+    let last = cut.events();
+    copy.close().expect("closed");
+    for point in first..=last {
+        let image: Arc<dyn BlockDevice> = Arc::new(cut.crash(point, Tear::Drop));
+        let copy = open(&image);
+        let of = copy.fileset_named(COPY).expect("it exists");
+        if copy.reception(of.id()).expect("known").is_some() {
+            copy.abandon_reception(of.id()).expect("abandoned");
+        }
+        let record = of.record().expect("a record");
+        assert_eq!(
+            (record.next_ino, record.receiving),
+            (before, None),
+            "{point}"
+        );
+        for name in ["first", "second"] {
+            let new = New::of_root(FileType::File, 0o644);
+            of.create(ROOT, name.as_bytes(), &new).expect("created");
+        }
+        assert_clean(&copy, &format!("{point}"));
+    }
+}
+
+#[test]
 fn after_a_power_cut_the_fileset_is_as_before_or_complete() {
     let (source, disk) = prepared();
     let parts = stream_of(&source, ("two", Some("one")), None, 3000);

@@ -96,25 +96,19 @@ impl Fs {
         let fs = self.inner();
         fs.check_writable()?;
         let planned = self.plan_reception(name, header)?;
+        if let Planned::Continue(reception) = planned {
+            return Ok(reception);
+        }
+        fs.superblock.need_features(RECEIVED)?;
         let of = match planned {
-            Planned::Continue(reception) => return Ok(reception),
-            Planned::Create | Planned::Change { .. } => {
-                fs.superblock.need_features(RECEIVED)?;
-                let base = match planned {
-                    Planned::Change { base, .. } => base,
-                    _ => 0,
-                };
-                let receiving = receiving(header, base);
-                match planned {
-                    Planned::Change { of, base } => {
-                        self.mark(of, base, header, receiving)?;
-                        of
-                    }
-                    _ => {
-                        let receiving = Some((receiving, header.next_ino));
-                        self.add_fileset(name, receiving)?.id
-                    }
-                }
+            Planned::Change { of, base } => {
+                self.mark(of, base, header)?;
+                of
+            }
+            _ => {
+                let receiving = receiving(header, 0, 1);
+                let made = self.add_fileset(name, Some((receiving, header.next_ino)))?;
+                made.id
             }
         };
         self.sync()?;
@@ -234,7 +228,7 @@ impl Fs {
     }
 
     /// Marks a fileset as receiving changes since a snapshot.
-    fn mark(&self, of: TreeId, base: TreeId, header: &Header, receiving: Receiving) -> Result<()> {
+    fn mark(&self, of: TreeId, base: TreeId, header: &Header) -> Result<()> {
         let fs = self.inner();
         if self.has_changed_at_all(of, base)? {
             // Only access times.
@@ -246,7 +240,7 @@ impl Fs {
         op.materialize()?;
         self.check_detached(of)?;
         let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
-        tree.record.receiving = Some(receiving);
+        tree.record.receiving = Some(receiving(header, base, tree.record.next_ino));
         tree.record.next_ino = tree.record.next_ino.max(header.next_ino);
         tree.changed = true;
         op.finish();
@@ -371,13 +365,15 @@ enum Planned {
     Continue(Reception),
 }
 
-fn receiving(header: &Header, base: TreeId) -> Receiving {
+/// Returns the state at the start of a stream; `next_ino` is that of the fileset before.
+fn receiving(header: &Header, base: TreeId, next_ino: u64) -> Receiving {
     let stream = header.stream_id();
     let start = Position::START;
     Receiving {
         stream: stream.0,
         snapshot: header.snapshot.0,
         base,
+        next_ino,
         segments: 0,
         digest: stream.0,
         position: (start.phase, start.object, start.step),
