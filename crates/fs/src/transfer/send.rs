@@ -92,6 +92,7 @@ impl Fs {
         };
         Ok(Header {
             features: 0,
+            optional: 0,
             fileset: self.identity(record.origin)?,
             snapshot: self.identity(snapshot)?,
             base,
