@@ -2,6 +2,7 @@
 
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
+use super::fileset::utc;
 use super::names;
 use cli::document::Document;
 use cli::progress::Bar;
@@ -242,7 +243,9 @@ pub fn receive(context: &Context, args: ReceiveArgs) -> Result<u8> {
     bar.end();
     output::changed();
     output::show(context.json, &RECEIVED, &received, || {
-        format!("received snapshot {} of {fileset}", received.snapshot)
+        let taken = utc(received.taken);
+        let name = &received.snapshot;
+        format!("received snapshot {name} of {fileset}, taken {taken}")
     });
     Ok(exit::OK)
 }

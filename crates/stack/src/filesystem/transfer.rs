@@ -412,6 +412,9 @@ pub struct ReceivedStream {
     pub fileset: String,
     /// Name of the snapshot.
     pub snapshot: String,
+    /// Time at which it was taken, in seconds since 1970. It is authentic if the stream is; names in
+    /// a stream are not.
+    pub taken: i64,
     /// Bytes of the stream after decryption; null in a dry run.
     pub stream_bytes: Option<u64>,
 }
@@ -511,6 +514,7 @@ pub fn receive(
     let mut received = ReceivedStream {
         fileset: to.fileset.to_owned(),
         snapshot: name.clone(),
+        taken: header.created.seconds,
         stream_bytes: None,
     };
     if target.settings.is_dry_run() {
