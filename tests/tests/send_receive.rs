@@ -121,7 +121,11 @@ fn increments_go_from_mount_to_mount() {
     assert!(!fileset_names(&s, "two").contains(&"tuesday".to_owned()));
     let received = s.json(&receive);
     assert_eq!(received["snapshot"], "tuesday", "{received}");
-    s.run(&receive).code(2);
+    assert_eq!(received["already"], false, "{received}");
+    let listed = s.json(&["fileset", "list", "one"]);
+    let all = listed["filesets"].as_array().unwrap();
+    let sent = all.iter().find(|one| one["name"] == "tuesday").unwrap();
+    assert_eq!(received["taken"], sent["created"], "{received}");
     drop(two);
     s.run(&["unmount", "two"]).ok();
     let copy = s.path("copy");
@@ -209,6 +213,7 @@ fn an_interrupted_stream_continues_with_a_token_or_from_its_start() {
     // To another fileset, it is the rest of nothing.
     let other = ["fileset", "receive", "two.img", "other"];
     s.run_with_input(&other, &rest).code(2);
+    s.run_with_input(&receive, &rest).ok();
     s.run_with_input(&receive, &rest).ok();
     // The name of the snapshot is in use, which is found out before anything changes.
     s.run_with_input(&other, &all).code(2);
@@ -319,6 +324,61 @@ fn a_killed_server_leaves_the_state_before_and_the_stream_continues() {
         s.run(&["unmount", dir]).ok();
     }
     disk.check();
+}
+
+#[test]
+fn a_stream_without_a_whole_segment_or_with_a_wrong_end_changes_nothing() {
+    let s = Sandbox::new();
+    format(&s, "one.img");
+    format(&s, "two.img");
+    s.run(&["fileset", "snapshot", "one.img", "main", "monday"])
+        .ok();
+    fs::write(s.path("key"), [1; 32]).unwrap();
+    let send = ["fileset", "send", "one.img", "monday", "--auth-key", "key"];
+    s.run(&[&send[..], &["--output", "all"]].concat()).ok();
+    let all = fs::read(s.path("all")).unwrap();
+    let header = u32::from_le_bytes(all[12..16].try_into().unwrap()) as usize;
+    let receive = ["fileset", "receive", "two.img", "copy", "--auth-key", "key"];
+    for len in [header, header + 1, all.len() - 1] {
+        let part = s.run_with_input(&receive, &all[..len]).code(1);
+        assert!(part.stderr.contains("nothing was changed"), "{part:?}");
+        assert_eq!(fileset_names(&s, "two.img"), ["main"], "{len}");
+    }
+    let longer = [&all[..], b"x"].concat();
+    let refused = s.run_with_input(&receive, &longer).code(1);
+    assert!(refused.stderr.contains("follow its end"), "{refused:?}");
+    assert_eq!(fileset_names(&s, "two.img"), ["main"]);
+    s.run_with_input(&receive, &all).ok();
+}
+
+#[test]
+fn a_stream_that_was_received_is_received_again_without_a_change() {
+    let s = Sandbox::new();
+    format(&s, "one.img");
+    format(&s, "two.img");
+    let snapshot = |name| s.run(&["fileset", "snapshot", "one.img", "main", name]).ok();
+    for name in ["monday", "tuesday"] {
+        snapshot(name);
+        let send = ["fileset", "send", "one.img", name, "--output", name];
+        s.run(&send).ok();
+    }
+    let receive = |input, more: &[&str]| {
+        let base = ["fileset", "receive", "two.img", "copy", "--input", input];
+        [&base[..], more].concat()
+    };
+    let received = s.json(&receive("monday", &["--as", "first"]));
+    assert!(received["taken"].is_i64(), "{received}");
+    for more in [&["--as", "second"][..], &["--dry-run"]] {
+        let again = s.json(&receive("monday", more));
+        assert_eq!(again["snapshot"], "first", "{again}");
+        assert_eq!(again["already"], true, "{again}");
+        assert!(again["taken"].is_null(), "{again}");
+    }
+    let again = s.run(&receive("monday", &[])).ok();
+    assert!(again.stdout.contains("already received as"), "{again:?}");
+    assert_eq!(fileset_names(&s, "two.img"), ["main", "copy", "first"]);
+    // A name is no identity.
+    s.run(&receive("tuesday", &["--as", "first"])).code(2);
 }
 
 #[test]

@@ -84,6 +84,23 @@ impl Fs {
         Ok(receiving.map(|receiving| Reception::of(fileset, &receiving)))
     }
 
+    /// Finds the snapshot of a fileset that has an identity, and returns its name.
+    ///
+    /// # Errors
+    /// Those of [`Fs::identity`].
+    pub fn received_as(&self, fileset: &str, identity: Id) -> Result<Option<String>> {
+        let found = self.filesets().into_iter().find(|(_, r)| r.name == fileset);
+        let Some((of, _)) = found.filter(|(_, record)| record.origin == 0) else {
+            return Ok(None);
+        };
+        for (id, record) in self.snapshots_of(of) {
+            if self.identity(id)? == identity {
+                return Ok(Some(record.name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Checks whether a stream could be received, and begins or continues its reception. A full
     /// stream creates the fileset. Durable when this returns.
     ///

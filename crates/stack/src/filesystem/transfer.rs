@@ -21,6 +21,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use schemars::JsonSchema;
 use send_proto::{CODE_BYTES, Decoder, Digest, Event, FEATURE_CODES, Header, Position, Token};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -53,6 +54,9 @@ pub(crate) struct Answer {
     data_bytes: u64,
     /// Identity of the snapshot that is being received, and the name of its base.
     receiving: Option<(String, Option<String>)>,
+    /// Name of the snapshot, if the fileset had it before.
+    #[serde(default)]
+    had: Option<String>,
 }
 
 /// Creates the cache for a file system that is not mounted.
@@ -169,6 +173,13 @@ fn send_part(
 
 fn begin(fs: &Fs, fileset: &str, header: &[u8], name: &str, run: Run) -> ::fs::Result<Answer> {
     let header = Header::decode(header).map_err(invalid)?;
+    let had = fs.received_as(fileset, header.snapshot)?;
+    if had.is_some() {
+        return Ok(Answer {
+            had,
+            ..Answer::default()
+        });
+    }
     fs.check_reception(fileset, &header, name)?;
     if run == Run::Dry {
         return Ok(Answer::default());
@@ -254,9 +265,7 @@ impl Side {
         match self {
             Side::Served(run_dir, name) => {
                 let request = ControlRequest::Files(FsRequest::Transfer(ask));
-                let value = control::send_request(run_dir, name, &request)?;
-                let unknown = |e| Error::Failed(format!("invalid answer of `{name}`: {e}"));
-                serde_json::from_value(value).map_err(unknown)
+                answer_of(control::send_request(run_dir, name, &request)?, name)
             }
             Side::Own(own) => answer(&own.fs, &ask, Run::Real, &own.cache),
         }
@@ -271,6 +280,11 @@ impl Side {
             }
         }
     }
+}
+
+fn answer_of(value: Value, name: &str) -> Result<Answer> {
+    let unknown = |e| Error::Failed(format!("invalid answer of `{name}`: {e}"));
+    serde_json::from_value(value).map_err(unknown)
 }
 
 /// Key for authentication codes, which sender and receiver share.
@@ -412,11 +426,21 @@ pub struct ReceivedStream {
     pub fileset: String,
     /// Name of the snapshot.
     pub snapshot: String,
-    /// Time at which it was taken, in seconds since 1970. It is authentic if the stream is; names in
-    /// a stream are not.
-    pub taken: i64,
+    /// Whether the fileset had the snapshot before, perhaps under another name: nothing was changed.
+    pub already: bool,
+    /// Time at which it was taken, in seconds since 1970; null if the fileset had it. It is authentic
+    /// if the stream is; names in a stream are not.
+    pub taken: Option<i64>,
     /// Bytes of the stream after decryption; null in a dry run.
     pub stream_bytes: Option<u64>,
+}
+
+impl ReceivedStream {
+    fn note(&mut self, had: Option<String>) {
+        if let Some(name) = had {
+            (self.snapshot, self.already, self.taken) = (name, true, None);
+        }
+    }
 }
 
 /// Progress of a stream that is not complete.
@@ -480,7 +504,7 @@ pub struct Destination<'a> {
     pub name: Option<&'a str>,
 }
 
-/// Receives a snapshot from `input`. `progress` is called with the bytes received, and the bytes of
+/// Receives a snapshot from `input`, unless the fileset has it. `progress` is called with the bytes received, and the bytes of
 /// data in the whole snapshot. A dry run only reads the header, and checks whether it could be
 /// received.
 ///
@@ -514,11 +538,13 @@ pub fn receive(
     let mut received = ReceivedStream {
         fileset: to.fileset.to_owned(),
         snapshot: name.clone(),
-        taken: header.created.seconds,
+        already: false,
+        taken: Some(header.created.seconds),
         stream_bytes: None,
     };
     if target.settings.is_dry_run() {
-        super::request(target, &FsRequest::Transfer(begin))?;
+        let planned = super::request(target, &FsRequest::Transfer(begin))?;
+        received.note(answer_of(planned, &target.name())?.had);
         return Ok(received);
     }
     // A segment, and with it the header, is known to be genuine before anything changes.
@@ -528,6 +554,11 @@ pub fn receive(
     })?;
     let side = Side::open(target, Access::ReadWrite)?;
     let apply = |begun: Answer| {
+        if begun.had.is_some() {
+            // All of the input is read, so that a sender at the other end of a pipe succeeds, too.
+            while incoming.next()?.is_some() {}
+            return Ok(begun.had);
+        }
         let mut expected = Expected {
             applied: begun.segments,
             data_bytes: header.data_bytes,
@@ -539,11 +570,12 @@ pub fn receive(
             (to.fileset, &name),
             &mut expected,
             progress,
-        )
+        )?;
+        Ok(None)
     };
     let applied = side.ask(begin).and_then(apply);
     let closed = side.close();
-    applied?;
+    received.note(applied?);
     closed?;
     received.stream_bytes = Some(incoming.bytes);
     Ok(received)
