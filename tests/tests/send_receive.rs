@@ -2,6 +2,8 @@
 //! files, encrypted and authenticated, with a receiving server that is killed.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::{Disk, On};
@@ -226,6 +228,10 @@ fn an_interrupted_stream_continues_with_a_token_or_from_its_start() {
     assert!(!fileset_names(&s, "two.img").contains(&"other".to_owned()));
     s.run_with_input(&again, &all[..all.len() - 100_000])
         .code(1);
+    // The end is checked before the snapshot is visible.
+    let longer = [&all[..], b"x"].concat();
+    s.run_with_input(&again, &longer).code(1);
+    assert!(!fileset_names(&s, "two.img").contains(&"monday2".to_owned()));
     s.run_with_input(&again, &all).ok();
     let two = s.path("two");
     fs::create_dir(&two).unwrap();
@@ -326,6 +332,14 @@ fn a_killed_server_leaves_the_state_before_and_the_stream_continues() {
     disk.check();
 }
 
+/// Creates a key for authentication codes.
+fn auth_key(s: &Sandbox, name: &str, byte: u8) {
+    let mut options = fs::File::options();
+    let file = options.write(true).create_new(true).mode(0o600);
+    let mut file = file.open(s.path(name)).unwrap();
+    file.write_all(&[byte; 32]).unwrap();
+}
+
 #[test]
 fn a_stream_without_a_whole_segment_or_with_a_wrong_end_changes_nothing() {
     let s = Sandbox::new();
@@ -333,7 +347,7 @@ fn a_stream_without_a_whole_segment_or_with_a_wrong_end_changes_nothing() {
     format(&s, "two.img");
     s.run(&["fileset", "snapshot", "one.img", "main", "monday"])
         .ok();
-    fs::write(s.path("key"), [1; 32]).unwrap();
+    auth_key(&s, "key", 1);
     let send = ["fileset", "send", "one.img", "monday", "--auth-key", "key"];
     s.run(&[&send[..], &["--output", "all"]].concat()).ok();
     let all = fs::read(s.path("all")).unwrap();
@@ -389,7 +403,7 @@ fn a_stream_is_read_with_its_keys_only() {
     s.run(&["fileset", "snapshot", "one.img", "main", "monday"])
         .ok();
     for (name, byte) in [("key", 1), ("other", 2)] {
-        fs::write(s.path(name), [byte; 32]).unwrap();
+        auth_key(&s, name, byte);
     }
     s.run(&["key", "generate", "backup", "--no-passphrase"])
         .ok();
@@ -427,6 +441,15 @@ fn a_stream_is_read_with_its_keys_only() {
     );
     receive(&[&stream[..], &own, &["--auth-key", "key"]].concat()).ok();
     assert_eq!(fileset_names(&s, "two.img"), ["main", "copy", "monday"]);
+    // A key that others can read, and one that is too short.
+    let open = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(s.path("key"), open).unwrap();
+    let refused = receive(&[&stream[..], &own, &["--auth-key", "key"]].concat()).code(1);
+    assert!(refused.stderr.contains("by other users"), "{refused:?}");
+    let closed = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(s.path("key"), closed).unwrap();
+    fs::write(s.path("other"), "short").unwrap();
+    receive(&[&stream[..], &own, &["--auth-key", "other"]].concat()).code(2);
     // Damage of the encrypted bytes.
     let mut bytes = fs::read(s.path("stream")).unwrap();
     let middle = bytes.len() / 2;

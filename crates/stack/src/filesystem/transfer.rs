@@ -19,6 +19,7 @@ use ::fs::{Fs, Received, Reception, Sender, TreeId};
 use block::Access;
 use hmac::{Hmac, KeyInit, Mac};
 use schemars::JsonSchema;
+use secret::SecretBytes;
 use send_proto::{CODE_BYTES, Decoder, Digest, Event, FEATURE_CODES, Header, Position, Token};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -33,8 +34,6 @@ const CACHE_BYTES: u64 = 32 << 20;
 const PIECE_BYTES: usize = 256 << 10;
 /// Shortest key for authentication codes, in bytes.
 const KEY_BYTES_MIN: usize = 32;
-/// Longest file with such a key that is read.
-const KEY_BYTES_MAX: u64 = 64 << 10;
 
 /// Answer to a [`TransferRequest`].
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -288,30 +287,33 @@ fn answer_of(value: Value, name: &str) -> Result<Answer> {
 }
 
 /// Key for authentication codes, which sender and receiver share.
-pub struct AuthKey([u8; 32]);
+pub struct AuthKey(SecretBytes);
 
 impl AuthKey {
     /// Reads a key from a file with at least 32 bytes.
     ///
     /// # Errors
-    /// The file cannot be read, or is too short or too long.
+    /// The file cannot be read, is too short or too long, or other users can read it.
     pub fn read(path: &Path) -> Result<AuthKey> {
-        let failed = |e| Error::io("cannot read the key", path, e);
-        let mut text = Vec::new();
-        let file = std::fs::File::open(path).map_err(failed)?;
-        let read = file.take(KEY_BYTES_MAX + 1).read_to_end(&mut text);
-        read.map_err(failed)?;
-        if !(KEY_BYTES_MIN as u64..=KEY_BYTES_MAX).contains(&(text.len() as u64)) {
+        let text = keyring::secret_of_file(path)?;
+        if text.len() < KEY_BYTES_MIN {
             return Err(Error::Usage(format!(
                 "{} is no key: it needs at least {KEY_BYTES_MIN} bytes, at random; create it with \
                  `head -c 32 /dev/urandom`",
                 path.display()
             )));
         }
+        let key = AuthKey::of(&text);
+        secret::burn_stack();
+        Ok(key)
+    }
+
+    #[inline(never)]
+    fn of(text: &[u8]) -> AuthKey {
         let mut hash = Sha256::new();
         hash.update(b"EVFS authentication of streams 1");
-        hash.update(&text);
-        Ok(AuthKey(hash.finalize().into()))
+        hash.update(text);
+        AuthKey(SecretBytes::from_slice(&hash.finalize()))
     }
 
     fn mac(&self, digest: Digest) -> Hmac<Sha256> {
@@ -321,12 +323,16 @@ impl AuthKey {
     }
 
     fn code(&self, digest: Digest) -> [u8; CODE_BYTES] {
-        self.mac(digest).finalize().into_bytes().into()
+        let code = self.mac(digest).finalize().into_bytes().into();
+        secret::burn_stack();
+        code
     }
 
     fn verify(&self, segment: &[u8]) -> Result<()> {
         let (digest, code) = send_proto::code_of(segment).map_err(damaged)?;
-        self.mac(digest).verify_slice(&code).map_err(|_| {
+        let verified = self.mac(digest).verify_slice(&code);
+        secret::burn_stack();
+        verified.map_err(|_| {
             Error::Untrusted(
                 "the stream was not made with this key, or was changed: nothing of this part was \
                  applied"
