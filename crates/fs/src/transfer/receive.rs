@@ -338,15 +338,24 @@ impl Fs {
     /// # Errors
     /// [`Kind::NotFound`]: the fileset is not receiving. [`Kind::Busy`]: a segment is being applied.
     pub fn abandon_reception(&self, of: TreeId) -> Result<()> {
+        match self.check_abandonment(of)?.base {
+            Some(base) => self.undo_reception(of, base),
+            None => self.remove_fileset(of),
+        }
+    }
+
+    /// Checks whether a reception could be abandoned, and returns it.
+    ///
+    /// # Errors
+    /// Those of [`Fs::abandon_reception`].
+    pub fn check_abandonment(&self, of: TreeId) -> Result<Reception> {
+        self.inner().check_writable()?;
         let Some(reception) = self.reception(of)? else {
             let text = "the fileset is not receiving a snapshot";
             return Err(Error::new(Kind::NotFound, text));
         };
         self.check_detached(of)?;
-        match reception.base {
-            Some(base) => self.undo_reception(of, base),
-            None => self.remove_fileset(of),
-        }
+        Ok(reception)
     }
 
     /// Opens a fileset that is receiving, to apply segments through a cache.

@@ -101,7 +101,7 @@ pub(crate) fn answer(fs: &Fs, ask: &TransferRequest, run: Run, cache: &Cache) ->
                 let id = fs.fileset_named(fileset)?.id();
                 match run {
                     Run::Real => fs.abandon_reception(id)?,
-                    Run::Dry => drop(status(fs, fileset)?),
+                    Run::Dry => drop(fs.check_abandonment(id)?),
                 }
                 Ok(Answer::default())
             };
@@ -299,7 +299,7 @@ impl AuthKey {
         if text.len() < KEY_BYTES_MIN {
             return Err(Error::Usage(format!(
                 "{} is no key: it needs at least {KEY_BYTES_MIN} bytes, at random; create it with \
-                 `head -c 32 /dev/urandom`",
+                 `(umask 077; head -c 32 /dev/urandom > FILE)`",
                 path.display()
             )));
         }
