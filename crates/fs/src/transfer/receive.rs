@@ -9,7 +9,7 @@
 use super::apply::Stage;
 use super::changes::Pair;
 use super::settle::settle;
-use super::{invalid, refused};
+use super::invalid;
 use crate::error::{Error, Kind, Result};
 use crate::files::Files;
 use crate::fileset::Fileset;
@@ -237,9 +237,9 @@ impl Fs {
                 );
                 Err(Error::new(Kind::Invalid, text))
             }
-            Some(resume) if resume.segments == own.segments && resume != own => Err(refused(
-                send_proto::Error::Damaged("it continues another one"),
-            )),
+            Some(resume) if resume.segments == own.segments && resume != own => {
+                Err(send_proto::Error::Damaged("it continues another one").into())
+            }
             _ => Ok(Planned::Continue(reception)),
         }
     }
@@ -430,12 +430,11 @@ impl Receiver {
     /// the name is in use. [`Kind::NoSpace`], [`Kind::Quota`]; errors of the device.
     pub fn segment(&mut self, fs: &Fs, bytes: &[u8], name: &str) -> Result<Received> {
         let before = self.receiving()?;
-        let segment = Segment::parse(bytes).map_err(refused)?;
-        let verified = segment.verify(before.segments, Digest(before.digest));
-        let digest = verified.map_err(refused)?;
-        let position = segment.position().map_err(refused)?;
+        let segment = Segment::parse(bytes)?;
+        let digest = segment.verify(before.segments, Digest(before.digest))?;
+        let position = segment.position()?;
         for record in segment.records() {
-            self.stage.apply(&record.map_err(refused)?)?;
+            self.stage.apply(&record?)?;
         }
         self.stage.write_out()?;
         let of = self.stage.fileset.id;

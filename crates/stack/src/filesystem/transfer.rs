@@ -110,10 +110,6 @@ pub(crate) fn answer(fs: &Fs, ask: &TransferRequest, run: Run, cache: &Cache) ->
     }
 }
 
-fn invalid(error: send_proto::Error) -> ::fs::Error {
-    ::fs::Error::new(::fs::Kind::Invalid, error.to_string())
-}
-
 /// Makes the header or the next segment of a stream, or counts the rest of it.
 fn send_part(
     fs: &Fs,
@@ -130,7 +126,7 @@ fn send_part(
     }
     let mut at = Sender::start(&header);
     if let Some(token) = &stream.token {
-        let token: Token = token.parse().map_err(invalid)?;
+        let token: Token = token.parse()?;
         if token.stream != header.stream_id() {
             let text = "the token belongs to another stream: name the same snapshots, and use \
                         --auth-key if the first part was sent with it";
@@ -171,7 +167,7 @@ fn send_part(
 }
 
 fn begin(fs: &Fs, fileset: &str, header: &[u8], name: &str, run: Run) -> ::fs::Result<Answer> {
-    let header = Header::decode(header).map_err(invalid)?;
+    let header = Header::decode(header)?;
     let had = fs.received_as(fileset, header.snapshot)?;
     if had.is_some() {
         return Ok(Answer {
