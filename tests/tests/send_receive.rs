@@ -370,7 +370,10 @@ fn a_stream_that_was_received_is_received_again_without_a_change() {
     let s = Sandbox::new();
     format(&s, "one.img");
     format(&s, "two.img");
-    let snapshot = |name| s.run(&["fileset", "snapshot", "one.img", "main", name]).ok();
+    let snapshot = |name| {
+        s.run(&["fileset", "snapshot", "one.img", "main", name])
+            .ok()
+    };
     for name in ["monday", "tuesday"] {
         snapshot(name);
         let send = ["fileset", "send", "one.img", name, "--output", name];

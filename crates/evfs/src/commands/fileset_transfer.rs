@@ -245,7 +245,10 @@ pub fn receive(context: &Context, args: ReceiveArgs) -> Result<u8> {
     output::show(context.json, &RECEIVED, &received, || {
         let name = &received.snapshot;
         match received.taken {
-            Some(taken) => format!("received snapshot {name} of {fileset}, taken {}", utc(taken)),
+            Some(taken) => format!(
+                "received snapshot {name} of {fileset}, taken {}",
+                utc(taken)
+            ),
             None => format!("already received as snapshot {name} of {fileset}"),
         }
     });

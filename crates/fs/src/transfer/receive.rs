@@ -8,8 +8,8 @@
 
 use super::apply::Stage;
 use super::changes::Pair;
-use super::settle::settle;
 use super::invalid;
+use super::settle::settle;
 use crate::error::{Error, Kind, Result};
 use crate::files::Files;
 use crate::fileset::Fileset;
