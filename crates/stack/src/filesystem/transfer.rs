@@ -506,9 +506,9 @@ pub struct Destination<'a> {
     pub name: Option<&'a str>,
 }
 
-/// Receives a snapshot from `input`, unless the fileset has it. `progress` is called with the bytes received, and the bytes of
-/// data in the whole snapshot. A dry run only reads the header, and checks whether it could be
-/// received.
+/// Receives a snapshot from `input`, unless the fileset has it. `progress` is called with the bytes
+/// received, and the bytes of data in the whole snapshot. A dry run only reads the header, and checks
+/// whether it could be received.
 ///
 /// # Errors
 /// The stream is damaged, ends early, or does not fit the fileset. [`Error::Untrusted`]: its codes
