@@ -379,10 +379,10 @@ fn a_stream_that_was_received_is_received_again_without_a_change() {
         let send = ["fileset", "send", "one.img", name, "--output", name];
         s.run(&send).ok();
     }
-    let receive = |input, more: &[&str]| {
+    fn receive<'a>(input: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         let base = ["fileset", "receive", "two.img", "copy", "--input", input];
         [&base[..], more].concat()
-    };
+    }
     let received = s.json(&receive("monday", &["--as", "first"]));
     assert!(received["taken"].is_i64(), "{received}");
     for more in [&["--as", "second"][..], &["--dry-run"]] {
