@@ -315,6 +315,8 @@ fn a_dry_run_fails_where_the_command_would() {
         // Something is not there.
         (&["volume", "key", "remove", "volume.img", "nobody"], 10),
         (&["fileset", "remove", "files.img", "none"], 10),
+        (&["fileset", "receive", "files.img", "none", "--abort"], 10),
+        (&["fileset", "receive", "files.img", "home", "--abort"], 10),
         (&["cell", "volume", "quota", "cell.img", "none", "1M"], 10),
         (&["volume", "erase", "missing.img"], 10),
         // The key does not open it, or may not do this.

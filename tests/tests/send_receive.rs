@@ -2,6 +2,8 @@
 //! files, encrypted and authenticated, with a receiving server that is killed.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tests::mounts::{Disk, On};
@@ -121,7 +123,11 @@ fn increments_go_from_mount_to_mount() {
     assert!(!fileset_names(&s, "two").contains(&"tuesday".to_owned()));
     let received = s.json(&receive);
     assert_eq!(received["snapshot"], "tuesday", "{received}");
-    s.run(&receive).code(2);
+    assert_eq!(received["already"], false, "{received}");
+    let listed = s.json(&["fileset", "list", "one"]);
+    let all = listed["filesets"].as_array().unwrap();
+    let sent = all.iter().find(|one| one["name"] == "tuesday").unwrap();
+    assert_eq!(received["taken"], sent["created"], "{received}");
     drop(two);
     s.run(&["unmount", "two"]).ok();
     let copy = s.path("copy");
@@ -210,6 +216,7 @@ fn an_interrupted_stream_continues_with_a_token_or_from_its_start() {
     let other = ["fileset", "receive", "two.img", "other"];
     s.run_with_input(&other, &rest).code(2);
     s.run_with_input(&receive, &rest).ok();
+    s.run_with_input(&receive, &rest).ok();
     // The name of the snapshot is in use, which is found out before anything changes.
     s.run_with_input(&other, &all).code(2);
     assert!(!fileset_names(&s, "two.img").contains(&"other".to_owned()));
@@ -221,6 +228,10 @@ fn an_interrupted_stream_continues_with_a_token_or_from_its_start() {
     assert!(!fileset_names(&s, "two.img").contains(&"other".to_owned()));
     s.run_with_input(&again, &all[..all.len() - 100_000])
         .code(1);
+    // The end is checked before the snapshot is visible.
+    let longer = [&all[..], b"x"].concat();
+    s.run_with_input(&again, &longer).code(1);
+    assert!(!fileset_names(&s, "two.img").contains(&"monday2".to_owned()));
     s.run_with_input(&again, &all).ok();
     let two = s.path("two");
     fs::create_dir(&two).unwrap();
@@ -307,6 +318,72 @@ fn a_killed_server_leaves_the_state_before_and_the_stream_continues() {
     disk.check();
 }
 
+/// Creates a key for authentication codes.
+fn auth_key(s: &Sandbox, name: &str, byte: u8) {
+    let mut options = fs::File::options();
+    let file = options.write(true).create_new(true).mode(0o600);
+    let mut file = file.open(s.path(name)).unwrap();
+    file.write_all(&[byte; 32]).unwrap();
+}
+
+#[test]
+fn a_stream_without_a_whole_segment_or_with_a_wrong_end_changes_nothing() {
+    let s = Sandbox::new();
+    format(&s, "one.img");
+    format(&s, "two.img");
+    s.run(&["fileset", "snapshot", "one.img", "main", "monday"])
+        .ok();
+    auth_key(&s, "key", 1);
+    let send = ["fileset", "send", "one.img", "monday", "--auth-key", "key"];
+    s.run(&[&send[..], &["--output", "all"]].concat()).ok();
+    let all = fs::read(s.path("all")).unwrap();
+    let header = u32::from_le_bytes(all[12..16].try_into().unwrap()) as usize;
+    let receive = ["fileset", "receive", "two.img", "copy", "--auth-key", "key"];
+    for len in [header, header + 1, all.len() - 1] {
+        let part = s.run_with_input(&receive, &all[..len]).code(1);
+        assert!(part.stderr.contains("nothing was changed"), "{part:?}");
+        assert_eq!(fileset_names(&s, "two.img"), ["main"], "{len}");
+    }
+    let longer = [&all[..], b"x"].concat();
+    let refused = s.run_with_input(&receive, &longer).code(1);
+    assert!(refused.stderr.contains("follow its end"), "{refused:?}");
+    assert_eq!(fileset_names(&s, "two.img"), ["main"]);
+    s.run_with_input(&receive, &all).ok();
+}
+
+#[test]
+fn a_stream_that_was_received_is_received_again_without_a_change() {
+    let s = Sandbox::new();
+    format(&s, "one.img");
+    format(&s, "two.img");
+    let snapshot = |name| {
+        s.run(&["fileset", "snapshot", "one.img", "main", name])
+            .ok()
+    };
+    for name in ["monday", "tuesday"] {
+        snapshot(name);
+        let send = ["fileset", "send", "one.img", name, "--output", name];
+        s.run(&send).ok();
+    }
+    fn receive<'a>(input: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let base = ["fileset", "receive", "two.img", "copy", "--input", input];
+        [&base[..], more].concat()
+    }
+    let received = s.json(&receive("monday", &["--as", "first"]));
+    assert!(received["taken"].is_i64(), "{received}");
+    for more in [&["--as", "second"][..], &["--dry-run"]] {
+        let again = s.json(&receive("monday", more));
+        assert_eq!(again["snapshot"], "first", "{again}");
+        assert_eq!(again["already"], true, "{again}");
+        assert!(again["taken"].is_null(), "{again}");
+    }
+    let again = s.run(&receive("monday", &[])).ok();
+    assert!(again.stdout.contains("already received as"), "{again:?}");
+    assert_eq!(fileset_names(&s, "two.img"), ["main", "copy", "first"]);
+    // A name is no identity.
+    s.run(&receive("tuesday", &["--as", "first"])).code(2);
+}
+
 #[test]
 fn a_stream_is_read_with_its_keys_only() {
     let s = Sandbox::new();
@@ -315,7 +392,7 @@ fn a_stream_is_read_with_its_keys_only() {
     s.run(&["fileset", "snapshot", "one.img", "main", "monday"])
         .ok();
     for (name, byte) in [("key", 1), ("other", 2)] {
-        fs::write(s.path(name), [byte; 32]).unwrap();
+        auth_key(&s, name, byte);
     }
     s.run(&["key", "generate", "backup", "--no-passphrase"])
         .ok();
@@ -353,6 +430,15 @@ fn a_stream_is_read_with_its_keys_only() {
     );
     receive(&[&stream[..], &own, &["--auth-key", "key"]].concat()).ok();
     assert_eq!(fileset_names(&s, "two.img"), ["main", "copy", "monday"]);
+    // A key that others can read, and one that is too short.
+    let open = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(s.path("key"), open).unwrap();
+    let refused = receive(&[&stream[..], &own, &["--auth-key", "key"]].concat()).code(1);
+    assert!(refused.stderr.contains("by other users"), "{refused:?}");
+    let closed = fs::Permissions::from_mode(0o600);
+    fs::set_permissions(s.path("key"), closed).unwrap();
+    fs::write(s.path("other"), "short").unwrap();
+    receive(&[&stream[..], &own, &["--auth-key", "other"]].concat()).code(2);
     // Damage of the encrypted bytes.
     let mut bytes = fs::read(s.path("stream")).unwrap();
     let middle = bytes.len() / 2;

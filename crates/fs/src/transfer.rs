@@ -47,9 +47,10 @@ impl From<Stamp> for Time {
     }
 }
 
-/// Turns an error of the stream into one of the operation.
-fn refused(error: send_proto::Error) -> Error {
-    Error::new(Kind::Invalid, error.to_string())
+impl From<send_proto::Error> for Error {
+    fn from(error: send_proto::Error) -> Error {
+        Error::new(Kind::Invalid, error.to_string())
+    }
 }
 
 /// Creates the error of records that do not fit the fileset.

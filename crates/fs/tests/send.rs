@@ -14,14 +14,14 @@ use block::BlockDevice;
 use block_testing::{Mem, PowerCut, Random, Tear};
 use common::pair::Pair;
 use common::streams::{
-    COPY, Outcome, assert_same, cache, device, id, receive, receive_all, stream, stream_of, whole,
+    COPY, Outcome, assert_same, cache, device, forged, header_len, id, linked, make, prepared,
+    receive, receive_all, refusal, stream, stream_of, whole, write,
 };
 use common::{amount, assert_clean, format, open, seed};
 use fs::{
-    FIRST_FILESET, FileType, Files, Fs, InodeFlags, Kind, New, ROOT, Rename, SetAttr, SetTime,
-    SetXattr, Time, WritePosition,
+    FIRST_FILESET, FileType, Files, Kind, New, Quota, ROOT, SetAttr, SetTime, SetXattr, Time,
 };
-use send_proto::{Header, Position, Record, SegmentBuilder, Token};
+use send_proto::{Decoder, Event, Header, Position, Record, Token};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -150,76 +150,6 @@ fn increments_that_are_interrupted_at_random_bytes_arrive_whole() {
     }
 }
 
-fn make(files: &Arc<Files>, dir: u64, name: &str, kind: FileType) -> u64 {
-    let new = New::of_root(kind, 0o644);
-    let made = files.create(dir, name.as_bytes(), &new);
-    made.expect("created").ino
-}
-
-fn write(files: &Arc<Files>, ino: u64, offset: u64, data: &[u8]) {
-    let (file, mut lane) = (
-        files.open(ino).expect("open"),
-        files.lane().expect("a lane"),
-    );
-    let at = WritePosition::Offset(offset);
-    lane.write(&file, at, data).expect("written");
-}
-
-/// Source with the snapshots `one` and `two`, and a device that has received `one`.
-fn prepared() -> (Fs, Arc<Mem>) {
-    let source = open(&device(64));
-    let main = source.fileset_named(FIRST_FILESET).expect("it exists");
-    let files = Files::new(&main, &cache()).expect("files");
-    let dir = make(&files, ROOT, "dir", FileType::Directory);
-    let kept = make(&files, ROOT, "kept", FileType::File);
-    let gone = make(&files, dir, "gone", FileType::File);
-    write(&files, kept, 0, &[1; 3 << 20]);
-    write(&files, gone, 100_000, &[2; 1000]);
-    files.link(kept, dir, b"link").expect("linked");
-    files
-        .symlink(ROOT, b"soft", b"dir/link", 3, 4)
-        .expect("linked");
-    let access: &[u8] = &[
-        2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 7, 0, 5, 0, 0, 0, 4, 0, 4, 0, 255, 255,
-        255, 255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255,
-    ];
-    let list = b"system.posix_acl_access";
-    files
-        .set_xattr(kept, list, access, SetXattr::Any)
-        .expect("a list");
-    let device = New {
-        rdev: 0x0103,
-        ..New::of_root(FileType::CharDevice, 0o600)
-    };
-    files.create(dir, b"null", &device).expect("created");
-    files.sync().expect("synced");
-    source.snapshot(main.id(), "one").expect("a snapshot");
-
-    write(&files, kept, 1 << 20, &[3; 10_000]);
-    files.unlink(dir, b"gone").expect("removed");
-    let moved = make(&files, ROOT, "new", FileType::Directory);
-    files
-        .rename((ROOT, b"dir"), (moved, b"below"), Rename::Replace)
-        .expect("renamed");
-    let fixed = make(&files, moved, "fixed", FileType::File);
-    write(&files, fixed, 0, b"fixed");
-    files
-        .set_flags(fixed, InodeFlags::IMMUTABLE)
-        .expect("immutable");
-    files.sync().expect("synced");
-    source.snapshot(main.id(), "two").expect("a snapshot");
-    files.close().expect("closed");
-
-    let disk = Arc::new(Mem::new(64 << 20, 4096));
-    let target: Arc<dyn BlockDevice> = Arc::clone(&disk) as _;
-    format(&target);
-    let copy = open(&target);
-    let one = receive_all(&copy, COPY, &stream(&source, "one", None, None), "one");
-    assert_same((&source, id(&source, "one")), (&copy, one), "one");
-    copy.close().expect("closed");
-    (source, disk)
-}
-
 #[test]
 fn an_increment_has_the_changes_only_and_leads_to_the_same_tree() {
     let (source, disk) = prepared();
@@ -259,6 +189,60 @@ fn an_increment_has_the_changes_only_and_leads_to_the_same_tree() {
 }
 
 #[test]
+fn names_among_many_files_arrive_wherever_a_batch_of_them_ends() {
+    const FILES: usize = 1500;
+    let source = open(&device(64));
+    let main = source.fileset_named(FIRST_FILESET).expect("it exists");
+    let files = Files::new(&main, &cache()).expect("files");
+    let mut dirs = vec![ROOT];
+    // The batches of names end at each kind of item: inodes, targets, attributes, names, extents.
+    for number in 0..FILES {
+        let dir = dirs[number % dirs.len()];
+        let name = format!("{number}");
+        match number % 5 {
+            0 => dirs.push(make(&files, dir, &name, FileType::Directory)),
+            1 => {
+                let file = make(&files, dir, &name, FileType::File);
+                for block in 0..(number as u64 % 7) {
+                    write(&files, file, block << 13, b"data");
+                }
+            }
+            2 => {
+                let name = name.as_bytes();
+                files.symlink(dir, name, b"target", 0, 0).expect("linked");
+            }
+            _ => {
+                let file = make(&files, dir, &name, FileType::File);
+                for xattr in 0..number % 4 {
+                    let name = format!("user.{xattr}");
+                    files
+                        .set_xattr(file, name.as_bytes(), b"value", SetXattr::Any)
+                        .expect("set");
+                }
+            }
+        }
+    }
+    files.sync().expect("synced");
+    source.snapshot(main.id(), "many").expect("a snapshot");
+    for (number, dir) in dirs.iter().enumerate() {
+        make(&files, *dir, &format!("more {number}"), FileType::File);
+    }
+    files.sync().expect("synced");
+    source.snapshot(main.id(), "more").expect("a snapshot");
+    files.close().expect("closed");
+
+    let copy = open(&device(64));
+    for (name, since, names) in [("many", None, FILES), ("more", Some("many"), dirs.len())] {
+        // Some segments end between two names.
+        let bytes = stream_of(&source, (name, since), None, 3000);
+        assert_eq!(linked(&bytes), names, "{name}");
+        let received = receive_all(&copy, COPY, &bytes, name);
+        assert_same((&source, id(&source, name)), (&copy, received), name);
+    }
+    assert_clean(&copy, "many names");
+}
+
+#[test]
 fn a_restored_snapshot_is_the_base_of_increments_to_and_from_its_origin() {
     let (source, disk) = prepared();
     let copy = open(&(disk as Arc<dyn BlockDevice>));
@@ -278,14 +262,6 @@ fn a_restored_snapshot_is_the_base_of_increments_to_and_from_its_origin() {
     let back = stream(&third, "three", Some("two"), None);
     let received = receive_all(&source, FIRST_FILESET, &back, "three");
     assert_same((&third, id(&third, "three")), (&source, received), "three");
-}
-
-/// Error of a stream that must be refused.
-fn refusal(fs: &Fs, fileset: &str, bytes: &[u8]) -> String {
-    match receive(fs, fileset, bytes, "x") {
-        Outcome::Refused(why) => why,
-        other => panic!("{other:?}"),
-    }
 }
 
 #[test]
@@ -327,10 +303,6 @@ fn a_stream_that_does_not_fit_the_fileset_is_refused_with_the_reason() {
     receive_all(&copy, COPY, &part, "two");
 }
 
-fn header_len(stream: &[u8]) -> usize {
-    u32::from_le_bytes(stream[12..16].try_into().expect("four bytes")) as usize
-}
-
 #[test]
 fn an_incomplete_fileset_is_not_used_and_can_be_abandoned() {
     let (source, disk) = prepared();
@@ -369,6 +341,48 @@ fn an_incomplete_fileset_is_not_used_and_can_be_abandoned() {
     let received = receive_all(&copy, COPY, &part, "two");
     assert_same((&source, id(&source, "two")), (&copy, received), "again");
     assert_clean(&copy, "again");
+}
+
+#[test]
+fn an_abandoned_stream_uses_up_no_inode_numbers() {
+    let (source, disk) = prepared();
+    let part = stream(&source, "two", Some("one"), None);
+    // All but the last number.
+    let header = Header {
+        next_ino: (1 << 55) - 2,
+        ..Header::decode(&part[..header_len(&part)]).expect("a header")
+    };
+    let hostile = forged(&header, &[Record::ClearXattrs { ino: 1 << 20 }]);
+    let cut = Arc::new(PowerCut::new(&disk));
+    let device: Arc<dyn BlockDevice> = Arc::clone(&cut) as _;
+    let copy = open(&device);
+    let of = copy.fileset_named(COPY).expect("it exists");
+    let before = of.record().expect("a record").next_ino;
+    assert!(refusal(&copy, COPY, &hostile).contains("does not exist"));
+    assert_eq!(of.record().expect("a record").next_ino, header.next_ino);
+    let first = cut.events();
+    copy.abandon_reception(of.id()).expect("abandoned");
+    let last = cut.events();
+    copy.close().expect("closed");
+    for point in first..=last {
+        let image: Arc<dyn BlockDevice> = Arc::new(cut.crash(point, Tear::Drop));
+        let copy = open(&image);
+        let of = copy.fileset_named(COPY).expect("it exists");
+        if copy.reception(of.id()).expect("known").is_some() {
+            copy.abandon_reception(of.id()).expect("abandoned");
+        }
+        let record = of.record().expect("a record");
+        assert_eq!(
+            (record.next_ino, record.receiving),
+            (before, None),
+            "{point}"
+        );
+        for name in ["first", "second"] {
+            let new = New::of_root(FileType::File, 0o644);
+            of.create(ROOT, name.as_bytes(), &new).expect("created");
+        }
+        assert_clean(&copy, &format!("{point}"));
+    }
 }
 
 #[test]
@@ -455,15 +469,77 @@ fn damaged_streams_never_become_visible() {
     }
 }
 
-/// Stream with the given records, in one segment of a sender that knows how to make digests.
-fn forged(header: &Header, records: &[Record<'_>]) -> Vec<u8> {
-    let mut segment = SegmentBuilder::new(0, header.stream_id());
-    records
-        .iter()
-        .for_each(|record| assert!(segment.push(record)));
-    let mut bytes = header.encode();
-    bytes.extend(segment.finish(Position::END).0);
-    bytes
+#[test]
+fn a_stream_is_bounded_by_the_quota_of_the_fileset() {
+    let (source, disk) = prepared();
+    let copy = open(&(disk as Arc<dyn BlockDevice>));
+    let (of, part) = (id(&copy, COPY), stream(&source, "two", Some("one"), None));
+    let (blocks, inodes) = (
+        Quota {
+            blocks: 1,
+            inodes: 0,
+        },
+        Quota {
+            blocks: 0,
+            inodes: 1,
+        },
+    );
+    for quota in [blocks, inodes] {
+        copy.set_quota(of, quota).expect("a quota");
+        let why = refusal(&copy, COPY, &part);
+        assert!(why.contains("quota"), "{quota:?}: {why}");
+        assert!(copy.fileset_named("x").is_err());
+        assert_clean(&copy, &why);
+    }
+    copy.set_quota(of, Quota::default()).expect("no quota");
+    let two = receive_all(&copy, COPY, &part, "two");
+    assert_same((&source, id(&source, "two")), (&copy, two), "two");
+}
+
+#[test]
+fn one_receiver_at_a_time_applies_segments_and_the_base_stays() {
+    let (source, disk) = prepared();
+    let copy = open(&(disk as Arc<dyn BlockDevice>));
+    let (of, base) = (id(&copy, COPY), id(&copy, "one"));
+    let part = stream_of(&source, ("two", Some("one")), None, 3000);
+    let mut decoder = Decoder::default();
+    decoder.feed(&part);
+    let Ok(Some(Event::Header(header))) = decoder.next_event() else {
+        panic!("no header");
+    };
+    let Ok(Some(Event::Segment { bytes, .. })) = decoder.next_event() else {
+        panic!("no segment");
+    };
+    copy.begin_reception(COPY, &header).expect("begun");
+    // A second client begins, too, as after an interruption.
+    copy.begin_reception(COPY, &header).expect("continued");
+    let cache = cache();
+    let refused = |error: fs::Error, kind, why| {
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    let mut first = copy.receiver(of, &cache).expect("a receiver");
+    let second = copy.receiver(of, &cache).map(drop).unwrap_err();
+    refused(second, Kind::Busy, "another process is applying");
+    let in_use = copy.check_abandonment(of).map(drop).unwrap_err();
+    refused(in_use, Kind::Busy, "in use");
+    refused(
+        copy.abandon_reception(of).unwrap_err(),
+        Kind::Busy,
+        "in use",
+    );
+    first.segment(&copy, &bytes, "two").expect("applied");
+    first.close().expect("closed");
+    let mut second = copy.receiver(of, &cache).expect("a receiver");
+    let again = second.segment(&copy, &bytes, "two").map(drop).unwrap_err();
+    refused(again, Kind::Invalid, "a segment is missing");
+    second.close().expect("closed");
+    let removed = copy.remove_fileset(base).unwrap_err();
+    refused(removed, Kind::Busy, "receiving changes since it");
+    let two = receive_all(&copy, COPY, &part, "two");
+    assert_same((&source, id(&source, "two")), (&copy, two), "two");
+    copy.remove_fileset(base).expect("removed");
+    assert_clean(&copy, "after");
 }
 
 #[test]
@@ -563,8 +639,83 @@ fn forged_records_are_refused_and_reach_nothing_else() {
         assert_eq!(whole(&fs, main.id()), before, "{records:?}");
     }
     let good = [file, dir, link(1, 5, b"dir"), link(5, 4, b"file")];
+    // A feature of a later version that may be ignored.
+    let header = Header {
+        optional: 1 << 40,
+        ..header
+    };
     receive_all(&fs, COPY, &forged(&header, &good), "x");
     assert_clean(&fs, "good");
+}
+
+#[test]
+fn forged_changes_of_a_snapshot_are_refused_and_undone() {
+    const DIR: u32 = libc::S_IFDIR;
+    let (source, disk) = prepared();
+    let copy = open(&(disk as Arc<dyn BlockDevice>));
+    let (of, one) = (
+        copy.fileset_named(COPY).expect("it exists"),
+        id(&copy, "one"),
+    );
+    let ino = |dir, name: &[u8]| of.lookup(dir, name).expect("it exists").ino;
+    let (dir, kept) = (ino(ROOT, b"dir"), ino(ROOT, b"kept"));
+    let (gone, soft) = (ino(dir, b"gone"), ino(ROOT, b"soft"));
+    let next = of.record().expect("a record").next_ino;
+    let new_dir = next << 1 | 1;
+    let inode = |ino, kind, size| Record::Inode {
+        ino,
+        kind,
+        rdev: 0,
+        size,
+        target: b"",
+    };
+    let link = |dir, ino, name| Record::Link { dir, ino, name };
+    let unlink = |dir, name| Record::Unlink { dir, name };
+    let data = |ino, offset| Record::Data {
+        ino,
+        offset,
+        bytes: b"data",
+    };
+    let bad: Vec<Vec<Record<'_>>> = vec![
+        vec![link(ROOT, dir, b"second")],
+        vec![link(dir, ROOT, b"root")],
+        vec![link(ROOT, gone, b"kept")],
+        vec![link(kept, gone, b"below a file")],
+        vec![unlink(ROOT, b"dir")],
+        vec![
+            inode(new_dir, DIR, 0),
+            unlink(ROOT, b"dir"),
+            link(dir, new_dir, b"down"),
+            link(new_dir, dir, b"up"),
+        ],
+        vec![inode(kept, libc::S_IFIFO, 0)],
+        vec![inode(soft, libc::S_IFLNK, 0)],
+        vec![inode(new_dir + 2, DIR, 0)],
+        vec![inode(kept, libc::S_IFREG, 100), data(kept, 100)],
+        vec![data(dir, 0)],
+        vec![Record::ClearXattrs { ino: next << 1 }],
+    ];
+    let header = Header {
+        snapshot: send_proto::Id([7; 16]),
+        base: source.identity(id(&source, "one")).expect("an identity"),
+        next_ino: next + 1,
+        ..Header::default()
+    };
+    let before = whole(&copy, one);
+    for mut records in bad {
+        // A change that is sound comes before.
+        records.insert(0, unlink(dir, b"null"));
+        let why = refusal(&copy, COPY, &forged(&header, &records));
+        assert!(why.contains("invalid stream"), "{records:?}: {why}");
+        assert_clean(&copy, &why);
+        assert_eq!(whole(&copy, one), before, "{records:?}");
+        copy.abandon_reception(of.id()).expect("abandoned");
+        assert_eq!(whole(&copy, of.id()), before, "{records:?}");
+        assert_clean(&copy, &why);
+    }
+    let good = [unlink(dir, b"null"), link(ROOT, gone, b"found")];
+    receive_all(&copy, COPY, &forged(&header, &good), "x");
+    assert_clean(&copy, "good");
 }
 
 #[test]

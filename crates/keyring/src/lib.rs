@@ -27,5 +27,5 @@ pub use identity::Identity;
 pub use recipient::{KeyKind, Recipient, fingerprint};
 pub use store::{
     Files, KeyInfo, Keyring, Listing, Private, Prompt, identity_of_file, looks_public,
-    name_to_import,
+    name_to_import, secret_of_file,
 };

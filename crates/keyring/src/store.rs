@@ -561,16 +561,24 @@ pub fn identity_of_file(
     path: &Path,
     ask: &mut dyn FnMut(&Prompt) -> Result<SecretBytes>,
 ) -> Result<Identity> {
+    let text = secret_of_file(path)?;
+    let name = path.display().to_string();
+    let mut ask = || ask(&Prompt { name: name.clone() });
+    open_private(&text, &name, &mut ask)
+}
+
+/// Reads a secret from a file that other users cannot read, or from a pipe.
+///
+/// # Errors
+/// [`Error::Permissions`]; [`Error::Malformed`]: it is longer than 64 KiB.
+pub fn secret_of_file(path: &Path) -> Result<SecretBytes> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
     let meta = file.metadata();
     let meta = meta.map_err(|e| Error::io("cannot read the mode of", path, e))?;
     if meta.is_file() && meta.mode() & 0o077 != 0 {
         return Err(Error::Permissions(path.to_owned()));
     }
-    let text = read_from(file, path)?;
-    let name = path.display().to_string();
-    let mut ask = || ask(&Prompt { name: name.clone() });
-    open_private(&text, &name, &mut ask)
+    read_from(file, path)
 }
 
 fn read_file(path: &Path) -> Result<SecretBytes> {

@@ -72,6 +72,8 @@ pub struct Resume {
 pub struct Header {
     /// Features that a receiver must know.
     pub features: u64,
+    /// Features that a receiver may ignore. They count for the identity of the stream.
+    pub optional: u64,
     /// Fileset of the snapshot.
     pub fileset: Id,
     /// Identity of the state that the stream leads to.
@@ -113,7 +115,7 @@ impl Header {
         out.extend([0; 2]);
         out.extend(u32::try_from(len).unwrap_or(u32::MAX).to_le_bytes());
         out.extend(self.features.to_le_bytes());
-        out.extend([0; 8]);
+        out.extend(self.optional.to_le_bytes());
         for id in [self.fileset, self.snapshot, self.base] {
             out.extend(id.0);
         }
@@ -190,8 +192,7 @@ impl Header {
         if features & !KNOWN != 0 {
             return Err(Error::Features(features & !KNOWN));
         }
-        // Features that may be ignored.
-        fields.u64()?;
+        let optional = fields.u64()?;
         let [fileset, snapshot, base] = [
             Id(fields.array()?),
             Id(fields.array()?),
@@ -225,6 +226,7 @@ impl Header {
         };
         Ok(Header {
             features,
+            optional,
             fileset,
             snapshot,
             base,
@@ -261,6 +263,7 @@ mod tests {
     fn example() -> Header {
         Header {
             features: FEATURE_CODES,
+            optional: 1 << 63 | 2,
             fileset: Id([1; 16]),
             snapshot: Id([2; 16]),
             base: Id([3; 16]),
@@ -320,6 +323,10 @@ mod tests {
             },
             Header {
                 features: 0,
+                ..one.clone()
+            },
+            Header {
+                optional: 2,
                 ..one.clone()
             },
         ];

@@ -392,7 +392,7 @@ fn way_back() -> String {
 }
 
 /// Formats a time as `2026-01-31 23:59:59Z`.
-fn utc(seconds: i64) -> String {
+pub(super) fn utc(seconds: i64) -> String {
     let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, date) = date_of(day);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);

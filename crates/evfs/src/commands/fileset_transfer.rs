@@ -2,6 +2,7 @@
 
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
+use super::fileset::utc;
 use super::names;
 use cli::document::Document;
 use cli::progress::Bar;
@@ -63,7 +64,7 @@ relative to, and has not changed since. The fileset must not be mounted; a snaps
 stream is complete, the new state is not visible: a mount of the fileset shows the state before.
 
 After an interruption, receive the same stream again, which skips the part that has arrived, or the rest of it, \
-sent with --resume.
+sent with --resume. A stream whose snapshot the fileset has changes nothing, and succeeds.
 
 Examples:
   evfs fileset receive copy.img main --input monday.evfs
@@ -242,7 +243,14 @@ pub fn receive(context: &Context, args: ReceiveArgs) -> Result<u8> {
     bar.end();
     output::changed();
     output::show(context.json, &RECEIVED, &received, || {
-        format!("received snapshot {} of {fileset}", received.snapshot)
+        let name = &received.snapshot;
+        match received.taken {
+            Some(taken) => format!(
+                "received snapshot {name} of {fileset}, taken {}",
+                utc(taken)
+            ),
+            None => format!("already received as snapshot {name} of {fileset}"),
+        }
     });
     Ok(exit::OK)
 }

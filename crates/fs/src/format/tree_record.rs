@@ -15,6 +15,8 @@ pub struct Receiving {
     pub snapshot: [u8; 16],
     /// Snapshot of this fileset that the stream is relative to; 0 for a full stream.
     pub base: TreeId,
+    /// Number of the next inode before the stream.
+    pub next_ino: u64,
     /// Number of segments that were applied.
     pub segments: u64,
     /// Digest of the stream up to there.
@@ -28,6 +30,7 @@ impl Receiving {
         out.0.extend(self.stream);
         out.0.extend(self.snapshot);
         out.u32(self.base);
+        out.u64(self.next_ino);
         out.u64(self.segments);
         out.0.extend(self.digest);
         out.0.push(self.position.0);
@@ -40,6 +43,7 @@ impl Receiving {
             stream: fields.take()?,
             snapshot: fields.take()?,
             base: fields.u32()?,
+            next_ino: fields.u64()?,
             segments: fields.u64()?,
             digest: fields.take()?,
             position: (fields.take::<1>()?[0], fields.u64()?, fields.u64()?),
@@ -156,7 +160,9 @@ impl TreeRecord {
         }
         let name = std::str::from_utf8(fields.rest()).map_err(|_| fields.wrong())?;
         let possible = if origin == 0 { 1 | 8 } else { 1 | 2 | 4 | 16 };
-        if flags & !possible != 0 || record.next_ino > PLACE_MAX >> 1 || !is_tree_name(name) {
+        let before = record.receiving.map_or(0, |receiving| receiving.next_ino);
+        let next_ino = record.next_ino.max(before);
+        if flags & !possible != 0 || next_ino > PLACE_MAX >> 1 || !is_tree_name(name) {
             return Err(fields.wrong());
         }
         record.name = name.to_owned();
@@ -179,6 +185,7 @@ mod tests {
             stream: [1; 32],
             snapshot: [2; 16],
             base: 3,
+            next_ino: 9,
             segments: 4,
             digest: [5; 32],
             position: (6, 7, 8),

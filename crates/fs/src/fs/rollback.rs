@@ -7,9 +7,12 @@
 //! The layers from the snapshot on contain exactly the items that have changed since, so the work
 //! is proportional to the change. **Invariant:** while the mark is set, no client uses the fileset, and
 //! the next open for writing continues from the start, so that a crash at any moment leads to one of
-//! the two states. Younger snapshots, and the numbers of inodes, stay as they are. An inode that
-//! returns is a different one for clients that cache its content: a higher data version, or a new
-//! generation.
+//! the two states. Younger snapshots, and the number of the next inode, stay as they are. An inode
+//! that returns is a different one for clients that cache its content: a higher data version, or a
+//! new generation.
+//!
+//! The end of an abandoned reception is a rollback, too. The number of the next inode is then that of
+//! before the stream: no client has seen the inodes of the stream.
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
@@ -78,8 +81,6 @@ impl Fs {
         op.check_room_for(blocks)?;
         op.materialize()?;
         self.check_detached(of)?;
-        let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
-        (tree.record.receiving, tree.changed) = (None, true);
         self.begin_rollback(op, to)
     }
 
@@ -178,10 +179,15 @@ impl FsShared {
         Ok((2 * bytes).div_ceil(BLOCK_BYTES))
     }
 
-    /// Makes a fileset usable again, also one that cannot be rolled back because of damage.
+    /// Makes a fileset usable again, also one that cannot be rolled back because of damage: a repair
+    /// then corrects the number of the next inode.
     pub fn end_rollback(&self, of: TreeId, to: TreeId) -> Result<()> {
         let mut op = Op::begin_any(self, of)?;
         op.mark_restoring(to, false)?;
+        let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
+        if let Some(receiving) = tree.record.receiving.take() {
+            (tree.record.next_ino, tree.changed) = (receiving.next_ino, true);
+        }
         op.recount_held(of)?;
         op.finish();
         Ok(())

@@ -8,8 +8,8 @@
 
 use super::apply::Stage;
 use super::changes::Pair;
+use super::invalid;
 use super::settle::settle;
-use super::{invalid, refused};
 use crate::error::{Error, Kind, Result};
 use crate::files::Files;
 use crate::fileset::Fileset;
@@ -84,6 +84,23 @@ impl Fs {
         Ok(receiving.map(|receiving| Reception::of(fileset, &receiving)))
     }
 
+    /// Finds the snapshot of a fileset that has an identity, and returns its name.
+    ///
+    /// # Errors
+    /// Those of [`Fs::identity`].
+    pub fn received_as(&self, fileset: &str, identity: Id) -> Result<Option<String>> {
+        let found = self.filesets().into_iter().find(|(_, r)| r.name == fileset);
+        let Some((of, _)) = found.filter(|(_, record)| record.origin == 0) else {
+            return Ok(None);
+        };
+        for (id, record) in self.snapshots_of(of) {
+            if self.identity(id)? == identity {
+                return Ok(Some(record.name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Checks whether a stream could be received, and begins or continues its reception. A full
     /// stream creates the fileset. Durable when this returns.
     ///
@@ -96,25 +113,19 @@ impl Fs {
         let fs = self.inner();
         fs.check_writable()?;
         let planned = self.plan_reception(name, header)?;
+        if let Planned::Continue(reception) = planned {
+            return Ok(reception);
+        }
+        fs.superblock.need_features(RECEIVED)?;
         let of = match planned {
-            Planned::Continue(reception) => return Ok(reception),
-            Planned::Create | Planned::Change { .. } => {
-                fs.superblock.need_features(RECEIVED)?;
-                let base = match planned {
-                    Planned::Change { base, .. } => base,
-                    _ => 0,
-                };
-                let receiving = receiving(header, base);
-                match planned {
-                    Planned::Change { of, base } => {
-                        self.mark(of, base, header, receiving)?;
-                        of
-                    }
-                    _ => {
-                        let receiving = Some((receiving, header.next_ino));
-                        self.add_fileset(name, receiving)?.id
-                    }
-                }
+            Planned::Change { of, base } => {
+                self.mark(of, base, header)?;
+                of
+            }
+            _ => {
+                let receiving = receiving(header, 0, 1);
+                let made = self.add_fileset(name, Some((receiving, header.next_ino)))?;
+                made.id
             }
         };
         self.sync()?;
@@ -226,15 +237,15 @@ impl Fs {
                 );
                 Err(Error::new(Kind::Invalid, text))
             }
-            Some(resume) if resume.segments == own.segments && resume != own => Err(refused(
-                send_proto::Error::Damaged("it continues another one"),
-            )),
+            Some(resume) if resume.segments == own.segments && resume != own => {
+                Err(send_proto::Error::Damaged("it continues another one").into())
+            }
             _ => Ok(Planned::Continue(reception)),
         }
     }
 
     /// Marks a fileset as receiving changes since a snapshot.
-    fn mark(&self, of: TreeId, base: TreeId, header: &Header, receiving: Receiving) -> Result<()> {
+    fn mark(&self, of: TreeId, base: TreeId, header: &Header) -> Result<()> {
         let fs = self.inner();
         if self.has_changed_at_all(of, base)? {
             // Only access times.
@@ -246,7 +257,7 @@ impl Fs {
         op.materialize()?;
         self.check_detached(of)?;
         let tree = op.trees.get_mut(&of).ok_or(Kind::NotFound)?;
-        tree.record.receiving = Some(receiving);
+        tree.record.receiving = Some(receiving(header, base, tree.record.next_ino));
         tree.record.next_ino = tree.record.next_ino.max(header.next_ino);
         tree.changed = true;
         op.finish();
@@ -327,15 +338,24 @@ impl Fs {
     /// # Errors
     /// [`Kind::NotFound`]: the fileset is not receiving. [`Kind::Busy`]: a segment is being applied.
     pub fn abandon_reception(&self, of: TreeId) -> Result<()> {
+        match self.check_abandonment(of)?.base {
+            Some(base) => self.undo_reception(of, base),
+            None => self.remove_fileset(of),
+        }
+    }
+
+    /// Checks whether a reception could be abandoned, and returns it.
+    ///
+    /// # Errors
+    /// Those of [`Fs::abandon_reception`].
+    pub fn check_abandonment(&self, of: TreeId) -> Result<Reception> {
+        self.inner().check_writable()?;
         let Some(reception) = self.reception(of)? else {
             let text = "the fileset is not receiving a snapshot";
             return Err(Error::new(Kind::NotFound, text));
         };
         self.check_detached(of)?;
-        match reception.base {
-            Some(base) => self.undo_reception(of, base),
-            None => self.remove_fileset(of),
-        }
+        Ok(reception)
     }
 
     /// Opens a fileset that is receiving, to apply segments through a cache.
@@ -371,13 +391,15 @@ enum Planned {
     Continue(Reception),
 }
 
-fn receiving(header: &Header, base: TreeId) -> Receiving {
+/// Returns the state at the start of a stream; `next_ino` is that of the fileset before.
+fn receiving(header: &Header, base: TreeId, next_ino: u64) -> Receiving {
     let stream = header.stream_id();
     let start = Position::START;
     Receiving {
         stream: stream.0,
         snapshot: header.snapshot.0,
         base,
+        next_ino,
         segments: 0,
         digest: stream.0,
         position: (start.phase, start.object, start.step),
@@ -408,12 +430,11 @@ impl Receiver {
     /// the name is in use. [`Kind::NoSpace`], [`Kind::Quota`]; errors of the device.
     pub fn segment(&mut self, fs: &Fs, bytes: &[u8], name: &str) -> Result<Received> {
         let before = self.receiving()?;
-        let segment = Segment::parse(bytes).map_err(refused)?;
-        let verified = segment.verify(before.segments, Digest(before.digest));
-        let digest = verified.map_err(refused)?;
-        let position = segment.position().map_err(refused)?;
+        let segment = Segment::parse(bytes)?;
+        let digest = segment.verify(before.segments, Digest(before.digest))?;
+        let position = segment.position()?;
         for record in segment.records() {
-            self.stage.apply(&record.map_err(refused)?)?;
+            self.stage.apply(&record?)?;
         }
         self.stage.write_out()?;
         let of = self.stage.fileset.id;

@@ -92,6 +92,7 @@ impl Fs {
         };
         Ok(Header {
             features: 0,
+            optional: 0,
             fileset: self.identity(record.origin)?,
             snapshot: self.identity(snapshot)?,
             base,
@@ -363,12 +364,8 @@ impl Sender {
         drop(state);
         for Change { key, old, new } in &all {
             let dir = key.object;
-            match key.kind() {
-                Some(Item::Entry) => {}
-                Some(kind) if (kind as u8) < Item::Entry as u8 => {
-                    return Ok(position(at.phase, dir, 0));
-                }
-                _ => return Ok(position(at.phase, dir + 1, 0)),
+            if key.kind() != Some(Item::Entry) {
+                continue;
             }
             if sink.is_full() {
                 return Ok(position(at.phase, dir, key.place()));
@@ -385,9 +382,13 @@ impl Sender {
         }
         let next = all.last().filter(|_| all.len() == ENTRY_STEP);
         Ok(match next.and_then(|last| last.key.next()) {
+            Some(key) if key <= Key::item(0, key.object, Item::Entry, 0) => {
+                position(at.phase, key.object, 0)
+            }
             Some(key) if key.kind() == Some(Item::Entry) => {
                 position(at.phase, key.object, key.place())
             }
+            // The rest are runs of the content of a file.
             Some(key) => position(at.phase, key.object + 1, 0),
             None => done,
         })

@@ -1,12 +1,15 @@
 //! Streams of snapshots, made and received as the program does, and trees compared.
 
 use super::client::Client;
-use super::format;
+use super::{format, open};
 use block::BlockDevice;
 use block_testing::Mem;
 use cache::{Cache, Config};
-use fs::{Attr, FileType, Fs, ROOT, Received, Seek, Sender, TreeId};
-use send_proto::{Decoder, Event, Token};
+use fs::{
+    Attr, FIRST_FILESET, FileType, Files, Fs, InodeFlags, New, ROOT, Received, Rename, Seek,
+    Sender, SetXattr, TreeId, WritePosition,
+};
+use send_proto::{Decoder, Event, Header, Position, Record, Segment, SegmentBuilder, Token};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -24,6 +27,81 @@ pub fn cache() -> Arc<Cache> {
 
 pub fn id(fs: &Fs, name: &str) -> TreeId {
     fs.fileset_named(name).expect("it exists").id()
+}
+
+pub fn make(files: &Arc<Files>, dir: u64, name: &str, kind: FileType) -> u64 {
+    let new = New::of_root(kind, 0o644);
+    let made = files.create(dir, name.as_bytes(), &new);
+    made.expect("created").ino
+}
+
+pub fn write(files: &Arc<Files>, ino: u64, offset: u64, data: &[u8]) {
+    let (file, mut lane) = (
+        files.open(ino).expect("open"),
+        files.lane().expect("a lane"),
+    );
+    let at = WritePosition::Offset(offset);
+    lane.write(&file, at, data).expect("written");
+}
+
+/// Source with the snapshots `one` and `two`, and a device that has received `one`.
+pub fn prepared() -> (Fs, Arc<Mem>) {
+    let source = open(&device(64));
+    let main = source.fileset_named(FIRST_FILESET).expect("it exists");
+    let files = Files::new(&main, &cache()).expect("files");
+    let dir = make(&files, ROOT, "dir", FileType::Directory);
+    let kept = make(&files, ROOT, "kept", FileType::File);
+    let gone = make(&files, dir, "gone", FileType::File);
+    write(&files, kept, 0, &[1; 3 << 20]);
+    write(&files, gone, 100_000, &[2; 1000]);
+    files.link(kept, dir, b"link").expect("linked");
+    files
+        .symlink(ROOT, b"soft", b"dir/link", 3, 4)
+        .expect("linked");
+    let access: &[u8] = &[
+        2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 2, 0, 7, 0, 5, 0, 0, 0, 4, 0, 4, 0, 255, 255,
+        255, 255, 16, 0, 7, 0, 255, 255, 255, 255, 32, 0, 4, 0, 255, 255, 255, 255,
+    ];
+    let list = b"system.posix_acl_access";
+    files
+        .set_xattr(kept, list, access, SetXattr::Any)
+        .expect("a list");
+    let device = New {
+        rdev: 0x0103,
+        ..New::of_root(FileType::CharDevice, 0o600)
+    };
+    files.create(dir, b"null", &device).expect("created");
+    files.sync().expect("synced");
+    source.snapshot(main.id(), "one").expect("a snapshot");
+
+    write(&files, kept, 1 << 20, &[3; 10_000]);
+    files.unlink(dir, b"gone").expect("removed");
+    let moved = make(&files, ROOT, "new", FileType::Directory);
+    files
+        .rename((ROOT, b"dir"), (moved, b"below"), Rename::Replace)
+        .expect("renamed");
+    let fixed = make(&files, moved, "fixed", FileType::File);
+    write(&files, fixed, 0, b"fixed");
+    files
+        .set_flags(fixed, InodeFlags::IMMUTABLE)
+        .expect("immutable");
+    files.sync().expect("synced");
+    source.snapshot(main.id(), "two").expect("a snapshot");
+    files.close().expect("closed");
+
+    let disk = Arc::new(Mem::new(64 << 20, 4096));
+    let target: Arc<dyn BlockDevice> = Arc::clone(&disk) as _;
+    format(&target);
+    let copy = open(&target);
+    let one = receive_all(&copy, COPY, &stream(&source, "one", None, None), "one");
+    assert_same((&source, id(&source, "one")), (&copy, one), "one");
+    copy.close().expect("closed");
+    (source, disk)
+}
+
+/// Length of the header of a stream.
+pub fn header_len(stream: &[u8]) -> usize {
+    u32::from_le_bytes(stream[12..16].try_into().expect("four bytes")) as usize
 }
 
 /// Makes the stream of a snapshot, from a token on.
@@ -126,6 +204,41 @@ pub fn receive_all(fs: &Fs, fileset: &str, bytes: &[u8], name: &str) -> TreeId {
         Outcome::Complete(id) => id,
         other => panic!("{other:?}"),
     }
+}
+
+/// Error of a stream that must be refused.
+pub fn refusal(fs: &Fs, fileset: &str, bytes: &[u8]) -> String {
+    match receive(fs, fileset, bytes, "x") {
+        Outcome::Refused(why) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Stream with the given records, in one segment of a sender that knows how to make digests.
+pub fn forged(header: &Header, records: &[Record<'_>]) -> Vec<u8> {
+    let mut segment = SegmentBuilder::new(0, header.stream_id());
+    records
+        .iter()
+        .for_each(|record| assert!(segment.push(record)));
+    let mut bytes = header.encode();
+    bytes.extend(segment.finish(Position::END).0);
+    bytes
+}
+
+/// Counts the names that a stream adds.
+pub fn linked(stream: &[u8]) -> usize {
+    let (mut decoder, mut count) = (Decoder::default(), 0);
+    decoder.feed(stream);
+    while let Some(event) = decoder.next_event().expect("a sound stream") {
+        if let Event::Segment { bytes, .. } = event {
+            let segment = Segment::parse(&bytes).expect("a segment");
+            let records = segment.records().map(|record| record.expect("a record"));
+            count += records
+                .filter(|record| matches!(record, Record::Link { .. }))
+                .count();
+        }
+    }
+    count
 }
 
 /// Properties of an inode that both sides must have in common.

@@ -19,8 +19,10 @@ use ::fs::{Fs, Received, Reception, Sender, TreeId};
 use block::Access;
 use hmac::{Hmac, KeyInit, Mac};
 use schemars::JsonSchema;
+use secret::SecretBytes;
 use send_proto::{CODE_BYTES, Decoder, Digest, Event, FEATURE_CODES, Header, Position, Token};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -32,8 +34,6 @@ const CACHE_BYTES: u64 = 32 << 20;
 const PIECE_BYTES: usize = 256 << 10;
 /// Shortest key for authentication codes, in bytes.
 const KEY_BYTES_MIN: usize = 32;
-/// Longest file with such a key that is read.
-const KEY_BYTES_MAX: u64 = 64 << 10;
 
 /// Answer to a [`TransferRequest`].
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -53,6 +53,9 @@ pub(crate) struct Answer {
     data_bytes: u64,
     /// Identity of the snapshot that is being received, and the name of its base.
     receiving: Option<(String, Option<String>)>,
+    /// Name of the snapshot, if the fileset had it before.
+    #[serde(default)]
+    had: Option<String>,
 }
 
 /// Creates the cache for a file system that is not mounted.
@@ -98,17 +101,13 @@ pub(crate) fn answer(fs: &Fs, ask: &TransferRequest, run: Run, cache: &Cache) ->
                 let id = fs.fileset_named(fileset)?.id();
                 match run {
                     Run::Real => fs.abandon_reception(id)?,
-                    Run::Dry => drop(status(fs, fileset)?),
+                    Run::Dry => drop(fs.check_abandonment(id)?),
                 }
                 Ok(Answer::default())
             };
             abort().map_err(failed)
         }
     }
-}
-
-fn invalid(error: send_proto::Error) -> ::fs::Error {
-    ::fs::Error::new(::fs::Kind::Invalid, error.to_string())
 }
 
 /// Makes the header or the next segment of a stream, or counts the rest of it.
@@ -127,7 +126,7 @@ fn send_part(
     }
     let mut at = Sender::start(&header);
     if let Some(token) = &stream.token {
-        let token: Token = token.parse().map_err(invalid)?;
+        let token: Token = token.parse()?;
         if token.stream != header.stream_id() {
             let text = "the token belongs to another stream: name the same snapshots, and use \
                         --auth-key if the first part was sent with it";
@@ -168,7 +167,14 @@ fn send_part(
 }
 
 fn begin(fs: &Fs, fileset: &str, header: &[u8], name: &str, run: Run) -> ::fs::Result<Answer> {
-    let header = Header::decode(header).map_err(invalid)?;
+    let header = Header::decode(header)?;
+    let had = fs.received_as(fileset, header.snapshot)?;
+    if had.is_some() {
+        return Ok(Answer {
+            had,
+            ..Answer::default()
+        });
+    }
     fs.check_reception(fileset, &header, name)?;
     if run == Run::Dry {
         return Ok(Answer::default());
@@ -254,9 +260,7 @@ impl Side {
         match self {
             Side::Served(run_dir, name) => {
                 let request = ControlRequest::Files(FsRequest::Transfer(ask));
-                let value = control::send_request(run_dir, name, &request)?;
-                let unknown = |e| Error::Failed(format!("invalid answer of `{name}`: {e}"));
-                serde_json::from_value(value).map_err(unknown)
+                answer_of(control::send_request(run_dir, name, &request)?, name)
             }
             Side::Own(own) => answer(&own.fs, &ask, Run::Real, &own.cache),
         }
@@ -273,31 +277,39 @@ impl Side {
     }
 }
 
+fn answer_of(value: Value, name: &str) -> Result<Answer> {
+    let unknown = |e| Error::Failed(format!("invalid answer of `{name}`: {e}"));
+    serde_json::from_value(value).map_err(unknown)
+}
+
 /// Key for authentication codes, which sender and receiver share.
-pub struct AuthKey([u8; 32]);
+pub struct AuthKey(SecretBytes);
 
 impl AuthKey {
     /// Reads a key from a file with at least 32 bytes.
     ///
     /// # Errors
-    /// The file cannot be read, or is too short or too long.
+    /// The file cannot be read, is too short or too long, or other users can read it.
     pub fn read(path: &Path) -> Result<AuthKey> {
-        let failed = |e| Error::io("cannot read the key", path, e);
-        let mut text = Vec::new();
-        let file = std::fs::File::open(path).map_err(failed)?;
-        let read = file.take(KEY_BYTES_MAX + 1).read_to_end(&mut text);
-        read.map_err(failed)?;
-        if !(KEY_BYTES_MIN as u64..=KEY_BYTES_MAX).contains(&(text.len() as u64)) {
+        let text = keyring::secret_of_file(path)?;
+        if text.len() < KEY_BYTES_MIN {
             return Err(Error::Usage(format!(
                 "{} is no key: it needs at least {KEY_BYTES_MIN} bytes, at random; create it with \
-                 `head -c 32 /dev/urandom`",
+                 `(umask 077; head -c 32 /dev/urandom > FILE)`",
                 path.display()
             )));
         }
+        let key = AuthKey::of(&text);
+        secret::burn_stack();
+        Ok(key)
+    }
+
+    #[inline(never)]
+    fn of(text: &[u8]) -> AuthKey {
         let mut hash = Sha256::new();
         hash.update(b"EVFS authentication of streams 1");
-        hash.update(&text);
-        Ok(AuthKey(hash.finalize().into()))
+        hash.update(text);
+        AuthKey(SecretBytes::from_slice(&hash.finalize()))
     }
 
     fn mac(&self, digest: Digest) -> Hmac<Sha256> {
@@ -307,12 +319,16 @@ impl AuthKey {
     }
 
     fn code(&self, digest: Digest) -> [u8; CODE_BYTES] {
-        self.mac(digest).finalize().into_bytes().into()
+        let code = self.mac(digest).finalize().into_bytes().into();
+        secret::burn_stack();
+        code
     }
 
     fn verify(&self, segment: &[u8]) -> Result<()> {
         let (digest, code) = send_proto::code_of(segment).map_err(damaged)?;
-        self.mac(digest).verify_slice(&code).map_err(|_| {
+        let verified = self.mac(digest).verify_slice(&code);
+        secret::burn_stack();
+        verified.map_err(|_| {
             Error::Untrusted(
                 "the stream was not made with this key, or was changed: nothing of this part was \
                  applied"
@@ -412,8 +428,21 @@ pub struct ReceivedStream {
     pub fileset: String,
     /// Name of the snapshot.
     pub snapshot: String,
+    /// Whether the fileset had the snapshot before, perhaps under another name: nothing was changed.
+    pub already: bool,
+    /// Time at which it was taken, in seconds since 1970; null if the fileset had it. It is authentic
+    /// if the stream is; names in a stream are not.
+    pub taken: Option<i64>,
     /// Bytes of the stream after decryption; null in a dry run.
     pub stream_bytes: Option<u64>,
+}
+
+impl ReceivedStream {
+    fn note(&mut self, had: Option<String>) {
+        if let Some(name) = had {
+            (self.snapshot, self.already, self.taken) = (name, true, None);
+        }
+    }
 }
 
 /// Progress of a stream that is not complete.
@@ -477,9 +506,9 @@ pub struct Destination<'a> {
     pub name: Option<&'a str>,
 }
 
-/// Receives a snapshot from `input`. `progress` is called with the bytes received, and the bytes of
-/// data in the whole snapshot. A dry run only reads the header, and checks whether it could be
-/// received.
+/// Receives a snapshot from `input`, unless the fileset has it. `progress` is called with the bytes
+/// received, and the bytes of data in the whole snapshot. A dry run only reads the header, and checks
+/// whether it could be received.
 ///
 /// # Errors
 /// The stream is damaged, ends early, or does not fit the fileset. [`Error::Untrusted`]: its codes
@@ -511,16 +540,27 @@ pub fn receive(
     let mut received = ReceivedStream {
         fileset: to.fileset.to_owned(),
         snapshot: name.clone(),
+        already: false,
+        taken: Some(header.created.seconds),
         stream_bytes: None,
     };
     if target.settings.is_dry_run() {
-        super::request(target, &FsRequest::Transfer(begin))?;
+        let planned = super::request(target, &FsRequest::Transfer(begin))?;
+        received.note(answer_of(planned, &target.name())?.had);
         return Ok(received);
     }
     // A segment, and with it the header, is known to be genuine before anything changes.
-    let first = incoming.next()?;
+    let first = incoming.next()?.ok_or_else(|| {
+        let text = "the stream ended early: it has no whole segment; nothing was changed";
+        Error::Failed(text.into())
+    })?;
     let side = Side::open(target, Access::ReadWrite)?;
     let apply = |begun: Answer| {
+        if begun.had.is_some() {
+            // All of the input is read, so that a sender at the other end of a pipe succeeds, too.
+            while incoming.next()?.is_some() {}
+            return Ok(begun.had);
+        }
         let mut expected = Expected {
             applied: begun.segments,
             data_bytes: header.data_bytes,
@@ -532,11 +572,12 @@ pub fn receive(
             (to.fileset, &name),
             &mut expected,
             progress,
-        )
+        )?;
+        Ok(None)
     };
     let applied = side.ask(begin).and_then(apply);
     let closed = side.close();
-    applied?;
+    received.note(applied?);
     closed?;
     received.stream_bytes = Some(incoming.bytes);
     Ok(received)
@@ -553,12 +594,12 @@ struct Expected {
 fn apply_all(
     side: &Side,
     incoming: &mut Incoming<'_>,
-    first: Option<Event>,
+    first: Event,
     (fileset, name): (&str, &str),
     expected: &mut Expected,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let mut event = first;
+    let mut event = Some(first);
     while let Some(Event::Segment { number, bytes, .. }) = event {
         // Otherwise an earlier run has applied it.
         if number >= expected.applied {
@@ -570,7 +611,7 @@ fn apply_all(
             expected.applied = answer.segments;
             progress(incoming.bytes, expected.data_bytes.max(incoming.bytes));
             if answer.complete {
-                return incoming.end();
+                return Ok(());
             }
         }
         event = incoming.next()?;
@@ -611,13 +652,18 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Reads the next frame; `None` at the end of the input.
+    /// Reads the next frame; `None` at the end of the input. With the last segment, all of the input
+    /// was read: nothing follows it, and an encrypted input has a valid end.
     fn next(&mut self) -> Result<Option<Event>> {
         let mut piece = vec![0; PIECE_BYTES];
         loop {
             if let Some(event) = self.decoder.next_event().map_err(damaged)? {
                 if let (Event::Segment { bytes, .. }, Some(key)) = (&event, self.key) {
                     key.verify(bytes)?;
+                }
+                if self.decoder.has_ended() {
+                    // Either the end of the input, or an error.
+                    self.next()?;
                 }
                 return Ok(Some(event));
             }
@@ -645,15 +691,6 @@ impl<'a> Incoming<'a> {
                     .into(),
             )),
             _ => Ok(()),
-        }
-    }
-
-    /// Checks that nothing follows the last segment, which also verifies the end of an encrypted
-    /// input.
-    fn end(&mut self) -> Result<()> {
-        match self.next()? {
-            None => Ok(()),
-            Some(_) => Err(damaged(send_proto::Error::Trailing)),
         }
     }
 }
