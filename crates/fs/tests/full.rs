@@ -204,12 +204,8 @@ fn a_full_disk_and_a_used_up_quota_are_told_to_the_writer_and_not_to_fsync() {
 #[test]
 fn a_write_in_progress_that_replaces_blocks_does_not_count_against_a_quota() {
     let (_device, fs) = small();
-    let mut client = client(&fs);
-    let ino = client
-        .fileset
-        .create(ROOT, b"file", &NEW)
-        .expect("made")
-        .ino;
+    let mut client = Client::of_first(&fs);
+    let ino = client.create(b"file");
     client.write(ino, 0, &[1; 4 * 4096]).expect("written");
     client.sync(&mut Random::new(1)).expect("synced");
     let quota = Quota {
