@@ -3,12 +3,14 @@
 mod delay;
 mod error;
 mod hold;
+mod keyed;
 mod mem;
 mod powercut;
 mod rate;
 
 pub use delay::{Delay, DelayConfig};
 pub use error::{ErrorDevice, ErrorHandle, Failure};
+pub use keyed::Keyed;
 pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
 pub use rate::{Rate, RateConfig};

@@ -21,7 +21,7 @@ mod devices;
 mod random;
 
 pub use devices::{
-    Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, Mem, MemConfig, PowerCut, Rate,
-    RateConfig, ReadOnlyMem, Replay, Tear, Volatile,
+    Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, Keyed, Mem, MemConfig, PowerCut,
+    Rate, RateConfig, ReadOnlyMem, Replay, Tear, Volatile,
 };
 pub use random::Random;

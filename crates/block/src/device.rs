@@ -96,7 +96,18 @@ pub trait BlockDevice: Send + Sync {
 
     /// Opens a queue for the calling thread. Any number of queues may be open, on any threads.
     fn queue(&self) -> Result<Box<dyn Queue>>;
+
+    /// Fills `key` with a key for this label, which the device derives from the key that it encrypts
+    /// with. Returns `false` if the device does not encrypt: then there is no such key, and `key` is
+    /// unchanged. A layer above an encrypting device passes this on.
+    fn derive_key(&self, label: &[u8], key: &mut [u8; DERIVED_KEY_BYTES]) -> bool {
+        let _ = (label, key);
+        false
+    }
 }
+
+/// Length in bytes of a key of [`BlockDevice::derive_key`].
+pub const DERIVED_KEY_BYTES: usize = 32;
 
 impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
     fn info(&self) -> &DeviceInfo {
@@ -105,6 +116,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         (**self).queue()
+    }
+
+    fn derive_key(&self, label: &[u8], key: &mut [u8; DERIVED_KEY_BYTES]) -> bool {
+        (**self).derive_key(label, key)
     }
 }
 

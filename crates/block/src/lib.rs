@@ -53,7 +53,7 @@ pub use arena::BUF_ALIGN;
 pub use backlog::Backlog;
 pub use blocking::Blocking;
 pub use buf::{Buf, Bufs};
-pub use device::{Access, BlockDevice, DeviceInfo, Queue, Wait};
+pub use device::{Access, BlockDevice, DERIVED_KEY_BYTES, DeviceInfo, Queue, Wait};
 pub use error::{Error, ErrorKind, Result, without_number};
 pub use op::{Op, OpKind};
 pub use pool::BufPool;

@@ -61,6 +61,10 @@ impl BlockDevice for Scratch {
             ready: Vec::new(),
         }))
     }
+
+    fn derive_key(&self, label: &[u8], key: &mut [u8; crate::DERIVED_KEY_BYTES]) -> bool {
+        self.lower.derive_key(label, key)
+    }
 }
 
 impl Changes {

@@ -1,8 +1,10 @@
 //! The encrypted volume as a block device.
 
 use crate::queue::{CryptQueue, max_transfer};
+use crate::seal;
 use crate::shared::{DataSegment, Shared};
-use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
+use block::{BlockDevice, DERIVED_KEY_BYTES, DeviceInfo, Error, ErrorKind, Queue, Result};
+use secret::SecretBytes;
 use std::sync::Arc;
 use xts::Xts;
 
@@ -80,8 +82,16 @@ impl CryptDevice {
                 xts,
                 info,
                 segment,
+                derivation: None,
             }),
         })
+    }
+
+    /// Enables [`BlockDevice::derive_key`], with keys derived from this one.
+    pub(crate) fn with_derivation(mut self, key: SecretBytes) -> CryptDevice {
+        let shared = Arc::get_mut(&mut self.shared);
+        shared.expect("no queue is open yet").derivation = Some(key);
+        self
     }
 
     /// Returns the kernel that this device's cipher uses.
@@ -97,5 +107,13 @@ impl BlockDevice for CryptDevice {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(CryptQueue::open(Arc::clone(&self.shared))?))
+    }
+
+    fn derive_key(&self, label: &[u8], key: &mut [u8; DERIVED_KEY_BYTES]) -> bool {
+        let Some(derivation) = &self.shared.derivation else {
+            return false;
+        };
+        seal::derive(derivation, label, key);
+        true
     }
 }

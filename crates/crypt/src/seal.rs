@@ -15,15 +15,18 @@ use crate::epoch::Epoch;
 use crate::error::Result;
 use crate::seal_state::Seal;
 use crate::token::{SEAL_TYPE, SEAL_VERSION, Stated, TYPE_PREFIX};
+use block::DERIVED_KEY_BYTES;
 use hmac::{Hmac, KeyInit, Mac};
 use luks2::Header;
 use secret::SecretBytes;
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
+use zeroize::Zeroize;
 
 /// Labels of the derivations; a change to the derived data requires new labels.
 const LABELS: [&[u8]; SEAL_VERSION as usize] = [b"evfs header seal 1", b"evfs header seal 2"];
 const KEY_ID_LABEL: &[u8] = b"evfs volume key id 1";
+const DERIVATION_LABEL: &[u8] = b"evfs keys for upper layers 1";
 const SALT_LABEL: &[u8] = b"evfs sealed header 1";
 
 /// Seal stated in a header, which a machine stores to distinguish an older header from a newer one.
@@ -41,6 +44,22 @@ fn mac(key: &[u8], parts: &[&[u8]]) -> Hmac<Sha256> {
         <Hmac<Sha256> as KeyInit>::new_from_slice(key).expect("HMAC takes keys of any length");
     parts.iter().for_each(|part| mac.update(part));
     mac
+}
+
+/// Derives the key for a label.
+pub(crate) fn derive(key: &SecretBytes, label: &[u8], derived: &mut [u8; DERIVED_KEY_BYTES]) {
+    let mut code = mac(key, &[label]).finalize().into_bytes();
+    derived.copy_from_slice(&code);
+    code.zeroize();
+    secret::burn_stack();
+}
+
+/// Derives the key from which a device derives the keys for upper layers.
+pub(crate) fn derivation_key(volume_key: &SecretBytes) -> SecretBytes {
+    let mut key = SecretBytes::zeroed(DERIVED_KEY_BYTES);
+    let place = key.first_chunk_mut().expect("of this length");
+    derive(volume_key, DERIVATION_LABEL, place);
+    key
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,6 +1,7 @@
 //! State that a device shares with its queues.
 
 use block::{BlockDevice, DeviceInfo};
+use secret::SecretBytes;
 use std::sync::Arc;
 use xts::{Tweak, Xts};
 
@@ -21,6 +22,8 @@ pub(crate) struct Shared {
     pub(crate) xts: Xts,
     pub(crate) info: DeviceInfo,
     pub(crate) segment: DataSegment,
+    /// Key from which the keys for upper layers are derived; `None`: they get none.
+    pub(crate) derivation: Option<SecretBytes>,
 }
 
 impl Shared {

@@ -407,12 +407,9 @@ impl Volume {
         self.require_seal(unlocked)?;
         let sector = SectorSize::try_from(self.sector_size())?;
         let xts = Xts::new(&unlocked.volume_key, sector)?;
-        Ok(CryptDevice::new(
-            Arc::clone(&self.device),
-            xts,
-            self.segment(),
-            options,
-        )?)
+        let (lower, segment) = (Arc::clone(&self.device), self.segment());
+        let device = CryptDevice::new(lower, xts, segment, options)?;
+        Ok(device.with_derivation(seal::derivation_key(&unlocked.volume_key)))
     }
 
     /// Adds a keyslot for another key pair; needs only its public half.

@@ -156,7 +156,9 @@ impl FsShared {
         let item_bytes = db.item_bytes().unwrap_or(0);
         let meter = &mut Meter::new(progress, &superblock, item_bytes, &state);
         let epoch = db.epoch();
-        let pages = epoch.and_then(|epoch| pages::verify(&self.io, &superblock, epoch, meter));
+        let key = self.superblock.key();
+        let pages =
+            epoch.and_then(|epoch| pages::verify(&self.io, (&superblock, key), epoch, meter));
         report.note(FindingKind::Pages, "page check", pages)?;
         let keys = check_keys(&state, &mut report, meter);
         report.note(FindingKind::Pages, "record check", keys)?;

@@ -14,7 +14,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Ino, TreeId};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, FileType, Run};
-use crate::format::sums::{NO_SUM, Sum, sum_of};
+use crate::format::sums::{NO_SUM, Sum};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
 use crate::metadata::state::State;
@@ -309,7 +309,10 @@ impl Fileset {
                 self.verify(ino, (*first, *piece), at / BLOCK_BYTES, &data)?;
                 let keep = counts.saturating_sub(at).min(data.len() as u64);
                 data[keep as usize..].fill(0);
-                copied.extend(data.chunks(BLOCK_BYTES as usize).map(sum_of));
+                copied.extend(
+                    data.chunks(BLOCK_BYTES as usize)
+                        .map(|block| fs.summer.sum_of(block)),
+                );
                 let write = block::Op::Write {
                     offset: to.plus(at).bytes(),
                     bufs: Buf::copy_of(&data).into(),
@@ -340,7 +343,7 @@ impl Fileset {
         };
         let blocks = data.chunks(BLOCK_BYTES as usize);
         for ((block, sum), at) in blocks.zip(sums).zip(piece.0 + skip..) {
-            if sum != NO_SUM && sum_of(block) != sum {
+            if sum != NO_SUM && self.fs.summer.sum_of(block) != sum {
                 self.note_mismatches(ino, &[at * BLOCK_BYTES], || self.damaged_path(ino));
                 let text = format!(
                     "inode {ino}: the block at byte {} does not match its checksum; `evfs scrub` \

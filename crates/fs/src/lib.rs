@@ -63,6 +63,7 @@ mod files;
 mod fileset;
 mod format;
 mod fs;
+mod integrity;
 mod metadata;
 mod names;
 mod scrub;
@@ -84,7 +85,7 @@ pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};
 pub use format::superblock::{
-    DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock,
+    DEVICE_BYTES_MIN, FIELDS, RESERVED_BYTE, SUPERBLOCK_BYTES, Segment, Superblock, TagsRoot,
     VERSION as FORMAT_VERSION,
 };
 pub use format::tree_record::{Receiving, TreeRecord};

@@ -29,4 +29,5 @@ pub(crate) mod shared;
 pub(crate) mod state;
 mod sums;
 pub(crate) mod superblock_file;
+mod tags;
 pub(crate) mod tree_signal;

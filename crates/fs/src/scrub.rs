@@ -10,7 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, Run};
-use crate::format::sums::{NO_SUM, Sum, sum_of};
+use crate::format::sums::{NO_SUM, Sum};
 use crate::fs::Fs;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
@@ -305,7 +305,10 @@ impl FsShared {
                     }
                 }
                 let device = stretch.run.start + skip + j as u64;
-                if *sum != NO_SUM && sum_of(block) != *sum && self.is_mismatch(device, *sum)? {
+                if *sum != NO_SUM
+                    && self.summer.sum_of(block) != *sum
+                    && self.is_mismatch(device, *sum)?
+                {
                     add(DamageKind::Checksum);
                 }
             }

@@ -13,7 +13,7 @@ use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem, PowerCut, Random, Te
 use cache::{Cache, Config};
 use common::client::{Client, Portion};
 use common::pair::Pair;
-use common::{amount, assert_clean, format, open, seed};
+use common::{amount, assert_clean, format, format_with, open, seed};
 use fs::{
     Allocate, Damage, DamageKind, DataChecksums, FIRST_FILESET, FileId, FileRequest, FileType,
     Files, FindingKind, Fs, Ino, New, Pager, ROOT, ScrubPosition, ScrubStep, SetAttr,
@@ -142,10 +142,18 @@ fn damage(mem: &Mem, old: &Mem, blocks: &[u64], random: &mut Random) -> &'static
 
 #[test]
 fn no_damage_is_returned_as_data_and_a_scrub_finds_all_of_it() {
-    let seed = seed(1);
+    damage_data(seed(1), DataChecksums::Yes);
+}
+
+#[test]
+fn no_damage_is_returned_as_data_with_keyed_checksums_either() {
+    damage_data(seed(9), DataChecksums::Keyed);
+}
+
+fn damage_data(seed: u64, checksums: DataChecksums) {
     let mem = Arc::new(Mem::new(24 << 20, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
-    format(&device);
+    format_with(&device, checksums);
     let mut pair = Pair::new(open(&device), seed);
     for _ in 0..600 {
         pair.step();

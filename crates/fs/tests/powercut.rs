@@ -17,8 +17,8 @@ use block_testing::{Mem, PowerCut, Tear};
 use common::client::Client;
 use common::model::{Id, Kind, Model};
 use common::pair::{Pair, describe};
-use common::{amount, assert_clean, format, open, seed};
-use fs::{Fileset, Fs, Ino};
+use common::{amount, assert_clean, format_with, open, seed};
+use fs::{DataChecksums, Fileset, Fs, Ino};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -254,10 +254,10 @@ fn check_snapshots(fs: &Fs, history: &History, synced: Option<&Synced>, context:
     }
 }
 
-fn run(seed: u64, steps: usize, cuts: usize) {
+fn run(seed: u64, steps: usize, cuts: usize, checksums: DataChecksums) {
     let mem = Arc::new(Mem::new(24 << 20, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
-    format(&device);
+    format_with(&device, checksums);
     let disk = Arc::new(PowerCut::new(&mem));
     let history = record(&disk, seed, steps);
     assert!(history.synced.len() > 10 && disk.events() > steps / 4);
@@ -277,6 +277,12 @@ fn cuts_leave_what_was_synced_and_nothing_else() {
     const CUTS: usize = 200;
     let parts = amount("EVFS_CUTS", 2 * CUTS).div_ceil(CUTS);
     for seed in (seed(1)..).take(parts) {
-        run(seed, 1500, CUTS);
+        run(seed, 1500, CUTS, DataChecksums::Yes);
     }
+}
+
+#[test]
+fn cuts_with_keyed_checksums_leave_what_was_synced_and_nothing_else() {
+    let cuts = amount("EVFS_CUTS", 200).min(200);
+    run(seed(2), 1500, cuts, DataChecksums::Keyed);
 }

@@ -9,6 +9,7 @@ use super::meter::Meter;
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Result};
 use crate::format::superblock::Superblock;
+use crate::integrity::IntegrityKey;
 use crate::metadata::database::{Checksums, Db, Epoch};
 use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::superblock_file::SuperblockFile;
@@ -30,12 +31,12 @@ const TELL_EVERY: Duration = Duration::from_millis(200);
 /// [`crate::Kind::Corrupt`]: a page is damaged, or the commit does not exist. The device failed.
 pub(super) fn verify(
     io: &Arc<DeviceIo>,
-    superblock: &Superblock,
+    (superblock, key): (&Superblock, Option<&Arc<IntegrityKey>>),
     epoch: Epoch,
     meter: &mut Meter,
 ) -> Result<()> {
     meter.begin(meter.pages());
-    let superblock = SuperblockFile::new(Arc::clone(io), superblock.clone());
+    let superblock = SuperblockFile::new(Arc::clone(io), superblock.clone(), key.cloned());
     let space = Arc::new(Space::new(0));
     let file = DatabaseFile::new(
         Arc::clone(io),

@@ -15,7 +15,7 @@ use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Item, Key, Section, TreeId};
 use crate::format::record::{Extent, Out, Run};
-use crate::format::superblock::Superblock;
+use crate::format::superblock::{Superblock, TagsRoot};
 use crate::metadata::database::{Base, Checksums, Db, Epoch, SpaceChange};
 use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::inode_state::Blocks;
@@ -50,7 +50,7 @@ impl FsShared {
         let meter = &mut Meter::for_pages(progress, &old);
         let verified = db
             .epoch()
-            .and_then(|epoch| pages::verify(&self.io, &old, epoch, meter));
+            .and_then(|epoch| pages::verify(&self.io, (&old, self.superblock.key()), epoch, meter));
         let damage = match verified {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == Kind::Corrupt => error,
@@ -65,8 +65,10 @@ impl FsShared {
             Superblock {
                 segments: Vec::new(),
                 metadata_bytes: 0,
+                tags: TagsRoot::default(),
                 ..old.clone()
             },
+            self.superblock.key().cloned(),
         ));
         let built = self.build(&base, &state, &old, &new, log.epoch_after_all());
         let lost = match built {
@@ -190,6 +192,7 @@ impl FsShared {
             let new = new.lock();
             superblock.segments = new.segments.clone();
             superblock.metadata_bytes = new.metadata_bytes;
+            superblock.tags = new.tags;
         }
         // Both copies, so that losing one of them does not revive the damaged tree.
         self.superblock.write()?;

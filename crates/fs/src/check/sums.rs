@@ -6,7 +6,7 @@ use super::finding::FindingKind;
 use crate::error::Result;
 use crate::format::key::{Item, Key, Section};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, Run};
-use crate::format::sums::{NO_SUM, SUMS_BLOCKS, Sums, sum_of};
+use crate::format::sums::{NO_SUM, SUMS_BLOCKS};
 use crate::fs::upgrade::Upgraded;
 use crate::metadata::inode_state::Blocks;
 use crate::metadata::op::Op;
@@ -39,7 +39,7 @@ pub(super) fn check(state: &State, report: &mut Report) -> Result<()> {
 
 /// Checks whether a record of checksums is valid and belongs to blocks of the device.
 pub(super) fn is_sound(state: &State, key: &Key, bytes: &[u8]) -> bool {
-    key.item < state.bounds.end.div_ceil(SUMS_BLOCKS) && Sums::decode(bytes).is_ok()
+    key.item < state.bounds.end.div_ceil(SUMS_BLOCKS) && state.summer.decode(bytes).is_ok()
 }
 
 /// Finds the written blocks without a checksum.
@@ -49,7 +49,9 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
     state.items.scan(from, to, |key, bytes| {
         if is_sound(state, &key, bytes) {
             let mut at = key.item * SUMS_BLOCKS;
-            for alike in Sums::decode(bytes)?
+            for alike in state
+                .summer
+                .decode(bytes)?
                 .0
                 .chunk_by(|one, two| (*one == NO_SUM) == (*two == NO_SUM))
             {
@@ -140,7 +142,8 @@ impl FsShared {
                 return Ok(());
             }
         }
-        let sums: Vec<_> = data.chunks(BLOCK_BYTES as usize).map(sum_of).collect();
+        let blocks = data.chunks(BLOCK_BYTES as usize);
+        let sums: Vec<_> = blocks.map(|block| self.summer.sum_of(block)).collect();
         let mut op = Op::begin_any(self, 0)?;
         op.set_sums(run, &sums);
         op.finish();

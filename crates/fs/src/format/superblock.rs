@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DEVICE_BLOCKS_MAX, In, Out, Run};
+use crate::integrity::{IntegrityKey, NO_TAG, TAG_BYTES, tampered};
 use block::{BlockDevice, Blocking};
 
 /// Length of a copy in bytes.
@@ -45,11 +46,13 @@ pub const TREE_FLAGS: u64 = 1 << 8;
 /// Incompatible feature: a record of a fileset may state that it is receiving a snapshot, and one of
 /// a snapshot that it was received.
 pub const RECEIVED: u64 = 1 << 9;
+/// Incompatible feature: checksums of data are keyed, and so are those of all metadata.
+const INTEGRITY: u64 = 1 << 10;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
     read_compatible: CHECKSUMS,
-    incompatible: TREE_FLAGS | RECEIVED,
+    incompatible: TREE_FLAGS | RECEIVED | INTEGRITY,
 };
 
 /// Offset, length in bytes, and name of each field.
@@ -73,9 +76,20 @@ pub const FIELDS: &[(usize, usize, &str)] = &[
     (184, 4, "openings"),
     (188, 4, "segment_count"),
     (192, 3776, "segments"),
-    (3968, 124, "zeros"),
+    (3968, 16, "tags_root"),
+    (3984, 1, "tags_place"),
+    (3985, 7, "zeros"),
+    (3992, 16, "tag"),
+    (4008, 84, "zeros"),
     (4092, 4, "checksum"),
 ];
+
+/// Offset of the tag of the top node of the tree of tags.
+const TAGS_AT: usize = 3968;
+/// Offset of the tag of a superblock, which covers all bytes before it.
+const TAG_AT: usize = 3992;
+/// Offset of the CRC-32C.
+const CHECKSUM_AT: usize = SUPERBLOCK_BYTES - 4;
 
 /// Feature flags: capabilities that a program needs to use the file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -147,6 +161,17 @@ pub struct Superblock {
     pub openings: u32,
     /// Location of the metadata, in logical order, followed by the spares.
     pub segments: Vec<Segment>,
+    /// With keyed checksums: the top of the tree of tags over the metadata.
+    pub tags: TagsRoot,
+}
+
+/// Tag of the top node of the tree of tags, and which of its two places holds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TagsRoot {
+    /// Tag; zeros for an empty tree.
+    pub tag: [u8; 16],
+    /// 0 or 1.
+    pub place: u8,
 }
 
 /// Checks that a label can be stored.
@@ -202,6 +227,7 @@ impl Superblock {
             hash_key: hash_key.try_into().expect("half of 32 bytes"),
             openings: 0,
             segments: Vec::new(),
+            tags: TagsRoot::default(),
         })
     }
 
@@ -215,8 +241,13 @@ impl Superblock {
         self.journal_start + self.journal_blocks
     }
 
-    /// Encodes the on-disk form of a copy.
+    /// Encodes the on-disk form of a copy, without a tag.
     pub fn encode(&self) -> Vec<u8> {
+        self.encode_with(None)
+    }
+
+    /// Encodes the on-disk form of a copy.
+    pub(crate) fn encode_with(&self, key: Option<&IntegrityKey>) -> Vec<u8> {
         let mut out = Out::with(SUPERBLOCK_BYTES);
         out.0.extend_from_slice(&MAGIC);
         out.u16(VERSION);
@@ -243,12 +274,33 @@ impl Superblock {
             out.u32(segment.blocks);
             out.u64(segment.start);
         }
-        out.0.resize(SUPERBLOCK_BYTES - 4, 0);
+        out.0.resize(TAGS_AT, 0);
+        out.0.extend_from_slice(&self.tags.tag);
+        out.0.push(self.tags.place);
+        out.0.resize(TAG_AT, 0);
+        if let Some(key) = key {
+            let tag = key.root_tag(&[&out.0]);
+            out.0.extend_from_slice(&tag);
+        }
+        out.0.resize(CHECKSUM_AT, 0);
         out.u32(crc32c::crc32c(&out.0));
         out.0
     }
 
-    /// Decodes one copy. `device_blocks` is the current size of the device.
+    /// Checks the tag of an encoded copy.
+    ///
+    /// # Errors
+    /// [`Kind::Corrupt`].
+    pub(crate) fn check_tag(bytes: &[u8], key: &IntegrityKey) -> Result<()> {
+        let (content, rest) = bytes.split_at(TAG_AT);
+        if rest.starts_with(&key.root_tag(&[content])) {
+            Ok(())
+        } else {
+            Err(tampered("superblock"))
+        }
+    }
+
+    /// Decodes one copy, without regard to its tag. `device_blocks` is the current size of the device.
     ///
     /// # Errors
     /// [`Kind::Corrupt`]: damaged or inconsistent. [`Kind::Unsupported`]: a version or features
@@ -271,7 +323,7 @@ impl Superblock {
             return Err(Error::new(Kind::Unsupported, text));
         }
         let (zero, block_bytes) = (fields.u16()?, fields.u32()?);
-        let superblock = Superblock {
+        let mut superblock = Superblock {
             features: Features {
                 compatible: fields.u64()?,
                 read_compatible: fields.u64()?,
@@ -288,8 +340,17 @@ impl Superblock {
             hash_key: fields.take()?,
             openings: fields.u32()?,
             segments: segments(&mut fields)?,
+            tags: TagsRoot::default(),
         };
-        let padding = fields.rest().iter().all(|byte| *byte == 0);
+        superblock.tags = TagsRoot {
+            tag: fields.take()?,
+            place: fields.take::<1>()?[0],
+        };
+        let (zeros, tag): ([u8; 7], [u8; TAG_BYTES]) = (fields.take()?, fields.take()?);
+        let keyed = superblock.tags != TagsRoot::default() || tag != NO_TAG;
+        let padding = zeros.iter().chain(fields.rest()).all(|byte| *byte == 0)
+            && superblock.tags.place <= 1
+            && (!keyed || superblock.has_integrity());
         if zero != 0 || u64::from(block_bytes) != BLOCK_BYTES || !padding {
             return Err(fields.wrong());
         }
@@ -302,7 +363,11 @@ impl Superblock {
     /// # Errors
     /// As [`Superblock::decode`], for the copy with the more specific error.
     pub fn choose(copies: [&[u8]; 2], device_blocks: u64) -> Result<Superblock> {
-        let [first, second] = copies.map(|bytes| Superblock::decode(bytes, device_blocks));
+        Superblock::newer(copies.map(|bytes| Superblock::decode(bytes, device_blocks)))
+    }
+
+    /// Returns the newer of two copies, or the more specific error.
+    pub(crate) fn newer([first, second]: [Result<Superblock>; 2]) -> Result<Superblock> {
         match (first, second) {
             (Ok(one), Ok(two)) if two.generation > one.generation => Ok(two),
             (Ok(one), _) | (Err(_), Ok(one)) => Ok(one),
@@ -326,6 +391,16 @@ impl Superblock {
     /// Reports whether file data has checksums.
     pub fn has_checksums(&self) -> bool {
         self.features.read_compatible & CHECKSUMS != 0
+    }
+
+    /// Reports whether the checksums of data and metadata are keyed.
+    pub fn has_integrity(&self) -> bool {
+        self.features.incompatible & INTEGRITY != 0
+    }
+
+    /// Makes a new file system one with keyed checksums.
+    pub(crate) fn add_integrity(&mut self) {
+        self.features.incompatible |= INTEGRITY;
     }
 
     /// Makes a new file system one without checksums of file data.
@@ -376,6 +451,9 @@ impl Superblock {
         }
         if self.metadata_bytes > u64::from(SPARE) * BLOCK_BYTES {
             return wrong("too much metadata");
+        }
+        if self.has_integrity() && !self.has_checksums() {
+            return wrong("keyed checksums of metadata only");
         }
         self.check_segments()
             .map_or_else(|| wrong("invalid metadata segments"), Ok)

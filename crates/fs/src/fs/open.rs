@@ -7,8 +7,10 @@ use crate::fileset::Fileset;
 use crate::format::key::{Item, Key, Section, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{In, Run, Time};
+use crate::format::sums::Summer;
 use crate::format::superblock::Superblock;
 use crate::format::tree_record::TreeRecord;
+use crate::integrity::IntegrityKey;
 use crate::metadata::absent::AbsentNames;
 use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
@@ -41,6 +43,9 @@ pub enum DataChecksums {
     Yes,
     /// Blocks are overwritten in place.
     No,
+    /// As `Yes`, by a function that needs the key of the encrypted volume, and for the metadata as
+    /// well: changes that an attacker makes on the disk are errors.
+    Keyed,
 }
 
 impl Fs {
@@ -55,7 +60,7 @@ impl Fs {
     /// As [`Fs::format`], with or without checksums of file data.
     ///
     /// # Errors
-    /// As [`Fs::format`].
+    /// As [`Fs::format`]. [`Kind::Unsupported`]: keyed checksums, and the device is not encrypted.
     pub fn format_with(
         device: Arc<dyn BlockDevice>,
         label: &str,
@@ -68,16 +73,24 @@ impl Fs {
             .map_err(|e| Error::new(Kind::Io, format!("cannot get random bytes: {e}")))?;
         let now = Time::now().seconds;
         let mut superblock = Superblock::new(io.info().size, label, random, now)?;
-        if checksums == DataChecksums::No {
-            superblock.leave_out_checksums();
-        }
+        let key = match checksums {
+            DataChecksums::Yes => None,
+            DataChecksums::No => {
+                superblock.leave_out_checksums();
+                None
+            }
+            DataChecksums::Keyed => {
+                superblock.add_integrity();
+                Some(IntegrityKey::of(&*device, &superblock.uuid)?)
+            }
+        };
         let space = Arc::new(Space::new(0));
         let start = superblock.first_block();
         let blocks = superblock.device_blocks - start;
         space.add(Run { start, blocks });
         space.set_loaded();
         keep_spare(&mut superblock, &space);
-        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock, key));
         superblock.write()?;
         let file = DatabaseFile::new(io, superblock, space, Access::ReadWrite);
         let db = Db::open(file, 1 << 20, Checksums::Trust)?;
@@ -98,7 +111,7 @@ impl Fs {
     pub fn open(device: Arc<dyn BlockDevice>, mut options: Options) -> Result<Fs> {
         let io = Arc::new(DeviceIo::start(Arc::clone(&device))?);
         check_device(io.info())?;
-        let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io))?);
+        let superblock = Arc::new(SuperblockFile::read(Arc::clone(&io), &*device)?);
         options.read_only |= io.info().read_only || superblock.lock().is_read_only();
         let device_blocks = superblock.lock().device_blocks;
         let space = Arc::new(Space::new(reserve_blocks(device_blocks)));
@@ -115,11 +128,13 @@ impl Fs {
             Checksums::Trust
         };
         let db = Db::open(file, options.metadata_cache_bytes, checksums)?;
+        let key = superblock.key().cloned();
+        let summer = key.clone().map_or(Summer::Crc, Summer::Keyed);
         let (hasher, place) = {
             let superblock = superblock.lock();
             (
                 Hasher::new(superblock.hash_key),
-                JournalLocation::of(&superblock),
+                JournalLocation::of(&superblock, key.as_ref()),
             )
         };
         let found = Found::read(&io, &db, &place)?;
@@ -146,6 +161,7 @@ impl Fs {
         let checksums = superblock.lock().has_checksums();
         let state = State {
             checksums,
+            summer: summer.clone(),
             ..load(found.items, bounds, options.rescue)?
         };
         let inner = Arc::new(FsShared {
@@ -155,6 +171,7 @@ impl Fs {
             superblock,
             space,
             hasher,
+            summer,
             generation,
             db: Mutex::new(Some(db)),
             log: Mutex::new(Log::new(Writer::new(place, epoch.next()))),
@@ -284,8 +301,10 @@ impl Found {
             replayed: false,
             space: Vec::new(),
         };
+        // The first record replayed is the first after a commit, and may follow any other.
+        let mut last = None;
         for epoch in [epoch.next(), epoch.next().next()] {
-            for delta in journal::read(io, place, epoch)? {
+            for delta in journal::read(io, place, epoch, &mut last)? {
                 found.replayed = true;
                 found.space.extend(&delta.space);
                 found.items.replay(delta);
@@ -407,6 +426,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         failed: None,
         bounds,
         checksums: false,
+        summer: Summer::Crc,
         pending_sums: PendingSums::default(),
         next_tree: next.unwrap_or(1),
         steps: Vec::new(),

@@ -10,10 +10,12 @@ use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
+use crate::integrity::{IntegrityKey, tampered};
 use crate::metadata::superblock_file::SuperblockFile;
+use crate::metadata::tags::{PAGES_MAX, Place, Read, Tags, Unreadable, file_blocks};
 use crate::space::Space;
 use block::{Access, Buf, Op};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,6 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Number of buffered blocks above which they are written without a sync: 16 MiB.
 const PENDING_MAX: usize = 4096;
+/// Number of blocks that differ from their tags and are reported; further ones are not.
+const REPORTED_MAX: usize = 16;
 /// Largest merged write in bytes.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// Smallest number of blocks allocated at once, if there is that much space.
@@ -35,6 +39,16 @@ pub(crate) struct DatabaseFile {
     space: Arc<Space>,
     access: Access,
     state: Mutex<State>,
+    /// Tags of all blocks, if they are keyed. Locked after the state, and before the superblock.
+    tags: Option<Mutex<Tagged>>,
+}
+
+struct Tagged {
+    tags: Tags,
+    /// Whether a write failed: another one could overwrite blocks to which a superblock refers.
+    failed: bool,
+    /// Blocks that did not match, which are reported once.
+    reported: BTreeSet<u64>,
 }
 
 #[derive(Default)]
@@ -54,8 +68,19 @@ impl DatabaseFile {
         space: Arc<Space>,
         access: Access,
     ) -> DatabaseFile {
-        let len = superblock.lock().metadata_bytes;
+        let (len, root) = {
+            let superblock = superblock.lock();
+            (superblock.metadata_bytes, superblock.tags)
+        };
+        let tagged = |key: &Arc<IntegrityKey>| {
+            Mutex::new(Tagged {
+                tags: Tags::new(Arc::clone(key), root),
+                failed: false,
+                reported: BTreeSet::new(),
+            })
+        };
         DatabaseFile {
+            tags: superblock.key().map(tagged),
             io,
             superblock,
             space,
@@ -106,7 +131,20 @@ impl DatabaseFile {
         // the device is read.
         let pending = waiting(&self.lock());
         if pending.len() as u64 != count {
-            self.read_below(first, out)?;
+            match &self.tags {
+                None => self.read_below(first, out)?,
+                Some(tagged) => {
+                    let is_pending = |block| pending.iter().any(|(at, _)| *at == block);
+                    for (block, part) in (first..).zip(out.chunks_mut(BLOCK)) {
+                        if !is_pending(block) && !self.read_tagged(tagged, block, part)? {
+                            // As for what lies behind the end. A page has more than one block only
+                            // if a value is long.
+                            out.fill(0);
+                            return Ok(());
+                        }
+                    }
+                }
+            }
         }
         for (block, data) in pending {
             let at = (block - first) as usize * BLOCK;
@@ -115,15 +153,63 @@ impl DatabaseFile {
         Ok(())
     }
 
-    /// Ensures that a block is mapped to the device.
+    /// Reads a block from the device, or zeros if it was never written. Returns `false` if it, or a
+    /// node above it, does not match its tag.
+    fn read_tagged(
+        &self,
+        tagged: &Mutex<Tagged>,
+        block: u64,
+        out: &mut [u8],
+    ) -> block::Result<bool> {
+        let place = Place::of_page(block);
+        let mut locked = self.lock_tags(tagged);
+        let found = locked.tags.find(place, &|at, out| self.read_below(at, out));
+        drop(locked);
+        let matches = match found {
+            Ok(None) => {
+                out.fill(0);
+                true
+            }
+            Ok(Some(known)) => {
+                self.read_below(known.block, out)?;
+                let key = self.superblock.key();
+                key.is_some_and(|key| key.block_tag(out) == known.tag)
+            }
+            Err(Unreadable::Tampered) => false,
+            Err(Unreadable::Device(error)) => return Err(error),
+        };
+        if !matches && self.lock_tags(tagged).is_new(block) {
+            tracing::error!(
+                name: "EVFS-0209",
+                "{}: {}",
+                self.io.info().name,
+                tampered(format_args!("block {block} of the metadata"))
+            );
+        }
+        Ok(matches)
+    }
+
+    fn lock_tags<'a>(&self, tagged: &'a Mutex<Tagged>) -> MutexGuard<'a, Tagged> {
+        tagged.lock().expect("no panic under this lock")
+    }
+
+    /// Ensures that a block is mapped to the device, and those that change with it.
     fn place(&self, state: &mut State, block: u64) -> Result<()> {
         let mut superblock = self.superblock.lock();
-        if self.is_read_only() || locate(&superblock.segments, block).0.is_some() {
+        if self.is_read_only() {
             return Ok(());
         }
-        map(&mut superblock.segments, &self.space, block)?;
-        state.superblock_changed = true;
-        Ok(())
+        let mut place = |block| {
+            if locate(&superblock.segments, block).0.is_none() {
+                map(&mut superblock.segments, &self.space, block)?;
+                state.superblock_changed = true;
+            }
+            Ok(())
+        };
+        match self.tags {
+            None => place(block),
+            Some(_) => Place::of_page(block).blocks_of_path().try_for_each(place),
+        }
     }
 
     /// Writes the buffered blocks and flushes the device.
@@ -135,6 +221,15 @@ impl DatabaseFile {
             let state = self.lock();
             (state.pending.clone(), state.superblock_changed)
         };
+        if let Some(tagged) = &self.tags {
+            if pending.is_empty() && !superblock_changed {
+                return self.io.flush();
+            }
+            self.write_tagged(tagged, &pending, None)?;
+            let mut state = self.lock();
+            (state.pending, state.superblock_changed) = (BTreeMap::new(), false);
+            return Ok(());
+        }
         if superblock_changed {
             self.superblock.write()?;
             self.lock().superblock_changed = false;
@@ -145,6 +240,58 @@ impl DatabaseFile {
         // `redb` has one writer, which waits here: the buffered blocks are exactly those written.
         state.pending.clear();
         Ok(())
+    }
+
+    /// Writes blocks, their tags, and then the superblock, which makes all of it valid at once: until
+    /// then, none of the blocks that it refers to is overwritten. With `cut`, removes the blocks from
+    /// this one on. Returns the runs on the device that are no longer mapped.
+    fn write_tagged(
+        &self,
+        tagged: &Mutex<Tagged>,
+        pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
+        cut_at: Option<u64>,
+    ) -> block::Result<Vec<Run>> {
+        let mut tagged = self.lock_tags(tagged);
+        let name = &self.io.info().name;
+        if tagged.failed {
+            let text = "the metadata cannot be written after an error";
+            return Err(block::Error::new(block::ErrorKind::Io, name, text));
+        }
+        tagged.failed = true;
+        let read: Read = &|at, out| self.read_below(at, out);
+        let tags = &mut tagged.tags;
+        let mut update = || {
+            if let Some(pages) = cut_at {
+                tags.cut(pages, read)?;
+            }
+            let mut blocks = BTreeMap::new();
+            for (block, data) in pending {
+                let place = Place::of_page(*block);
+                blocks.insert(tags.set(place, &data[..], read)?, Arc::clone(data));
+            }
+            let (nodes, root) = tags.finish(read)?;
+            blocks.extend(nodes.into_iter().map(|(at, node)| (at, node.into())));
+            Ok((blocks, root))
+        };
+        let (blocks, root) = update().map_err(|error| match error {
+            Unreadable::Device(error) => error,
+            Unreadable::Tampered => {
+                let text = "its tags were tampered with or are damaged; run `evfs fsck --repair`";
+                block::Error::new(block::ErrorKind::Media, name, text)
+            }
+        })?;
+        let ops = self.gather(&blocks);
+        // Durable before the superblock, which is written behind a barrier.
+        self.io.write(ops)?;
+        let behind = {
+            let mut superblock = self.superblock.lock();
+            superblock.tags = root;
+            let end = cut_at.map(file_blocks);
+            end.map_or(Vec::new(), |end| cut(&mut superblock.segments, end))
+        };
+        self.superblock.write()?;
+        tagged.failed = false;
+        Ok(behind)
     }
 
     /// Builds the writes for the buffered blocks, with adjacent blocks merged.
@@ -301,6 +448,13 @@ pub(crate) fn keep_spare(superblock: &mut Superblock, space: &Space) -> bool {
     }
 }
 
+impl Tagged {
+    /// Reports whether a block is to be reported. Damage of a node concerns many.
+    fn is_new(&mut self, block: u64) -> bool {
+        self.reported.len() < REPORTED_MAX && self.reported.insert(block)
+    }
+}
+
 impl fmt::Debug for DatabaseFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DatabaseFile({})", self.io.info().name)
@@ -338,11 +492,29 @@ impl redb::StorageBackend for DatabaseFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        if self.tags.is_some() && len > PAGES_MAX * BLOCK_BYTES {
+            let text = "metadata with keyed checksums cannot be larger than 62 GiB";
+            return Err(other(Error::new(Kind::NoSpace, text)));
+        }
         let mut state = self.lock();
         let shorter = len < state.len;
         state.len = len;
         state.pending.split_off(&len.div_ceil(BLOCK_BYTES));
         if self.is_read_only() {
+            return Ok(());
+        }
+        if let Some(tagged) = &self.tags {
+            self.superblock.lock().metadata_bytes = len;
+            state.superblock_changed = true;
+            if shorter {
+                let end = len.div_ceil(BLOCK_BYTES);
+                let behind = self.write_tagged(tagged, &BTreeMap::new(), Some(end));
+                state.superblock_changed = false;
+                behind
+                    .map_err(other)?
+                    .into_iter()
+                    .for_each(|run| self.space.add(run));
+            }
             return Ok(());
         }
         let behind = {
@@ -407,7 +579,7 @@ mod tests {
             blocks: superblock.device_blocks - first,
         });
         space.set_loaded();
-        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock));
+        let superblock = Arc::new(SuperblockFile::new(Arc::clone(&io), superblock, None));
         let file = DatabaseFile::new(
             io,
             Arc::clone(&superblock),
@@ -475,7 +647,7 @@ mod tests {
         }
         file.sync_data().unwrap();
         let io = Arc::clone(&file.io);
-        let again = SuperblockFile::read(Arc::clone(&io)).unwrap();
+        let again = SuperblockFile::read(Arc::clone(&io), &Mem::new(1 << 20, 512)).unwrap();
         assert_eq!(*again.lock(), *superblock.lock());
         let space = Arc::new(Space::new(0));
         let file = DatabaseFile::new(io, Arc::new(again), space, Access::ReadOnly);

@@ -19,9 +19,11 @@ use crate::error::{Error, Result};
 use crate::format::key::{KEY_BYTES, Key};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, In, Out, Run};
 use crate::format::superblock::Superblock;
+use crate::integrity::{IntegrityKey, NO_TAG, Tag, tampered};
 use crate::metadata::database::{Epoch, SpaceChange};
 use crate::metadata::overlay::{Change, Overlay, Prior};
 use block::Buf;
+use std::sync::Arc;
 
 /// First eight bytes of a record.
 const MAGIC: [u8; 8] = *b"EVFSjrnl";
@@ -40,11 +42,14 @@ pub(crate) struct JournalLocation {
     start: u64,
     half_blocks: u64,
     uuid: [u8; 16],
+    /// Keys of the tags of records, if checksums are keyed.
+    key: Option<Arc<IntegrityKey>>,
 }
 
 impl JournalLocation {
-    pub fn of(superblock: &Superblock) -> JournalLocation {
+    pub fn of(superblock: &Superblock, key: Option<&Arc<IntegrityKey>>) -> JournalLocation {
         JournalLocation {
+            key: key.cloned(),
             start: superblock.journal_start,
             half_blocks: superblock.journal_blocks / 2,
             uuid: superblock.uuid,
@@ -108,6 +113,8 @@ pub(crate) struct Writer {
     record: RecordNo,
     /// Blocks of the half in use.
     blocks: u64,
+    /// Tag of the last record, which the next one contains.
+    last_tag: Tag,
 }
 
 impl Writer {
@@ -118,6 +125,7 @@ impl Writer {
             epoch,
             record: RecordNo::FIRST,
             blocks: 0,
+            last_tag: NO_TAG,
         }
     }
 
@@ -128,7 +136,10 @@ impl Writer {
 
     /// Begins the next epoch in the other half.
     pub fn next_epoch(&mut self) {
-        *self = Writer::new(self.place.clone(), self.epoch.next());
+        *self = Writer {
+            last_tag: self.last_tag,
+            ..Writer::new(self.place.clone(), self.epoch.next())
+        };
     }
 
     /// Builds the next record, unless it does not fit into the half, or one of its blocks begins
@@ -136,7 +147,12 @@ impl Writer {
     /// the preceding record.
     pub fn prepare(&self, delta: &Delta) -> Option<Prepared> {
         let room = (self.place.half_blocks - self.blocks) * BLOCK_BYTES;
-        let bytes = encode(&self.place.uuid, self.epoch, self.record, delta);
+        let mut bytes = encode(&self.place.uuid, self.epoch, self.record, delta);
+        let tag = match &self.place.key {
+            Some(key) => add_tag(&mut bytes, key, &self.last_tag),
+            None => NO_TAG,
+        };
+        add_checksum(&mut bytes);
         let blocks = (bytes.len() as u64).div_ceil(BLOCK_BYTES);
         let mut inner = bytes.chunks(BLOCK_BYTES as usize).skip(1);
         if blocks * BLOCK_BYTES > room || inner.any(|block| block.starts_with(&MAGIC)) {
@@ -148,6 +164,7 @@ impl Writer {
             offset: self.place.offset(self.epoch, self.blocks),
             blocks,
             data,
+            tag,
         })
     }
 
@@ -171,6 +188,7 @@ impl Writer {
         }
         self.record = self.record.next();
         self.blocks += record.blocks;
+        self.last_tag = record.tag;
         Ok(())
     }
 }
@@ -180,6 +198,7 @@ pub(crate) struct Prepared {
     offset: DeviceOffset,
     blocks: u64,
     data: Buf,
+    tag: Tag,
 }
 
 fn encode(uuid: &[u8; 16], epoch: Epoch, record: RecordNo, delta: &Delta) -> Vec<u8> {
@@ -207,29 +226,71 @@ fn encode(uuid: &[u8; 16], epoch: Epoch, record: RecordNo, delta: &Delta) -> Vec
         out.u64(change.run.blocks);
         out.u32(u32::from(change.used));
     }
-    let mut bytes = out.0;
+    out.0
+}
+
+/// Appends the tag of the record before, and the one of this record.
+fn add_tag(bytes: &mut Vec<u8>, key: &IntegrityKey, last: &Tag) -> Tag {
+    bytes.extend_from_slice(last);
+    let tag = key.root_tag(&[bytes]);
+    bytes.extend_from_slice(&tag);
+    tag
+}
+
+/// Sets the length and the checksum.
+fn add_checksum(bytes: &mut [u8]) {
     let len = bytes.len() as u32;
     bytes[CHECKSUM_AT + 4..CHECKSUM_AT + 8].copy_from_slice(&len.to_le_bytes());
     let checksum = crc32c::crc32c(&bytes[CHECKSUM_AT + 4..]);
     bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&checksum.to_le_bytes());
-    bytes
+}
+
+/// Checks the tag of an intact record, and that it follows the last one, if there is one. Removes
+/// both tags.
+fn check_tag(
+    bytes: &mut Vec<u8>,
+    key: &IntegrityKey,
+    last: &mut Option<Tag>,
+    what: impl std::fmt::Display,
+) -> Result<()> {
+    let (content, tag) = bytes.split_last_chunk().ok_or_else(|| tampered(&what))?;
+    let mut signed = content.to_vec();
+    // The length and the checksum are set after the tag.
+    signed[CHECKSUM_AT..CHECKSUM_AT + 8].fill(0);
+    let (rest, before) = content.split_last_chunk().ok_or_else(|| tampered(&what))?;
+    if key.root_tag(&[&signed]) != *tag || last.is_some_and(|last| last != *before) {
+        return Err(tampered(what));
+    }
+    let len = rest.len();
+    *last = Some(*tag);
+    bytes.truncate(len);
+    Ok(())
 }
 
 /// Reads the records of one epoch in order, up to the first that is not intact; later ones were
-/// never acknowledged, or the device has lost them.
+/// never acknowledged, or the device has lost them. `last` is the tag of the last record read before.
 ///
 /// # Errors
 /// [`crate::Kind::Corrupt`]: an intact record has invalid content, or a record is damaged while a
-/// later one is intact, which a crash cannot cause.
-pub(crate) fn read(io: &DeviceIo, place: &JournalLocation, epoch: Epoch) -> Result<Vec<Delta>> {
+/// later one is intact, or a keyed checksum does not match, which a crash cannot cause.
+pub(crate) fn read(
+    io: &DeviceIo,
+    place: &JournalLocation,
+    epoch: Epoch,
+    last: &mut Option<Tag>,
+) -> Result<Vec<Delta>> {
     let mut deltas = Vec::new();
     let (mut block, mut record) = (0, RecordNo::FIRST);
     while block < place.half_blocks {
-        let Some(bytes) = whole_record(io, place, epoch, block, record)? else {
+        let Some(mut bytes) = whole_record(io, place, epoch, block, record)? else {
             refuse_gap(io, place, epoch, block + 1, record)?;
             break;
         };
         block += (bytes.len() as u64).div_ceil(BLOCK_BYTES);
+        if let Some(key) = &place.key {
+            let what = format_args!("record {} of epoch {epoch} of the journal", record.0);
+            check_tag(&mut bytes, key, last, what)?;
+        }
         record = record.next();
         deltas.push(decode(&bytes)?);
     }

@@ -11,6 +11,7 @@ use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::name_hash::Hasher;
 use crate::format::record::Time;
+use crate::format::sums::Summer;
 use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
@@ -66,6 +67,8 @@ pub(crate) struct FsShared {
     pub space: Arc<Space>,
     pub options: Options,
     pub hasher: Hasher,
+    /// Function that computes the checksums of file data.
+    pub summer: Summer,
     pub generation: u32,
     pub db: Mutex<Option<Db>>,
     pub log: Mutex<Log>,

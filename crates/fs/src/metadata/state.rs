@@ -16,6 +16,7 @@
 use crate::error::{Error, Kind, Result};
 use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Inode, Run};
+use crate::format::sums::Summer;
 use crate::format::tree_record::TreeRecord;
 use crate::metadata::absent::AbsentNames;
 use crate::metadata::database::SpaceChange;
@@ -51,6 +52,8 @@ pub(crate) struct State {
     pub bounds: Range<u64>,
     /// Whether file data has checksums.
     pub checksums: bool,
+    /// Function that computes the checksums.
+    pub summer: Summer,
     /// Checksums that the next record of the journal makes items.
     pub pending_sums: PendingSums,
     /// Undo log of the current operation.

@@ -33,7 +33,7 @@ impl State {
             if needs_item {
                 self.items
                     .get(&Key::global(Section::Sums, number), |bytes| {
-                        Sums::decode_part(bytes, at..at + len, all)
+                        self.summer.decode_part(bytes, at..at + len, all)
                     })?;
             }
             all.resize(begin + len, NO_SUM);
@@ -64,12 +64,12 @@ impl State {
                 // A record that is damaged has no checksum that could be kept.
                 _ => self
                     .items
-                    .get(&key, |bytes| Ok(Sums::decode(bytes).ok()))?
+                    .get(&key, |bytes| Ok(self.summer.decode(bytes).ok()))?
                     .flatten()
                     .unwrap_or_else(Sums::none),
             };
             pending.apply(0, &mut sums.0);
-            self.put_key(key, sums.encode(), Prior::Possible);
+            self.put_key(key, self.summer.encode(&sums), Prior::Possible);
             self.pending_sums.0.pop_first();
             self.commit_steps();
         }

@@ -4,7 +4,8 @@ use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
 use crate::format::superblock::{CHECKSUMS, COPIES, Features, Superblock};
-use block::Buf;
+use crate::integrity::IntegrityKey;
+use block::{BlockDevice, Buf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -16,13 +17,20 @@ pub(crate) struct SuperblockFile {
     current: Mutex<Superblock>,
     /// Whether writes are suppressed because the superblock does not describe the device yet.
     held: bool,
+    /// Keys of the checksums, if they are keyed.
+    key: Option<Arc<IntegrityKey>>,
     /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
     beyond: AtomicU64,
 }
 
 impl SuperblockFile {
-    pub fn new(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+    pub fn new(
+        io: Arc<DeviceIo>,
+        superblock: Superblock,
+        key: Option<Arc<IntegrityKey>>,
+    ) -> SuperblockFile {
         SuperblockFile {
+            key,
             io,
             current: Mutex::new(superblock),
             held: false,
@@ -31,15 +39,20 @@ impl SuperblockFile {
     }
 
     /// Creates a superblock that stays in memory, for a metadata file under construction.
-    pub fn in_memory(io: Arc<DeviceIo>, superblock: Superblock) -> SuperblockFile {
+    pub fn in_memory(
+        io: Arc<DeviceIo>,
+        superblock: Superblock,
+        key: Option<Arc<IntegrityKey>>,
+    ) -> SuperblockFile {
         SuperblockFile {
             held: true,
-            ..SuperblockFile::new(io, superblock)
+            ..SuperblockFile::new(io, superblock, key)
         }
     }
 
-    /// Reads both copies and keeps the newer valid one.
-    pub fn read(io: Arc<DeviceIo>) -> Result<SuperblockFile> {
+    /// Reads both copies and keeps the newer valid one. `device` is the one of `io`, which derives
+    /// the keys.
+    pub fn read(io: Arc<DeviceIo>, device: &dyn BlockDevice) -> Result<SuperblockFile> {
         let mut copies = [vec![0; BLOCK], vec![0; BLOCK]];
         let mut unread = None;
         for (offset, out) in COPIES.into_iter().zip(&mut copies) {
@@ -49,9 +62,22 @@ impl SuperblockFile {
             }
         }
         let device_blocks = io.info().size / BLOCK_BYTES;
-        let superblock = Superblock::choose([&copies[0], &copies[1]], device_blocks);
+        let decode = |bytes: &Vec<u8>| {
+            let superblock = Superblock::decode(bytes, device_blocks)?;
+            if superblock.has_integrity() {
+                let key = IntegrityKey::of(device, &superblock.uuid)?;
+                Superblock::check_tag(bytes, &key)?;
+            }
+            Ok(superblock)
+        };
+        let superblock = Superblock::newer([decode(&copies[0]), decode(&copies[1])]);
         match (superblock, unread) {
-            (Ok(superblock), _) => Ok(SuperblockFile::new(io, superblock)),
+            (Ok(superblock), _) => {
+                let uuid = superblock.uuid;
+                let keyed = superblock.has_integrity();
+                let key = keyed.then(|| IntegrityKey::of(device, &uuid)).transpose()?;
+                Ok(SuperblockFile::new(io, superblock, key))
+            }
             // A device that ends before the second copy has no file system of ours, whatever else
             // is wrong with it.
             (Err(_), Some(unread)) if unread.kind() != block::ErrorKind::OutOfRange => {
@@ -70,7 +96,12 @@ impl SuperblockFile {
             let mut bytes = vec![0; BLOCK];
             let read = self.io.read(DeviceOffset::of_bytes(offset), &mut bytes);
             let read = read.map_err(Error::from);
-            if let Err(error) = read.and_then(|()| Superblock::decode(&bytes, device_blocks)) {
+            let check = |()| {
+                Superblock::decode(&bytes, device_blocks)?;
+                let key = self.key.as_ref();
+                key.map_or(Ok(()), |key| Superblock::check_tag(&bytes, key))
+            };
+            if let Err(error) = read.and_then(check) {
                 wrong.push(format!("copy at byte {offset}: {error}"));
             }
         }
@@ -86,6 +117,11 @@ impl SuperblockFile {
     /// Counts bytes read beyond the end.
     pub fn note_beyond(&self, bytes: usize) {
         self.beyond.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Returns the keys of the checksums, if they are keyed.
+    pub fn key(&self) -> Option<&Arc<IntegrityKey>> {
+        self.key.as_ref()
     }
 
     pub fn lock(&self) -> MutexGuard<'_, Superblock> {
@@ -130,8 +166,8 @@ impl SuperblockFile {
         for _ in COPIES {
             superblock.generation += 1;
             let place = DeviceOffset::of_bytes(COPIES[(superblock.generation % 2) as usize]);
-            self.io
-                .write_through(Barrier::Flush, place, Buf::copy_of(&superblock.encode()))?;
+            let bytes = Buf::copy_of(&superblock.encode_with(self.key.as_deref()));
+            self.io.write_through(Barrier::Flush, place, bytes)?;
         }
         Ok(())
     }

@@ -12,13 +12,19 @@ pub mod snapshots;
 pub mod streams;
 
 use block::BlockDevice;
-use fs::{Fs, Options};
+use block_testing::Keyed;
+use fs::{DataChecksums, Fs, Options};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Opens the file system of a device; it commits only when a test requests it.
 pub fn open(device: &Arc<dyn BlockDevice>) -> Fs {
-    Fs::open(Arc::clone(device), options()).expect("it opens")
+    Fs::open(keyed(device), options()).expect("it opens")
+}
+
+/// Gives a device a key, which file systems with keyed checksums need.
+pub fn keyed(device: &Arc<dyn BlockDevice>) -> Arc<dyn BlockDevice> {
+    Arc::new(Keyed::new(Arc::clone(device), 1))
 }
 
 /// Returns the options of [`open`].
@@ -30,9 +36,18 @@ pub fn options() -> Options {
     }
 }
 
-/// Creates a file system on a device.
+/// Creates a file system on a device: with keyed checksums if `EVFS_INTEGRITY` is set.
 pub fn format(device: &Arc<dyn BlockDevice>) {
-    Fs::format(Arc::clone(device), "test").expect("it formats");
+    let checksums = match std::env::var_os("EVFS_INTEGRITY") {
+        Some(_) => DataChecksums::Keyed,
+        None => DataChecksums::Yes,
+    };
+    format_with(device, checksums);
+}
+
+/// Creates a file system with these checksums.
+pub fn format_with(device: &Arc<dyn BlockDevice>, checksums: DataChecksums) {
+    Fs::format_with(keyed(device), "test", checksums).expect("it formats");
 }
 
 /// Checks that a file system is clean and that all data matches its checksums, and panics with the

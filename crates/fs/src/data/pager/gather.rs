@@ -6,7 +6,7 @@
 
 use crate::data::plan::Part;
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
-use crate::format::sums::{NO_SUM, Sum, sum_of, sum_of_crc};
+use crate::format::sums::{NO_SUM, Sum, Summer, sum_of_crc};
 use block::{Buf, Bufs};
 use std::ops::Range;
 
@@ -143,36 +143,32 @@ impl Gather {
 
     /// Returns the checksums of the blocks of the request, at least of those that `needs` names: those
     /// that the device has computed, or else all. All buffers must have been returned.
-    pub fn take_sums(&mut self, needs: impl Fn(usize) -> bool) -> Vec<Sum> {
+    pub fn take_sums(&mut self, summer: &Summer, needs: impl Fn(usize) -> bool) -> Vec<Sum> {
         let mut known = self.known.iter().enumerate();
         if !self.known.is_empty() && known.all(|(i, sum)| *sum != NO_SUM || !needs(i)) {
             return std::mem::take(&mut self.known);
         }
-        self.sums()
+        self.sums(summer)
     }
 
     /// Computes the checksum of each block of the request. All buffers must have been returned.
-    pub fn sums(&self) -> Vec<Sum> {
+    pub fn sums(&self, summer: &Summer) -> Vec<Sum> {
         const BLOCK: usize = BLOCK_BYTES as usize;
         let mut sums = Vec::with_capacity(self.starts[self.slots.len()] as usize / BLOCK);
-        // A block that spans buffers: its CRC so far, and its bytes so far.
-        let (mut crc, mut begun) = (0, 0);
+        // The bytes so far of a block that spans buffers.
+        let mut begun = Vec::new();
         for buf in self.slots.iter().flatten() {
-            let (head, rest) = buf.split_at(((BLOCK - begun) % BLOCK).min(buf.len()));
-            if begun > 0 {
-                crc = crc32c::crc32c_append(crc, head);
-                begun += head.len();
-                if begun == BLOCK {
-                    sums.push(sum_of_crc(crc));
-                    (crc, begun) = (0, 0);
+            let (head, rest) = buf.split_at(((BLOCK - begun.len()) % BLOCK).min(buf.len()));
+            if !begun.is_empty() {
+                begun.extend_from_slice(head);
+                if begun.len() == BLOCK {
+                    sums.push(summer.sum_of(&begun));
+                    begun.clear();
                 }
             }
             let blocks = rest.chunks_exact(BLOCK);
-            let end = blocks.remainder();
-            sums.extend(blocks.map(sum_of));
-            if !end.is_empty() {
-                (crc, begun) = (crc32c::crc32c(end), end.len());
-            }
+            begun.extend_from_slice(blocks.remainder());
+            sums.extend(blocks.map(|block| summer.sum_of(block)));
         }
         sums
     }
@@ -208,7 +204,10 @@ mod tests {
         for _ in 0..300 {
             let mut content = vec![0; 4096 * (1 + random.below(6) as usize)];
             random.fill(&mut content);
-            let expected: Vec<Sum> = content.chunks(4096).map(sum_of).collect();
+            let expected: Vec<Sum> = content
+                .chunks(4096)
+                .map(|block| Summer::Crc.sum_of(block))
+                .collect();
             let (mut bufs, mut at) = (Vec::new(), 0);
             while at < content.len() {
                 let most = [1, 100, 4096, 9000][random.below(4) as usize];
@@ -216,7 +215,7 @@ mod tests {
                 bufs.push(Buf::copy_of(&content[at..at + len]));
                 at += len;
             }
-            assert_eq!(Gather::new(bufs.into()).sums(), expected);
+            assert_eq!(Gather::new(bufs.into()).sums(&Summer::Crc), expected);
         }
     }
 
@@ -268,8 +267,11 @@ mod tests {
                     gather.put_back(carried, bufs, Transfer::Write);
                 }
             }
-            let sums: Vec<Sum> = content.chunks(4096).map(sum_of).collect();
-            assert_eq!(gather.take_sums(|_| true), sums);
+            let sums: Vec<Sum> = content
+                .chunks(4096)
+                .map(|block| Summer::Crc.sum_of(block))
+                .collect();
+            assert_eq!(gather.take_sums(&Summer::Crc, |_| true), sums);
             let bufs = gather.finish();
             assert!(bufs.iter().map(|b| b.len()).eq(lens.iter().copied()));
             let empty: Vec<Buf> = lens.iter().map(|len| Buf::zeroed(*len)).collect();
@@ -286,7 +288,7 @@ mod tests {
                     gather.put_back(carried, bufs, Transfer::Read);
                 }
             }
-            assert_eq!(gather.take_sums(|_| true), sums);
+            assert_eq!(gather.take_sums(&Summer::Crc, |_| true), sums);
             gather.zero(5..4000);
             let mut expected = content;
             expected[5..4000].fill(0);

@@ -39,7 +39,8 @@ pub(super) struct FsQueue {
     /// Number of outstanding syncs.
     syncing: usize,
     /// Whether the device computes checksums, or has not been asked yet. One that encrypts does: it
-    /// has the bytes in the CPU's cache, which at the end of a request they have left.
+    /// has the bytes in the CPU's cache, which at the end of a request they have left. Keyed ones
+    /// are computed here.
     asks: bool,
 }
 
@@ -99,7 +100,7 @@ impl FsQueue {
             children: Slab::new(),
             ready: Vec::new(),
             syncing: 0,
-            asks: true,
+            asks: !fileset.fs.summer.is_keyed(),
         })
     }
 
@@ -191,7 +192,7 @@ impl FsQueue {
                     let parts = plan.parts();
                     let bufs = Gather::new(bufs);
                     if plan.has_checksums() && !self.asks {
-                        plan.set_sums(bufs.sums());
+                        plan.set_sums(bufs.sums(&self.fileset.fs.summer));
                     }
                     let what = What::Write {
                         offset,
@@ -290,7 +291,7 @@ impl FsQueue {
             } => {
                 let needs = |i: usize| sums.get(i).is_some_and(|sum| *sum != NO_SUM);
                 if result.is_ok() && (0..sums.len()).any(needs) {
-                    let found = bufs.take_sums(needs);
+                    let found = bufs.take_sums(&self.fileset.fs.summer, needs);
                     result = self.verify(ino, offset, (&found, &sums), &parts);
                 }
                 self.fileset.fs.space.leave(entered);
@@ -306,7 +307,8 @@ impl FsQueue {
             } => {
                 if result.is_ok() && plan.needs_sums() {
                     let written = plan.written_blocks() as usize;
-                    plan.set_sums(bufs.take_sums(|i| i < written));
+                    let summer = &self.fileset.fs.summer;
+                    plan.set_sums(bufs.take_sums(summer, |i| i < written));
                 }
                 let ended = self.fileset.end_write(plan, result.is_ok());
                 if let (Ok(()), Err(error)) = (&result, ended) {
