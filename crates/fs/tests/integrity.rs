@@ -147,7 +147,7 @@ fn compare(fs: &Fs, expected: &Seen) -> Outcome {
             match client.fileset.lookup(*ino, name) {
                 Ok(attr) => add("lookup", Some(attr.ino == *of)),
                 Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::Io) => add("", None),
-                Err(error) => outcome.wrong.push(format!("{fileset}: {ino}: {error}")),
+                Err(_) => add("lookup", Some(false)),
             }
         }
     }
@@ -411,7 +411,7 @@ fn without_its_key_or_its_feature_bit_it_is_refused() {
     let plain: Arc<dyn BlockDevice> = Arc::new(victim.now.fork());
     let other: Arc<dyn BlockDevice> = Arc::new(Keyed::new(Arc::clone(&plain), 2));
     let refused = |device, kind| {
-        let error = Fs::open(device, options()).expect_err("refused");
+        let error = Fs::open(device, options()).err().expect("refused");
         assert_eq!(error.kind(), kind, "{error}");
         error.to_string()
     };

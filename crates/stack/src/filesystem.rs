@@ -113,6 +113,8 @@ pub struct Formatted {
     pub size: u64,
     /// Whether the device is encrypted.
     pub encrypted: bool,
+    /// Whether the checksums of data and metadata are keyed.
+    pub integrity: bool,
     /// Name of the first fileset.
     pub fileset: &'static str,
     /// Path of the backup of the first overwritten bytes, if there was data.
@@ -149,6 +151,14 @@ pub(crate) fn format_device(
     existing: Existing,
 ) -> Result<Formatted> {
     let device = &open.device;
+    // Before anything is overwritten.
+    if checksums == DataChecksums::Keyed && open.cipher.is_none() {
+        return Err(Error::Usage(format!(
+            "cannot format {} with --integrity: it is not encrypted, and keyed checksums need the \
+             key of a volume; make one with `evfs volume create`",
+            target.name()
+        )));
+    }
     let mut undo = None;
     if let Some(found) = content(open)? {
         let head = signature::HEAD_BYTES;
@@ -177,6 +187,7 @@ pub(crate) fn format_device(
         label: superblock.label,
         size: superblock.device_blocks * BLOCK_BYTES,
         encrypted: open.cipher.is_some(),
+        integrity: superblock.has_integrity(),
         fileset: FIRST_FILESET,
         undo,
     })

@@ -30,6 +30,7 @@ Examples:
   evfs volume create disk.img --size 10G --owner alice && evfs format disk.img
   evfs format clear.img --size 10G
   evfs format disk7 --label archive --key alice
+  evfs format disk.img --integrity                                  changes on the disk are errors
   evfs format shared.img --root-owner 0:100 --root-mode 2775        for all members of group 100")]
 pub struct FormatArgs {
     #[command(flatten)]
@@ -51,6 +52,10 @@ pub struct FormatArgs {
     /// so that files with many small changes stay in one piece
     #[arg(long)]
     no_checksums: bool,
+    /// Use checksums of data and metadata that need the key of the encrypted volume: changes that an
+    /// attacker makes on the disk are errors. Only in an encrypted volume; cannot be added later
+    #[arg(long, conflicts_with = "no_checksums")]
+    integrity: bool,
     /// Overwrite existing data
     #[arg(long)]
     force: bool,
@@ -270,10 +275,10 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
                 gid: gid.flatten(),
                 mode: args.root_mode,
             };
-            let checksums = if args.no_checksums {
-                DataChecksums::No
-            } else {
-                DataChecksums::Yes
+            let checksums = match (args.no_checksums, args.integrity) {
+                (true, _) => DataChecksums::No,
+                (_, true) => DataChecksums::Keyed,
+                _ => DataChecksums::Yes,
             };
             filesystem::format(target, &args.label, args.size, root, checksums, existing)
         })
@@ -286,12 +291,17 @@ pub fn format(context: &Context, args: &FormatArgs) -> Result<u8> {
             )
         });
         format!(
-            "formatted {device}: {}, {}, uuid {}{}",
+            "formatted {device}: {}, {}{}, uuid {}{}",
             output::size(made.size),
             if made.encrypted {
                 "encrypted"
             } else {
                 "not encrypted"
+            },
+            if made.integrity {
+                ", with keyed checksums"
+            } else {
+                ""
             },
             made.uuid,
             kept.unwrap_or_default()

@@ -84,6 +84,8 @@ pub const FIELDS: &[(usize, usize, &str)] = &[
     (4092, 4, "checksum"),
 ];
 
+/// Largest metadata with keyed checksums: what three levels of 254 children cover.
+pub(crate) const TAGGED_BYTES_MAX: u64 = 254u64.pow(3) * BLOCK_BYTES;
 /// Offset of the tag of the top node of the tree of tags.
 const TAGS_AT: usize = 3968;
 /// Offset of the tag of a superblock, which covers all bytes before it.
@@ -342,17 +344,23 @@ impl Superblock {
             segments: segments(&mut fields)?,
             tags: TagsRoot::default(),
         };
+        let wrong = fields.wrong();
+        let unused = fields.rest();
+        // The rest of the segments, and the fields behind them.
+        let (unused, rest) = unused.split_at(unused.len() - (CHECKSUM_AT - TAGS_AT));
+        let mut fields = In::of(rest, "superblock");
         superblock.tags = TagsRoot {
             tag: fields.take()?,
             place: fields.take::<1>()?[0],
         };
         let (zeros, tag): ([u8; 7], [u8; TAG_BYTES]) = (fields.take()?, fields.take()?);
         let keyed = superblock.tags != TagsRoot::default() || tag != NO_TAG;
-        let padding = zeros.iter().chain(fields.rest()).all(|byte| *byte == 0)
+        let mut zeros = unused.iter().chain(&zeros).chain(fields.rest());
+        let padding = zeros.all(|byte| *byte == 0)
             && superblock.tags.place <= 1
             && (!keyed || superblock.has_integrity());
         if zero != 0 || u64::from(block_bytes) != BLOCK_BYTES || !padding {
-            return Err(fields.wrong());
+            return Err(wrong);
         }
         superblock.check(device_blocks)?;
         Ok(superblock)
@@ -451,6 +459,9 @@ impl Superblock {
         }
         if self.metadata_bytes > u64::from(SPARE) * BLOCK_BYTES {
             return wrong("too much metadata");
+        }
+        if self.has_integrity() && self.metadata_bytes > TAGGED_BYTES_MAX {
+            return wrong("more metadata than the tree of tags covers");
         }
         if self.has_integrity() && !self.has_checksums() {
             return wrong("keyed checksums of metadata only");

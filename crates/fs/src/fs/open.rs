@@ -10,7 +10,7 @@ use crate::format::record::{In, Run, Time};
 use crate::format::sums::Summer;
 use crate::format::superblock::Superblock;
 use crate::format::tree_record::TreeRecord;
-use crate::integrity::IntegrityKey;
+use crate::integrity::{IntegrityKey, tampered};
 use crate::metadata::absent::AbsentNames;
 use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
@@ -302,9 +302,15 @@ impl Found {
             space: Vec::new(),
         };
         // The first record replayed is the first after a commit, and may follow any other.
-        let mut last = None;
+        let (mut last, mut is_second) = (None, false);
         for epoch in [epoch.next(), epoch.next().next()] {
-            for delta in journal::read(io, place, epoch, &mut last)? {
+            let deltas = journal::read(io, place, epoch, &mut last)?;
+            // An epoch begins when all of the one before it is in the journal, or committed.
+            if is_second && !found.replayed && !deltas.is_empty() && place.is_keyed() {
+                return Err(tampered(format_args!("the journal before epoch {epoch}")));
+            }
+            is_second = true;
+            for delta in deltas {
                 found.replayed = true;
                 found.space.extend(&delta.space);
                 found.items.replay(delta);

@@ -56,6 +56,11 @@ impl JournalLocation {
         }
     }
 
+    /// Reports whether the records carry keyed checksums.
+    pub fn is_keyed(&self) -> bool {
+        self.key.is_some()
+    }
+
     /// Computes the place on the device of a block of the half that an epoch uses.
     fn offset(&self, epoch: Epoch, block: u64) -> DeviceOffset {
         let half = epoch.number() % 2;

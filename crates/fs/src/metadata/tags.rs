@@ -15,7 +15,7 @@
 //! level n - 1; one of level 0 is a block.
 
 use crate::format::record::BLOCK_BYTES;
-use crate::format::superblock::TagsRoot;
+use crate::format::superblock::{TAGGED_BYTES_MAX, TagsRoot};
 use crate::integrity::{IntegrityKey, NO_TAG, TAG_BYTES, Tag};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,6 +42,7 @@ const SUBTREE: [u64; TOP + 1] = {
 /// Largest number of blocks that the tree covers: 62 GiB.
 pub(super) const PAGES_MAX: u64 = FANOUT.pow(TOP as u32);
 
+const _: () = assert!(PAGES_MAX * BLOCK_BYTES == TAGGED_BYTES_MAX);
 const _: () = assert!(BITS_AT + FANOUT.div_ceil(8) as usize <= BLOCK);
 
 /// Block that a tag protects: a page of `redb` at level 0, else a node.
