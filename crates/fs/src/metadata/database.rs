@@ -134,6 +134,10 @@ fn of_redb(error: redb::Error) -> Error {
     match error {
         redb::Error::Io(io) => match io.get_ref().and_then(|e| e.downcast_ref::<Error>()) {
             Some(ours) => ours.clone(),
+            // Not from the device: the header is not one.
+            None if io.kind() == std::io::ErrorKind::InvalidData => {
+                Error::corrupt(format!("the metadata is damaged: {io}"))
+            }
             None => block::Error::from_io("metadata", io).into(),
         },
         redb::Error::PreviousIo => {

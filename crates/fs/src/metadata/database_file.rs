@@ -213,7 +213,7 @@ impl DatabaseFile {
     }
 
     /// Writes the buffered blocks and flushes the device.
-    fn write_out(&self) -> block::Result<()> {
+    fn write_out(&self) -> Result<()> {
         if self.is_read_only() {
             return Ok(());
         }
@@ -223,7 +223,7 @@ impl DatabaseFile {
         };
         if let Some(tagged) = &self.tags {
             if pending.is_empty() && !superblock_changed {
-                return self.io.flush();
+                return Ok(self.io.flush()?);
             }
             self.write_tagged(tagged, &pending, None)?;
             let mut state = self.lock();
@@ -250,12 +250,11 @@ impl DatabaseFile {
         tagged: &Mutex<Tagged>,
         pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
         cut_at: Option<u64>,
-    ) -> block::Result<Vec<Run>> {
+    ) -> Result<Vec<Run>> {
         let mut tagged = self.lock_tags(tagged);
-        let name = &self.io.info().name;
         if tagged.failed {
             let text = "the metadata cannot be written after an error";
-            return Err(block::Error::new(block::ErrorKind::Io, name, text));
+            return Err(Error::new(Kind::Io, text));
         }
         tagged.failed = true;
         let read: Read = &|at, out| self.read_below(at, out);
@@ -274,11 +273,8 @@ impl DatabaseFile {
             Ok((blocks, root))
         };
         let (blocks, root) = update().map_err(|error| match error {
-            Unreadable::Device(error) => error,
-            Unreadable::Tampered => {
-                let text = "its tags were tampered with or are damaged; run `evfs fsck --repair`";
-                block::Error::new(block::ErrorKind::Media, name, text)
-            }
+            Unreadable::Device(error) => error.into(),
+            Unreadable::Tampered => tampered("the tree of tags of the metadata"),
         })?;
         let ops = self.gather(&blocks);
         // Durable before the superblock, which is written behind a barrier.

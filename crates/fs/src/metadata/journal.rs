@@ -401,6 +401,7 @@ mod tests {
     fn place() -> JournalLocation {
         JournalLocation {
             start: 2,
+            key: None,
             half_blocks: 8,
             uuid: [9; 16],
         }
@@ -444,17 +445,29 @@ mod tests {
     #[test]
     fn records_read_back_in_order_and_only_those_of_the_epoch() {
         let mem = written();
-        let read_back = read(&io(&mem), &place(), epoch(5)).unwrap();
+        let read_back = read(&io(&mem), &place(), epoch(5), &mut None).unwrap();
         assert_eq!(read_back.len(), 2);
         assert_eq!(read_back[1].items, delta(1).items);
         assert_eq!(read_back[1].space, delta(1).space);
-        assert!(read(&io(&mem), &place(), epoch(7)).unwrap().is_empty());
-        assert!(read(&io(&mem), &place(), epoch(4)).unwrap().is_empty());
+        assert!(
+            read(&io(&mem), &place(), epoch(7), &mut None)
+                .unwrap()
+                .is_empty()
+        );
+        assert!(
+            read(&io(&mem), &place(), epoch(4), &mut None)
+                .unwrap()
+                .is_empty()
+        );
         let other = JournalLocation {
             uuid: [1; 16],
             ..place()
         };
-        assert!(read(&io(&mem), &other, epoch(5)).unwrap().is_empty());
+        assert!(
+            read(&io(&mem), &other, epoch(5), &mut None)
+                .unwrap()
+                .is_empty()
+        );
     }
 
     #[test]
@@ -468,7 +481,7 @@ mod tests {
         assert!(writer.prepare(&Delta::default()).is_none());
         writer.next_epoch();
         assert!(writer.prepare(&delta(0)).is_some());
-        assert_eq!(read(&io, &place(), epoch(5)).unwrap().len(), 4);
+        assert_eq!(read(&io, &place(), epoch(5), &mut None).unwrap().len(), 4);
     }
 
     #[test]
@@ -476,10 +489,17 @@ mod tests {
         let first = 2 + 8;
         let torn = written();
         torn.poke((first + 3) * 4096, &[1]);
-        assert_eq!(read(&io(&torn), &place(), epoch(5)).unwrap().len(), 1);
+        assert_eq!(
+            read(&io(&torn), &place(), epoch(5), &mut None)
+                .unwrap()
+                .len(),
+            1
+        );
         let damaged = written();
         damaged.poke((first + 1) * 4096, &[1]);
-        let error = read(&io(&damaged), &place(), epoch(5)).err().unwrap();
+        let error = read(&io(&damaged), &place(), epoch(5), &mut None)
+            .err()
+            .unwrap();
         assert!(error.to_string().contains("record 0"), "{error}");
     }
 
