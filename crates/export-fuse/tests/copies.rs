@@ -303,6 +303,14 @@ fn a_file_is_restored_from_a_snapshot_without_its_data_being_copied() {
     files.sync().expect("written back");
     assert!(stats.snapshot().write.bytes - before < 1 << 20);
 
+    // As documented, a copy with blocks of its own.
+    let before = stats.snapshot().write.bytes;
+    let own = ["--reflink=never", "file", "own"];
+    let status = Command::new("cp").args(own).current_dir(dir).status();
+    assert!(status.expect("cp runs").success());
+    files.sync().expect("written back");
+    assert!(stats.snapshot().write.bytes - before > 32 << 20);
+
     drop((from, to));
     common::unmount(mount);
     snapshots.close();

@@ -188,3 +188,48 @@ impl State {
         Ok(all)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::content::Stamp;
+    use crate::format::key::{Key, Section};
+    use crate::format::record::SharedRun;
+    use crate::metadata::overlay::Prior;
+    use crate::names::directory::{New, ROOT};
+    use crate::{FIRST_FILESET, Fs, Options};
+    use block::BlockDevice;
+    use block_testing::Mem;
+
+    #[test]
+    fn a_block_with_as_many_references_as_can_be_counted_is_left_to_be_copied() {
+        let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(16 << 20, 512));
+        Fs::format(Arc::clone(&device), "").unwrap();
+        let fs = Fs::open(device, Options::default()).unwrap();
+        let main = fs.fileset_named(FIRST_FILESET).unwrap();
+        let new = New::of_root(FileType::File, 0o644);
+        let make = |name: &[u8]| main.create(ROOT, name, &new).unwrap().ino;
+        let (one, two) = (make(b"one"), make(b"two"));
+        main.prepare_write(one, 0..BLOCK_BYTES, Stamp::Change)
+            .unwrap();
+        let mut plan = main.plan_write(one, 0..1).unwrap();
+        plan.set_sums(vec![1]);
+        main.end_write(plan, true).unwrap();
+        let mut op = Op::begin(fs.inner(), main.id).unwrap();
+        let start = op.extents(main.id, one, 0..1).unwrap()[0].1.start;
+        let most = SharedRun {
+            blocks: 1,
+            count: u32::MAX,
+        };
+        let key = Key::global(Section::Shared, start);
+        op.put_key(key, most.encode(), Prior::Possible);
+        op.finish();
+        let share = || main.share(&main, (one, 0), (two, 0), BLOCK_BYTES).unwrap();
+        assert_eq!(share(), 0);
+        assert_eq!(main.attr(two).unwrap().inode.size, 0);
+        let mut op = Op::begin(fs.inner(), main.id).unwrap();
+        op.delete_key(key);
+        op.finish();
+        assert_eq!(share(), BLOCK_BYTES);
+    }
+}
