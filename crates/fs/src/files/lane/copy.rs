@@ -13,8 +13,8 @@ use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX};
 use layer_cpu::{Layer, within};
 use std::sync::{Arc, MutexGuard};
 
-/// Most bytes that one call shares. A call holds up changes of both files.
-const SHARED_MAX: u64 = 1 << 30;
+/// Most operations of one call that share blocks: a call delays changes of both files.
+const STEPS_MAX: u64 = 8;
 
 /// Most bytes that one call copies.
 const COPIED_MAX: u64 = 1 << 20;
@@ -29,8 +29,8 @@ impl Lane {
     /// source.
     ///
     /// # Errors
-    /// Nothing was copied. [`Kind::Invalid`]: the ranges overlap; [`Kind::CrossFileset`]; as [`Lane::read`] and
-    /// [`Lane::write`].
+    /// Nothing was copied. [`Kind::Invalid`]: the ranges overlap; [`Kind::CrossFileset`]: the source is
+    /// not a file of this fileset; as [`Lane::read`] and [`Lane::write`].
     pub fn copy(
         &mut self,
         (from, from_offset): (&Handle, u64),
@@ -51,15 +51,17 @@ impl Lane {
             return Err(Error::new(Kind::Invalid, "the ranges overlap"));
         }
         let (mut done, mut copied) = (0, 0);
-        while done < len && copied < COPIED_MAX && done - copied < SHARED_MAX {
+        while done < len && copied < COPIED_MAX {
             let (at, to_at, left) = (from_offset + done, to_offset + done, len - done);
-            let step = self.copy_some((from, at), (to, to_at), left);
-            match step {
+            match self.copy_some((from, at), (to, to_at), left) {
                 Ok((0, _)) => break,
-                Ok((bytes, shared)) => {
+                Ok((bytes, true)) => {
                     done += bytes;
-                    copied += if shared { 0 } else { bytes };
+                    if len - done >= BLOCK_BYTES {
+                        break;
+                    }
                 }
+                Ok((bytes, false)) => (done, copied) = (done + bytes, copied + bytes),
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             }
@@ -107,7 +109,7 @@ impl Lane {
         len: u64,
     ) -> Result<u64> {
         let _here = within(Layer::Fs);
-        let len = len.min(SHARED_MAX) / BLOCK_BYTES * BLOCK_BYTES;
+        let len = len / BLOCK_BYTES * BLOCK_BYTES;
         let are_starts =
             from_offset.is_multiple_of(BLOCK_BYTES) && to_offset.is_multiple_of(BLOCK_BYTES);
         if len == 0 || !are_starts {
@@ -133,7 +135,7 @@ impl Lane {
         let fileset = &self.files.shared.fileset;
         let open = self.recent.open(&self.files, &to.node);
         let mut done = 0;
-        while done < len {
+        for _ in 0..STEPS_MAX {
             let step = (len - done).min(STEP_BLOCKS * BLOCK_BYTES);
             let (at, to_at) = (from_offset + done, to_offset + done);
             let change = || fileset.share(source, (from.ino(), at), (to.ino(), to_at), step);
@@ -148,6 +150,9 @@ impl Lane {
             }
             done += shared;
             to.node.vnode.extend(to_offset + done);
+            if done == len {
+                break;
+            }
         }
         drop(locks);
         if done > 0 {
