@@ -1,8 +1,9 @@
 //! Copies of files through a mount, which share blocks.
 //!
-//! Goal: `cp` and copy_file_range(2) write no data to the disk, and the copy is what a program would
-//! have read at that moment, also from pages that only the kernel had; it changes alone from then on.
-//! Method: copies by `cp` and by the system call, with the bytes that reach the device counted.
+//! Goal: `cp` and copy_file_range(2) write no data to the disk, and the copy is what a program
+//! would have read at that moment, also from pages that only the kernel had; it changes alone from
+//! then on. Method: copies by `cp` and by the system call, with the bytes that reach the device
+//! counted.
 
 mod common;
 

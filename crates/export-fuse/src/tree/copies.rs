@@ -1,8 +1,8 @@
 //! Copies of ranges between files, requested by copy_file_range(2) and `cp`.
 //!
-//! The kernel writes back its pages of both ranges before the request, and drops those of the target
-//! after the reply. It copies a range itself if the reply is EXDEV; ENOSYS would be its last request
-//! of this kind.
+//! The kernel writes back its pages of both ranges before the request, and drops those of the
+//! target after the reply. It copies a range itself if the reply is EXDEV; ENOSYS would be its last
+//! request of this kind.
 
 use super::{Tree, errno, snapshots};
 use fuse_mount::fuse_proto::{CopyFileRange, Header};
@@ -16,8 +16,8 @@ impl Tree {
         }
     }
 
-    /// Copies a range, and returns the number of bytes. Of a file in a snapshot, only whole blocks are
-    /// shared.
+    /// Copies a range, and returns the number of bytes. Of a file in a snapshot, only whole blocks
+    /// are shared.
     fn copied(&self, header: &Header, copy: &CopyFileRange) -> Result<u64, Errno> {
         if copy.flags != 0 {
             return Err(Errno::INVAL);

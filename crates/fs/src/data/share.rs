@@ -1,12 +1,12 @@
 //! Copies of ranges between files that share blocks of the device.
 //!
 //! Holes and blocks that were never written become holes of the copy. Each side that is written
-//! later gets new blocks, like a file in a snapshot. Checksums belong to the blocks of the device, so
-//! both sides have them.
+//! later gets new blocks, like a file in a snapshot. Checksums belong to the blocks of the device,
+//! so both sides have them.
 //!
 //! **Invariant:** a block is shared only if its content on the device is that which readers see: no
-//! page of it is dirty, and no write to it is in flight. Deliberately absent: blocks that are copied
-//! in part, and the pages of the cache.
+//! page of it is dirty, and no write to it is in flight. Deliberately absent: blocks that are
+//! copied in part, and the pages of the cache.
 
 use crate::data::extents::{Mapped, cut_of};
 use crate::error::{Error, Kind, Result};
@@ -24,8 +24,8 @@ pub(crate) const STEP_BLOCKS: u64 = 32_768;
 /// Most keys that one operation changes, approximately.
 const STEP_KEYS: usize = 4000;
 
-/// Keys for a run of blocks that is shared, or replaced: the extent, for a snapshot as well, and the
-/// counts of its references.
+/// Keys for a run of blocks that is shared, or replaced: the extent, for a snapshot as well, and
+/// the counts of its references.
 const KEYS_PER_RUN: usize = 4;
 
 /// Copy of a range; all numbers are blocks of the files.
@@ -38,15 +38,16 @@ struct Copy {
 }
 
 impl Fileset {
-    /// Makes a range of a file refer to the blocks of a range of another file, or of another range of
-    /// the same file, in place of its own. The source is a file of this fileset, of another one, or of
-    /// a snapshot. Offsets and length are multiples of [`BLOCK_BYTES`]. Takes time in proportion to
-    /// the number of extents. The caller has had the dirty pages of the source written back and those
-    /// of the target dropped, and keeps pages of the target from being loaded.
+    /// Makes a range of a file refer to the blocks of a range of another file, or of another range
+    /// of the same file, in place of its own. The source is a file of this fileset, of another one,
+    /// or of a snapshot. Offsets and length are multiples of [`BLOCK_BYTES`]. Takes time in
+    /// proportion to the number of extents. The caller has had the dirty pages of the source
+    /// written back and those of the target dropped, and keeps pages of the target from being
+    /// loaded.
     ///
-    /// Returns the number of bytes from the start that are shared now, all in one atomic change; 0 if
-    /// the first block of the source cannot be shared because its page is dirty or lies at the end of
-    /// the file. The target grows to include them.
+    /// Returns the number of bytes from the start that are shared now, all in one atomic change; 0
+    /// if the first block of the source cannot be shared because its page is dirty or lies at the
+    /// end of the file. The target grows to include them.
     ///
     /// # Errors
     /// [`Kind::Invalid`]: not regular files, offsets or length that are not whole blocks, ranges of
@@ -141,8 +142,8 @@ impl Fileset {
 }
 
 impl State {
-    /// Counts the blocks from the start of a copy that one operation can share: whole blocks that are
-    /// on the device, with at most `most` runs on either side.
+    /// Counts the blocks from the start of a copy that one operation can share: whole blocks that
+    /// are on the device, with at most `most` runs on either side.
     fn shareable(&self, copy: &Copy, most: usize) -> Result<u64> {
         let (tree, ino) = copy.from;
         let inode = self.inode(tree, ino)?;
@@ -162,8 +163,8 @@ impl State {
         self.reach(copy.to, copy.to_first..copy.to_first + blocks, most)
     }
 
-    /// Counts the blocks from the start of a range that have at most `most` runs with equal numbers of
-    /// references.
+    /// Counts the blocks from the start of a range that have at most `most` runs with equal numbers
+    /// of references.
     fn reach(&self, (tree, ino): (TreeId, Ino), range: Range<u64>, most: usize) -> Result<u64> {
         let mut runs = 0;
         for (at, extent) in self.cut_extents(tree, ino, &range)? {

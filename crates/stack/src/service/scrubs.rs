@@ -1,7 +1,7 @@
 //! Scrubs that a mount makes by the clock.
 //!
-//! One begins in each day, week or month in UTC, unless one is in progress. Its position is in a file
-//! of this machine beside the trust store, so that the next mount continues it, and that a
+//! One begins in each day, week or month in UTC, unless one is in progress. Its position is in a
+//! file of this machine beside the trust store, so that the next mount continues it, and that a
 //! file system mounted often is not read each time.
 
 use super::recurring::Recurring;

@@ -24,13 +24,13 @@ const PIECE: u64 = 128 << 10;
 
 impl Lane {
     /// Copies bytes from one place to another, in the same file or between two, as
-    /// copy_file_range(2): the whole blocks are shared if both places have the same offset in a block.
-    /// Returns the number of bytes copied, which may be less than requested; 0 only at the end of the
-    /// source.
+    /// copy_file_range(2): the whole blocks are shared if both places have the same offset in a
+    /// block. Returns the number of bytes copied, which may be less than requested; 0 only at the
+    /// end of the source.
     ///
     /// # Errors
-    /// Nothing was copied. [`Kind::Invalid`]: the ranges overlap; [`Kind::CrossFileset`]: the source is
-    /// not a file of this fileset; as [`Lane::read`] and [`Lane::write`].
+    /// Nothing was copied. [`Kind::Invalid`]: the ranges overlap; [`Kind::CrossFileset`]: the
+    /// source is not a file of this fileset; as [`Lane::read`] and [`Lane::write`].
     pub fn copy(
         &mut self,
         (from, from_offset): (&Handle, u64),
@@ -96,9 +96,9 @@ impl Lane {
     }
 
     /// Makes whole blocks of a file refer to those of another one, or of another range of the same
-    /// file. The source may also be a file of a snapshot of the fileset. Returns the number of bytes
-    /// shared, which may be less than requested; 0 if the first block cannot be shared, or if the
-    /// offsets are not at the start of blocks.
+    /// file. The source may also be a file of a snapshot of the fileset. Returns the number of
+    /// bytes shared, which may be less than requested; 0 if the first block cannot be shared, or if
+    /// the offsets are not at the start of blocks.
     ///
     /// # Errors
     /// Nothing was shared. As [`crate::Fileset::share`].
