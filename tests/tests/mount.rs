@@ -425,13 +425,13 @@ fn a_table_of_up_scrubs_by_the_clock() {
         again == first || again["period"] != first["period"],
         "{again}"
     );
-    for wrong in [
-        "scrub = true\n",
-        "scrub.every = \"hour\"\n",
-        "scrub.rate = \"1M\"\n",
+    for (wrong, said) in [
+        ("scrub = true\n", "expected a table"),
+        ("scrub.every = \"hour\"\n", "`month`"),
+        ("scrub.rate = \"1M\"\n", "`every`"),
     ] {
         let refused = up(wrong).code(2);
-        assert!(refused.stderr.contains("scrub"), "{}", refused.stderr);
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
     }
 }
 
