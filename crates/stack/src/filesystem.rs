@@ -28,6 +28,7 @@ pub use ::fs::{
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use schemars::JsonSchema;
+pub(crate) use scrub::step_bytes as scrub_step_bytes;
 pub use scrub::{ScrubOptions, Scrubbed, scrub};
 use serde::Serialize;
 use serde_json::Value;

@@ -20,8 +20,10 @@ mod health;
 mod hub;
 mod mount;
 mod mount_point;
+mod recurring;
 mod schedule;
 mod scrape;
+mod scrubs;
 mod spec;
 mod status;
 #[cfg(test)]
@@ -51,6 +53,7 @@ pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
 pub use mount::{MountSpec, sync_timeout};
 pub use schedule::KeepSnapshots;
+pub use scrubs::ScheduledScrub;
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 

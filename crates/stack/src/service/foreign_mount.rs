@@ -63,9 +63,17 @@ pub(super) fn build(
             files.tree().format()
         )));
     }
-    if spec.keep_snapshots != KeepSnapshots::default() {
+    let unknown = [
+        (
+            spec.keep_snapshots != KeepSnapshots::default(),
+            "snapshots",
+            "keep-snapshots",
+        ),
+        (spec.scrub.is_some(), "scrubs", "scrub"),
+    ];
+    if let Some((_, missing, key)) = unknown.into_iter().find(|(is_set, ..)| *is_set) {
         return Err(Error::Usage(format!(
-            "{name} contains {}, which has no snapshots; omit keep-snapshots",
+            "{name} contains {}, which has no {missing}; omit {key}",
             files.tree().format()
         )));
     }
