@@ -121,6 +121,17 @@ impl FileDevice {
         }))
     }
 
+    /// Finds the current size of the file or disk, which the device uses after
+    /// [`BlockDevice::update_size`].
+    ///
+    /// # Errors
+    /// System errors.
+    pub fn storage_size(&self) -> Result<u64> {
+        let info = &self.shared.info;
+        let size = probe::size(&self.shared.file).map_err(|e| Error::from_io(&info.name, e))?;
+        Ok(size - size % u64::from(info.logical_block_size))
+    }
+
     /// Enlarges a regular file to `size` bytes; the new part is a hole. Durable on return. The
     /// device uses it after [`BlockDevice::update_size`].
     ///
@@ -258,9 +269,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn update_size(&self) -> Result<u64> {
-        let info = &self.shared.info;
-        let size = probe::size(&self.shared.file).map_err(|e| Error::from_io(&info.name, e))?;
-        info.grow(size - size % u64::from(info.logical_block_size))
+        self.shared.info.grow(self.storage_size()?)
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

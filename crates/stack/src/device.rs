@@ -93,6 +93,10 @@ impl BlockDevice for OpenFile {
         scratch.unwrap_or_else(|| self.file.info())
     }
 
+    fn update_size(&self) -> block::Result<u64> {
+        self.file.update_size()
+    }
+
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
         match &self.scratch {
             Some(scratch) => scratch.queue(),
