@@ -1,10 +1,14 @@
 //! `evfs grow`: image files, volumes and file systems, offline and in use.
 
+use block::BlockDevice;
+use block_testing::{Mem, Resizable};
+use export_nbd::{Config, Export, Listen, Server};
 use nbd_client::Client;
 use serde_json::{Value, json};
 use std::fs;
 use std::process::Stdio;
-use tests::{Random, Sandbox, needs_root, peer, wait_until};
+use std::sync::Arc;
+use tests::{Random, Sandbox, forge, needs_root, peer, wait_until};
 
 const MIB: u64 = 1 << 20;
 
@@ -53,7 +57,11 @@ fn a_file_its_volume_and_its_file_system_grow_in_one_command() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(
         lines,
-        ["device: 80.0 MiB", "volume: 64.0 MiB", "file system: 48.0 MiB -> 64.0 MiB"]
+        [
+            "device: 80 MiB",
+            "volume: 64 MiB",
+            "file system: 48 MiB -> 64 MiB"
+        ]
     );
     // Nothing is left to do, and nothing is changed.
     let content = fs::read(s.path("disk.img")).unwrap();
@@ -126,12 +134,60 @@ fn an_attached_volume_grows_and_clients_that_connect_again_see_it() {
 }
 
 #[test]
-fn a_volume_that_is_read_only_is_not_grown() {
-    let s = formatted();
+fn a_lun_that_has_grown_is_used_once_it_is_detached() {
+    let s = Sandbox::new();
+    let disk = Resizable::new(Arc::new(Mem::new(64 * MIB, 512)), 32 * MIB);
+    let export = Export {
+        name: "e".into(),
+        description: String::new(),
+        device: Arc::new(disk.clone()),
+        read_only: false,
+    };
+    let socket = s.path("array.sock");
+    let config = Config {
+        listen: vec![Listen::Unix(socket.clone())],
+        ..Config::default()
+    };
+    let _array = Server::start(config, vec![export]).unwrap();
+    let uri = format!("nbd+unix:///e?socket={}", socket.display());
+    s.key("owner");
+    s.run(&["volume", "create", &uri, "--owner", "owner"]).ok();
+    s.run(&["format", &uri]).ok();
+    let refused = s.run(&["grow", &uri, "--size", "64M"]).code(2);
+    assert!(refused.stderr.contains("image files"), "{}", refused.stderr);
+    s.attach(&[&uri, "--name", "lun"]);
+    s.run(&["grow", "lun"]).ok();
+    disk.resize(64 * MIB);
+    disk.update_size().unwrap();
+    for dry in [&["--dry-run"][..], &[]] {
+        let busy = s.run(&[&["grow", "lun"], dry].concat()).code(11);
+        assert!(busy.stderr.contains("detach"), "{}", busy.stderr);
+    }
+    s.detach("lun");
+    let grown = s.json(&["grow", &uri]);
+    assert_eq!(grown["device"], sizes(64 * MIB, 64 * MIB));
+    let (before, after) = (32 * MIB - HEADER, 64 * MIB - HEADER);
+    assert_eq!(grown["file_system"], sizes(before, after));
+    s.run(&["fsck", &uri]).ok();
+}
+
+#[test]
+fn a_volume_that_is_read_only_or_of_a_fixed_size_is_not_grown() {
+    let s = Sandbox::new();
+    s.volume("disk.img", "32M", &[]);
     s.attach(&["disk.img", "--read-only"]);
     let ran = s.run(&["grow", "disk", "--size", "64M"]).code(2);
     assert!(ran.stderr.contains("read-only"), "{}", ran.stderr);
     s.detach("disk");
+    // As of a header that fixes the size of the data, with the seal of its owner.
+    forge(&s.path("disk.img"), |json| {
+        json["segments"]["0"]["size"] = (8 * MIB).to_string().into();
+    });
+    s.run(&["volume", "repair", "disk.img", "--reseal", "--yes"])
+        .ok();
+    let ran = s.run(&["grow", "disk.img", "--size", "64M"]);
+    assert_eq!(ran.status.code(), Some(2), "{ran:?}");
+    assert!(ran.stderr.contains("fixes the size"), "{}", ran.stderr);
     assert_eq!(fs::metadata(s.path("disk.img")).unwrap().len(), 32 * MIB);
 }
 

@@ -351,7 +351,11 @@ const FILES: &[Use] = &[
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),
     ("grow missing.img", 10, &["missing.img"]),
-    ("grow disk.img --size 1M", 2, &["disk.img", "shrink", "--size"]),
+    (
+        "grow disk.img --size 1M",
+        2,
+        &["disk.img", "shrink", "--size"],
+    ),
     ("grow disk.img --size big", 2, &["--size", "big"]),
     ("scrub missing.img", 10, &["missing.img"]),
     ("upgrade missing.img", 10, &["missing.img"]),

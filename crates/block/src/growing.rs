@@ -19,7 +19,9 @@ impl GrowingInfo {
     /// [`ErrorKind::Media`]: the storage has become smaller.
     pub fn grow(&self, size: u64) -> Result<u64> {
         loop {
-            let DeviceInfo { size: had, name, .. } = &**self;
+            let DeviceInfo {
+                size: had, name, ..
+            } = &**self;
             if size < *had {
                 let why = format!(
                     "it has become smaller: it has {size} bytes, and had {had} when it was opened; \

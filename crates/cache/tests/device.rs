@@ -54,7 +54,9 @@ fn a_device_that_has_grown_is_larger_for_open_queues() {
     assert_eq!((device.info().size, device.vnode().size()), (NEW, NEW));
     // In the page that was the last one, behind it, and at the new end; by either way.
     for (at, byte) in [(OLD, 2), (OLD + 8192, 3), (NEW - 512, 4)] {
-        queues[byte as usize % 2].write_at(at, &[byte; 512]).unwrap();
+        queues[byte as usize % 2]
+            .write_at(at, &[byte; 512])
+            .unwrap();
     }
     for queue in &mut queues {
         let mut all = vec![0; NEW as usize];

@@ -13,8 +13,8 @@ use crate::socket::{Raw, Socket};
 use block::{Buf, Bufs};
 use input::{Filled, Input};
 use nbd_proto::{
-    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy,
-    simple_reply, structured_data, structured_done, structured_error,
+    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, simple_reply,
+    structured_data, structured_done, structured_error,
 };
 use output::Output;
 use progress::Progress;

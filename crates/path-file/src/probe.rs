@@ -83,8 +83,7 @@ fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
     let bytes = disk_size(file).map_err(io)?;
     let mut block: libc::c_int = 0;
     // SAFETY: the descriptor is a block device, and the request stores a value of this type.
-    let stored =
-        unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut block) == 0 };
+    let stored = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut block) == 0 };
     if !stored {
         return Err(io(std::io::Error::last_os_error()));
     }

@@ -4,8 +4,8 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
-    fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status, sync, top, up, upgrade,
-    volume_backups, volume_key, volume_trust, web,
+    fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status, sync, top, up,
+    upgrade, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;

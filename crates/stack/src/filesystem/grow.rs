@@ -79,8 +79,8 @@ impl<'a> Layers<'a> {
         }
         if let Some(bytes) = self.cipher.and_then(|cipher| cipher.fixed_bytes) {
             return Err(Error::Usage(format!(
-                "cannot grow {name}: the header of its volume fixes the size of the data to {}, as no \
-                 tool does by itself; copy the data to a new volume",
+                "cannot grow {name}: the header of its volume fixes the size of the data to {}; copy \
+                 the data to a new volume",
                 size_text(bytes)
             )));
         }
@@ -204,13 +204,14 @@ pub fn grow(target: &Target<'_>, size: Option<u64>) -> Result<Grown> {
     };
     let open = target.open(OpenOptions::default())?;
     let layers = Layers::of(&name, &open);
-    if Superblock::on(&*open.device).is_none() && open.cipher.is_some() {
-        let found = signature::find(&*open.device)?;
-        let contains = found.unwrap_or("no file system");
+    let found = signature::find(&*open.device)?;
+    let is_ours = Superblock::on(&*open.device).is_some() || found.is_some_and(signature::is_ours);
+    if open.cipher.is_some() && !is_ours {
         let notes = || {
-            Ok(vec![format!(
-                "the volume contains {contains}, which its own tools enlarge"
-            )])
+            Ok(vec![match found {
+                Some(found) => format!("the volume contains {found}, which grows by its own tools"),
+                None => "the volume contains no file system that EVFS knows".into(),
+            }])
         };
         return layers.grow(&Upper::Others(&notes), size, run);
     }
