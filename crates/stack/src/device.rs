@@ -385,11 +385,6 @@ pub(crate) fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
 }
 
-/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
-pub fn is_a_lun(device: &Path) -> bool {
-    addresses(device).is_some()
-}
-
 /// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file
 /// takes precedence over a LUN of the same name.
 fn addresses(device: &Path) -> Option<Vec<String>> {
