@@ -44,12 +44,9 @@ impl Mount {
         if config.sync_timeout.is_some() && !config.read_only {
             match Mount::of_kind(&config, &files, true) {
                 Ok(mount) if mount.receives_sync() => return Ok(mount),
-                // An administrator has unmounted it.
-                Ok(mount) if mount.mount.has_ended() => return Ok(mount),
-                Ok(mount) => match mount.unmount(WhenBusy::Refuse) {
-                    Ok(_) => tracing::debug!("this kernel forwards no sync(2) to any mount"),
-                    // A program has already found it.
-                    Err(kept) => return Ok(kept.0),
+                Ok(mount) => match mount.withdraw() {
+                    Ok(()) => tracing::debug!("this kernel forwards no sync(2) to any mount"),
+                    Err(noticed) => return Ok(*noticed),
                 },
                 Err(error) => {
                     let why = std::error::Error::source(&error).map(ToString::to_string);
@@ -174,6 +171,26 @@ impl Mount {
                 Err(Box::new((same, error)))
             }
         }
+    }
+
+    /// Unmounts unless another program has noticed the mount; see [`fuse_mount::Mount::withdraw`].
+    fn withdraw(self) -> Result<(), Box<Mount>> {
+        let Mount {
+            mount,
+            recall,
+            ended,
+            on_block_device,
+        } = self;
+        let withdrawn = mount.withdraw(|| is_readable_within(&ended, ENDS_WITHIN));
+        withdrawn.map_err(|mount| {
+            let mount = *mount;
+            Box::new(Mount {
+                mount,
+                recall,
+                ended,
+                on_block_device,
+            })
+        })
     }
 
     /// Waits until the mount is unmounted by another program.
