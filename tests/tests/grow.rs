@@ -160,7 +160,7 @@ fn a_lun_that_has_grown_is_used_once_it_is_detached() {
     disk.resize(64 * MIB);
     disk.update_size().unwrap();
     for dry in [&["--dry-run"][..], &[]] {
-        let busy = s.run(&[&["grow", "lun"], dry].concat()).code(11);
+        let busy = s.run(&[&["grow", "lun"][..], dry].concat()).code(11);
         assert!(busy.stderr.contains("detach"), "{}", busy.stderr);
     }
     s.detach("lun");
