@@ -2,7 +2,7 @@
 
 use crate::attributes::Attributes;
 use crate::clock::Clock;
-use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
+use crate::contact::{NO_ANSWER, STRAGGLERS, contact, identify};
 use crate::identity::{self, Proof};
 use crate::log::Log;
 use crate::mailbox::{LINK_UP, QueueId, QueueShared, WaitingIo};
@@ -338,6 +338,33 @@ impl Lun {
             .add(path.path.name(), "its identity was accepted".into(), 0);
         self.shared.changed();
         Ok(())
+    }
+
+    /// Finds the current size of the storage: the smallest that a path in use reports. The LUN keeps the
+    /// size with which it was opened, because its connections do.
+    ///
+    /// # Errors
+    /// No path answers.
+    pub fn storage_size(&self) -> Result<u64> {
+        let own = self.identity();
+        let paths = self.shared.paths();
+        let used = paths.iter().filter(|p| p.admin() == Admin::Enabled);
+        let used: Vec<_> = used.map(|p| Arc::clone(&p.path)).collect();
+        let answers = identify(&used, self.shared.connect_within);
+        let found = answers.into_iter().filter_map(Result::ok);
+        let same = |found: &Identity| {
+            let size = own.size;
+            let found = Identity {
+                size,
+                ..found.clone()
+            };
+            identity::differs(&own, &found).is_none()
+        };
+        let size = found.filter(same).map(|found| found.size).min();
+        size.ok_or_else(|| {
+            let why = "no path reports its size";
+            Error::new(ErrorKind::PathLost, &self.shared.name, why)
+        })
     }
 
     /// Returns the current attribute values.

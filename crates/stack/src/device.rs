@@ -93,6 +93,10 @@ impl BlockDevice for OpenFile {
         scratch.unwrap_or_else(|| self.file.info())
     }
 
+    fn update_size(&self) -> block::Result<u64> {
+        self.file.update_size()
+    }
+
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
         match &self.scratch {
             Some(scratch) => scratch.queue(),
@@ -379,11 +383,6 @@ pub(crate) fn is_lun_name(name: &str) -> bool {
 
 pub(crate) fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
-}
-
-/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
-pub fn is_a_lun(device: &Path) -> bool {
-    addresses(device).is_some()
 }
 
 /// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file

@@ -10,7 +10,8 @@ use super::schedule::KeepSnapshots;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, Run};
+use crate::control::{FsRequest, GrowRequest, Run};
+use crate::filesystem::grow::Layers;
 use crate::signature;
 use crate::volume::OpenedDevice;
 use crate::{Error, Result};
@@ -189,6 +190,15 @@ impl Graph for ForeignGraph {
         Err(Error::Usage(format!(
             "{} is a file system of another program; its files have no attributes for the cache",
             self.name
+        )))
+    }
+
+    fn grow(&self, _: &Layers<'_>, _: &GrowRequest, _: Run) -> Result<Value> {
+        Err(Error::Usage(format!(
+            "cannot grow {}: it contains {}, which EVFS only reads; unmount it, and use the tools of that \
+             format",
+            self.name,
+            self.files.tree().format()
         )))
     }
 

@@ -12,7 +12,8 @@ use super::scrubs::{self, ScheduledScrub};
 use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, Run, check_name};
+use crate::control::{FsRequest, GrowRequest, Run, check_name};
+use crate::filesystem::grow::{self, Layers, Upper};
 use crate::filesystem::{execute, open_counted, resolve, transfer};
 use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
@@ -384,6 +385,10 @@ impl Graph for MountGraph {
         }
         let volume = self.files.volume();
         Ok(volume.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    fn grow(&self, layers: &Layers<'_>, ask: &GrowRequest, run: Run) -> Result<Value> {
+        grow::answer(layers, &Upper::FileSystem(self.fs()?), ask, run)
     }
 
     fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {
