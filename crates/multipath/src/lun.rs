@@ -19,6 +19,7 @@ use crate::unanswered::UnansweredWrites;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use lunpath::Identity;
 use numa::Topology;
+use std::cmp::Ordering;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -492,6 +493,19 @@ impl Drop for Lun {
 impl BlockDevice for Lun {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    fn update_size(&self) -> Result<u64> {
+        let (size, found) = (self.shared.info.size, self.storage_size()?);
+        let failed = |kind, why| Err(Error::new(kind, &self.shared.name, why));
+        match found.cmp(&size) {
+            Ordering::Less => failed(ErrorKind::Media, "it has become smaller; restore its size"),
+            Ordering::Equal => Ok(size),
+            Ordering::Greater => failed(
+                ErrorKind::Unsupported,
+                "its connections keep its size; close it, and open it again",
+            ),
+        }
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
