@@ -58,7 +58,6 @@ impl Share {
 /// A device opened by name.
 #[derive(Clone)]
 pub enum Disk {
-    /// A single file or block device.
     File(Arc<OpenFile>),
     Lun(Arc<OpenLun>),
 }
@@ -120,7 +119,6 @@ pub struct OpenLun {
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
-    /// In a dry run: the device that keeps changes in memory.
     scratch: Option<Scratch>,
     _open: Option<File>,
 }
@@ -136,6 +134,10 @@ impl BlockDevice for OpenLun {
     fn info(&self) -> &block::DeviceInfo {
         let scratch = self.scratch.as_ref().map(Scratch::info);
         scratch.unwrap_or_else(|| self.lun.info())
+    }
+
+    fn update_size(&self) -> block::Result<u64> {
+        self.lun.update_size()
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
