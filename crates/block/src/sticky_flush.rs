@@ -108,6 +108,10 @@ impl BlockDevice for StickyFlush {
         self.lower.info()
     }
 
+    fn update_size(&self) -> Result<u64> {
+        self.lower.update_size()
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let waker = Waker::new().map_err(|e| Error::from_io(&lower.info().name, e))?;
@@ -120,6 +124,10 @@ impl BlockDevice for StickyFlush {
             waker: Arc::new(waker),
             sleeps: false,
         }))
+    }
+
+    fn derive_key(&self, label: &[u8], key: &mut [u8; crate::DERIVED_KEY_BYTES]) -> bool {
+        self.lower.derive_key(label, key)
     }
 }
 

@@ -106,7 +106,7 @@ impl Mount {
         if self.has_ended() {
             return Ok(());
         }
-        unmount(&self.mountpoint, &self.device, when_busy)
+        unmount(&self.mountpoint, &self.device, when_busy).map(drop)
     }
 
     /// Reports whether another program has unmounted it.
@@ -227,6 +227,21 @@ impl Mount {
             (None, _) => {}
         }
         Ok(over)
+    }
+
+    /// Unmounts a mount that no other program has noticed, and waits for the session to end, as
+    /// [`Mount::unmount`]. Returns the mount if it is in use, or if another program has unmounted
+    /// it, which the kernel may not have completed yet.
+    pub fn withdraw(mut self, has_ended: impl FnOnce() -> bool) -> Result<(), Box<Mount>> {
+        if !unmount(&self.mountpoint, &self.device, WhenBusy::Refuse)
+            .is_ok_and(|was_there| was_there)
+        {
+            return Err(Box::new(self));
+        }
+        if let Some(session) = self.session.take().filter(|_| has_ended()) {
+            session.join();
+        }
+        Ok(())
     }
 
     /// Waits until the mount is unmounted by another program.
@@ -468,6 +483,26 @@ mod tests {
             // Ends once the test has closed the directory.
             during.wait();
             assert_eq!(place.kinds(), [""; 0]);
+        }
+
+        #[test]
+        fn a_mount_is_withdrawn_unless_another_program_uses_or_unmounts_it() {
+            needs_root("mounts");
+            let place = Place::new();
+            assert!(place.mount().withdraw(|| true).is_ok());
+            assert_eq!(place.kinds(), [""; 0]);
+
+            let mount = place.mount();
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let user = rustix::fs::open(&place.dir, flags, Mode::empty()).unwrap();
+            let mount = *mount.withdraw(|| true).expect_err("it is in use");
+            assert_eq!(place.kinds(), [KINDS[0]]);
+            // The kernel ends the session later.
+            rustix::mount::unmount(&place.dir, UnmountFlags::DETACH).unwrap();
+            assert!(!mount.has_ended());
+            let mount = *mount.withdraw(|| true).expect_err("it is unmounted");
+            drop(user);
+            mount.wait();
         }
 
         #[test]

@@ -22,7 +22,7 @@ pub fn abort(mountpoint: &Path) -> Result<(), Error> {
     };
     match rustix::mount::unmount(mountpoint, UnmountFlags::FORCE | UnmountFlags::DETACH) {
         Ok(()) => Ok(()),
-        Err(_) => unmount(mountpoint, &mount.device, WhenBusy::Detach),
+        Err(_) => unmount(mountpoint, &mount.device, WhenBusy::Detach).map(drop),
     }
 }
 
@@ -168,7 +168,8 @@ pub(crate) fn is_at(path: &Path, device: &str) -> bool {
 /// Unmounts the file system with this number, if it is mounted at this path. No other is unmounted:
 /// neither one over it, which is an error, nor one beneath it, such as the trigger of an automount.
 /// Only between this check and the system call, which knows only paths, could another program mount.
-pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<(), Error> {
+/// Returns whether it was there.
+pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<bool, Error> {
     let flags = match when_busy {
         WhenBusy::Refuse => UnmountFlags::empty(),
         WhenBusy::Detach => UnmountFlags::DETACH,
@@ -176,7 +177,7 @@ pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<
     let mut here = mounts();
     here.retain(|mount| mount.point == path);
     match here.iter().rposition(|mount| mount.device == device) {
-        None => return Ok(()),
+        None => return Ok(false),
         Some(at) if at + 1 < here.len() => {
             return Err(Error::Busy {
                 what: path.display().to_string(),
@@ -189,7 +190,7 @@ pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<
         Some(_) => {}
     }
     match apart::unmount(path, flags) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(rustix::io::Errno::BUSY) => Err(busy(path)),
         // An ordinary user unmounts by the helper program that mounted.
         Err(rustix::io::Errno::PERM) => {
@@ -211,7 +212,7 @@ pub(crate) fn unmount(path: &Path, device: &str, when_busy: WhenBusy) -> Result<
                 .output()
                 .map_err(|e| Error::io(format!("cannot run {helper}"), e))?;
             match output.status.success() {
-                true => Ok(()),
+                true => Ok(true),
                 false if String::from_utf8_lossy(&output.stderr).contains("busy") => {
                     Err(busy(path))
                 }

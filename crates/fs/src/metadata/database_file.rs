@@ -9,7 +9,7 @@
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
-use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
+use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock, TagsRoot};
 use crate::integrity::{IntegrityKey, tampered};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tags::{PAGES_MAX, Place, Read, Tags, Unreadable, file_blocks};
@@ -251,6 +251,30 @@ impl DatabaseFile {
         pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
         cut_at: Option<u64>,
     ) -> Result<Vec<Run>> {
+        let (blocks, root) = self.update_tags(tagged, pending, cut_at)?;
+        // Without the lock: readers get these blocks from memory, and others do not change.
+        let ops = self.gather(&blocks);
+        // Durable before the superblock, which is written behind a barrier.
+        self.io.write(ops)?;
+        let behind = {
+            let mut superblock = self.superblock.lock();
+            superblock.tags = root;
+            let end = cut_at.map(file_blocks);
+            end.map_or(Vec::new(), |end| cut(&mut superblock.segments, end))
+        };
+        self.superblock.write()?;
+        self.lock_tags(tagged).failed = false;
+        Ok(behind)
+    }
+
+    /// Updates the tags in memory for [`DatabaseFile::write_tagged`], which has failed until it says
+    /// otherwise. Returns the blocks to be written, nodes included, and the new root.
+    fn update_tags(
+        &self,
+        tagged: &Mutex<Tagged>,
+        pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
+        cut_at: Option<u64>,
+    ) -> Result<(BTreeMap<u64, Arc<[u8; BLOCK]>>, TagsRoot)> {
         let mut tagged = self.lock_tags(tagged);
         if tagged.failed {
             let text = "the metadata cannot be written after an error";
@@ -272,22 +296,10 @@ impl DatabaseFile {
             blocks.extend(nodes.into_iter().map(|(at, node)| (at, node.into())));
             Ok((blocks, root))
         };
-        let (blocks, root) = update().map_err(|error| match error {
+        update().map_err(|error| match error {
             Unreadable::Device(error) => error.into(),
             Unreadable::Tampered => tampered("the tree of tags of the metadata"),
-        })?;
-        let ops = self.gather(&blocks);
-        // Durable before the superblock, which is written behind a barrier.
-        self.io.write(ops)?;
-        let behind = {
-            let mut superblock = self.superblock.lock();
-            superblock.tags = root;
-            let end = cut_at.map(file_blocks);
-            end.map_or(Vec::new(), |end| cut(&mut superblock.segments, end))
-        };
-        self.superblock.write()?;
-        tagged.failed = false;
-        Ok(behind)
+        })
     }
 
     /// Builds the writes for the buffered blocks, with adjacent blocks merged.
