@@ -1,7 +1,9 @@
 //! Counters of requests, read from outside.
 
-use block::{Blocking, ErrorKind, OpKind, Stats};
-use block_testing::Mem;
+use block::{
+    BlockDevice, Blocking, DERIVED_KEY_BYTES, ErrorKind, OpKind, Scratch, Stats, StickyFlush,
+};
+use block_testing::{Keyed, Mem};
 use std::sync::Arc;
 
 #[test]
@@ -31,4 +33,27 @@ fn all_queues_are_counted_and_stay_counted_when_dropped() {
     assert_eq!(handle.snapshot(), seen);
     let counted: u64 = handle.latencies(OpKind::Write).iter().map(|b| b.1).sum();
     assert_eq!(counted, 3);
+}
+
+#[test]
+fn every_layer_passes_on_the_keys_of_an_encrypting_one() {
+    let layers = |lower: Arc<dyn BlockDevice>| -> [Arc<dyn BlockDevice>; 4] {
+        [
+            Arc::new(Stats::new(Arc::clone(&lower)).0),
+            Arc::new(StickyFlush::new(Arc::clone(&lower))),
+            Arc::new(Scratch::new(Arc::clone(&lower))),
+            Arc::new(lower),
+        ]
+    };
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(1 << 20, 512));
+    let keyed: Arc<dyn BlockDevice> = Arc::new(Keyed::new(Arc::clone(&mem), 5));
+    let mut key = [0; DERIVED_KEY_BYTES];
+    assert!(keyed.derive_key(b"label", &mut key));
+    for (clear, encrypted) in layers(mem).into_iter().zip(layers(keyed)) {
+        let mut found = [1; DERIVED_KEY_BYTES];
+        assert!(!clear.derive_key(b"label", &mut found));
+        assert_eq!(found, [1; DERIVED_KEY_BYTES]);
+        assert!(encrypted.derive_key(b"label", &mut found));
+        assert_eq!(found, key);
+    }
 }

@@ -2,7 +2,7 @@
 //! memory and on one whose power can be cut.
 
 use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Queue, Request, Wait};
-use block_testing::{ErrorDevice, Mem, MemConfig, PowerCut, Resizable, conformance};
+use block_testing::{ErrorDevice, Keyed, Mem, MemConfig, PowerCut, Resizable, conformance};
 use cache::{Cache, CachedDevice, Config};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -34,6 +34,17 @@ fn a_cached_device_passes_over_narrow_queues_and_ragged_ends() {
         };
         conformance::run(&|| Arc::new(over(Arc::new(Mem::with(config.clone())), 2 << 20)));
     }
+}
+
+#[test]
+fn a_cached_device_passes_on_the_keys_of_an_encrypting_one() {
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(1 << 20, 512));
+    let keyed: Arc<dyn BlockDevice> = Arc::new(Keyed::new(Arc::clone(&mem), 5));
+    let (mut key, mut found) = ([0; 32], [0; 32]);
+    assert!(!over(mem, 4 << 20).derive_key(b"label", &mut found));
+    assert!(keyed.derive_key(b"label", &mut key));
+    assert!(over(keyed, 4 << 20).derive_key(b"label", &mut found));
+    assert_eq!(found, key);
 }
 
 #[test]

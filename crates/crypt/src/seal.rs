@@ -192,3 +192,20 @@ pub(crate) fn put(
     secret::burn_stack();
     header.add_token(None, &seal.to_token()?).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A later version must derive the same keys. Computed by Python's `hmac`.
+    #[test]
+    fn keys_for_upper_layers_are_those_of_the_format() {
+        let volume_key = SecretBytes::from_slice(&[7; 64]);
+        let mut key = [0; DERIVED_KEY_BYTES];
+        derive(&derivation_key(&volume_key), b"label", &mut key);
+        assert_eq!(
+            hex(&key),
+            "eefdf42b0b5ddb82ad22d691f34f67527f397ee46186bf411da1d8612fe55221"
+        );
+    }
+}

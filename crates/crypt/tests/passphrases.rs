@@ -344,3 +344,36 @@ fn two_key_pairs_of_one_name_have_two_fingerprints() {
     assert_ne!(prints[0], prints[1]);
     assert!(volume.find_key("bob").is_err(), "the name means two keys");
 }
+
+#[test]
+fn upper_layers_get_keys_that_the_volume_and_the_label_determine() {
+    let device = |volume: &Volume, unlocked: &Unlocked| {
+        let device = volume.device(unlocked, crypt::Options::default());
+        device.unwrap()
+    };
+    let derived = |device: &dyn BlockDevice, label: &[u8]| {
+        let mut key = [0; block::DERIVED_KEY_BYTES];
+        assert!(device.derive_key(label, &mut key));
+        key
+    };
+    let disk = disk();
+    create(disk.clone());
+    let mut volume = Volume::open(disk).unwrap();
+    let owner = opened(&volume, "first");
+    let first = device(&volume, &owner);
+    let key = derived(&first, b"one");
+    assert_ne!(key, [0; block::DERIVED_KEY_BYTES]);
+    assert_ne!(key, derived(&first, b"two"));
+    // Another passphrase of the volume leads to the same key.
+    let second = secret("second");
+    volume
+        .add_secret(&owner, &NewSecret::new(&second, cheap()), Role::User)
+        .unwrap();
+    let again = device(&volume, &opened(&volume, "second"));
+    assert_eq!(key, derived(&again, b"one"));
+    let (layer, _) = block::Stats::new(Arc::new(again));
+    assert_eq!(key, derived(&layer, b"one"));
+    let other = create(self::disk());
+    let other = device(&other, &opened(&other, "first"));
+    assert_ne!(key, derived(&other, b"one"));
+}

@@ -7,18 +7,15 @@ use block::BlockDevice;
 use block_testing::Mem;
 use common::image::{DEVICE_BYTES, fixture, pack, seen};
 use common::pair::Pair;
-use common::{format, options};
-use fs::Fs;
+use common::{format_with, open};
+use fs::DataChecksums;
 use std::sync::Arc;
 
 fn main() {
     let mem = Arc::new(Mem::new(DEVICE_BYTES, 512));
     let device: Arc<dyn BlockDevice> = mem.clone();
-    format(&device);
-    let mut pair = Pair::new(
-        Fs::open(Arc::clone(&device), options()).expect("it opens"),
-        7,
-    );
+    format_with(&device, DataChecksums::Keyed);
+    let mut pair = Pair::new(open(&device), 7);
     for _ in 0..150 {
         pair.step();
     }
@@ -32,15 +29,14 @@ fn main() {
     }
     pair.release_all();
     pair.client.sync(&mut pair.random).expect("synced");
-    save("v1-sums-journal", &mem.fork());
+    save("v1-keyed-journal", &mem.fork());
     drop(pair.client);
     pair.fs.close().expect("closed");
-    save("v1-sums-closed", &mem.fork());
+    save("v1-keyed-closed", &mem.fork());
 }
 
 fn save(name: &str, mem: &Mem) {
     std::fs::write(fixture(&format!("{name}.blocks")), pack(mem)).expect("written");
     let device: Arc<dyn BlockDevice> = Arc::new(mem.fork());
-    let fs = Fs::open(device, options()).expect("it opens");
-    std::fs::write(fixture(&format!("{name}.txt")), seen(&fs)).expect("written");
+    std::fs::write(fixture(&format!("{name}.txt")), seen(&open(&device))).expect("written");
 }

@@ -5,7 +5,7 @@ mod common;
 
 use block::BlockDevice;
 use common::image::{fixture, seen, unpack};
-use common::{assert_clean, options};
+use common::{assert_clean, keyed, options};
 use fs::{Fs, ScrubPosition, ScrubStep};
 use std::sync::Arc;
 
@@ -19,16 +19,18 @@ fn check(name: &str) {
     let packed = std::fs::read(fixture(&format!("{name}.blocks"))).expect("the image");
     let expected = std::fs::read_to_string(fixture(&format!("{name}.txt"))).expect("its content");
     let mem = unpack(&packed);
-    let has_checksums = name.starts_with("v1-sums-");
+    let has_integrity = name.starts_with("v1-keyed-");
+    let has_checksums = has_integrity || name.starts_with("v1-sums-");
     for read_only in [true, false] {
         let device: Arc<dyn BlockDevice> = Arc::new(mem.fork());
         let options = fs::Options {
             read_only,
             ..options()
         };
-        let fs = Fs::open(device, options).expect("it opens");
+        let fs = Fs::open(keyed(&device), options).expect("it opens");
         assert_clean(&fs, name);
         assert_eq!(fs.superblock().has_checksums(), has_checksums);
+        assert_eq!(fs.superblock().has_integrity(), has_integrity);
         let all = scrub(&fs);
         assert_eq!(all.damage, [], "{name}");
         assert_eq!(all.unverified, if has_checksums { 0 } else { all.blocks });
@@ -55,4 +57,14 @@ fn version_1_with_checksums_after_a_good_end_reads_as_it_did() {
 #[test]
 fn version_1_with_checksums_and_a_journal_to_play_reads_as_it_did() {
     check("v1-sums-journal");
+}
+
+#[test]
+fn version_1_with_keyed_checksums_after_a_good_end_reads_as_it_did() {
+    check("v1-keyed-closed");
+}
+
+#[test]
+fn version_1_with_keyed_checksums_and_a_journal_to_play_reads_as_it_did() {
+    check("v1-keyed-journal");
 }

@@ -279,3 +279,180 @@ impl Tags {
         Ok((written, self.root))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use block_testing::Random;
+    use std::collections::BTreeSet;
+
+    type Content = [u8; BLOCK];
+    type Blocks = BTreeMap<u64, Content>;
+    type Pages = BTreeMap<u64, Content>;
+
+    fn read(blocks: &Blocks) -> impl Fn(u64, &mut [u8]) -> block::Result<()> {
+        |block, out| {
+            out.copy_from_slice(blocks.get(&block).unwrap_or(&[0; BLOCK]));
+            Ok(())
+        }
+    }
+
+    fn key() -> Arc<IntegrityKey> {
+        IntegrityKey::for_tests(1)
+    }
+
+    fn unwrap<T>(result: Result<T, Unreadable>) -> T {
+        result.unwrap_or_else(|_| panic!("readable and untampered"))
+    }
+
+    /// Sets pages and removes others. Returns the blocks to write, and the root.
+    fn change(tags: &mut Tags, blocks: &Blocks, cut: Option<u64>, pages: &Pages) -> Blocks {
+        let read = read(blocks);
+        if let Some(pages) = cut {
+            unwrap(tags.cut(pages, &read));
+        }
+        let mut written = Blocks::new();
+        for (page, content) in pages {
+            let place = unwrap(tags.set(Place::of_page(*page), content, &read));
+            assert!(written.insert(place, *content).is_none());
+        }
+        let (nodes, _) = unwrap(tags.finish(&read));
+        for (place, content) in nodes {
+            assert!(written.insert(place, *content).is_none(), "one for each");
+        }
+        written
+    }
+
+    /// Checks that a root leads to these pages and no others. The content of those in `overwritten`
+    /// may be another.
+    fn check(root: TagsRoot, blocks: &Blocks, pages: &Pages, overwritten: &BTreeSet<u64>) {
+        let mut tags = Tags::new(key(), root);
+        for page in (0..2 * FANOUT + 9).chain(pages.keys().copied()) {
+            let found = unwrap(tags.find(Place::of_page(page), &read(blocks)));
+            let tag = pages.get(&page).map(|content| key().block_tag(content));
+            assert_eq!(found.map(|known| known.tag), tag, "page {page}");
+            if let Some(known) = found
+                && !overwritten.contains(&page)
+            {
+                assert!(blocks[&known.block] == pages[&page], "page {page}");
+            }
+        }
+    }
+
+    #[test]
+    fn each_state_is_whole_and_a_crash_leaves_the_one_before() {
+        let mut random = Random::new(1);
+        let mut tags = Tags::new(key(), TagsRoot::default());
+        let (mut blocks, mut pages) = (Blocks::new(), Pages::new());
+        for round in 0..60 {
+            let root = tags.root;
+            let before = (blocks.clone(), pages.clone());
+            let is_cut = round % 5 == 4;
+            let cut = is_cut.then(|| [0, 1, 100, 254, 255, 508][random.below(6) as usize]);
+            let mut new = Pages::new();
+            if let Some(cut) = cut {
+                pages.retain(|page, _| *page < cut);
+            } else {
+                for _ in 0..random.below(20) {
+                    let far = [1, 254, 300, 2 * FANOUT, FANOUT * FANOUT + 5];
+                    let page = random.below(far[random.below(5) as usize]);
+                    let mut content = [0; BLOCK];
+                    random.fill(&mut content);
+                    new.insert(page, content);
+                }
+                pages.extend(&new);
+            }
+            let written = change(&mut tags, &blocks, cut, &new);
+            // Some of the writes, before a superblock refers to any.
+            let mut torn = before.0;
+            for (block, content) in &written {
+                if random.chance(0.5) {
+                    torn.insert(*block, *content);
+                }
+            }
+            // `redb` overwrites no page in use but 0.
+            let free = new.keys().copied().filter(|page| *page != 0).collect();
+            check(root, &torn, &before.1, &free);
+            blocks.extend(written);
+            check(tags.root, &blocks, &pages, &BTreeSet::new());
+            if random.chance(0.3) {
+                tags = Tags::new(key(), tags.root);
+            }
+        }
+        assert!(pages.len() > 20 && tags.root != TagsRoot::default());
+    }
+
+    #[test]
+    fn a_node_that_was_changed_or_is_older_hides_its_subtree_and_no_other() {
+        let mut tags = Tags::new(key(), TagsRoot::default());
+        let pages = |byte| Pages::from([(3, [byte; BLOCK]), (FANOUT + 3, [byte; BLOCK])]);
+        let mut blocks = Blocks::new();
+        for byte in 1..=3 {
+            blocks.extend(change(&mut tags, &blocks, None, &pages(byte)));
+        }
+        let node = Place { level: 1, index: 0 };
+        let [at, older] = {
+            let known = unwrap(tags.find(node, &read(&blocks))).expect("it was written");
+            let first = node.block(false);
+            [known.block, 2 * first + 1 - known.block]
+        };
+        let mut flipped = blocks[&at];
+        flipped[BLOCK - 1] ^= 1;
+        for content in [flipped, blocks[&older], [0; BLOCK]] {
+            let mut attacked = blocks.clone();
+            attacked.insert(at, content);
+            let mut tags = Tags::new(key(), tags.root);
+            let found = tags.find(Place::of_page(3), &read(&attacked));
+            assert!(matches!(found, Err(Unreadable::Tampered)));
+            let known = unwrap(tags.find(Place::of_page(FANOUT + 3), &read(&attacked)));
+            assert!(known.is_some_and(|known| attacked[&known.block] == [3; BLOCK]));
+            // A change below it would make what was tampered with authentic.
+            let set = tags.set(Place::of_page(4), &[9; BLOCK], &read(&attacked));
+            assert!(matches!(set, Err(Unreadable::Tampered)));
+        }
+    }
+
+    #[test]
+    fn an_error_of_the_device_is_no_tampering() {
+        let mut tags = Tags::new(key(), TagsRoot::default());
+        let blocks = Blocks::new();
+        let blocks = change(&mut tags, &blocks, None, &Pages::from([(0, [1; BLOCK])]));
+        let failing = |block: u64, out: &mut [u8]| match block {
+            TREE_START => Err(block::Error::new(
+                block::ErrorKind::Media,
+                "disk",
+                "unreadable",
+            )),
+            block => read(&blocks)(block, out),
+        };
+        let mut tags = Tags::new(key(), tags.root);
+        let found = tags.find(Place::of_page(0), &failing);
+        assert!(matches!(found, Err(Unreadable::Device(_))));
+        let found = unwrap(tags.find(Place::of_page(0), &read(&blocks)));
+        assert!(found.is_some(), "once it is readable again");
+    }
+
+    #[test]
+    fn no_two_blocks_share_a_place_and_the_file_ends_behind_the_last() {
+        let mut places = BTreeSet::from([0, 3]);
+        let mut nodes = BTreeSet::new();
+        for page in (0..3 * FANOUT).chain(FANOUT * FANOUT - 2..FANOUT * FANOUT + 2) {
+            let end = file_blocks(page + 1);
+            assert!(file_blocks(page) < end);
+            for place in std::iter::successors(Some(Place::of_page(page)), |p| p.parent()) {
+                for block in [Some(false), place.has_two().then_some(true)] {
+                    let block = block.map(|second| place.block(second));
+                    assert!(block.is_none_or(|block| block < end));
+                    let is_new = block.is_none_or(|block| places.insert(block));
+                    assert!(is_new || place.level > 0 && nodes.contains(&place));
+                }
+                nodes.insert(place);
+            }
+            let path: Vec<u64> = Place::of_page(page).blocks_of_path().collect();
+            assert!(path.iter().all(|block| places.contains(block)));
+        }
+        assert_eq!(file_blocks(0), 0);
+        // Segments number the blocks with 32 bits.
+        assert!(file_blocks(PAGES_MAX) < u64::from(u32::MAX));
+    }
+}
