@@ -66,6 +66,49 @@ fn the_versions_of_both_formats_are_shown() {
     assert!(shown.contains("format 1"), "{shown}");
 }
 
+/// Changes of the disk that only a key detects: `fsck` reports them, and the file system is not
+/// used.
+#[test]
+fn keyed_checksums_need_an_encrypted_volume_and_notice_older_metadata() {
+    let s = Sandbox::new();
+    let image = s.volume("a.img", "64M", &[]);
+    let before = fs::read(&image).unwrap();
+    let format = ["format", "a.img", "--integrity"];
+    let dry = s.json(&[&format[..], &["--dry-run"]].concat());
+    assert_eq!(dry["integrity"], true);
+    assert!(fs::read(&image).unwrap() == before, "a dry run changed it");
+    let made = s.run(&format).ok().stdout;
+    assert!(made.contains("with keyed checksums"), "{made}");
+    let usage = s.json(&["df", "a.img"]);
+    assert_eq!(usage["features_incompatible"], 1 << 10);
+    let before = fs::read(&image).unwrap();
+    s.run(&["fileset", "create", "a.img", "home"]).ok();
+    s.run(&["fsck", "a.img", "--data"]).ok();
+    let now = fs::read(&image).unwrap();
+
+    // The superblocks stay, the metadata returns to an older state.
+    let offset = s.json(&["volume", "info", "a.img"])["data_offset"]
+        .as_u64()
+        .unwrap() as usize;
+    let mut attacked = now.clone();
+    let behind = offset + (1 << 20);
+    attacked[behind..].copy_from_slice(&before[behind..]);
+    assert!(attacked != now);
+    fs::write(&image, &attacked).unwrap();
+    let found = s.run(&["fsck", "a.img"]).code(26);
+    assert!(found.stderr.contains("tampered"), "{found:?}");
+
+    // In the clear, there is no key. Nothing is created or overwritten.
+    let clear = ["format", "clear.img", "--integrity"];
+    let refused = s.run(&[&clear[..], &["--size", "64M"]].concat()).code(2);
+    assert!(refused.stderr.contains("not encrypted"), "{refused:?}");
+    assert!(!s.path("clear.img").exists());
+    s.run(&["format", "clear.img", "--size", "64M"]).ok();
+    let before = fs::read(s.path("clear.img")).unwrap();
+    s.run(&[&clear[..], &["--force"]].concat()).code(2);
+    assert!(fs::read(s.path("clear.img")).unwrap() == before);
+}
+
 #[test]
 fn a_newer_file_system_is_refused_by_name_and_stays_as_it_is() {
     for (field, word) in [

@@ -347,6 +347,16 @@ const FILES: &[Use] = &[
     ("format missing.img", 10, &["missing.img", "--size"]),
     ("format disk.img", 2, &["disk.img", "--force"]),
     ("format disk.img --size 64M", 2, &["disk.img"]),
+    (
+        "format clear.img --size 64M --integrity",
+        2,
+        &["clear.img", "not encrypted", "evfs volume create"],
+    ),
+    (
+        "format v.img --integrity --no-checksums",
+        2,
+        &["--integrity", "--no-checksums"],
+    ),
     ("fsck missing.img", 10, &["missing.img"]),
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),

@@ -367,7 +367,7 @@ fn upper_layers_get_keys_that_the_volume_and_the_label_determine() {
     // Another passphrase of the volume leads to the same key.
     let second = secret("second");
     volume
-        .add_secret(&owner, &NewSecret::new(&second, cheap()), Role::User)
+        .add_secret(&owner, Some(Role::User), NewSecret::new(&second, cheap()))
         .unwrap();
     let again = device(&volume, &opened(&volume, "second"));
     assert_eq!(key, derived(&again, b"one"));
