@@ -355,7 +355,8 @@ mod tests {
             } else {
                 for _ in 0..random.below(20) {
                     let far = [1, 254, 300, 2 * FANOUT, FANOUT * FANOUT + 5];
-                    let page = random.below(far[random.below(5) as usize]);
+                    let end = far[random.below(5) as usize];
+                    let page = random.below(end);
                     let mut content = [0; BLOCK];
                     random.fill(&mut content);
                     new.insert(page, content);
