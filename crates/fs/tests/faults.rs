@@ -88,7 +88,7 @@ fn fail_nth(seed: u64, n: u64, kind: OpKind) {
     drop(client);
     // Closing may fail and report it; the device has everything that was synced.
     let _ = fs.close();
-    let fs = Fs::open(Arc::clone(&plain), common::options());
+    let fs = Fs::open(common::keyed(&plain), common::options());
     let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
     assert_clean(&fs, &context);
     let main = fs.fileset_named(FIRST_FILESET).expect("there");
@@ -196,7 +196,7 @@ fn a_read_that_fails_is_an_error_of_its_operation_and_the_next_one_works() {
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     for n in 1..30 {
         handle.set(Some(Failure::nth(n, ErrorKind::Media).of(OpKind::Read)));
-        let fs = match Fs::open(Arc::clone(&device), common::options()) {
+        let fs = match Fs::open(common::keyed(&device), common::options()) {
             Ok(fs) => fs,
             Err(error) => {
                 assert!(

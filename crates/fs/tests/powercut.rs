@@ -152,7 +152,7 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
 /// Opens the image after a power failure and compares it with the history.
 fn check(image: Mem, history: &History, point: usize, context: &str) {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
-    let fs = match Fs::open(Arc::clone(&device), common::options()) {
+    let fs = match Fs::open(common::keyed(&device), common::options()) {
         Ok(fs) => fs,
         Err(error) => panic!("{context}: {error:?}"),
     };

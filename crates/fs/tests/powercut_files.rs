@@ -400,7 +400,7 @@ fn possible(past: &Past, point: usize, newest: usize) -> &[(usize, Content)] {
 
 fn check(image: Mem, history: &History, point: usize, context: &str) {
     let device: Arc<dyn BlockDevice> = Arc::new(image);
-    let fs = Fs::open(Arc::clone(&device), common::options());
+    let fs = Fs::open(common::keyed(&device), common::options());
     let fs = fs.unwrap_or_else(|error| panic!("{context}: {error:?}"));
     let unverified = assert_clean(&fs, context);
     assert_eq!(unverified, 0, "{context}");

@@ -646,7 +646,7 @@ fn a_power_cut_leaves_all_of_a_copy_or_nothing_and_a_sync_makes_it_durable() {
         for tear in [Tear::Drop, Tear::Keep, Tear::Random(point as u64)] {
             let image: Arc<dyn BlockDevice> = Arc::new(cut.crash(point, tear));
             let context = format!("{point} of {first}, {synced}, {last} {tear:?}");
-            let fs = Fs::open(image, options()).expect("open");
+            let fs = Fs::open(common::keyed(&image), options()).expect("open");
             assert_clean(&fs, &context);
             let found = Client::of_first(&fs).read(two.ino(), 0, 1 << 30);
             let found = found.expect("readable");

@@ -223,13 +223,16 @@ impl Tags {
 
     /// Removes the tags of all pages from this one on.
     pub fn cut(&mut self, pages: u64, read: Read) -> Result<(), Unreadable> {
+        if pages == 0 {
+            (self.root, self.nodes) = (TagsRoot::default(), BTreeMap::new());
+        }
         let mut kept = pages;
         for level in 1..=TOP {
             let index = kept / FANOUT;
             let place = Place { level, index };
             let from = (kept % FANOUT) as usize;
             // One that keeps no child is removed with the tag in its parent.
-            if from > 0 || kept == 0 && level == TOP {
+            if from > 0 {
                 let node = self.node(place, read)?;
                 for position in from..FANOUT as usize {
                     if node.entry(position) != (NO_TAG, false) {
