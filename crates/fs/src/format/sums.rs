@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::record::BLOCK_BYTES;
-use crate::integrity::{IntegrityKey, TAG_BYTES};
+use crate::integrity::{IntegrityKey, TAG_BYTES, TAGS_AT_ONCE, Tag};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,6 +26,10 @@ pub(crate) fn sum_of_crc(crc: u32) -> Sum {
     crc.max(1).into()
 }
 
+fn sum_of_tag(tag: Tag) -> Sum {
+    Sum::from_le_bytes(tag).max(1)
+}
+
 /// Function that computes the checksums of a file system, and their length in its records.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Summer {
@@ -41,7 +45,24 @@ impl Summer {
     pub fn sum_of(&self, block: &[u8]) -> Sum {
         match self {
             Summer::Crc => sum_of_crc(block::sum_block(block)),
-            Summer::Keyed(key) => Sum::from_le_bytes(key.block_tag(block)).max(1),
+            Summer::Keyed(key) => sum_of_tag(key.block_tag(block)),
+        }
+    }
+
+    /// Computes the checksums of blocks, and stores each at its place in `sums`.
+    pub fn fill(&self, sums: &mut [Sum], blocks: &[(usize, &[u8; BLOCK_BYTES as usize])]) {
+        match self {
+            Summer::Crc => blocks
+                .iter()
+                .for_each(|(at, block)| sums[*at] = self.sum_of(&block[..])),
+            Summer::Keyed(key) => {
+                for group in blocks.chunks(TAGS_AT_ONCE) {
+                    let contents: Vec<_> = group.iter().map(|(_, block)| *block).collect();
+                    for ((at, _), tag) in group.iter().zip(key.block_tags(&contents)) {
+                        sums[*at] = sum_of_tag(tag);
+                    }
+                }
+            }
         }
     }
 

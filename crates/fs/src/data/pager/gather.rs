@@ -155,8 +155,8 @@ impl Gather {
     pub fn sums(&self, summer: &Summer) -> Vec<Sum> {
         const BLOCK: usize = BLOCK_BYTES as usize;
         let mut sums = Vec::with_capacity(self.starts[self.slots.len()] as usize / BLOCK);
-        // The bytes so far of a block that spans buffers.
-        let mut begun = Vec::new();
+        // The bytes so far of a block that spans buffers, and those that do not, with their places.
+        let (mut begun, mut whole) = (Vec::new(), Vec::new());
         for buf in self.slots.iter().flatten() {
             let (head, rest) = buf.split_at(((BLOCK - begun.len()) % BLOCK).min(buf.len()));
             if !begun.is_empty() {
@@ -166,10 +166,14 @@ impl Gather {
                     begun.clear();
                 }
             }
-            let blocks = rest.chunks_exact(BLOCK);
-            begun.extend_from_slice(blocks.remainder());
-            sums.extend(blocks.map(|block| summer.sum_of(block)));
+            let (blocks, rest) = rest.as_chunks::<BLOCK>();
+            begun.extend_from_slice(rest);
+            for block in blocks {
+                whole.push((sums.len(), block));
+                sums.push(NO_SUM);
+            }
         }
+        summer.fill(&mut sums, &whole);
         sums
     }
 
@@ -196,6 +200,7 @@ impl Gather {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::integrity::IntegrityKey;
     use block_testing::Random;
 
     #[test]
@@ -215,7 +220,12 @@ mod tests {
                 bufs.push(Buf::copy_of(&content[at..at + len]));
                 at += len;
             }
-            assert_eq!(Gather::new(bufs.into()).sums(&Summer::Crc), expected);
+            let bufs = Gather::new(bufs.into());
+            assert_eq!(bufs.sums(&Summer::Crc), expected);
+            let keyed = Summer::Keyed(IntegrityKey::for_tests(1));
+            let blocks = content.chunks(4096);
+            let expected: Vec<Sum> = blocks.map(|block| keyed.sum_of(block)).collect();
+            assert_eq!(bufs.sums(&keyed), expected);
         }
     }
 
