@@ -17,6 +17,9 @@ pub(crate) const SUMS_BLOCKS: u64 = 64;
 /// Checksum of a block: a CRC, or a tag as a number; [`NO_SUM`] if there is none.
 pub(crate) type Sum = u128;
 
+/// Number of blocks below which each is faster alone.
+const TAGS_TOGETHER_MIN: usize = 8;
+
 /// Place of a block without a checksum.
 pub(crate) const NO_SUM: Sum = 0;
 
@@ -57,6 +60,12 @@ impl Summer {
                 .for_each(|(at, block)| sums[*at] = self.sum_of(&block[..])),
             Summer::Keyed(key) => {
                 for group in blocks.chunks(TAGS_AT_ONCE) {
+                    if group.len() < TAGS_TOGETHER_MIN {
+                        for (at, block) in group {
+                            sums[*at] = self.sum_of(&block[..]);
+                        }
+                        continue;
+                    }
                     let contents: Vec<_> = group.iter().map(|(_, block)| *block).collect();
                     for ((at, _), tag) in group.iter().zip(key.block_tags(&contents)) {
                         sums[*at] = sum_of_tag(tag);
