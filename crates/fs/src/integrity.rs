@@ -4,7 +4,6 @@
 //! different keys. So no content of a file can produce the tag of a root.
 
 use crate::error::{Error, Kind, Result};
-use crate::format::record::BLOCK_BYTES;
 use blake3::IncrementCounter;
 use blake3::platform::{Platform, words_from_le_bytes_32};
 use block::{BlockDevice, DERIVED_KEY_BYTES};
@@ -25,7 +24,7 @@ pub(crate) const NO_TAG: Tag = [0; TAG_BYTES];
 /// Number of blocks whose tags are computed at once: the widest vectors that BLAKE3 uses.
 pub(crate) const TAGS_AT_ONCE: usize = 16;
 
-const BLOCK: usize = BLOCK_BYTES as usize;
+const BLOCK: usize = block::SUM_BLOCK_BYTES;
 const CHUNK: usize = 1024;
 /// Length of a chaining value of BLAKE3.
 const VALUE: usize = 32;
