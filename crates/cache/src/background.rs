@@ -29,6 +29,9 @@ const LOADS_MAX: usize = 16;
 const STORES_MAX: usize = 16;
 /// Dirty pages written back when a session needs a clean one.
 const CLEAN_PAGES: usize = 256;
+/// Dirty files above which the oldest are written back: that of a small file takes much longer than
+/// its bytes take on the device, and a sync or an unmount waits for all of them.
+pub(crate) const DIRTY_FILES_MAX: usize = 16_384;
 /// Pages loaded per job.
 const LOAD_PAGES_MAX: u64 = 512;
 
@@ -138,11 +141,14 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
     if clean {
         forced = forced.max(CLEAN_PAGES);
     }
+    let mut files = jobs.dirty.len().saturating_sub(DIRTY_FILES_MAX);
     let mut from = (0, 0);
     while let Some((since, number)) = jobs.dirty.oldest(from) {
-        if forced == 0 && since + soonest > now {
+        if forced == 0 && files == 0 && since + soonest > now {
             break;
         }
+        let too_many = files > 0;
+        files = files.saturating_sub(1);
         from = (since, number + 1);
         let vnode = core.vnodes.get(number);
         let Some(vnode) = vnode.filter(|vnode| vnode.dirty_pages() > 0) else {
@@ -167,7 +173,9 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
             leaf.dirty() != 0 && leaf.dirty_since_ms() + vnode.sync_ms() <= now
         };
         let mut leaves = vnode.dirty_leaves(LeafNo::all());
-        let most = if forced > 0 {
+        let most = if too_many {
+            usize::MAX
+        } else if forced > 0 {
             forced
         } else {
             leaves.retain(due);
@@ -223,6 +231,7 @@ fn flush_behind(below: &VolumeShared, session: &mut Session) {
 /// Evicts pages beyond the limits, and releases unused memory.
 fn give_memory_back(core: &CacheShared) {
     let mut emptied = EvictionBatch::new();
+    core.pool.charge(core.file_frames(), &mut emptied);
     let limit = core.pool.limit();
     core.pool.shrink_to(limit, EvictReason::Limit, &mut emptied);
     core.give_up_leaves(emptied);

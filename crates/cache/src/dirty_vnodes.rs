@@ -33,9 +33,17 @@ impl State {
 }
 
 impl DirtyVnodes {
-    /// Records that a vnode has dirty pages since this time, unless it is recorded already.
-    pub(crate) fn insert(&self, number: u64, since: u64) {
-        self.lock().insert(number, since);
+    /// Records that a vnode has dirty pages since this time, unless it is recorded already. Returns
+    /// the number of vnodes.
+    pub(crate) fn insert(&self, number: u64, since: u64) -> usize {
+        let mut state = self.lock();
+        state.insert(number, since);
+        state.since.len()
+    }
+
+    /// Returns the number of vnodes.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().since.len()
     }
 
     pub(crate) fn remove(&self, number: u64) {

@@ -169,7 +169,7 @@ impl Cache {
             evicted: counts.evicted(),
             mapped_evicted: self.core.windows.evicted(),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
-            max_bytes: (pool.limit() * PAGE_BYTES) as u64,
+            max_bytes: (pool.maximum() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
             index_bytes: self.core.slab.bytes() as u64,
             metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
@@ -368,8 +368,9 @@ impl Volume {
             .filter_map(|n| core.vnodes.get(n))
             .collect();
         session.store_many(&dirty)?;
+        let unwritten = dirty.iter().filter(|vnode| vnode.dirty_pages() > 0);
         let wait = |vnode| session.write_out(&mut self.open(vnode), 0..FILE_BYTES_MAX);
-        first_error(dirty.iter().map(wait))
+        first_error(unwritten.map(wait))
     }
 
     /// Flushes a file; one that the cache does not know has nothing to flush.
