@@ -418,7 +418,8 @@ impl Pool {
         let charged = inner.maximum - inner.limit;
         let most = inner.maximum - inner.maximum.div_ceil(4);
         let frames = frames.min(most);
-        if frames.abs_diff(charged) > inner.maximum / CHARGE_STEPS || (frames == 0) != (charged == 0)
+        if frames.abs_diff(charged) > inner.maximum / CHARGE_STEPS
+            || (frames == 0) != (charged == 0)
         {
             self.set_charge(inner, frames, emptied);
         }
