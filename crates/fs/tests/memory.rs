@@ -28,7 +28,10 @@ fn reset_peak() {
 fn many_small_files_take_no_more_memory_than_the_caches_and_the_uncommitted_changes() {
     let files = amount("EVFS_FILES", 50_000) as u64;
     let image = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a file");
-    image.as_file().set_len(files * 8192 + (256 << 20)).expect("a size");
+    image
+        .as_file()
+        .set_len(files * 8192 + (256 << 20))
+        .expect("a size");
     let options = path_file::Options::default();
     let device: Arc<dyn BlockDevice> =
         path_file::FileDevice::open(image.path(), &options).expect("it opens");
