@@ -43,6 +43,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("format", &["blank.img"], &[]),
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
+    ("grow", &["files.img", "--size", "48M"], &[]),
     ("upgrade", &["files.img"], &[]),
     (
         "fileset create",
@@ -247,7 +248,7 @@ fn a_dry_run_on_an_unknown_address_does_not_register_a_lun() {
             // The size of an existing device is not given.
             let args: Vec<String> = args
                 .iter()
-                .filter(|arg| !["--size", "32M"].contains(arg))
+                .filter(|arg| !["--size", "32M", "48M"].contains(arg))
                 .map(|arg| match device(arg) {
                     image if image.ends_with(".img") => address(image),
                     other => other.to_owned(),

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 use tests::mounts::{Disk, Mounted, On};
-use tests::{Ran, Sandbox, lua, needs_root};
+use tests::{Ran, Sandbox, lua, needs_root, wait_until};
 
 /// Runs a shell line in a directory; it must succeed. Returns its output.
 #[track_caller]
@@ -375,6 +375,64 @@ fn flip(image: &Path, content: &[u8]) {
     let (block, _) = found.expect("the content is there");
     bytes[block * 4096 + 1000] ^= 1;
     fs::write(image, bytes).unwrap();
+}
+
+#[test]
+fn a_table_of_up_scrubs_by_the_clock() {
+    let s = Sandbox::new();
+    let disk = Disk::new(&s, On::Clear, "64M");
+    let mounted = disk.mount(&[]);
+    let content = [b"content of the page ".repeat(250), vec![b'x'; 40_000]].concat();
+    fs::write(mounted.path("file"), &content).unwrap();
+    mounted.unmount(&s);
+    flip(&s.path(disk.device()), &content[..100]);
+
+    fs::create_dir_all(s.path("mnt")).unwrap();
+    let table = format!(
+        "[mount.data]\ndevice = \"{}\"\nat = \"mnt\"\n",
+        disk.device()
+    );
+    let up = |more: &str| {
+        fs::write(s.path("up.toml"), format!("{table}{more}")).unwrap();
+        s.run(&["up", "up.toml", "--background"])
+    };
+    let mismatches = || {
+        let status = s.json(&["status", "data"])["volumes"][0].clone();
+        status["space"]["checksum_mismatches"].as_u64().unwrap()
+    };
+    let known = || {
+        let known = fs::read_to_string(s.path("state/scrubs.json")).unwrap_or_default();
+        let known: serde_json::Value = serde_json::from_str(&known).unwrap_or_default();
+        let systems = known["file_systems"].as_object();
+        systems.and_then(|all| all.values().next()).cloned()
+    };
+    // No program reads the file.
+    up("scrub = { every = \"month\", rate = \"1G\" }\n").ok();
+    wait_until("the scrub is complete", || {
+        known().is_some_and(|known| known["next"].is_null())
+    });
+    assert_eq!(mismatches(), 1);
+    let first = known().unwrap();
+    assert_eq!(first["damaged"], 1, "{first}");
+    assert!(first["read_bytes"].as_u64() >= Some(44_000), "{first}");
+    s.run(&["down"]).ok();
+    // It is complete for this month: the next mount reads nothing.
+    up("scrub.every = \"month\"\nread-only = true\n").ok();
+    assert!(fs::read(s.path("mnt/file")).is_err());
+    s.run(&["down"]).ok();
+    let again = known().unwrap();
+    assert!(
+        again == first || again["period"] != first["period"],
+        "{again}"
+    );
+    for (wrong, said) in [
+        ("scrub = true\n", "expected a table"),
+        ("scrub.every = \"hour\"\n", "`month`"),
+        ("scrub.rate = \"1M\"\n", "`every`"),
+    ] {
+        let refused = up(wrong).code(2);
+        assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    }
 }
 
 #[test]

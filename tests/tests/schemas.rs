@@ -218,6 +218,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fsck", "c.img"]);
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
+    p.json(&["grow", "c.img"]);
     p.json(&["upgrade", "c.img"]);
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);

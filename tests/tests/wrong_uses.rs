@@ -47,6 +47,7 @@ const MISSING: &[Use] = &[
     ("fsck", 2, &["DEVICE"]),
     ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
+    ("grow", 2, &["DEVICE"]),
     ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
@@ -349,6 +350,13 @@ const FILES: &[Use] = &[
     ("fsck missing.img", 10, &["missing.img"]),
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),
+    ("grow missing.img", 10, &["missing.img"]),
+    (
+        "grow disk.img --size 1M",
+        2,
+        &["disk.img", "shrink", "--size"],
+    ),
+    ("grow disk.img --size big", 2, &["--size", "big"]),
     ("scrub missing.img", 10, &["missing.img"]),
     ("upgrade missing.img", 10, &["missing.img"]),
     ("scrub disk.img --from here", 2, &["here", "position"]),
@@ -650,7 +658,7 @@ fn the_tables_have_many_different_uses_of_each_command() {
     assert_eq!(different.len(), all.len(), "a use is there twice");
     assert!(all.len() >= USES_MIN, "{} uses", all.len());
     let verbs = "attach bench cache cell completions config defrag detach df doctor down explain \
-        fileset format fsck key lun man mount path plan quickstart scrub serve stats \
+        fileset format fsck grow key lun man mount path plan quickstart scrub serve stats \
         status sync top unmount up upgrade volume";
     let verbs: Vec<&str> = verbs.split(' ').collect();
     for verb in verbs {

@@ -32,9 +32,11 @@ pub fn check(root: &Path, args: &[String]) -> Outcome {
 /// Runs the checks that need nothing but Rust and a C compiler, then names what was left out.
 fn plain(root: &Path) -> Outcome {
     structure(root)?;
-    at_once(setup::subcommands, || lints(root))?;
+    at_once(setup::subcommands, || {
+        lints(root)?;
+        suite::build(root, &[])
+    })?;
     dependencies(root)?;
-    suite::build(root, &[])?;
     // Many of these tests wait most of the time.
     let threads = threads(3);
     let args = ["--profile", suite::PLAIN, "--test-threads", &threads];

@@ -212,7 +212,8 @@ fn fuse() -> Outcome {
 }
 
 /// Installs missing subcommands of cargo, without optimization, debug information or optional
-/// features: that takes a third of the time, and the tests take nearly all of theirs.
+/// features: that takes a third of the time, and the tests take nearly all of theirs. It leaves the
+/// CPUs to builds beside it, which do not always use all of them.
 pub fn subcommands() -> Outcome {
     for (name, version) in SUBCOMMANDS {
         let there = Command::new(env!("CARGO"))
@@ -224,7 +225,8 @@ pub fn subcommands() -> Outcome {
         if there {
             continue;
         }
-        run(Command::new(env!("CARGO"))
+        run(Command::new("nice")
+            .args(["-n", "10", env!("CARGO")])
             .args(["install", "--locked", "--debug", "--quiet"])
             .arg("--no-default-features")
             .args(["--version", version])

@@ -70,7 +70,7 @@ impl BenchDevice {
         existing: Existing,
         settings: &Settings,
     ) -> Result<BenchDevice> {
-        if let Some(name) = device.filter(|name| device::is_a_lun(name)) {
+        if let Some(name) = device.filter(|name| device::is_lun(name)) {
             let disk = device::open(name, settings, Access::ReadWrite, Share::Replace)?;
             let bench = BenchDevice {
                 lower: disk.device(),

@@ -295,7 +295,7 @@ impl Builder<'_> {
 
     /// Builds a bare device, which is overwritten: as the clear stack over it.
     fn disk(&self, path: &Path) -> Result<Built> {
-        if !path.exists() && !stack::device::is_a_lun(path) {
+        if !path.exists() && !stack::device::is_lun(path) {
             let name = path.display();
             return Err(Error::NotFound(format!("device {name} does not exist")));
         }

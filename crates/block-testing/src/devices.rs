@@ -6,12 +6,14 @@ mod hold;
 mod mem;
 mod powercut;
 mod rate;
+mod resizable;
 
 pub use delay::{Delay, DelayConfig};
 pub use error::{ErrorDevice, ErrorHandle, Failure};
 pub use mem::{Mem, MemConfig, ReadOnlyMem};
 pub use powercut::{Crash, PowerCut, Replay, Tear, Volatile};
 pub use rate::{Rate, RateConfig};
+pub use resizable::Resizable;
 
 use block::{Bufs, Completion};
 use std::collections::VecDeque;

@@ -22,6 +22,6 @@ mod random;
 
 pub use devices::{
     Crash, Delay, DelayConfig, ErrorDevice, ErrorHandle, Failure, Mem, MemConfig, PowerCut, Rate,
-    RateConfig, ReadOnlyMem, Replay, Tear, Volatile,
+    RateConfig, ReadOnlyMem, Replay, Resizable, Tear, Volatile,
 };
 pub use random::Random;

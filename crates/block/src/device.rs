@@ -91,8 +91,21 @@ impl DeviceInfo {
 
 /// A block device: a path to a disk, or a layer over another device.
 pub trait BlockDevice: Send + Sync {
-    /// Returns the properties of the device, which do not change while it is open.
+    /// Returns the properties of the device. Only the size may change while it is open, and only
+    /// increase: when [`BlockDevice::update_size`] finds more storage.
     fn info(&self) -> &DeviceInfo;
+
+    /// Finds the current size of the storage, and adopts it if it has increased: requests to the
+    /// new part are accepted from then on, also by queues that are open. Returns the size of the
+    /// device then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`]: the size of the device is fixed while it is open.
+    /// [`ErrorKind::Media`]: the storage has become smaller. The storage does not report its size.
+    fn update_size(&self) -> Result<u64> {
+        let why = "its size is fixed while it is open";
+        Err(Error::new(ErrorKind::Unsupported, &self.info().name, why))
+    }
 
     /// Opens a queue for the calling thread. Any number of queues may be open, on any threads.
     fn queue(&self) -> Result<Box<dyn Queue>>;
@@ -101,6 +114,10 @@ pub trait BlockDevice: Send + Sync {
 impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
     fn info(&self) -> &DeviceInfo {
         (**self).info()
+    }
+
+    fn update_size(&self) -> Result<u64> {
+        (**self).update_size()
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

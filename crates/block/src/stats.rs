@@ -292,6 +292,10 @@ impl BlockDevice for Stats {
         self.lower.info()
     }
 
+    fn update_size(&self) -> Result<u64> {
+        self.lower.update_size()
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let capacity = lower.capacity();

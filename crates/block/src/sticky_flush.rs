@@ -108,6 +108,10 @@ impl BlockDevice for StickyFlush {
         self.lower.info()
     }
 
+    fn update_size(&self) -> Result<u64> {
+        self.lower.update_size()
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         let lower = self.lower.queue()?;
         let waker = Waker::new().map_err(|e| Error::from_io(&lower.info().name, e))?;

@@ -8,7 +8,7 @@ use crate::open::OpenFile;
 use crate::session::{CacheMode, Session};
 use crate::tree::Vnode;
 use crate::volume::{Cache, Volume};
-use block::{BlockDevice, Completion, DeviceInfo, Op, Queue, Request, Result, Wait};
+use block::{BlockDevice, Completion, DeviceInfo, GrowingInfo, Op, Queue, Request, Result, Wait};
 use layer_cpu::{Layer, within};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// A device whose data is cached.
 #[derive(Clone)]
 pub struct CachedDevice {
-    info: DeviceInfo,
+    info: Arc<GrowingInfo>,
+    lower: Arc<dyn BlockDevice>,
     volume: Arc<Volume>,
     vnode: Arc<Vnode>,
     mode: CacheMode,
@@ -32,10 +33,11 @@ impl CachedDevice {
             volatile_write_cache: true,
             ..device.info().clone()
         };
-        let volume = cache.volume(Arc::new(DevicePager::new(device)?))?;
+        let volume = cache.volume(Arc::new(DevicePager::new(Arc::clone(&device))?))?;
         let vnode = volume.vnode(DEVICE_FILE, info.size);
         Ok(CachedDevice {
-            info,
+            info: Arc::new(info.into()),
+            lower: device,
             volume,
             vnode,
             mode: CacheMode::Cached,
@@ -45,7 +47,8 @@ impl CachedDevice {
     /// Returns the same device with requests that bypass the cache, coherently with it.
     pub fn direct(&self) -> CachedDevice {
         CachedDevice {
-            info: self.info.clone(),
+            info: Arc::clone(&self.info),
+            lower: Arc::clone(&self.lower),
             volume: Arc::clone(&self.volume),
             vnode: Arc::clone(&self.vnode),
             mode: CacheMode::Direct,
@@ -68,9 +71,16 @@ impl BlockDevice for CachedDevice {
         &self.info
     }
 
+    fn update_size(&self) -> Result<u64> {
+        let size = self.lower.update_size()?;
+        // First the file: a request to the new part finds pages that belong to it.
+        self.vnode.raise(size);
+        self.info.grow(size)
+    }
+
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(Box::new(CachedQueue {
-            info: self.info.clone(),
+            info: Arc::clone(&self.info),
             session: self.volume.session()?,
             open: self.volume.open(&self.vnode),
             mode: self.mode,
@@ -79,7 +89,7 @@ impl BlockDevice for CachedDevice {
 }
 
 struct CachedQueue {
-    info: DeviceInfo,
+    info: Arc<GrowingInfo>,
     session: Session,
     open: OpenFile,
     mode: CacheMode,

@@ -65,7 +65,6 @@ impl Pager for DevicePager {
         Ok(Box::new(DevicePagerQueue {
             info: self.info.clone(),
             queue: self.device.queue()?,
-            size: self.device.info().size,
             shortened: Vec::new(),
         }))
     }
@@ -74,7 +73,6 @@ impl Pager for DevicePager {
 struct DevicePagerQueue {
     info: PagerInfo,
     queue: Box<dyn Queue>,
-    size: u64,
     /// Tags of the requests in flight that reached beyond the device; few, because only its last
     /// page does.
     shortened: Vec<u64>,
@@ -85,8 +83,9 @@ impl DevicePagerQueue {
     /// of the device. A range that reaches further is an error, which the device reports.
     fn excess(&self, op: &Op) -> usize {
         match op.range() {
-            Some((offset, len)) if offset < self.size => {
-                let beyond = offset.saturating_add(len).saturating_sub(self.size);
+            Some((offset, len)) if offset < self.queue.info().size => {
+                let end = offset.saturating_add(len);
+                let beyond = end.saturating_sub(self.queue.info().size);
                 if beyond < PAGE_BYTES as u64 {
                     beyond as usize
                 } else {

@@ -37,6 +37,15 @@ impl Ranges {
         self.waiters.wake_all();
     }
 
+    /// As [`Ranges::lock`], until the result is dropped.
+    pub fn lock_until_drop(&self, range: Range<u64>) -> impl Drop {
+        self.lock(range.clone());
+        Locked {
+            ranges: self,
+            range,
+        }
+    }
+
     /// Checks whether a page may be loaded. The caller has just made it `LOADING`.
     #[inline]
     pub fn admits(&self, page: u64) -> bool {
@@ -50,6 +59,17 @@ impl Ranges {
     /// Registers for a wake-up when a range is unlocked; the caller checks again afterwards.
     pub fn wait(&self, waker: &Arc<Waker>) {
         self.waiters.register(waker);
+    }
+}
+
+struct Locked<'a> {
+    ranges: &'a Ranges,
+    range: Range<u64>,
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.ranges.unlock(&self.range);
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn reclaim(vnode: &Vnode, mapped: &Mapped) -> ReclaimResult {
 
 /// Evicts up to `want` clean pages from the windows of a cache.
 pub(crate) fn evict_mapped(core: &CacheShared, want: usize) {
-    // The background thread calls this in each pass, and there may be millions of vnodes.
+    // The background thread calls this in each pass, and there may be very many vnodes.
     if want == 0 {
         return;
     }

@@ -1,8 +1,8 @@
 //! A cached device behaves like a device: the conformance suite, cached and direct, on a disk in
 //! memory and on one whose power can be cut.
 
-use block::{BlockDevice, Buf, ErrorKind, Op, Queue, Request, Wait};
-use block_testing::{ErrorDevice, Mem, MemConfig, PowerCut, conformance};
+use block::{BlockDevice, Blocking, Buf, ErrorKind, Op, Queue, Request, Wait};
+use block_testing::{ErrorDevice, Mem, MemConfig, PowerCut, Resizable, conformance};
 use cache::{Cache, CachedDevice, Config};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -34,6 +34,46 @@ fn a_cached_device_passes_over_narrow_queues_and_ragged_ends() {
         };
         conformance::run(&|| Arc::new(over(Arc::new(Mem::with(config.clone())), 2 << 20)));
     }
+}
+
+#[test]
+fn a_device_that_has_grown_is_larger_for_open_queues() {
+    const OLD: u64 = (1 << 20) + 512;
+    const NEW: u64 = 3 << 20;
+    let mem = Arc::new(Mem::new(4 << 20, 512));
+    let lower = Resizable::new(mem.clone(), OLD);
+    let device = over(Arc::new(lower.clone()), 16 << 20);
+    let mut queues = [&device, &device.direct()].map(|d| Blocking::open(d).unwrap());
+    queues[0].write_at(OLD - 512, &[1; 512]).unwrap();
+    lower.resize(NEW);
+    for queue in &mut queues {
+        let refused = queue.write_at(OLD, &[2; 512]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfRange);
+    }
+    assert_eq!(device.update_size().unwrap(), NEW);
+    assert_eq!((device.info().size, device.vnode().size()), (NEW, NEW));
+    // In the page that was the last one, behind it, and at the new end; by either way.
+    for (at, byte) in [(OLD, 2), (OLD + 8192, 3), (NEW - 512, 4)] {
+        queues[byte as usize % 2]
+            .write_at(at, &[byte; 512])
+            .unwrap();
+    }
+    for queue in &mut queues {
+        let mut all = vec![0; NEW as usize];
+        queue.read_at(0, &mut all).unwrap();
+        let bytes = [OLD - 512, OLD, OLD + 512, OLD + 8192, NEW - 512].map(|at| all[at as usize]);
+        assert_eq!(bytes, [1, 2, 0, 3, 4]);
+        let refused = queue.write_at(NEW, &[5; 512]).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::OutOfRange);
+    }
+    queues[0].flush().unwrap();
+    let mut end = [0; 512];
+    mem.peek(NEW - 512, &mut end);
+    assert_eq!(end, [4; 512]);
+    lower.resize(OLD);
+    let smaller = device.update_size().unwrap_err();
+    assert!(smaller.to_string().contains("become smaller"), "{smaller}");
+    assert_eq!(device.info().size, NEW);
 }
 
 #[test]

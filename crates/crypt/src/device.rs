@@ -45,6 +45,7 @@ impl CryptDevice {
                 segment.offset, below.size
             ))
         })?;
+        let logical_block_size = below.logical_block_size.max(sector as u32);
         // A file need not end on a sector boundary; the remainder is not usable.
         let size = segment.size.unwrap_or(available - available % sector);
         if size > available || !size.is_multiple_of(sector) {
@@ -61,11 +62,10 @@ impl CryptDevice {
                 segment.offset
             )));
         }
-        let logical_block_size = below.logical_block_size.max(sector as u32);
         let info = DeviceInfo {
             name: below.name.clone(),
             wwid: format!("crypt:{}", below.wwid),
-            size: size - size % u64::from(logical_block_size),
+            size: whole_blocks(size, logical_block_size),
             logical_block_size,
             optimal_io_size: below.optimal_io_size.max(logical_block_size),
             max_transfer: max_transfer(below.max_transfer, logical_block_size),
@@ -78,7 +78,7 @@ impl CryptDevice {
             shared: Arc::new(Shared {
                 lower,
                 xts,
-                info,
+                info: info.into(),
                 segment,
             }),
         })
@@ -90,9 +90,27 @@ impl CryptDevice {
     }
 }
 
+/// Returns the bytes of whole blocks, the usable part of `size` bytes.
+fn whole_blocks(size: u64, logical_block_size: u32) -> u64 {
+    size - size % u64::from(logical_block_size)
+}
+
 impl BlockDevice for CryptDevice {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    fn update_size(&self) -> Result<u64> {
+        let lower = self.shared.lower.update_size()?;
+        let (info, segment) = (&self.shared.info, &self.shared.segment);
+        let size = match segment.size {
+            Some(_) => info.size,
+            None => whole_blocks(
+                lower.saturating_sub(segment.offset),
+                info.logical_block_size,
+            ),
+        };
+        info.grow(size)
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

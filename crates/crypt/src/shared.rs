@@ -1,6 +1,6 @@
 //! State that a device shares with its queues.
 
-use block::{BlockDevice, DeviceInfo};
+use block::{BlockDevice, GrowingInfo};
 use std::sync::Arc;
 use xts::{Tweak, Xts};
 
@@ -15,11 +15,11 @@ pub struct DataSegment {
     pub iv_tweak: Tweak,
 }
 
-/// Immutable state shared by a device and its queues.
+/// State shared by a device and its queues; only the size in `info` changes.
 pub(crate) struct Shared {
     pub(crate) lower: Arc<dyn BlockDevice>,
     pub(crate) xts: Xts,
-    pub(crate) info: DeviceInfo,
+    pub(crate) info: GrowingInfo,
     pub(crate) segment: DataSegment,
 }
 

@@ -2,7 +2,7 @@
 //! state after 2,000 power cuts.
 
 use block::{BlockDevice, Blocking, Buf, Bufs, Op, Request, Wait};
-use block_testing::{ErrorDevice, Mem, PowerCut, Random};
+use block_testing::{ErrorDevice, Mem, PowerCut, Random, Resizable};
 use crypt::{CryptDevice, DataSegment, Options};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -169,6 +169,36 @@ fn a_segment_that_does_not_fit_is_refused() {
 /// Writes with flushes to a disk with a volatile cache, then cuts the power 2,000 times at random
 /// points, with unflushed data dropped, kept or torn: every flushed block reads back as it was when
 /// flushed, or as it was written later.
+#[test]
+fn a_volume_grows_with_its_device_unless_its_size_is_fixed() {
+    for (sector, fixed, size) in [
+        (SectorSize::B512, None, (2 << 20) + 512),
+        (SectorSize::B4096, None, 2 << 20),
+        (SectorSize::B4096, Some(1 << 20), 1 << 20),
+    ] {
+        let disk = Resizable::new(Arc::new(Mem::new(4 << 20, 512)), 2 << 20);
+        let segment = DataSegment {
+            offset: SHIFT,
+            size: fixed,
+            iv_tweak: Tweak::ZERO,
+        };
+        let xts = Xts::new(&key(256), sector).unwrap();
+        let lower = Arc::new(disk.clone());
+        let device = CryptDevice::new(lower, xts, segment, Options::default()).unwrap();
+        let mut queue = Blocking::open(&device).unwrap();
+        assert_eq!(device.info().size, 1 << 20);
+        // Part of a sector more than whole sectors.
+        disk.resize((3 << 20) + 512);
+        assert_eq!(device.update_size().unwrap(), size);
+        assert_eq!(device.info().size, size);
+        queue.write_at(size - 4096, &[7; 4096]).unwrap();
+        let mut read = [0; 4096];
+        queue.read_at(size - 4096, &mut read).unwrap();
+        assert_eq!(read, [7; 4096]);
+        assert!(queue.write_at(size, &[7; 4096]).is_err());
+    }
+}
+
 #[test]
 fn two_thousand_power_cuts_keep_every_flushed_block_whole() {
     const BLOCK: usize = 4096;

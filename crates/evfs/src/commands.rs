@@ -16,6 +16,7 @@ mod files;
 mod fileset;
 mod fileset_diff;
 mod fileset_transfer;
+mod grow;
 mod handle;
 mod key;
 mod lun;
@@ -86,6 +87,8 @@ pub enum Command {
     Fsck(files::FsckArgs),
     /// Read all file data and compare it with its checksums, also while it is in use
     Scrub(scrub::Args),
+    /// Use the new size of a device, for its volume and its file system, also while in use
+    Grow(grow::Args),
     /// Give an existing file system checksums of file data
     Upgrade(upgrade::Args),
     /// Defragment files by rewriting them into fewer extents
@@ -175,6 +178,7 @@ impl Command {
             Command::Cell(command) => cell::run(context, command),
             Command::Fsck(args) => files::fsck(context, &args),
             Command::Scrub(args) => scrub::run(context, &args),
+            Command::Grow(args) => grow::run(context, &args),
             Command::Upgrade(args) => upgrade::run(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),

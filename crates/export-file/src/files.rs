@@ -11,10 +11,10 @@ use fuse_mount::{Errno, PIECE_BYTES, Reply, Serve};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Time for which the kernel may cache names and sizes. They never change.
+/// Time for which the kernel may cache names and sizes. It is notified of a new size.
 const TTL: Duration = Duration::from_secs(3600);
 /// Inode number of the first file; 1 is the directory.
-const FIRST_FILE: u64 = 2;
+pub(crate) const FIRST_FILE: u64 = 2;
 /// Number of background requests (asynchronous direct I/O, loop devices) that the kernel may queue.
 const BACKGROUND: u16 = 256;
 

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// `LOOP_CLR_FD` of <linux/loop.h>.
 const LOOP_CLR_FD: u32 = 0x4C01;
+/// `LOOP_SET_CAPACITY` of <linux/loop.h>.
+const LOOP_SET_CAPACITY: u32 = 0x4C07;
 /// `BLKZEROOUT` of <linux/fs.h>.
 const BLKZEROOUT: u32 = 0x127F;
 
@@ -77,6 +79,28 @@ impl LoopDevice {
     /// Returns the path, `/dev/loopN`.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Makes the device as large as its file is now.
+    ///
+    /// # Errors
+    /// Errors of the system.
+    pub fn update_size(&self) -> Result<(), Error> {
+        let update = || {
+            let Some(device) = self.open()? else {
+                return Ok(());
+            };
+            // The kernel asks the file system of the file for its size only in calls by its path.
+            if let Some(file) = &self.backing {
+                std::fs::metadata(file.trim_end_matches('\n'))?;
+            }
+            // SAFETY: this request takes no argument.
+            match unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_CAPACITY as _) } {
+                0 => Ok(()),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        update().map_err(|e| Error::io(format!("cannot enlarge {}", self.path.display()), e))
     }
 
     /// Removes the device; with `force`, even if it is in use: it then vanishes after the last

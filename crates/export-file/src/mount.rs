@@ -1,9 +1,10 @@
 //! A mounted directory of volumes, from start to end.
 
-use crate::files::{Export, Files};
+use crate::files::{Export, FIRST_FILE, Files};
 use crate::holes::Holes;
 use crate::loopdev;
 use fuse_mount::{Error, REQUESTS_PER_THREAD, SOURCE, Settings, Users, WhenBusy};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -31,6 +32,8 @@ pub struct Mount {
     mount: fuse_mount::Mount,
     /// Meaning of holes in the only file.
     holes: Option<Arc<Holes>>,
+    /// Number of files.
+    files: usize,
 }
 
 impl Mount {
@@ -52,15 +55,38 @@ impl Mount {
             exec: false,
             on_block_device: false,
         };
+        let count = exports.len();
         let files = Files::new(exports);
         let holes = files.holes();
         let mount = fuse_mount::Mount::start(&settings, files)?;
-        Ok(Mount { mount, holes })
+        Ok(Mount {
+            mount,
+            holes,
+            files: count,
+        })
     }
 
     /// Returns the meaning of holes in the file of the only export.
     pub fn holes(&self) -> Option<&Holes> {
         self.holes.as_deref()
+    }
+
+    /// Makes the kernel ask again for the sizes of the files, after devices have grown.
+    ///
+    /// # Errors
+    /// The mount has ended.
+    pub fn update_sizes(&self) -> Result<(), Error> {
+        let Some(notifier) = self.mount.notifier() else {
+            return Ok(());
+        };
+        for node in (FIRST_FILE..).take(self.files) {
+            match notifier.inval_inode(node, -1, 0) {
+                // The kernel has not cached anything of the file.
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                told => told.map_err(|e| Error::io("cannot announce a new size", e))?,
+            }
+        }
+        Ok(())
     }
 
     /// Builds the path of the file of an export.
@@ -81,11 +107,20 @@ impl Mount {
     /// # Errors
     /// Returned together with the unchanged mount.
     pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
-        let Mount { mount, holes } = self;
+        let Mount {
+            mount,
+            holes,
+            files,
+        } = self;
         let has_ended = || true;
         mount.unmount(when_busy, has_ended).map_err(|failed| {
             let (mount, error) = *failed;
-            Box::new((Mount { mount, holes }, error))
+            let mount = Mount {
+                mount,
+                holes,
+                files,
+            };
+            Box::new((mount, error))
         })
     }
 }

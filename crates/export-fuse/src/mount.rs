@@ -20,6 +20,10 @@ const TESTED_WITHIN: Duration = Duration::from_secs(5);
 pub struct Mount {
     // Fields drop in this order.
     mount: fuse_mount::Mount,
+    state: MountState,
+}
+
+struct MountState {
     recall: Recall,
     /// Readable when the last request is done.
     ended: Arc<Waker>,
@@ -107,18 +111,18 @@ impl Mount {
             let started = recall.0.start(notifier);
             started.map_err(|e| Error::io("cannot start a thread", e))?;
         }
-        Ok(Mount {
-            mount,
+        let state = MountState {
             recall,
             ended,
             on_block_device,
-        })
+        };
+        Ok(Mount { mount, state })
     }
 
     /// Reports whether the kernel forwards sync(2) and syncfs(2); see
     /// [`fuse_mount::Mount::receives_sync`].
     pub fn receives_sync(&self) -> bool {
-        self.on_block_device && self.mount.receives_sync(TESTED_WITHIN)
+        self.state.on_block_device && self.mount.receives_sync(TESTED_WITHIN)
     }
 
     /// Checks whether an unmount would succeed; see [`fuse_mount::Mount::in_use`].
@@ -132,12 +136,12 @@ impl Mount {
     /// Returns a descriptor that becomes readable when the last request is done, for whatever
     /// reason.
     pub fn ended(&self) -> BorrowedFd<'_> {
-        self.ended.as_fd()
+        self.state.ended.as_fd()
     }
 
     /// Reports whether [`Mount::ended`] is readable.
     pub fn has_ended(&self) -> bool {
-        is_readable_within(&self.ended, Duration::ZERO)
+        is_readable_within(&self.state.ended, Duration::ZERO)
     }
 
     /// Unmounts and waits until the last request is done. Returns false if the mount is in use and
@@ -147,55 +151,41 @@ impl Mount {
     /// # Errors
     /// Returned together with the unchanged mount.
     pub fn unmount(self, when_busy: WhenBusy) -> Result<bool, Box<(Mount, Error)>> {
-        let Mount {
-            mount,
-            recall,
-            ended,
-            on_block_device,
-        } = self;
-        match mount.unmount(when_busy, || is_readable_within(&ended, ENDS_WITHIN)) {
+        let Mount { mount, state } = self;
+        match mount.unmount(when_busy, || state.ends_soon()) {
             Ok(true) => Ok(true),
             Ok(false) => {
                 // The remaining users must still see changes of other clients.
-                std::mem::forget(recall);
+                std::mem::forget(state.recall);
                 Ok(false)
             }
             Err(failed) => {
                 let (mount, error) = *failed;
-                let same = Mount {
-                    mount,
-                    recall,
-                    ended,
-                    on_block_device,
-                };
-                Err(Box::new((same, error)))
+                Err(Box::new((Mount { mount, state }, error)))
             }
         }
     }
 
     /// Unmounts unless another program has noticed the mount; see [`fuse_mount::Mount::withdraw`].
     fn withdraw(self) -> Result<(), Box<Mount>> {
-        let Mount {
-            mount,
-            recall,
-            ended,
-            on_block_device,
-        } = self;
-        let withdrawn = mount.withdraw(|| is_readable_within(&ended, ENDS_WITHIN));
-        withdrawn.map_err(|mount| {
-            let mount = *mount;
-            Box::new(Mount {
-                mount,
-                recall,
-                ended,
-                on_block_device,
-            })
+        let Mount { mount, state } = self;
+        let withdrawn = mount.withdraw(|| state.ends_soon());
+        withdrawn.map_err(|noticed| {
+            let mount = *noticed;
+            Box::new(Mount { mount, state })
         })
     }
 
     /// Waits until the mount is unmounted by another program.
     pub fn wait(self) {
         self.mount.wait();
+    }
+}
+
+impl MountState {
+    /// Waits for the last request to be done, which may take forever.
+    fn ends_soon(&self) -> bool {
+        is_readable_within(&self.ended, ENDS_WITHIN)
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod caller;
 mod content;
 mod convert;
+mod copies;
 mod handles;
 mod invalidation;
 mod ioctl;

@@ -5,7 +5,7 @@ mod output;
 mod progress;
 
 use crate::admission::ConnectionSlot;
-use crate::config::Limits;
+use crate::config::{Export, Limits};
 use crate::engine::{REQUEST_BYTES_MAX, SHARE_BYTES};
 use crate::hub::Hub;
 use crate::session::{Fence, Session};
@@ -13,8 +13,8 @@ use crate::socket::{Raw, Socket};
 use block::{Buf, Bufs};
 use input::{Filled, Input};
 use nbd_proto::{
-    Command, Errno, ExportInfo, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy,
-    constants as c, simple_reply, structured_data, structured_done, structured_error,
+    Command, Errno, Handshake, REQUEST_BYTES, RequestHeader, ServerStep, TlsPolicy, simple_reply,
+    structured_data, structured_done, structured_error,
 };
 use output::Output;
 use progress::Progress;
@@ -129,7 +129,7 @@ impl Connection {
         } else {
             TlsPolicy::Never
         };
-        let mut handshake = Handshake::new(Arc::clone(hub.infos()), policy);
+        let mut handshake = Handshake::new(hub.infos(), policy);
         let mut output = Output::default();
         output.push_bytes(handshake.take_output());
         let began = Instant::now();
@@ -357,7 +357,7 @@ impl Connection {
         match connection {
             Some(Ok(connection)) if clean && !self.broken => {
                 self.socket.start_tls(connection);
-                let handshake = Handshake::new(Arc::clone(self.hub.infos()), TlsPolicy::Active);
+                let handshake = Handshake::new(self.hub.infos(), TlsPolicy::Active);
                 self.phase = Phase::Handshake(Box::new(handshake));
             }
             _ => self.break_off("cannot start TLS"),
@@ -387,8 +387,8 @@ impl Connection {
             return Step::Wait;
         }
         let export = *export;
-        let info = &self.hub.infos()[export];
-        let refused = refusal(info, &header);
+        let exported = &self.hub.exports[export];
+        let refused = refusal(exported, &header);
         if matches!(header.command, Command::Write) {
             *incoming = Some(Incoming {
                 header,
@@ -409,7 +409,7 @@ impl Connection {
         let mut payload = Vec::new();
         if matches!(header.command, Command::Read) {
             let end = header.offset.checked_add(u64::from(header.len));
-            let sane = end.is_some_and(|end| end <= info.size);
+            let sane = end.is_some_and(|end| end <= exported.device.info().size);
             payload = match take(if sane { header.len as usize } else { 0 }, empty_handed) {
                 Some(bufs) => bufs,
                 None => return Step::Starved,
@@ -616,8 +616,8 @@ impl Connection {
 
 /// Returns the error of a request that is not passed to the device; the payload of a write is
 /// received first.
-fn refusal(info: &ExportInfo, header: &RequestHeader) -> Option<Errno> {
-    let read_only = info.flags & c::FLAG_READ_ONLY != 0;
+fn refusal(export: &Export, header: &RequestHeader) -> Option<Errno> {
+    let read_only = export.is_read_only();
     match header.command {
         Command::Write if read_only => Some(Errno::Permission),
         _ if header.unknown_flags => Some(Errno::Invalid),

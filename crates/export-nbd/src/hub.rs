@@ -15,7 +15,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// State shared by workers, acceptor and owner.
 pub(crate) struct Hub {
     pub(crate) exports: Vec<Export>,
-    infos: Arc<[ExportInfo]>,
     tls: Option<Arc<ServerConfig>>,
     stopping: AtomicBool,
     stop: Waker,
@@ -33,10 +32,8 @@ impl Hub {
         limits: Limits,
     ) -> Hub {
         let wakers = Arc::new(Wakers::default());
-        let infos = exports.iter().map(export_info).collect();
         Hub {
             exports,
-            infos,
             tls,
             stopping: AtomicBool::new(false),
             stop: Waker::new().expect("the system has a descriptor left"),
@@ -65,8 +62,9 @@ impl Hub {
         self.tls.as_ref()
     }
 
-    pub(crate) fn infos(&self) -> &Arc<[ExportInfo]> {
-        &self.infos
+    /// Returns the current properties of the exports. A client keeps the size that it negotiates.
+    pub(crate) fn infos(&self) -> Arc<[ExportInfo]> {
+        self.exports.iter().map(export_info).collect()
     }
 
     pub(crate) fn door(&self) -> &Arc<Admission> {
@@ -74,9 +72,15 @@ impl Hub {
     }
 }
 
+impl Export {
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only || self.device.info().read_only
+    }
+}
+
 fn export_info(export: &Export) -> ExportInfo {
     let info = export.device.info();
-    let read_only = export.read_only || info.read_only;
+    let read_only = export.is_read_only();
     let mut flags =
         c::FLAG_HAS_FLAGS | c::FLAG_SEND_FLUSH | c::FLAG_SEND_DF | c::FLAG_CAN_MULTI_CONN;
     if read_only {

@@ -4,3 +4,4 @@ pub mod content;
 pub(crate) mod extents;
 pub mod pager;
 pub(crate) mod plan;
+pub(crate) mod share;

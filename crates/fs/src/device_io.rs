@@ -41,7 +41,7 @@ struct Job {
 
 /// Device with I/O threads.
 pub(crate) struct DeviceIo {
-    info: DeviceInfo,
+    device: Arc<StickyFlush>,
     jobs: Option<Sender<Job>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -55,7 +55,7 @@ impl DeviceIo {
         let lost = device.failure();
         let device = Arc::new(device);
         let mut io = DeviceIo {
-            info: device.info().clone(),
+            device: Arc::clone(&device),
             jobs: Some(jobs),
             threads: Vec::new(),
         };
@@ -65,7 +65,7 @@ impl DeviceIo {
             let thread = std::thread::Builder::new()
                 .name("fs-metadata".into())
                 .spawn(move || serve(&*device, &todo, &lost))
-                .map_err(|e| Error::from(block::Error::from_io(&io.info.name, e)))?;
+                .map_err(|e| Error::from(block::Error::from_io(&io.info().name, e)))?;
             io.threads.push(thread);
         }
         Ok(io)
@@ -73,12 +73,12 @@ impl DeviceIo {
 
     /// Returns the properties of the device.
     pub fn info(&self) -> &DeviceInfo {
-        &self.info
+        self.device.info()
     }
 
     /// Reads `out.len()` bytes at `offset`. Both are multiples of the logical block size.
     pub fn read(&self, offset: DeviceOffset, out: &mut [u8]) -> block::Result<()> {
-        let chunk = self.info.max_transfer as usize;
+        let chunk = self.info().max_transfer as usize;
         let ops = (0..out.len().div_ceil(chunk)).map(|i| Op::Read {
             offset: offset.plus((i * chunk) as u64).bytes(),
             bufs: Buf::zeroed(chunk.min(out.len() - i * chunk)).into(),
@@ -151,7 +151,7 @@ impl DeviceIo {
     fn run(&self, steps: Steps) -> block::Result<Vec<Op>> {
         let gone = || {
             let text = "the metadata thread has ended";
-            block::Error::new(block::ErrorKind::Cancelled, &self.info.name, text)
+            block::Error::new(block::ErrorKind::Cancelled, &self.info().name, text)
         };
         let (answer, answered) = sync_channel(1);
         let jobs = self.jobs.as_ref().ok_or_else(gone)?;

@@ -1,8 +1,9 @@
-//! An open file system: its space, growing and closing it.
+//! An open file system: its space, and closing it.
 
 mod clone;
 pub mod diff;
 pub mod filesets;
+mod grow;
 pub mod open;
 mod rollback;
 mod snapshot_space;
@@ -11,7 +12,6 @@ pub mod upgrade;
 use crate::error::{Error, Result};
 use crate::fileset::Fileset;
 use crate::format::key::TreeId;
-use crate::format::record::{BLOCK_BYTES, Run};
 use crate::format::superblock::Superblock;
 use crate::metadata::commit::Background;
 use crate::metadata::database::Db;
@@ -47,6 +47,8 @@ pub struct Fs {
     inner: Arc<FsShared>,
     /// Its threads; `None` once the file system is closed, or if it is read-only.
     background: Mutex<Option<Background>>,
+    /// Held by a thread that grows the file system.
+    growing: Mutex<()>,
 }
 
 impl Fs {
@@ -104,39 +106,9 @@ impl Fs {
         asked.or_else(|| self.inner.read().failed.clone())
     }
 
-    /// Returns the number of bytes that [`Fs::grow`] would add.
-    pub fn growable_bytes(&self) -> u64 {
-        let now = self.inner.device.info().size / BLOCK_BYTES;
-        let used = self.inner.superblock.lock().device_blocks;
-        now.saturating_sub(used) * BLOCK_BYTES
-    }
-
     /// Returns a copy of the superblock.
     pub fn superblock(&self) -> Superblock {
         self.inner.superblock.lock().clone()
-    }
-
-    /// Extends the file system to the current size of the device. Returns the bytes in use then.
-    pub fn grow(&self) -> Result<u64> {
-        self.inner.check_writable()?;
-        let now = self.inner.device.info().size / BLOCK_BYTES;
-        let before = {
-            let mut superblock = self.inner.superblock.lock();
-            let now = now.max(superblock.device_blocks);
-            std::mem::replace(&mut superblock.device_blocks, now)
-        };
-        if now > before {
-            if let Err(error) = self.inner.superblock.write() {
-                self.inner.superblock.lock().device_blocks = before;
-                return Err(error.into());
-            }
-            self.inner.write().bounds.end = now;
-            self.inner.space.add(Run {
-                start: before,
-                blocks: now - before,
-            });
-        }
-        Ok(now.max(before) * BLOCK_BYTES)
     }
 
     /// Commits everything, closes the file system and releases the device. The caller has already

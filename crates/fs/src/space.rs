@@ -107,10 +107,17 @@ impl Space {
         self.inner.lock().expect("no panic under this lock")
     }
 
-    /// Adds free blocks that no change set freed: when the allocator is loaded, or when the device
-    /// has grown.
+    /// Adds free blocks that no change set freed, when the allocator is loaded.
     pub fn add(&self, run: Run) {
         self.lock().release(run);
+    }
+
+    /// Adds the blocks by which the file system has grown, and sets the number of blocks set aside for
+    /// its metadata.
+    pub fn extend(&self, run: Run, reserve: u64) {
+        let mut inner = self.lock();
+        inner.release(run);
+        inner.reserve = reserve;
     }
 
     /// Adds the blocks from `start` to `end`, which may be none.

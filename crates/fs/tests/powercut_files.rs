@@ -110,7 +110,8 @@ impl Work {
             0 | 1 => self.create(begun),
             2 => self.unlink(),
             3 | 4 => self.rename(begun),
-            5..=9 => self.write(begun),
+            5..=7 => self.write(begun),
+            8 | 9 => self.copy(begun),
             10 => self.cut(begun),
             11..=13 => self.allocate(begun),
             14 | 15 => self.sync_one(),
@@ -211,6 +212,36 @@ impl Work {
         content.resize(content.len().max(offset + data.len()), 0);
         content[offset..offset + data.len()].copy_from_slice(&data);
         self.changed(ino, begun, content);
+    }
+
+    /// Copies blocks, and often bytes around them, between two files or within one.
+    fn copy(&mut self, begun: usize) {
+        let (Some(from), Some(to)) = (self.file(), self.file()) else {
+            return;
+        };
+        let unit = if self.random.below(4) == 0 { 8 } else { 4096 };
+        let mut place = |max: u64| self.random.below(max / unit) * unit;
+        let (at, to_at, len) = (place(SIZE_MAX), place(SIZE_MAX), unit + place(60_000));
+        if from == to && at.abs_diff(to_at) < len {
+            return;
+        }
+        let source = self.content(from);
+        let end = source.len().min((at + len) as usize);
+        let copied = source.get(at as usize..end).unwrap_or_default();
+        let mut done = 0;
+        while done < copied.len() as u64 {
+            let lane = &mut self.lanes[(to / 2 % 2) as usize];
+            let (one, two) = (&self.open[&from], &self.open[&to]);
+            let left = copied.len() as u64 - done;
+            let part = lane.copy((one, at + done), (two, to_at + done), left);
+            done += part.expect("copied");
+        }
+        if done > 0 {
+            let (mut content, start) = (self.content(to), to_at as usize);
+            content.resize(content.len().max(start + copied.len()), 0);
+            content[start..start + copied.len()].copy_from_slice(copied);
+            self.changed(to, begun, content);
+        }
     }
 
     fn cut(&mut self, begun: usize) {

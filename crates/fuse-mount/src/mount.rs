@@ -229,9 +229,9 @@ impl Mount {
         Ok(over)
     }
 
-    /// Unmounts and waits for the session to end, as [`Mount::unmount`], but only a mount that nobody
-    /// has noticed. Otherwise returns it: it is in use, or another program has unmounted it, which
-    /// the kernel may not have completed yet.
+    /// Unmounts a mount that no other program has noticed, and waits for the session to end, as
+    /// [`Mount::unmount`]. Returns the mount if it is in use, or if another program has unmounted
+    /// it, which the kernel may not have completed yet.
     pub fn withdraw(mut self, has_ended: impl FnOnce() -> bool) -> Result<(), Box<Mount>> {
         if !unmount(&self.mountpoint, &self.device, WhenBusy::Refuse)
             .is_ok_and(|was_there| was_there)

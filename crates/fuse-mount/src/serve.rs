@@ -120,6 +120,11 @@ impl<'a> Reply<'a> {
         self.send(|unique| reply::write(unique, size), &[]);
     }
 
+    /// Answers with the number of bytes copied; `is_64` is that of the request.
+    pub fn copied(self, bytes: u64, is_64: bool) {
+        self.send(|unique| reply::copied(unique, bytes, is_64), &[]);
+    }
+
     /// Answers with data: of a file, of a directory, a link or an attribute.
     pub fn data(self, data: &[u8]) {
         self.send(|unique| reply::data_header(unique, data.len()), data);

@@ -2,7 +2,7 @@
 
 use crate::attributes::Attributes;
 use crate::clock::Clock;
-use crate::contact::{NO_ANSWER, STRAGGLERS, contact};
+use crate::contact::{NO_ANSWER, STRAGGLERS, contact, identify};
 use crate::identity::{self, Proof};
 use crate::log::Log;
 use crate::mailbox::{LINK_UP, QueueId, QueueShared, WaitingIo};
@@ -19,6 +19,7 @@ use crate::unanswered::UnansweredWrites;
 use block::{BlockDevice, DeviceInfo, Error, ErrorKind, Queue, Result};
 use lunpath::Identity;
 use numa::Topology;
+use std::cmp::Ordering;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
@@ -340,6 +341,33 @@ impl Lun {
         Ok(())
     }
 
+    /// Finds the current size of the storage: the smallest that a path in use reports. The LUN keeps the
+    /// size with which it was opened, because its connections do.
+    ///
+    /// # Errors
+    /// No path answers.
+    pub fn storage_size(&self) -> Result<u64> {
+        let own = self.identity();
+        let paths = self.shared.paths();
+        let used = paths.iter().filter(|p| p.admin() == Admin::Enabled);
+        let used: Vec<_> = used.map(|p| Arc::clone(&p.path)).collect();
+        let answers = identify(&used, self.shared.connect_within);
+        let found = answers.into_iter().filter_map(Result::ok);
+        let same = |found: &Identity| {
+            let size = own.size;
+            let found = Identity {
+                size,
+                ..found.clone()
+            };
+            identity::differs(&own, &found).is_none()
+        };
+        let size = found.filter(same).map(|found| found.size).min();
+        size.ok_or_else(|| {
+            let why = "no path reports its size";
+            Error::new(ErrorKind::PathLost, &self.shared.name, why)
+        })
+    }
+
     /// Returns the current attribute values.
     pub fn attributes(&self) -> Arc<Attributes> {
         self.shared.attributes()
@@ -465,6 +493,19 @@ impl Drop for Lun {
 impl BlockDevice for Lun {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    fn update_size(&self) -> Result<u64> {
+        let (size, found) = (self.shared.info.size, self.storage_size()?);
+        let failed = |kind, why| Err(Error::new(kind, &self.shared.name, why));
+        match found.cmp(&size) {
+            Ordering::Less => failed(ErrorKind::Media, "it has become smaller; restore its size"),
+            Ordering::Equal => Ok(size),
+            Ordering::Greater => failed(
+                ErrorKind::Unsupported,
+                "its connections keep its size; close it, and open it again",
+            ),
+        }
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

@@ -108,7 +108,7 @@ impl FileDevice {
         };
         let shared = OpenFile {
             file,
-            info,
+            info: info.into(),
             direct,
             memory_align: found.memory_align,
             engine: options.engine,
@@ -119,6 +119,39 @@ impl FileDevice {
         Ok(Arc::new(FileDevice {
             shared: Arc::new(shared),
         }))
+    }
+
+    /// Finds the current size of the file or disk, which the device uses after
+    /// [`BlockDevice::update_size`].
+    ///
+    /// # Errors
+    /// System errors.
+    pub fn storage_size(&self) -> Result<u64> {
+        let info = &self.shared.info;
+        let size = probe::size(&self.shared.file).map_err(|e| Error::from_io(&info.name, e))?;
+        Ok(size - size % u64::from(info.logical_block_size))
+    }
+
+    /// Enlarges a regular file to `size` bytes; the new part is a hole. Durable on return. The
+    /// device uses it after [`BlockDevice::update_size`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`]: not a regular file, whose size others set.
+    /// [`ErrorKind::Invalid`]: the file is larger than that. System errors.
+    pub fn enlarge(&self, size: u64) -> Result<()> {
+        let info = &self.shared.info;
+        let failed = |e| Error::from_io(&info.name, e).detail("cannot enlarge the file");
+        let meta = self.shared.file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            let why = "not a regular file";
+            return Err(Error::new(ErrorKind::Unsupported, &info.name, why));
+        }
+        if meta.len() > size {
+            let why = format!("the file has {} bytes, and does not shrink", meta.len());
+            return Err(Error::new(ErrorKind::Invalid, &info.name, why));
+        }
+        self.shared.file.set_len(size).map_err(failed)?;
+        self.shared.file.sync_all().map_err(failed)
     }
 
     /// Returns the path by which the file was opened.
@@ -233,6 +266,10 @@ fn can_discard(file: &File, block_device: bool) -> bool {
 impl BlockDevice for FileDevice {
     fn info(&self) -> &DeviceInfo {
         &self.shared.info
+    }
+
+    fn update_size(&self) -> Result<u64> {
+        self.shared.info.grow(self.storage_size()?)
     }
 
     fn queue(&self) -> Result<Box<dyn Queue>> {

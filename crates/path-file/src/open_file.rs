@@ -2,15 +2,15 @@
 
 use crate::lock;
 use crate::options::Engine;
-use block::DeviceInfo;
+use block::GrowingInfo;
 use std::fs::File;
 use std::path::PathBuf;
 
-/// Immutable state shared by the device and its queues.
+/// State shared by the device and its queues; only the size in `info` changes.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     pub(crate) file: File,
-    pub(crate) info: DeviceInfo,
+    pub(crate) info: GrowingInfo,
     pub(crate) direct: bool,
     pub(crate) memory_align: u32,
     pub(crate) engine: Engine,

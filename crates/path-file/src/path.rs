@@ -73,7 +73,9 @@ impl Lunpath for FilePath {
     }
 
     fn identify(&self, _within: Duration) -> Result<Identity> {
-        Ok(identity(self.device()?.info()))
+        let device = self.device()?;
+        device.update_size()?;
+        Ok(identity(device.info()))
     }
 
     fn connect(&self, _within: Duration) -> Result<Box<dyn Connection>> {

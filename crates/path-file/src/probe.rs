@@ -57,17 +57,33 @@ pub(crate) fn probe(file: &File, name: &str, direct: bool) -> Result<Probe> {
     Ok(found)
 }
 
-fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
-    let io = |e| Error::from_io(name, e);
+/// Returns the current size in bytes of an open file or block device.
+pub(crate) fn size(file: &File) -> std::io::Result<u64> {
+    let meta = file.metadata()?;
+    if meta.file_type().is_block_device() {
+        disk_size(file)
+    } else {
+        Ok(meta.len())
+    }
+}
+
+fn disk_size(disk: &File) -> std::io::Result<u64> {
     let mut bytes: u64 = 0;
-    let mut block: libc::c_int = 0;
     // BLKGETSIZE64 of <linux/fs.h>: _IOR(0x12, 114, size_t); it stores 64 bits.
     const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
-    // SAFETY: the descriptor is a block device, and each request stores a value of the type passed.
-    let stored = unsafe {
-        libc::ioctl(file.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) == 0
-            && libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut block) == 0
-    };
+    // SAFETY: the descriptor is a block device, and the request stores a value of this type.
+    match unsafe { libc::ioctl(disk.as_raw_fd(), BLKGETSIZE64 as _, &mut bytes) } {
+        0 => Ok(bytes),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+fn probe_disk(file: &File, name: &str, rdev: u64) -> Result<Probe> {
+    let io = |e| Error::from_io(name, e);
+    let bytes = disk_size(file).map_err(io)?;
+    let mut block: libc::c_int = 0;
+    // SAFETY: the descriptor is a block device, and the request stores a value of this type.
+    let stored = unsafe { libc::ioctl(file.as_raw_fd(), libc::BLKSSZGET as _, &mut block) == 0 };
     if !stored {
         return Err(io(std::io::Error::last_os_error()));
     }

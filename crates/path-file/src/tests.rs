@@ -29,6 +29,26 @@ fn each(mut test: impl FnMut(&str, Arc<FileDevice>)) {
 }
 
 #[test]
+fn a_file_that_is_enlarged_is_larger_for_open_queues() {
+    each(|name, device| {
+        let mut queue = Blocking::open(&*device).unwrap();
+        device.enlarge(2 * SIZE + 100).unwrap();
+        assert_eq!(device.info().size, SIZE, "{name}");
+        assert!(queue.write_at(SIZE, &[1; 4096]).is_err(), "{name}");
+        assert_eq!(device.storage_size().unwrap(), 2 * SIZE, "{name}");
+        assert_eq!(device.update_size().unwrap(), 2 * SIZE, "{name}");
+        queue.write_at(2 * SIZE - 4096, &[1; 4096]).unwrap();
+        assert!(queue.write_at(2 * SIZE, &[1; 4096]).is_err(), "{name}");
+        let refused = device.enlarge(2 * SIZE).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Invalid, "{name}");
+        let file = std::fs::File::options().write(true).open(device.path());
+        file.unwrap().set_len(SIZE).unwrap();
+        let smaller = device.update_size().unwrap_err().to_string();
+        assert!(smaller.contains("become smaller"), "{name}: {smaller}");
+    });
+}
+
+#[test]
 fn what_is_written_is_read_in_pieces_of_any_shape() {
     each(|name, device| {
         let block = device.info().logical_block_size as usize;

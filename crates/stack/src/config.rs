@@ -23,7 +23,9 @@
 //! allow = ["10.0.0.0/24"]
 //! ```
 
-use crate::service::{AttachSpec, KeepSnapshots, MountSpec, ServeSpec, ServiceSpec, sync_timeout};
+use crate::service::{
+    AttachSpec, KeepSnapshots, MountSpec, ScheduledScrub, ServeSpec, ServiceSpec, sync_timeout,
+};
 use crate::settings::{has_services, is_setting};
 use crate::state_file::read_text;
 use crate::text::{did_you_mean, toml_mistake};
@@ -68,6 +70,9 @@ const KEYS: &[&str] = &[
     "daily",
     "weekly",
     "monthly",
+    "scrub",
+    "every",
+    "rate",
     "listen",
     "announce",
     "allow",
@@ -182,6 +187,7 @@ struct MountTable {
     no_snapshots: bool,
     #[serde(default)]
     keep_snapshots: KeepSnapshots,
+    scrub: Option<ScheduledScrub>,
     #[serde(default)]
     allow_discards: bool,
 }
@@ -346,6 +352,7 @@ fn mount_entry(path: &Path, name: String, m: MountTable) -> Result<ServiceTable>
             sync_timeout: m.sync_timeout.map_or(defaults.sync_timeout, sync_timeout),
             snapshots: !m.no_snapshots,
             keep_snapshots: m.keep_snapshots,
+            scrub: m.scrub,
             allow_discards: m.allow_discards,
             config: Some(full(path)),
             ..MountSpec::new(&m.device, &m.at)

@@ -58,7 +58,6 @@ impl Share {
 /// A device opened by name.
 #[derive(Clone)]
 pub enum Disk {
-    /// A single file or block device.
     File(Arc<OpenFile>),
     Lun(Arc<OpenLun>),
 }
@@ -93,6 +92,10 @@ impl BlockDevice for OpenFile {
         scratch.unwrap_or_else(|| self.file.info())
     }
 
+    fn update_size(&self) -> block::Result<u64> {
+        self.file.update_size()
+    }
+
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
         match &self.scratch {
             Some(scratch) => scratch.queue(),
@@ -116,7 +119,6 @@ pub struct OpenLun {
     view: Arc<dyn BlockDevice>,
     lock: PathBuf,
     places: Places,
-    /// In a dry run: the device that keeps changes in memory.
     scratch: Option<Scratch>,
     _open: Option<File>,
 }
@@ -132,6 +134,10 @@ impl BlockDevice for OpenLun {
     fn info(&self) -> &block::DeviceInfo {
         let scratch = self.scratch.as_ref().map(Scratch::info);
         scratch.unwrap_or_else(|| self.lun.info())
+    }
+
+    fn update_size(&self) -> block::Result<u64> {
+        self.lun.update_size()
     }
 
     fn queue(&self) -> block::Result<Box<dyn block::Queue>> {
@@ -379,11 +385,6 @@ pub(crate) fn is_lun_name(name: &str) -> bool {
 
 pub(crate) fn is_uri(name: &str) -> bool {
     NbdUri::is_one(name) || name.starts_with("iscsi://")
-}
-
-/// Reports whether a DEVICE names a LUN, by name or address, and not a file.
-pub fn is_a_lun(device: &Path) -> bool {
-    addresses(device).is_some()
 }
 
 /// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file

@@ -4,6 +4,7 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+pub(crate) mod grow;
 mod scrub;
 mod shown;
 #[cfg(test)]
@@ -27,7 +28,9 @@ pub use ::fs::{
 };
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
+pub use grow::{Grown, Resized, grow};
 use schemars::JsonSchema;
+pub(crate) use scrub::step_bytes as scrub_step_bytes;
 pub use scrub::{ScrubOptions, Scrubbed, scrub};
 use serde::Serialize;
 use serde_json::Value;
@@ -247,18 +250,24 @@ pub(crate) fn open_counted(
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open_fs(&device, name, options(settings, access))?;
     if access == Access::ReadWrite {
-        let superblock = fs.superblock();
-        if superblock.is_read_only() {
-            return Err(Error::Failed(format!(
-                "cannot change the file system on {name}: it has features that this program does \
-                 not know ({:#x}); use --read-only, or a newer version of EVFS",
-                superblock.unknown_for_changes()
-            )));
-        }
+        changeable(&fs, name)?;
         let failed = Error::files(format!("cannot grow the file system on {name}"));
         fs.grow().map_err(failed)?;
     }
     Ok((fs, device, stats))
+}
+
+/// Refuses a file system that this program must not change.
+fn changeable(fs: &Fs, name: &str) -> Result<()> {
+    let superblock = fs.superblock();
+    if !superblock.is_read_only() {
+        return Ok(());
+    }
+    Err(Error::Failed(format!(
+        "cannot change the file system on {name}: it has features that this program does not know \
+         ({:#x}); use --read-only, or a newer version of EVFS",
+        superblock.unknown_for_changes()
+    )))
 }
 
 fn not_opened(name: &str, error: ::fs::Error) -> Error {

@@ -208,6 +208,12 @@ pub fn mounted_as(device: &Path, settings: &Settings) -> Option<String> {
     })
 }
 
+/// Finds the service by which this user has a DEVICE mounted, served or attached.
+pub(crate) fn served_as(device: &Path, settings: &Settings) -> Option<String> {
+    let place = Place::of(device);
+    control::find(&settings.run_dir(), |status| place.is_device_of(status))
+}
+
 /// Finds this user's file system mounted at `dir`, and returns its name.
 pub fn mounted_at(dir: &Path, run_dir: &Path) -> Option<String> {
     // A mount whose server has died cannot be resolved, and has no name.

@@ -64,4 +64,4 @@ pub use service::{
 };
 pub use settings::{Described, Settings, Shown, config_files, described};
 pub use signals::StopSignals;
-pub use text::date_of;
+pub use text::utc;

@@ -20,8 +20,10 @@ mod health;
 mod hub;
 mod mount;
 mod mount_point;
+mod recurring;
 mod schedule;
 mod scrape;
+mod scrubs;
 mod spec;
 mod status;
 #[cfg(test)]
@@ -30,11 +32,12 @@ mod tests;
 use crate::cache::{ProcessCache, dirty_bytes};
 use crate::cell::not_served;
 use crate::control::{
-    CacheRequest, CellRequest, FsRequest, Listener, LunRequest, Run, WatchRequest,
+    CacheRequest, CellRequest, FsRequest, GrowRequest, Listener, LunRequest, Run, WatchRequest,
 };
-use crate::device::OpenLun;
 use crate::filesystem::Target;
+use crate::filesystem::grow::Layers;
 use crate::metrics::Samples;
+use crate::volume::OpenedDevice;
 use crate::watch::{CellCounters, Reading};
 use crate::{Error, Result, Settings, lun, signals};
 use ::cache::{Vnode, Volume};
@@ -43,7 +46,7 @@ use block::StatsHandle;
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use attach::AttachSpec;
 pub use cell::ServeSpec;
@@ -51,6 +54,7 @@ pub use health::{Health, State};
 pub use hub::{Ended, Hub, Reload, serve};
 pub use mount::{MountSpec, sync_timeout};
 pub use schedule::KeepSnapshots;
+pub use scrubs::ScheduledScrub;
 pub use spec::ServiceSpec;
 pub use status::{CipherStatus, ExportAt, Space, Status, WriteBack, set_log_place};
 
@@ -125,6 +129,12 @@ trait Graph: Send + Sync {
     /// There is no such file.
     fn vnode(&self, path: Option<&str>) -> Result<Arc<Vnode>>;
 
+    /// Grows the layers below, and then the file system or the exports.
+    ///
+    /// # Errors
+    /// Those of [`Layers::grow`]; the service cannot grow.
+    fn grow(&self, layers: &Layers<'_>, ask: &GrowRequest, run: Run) -> Result<Value>;
+
     /// Answers a request to the file system.
     ///
     /// # Errors
@@ -187,7 +197,10 @@ pub struct Service {
     graph: Box<dyn Graph>,
     stats: StatsHandle,
     cache: Arc<ProcessCache>,
-    lun: Option<Arc<OpenLun>>,
+    /// The DEVICE. Dropped last, with its locks.
+    open: OpenedDevice,
+    /// Held during a grow.
+    growing: Mutex<()>,
     settings: Settings,
 }
 
@@ -221,7 +234,8 @@ impl Service {
             graph: built.graph,
             stats: built.stats,
             cache: Arc::clone(cache),
-            lun: open.disk.lun().cloned(),
+            open,
+            growing: Mutex::default(),
             settings: settings.clone(),
         };
         service.graph.open_exports(&mut service.status)?;
@@ -237,6 +251,7 @@ impl Service {
     fn status_now(&self) -> Status {
         let mut status = self.status.clone();
         status.note_progress(&self.stats.snapshot());
+        status.size = self.open.device.info().size;
         self.graph.update(&mut status);
         if let Ok(volumes) = self.graph.cached() {
             status.note_write_back(&refs(&volumes));
@@ -285,7 +300,7 @@ impl Service {
 
     /// Answers a request about the underlying LUN.
     fn lun(&self, request: &LunRequest) -> Result<Value> {
-        let lun = self.lun.as_deref();
+        let lun = self.open.disk.lun().map(|lun| &**lun);
         lun::answer(&self.status.name, lun, request, &self.settings)
     }
 
@@ -294,6 +309,13 @@ impl Service {
         let volumes = self.graph.cached()?;
         let vnode = |path: Option<&str>| self.graph.vnode(path);
         self.cache.answer(&refs(&volumes), &vnode, request)
+    }
+
+    /// Grows the device, the volume and the file system.
+    fn grow(&self, ask: &GrowRequest, run: Run) -> Result<Value> {
+        let _alone = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let layers = Layers::of(&self.status.name, &self.open);
+        self.graph.grow(&layers, ask, run)
     }
 
     /// Answers a request about the file system.

@@ -71,8 +71,16 @@ pub(crate) fn uuid_text(uuid: &[u8; 16]) -> String {
         .join("-")
 }
 
+/// Formats a time as `2026-01-31 23:59:59Z`.
+pub fn utc(seconds: i64) -> String {
+    let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let (year, month, date) = date_of(day);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{year:04}-{month:02}-{date:02} {hour:02}:{minute:02}:{second:02}Z")
+}
+
 /// Returns the year, the month and the date of a day, counted from 1 January 1970.
-pub fn date_of(day: i64) -> (i64, u32, u32) {
+pub(crate) fn date_of(day: i64) -> (i64, u32, u32) {
     // Years begin in March here, so that a leap day is the last one; an era has 400 years.
     let day = day + 719_468;
     let (era, day) = (day.div_euclid(146_097), day.rem_euclid(146_097));
@@ -104,6 +112,19 @@ mod tests {
             (20_453, (2025, 12, 31)),
         ] {
             assert_eq!(date_of(day), date);
+        }
+    }
+
+    #[test]
+    fn a_time_is_shown_as_a_date() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00Z"),
+            (951_782_399, "2000-02-28 23:59:59Z"),
+            (951_782_400, "2000-02-29 00:00:00Z"),
+            (1_767_225_599, "2025-12-31 23:59:59Z"),
+            (-1, "1969-12-31 23:59:59Z"),
+        ] {
+            assert_eq!(utc(seconds), text);
         }
     }
 

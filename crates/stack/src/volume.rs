@@ -450,6 +450,8 @@ pub struct Cipher {
     pub key_bits: u32,
     /// Offset of the data on the disk, in bytes.
     pub data_offset: u64,
+    /// Size of the data, if the header fixes it, in bytes.
+    pub fixed_bytes: Option<u64>,
     /// Cipher kernel in use.
     pub kernel: xts::Kernel,
     /// Keyslot of the key that opened the volume.
@@ -574,6 +576,7 @@ fn decipher(
         sector_size: volume.sector_size(),
         key_bits: volume.key_bits(),
         data_offset: volume.segment().offset,
+        fixed_bytes: volume.segment().size,
         kernel: device.kernel(),
         keyslot: unlocked.keyslot,
         role: unlocked.role,

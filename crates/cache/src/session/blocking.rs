@@ -201,6 +201,25 @@ impl Session {
         self.run_without_data(&open.state, work)
     }
 
+    /// Drops the pages of a range of bytes as [`Session::invalidate`], and keeps pages from being
+    /// loaded into it until `change` has changed the data in the pager. `change` must not use the
+    /// range through a session, nor wait for a thread that does.
+    ///
+    /// # Errors
+    /// As [`Session::invalidate`]; nothing was changed.
+    pub fn replace<T>(
+        &mut self,
+        open: &mut OpenFile,
+        range: Range<u64>,
+        change: impl FnOnce() -> T,
+    ) -> Result<T> {
+        let pages = pages_of(range.start, range.end.saturating_sub(range.start));
+        let vnode = Arc::clone(open.vnode());
+        let _locked = vnode.ranges.lock_until_drop(pages);
+        self.invalidate(open, range)?;
+        Ok(change())
+    }
+
     /// Asks the background thread to load a range of bytes.
     pub fn prefetch(&self, open: &OpenFile, range: Range<u64>) {
         let end = range.end.min(open.vnode().size());

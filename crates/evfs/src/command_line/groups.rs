@@ -12,7 +12,8 @@ const GROUPS: &[(&str, &[&str])] = &[
     (
         "File systems",
         &[
-            "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag", "upgrade",
+            "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag", "grow",
+            "upgrade",
         ],
     ),
     ("Cells", &["cell", "serve"]),

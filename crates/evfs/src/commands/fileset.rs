@@ -11,7 +11,7 @@ use cli::table::Column::{self, Left, Right};
 use serde_json::Value;
 use stack::control::{FsRequest, Limits};
 use stack::filesystem::{Filesets, Removed, RolledBack, ShownFileset, request};
-use stack::{Result, date_of, exit, parse_size};
+use stack::{Result, exit, parse_size, utc};
 use std::fmt::Write as _;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -389,30 +389,4 @@ fn way_back() -> String {
     let now = utc(now.map_or(0, |now| now.as_secs() as i64));
     let digits: String = now.chars().filter(char::is_ascii_digit).collect();
     format!("before-rollback-{digits}")
-}
-
-/// Formats a time as `2026-01-31 23:59:59Z`.
-pub(super) fn utc(seconds: i64) -> String {
-    let (day, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    let (year, month, date) = date_of(day);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year:04}-{month:02}-{date:02} {hour:02}:{minute:02}:{second:02}Z")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_is_shown_as_a_date() {
-        for (seconds, text) in [
-            (0, "1970-01-01 00:00:00Z"),
-            (951_782_399, "2000-02-28 23:59:59Z"),
-            (951_782_400, "2000-02-29 00:00:00Z"),
-            (1_767_225_599, "2025-12-31 23:59:59Z"),
-            (-1, "1969-12-31 23:59:59Z"),
-        ] {
-            assert_eq!(utc(seconds), text);
-        }
-    }
 }

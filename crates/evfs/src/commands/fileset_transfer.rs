@@ -2,7 +2,6 @@
 
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
-use super::fileset::utc;
 use super::names;
 use cli::document::Document;
 use cli::progress::Bar;
@@ -12,7 +11,7 @@ use stack::control::Transfer;
 use stack::filesystem::transfer::{
     self, AuthKey, Destination, ReceivedStream, ReceptionState, SentStream,
 };
-use stack::{Error, Result, exit};
+use stack::{Error, Result, exit, utc};
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;

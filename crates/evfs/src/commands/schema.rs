@@ -4,8 +4,8 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
-    fileset_transfer, key, lun, man, path, scrub, service, stats, status, sync, top, up, upgrade,
-    volume_backups, volume_key, volume_trust, web,
+    fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status, sync, top, up,
+    upgrade, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -131,6 +131,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&files::CHECKED, &["fsck"]),
     Published::of(&scrub::SCRUBBED, &["scrub"]),
     Published::of(&files::DEFRAGMENTED, &["defrag"]),
+    Published::of(&grow::GROWN, &["grow"]),
     Published::of(&upgrade::UPGRADED, &["upgrade"]),
     Published::of(&files::USAGE, &["df"]),
     Published::of(

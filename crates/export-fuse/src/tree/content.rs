@@ -1,6 +1,6 @@
 //! Requests for the content of files.
 
-use super::handles::{How, Open};
+use super::handles::{How, Open, syncs};
 use super::invalidation::DropPages;
 use super::{Tree, errno};
 use fs::{
@@ -35,6 +35,7 @@ impl Tree {
         }
         let how = How {
             writes,
+            syncs: syncs(flags),
             had_capabilities: writes && self.has_capabilities(ino),
             // Stores to a mapping of an append-only file could not be told from appends. Without
             // cached pages there is no shared mapping.
@@ -107,7 +108,7 @@ impl Tree {
                 let wrong = Change::Content(ino, offset.min(written)..u64::MAX);
                 self.recall.changed(&wrong);
             }
-            if flags & (libc::O_SYNC | libc::O_DSYNC) != 0 {
+            if syncs(flags as u32) {
                 lane.sync(&open.handle).map_err(errno)?;
             }
             // The kernel drops its pages before a direct write, but if the write is asynchronous,

@@ -20,6 +20,8 @@ pub(super) struct Open {
 pub(super) struct How {
     /// Whether it can write.
     pub writes: bool,
+    /// Whether each change is made durable (`O_SYNC`, `O_DSYNC`).
+    pub syncs: bool,
     /// Whether the file had capabilities.
     pub had_capabilities: bool,
     /// Whether the kernel reads and writes past its page cache.
@@ -47,6 +49,11 @@ impl Open {
     pub fn has_pages(&self) -> bool {
         self.file.paged.load(Ordering::SeqCst)
     }
+}
+
+/// Reports whether a file is opened so that each change is made durable.
+pub(super) fn syncs(flags: u32) -> bool {
+    flags as i32 & (libc::O_SYNC | libc::O_DSYNC) != 0
 }
 
 impl Drop for Open {

@@ -1,6 +1,6 @@
 //! The kernel's requests, except those for the content of files, which are in `content.rs`.
 
-use super::handles::How;
+use super::handles::{How, syncs};
 use super::privileges::{is_loss, without_set_ids};
 use super::{Tree, convert, errno, give, or_removed, snapshots, xattrs};
 use fs::{Attr, FileType, InodeFlags, Kind, New, Rename, SetAttr, SetXattr};
@@ -151,6 +151,7 @@ impl Tree {
             Ok((attr, handle)) => {
                 let how = How {
                     writes: true,
+                    syncs: syncs(create.flags),
                     // A new file has none.
                     had_capabilities: false,
                     uncached: self.uncached,
@@ -249,6 +250,9 @@ impl Serve for Tree {
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
         let (header, node) = (&request.header, request.header.node);
+        if let Operation::CopyFileRange(copy) = &request.operation {
+            return self.copy_range(header, copy, reply);
+        }
         if snapshots::is_in(node) && request.operation.is_answered() {
             return self.serve_snapshot(request, reply);
         }

@@ -119,20 +119,20 @@ impl Shared {
         while !state.is_over {
             let now = Instant::now();
             let state_now = &mut *state;
-            let mut late = 0;
-            for requests in [&mut state_now.waiting, &mut state_now.served] {
-                for request in requests.extract_if(.., |request| request.until <= now) {
-                    request.reply.error(Errno::TIMEDOUT);
-                    late += 1;
-                }
-            }
-            if late > 0 {
+            let late: Vec<_> = [&mut state_now.waiting, &mut state_now.served]
+                .into_iter()
+                .flat_map(|requests| requests.extract_if(.., |request| request.until <= now))
+                .collect();
+            if !late.is_empty() {
                 tracing::warn!(
                     name: "EVFS-0606",
                     "a sync failed: the device has not taken all data within {} s; check the \
                      device, or mount with a longer --sync-timeout",
                     limit.as_secs()
                 );
+            }
+            for request in late {
+                request.reply.error(Errno::TIMEDOUT);
             }
             let all = state_now.waiting.iter().chain(&state_now.served);
             state = match all.map(|request| request.until).min() {

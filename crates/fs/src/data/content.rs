@@ -364,7 +364,7 @@ impl Fileset {
 
     /// Invalidates the bytes after an end within its block: after `on_disk` on the device, and
     /// after `size` in writes in flight.
-    fn cover_tail(&self, op: &mut Op, ino: Ino, on_disk: u64, size: u64) -> Result<()> {
+    pub(crate) fn cover_tail(&self, op: &mut Op, ino: Ino, on_disk: u64, size: u64) -> Result<()> {
         let (block, bytes) = split(on_disk);
         if bytes != 0 {
             op.set_tail(self.id, ino, block, bytes)?;
@@ -473,9 +473,7 @@ impl Fileset {
     fn stretch(&self, state: &State, ino: Ino, block: u64) -> Result<(bool, u64)> {
         let mut end = u64::MAX;
         if let Some(core) = state.cores.get(&(self.id, ino)) {
-            let waiting = [&core.promised, &core.in_place];
-            let writes = core.writes.values().map(|write| &write.wanted);
-            for blocks in waiting.into_iter().chain(writes) {
+            for blocks in core.waiting() {
                 match blocks.within(block..u64::MAX).first() {
                     Some(run) if run.start == block => return Ok((true, run.end)),
                     Some(run) => end = end.min(run.start),

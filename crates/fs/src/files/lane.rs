@@ -1,5 +1,7 @@
 //! Access to the content of files for one thread.
 
+mod copy;
+
 use super::{Change, Files, Handle, Node};
 use crate::data::content::{Allocate, Stamp};
 use crate::error::{Error, Kind, Result};

@@ -161,7 +161,7 @@ impl Fs {
             group: Group::default(),
             state: RwLock::new(state),
             backlog: AtomicUsize::new(0),
-            backlog_max: backlog_max(device_blocks),
+            backlog_max: AtomicUsize::new(backlog_max(device_blocks)),
             wake: Wake::default(),
             changes: ChangeSignal::default(),
             mismatches: Mismatches::default(),
@@ -192,7 +192,11 @@ impl Fs {
             Some(Background::start(&inner)?)
         };
         let background = Mutex::new(background);
-        Ok(Fs { inner, background })
+        Ok(Fs {
+            inner,
+            background,
+            growing: Mutex::default(),
+        })
     }
 }
 
@@ -439,6 +443,6 @@ fn tolerate_damage<T>(read: Result<T>) -> Result<Option<T>> {
 
 /// Computes how many changed keys may wait for a commit. A commit of that many writes at most as
 /// many pages of the tree, so that a small device has enough space reserved.
-fn backlog_max(device_blocks: u64) -> usize {
+pub(super) fn backlog_max(device_blocks: u64) -> usize {
     (reserve_blocks(device_blocks) as usize * 4).clamp(1024, 1 << 17)
 }

@@ -2,9 +2,10 @@
 
 use crate::error::{Kind, Result};
 use crate::format::key::{Item, Key, TreeId};
-use crate::format::record::Extent;
+use crate::format::record::{Extent, Run};
 use crate::fs::Fs;
 use crate::metadata::state::{State, decode_preserved};
+use std::collections::BTreeMap;
 
 /// Number of records that are read before others may change the metadata.
 const STEP_ITEMS: usize = 4096;
@@ -18,7 +19,7 @@ impl Fs {
     /// [`Kind::NotFound`]; the metadata cannot be read.
     pub fn snapshot_blocks(&self, id: TreeId) -> Result<u64> {
         let (mut from, to) = Key::layer(id);
-        let mut blocks = 0;
+        let mut freed = Freed::default();
         loop {
             let state = self.inner().read();
             let origin = state.tree(id)?.record.origin;
@@ -27,35 +28,74 @@ impl Fs {
             let older = at.and_then(|at| siblings.get(at.checked_sub(1)?).copied());
             let (mut count, mut last) = (0, None);
             state.items.scan(from, to, |key, bytes| {
-                blocks += state.freed_with(key, bytes, older)?;
+                state.add_freed(key, bytes, older, &mut freed)?;
                 (count, last) = (count + 1, Some(key));
                 Ok(count < STEP_ITEMS)
             })?;
             match last.filter(|_| count == STEP_ITEMS).and_then(Key::next) {
                 Some(next) => from = next,
-                None => return Ok(blocks),
+                None => return Ok(freed.blocks + state.blocks_of(&freed.edges)?),
             }
         }
     }
 }
 
+/// Blocks that are free once the items of a snapshot's layer are removed.
+#[derive(Default)]
+struct Freed {
+    /// Blocks with a single reference.
+    blocks: u64,
+    /// References to the others: their change at each block.
+    edges: BTreeMap<u64, i64>,
+}
+
 impl State {
-    /// Counts the blocks that are free once an item of a snapshot's layer is removed.
-    fn freed_with(&self, key: Key, bytes: &[u8], older: Option<TreeId>) -> Result<u64> {
+    /// Adds the blocks of an item of a snapshot's layer.
+    fn add_freed(
+        &self,
+        key: Key,
+        bytes: &[u8],
+        older: Option<TreeId>,
+        freed: &mut Freed,
+    ) -> Result<()> {
         if key.kind() != Some(Item::Extent) {
-            return Ok(0);
+            return Ok(());
         }
         let Some(value) = decode_preserved(bytes)? else {
-            return Ok(0);
+            return Ok(());
         };
         if let Some(older) = older
             && self.moves_to(key, older)?
         {
-            return Ok(0);
+            return Ok(());
         }
-        let counts = self.counts_within(Extent::decode(value)?.run())?;
-        let own = counts.iter().filter(|(_, count)| *count == 1);
-        Ok(own.map(|(run, _)| run.blocks).sum())
+        for (run, count) in self.counts_within(Extent::decode(value)?.run())? {
+            if count == 1 {
+                freed.blocks += run.blocks;
+            } else {
+                *freed.edges.entry(run.start).or_default() += 1;
+                *freed.edges.entry(run.end()).or_default() -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts the blocks that have no references but these.
+    fn blocks_of(&self, edges: &BTreeMap<u64, i64>) -> Result<u64> {
+        let (mut blocks, mut start, mut found) = (0, 0, 0);
+        for (&edge, by) in edges {
+            if found > 0 && start < edge {
+                let run = Run {
+                    start,
+                    blocks: edge - start,
+                };
+                let counts = self.counts_within(run)?.into_iter();
+                let own = counts.filter(|(_, count)| i64::from(*count) == found);
+                blocks += own.map(|(run, _)| run.blocks).sum::<u64>();
+            }
+            (start, found) = (edge, found + by);
+        }
+        Ok(blocks)
     }
 
     /// Checks whether an older snapshot needs an item of a layer that is removed.

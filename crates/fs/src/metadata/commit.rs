@@ -256,7 +256,8 @@ impl FsShared {
         // An inode that is not in the item map yet adds one record there, and another for a snapshot.
         let now = now + 2 * state.dirty_cores.len() + state.pending_sums.len();
         let before = self.backlog.swap(now, Relaxed);
-        if now > self.backlog_max && before <= self.backlog_max {
+        let most = self.backlog_max.load(Relaxed);
+        if now > most && before <= most {
             self.wake.set(|wanted| wanted.commit = true);
         }
     }
@@ -274,7 +275,8 @@ impl FsShared {
         // changed.
         let enough = (backlog * PAGES_PER_KEY) as u64;
         let room = self.space.metadata_room(enough) as usize / PAGES_PER_KEY;
-        if backlog > (self.backlog_max * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
+        let most = self.backlog_max.load(Relaxed);
+        if backlog > (most * BACKLOGS_MAX).min(room.max(BACKLOG_MIN)) {
             self.checkpoint()
         } else {
             Ok(())

@@ -100,9 +100,15 @@ impl InodeState {
 
     fn waits_behind_disk_size(&self) -> bool {
         let from = self.inode.disk_size / BLOCK_BYTES;
-        let waits = |blocks: &Blocks| !blocks.within(from..u64::MAX).is_empty();
-        let writing = self.writes.values().any(|write| waits(&write.wanted));
-        writing || waits(&self.promised) || waits(&self.in_place)
+        self.waiting()
+            .any(|blocks| !blocks.within(from..u64::MAX).is_empty())
+    }
+
+    /// Iterates over the sets of blocks of which the device does not have the content that readers
+    /// see, or not yet.
+    pub fn waiting(&self) -> impl Iterator<Item = &Blocks> {
+        let writes = self.writes.values().map(|write| &write.wanted);
+        [&self.promised, &self.in_place].into_iter().chain(writes)
     }
 
     /// Drops the interest in writes to these blocks. Returns the number of promises that end.

@@ -74,7 +74,7 @@ pub(crate) struct FsShared {
     /// Number of changed keys that wait for a commit.
     pub backlog: AtomicUsize,
     /// Backlog that wakes the commit thread; a multiple of it makes callers wait.
-    pub backlog_max: usize,
+    pub backlog_max: AtomicUsize,
     pub wake: Wake,
     /// Notified of each change.
     pub changes: ChangeSignal,

@@ -293,4 +293,42 @@ impl Client {
         }
         Ok(())
     }
+
+    /// Copies a range as copy_file_range(2): shares the blocks that can be, and copies the rest.
+    pub fn copy(
+        &mut self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+        random: &mut Random,
+    ) -> Result<(), i32> {
+        let size = self.fileset.attr(from.0).map_err(|e| e.errno())?.inode.size;
+        let len = len.min(size.saturating_sub(from.1));
+        let mut done = 0;
+        while done < len {
+            let (at, to_at, left) = (from.1 + done, to.1 + done, len - done);
+            let mut shared = 0;
+            if at % PAGE == 0 && to_at % PAGE == 0 {
+                let portion = [Portion::Some, Portion::All][random.below(2) as usize];
+                self.write_out(from.0, random, portion)?;
+                let whole = left / PAGE * PAGE;
+                let answer = self
+                    .fileset
+                    .share(&self.fileset, (from.0, at), (to.0, to_at), whole);
+                shared = answer.map_err(|e| e.errno())?;
+            }
+            if shared > 0 {
+                if let Some(dirty) = self.dirty.get_mut(&to.0) {
+                    dirty.retain(|page, _| page * PAGE < to_at || page * PAGE >= to_at + shared);
+                }
+            } else {
+                let piece = left.min(PAGE - at % PAGE);
+                let data = self.read(from.0, at, piece)?;
+                self.write(to.0, to_at, &data)?;
+                shared = piece;
+            }
+            done += shared;
+        }
+        Ok(())
+    }
 }

@@ -280,6 +280,15 @@ impl Model {
         node.version += 1;
     }
 
+    pub fn copy(&mut self, from: (Id, u64), to: (Id, u64), len: u64) {
+        let data = &self.nodes[&from.0].data;
+        let end = data.len().min((from.1 + len) as usize);
+        if (from.1 as usize) < end {
+            let copied = data[from.1 as usize..end].to_vec();
+            self.write(to.0, to.1, &copied);
+        }
+    }
+
     pub fn truncate(&mut self, id: Id, size: u64) -> Result<()> {
         match self.nodes[&id].kind {
             Kind::File => {}

@@ -1,6 +1,6 @@
 //! The file system and its model side by side, and random operations on both.
 
-use super::client::{Client, Portion};
+use super::client::{Client, PAGE, Portion};
 use super::model::{self, Id, Kind, Model, describe_flags, describe_xattrs};
 use block_testing::Random;
 use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, InodeFlags, New, Rename, SetAttr, SetXattr};
@@ -133,7 +133,8 @@ impl Pair {
             18..=21 => self.link(),
             22..=30 => self.remove(),
             31..=40 => self.rename(),
-            41..=64 => self.write(),
+            41..=58 => self.write(),
+            59..=64 => self.copy(),
             65..=70 => self.truncate(),
             71..=75 => self.allocate(),
             76..=79 => self.chmod(),
@@ -276,6 +277,31 @@ impl Pair {
             self.model.write(id, offset, &data);
         }
         self.same("write", ours, &Ok(()));
+    }
+
+    /// Copies a range, in most cases of whole blocks, between two files or within one.
+    fn copy(&mut self) {
+        let (Some(from), Some(to)) = (self.file(), self.file()) else {
+            return;
+        };
+        // Signed data must stay in its file.
+        let to = if self.signed { from } else { to };
+        let unit = if self.random.below(4) == 0 { 8 } else { PAGE };
+        let mut place = |max: u64| self.random.below(max / unit) * unit;
+        let (at, to_at, len) = (place(SIZE_MAX), place(SIZE_MAX), unit + place(50_000));
+        if from == to && at.abs_diff(to_at) < len {
+            return;
+        }
+        let (source, target) = ((self.ino(from), at), (self.ino(to), to_at));
+        let ours = self.client.copy(source, target, len, &mut self.random);
+        if ours.is_err() && self.lenient {
+            // A part may have been copied before the error.
+            let now = self.client.read(self.ino(to), 0, u64::MAX / 2);
+            self.model.node_mut(to).data = now.expect("readable");
+            return;
+        }
+        self.model.copy((from, at), (to, to_at), len);
+        self.same("copy", ours, &Ok(()));
     }
 
     fn truncate(&mut self) {

@@ -46,6 +46,10 @@ pub enum ControlRequest {
     Files(FsRequest),
     /// A request about the cell.
     Cell(CellRequest),
+    /// Grow the device, the volume and the file system.
+    Grow(GrowRequest),
+    /// A dry run of [`ControlRequest::Grow`].
+    PlanGrow(GrowRequest),
     /// A dry run of a request about the file system.
     PlanFiles(FsRequest),
     /// A dry run of a request about the cell.
@@ -62,8 +66,9 @@ pub(crate) enum Run {
 
 impl ControlRequest {
     /// Returns the time until which a client that asks now waits for the answer. For a detach or a
-    /// sync it waits indefinitely, because the answer comes after everything is written out, and
-    /// for a change of a whole fileset, which takes time in proportion to its content.
+    /// sync it waits indefinitely, because the answer comes after everything is written out, for a
+    /// change of a whole fileset, which takes time in proportion to its content, and for a grow, which
+    /// must not be reported as failed.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let limit = match self {
             ControlRequest::Status | ControlRequest::Stats => STATUS_TIMEOUT,
@@ -71,6 +76,7 @@ impl ControlRequest {
             // A part of a stream waits for the disk, and an estimate reads all metadata.
             ControlRequest::Detach { .. }
             | ControlRequest::Sync
+            | ControlRequest::Grow(_)
             | ControlRequest::Files(
                 FsRequest::Clone { .. } | FsRequest::Rollback { .. } | FsRequest::Transfer(_),
             ) => return None,
@@ -89,6 +95,13 @@ impl ControlRequest {
     pub(super) fn from_line(line: &str) -> Option<ControlRequest> {
         serde_json::from_str(line).ok()
     }
+}
+
+/// Size to grow to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrowRequest {
+    /// New size of the image file, in bytes; `None`: the current size of the device.
+    pub size: Option<u64>,
 }
 
 /// Extent of the answer to [`ControlRequest::Watch`].

@@ -70,6 +70,12 @@ impl Scrubbed {
     }
 }
 
+/// Computes the bytes of one step at a rate.
+pub(crate) fn step_bytes(rate: Option<u64>) -> u64 {
+    let per_step = rate.map(|rate| rate / STEPS_PER_SECOND);
+    per_step.map_or(STEP_BYTES, |bytes| bytes.clamp(BLOCK_BYTES, STEP_BYTES))
+}
+
 /// Makes one step of a scrub.
 pub(super) fn execute(fs: &Fs, from: Option<&str>, bytes: u64) -> Result<Value> {
     let failed = || Error::files("cannot scrub the file system");
@@ -117,8 +123,7 @@ fn all_steps(
     progress: Progress<'_>,
 ) -> Result<Scrubbed> {
     let begun = Instant::now();
-    let per_step = options.rate.map(|rate| rate / STEPS_PER_SECOND);
-    let bytes = per_step.map_or(STEP_BYTES, |bytes| bytes.clamp(BLOCK_BYTES, STEP_BYTES));
+    let bytes = step_bytes(options.rate);
     let mut done = Scrubbed::default();
     let mut from = options.from.map(str::to_owned);
     loop {

@@ -9,7 +9,8 @@ use super::health::State;
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, Run, check_name};
+use crate::control::{FsRequest, GrowRequest, Run, check_name};
+use crate::filesystem::grow::{self, Layers, Upper};
 use crate::volume::OpenedDevice;
 use crate::{Error, Result};
 use ::cache::{CachedDevice, Vnode, Volume};
@@ -256,6 +257,28 @@ impl AttachGraph {
         Ok(())
     }
 
+    /// Makes the exports as large as the device has become. Returns what their users have to do.
+    fn update_sizes(&self) -> Result<Vec<String>> {
+        let name = &self.spec.name;
+        self.device.update_size()?;
+        let mut notes = Vec::new();
+        if let Some(mount) = &self.mount {
+            mount.update_sizes()?;
+        }
+        if let Some(device) = &self.loop_device {
+            device.update_size()?;
+        }
+        if self.nbd.is_some() {
+            notes.push(format!(
+                "NBD clients of `{name}` use the new size once they connect again"
+            ));
+        }
+        notes.push(format!(
+            "a file system in `{name}` grows by its own tools, such as resize2fs"
+        ));
+        Ok(notes)
+    }
+
     fn cached_device(&self) -> Result<&CachedDevice> {
         self.cached.as_ref().ok_or_else(|| {
             Error::NotFound(format!(
@@ -378,6 +401,10 @@ impl Graph for AttachGraph {
                 self.spec.name
             ))),
         }
+    }
+
+    fn grow(&self, layers: &Layers<'_>, ask: &GrowRequest, run: Run) -> Result<Value> {
+        grow::answer(layers, &Upper::Others(&|| self.update_sizes()), ask, run)
     }
 
     fn files(&self, _request: &FsRequest, _run: Run) -> Result<Value> {

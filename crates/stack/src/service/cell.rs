@@ -14,7 +14,8 @@ use crate::cell::{
     self, ShownCell, ShownClient, ShownPort, ShownProcedure, ShownServer, ShownServerStats,
 };
 use crate::cell_record::{Record, cell_serv_db, check_addresses};
-use crate::control::{self, CellRequest, FsRequest, Run, check_name};
+use crate::control::{self, CellRequest, FsRequest, GrowRequest, Run, check_name};
+use crate::filesystem::grow::{self, Layers, Upper};
 use crate::filesystem::{execute, open_counted, resolve, transfer};
 use crate::metrics::Samples;
 use crate::text::{json_of, uuid_text};
@@ -325,6 +326,10 @@ impl Graph for CellGraph {
         }
         let pages = volume.files.volume();
         Ok(pages.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    fn grow(&self, layers: &Layers<'_>, ask: &GrowRequest, run: Run) -> Result<Value> {
+        grow::answer(layers, &Upper::FileSystem(self.fs()?), ask, run)
     }
 
     fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {

@@ -10,7 +10,8 @@ use super::schedule::KeepSnapshots;
 use super::status::{ExportAt, Space, Status};
 use super::{Built, Closing, Graph, Tree};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, Run};
+use crate::control::{FsRequest, GrowRequest, Run};
+use crate::filesystem::grow::Layers;
 use crate::signature;
 use crate::volume::OpenedDevice;
 use crate::{Error, Result};
@@ -63,9 +64,17 @@ pub(super) fn build(
             files.tree().format()
         )));
     }
-    if spec.keep_snapshots != KeepSnapshots::default() {
+    let unknown = [
+        (
+            spec.keep_snapshots != KeepSnapshots::default(),
+            "snapshots",
+            "keep-snapshots",
+        ),
+        (spec.scrub.is_some(), "scrubs", "scrub"),
+    ];
+    if let Some((_, missing, key)) = unknown.into_iter().find(|(is_set, ..)| *is_set) {
         return Err(Error::Usage(format!(
-            "{name} contains {}, which has no snapshots; omit keep-snapshots",
+            "{name} contains {}, which has no {missing}; omit {key}",
             files.tree().format()
         )));
     }
@@ -181,6 +190,15 @@ impl Graph for ForeignGraph {
         Err(Error::Usage(format!(
             "{} is a file system of another program; its files have no attributes for the cache",
             self.name
+        )))
+    }
+
+    fn grow(&self, _: &Layers<'_>, _: &GrowRequest, _: Run) -> Result<Value> {
+        Err(Error::Usage(format!(
+            "cannot grow {}: it contains {}, which EVFS only reads; unmount it, and use the tools of that \
+             format",
+            self.name,
+            self.files.tree().format()
         )))
     }
 

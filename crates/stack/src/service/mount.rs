@@ -6,11 +6,14 @@
 
 use super::health::State;
 use super::mount_point::MountPoint;
-use super::schedule::{KeepSnapshots, Schedule};
+use super::recurring::Recurring;
+use super::schedule::{self, KeepSnapshots};
+use super::scrubs::{self, ScheduledScrub};
 use super::status::{ExportAt, Status, SyncCalls};
 use super::{Built, Closing, Graph, Tree, check_mount_point};
 use crate::cache::ProcessCache;
-use crate::control::{FsRequest, Run, check_name};
+use crate::control::{FsRequest, GrowRequest, Run, check_name};
+use crate::filesystem::grow::{self, Layers, Upper};
 use crate::filesystem::{execute, open_counted, resolve, transfer};
 use crate::text::{json_of, uuid_text};
 use crate::volume::OpenedDevice;
@@ -60,6 +63,8 @@ pub struct MountSpec {
     pub snapshots: bool,
     /// Snapshots that the mount takes by the clock.
     pub keep_snapshots: KeepSnapshots,
+    /// Scrubs that the mount makes by the clock.
+    pub scrub: Option<ScheduledScrub>,
     /// Pass discards to the device.
     pub allow_discards: bool,
     /// Configuration file that defines the mount.
@@ -91,6 +96,7 @@ impl MountSpec {
             sync_timeout: Some(DEFAULT_SYNC_TIMEOUT),
             snapshots: true,
             keep_snapshots: KeepSnapshots::default(),
+            scrub: None,
             allow_discards: false,
             config: None,
         }
@@ -181,7 +187,9 @@ pub(super) fn build(
         read_only,
         point: MountPoint::new(config),
         keep_snapshots: spec.keep_snapshots,
-        schedule: None,
+        scrub: spec.scrub,
+        scrubs: settings.trust_store().with_file_name("scrubs.json"),
+        recurring: Vec::new(),
         snapshots,
         files,
         cache,
@@ -220,7 +228,11 @@ struct MountGraph {
     // Fields drop in this order: the mount before the files, the files before the file system.
     point: MountPoint,
     keep_snapshots: KeepSnapshots,
-    schedule: Option<Schedule>,
+    scrub: Option<ScheduledScrub>,
+    /// File with the positions of scrubs.
+    scrubs: PathBuf,
+    /// The threads of both.
+    recurring: Vec<Recurring>,
     snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
     cache: Arc<Cache>,
@@ -255,22 +267,24 @@ impl MountGraph {
         Ok(())
     }
 
-    /// Starts to take snapshots by the clock, if that is configured.
-    fn start_schedule(&mut self) -> Result<()> {
-        if self.read_only || self.keep_snapshots == KeepSnapshots::default() {
-            return Ok(());
+    /// Starts to take snapshots and to scrub by the clock, as configured.
+    fn start_recurring(&mut self) -> Result<()> {
+        let failed = |e| Error::Failed(format!("cannot start a thread for scheduled work: {e}"));
+        let fs = self.fs()?;
+        let mut started = Vec::new();
+        if !self.read_only && self.keep_snapshots != KeepSnapshots::default() {
+            let files = Arc::clone(&self.files);
+            let write_out = Box::new(move || files.sync());
+            let of = self.files.fileset().id();
+            let snapshots = schedule::start(self.keep_snapshots, Arc::clone(fs), of, write_out);
+            started.push(snapshots.map_err(failed)?);
         }
-        let fs = Arc::clone(self.fs()?);
-        let files = Arc::clone(&self.files);
-        let write_out = Box::new(move || files.sync());
-        let started = Schedule::start(
-            self.keep_snapshots,
-            fs,
-            self.files.fileset().id(),
-            write_out,
-        );
-        let failed = |e| Error::Failed(format!("cannot start a thread for snapshots: {e}"));
-        self.schedule = Some(started.map_err(failed)?);
+        if let Some(plan) = self.scrub {
+            let uuid = uuid_text(&fs.superblock().uuid);
+            let (fs, file) = (Arc::clone(fs), self.scrubs.clone());
+            started.push(scrubs::start(plan, fs, &self.name, &uuid, file).map_err(failed)?);
+        }
+        self.recurring = started;
         Ok(())
     }
 
@@ -286,8 +300,8 @@ impl MountGraph {
 impl Graph for MountGraph {
     fn open_exports(&mut self, status: &mut Status) -> Result<()> {
         self.open_mount(status)?;
-        if self.schedule.is_none() && self.point.config.is_some() {
-            self.start_schedule()?;
+        if self.recurring.is_empty() && self.point.config.is_some() {
+            self.start_recurring()?;
         }
         Ok(())
     }
@@ -306,7 +320,7 @@ impl Graph for MountGraph {
     }
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
-        self.schedule = None;
+        self.recurring.clear();
         self.point.close(status, closing)
     }
 
@@ -371,6 +385,10 @@ impl Graph for MountGraph {
         }
         let volume = self.files.volume();
         Ok(volume.vnode(FileId(attr.ino), attr.inode.size))
+    }
+
+    fn grow(&self, layers: &Layers<'_>, ask: &GrowRequest, run: Run) -> Result<Value> {
+        grow::answer(layers, &Upper::FileSystem(self.fs()?), ask, run)
     }
 
     fn files(&self, request: &FsRequest, run: Run) -> Result<Value> {

@@ -6,12 +6,13 @@
 //! other snapshot is removed, and none that is held. A period in which the file system was not
 //! mounted has no snapshot.
 
+use super::recurring::Recurring;
 use crate::text::date_of;
+use crate::unix_time;
 use ::fs::{Fs, Kind, TreeId, TreeRecord};
 use serde::Deserialize;
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Number of snapshots to keep of each class; 0 for none of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
@@ -28,13 +29,35 @@ pub struct KeepSnapshots {
 }
 
 /// Time between two checks of the clock.
-const CHECKED: Duration = Duration::from_secs(60);
+pub(super) const CHECKED: Duration = Duration::from_secs(60);
 
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 const WEEK: i64 = 7 * DAY;
 /// Start of the first Monday after 1970 began.
 const MONDAY: i64 = 4 * DAY;
+
+/// Period of the clock, in UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Period {
+    Hour,
+    Day,
+    /// From Monday on.
+    Week,
+    Month,
+}
+
+impl Period {
+    /// Returns the start of the period of a time; both are seconds since 1970.
+    pub fn start(self, now: i64) -> i64 {
+        match self {
+            Period::Hour => now - now.rem_euclid(HOUR),
+            Period::Day => now - now.rem_euclid(DAY),
+            Period::Week => now - (now - MONDAY).rem_euclid(WEEK),
+            Period::Month => start_of_month(now),
+        }
+    }
+}
 
 /// The changes of a class that are due.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -50,17 +73,17 @@ impl KeepSnapshots {
         let Some((_, own)) = all.iter().find(|(id, _)| *id == fileset) else {
             return due;
         };
-        for (class, keep, start) in [
-            ("hourly", self.hourly, now - now.rem_euclid(HOUR)),
-            ("daily", self.daily, now - now.rem_euclid(DAY)),
-            ("weekly", self.weekly, now - (now - MONDAY).rem_euclid(WEEK)),
-            ("monthly", self.monthly, start_of_month(now)),
+        for (class, keep, period) in [
+            ("hourly", self.hourly, Period::Hour),
+            ("daily", self.daily, Period::Day),
+            ("weekly", self.weekly, Period::Week),
+            ("monthly", self.monthly, Period::Month),
         ] {
             if keep == 0 {
                 continue;
             }
             let prefix = format!("{}-{class}-", own.name);
-            let name = format!("{prefix}{}", stamp(start));
+            let name = format!("{prefix}{}", stamp(period.start(now)));
             let of_class = |record: &TreeRecord| {
                 let stamp = record.name.strip_prefix(&prefix);
                 record.origin == fileset && stamp.is_some_and(is_stamp)
@@ -111,56 +134,24 @@ fn is_stamp(text: &str) -> bool {
     text.len() == form.len() && text.chars().zip(form.chars()).all(fits)
 }
 
-/// The thread that takes and removes snapshots, until it is dropped.
-pub(super) struct Schedule {
-    over: Arc<(Mutex<bool>, Condvar)>,
-    thread: Option<JoinHandle<()>>,
-}
-
 /// Function that writes cached pages to the file system.
 pub(super) type WriteOut = Box<dyn Fn() -> ::fs::Result<()> + Send>;
 
-impl Schedule {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    /// The system cannot start a thread.
-    pub fn start(
-        keep: KeepSnapshots,
-        fs: Arc<Fs>,
-        fileset: TreeId,
-        write_out: WriteOut,
-    ) -> std::io::Result<Schedule> {
-        let over: Arc<(Mutex<bool>, Condvar)> = Arc::default();
-        let shared = Arc::clone(&over);
-        let run = move || {
-            let (over, changed) = &*shared;
-            let mut is_over = over.lock().expect("no panic under this lock");
-            while !*is_over {
-                drop(is_over);
-                let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                let now = now.map_or(0, |now| now.as_secs() as i64);
-                execute(keep, now, &fs, fileset, &write_out);
-                is_over = over.lock().expect("no panic under this lock");
-                let waited = changed.wait_timeout_while(is_over, CHECKED, |over| !*over);
-                is_over = waited.expect("no panic under this lock").0;
-            }
-        };
-        let thread = std::thread::Builder::new().name("evfs-snapshots".into());
-        Ok(Schedule {
-            over,
-            thread: Some(thread.spawn(run)?),
-        })
-    }
-}
-
-impl Drop for Schedule {
-    fn drop(&mut self) {
-        *self.over.0.lock().expect("no panic under this lock") = true;
-        self.over.1.notify_all();
-        // A panic has been reported already.
-        let _ = self.thread.take().map(JoinHandle::join);
-    }
+/// Starts the thread that takes and removes snapshots.
+///
+/// # Errors
+/// The system cannot start a thread.
+pub(super) fn start(
+    keep: KeepSnapshots,
+    fs: Arc<Fs>,
+    fileset: TreeId,
+    write_out: WriteOut,
+) -> std::io::Result<Recurring> {
+    Recurring::start("evfs-snapshots", move || {
+        let now = unix_time::now().as_secs() as i64;
+        execute(keep, now, &fs, fileset, &write_out);
+        CHECKED
+    })
 }
 
 /// Makes the changes that are due. One that fails is tried again at the next check.

@@ -3,12 +3,10 @@
 use super::hub::Slot;
 use super::*;
 use crate::device::Disk;
-use crate::volume::OpenedDevice;
 use block::Stats;
 use path_file::FileDevice;
 use rustix::event::{EventfdFlags, eventfd};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Steps that a graph has taken, and the step that fails.
@@ -84,6 +82,10 @@ impl Graph for Scripted {
         Err(Error::NotFound("no files".into()))
     }
 
+    fn grow(&self, _: &Layers<'_>, _: &GrowRequest, _: Run) -> Result<Value> {
+        Err(Error::NotFound("no files".into()))
+    }
+
     fn files(&self, _request: &FsRequest, _run: Run) -> Result<Value> {
         Err(Error::NotFound("no files".into()))
     }
@@ -119,7 +121,8 @@ fn started(dir: &Path, script: &Arc<Script>) -> Service {
         }),
         stats: Stats::new(Arc::clone(&open.device)).1,
         cache: ProcessCache::new(&settings).unwrap(),
-        lun: None,
+        open,
+        growing: Mutex::default(),
         settings,
     };
     service.graph.open_exports(&mut service.status).unwrap();
