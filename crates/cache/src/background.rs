@@ -150,13 +150,10 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
         let too_many = files > 0;
         files = files.saturating_sub(1);
         from = (since, number + 1);
-        let vnode = core.vnodes.get(number);
-        let Some(vnode) = vnode.filter(|vnode| vnode.dirty_pages() > 0) else {
-            jobs.dirty.remove(number);
-            // It may have become dirty between the lookup and the removal.
-            if core.vnodes.get(number).is_some_and(|v| v.dirty_pages() > 0) {
-                jobs.dirty.insert(number, now);
-            }
+        let found = core.vnodes.get(number);
+        let is_dirty = || found.as_ref().is_some_and(|vnode| vnode.dirty_pages() > 0);
+        let Some(vnode) = found.as_ref().filter(|_| is_dirty()) else {
+            jobs.dirty.remove_unless(number, is_dirty);
             continue;
         };
         let oldest = vnode.oldest_dirty_ms().unwrap_or(since);
@@ -183,7 +180,7 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
         };
         let room = STORES_MAX.saturating_sub(session.runs_in_flight().1);
         let most = most.min(room * below.cluster_pages());
-        let sent = session.store_leaves(&vnode, &leaves, most);
+        let sent = session.store_leaves(vnode, &leaves, most);
         forced = forced.saturating_sub(sent);
         if session.runs_in_flight().1 >= STORES_MAX {
             return true;

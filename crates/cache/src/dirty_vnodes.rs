@@ -46,8 +46,13 @@ impl DirtyVnodes {
         self.lock().since.len()
     }
 
-    pub(crate) fn remove(&self, number: u64) {
-        self.lock().remove(number);
+    /// Removes a vnode, unless it has dirty pages. A vnode that becomes dirty meanwhile is recorded
+    /// after that, so a sync finds it.
+    pub(crate) fn remove_unless(&self, number: u64, is_dirty: impl FnOnce() -> bool) {
+        let mut state = self.lock();
+        if !is_dirty() {
+            state.remove(number);
+        }
     }
 
     /// Sets the time of a vnode's oldest dirty page.
@@ -89,7 +94,10 @@ mod tests {
         dirty.set_since(7, 40);
         assert_eq!(dirty.oldest((0, 0)), Some((30, 3)));
         assert_eq!(dirty.numbers(), [3, 7]);
-        dirty.remove(3);
+        dirty.remove_unless(3, || true);
+        assert_eq!(dirty.oldest((0, 0)), Some((30, 3)));
+        dirty.remove_unless(3, || false);
         assert_eq!(dirty.oldest((0, 0)), Some((40, 7)));
+        assert_eq!(dirty.len(), 1);
     }
 }
