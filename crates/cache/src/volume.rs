@@ -345,13 +345,14 @@ impl Volume {
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
-        let flush = |vnode| session.flush(&mut self.open(vnode));
         if !self.shared.info.flushes_all {
+            let flush = |vnode| session.flush(&mut self.open(vnode));
             return first_error(all.iter().map(flush));
         }
         let written = self.write_out();
-        let flushed = all.first().map_or(Ok(()), flush);
-        written.and(flushed)
+        // Each file tells its earlier errors to those that have it open.
+        let flush = |vnode| session.flush_pager(&self.open(vnode));
+        written.and(all.first().map_or(Ok(()), flush))
     }
 
     /// Writes all dirty pages to the pager, without a flush of the pager.
