@@ -7,6 +7,7 @@
 //! next attempt. Writing back a page of the pool takes no frame, so the thread can always make
 //! room, and then there are frames for writing back mapped pages.
 
+use crate::dirty_vnodes::DIRTY_FILES_MAX;
 use crate::frames::EvictionBatch;
 use crate::leaf::{LeafAt, LeafNo};
 use crate::open::pages_of;
@@ -29,9 +30,6 @@ const LOADS_MAX: usize = 16;
 const STORES_MAX: usize = 16;
 /// Dirty pages written back when a session needs a clean one.
 const CLEAN_PAGES: usize = 256;
-/// Dirty files above which the oldest are written back: that of a small file takes much longer than
-/// its bytes take on the device, and a sync or an unmount waits for all of them.
-pub(crate) const DIRTY_FILES_MAX: usize = 16_384;
 /// Pages loaded per job.
 const LOAD_PAGES_MAX: u64 = 512;
 

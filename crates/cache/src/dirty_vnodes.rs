@@ -6,6 +6,10 @@ use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard};
 
+/// Dirty files above which the oldest are written back: the write-back of a small file takes much
+/// longer than its bytes take on the device, and a sync or an unmount waits for all of them.
+pub(crate) const DIRTY_FILES_MAX: usize = 16_384;
+
 /// Numbers of vnodes that have, or had, dirty pages. Times are milliseconds of the cache's clock.
 #[derive(Default)]
 pub(crate) struct DirtyVnodes(Mutex<State>);
@@ -46,8 +50,8 @@ impl DirtyVnodes {
         self.lock().since.len()
     }
 
-    /// Removes a vnode, unless it has dirty pages. A vnode that becomes dirty meanwhile is recorded
-    /// after that, so a sync finds it.
+    /// Removes a vnode, unless it has dirty pages. If it becomes dirty after the check, the thread
+    /// that dirties it records it after the removal, so a later sync finds it.
     pub(crate) fn remove_unless(&self, number: u64, is_dirty: impl FnOnce() -> bool) {
         let mut state = self.lock();
         if !is_dirty() {

@@ -5,8 +5,8 @@
 use super::open_state::OpenStates;
 use super::volume_shared::VolumeShared;
 use crate::attributes::{Attributes, FlushBehind, SharedAttributes};
-use crate::background::DIRTY_FILES_MAX;
 use crate::dirty_leaves::DirtyLeaves;
+use crate::dirty_vnodes::DIRTY_FILES_MAX;
 use crate::failed_loads::FailedLoads;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
