@@ -4,12 +4,13 @@
 //! length are durable before anything in them is; a block that was never written reads as zeros.
 //! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
 //! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not
-//! closed can be read without changing it.
+//! closed can be read without changing it. Then the device does not change either, and is read ahead.
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock};
+use crate::metadata::read_ahead::{Found, ReadAhead, WINDOW_BLOCKS};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::space::Space;
 use block::{Access, Buf, Op};
@@ -35,6 +36,8 @@ pub(crate) struct DatabaseFile {
     space: Arc<Space>,
     access: Access,
     state: Mutex<State>,
+    /// Blocks of the device that were read ahead, if it does not change.
+    ahead: Mutex<ReadAhead>,
 }
 
 #[derive(Default)]
@@ -64,6 +67,7 @@ impl DatabaseFile {
                 len,
                 ..State::default()
             }),
+            ahead: Mutex::default(),
         }
     }
 
@@ -93,6 +97,29 @@ impl DatabaseFile {
         Ok(())
     }
 
+    /// Reads whole blocks from a window that was, or is to be, read ahead. Returns `false` if there
+    /// is none.
+    fn read_ahead(&self, first: u64, out: &mut [u8]) -> bool {
+        let ahead = || self.ahead.lock().expect("no panic under this lock");
+        let found = ahead().find(first, out);
+        match found {
+            Found::Copied => true,
+            Found::Absent => false,
+            Found::Wanted(window) => {
+                let end = self.superblock.lock().metadata_bytes / BLOCK_BYTES;
+                let start = window * WINDOW_BLOCKS;
+                let blocks = end.saturating_sub(start).min(WINDOW_BLOCKS);
+                let mut data = vec![0; blocks as usize * BLOCK];
+                // If a block of the window is unreadable, only the blocks in question count.
+                if data.is_empty() || self.read_below(start, &mut data).is_err() {
+                    return false;
+                }
+                ahead().insert(window, data);
+                ahead().find(first, out) == Found::Copied
+            }
+        }
+    }
+
     /// Reads whole blocks, including buffered ones.
     fn read_blocks(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
         let count = (out.len() / BLOCK) as u64;
@@ -105,7 +132,7 @@ impl DatabaseFile {
         // Taken first: a block buffered now may be on the device, and no longer in memory, before
         // the device is read.
         let pending = waiting(&self.lock());
-        if pending.len() as u64 != count {
+        if pending.len() as u64 != count && !(self.is_read_only() && self.read_ahead(first, out)) {
             self.read_below(first, out)?;
         }
         for (block, data) in pending {
