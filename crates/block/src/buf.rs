@@ -125,10 +125,12 @@ impl Drop for Buf {
         match &self.home {
             Home::Heap(layout) => {
                 // SAFETY: allocated with this layout in `zeroed`; no pointer to it remains.
-                // Zeroed first, because it may have held plaintext.
+                // Zeroed first, because it may have held plaintext; the barrier keeps the compiler
+                // from dropping the stores.
                 unsafe {
                     let all = std::slice::from_raw_parts_mut(self.ptr.as_ptr(), layout.size());
-                    zeroize::Zeroize::zeroize(all);
+                    all.fill(0);
+                    zeroize::optimization_barrier(all);
                     dealloc(self.ptr.as_ptr(), *layout);
                 }
             }

@@ -7,6 +7,7 @@
 //! next attempt. Writing back a page of the pool takes no frame, so the thread can always make
 //! room, and then there are frames for writing back mapped pages.
 
+use crate::dirty_vnodes::DIRTY_FILES_MAX;
 use crate::frames::EvictionBatch;
 use crate::leaf::{LeafAt, LeafNo};
 use crate::open::pages_of;
@@ -138,19 +139,19 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
     if clean {
         forced = forced.max(CLEAN_PAGES);
     }
+    let mut files = jobs.dirty.len().saturating_sub(DIRTY_FILES_MAX);
     let mut from = (0, 0);
     while let Some((since, number)) = jobs.dirty.oldest(from) {
-        if forced == 0 && since + soonest > now {
+        if forced == 0 && files == 0 && since + soonest > now {
             break;
         }
+        let too_many = files > 0;
+        files = files.saturating_sub(1);
         from = (since, number + 1);
-        let vnode = core.vnodes.get(number);
-        let Some(vnode) = vnode.filter(|vnode| vnode.dirty_pages() > 0) else {
-            jobs.dirty.remove(number);
-            // It may have become dirty between the lookup and the removal.
-            if core.vnodes.get(number).is_some_and(|v| v.dirty_pages() > 0) {
-                jobs.dirty.insert(number, now);
-            }
+        let found = core.vnodes.get(number);
+        let is_dirty = || found.as_ref().is_some_and(|vnode| vnode.dirty_pages() > 0);
+        let Some(vnode) = found.as_ref().filter(|_| is_dirty()) else {
+            jobs.dirty.remove_unless(number, is_dirty);
             continue;
         };
         let oldest = vnode.oldest_dirty_ms().unwrap_or(since);
@@ -167,7 +168,9 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
             leaf.dirty() != 0 && leaf.dirty_since_ms() + vnode.sync_ms() <= now
         };
         let mut leaves = vnode.dirty_leaves(LeafNo::all());
-        let most = if forced > 0 {
+        let most = if too_many {
+            usize::MAX
+        } else if forced > 0 {
             forced
         } else {
             leaves.retain(due);
@@ -175,7 +178,7 @@ fn write_due(below: &VolumeShared, session: &mut Session) -> bool {
         };
         let room = STORES_MAX.saturating_sub(session.runs_in_flight().1);
         let most = most.min(room * below.cluster_pages());
-        let sent = session.store_leaves(&vnode, &leaves, most);
+        let sent = session.store_leaves(vnode, &leaves, most);
         forced = forced.saturating_sub(sent);
         if session.runs_in_flight().1 >= STORES_MAX {
             return true;
@@ -223,6 +226,7 @@ fn flush_behind(below: &VolumeShared, session: &mut Session) {
 /// Evicts pages beyond the limits, and releases unused memory.
 fn give_memory_back(core: &CacheShared) {
     let mut emptied = EvictionBatch::new();
+    core.pool.charge(core.file_frames(), &mut emptied);
     let limit = core.pool.limit();
     core.pool.shrink_to(limit, EvictReason::Limit, &mut emptied);
     core.give_up_leaves(emptied);

@@ -6,6 +6,10 @@ use std::collections::BTreeSet;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard};
 
+/// Dirty files above which the oldest are written back: the write-back of a small file takes much
+/// longer than its bytes take on the device, and a sync or an unmount waits for all of them.
+pub(crate) const DIRTY_FILES_MAX: usize = 16_384;
+
 /// Numbers of vnodes that have, or had, dirty pages. Times are milliseconds of the cache's clock.
 #[derive(Default)]
 pub(crate) struct DirtyVnodes(Mutex<State>);
@@ -33,13 +37,26 @@ impl State {
 }
 
 impl DirtyVnodes {
-    /// Records that a vnode has dirty pages since this time, unless it is recorded already.
-    pub(crate) fn insert(&self, number: u64, since: u64) {
-        self.lock().insert(number, since);
+    /// Records that a vnode has dirty pages since this time, unless it is recorded already. Returns
+    /// the number of vnodes.
+    pub(crate) fn insert(&self, number: u64, since: u64) -> usize {
+        let mut state = self.lock();
+        state.insert(number, since);
+        state.since.len()
     }
 
-    pub(crate) fn remove(&self, number: u64) {
-        self.lock().remove(number);
+    /// Returns the number of vnodes.
+    pub(crate) fn len(&self) -> usize {
+        self.lock().since.len()
+    }
+
+    /// Removes a vnode, unless it has dirty pages. If it becomes dirty after the check, the thread
+    /// that dirties it records it after the removal, so a later sync finds it.
+    pub(crate) fn remove_unless(&self, number: u64, is_dirty: impl FnOnce() -> bool) {
+        let mut state = self.lock();
+        if !is_dirty() {
+            state.remove(number);
+        }
     }
 
     /// Sets the time of a vnode's oldest dirty page.
@@ -81,7 +98,10 @@ mod tests {
         dirty.set_since(7, 40);
         assert_eq!(dirty.oldest((0, 0)), Some((30, 3)));
         assert_eq!(dirty.numbers(), [3, 7]);
-        dirty.remove(3);
+        dirty.remove_unless(3, || true);
+        assert_eq!(dirty.oldest((0, 0)), Some((30, 3)));
+        dirty.remove_unless(3, || false);
         assert_eq!(dirty.oldest((0, 0)), Some((40, 7)));
+        assert_eq!(dirty.len(), 1);
     }
 }

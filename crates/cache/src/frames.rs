@@ -43,6 +43,9 @@ struct Frame {
     refs: FrameRefs,
 }
 
+/// The limit follows [`Pool::charge`] in steps of this share of what was set.
+const CHARGE_STEPS: usize = 64;
+
 /// All frames of a cache.
 pub struct Pool {
     memory: Memory,
@@ -52,6 +55,7 @@ pub struct Pool {
     /// Number of allocated frames, readable without the lock.
     used: AtomicUsize,
     limit: AtomicUsize,
+    maximum: AtomicUsize,
     /// Sessions that wait for a frame.
     pub(crate) waiters: WaitList,
     /// NUMA nodes that chunks are spread over; empty if memory is uniform.
@@ -63,7 +67,9 @@ struct Inner {
     chunks: Vec<Chunk>,
     /// Chunks that have memory, including those being populated.
     present: usize,
+    /// `maximum`, less the frames whose place other memory takes.
     limit: usize,
+    maximum: usize,
     /// Number of frames whose memory is never released.
     kept: usize,
     used: usize,
@@ -193,6 +199,7 @@ impl Pool {
                 chunks: vec![Chunk::ABSENT; chunks],
                 present: 0,
                 limit,
+                maximum: limit,
                 kept: 0,
                 used: 0,
                 cursor: 0,
@@ -200,6 +207,7 @@ impl Pool {
             }),
             used: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
+            maximum: AtomicUsize::new(limit),
             waiters: WaitList::default(),
             nodes,
         }))
@@ -250,6 +258,11 @@ impl Pool {
     /// Returns the largest number of frames that may be allocated.
     pub fn limit(&self) -> usize {
         self.limit.load(Relaxed)
+    }
+
+    /// Returns the limit that was set, of which [`Pool::limit`] is what [`Pool::charge`] leaves.
+    pub fn maximum(&self) -> usize {
+        self.maximum.load(Relaxed)
     }
 
     /// Returns the bytes of memory that the pool occupies, including free frames.
@@ -392,7 +405,34 @@ impl Pool {
     /// Sets the limit of allocated frames and evicts pages down to it, as far as possible.
     pub fn set_limit(&self, limit: usize, emptied: &mut EvictionBatch) {
         let mut inner = self.lock();
-        inner.limit = limit.clamp(1, self.frames.len());
+        let charged = inner.maximum - inner.limit;
+        inner.maximum = limit.clamp(1, self.frames.len());
+        self.maximum.store(inner.maximum, Relaxed);
+        self.set_charge(inner, charged, emptied);
+    }
+
+    /// Reserves the memory of `frames` frames for other purposes: lowers the limit by as much, but
+    /// not below a quarter of what was set. Small changes have no effect.
+    pub fn charge(&self, frames: usize, emptied: &mut EvictionBatch) {
+        let inner = self.lock();
+        let charged = inner.maximum - inner.limit;
+        let most = inner.maximum - inner.maximum.div_ceil(4);
+        let frames = frames.min(most);
+        if frames.abs_diff(charged) > inner.maximum / CHARGE_STEPS
+            || (frames == 0) != (charged == 0)
+        {
+            self.set_charge(inner, frames, emptied);
+        }
+    }
+
+    fn set_charge(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        frames: usize,
+        emptied: &mut EvictionBatch,
+    ) {
+        let least = inner.maximum.div_ceil(4);
+        inner.limit = inner.maximum.saturating_sub(frames).max(least);
         let limit = inner.limit;
         self.limit.store(limit, Relaxed);
         inner.policy.resize(limit);

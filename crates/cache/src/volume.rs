@@ -169,7 +169,7 @@ impl Cache {
             evicted: counts.evicted(),
             mapped_evicted: self.core.windows.evicted(),
             used_bytes: (pool.used() * PAGE_BYTES) as u64,
-            max_bytes: (pool.limit() * PAGE_BYTES) as u64,
+            max_bytes: (pool.maximum() * PAGE_BYTES) as u64,
             resident_bytes: pool.resident_bytes() as u64,
             index_bytes: self.core.slab.bytes() as u64,
             metadata_bytes: (pool.metadata() * PAGE_BYTES) as u64,
@@ -345,13 +345,14 @@ impl Volume {
     pub fn flush(&self) -> Result<()> {
         let mut session = self.session()?;
         let all = self.all();
-        let flush = |vnode| session.flush(&mut self.open(vnode));
         if !self.shared.info.flushes_all {
+            let flush = |vnode| session.flush(&mut self.open(vnode));
             return first_error(all.iter().map(flush));
         }
         let written = self.write_out();
-        let flushed = all.first().map_or(Ok(()), flush);
-        written.and(flushed)
+        // Each file tells its earlier errors to those that have it open.
+        let flush = |vnode| session.flush_pager(&self.open(vnode));
+        written.and(all.first().map_or(Ok(()), flush))
     }
 
     /// Writes all dirty pages to the pager, without a flush of the pager.
@@ -368,8 +369,9 @@ impl Volume {
             .filter_map(|n| core.vnodes.get(n))
             .collect();
         session.store_many(&dirty)?;
+        let unwritten = dirty.iter().filter(|vnode| vnode.dirty_pages() > 0);
         let wait = |vnode| session.write_out(&mut self.open(vnode), 0..FILE_BYTES_MAX);
-        first_error(dirty.iter().map(wait))
+        first_error(unwritten.map(wait))
     }
 
     /// Flushes a file; one that the cache does not know has nothing to flush.

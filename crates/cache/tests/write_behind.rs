@@ -289,6 +289,100 @@ fn many_files_are_written_out_together_and_one_that_cannot_be_does_not_keep_the_
     }
 }
 
+/// The device reports a failed write late: until then the write is in flight, and only a sync that
+/// waits for it learns that it has to write the page itself.
+#[test]
+fn a_sync_waits_for_write_back_that_is_in_flight() {
+    const FILES: u64 = 20;
+    let disk = Arc::new(Mem::new(FILES * 8192, 512));
+    let (failing, errors) = ErrorDevice::new(disk.clone());
+    let late = Duration::from_millis(300);
+    let slow = Delay::new(Arc::new(failing), Duration::ZERO, late);
+    let patient = Config {
+        retry: Duration::from_secs(3600),
+        ..config(8 << 20)
+    };
+    let cache = Cache::new(patient).unwrap();
+    let volume = cache.volume(Arc::new(Parts::new(Arc::new(slow), 8192)));
+    let volume = volume.unwrap();
+    let mut session = volume.session().unwrap();
+    errors.set(Some(Failure::every(1, ErrorKind::Media).of(OpKind::Write)));
+    let data = content(9, 5000);
+    for file in 0..FILES {
+        let mut open = volume.open(&volume.vnode(FileId(file), 0));
+        session.write(&mut open, 0, &data).unwrap();
+    }
+    until("the background has sent a write", || errors.failed() > 0);
+    errors.set(None);
+    volume.write_out().unwrap();
+    assert_eq!(volume.dirty(), DirtyData::default());
+    for file in 0..FILES {
+        let mut back = vec![0; data.len()];
+        disk.peek(file * 8192, &mut back);
+        assert!(back == data, "file {file}");
+    }
+}
+
+/// A sync promises that data is stable, and each open file tells its errors: a sync does not take
+/// them away, whether the background or the sync wrote the pages in the end.
+#[test]
+fn a_sync_leaves_the_error_of_a_file_that_is_clean_again_to_its_flush() {
+    let bench = bench(8 << 20);
+    let mut session = bench.volume.session().unwrap();
+    let vnode = bench.volume.vnode(FILE, 0);
+    let mut open = bench.volume.open(&vnode);
+    let data = content(10, 50_000);
+    let failure = Failure::every(1, ErrorKind::Media).of(OpKind::Write);
+    bench.errors.set(Some(failure));
+    session.write(&mut open, 0, &data).unwrap();
+    until("the background has failed", || {
+        bench.volume.held_back().is_some()
+    });
+    assert!(bench.volume.write_out().is_err(), "a page is not written");
+    bench.errors.set(None);
+    until("the pages are clean", || vnode.stats().dirty_bytes == 0);
+    bench.volume.write_out().unwrap();
+    let mut back = vec![0; data.len()];
+    bench.disk.peek(0, &mut back);
+    assert!(back == data);
+    let error = session.flush(&mut open).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Media);
+    session.flush(&mut open).unwrap();
+}
+
+/// More files are dirty than a sync is to find: the oldest are written back although they are not
+/// due, and the rest is not.
+#[test]
+fn the_oldest_of_many_dirty_files_are_written_back_early() {
+    const FILES: u64 = 18_000;
+    let disk = Arc::new(Mem::new(FILES * 4096, 512));
+    let patient = Config {
+        sync_interval: Duration::from_secs(3600),
+        dirty_background_percent: 50,
+        dirty_throttle_percent: 60,
+        ..config(512 << 20)
+    };
+    let cache = Cache::new(patient).unwrap();
+    let volume = cache.volume(Arc::new(Parts::new(disk.clone(), 4096)));
+    let volume = volume.unwrap();
+    let mut session = volume.session().unwrap();
+    for file in 0..FILES {
+        let mut open = volume.open(&volume.vnode(FileId(file), 0));
+        session.write(&mut open, 0, &[7; 100]).unwrap();
+    }
+    let dirty = || volume.dirty().bytes / 4096;
+    until("the excess is written back", || dirty() <= 16_384);
+    let written = |file: u64| {
+        let mut back = [0; 100];
+        disk.peek(file * 4096, &mut back);
+        back == [7; 100]
+    };
+    assert!((0..1000).all(written));
+    assert!(dirty() > 16_384 - 256, "{} files are dirty", dirty());
+    volume.write_out().unwrap();
+    assert!((0..FILES).all(written));
+}
+
 /// Checks a direct read that waits while background write-back of the page fails: the device then
 /// holds old data, which the read must not return.
 #[test]

@@ -129,6 +129,8 @@ impl Worker {
             next_connection: 0,
         };
         service.serve(&self.inbox);
+        // Before its connections close: a client that connects again reaches another worker.
+        self.inbox.close();
     }
 
     /// Creates a timer and adds it to the epoll.

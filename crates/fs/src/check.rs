@@ -10,6 +10,7 @@
 mod blocks;
 mod finding;
 mod meter;
+mod near_names;
 mod pages;
 mod rebuild;
 mod repair;

@@ -426,10 +426,6 @@ impl Files {
         let _here = within(Layer::Fs);
         drop(self.shared.idle().take());
         self.sync()?;
-        // All pages are on the device; the volume need not flush each file separately.
-        for stats in self.shared.volume.files() {
-            self.shared.volume.forget(stats.file);
-        }
         self.shared.volume.close()?;
         let mut attached = self.shared.attached.lock();
         attached.as_mut().expect("no panic under this lock").take();

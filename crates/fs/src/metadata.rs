@@ -24,6 +24,7 @@ pub(crate) mod op;
 pub(crate) mod overlay;
 pub(crate) mod pending_sums;
 pub(crate) mod quota;
+mod read_ahead;
 pub(crate) mod references;
 pub(crate) mod shared;
 pub(crate) mod state;

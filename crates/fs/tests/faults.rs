@@ -172,6 +172,33 @@ fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
 }
 
 #[test]
+fn a_failed_write_that_was_made_good_does_not_keep_the_files_from_closing() {
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    format(&mem);
+    let (device, handle) = ErrorDevice::new(mem);
+    let device: Arc<dyn BlockDevice> = Arc::new(device);
+    let fs = open(&device);
+    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
+    let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let files = Files::new(&main, &cache).expect("files");
+    let mut lane = files.lane().expect("a lane");
+    let ino = files.create(fs::ROOT, b"file", &NEW).expect("made").ino;
+    let file = files.open(ino).expect("open");
+    lane.sync(&file).expect("synced");
+    handle.set(Some(Failure::nth(1, ErrorKind::Media).of(OpKind::Write)));
+    lane.write(&file, fs::WritePosition::Offset(0), &[1; 5000])
+        .expect("taken");
+    // Unless the background was faster, this is the write that fails.
+    let _ = files.sync();
+    assert_eq!(handle.failed(), 1);
+    files.sync().expect("written again");
+    drop((file, lane));
+    files.close().expect("everything is durable");
+    drop((files, main));
+    fs.close().expect("closed");
+}
+
+#[test]
 fn a_read_that_fails_is_an_error_of_its_operation_and_the_next_one_works() {
     let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
     format(&mem);

@@ -35,7 +35,8 @@ pub use loop_device::{
 };
 pub use mount::{Mount, Users};
 pub use mountpoint::{
-    WhenBusy, abort, clear_dead, is_mounted, mount_helper, no_mounts, server_died,
+    WhenBusy, abort, clear_dead, is_mounted, may_gain_privileges, mount_helper, no_mounts,
+    server_died,
 };
 pub use notifier::Notifier;
 pub use rustix::io::Errno;

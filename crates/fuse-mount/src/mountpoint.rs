@@ -31,11 +31,25 @@ pub fn no_mounts() -> Option<&'static str> {
     let mut device = std::fs::OpenOptions::new();
     if device.read(true).write(true).open("/dev/fuse").is_err() {
         Some("/dev/fuse, readable and writable by this user")
-    } else if !rustix::process::geteuid().is_root() && mount_helper().is_none() {
+    } else if rustix::process::geteuid().is_root() {
+        None
+    } else if mount_helper().is_none() {
         Some("the program fusermount3 of the package `fuse3`, unless the user is root")
+    } else if !may_gain_privileges() {
+        Some(
+            "a set-user-ID program, from which this process gains nothing: no_new_privs is set, or \
+             CAP_SYS_ADMIN is not in its bounding set",
+        )
     } else {
         None
     }
+}
+
+/// Reports whether the program that mounts for an ordinary user gains the right to do so.
+pub fn may_gain_privileges() -> bool {
+    let nothing_new = rustix::thread::no_new_privs().unwrap_or(false);
+    let admin = rustix::thread::CapabilitySet::SYS_ADMIN;
+    !nothing_new && rustix::thread::capability_is_in_bounding_set(admin).unwrap_or(true)
 }
 
 /// Finds the program that mounts and unmounts for an ordinary user, of FUSE version 3 or 2.
@@ -246,6 +260,16 @@ pub(crate) fn busy(path: &Path) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_that_gave_up_new_privileges_gains_none() {
+        let gains = || {
+            rustix::thread::set_no_new_privs(true).unwrap();
+            may_gain_privileges()
+        };
+        // The attribute is that of a thread.
+        assert!(!std::thread::spawn(gains).join().unwrap());
+    }
 
     #[test]
     fn the_trigger_of_an_automount_is_no_file_system_until_one_is_mounted_on_it() {

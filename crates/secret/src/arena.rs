@@ -140,11 +140,12 @@ unsafe fn map_locked(at: *mut u8, len: usize) {
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping is owned by this value, and no reference into it can exist any more.
-        // It is zeroed by volatile writes first, because the kernel frees secret memory page by
-        // page, at an unspecified time.
+        // It is zeroed first, because the kernel frees secret memory page by page, at an unspecified
+        // time; the barrier keeps the compiler from dropping the stores.
         unsafe {
-            let body = self.len.max(1);
-            zeroize::Zeroize::zeroize(std::slice::from_raw_parts_mut(self.data.as_ptr(), body));
+            let body = std::slice::from_raw_parts_mut(self.data.as_ptr(), self.len.max(1));
+            body.fill(0);
+            zeroize::optimization_barrier(body);
             libc::munmap(self.base.as_ptr().cast(), self.mapped);
         }
     }

@@ -25,11 +25,8 @@ const BURN_BYTES: usize = 256 * 1024;
 ///
 /// Call it after a computation with key material has returned: the data it left in its frames (key
 /// schedules, spilled registers) lies below the caller's frame and is overwritten.
-#[inline(never)]
 pub fn burn_stack() {
-    let mut frame = [0u8; BURN_BYTES];
-    zeroize::Zeroize::zeroize(&mut frame[..]);
-    std::hint::black_box(&mut frame);
+    zeroize::zeroize_stack::<BURN_BYTES>();
 }
 
 /// Makes the process refuse core dumps and debuggers of the same user, where the kernel allows it.

@@ -100,6 +100,12 @@ impl Session {
         self.run_without_data(&open.state, work)
     }
 
+    /// Flushes the pager, without pages of the file, and without telling the file's earlier errors.
+    pub(crate) fn flush_pager(&mut self, open: &OpenFile) -> Result<()> {
+        let work = Work::Sync(SyncWork::pager(open.vnode()));
+        self.run_without_data(&open.state, work)
+    }
+
     /// Makes a range of bytes durable, for the open file of a mapping.
     pub(crate) fn flush_range(&mut self, open: &Arc<OpenState>, bytes: Range<u64>) -> Result<()> {
         let pages = pages_of(bytes.start, bytes.end.saturating_sub(bytes.start));

@@ -79,6 +79,14 @@ impl SyncWork {
         }
     }
 
+    /// Creates a sync of no pages, with a flush.
+    pub(super) fn pager(vnode: &Vnode) -> SyncWork {
+        SyncWork {
+            flush: Flush::Yes,
+            ..SyncWork::pages(vnode, 0..0)
+        }
+    }
+
     /// Creates a sync of a range of pages, which a later flush makes durable.
     pub(super) fn pages(vnode: &Vnode, pages: Range<u64>) -> SyncWork {
         let leaves = if pages.is_empty() {

@@ -114,6 +114,12 @@ impl CacheShared {
         dirty.filter_map(|vnode| vnode.oldest_dirty_ms()).min()
     }
 
+    /// Computes the number of frames that the state of files takes the place of.
+    pub(crate) fn file_frames(&self) -> usize {
+        let files = self.vnodes.len().saturating_sub(FILES_FREE);
+        (files * FILE_BYTES).div_ceil(PAGE_BYTES)
+    }
+
     /// Takes up to `want` frames and returns their number. If none is available, asks the
     /// background threads to clean pages.
     pub(crate) fn take_frames(&self, want: usize, out: &mut Vec<FrameNo>) -> usize {
@@ -241,6 +247,13 @@ impl CacheShared {
         Duration::from_secs_f64(seconds.min(THROTTLE_SECONDS_MAX))
     }
 }
+
+/// Memory that a file with cached pages takes besides its pages, in bytes: its vnode, one leaf, the
+/// entries in tables, and the state of the file system above. Measured with files of one dirty page.
+const FILE_BYTES: usize = 3072;
+
+/// Number of files whose state is not charged.
+const FILES_FREE: usize = 1024;
 
 /// Longest time that a writer is throttled at once.
 const THROTTLE_SECONDS_MAX: f64 = 0.2;

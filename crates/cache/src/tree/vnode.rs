@@ -6,6 +6,7 @@ use super::open_state::OpenStates;
 use super::volume_shared::VolumeShared;
 use crate::attributes::{Attributes, FlushBehind, SharedAttributes};
 use crate::dirty_leaves::DirtyLeaves;
+use crate::dirty_vnodes::DIRTY_FILES_MAX;
 use crate::failed_loads::FailedLoads;
 use crate::frames::{Base, PAGE_BYTES};
 use crate::index::Index;
@@ -313,7 +314,11 @@ impl Vnode {
         let before = leaf.set_dirty(index, now);
         if (before | leaf.writeback()) & 1 << index == 0 {
             if self.dirty.add_page() {
-                self.shared.background.dirty.insert(self.number, now);
+                let files = self.shared.background.dirty.insert(self.number, now);
+                // As for pages, an occasional notice is enough.
+                if files > DIRTY_FILES_MAX && files.is_multiple_of(64) {
+                    self.shared.background.write_out();
+                }
             }
             self.shared.core.add_dirty(&self.shared);
         }

@@ -41,6 +41,11 @@ impl VnodeTable {
         self.read().by_number.get(&number).and_then(Weak::upgrade)
     }
 
+    /// Returns the number of vnodes.
+    pub(crate) fn len(&self) -> usize {
+        self.read().by_number.len()
+    }
+
     /// Collects the vnodes that are alive.
     pub(crate) fn live(&self) -> Vec<Arc<Vnode>> {
         let state = self.read();

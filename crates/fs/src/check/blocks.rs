@@ -100,8 +100,8 @@ pub(super) fn counted(
                     ));
                     return Ok(true);
                 }
-                *edges.entry(run.start).or_default() += 1;
-                *edges.entry(run.end()).or_default() -= 1;
+                add_edge(&mut edges, run.start, 1);
+                add_edge(&mut edges, run.end(), -1);
             }
             Ok(None) => {}
             Err(error) => broken.push((FindingKind::Record, format!("{key}: {error}"))),
@@ -122,6 +122,16 @@ pub(super) fn counted(
         (at, count) = (edge, count + by);
     }
     Ok(runs)
+}
+
+/// Adds a change of the number of references. Adjacent extents leave no edge between them, so the
+/// memory depends on the number of gaps and not on the number of files.
+fn add_edge(edges: &mut BTreeMap<u64, i64>, at: u64, by: i64) {
+    let edge = edges.entry(at).or_default();
+    *edge += by;
+    if *edge == 0 {
+        edges.remove(&at);
+    }
 }
 
 /// Collects the runs that are recorded as shared.

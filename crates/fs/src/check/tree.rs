@@ -1,8 +1,12 @@
 //! Check of one tree as its readers see it: names, links, sizes, blocks, quotas.
+//!
+//! A file takes 24 bytes of memory during a check: 16 for its inode, and 8 for each name. Where a
+//! name is, only directories remember; for files with problems, a second scan finds it.
 
 use super::Report;
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
+use super::near_names::NearNames;
 use crate::data::extents::end_of;
 use crate::error::{Kind, Result};
 use crate::format::key::{Ino, Item, Key, TreeId};
@@ -12,7 +16,8 @@ use crate::format::record::{
 };
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
-use std::collections::{HashMap, HashSet};
+use foldhash::{HashMap, HashSet};
+use std::mem::take;
 
 /// Walk over one tree.
 pub(super) struct Walk<'a> {
@@ -23,30 +28,47 @@ pub(super) struct Walk<'a> {
     name: String,
     /// Inode whose items are being read.
     current: Option<Current>,
-    /// Inodes seen so far.
-    inodes: HashMap<Ino, Seen>,
-    /// Inodes by the names that refer to them.
-    named: HashMap<Ino, Named>,
+    /// Names of `current` that may be equal to the next one.
+    near: NearNames,
+    /// Inodes seen so far, in ascending order.
+    inodes: Vec<Seen>,
+    /// Directories seen so far: their parents, and the numbers of subdirectories according to their
+    /// entries.
+    directories: HashMap<Ino, (Ino, u32)>,
+    /// Inode and type of each name.
+    named: Vec<Named>,
+    /// Place of the first name of each directory.
+    places: HashMap<Ino, Place>,
     orphans: HashSet<Ino>,
     blocks: u64,
 }
 
-/// Names that refer to an inode.
-#[derive(Clone, Copy)]
-struct Named {
-    count: u32,
-    kind: FileType,
-    /// Directory and place of the first name.
-    dir: Ino,
-    place: u64,
+/// A name, as the inode that it refers to and its type, packed into 8 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Named(u64);
+
+impl Named {
+    fn of(entry: &Entry) -> Named {
+        // The numbers of valid entries are below 2^56.
+        Named(entry.ino << 8 | entry.kind as u64)
+    }
+
+    fn ino(self) -> Ino {
+        self.0 >> 8
+    }
+
+    fn is_of(self, kind: FileType) -> bool {
+        self.0 & 0xff == kind as u64
+    }
 }
 
+/// Directory of a name, and the place there.
+type Place = (Ino, u64);
+
 struct Seen {
-    kind: FileType,
+    ino: Ino,
     links: u32,
-    parent: Ino,
-    /// Number of subdirectories according to its entries.
-    directories: u32,
+    kind: FileType,
 }
 
 /// Inode with the totals of its items.
@@ -59,7 +81,6 @@ struct Current {
     blocks: u64,
     extents: u64,
     reached: u64,
-    names: HashSet<Vec<u8>>,
 }
 
 impl<'a> Walk<'a> {
@@ -72,9 +93,12 @@ impl<'a> Walk<'a> {
             report,
             name: record.name.clone(),
             current: None,
-            inodes: HashMap::new(),
-            named: HashMap::new(),
-            orphans: HashSet::new(),
+            near: NearNames::default(),
+            inodes: Vec::new(),
+            directories: HashMap::default(),
+            named: Vec::new(),
+            places: HashMap::default(),
+            orphans: HashSet::default(),
             blocks: 0,
         }
     }
@@ -95,21 +119,46 @@ impl<'a> Walk<'a> {
             self.check_ways_up();
         }
         self.check_usage();
+        self.find_places(first, first_note)?;
         let Walk {
             report,
-            named,
+            places,
             tree,
             ..
         } = self;
         let name = |bytes: &[u8]| Ok(Entry::decode(bytes)?.name.to_vec());
         let up = |ino| {
-            let Named { dir, place, .. } = *named.get(&ino)?;
+            let (dir, place) = *places.get(&ino)?;
             let found = state.get(tree, dir, (Item::Entry, place), name);
             Some((dir, found.ok()??))
         };
         report.problems.add_paths(first, up);
         report.notes.add_paths(first_note, up);
         Ok(())
+    }
+
+    /// Finds the first names of inodes with findings, of those from the given indexes on.
+    fn find_places(&mut self, first: usize, first_note: usize) -> Result<()> {
+        let problems = self.report.problems.iter().skip(first);
+        let found = problems.chain(self.report.notes.iter().skip(first_note));
+        let inodes = found.filter_map(|finding| finding.inode);
+        let wanted: HashSet<Ino> = inodes
+            .filter(|ino| !self.places.contains_key(ino))
+            .collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let (state, places) = (self.state, &mut self.places);
+        state.scan_tree(self.tree, |key, bytes| {
+            if key.kind() == Some(Item::Entry)
+                && let Ok(entry) = Entry::decode(bytes)
+                && wanted.contains(&entry.ino)
+            {
+                let place = (key.object, key.place());
+                places.entry(entry.ino).or_insert(place);
+            }
+            Ok(true)
+        })
     }
 
     fn problem(&mut self, kind: FindingKind, ino: Ino, text: &str) {
@@ -153,14 +202,12 @@ impl<'a> Walk<'a> {
             Some(Item::Target) => self.target(bytes),
             Some(Item::Xattr) => {
                 if let Some(xattr) = self.decoded(ino, Xattr::decode(bytes))? {
-                    let name = [b"x", xattr.name].concat();
-                    self.place(ino, key, xattr.name, name);
+                    self.place(ino, key, xattr.name);
                 }
             }
             Some(Item::Entry) => {
                 if let Some(entry) = self.decoded(ino, Entry::decode(bytes))? {
-                    let name = [b"e", entry.name].concat();
-                    self.place(ino, key, entry.name, name);
+                    self.place(ino, key, entry.name);
                     self.entry(ino, key.place(), &entry);
                 }
             }
@@ -205,8 +252,8 @@ impl<'a> Walk<'a> {
             blocks: 0,
             extents: 0,
             reached: 0,
-            names: HashSet::new(),
         });
+        self.near.clear();
     }
 
     fn target(&mut self, bytes: &[u8]) {
@@ -232,7 +279,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    fn place(&mut self, ino: Ino, key: Key, name: &[u8], unique: Vec<u8>) {
+    fn place(&mut self, ino: Ino, key: Key, name: &[u8]) {
         let first = self.hasher.place(name);
         if !(first..first + 256).contains(&key.place()) {
             self.problem(
@@ -241,11 +288,7 @@ impl<'a> Walk<'a> {
                 "directory entry or attribute is in the wrong hash slot",
             );
         }
-        let new = self
-            .current
-            .as_mut()
-            .is_none_or(|current| current.names.insert(unique));
-        if !new {
+        if !self.near.is_new(&key, name) {
             self.problem(
                 FindingKind::Name,
                 ino,
@@ -260,19 +303,10 @@ impl<'a> Walk<'a> {
             current.entries += 1;
             current.directories += u32::from(entry.kind == FileType::Directory);
         }
-        let named = self.named.entry(entry.ino).or_insert(Named {
-            count: 0,
-            kind: entry.kind,
-            dir,
-            place,
-        });
-        named.count += 1;
-        if named.kind != entry.kind {
-            self.problem(
-                FindingKind::Name,
-                entry.ino,
-                "its directory entries disagree on the file type",
-            );
+        self.named.push(Named::of(entry));
+        // Directories have odd numbers.
+        if entry.kind == FileType::Directory || entry.ino & 1 == 1 {
+            self.places.entry(entry.ino).or_insert((dir, place));
         }
     }
 
@@ -337,13 +371,12 @@ impl<'a> Walk<'a> {
                 "symbolic link without a target, or a target but not a symbolic link",
             );
         }
-        let seen = Seen {
-            kind: inode.kind,
-            links: inode.links,
-            parent: inode.parent,
-            directories: current.directories,
-        };
-        self.inodes.insert(ino, seen);
+        let (kind, links) = (inode.kind, inode.links);
+        if kind == FileType::Directory {
+            let directory = (inode.parent, current.directories);
+            self.directories.insert(ino, directory);
+        }
+        self.inodes.push(Seen { ino, links, kind });
     }
 
     fn count_extents(&mut self, extents: u64) {
@@ -358,81 +391,103 @@ impl<'a> Walk<'a> {
 
     /// Checks that names refer to inodes, and that link counts match the names.
     fn check_names(&mut self) {
-        let mut problems: Vec<(Ino, FindingKind, String)> = Vec::new();
-        let mut wrong = |ino, kind, text: String| problems.push((ino, kind, text));
-        for (ino, Named { dir, .. }) in &self.named {
-            if !self.inodes.contains_key(ino) {
-                let text = format!("does not exist, but directory {dir} has an entry for it");
-                wrong(*ino, FindingKind::Name, text);
+        let mut named = take(&mut self.named);
+        named.sort_unstable();
+        let mut groups = named.chunk_by(|one, two| one.ino() == two.ino()).peekable();
+        let inodes = take(&mut self.inodes);
+        for seen in &inodes {
+            while let Some(group) = groups.next_if(|group| group[0].ino() < seen.ino) {
+                self.check_types(group);
+                self.is_missing(group[0].ino());
             }
+            let group = groups.next_if(|group| group[0].ino() == seen.ino);
+            self.check_links(seen, group.unwrap_or_default());
         }
-        let is_snapshot = self.state.trees[&self.tree].record.origin != 0;
-        for (ino, seen) in &self.inodes {
-            let is_dir = seen.kind == FileType::Directory;
-            let named = self.named.get(ino);
-            let names = named.map_or(0, |named| named.count);
-            if named.is_some_and(|named| named.kind != seen.kind) {
-                let text = "file type does not match its directory entry";
-                wrong(*ino, FindingKind::Name, text.into());
-            }
-            let expected = match (is_dir, *ino == ROOT || names > 0) {
-                (true, true) => 2 + seen.directories,
-                (true, false) => 0,
-                (false, _) => names,
-            };
-            if seen.links != expected {
-                let text = format!("link count is {}, expected {expected}", seen.links);
-                wrong(*ino, FindingKind::Count, text);
-            }
-            if is_dir && names > u32::from(*ino != ROOT) {
+        for group in groups {
+            self.check_types(group);
+            self.is_missing(group[0].ino());
+        }
+        let is_seen = |ino: Ino| inodes.binary_search_by_key(&ino, |seen| seen.ino).is_ok();
+        let orphans = self.orphans.iter().copied();
+        let mut lost: Vec<Ino> = orphans.filter(|ino| !is_seen(*ino)).collect();
+        lost.sort_unstable();
+        for ino in lost {
+            self.problem(
+                FindingKind::Name,
+                ino,
+                "is on the orphan list, but does not exist",
+            );
+        }
+        if !is_seen(ROOT) {
+            self.problem(FindingKind::Name, ROOT, "root directory is missing");
+        }
+        self.inodes = inodes;
+    }
+
+    fn is_missing(&mut self, ino: Ino) {
+        let text = "does not exist, but a directory has an entry for it";
+        self.problem(FindingKind::Name, ino, text);
+    }
+
+    /// Checks that the names of an inode agree on its type.
+    fn check_types(&mut self, names: &[Named]) {
+        if names.first() != names.last() {
+            let text = "its directory entries disagree on the file type";
+            self.problem(FindingKind::Name, names[0].ino(), text);
+        }
+    }
+
+    /// Compares an inode with its names.
+    fn check_links(&mut self, seen: &Seen, names: &[Named]) {
+        let ino = seen.ino;
+        self.check_types(names);
+        if !names.iter().all(|name| name.is_of(seen.kind)) {
+            let text = "file type does not match its directory entry";
+            self.problem(FindingKind::Name, ino, text);
+        }
+        let directory = self.directories.get(&ino).copied();
+        let names = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let expected = match (directory, ino == ROOT || names > 0) {
+            (Some((_, directories)), true) => 2 + directories,
+            (Some(_), false) => 0,
+            (None, _) => names,
+        };
+        if seen.links != expected {
+            let text = format!("link count is {}, expected {expected}", seen.links);
+            self.problem(FindingKind::Count, ino, &text);
+        }
+        if let Some((parent, _)) = directory {
+            if names > u32::from(ino != ROOT) {
                 let text = format!("too many directory entries for a directory: {names}");
-                wrong(*ino, FindingKind::Name, text);
+                self.problem(FindingKind::Name, ino, &text);
             }
-            let parent = match *ino {
+            let expected = match ino {
                 ROOT => ROOT,
-                _ => named.map_or(0, |named| named.dir),
+                _ => self.places.get(&ino).map_or(0, |place| place.0),
             };
-            if is_dir && seen.links > 0 && seen.parent != parent {
-                let text = format!("parent directory is {}, expected {parent}", seen.parent);
-                wrong(*ino, FindingKind::Name, text);
-            }
-            let is_orphan = self.orphans.contains(ino);
-            if is_orphan != (seen.links == 0) && !is_snapshot {
-                let text = "link count and orphan list do not match";
-                wrong(*ino, FindingKind::Name, text.into());
+            if seen.links > 0 && parent != expected {
+                let text = format!("parent directory is {parent}, expected {expected}");
+                self.problem(FindingKind::Name, ino, &text);
             }
         }
-        for ino in &self.orphans {
-            if !self.inodes.contains_key(ino) {
-                wrong(
-                    *ino,
-                    FindingKind::Name,
-                    "is on the orphan list, but does not exist".into(),
-                );
-            }
-        }
-        if !self.inodes.contains_key(&ROOT) {
-            wrong(ROOT, FindingKind::Name, "root directory is missing".into());
-        }
-        problems.sort_by_key(|problem| problem.0);
-        for (ino, kind, text) in problems {
-            self.problem(kind, ino, &text);
+        let is_orphan = self.orphans.contains(&ino);
+        let is_snapshot = self.state.trees[&self.tree].record.origin != 0;
+        if is_orphan != (seen.links == 0) && !is_snapshot {
+            let text = "link count and orphan list do not match";
+            self.problem(FindingKind::Name, ino, text);
         }
     }
 
     /// Checks that every directory with a name is below the root.
     fn check_ways_up(&mut self) {
-        let mut below: HashSet<Ino> = HashSet::from([ROOT]);
+        let mut below: HashSet<Ino> = HashSet::from_iter([ROOT]);
         let mut lost: Vec<Ino> = Vec::new();
-        for (ino, named) in &self.named {
-            if named.kind != FileType::Directory {
-                continue;
-            }
+        for ino in self.places.keys() {
             let (mut way, mut at) = (Vec::new(), *ino);
-            let mut seen = HashSet::new();
+            let mut seen = HashSet::default();
             while !below.contains(&at) && seen.insert(at) {
                 way.push(at);
-                at = self.named.get(&at).map_or(0, |named| named.dir);
+                at = self.places.get(&at).map_or(0, |place| place.0);
             }
             if below.contains(&at) {
                 below.extend(way)

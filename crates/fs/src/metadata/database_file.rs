@@ -4,13 +4,14 @@
 //! length are durable before anything in them is; a block that was never written reads as zeros.
 //! Blocks that `redb` writes are buffered in memory until it requests a sync, and are then written
 //! together. With [`Access::ReadOnly`] they stay in memory, so that even a file system that was not
-//! closed can be read without changing it.
+//! closed can be read without changing it. Then the device does not change either, and is read ahead.
 
 use crate::device_io::DeviceIo;
 use crate::error::{Error, Kind, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::superblock::{SEGMENTS_MAX, Segment, Superblock, TagsRoot};
 use crate::integrity::{IntegrityKey, tampered};
+use crate::metadata::read_ahead::{Found, ReadAhead, WINDOW_BLOCKS};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tags::{PAGES_MAX, Place, Read, Tags, Unreadable, file_blocks};
 use crate::space::Space;
@@ -39,6 +40,8 @@ pub(crate) struct DatabaseFile {
     space: Arc<Space>,
     access: Access,
     state: Mutex<State>,
+    /// Blocks of the device that were read ahead, if it does not change.
+    ahead: Mutex<ReadAhead>,
     /// Tags of all blocks, if they are keyed. Locked after the state, and before the superblock.
     tags: Option<Mutex<Tagged>>,
 }
@@ -89,6 +92,7 @@ impl DatabaseFile {
                 len,
                 ..State::default()
             }),
+            ahead: Mutex::default(),
         }
     }
 
@@ -118,6 +122,38 @@ impl DatabaseFile {
         Ok(())
     }
 
+    /// Reads whole blocks from a window that was, or is to be, read ahead. Returns `false` if there
+    /// is none.
+    fn read_ahead(&self, first: u64, out: &mut [u8]) -> bool {
+        let ahead = || self.ahead.lock().expect("no panic under this lock");
+        let found = ahead().find(first, out);
+        match found {
+            Found::Copied => true,
+            Found::Absent => false,
+            Found::Wanted(window) => {
+                let pages = self.superblock.lock().metadata_bytes.div_ceil(BLOCK_BYTES);
+                let end = self.tags.as_ref().map_or(pages, |_| file_blocks(pages));
+                let start = window * WINDOW_BLOCKS;
+                let blocks = end.saturating_sub(start).min(WINDOW_BLOCKS);
+                let mut data = vec![0; blocks as usize * BLOCK];
+                // If a block of the window is unreadable, only the blocks in question count.
+                if data.is_empty() || self.read_below(start, &mut data).is_err() {
+                    return false;
+                }
+                ahead().insert(window, data);
+                ahead().find(first, out) == Found::Copied
+            }
+        }
+    }
+
+    /// Reads whole blocks of the file on the device, and ahead of them if the device does not change.
+    fn read_unbuffered(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
+        if self.is_read_only() && self.read_ahead(first, out) {
+            return Ok(());
+        }
+        self.read_below(first, out)
+    }
+
     /// Reads whole blocks, including buffered ones.
     fn read_blocks(&self, first: u64, out: &mut [u8]) -> block::Result<()> {
         let count = (out.len() / BLOCK) as u64;
@@ -132,7 +168,7 @@ impl DatabaseFile {
         let pending = waiting(&self.lock());
         if pending.len() as u64 != count {
             match &self.tags {
-                None => self.read_below(first, out)?,
+                None => self.read_unbuffered(first, out)?,
                 Some(tagged) => {
                     let is_pending = |block| pending.iter().any(|(at, _)| *at == block);
                     for (block, part) in (first..).zip(out.chunks_mut(BLOCK)) {
@@ -171,7 +207,7 @@ impl DatabaseFile {
                 true
             }
             Ok(Some(known)) => {
-                self.read_below(known.block, out)?;
+                self.read_unbuffered(known.block, out)?;
                 let key = self.superblock.key();
                 key.is_some_and(|key| key.block_tag(out) == known.tag)
             }

@@ -32,7 +32,11 @@ pub(super) fn check(settings: &Settings) -> Vec<Finding> {
         kernel(&uname.release().to_string_lossy()),
         io_uring(path_file::io_uring_usable()),
         fuse_device(Path::new("/dev/fuse")),
-        fuse_helper(fuse_mount::mount_helper(), root),
+        fuse_helper(
+            fuse_mount::mount_helper(),
+            fuse_mount::may_gain_privileges(),
+            root,
+        ),
         loop_devices(Path::new("/dev/loop-control"), root),
         memlock(locked, limit(Resource::Memlock)),
         open_files(limit(Resource::Nofile)),
@@ -128,8 +132,17 @@ fn fuse_device(path: &Path) -> Finding {
     }
 }
 
-fn fuse_helper(helper: Option<&str>, root: bool) -> Finding {
+fn fuse_helper(helper: Option<&str>, gains: bool, root: bool) -> Finding {
     match (helper, root) {
+        (Some(helper), false) if !gains => Finding::warning(
+            ids::FUSE_HELPER,
+            format!("{helper} gains no privileges here"),
+        )
+        .why(
+            "only root can mount: no_new_privs is set, or CAP_SYS_ADMIN is not in the \
+                     bounding set",
+        )
+        .remedy("start evfs in a session or a container without these restrictions"),
         (Some(helper), _) => Finding::ok(ids::FUSE_HELPER, format!("{helper} is installed")),
         (None, true) => Finding::note(ids::FUSE_HELPER, "fusermount3 is not installed")
             .why("root mounts without it; other users cannot mount or unmount")
@@ -372,8 +385,11 @@ mod tests {
         let none = Path::new("/nonexistent/device");
         assert_eq!(fuse_device(none).severity, Warning);
         assert_eq!(fuse_device(Path::new("/dev/null")).severity, Fine);
-        assert_eq!(fuse_helper(None, false).severity, Warning);
-        assert_eq!(fuse_helper(None, true).severity, Note);
+        assert_eq!(fuse_helper(None, true, false).severity, Warning);
+        assert_eq!(fuse_helper(None, true, true).severity, Note);
+        assert_eq!(fuse_helper(Some("f"), true, false).severity, Fine);
+        assert_eq!(fuse_helper(Some("f"), false, false).severity, Warning);
+        assert_eq!(fuse_helper(Some("f"), false, true).severity, Fine);
         assert_eq!(loop_devices(none, true).severity, Warning);
         let unknown = loop_devices(none, false);
         assert_eq!((unknown.severity, unknown.checked), (Note, false));
