@@ -22,6 +22,9 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
+/// Contents of blocks, by their number.
+type Blocks = BTreeMap<u64, Arc<[u8; BLOCK]>>;
+
 /// Number of buffered blocks above which they are written without a sync: 16 MiB.
 const PENDING_MAX: usize = 4096;
 /// Number of blocks that differ from their tags and are reported; further ones are not.
@@ -57,7 +60,7 @@ struct Tagged {
 #[derive(Default)]
 struct State {
     /// Blocks that are not on the device yet.
-    pending: BTreeMap<u64, Arc<[u8; BLOCK]>>,
+    pending: Blocks,
     /// Whether the superblock has changes that are not on the device yet.
     superblock_changed: bool,
     /// Length in bytes; the only place for it if the file is read-only.
@@ -284,7 +287,7 @@ impl DatabaseFile {
     fn write_tagged(
         &self,
         tagged: &Mutex<Tagged>,
-        pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
+        pending: &Blocks,
         cut_at: Option<u64>,
     ) -> Result<Vec<Run>> {
         let (blocks, root) = self.update_tags(tagged, pending, cut_at)?;
@@ -308,9 +311,9 @@ impl DatabaseFile {
     fn update_tags(
         &self,
         tagged: &Mutex<Tagged>,
-        pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>,
+        pending: &Blocks,
         cut_at: Option<u64>,
-    ) -> Result<(BTreeMap<u64, Arc<[u8; BLOCK]>>, TagsRoot)> {
+    ) -> Result<(Blocks, TagsRoot)> {
         let mut tagged = self.lock_tags(tagged);
         if tagged.failed {
             let text = "the metadata cannot be written after an error";
@@ -339,7 +342,7 @@ impl DatabaseFile {
     }
 
     /// Builds the writes for the buffered blocks, with adjacent blocks merged.
-    fn gather(&self, pending: &BTreeMap<u64, Arc<[u8; BLOCK]>>) -> Vec<Op> {
+    fn gather(&self, pending: &Blocks) -> Vec<Op> {
         let longest = WRITE_BYTES_MAX.min(self.io.info().max_transfer as usize) / BLOCK;
         let superblock = self.superblock.lock();
         let mut ops = Vec::new();

@@ -148,6 +148,9 @@ impl Node {
     }
 }
 
+/// Contents of nodes, by the block of the metadata file.
+pub(super) type Nodes = Vec<(u64, Box<[u8; BLOCK]>)>;
+
 /// Reads a block of the metadata file from the device.
 pub(super) type Read<'a> = &'a dyn Fn(u64, &mut [u8]) -> block::Result<()>;
 
@@ -255,10 +258,7 @@ impl Tags {
 
     /// Sets the tags of changed nodes. Returns their contents, by the block of the metadata file, and
     /// the new root. They must be durable before a superblock refers to them.
-    pub fn finish(
-        &mut self,
-        read: Read,
-    ) -> Result<(Vec<(u64, Box<[u8; BLOCK]>)>, TagsRoot), Unreadable> {
+    pub fn finish(&mut self, read: Read) -> Result<(Nodes, TagsRoot), Unreadable> {
         let mut written = Vec::new();
         for level in 1..=TOP {
             let all = Place { level, index: 0 }..Place {
