@@ -34,7 +34,7 @@ fn plain(root: &Path) -> Outcome {
     structure(root)?;
     at_once(setup::subcommands, || {
         lints(root)?;
-        suite::build(root, &[])
+        suite::build_plain(root)
     })?;
     dependencies(root)?;
     // Many of these tests wait most of the time.

@@ -117,19 +117,24 @@ fn sources(page: &str) -> Vec<&str> {
 
 /// Reads the manifests.
 fn packages(root: &Path) -> Result<Vec<Package>, String> {
+    let metadata = metadata(root)?;
+    let packages = metadata["packages"].as_array();
+    let packages = packages.ok_or("cargo metadata lists no packages")?;
+    Ok(packages.iter().map(package).collect())
+}
+
+/// Returns what Cargo reports of the packages of the workspace.
+pub fn metadata(root: &Path) -> Result<Value, String> {
     let output = cargo_in(root)
         .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
         .output()
         .map_err(|e| format!("cargo metadata: {e}"))?;
-    let metadata: Value = serde_json::from_slice(&output.stdout).map_err(|e| {
+    serde_json::from_slice(&output.stdout).map_err(|e| {
         format!(
             "cargo metadata: {e}: {}",
             String::from_utf8_lossy(&output.stderr)
         )
-    })?;
-    let packages = metadata["packages"].as_array();
-    let packages = packages.ok_or("cargo metadata lists no packages")?;
-    Ok(packages.iter().map(package).collect())
+    })
 }
 
 fn package(metadata: &Value) -> Package {

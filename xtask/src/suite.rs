@@ -1,8 +1,12 @@
 //! The tests: runs `cargo nextest` as configured in `.config/nextest.toml`, then reports retried
 //! tests and the reasons.
 
+mod selection;
+
 use crate::{Outcome, cargo, cargo_in};
+use selection::Selection;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -21,6 +25,9 @@ const EXAMPLES: [&str; 6] = [
 
 /// Operations of each test of the file system against its model, in a run of all tests.
 const OPERATIONS: &str = "25000";
+
+/// Power cuts of each test of the file system that has them, in a run of all tests.
+const CUTS: &str = "400";
 
 /// Maximum number of retried tests before the check fails.
 const RETRIES_MAX: usize = 3;
@@ -45,6 +52,17 @@ pub fn build(root: &Path, profile: &[&str]) -> Outcome {
     cargo(root, &[&targets[..], &examples.concat(), profile].concat())
 }
 
+/// Builds the tests of the profile [`PLAIN`], and the programs that they start. As examples are
+/// among these, both commands ask for the same features of dependencies.
+pub fn build_plain(root: &Path) -> Outcome {
+    let examples = EXAMPLES.map(|name| ["--example", name]).concat();
+    let programs = ["build", "--workspace", "--bins"];
+    cargo(root, &[&programs[..], &examples].concat())?;
+    let selection = Selection::plain(root)?;
+    let tests = ["test", "--workspace", "--no-run", "--quiet"];
+    cargo(root, &[&tests[..], &selection.args()].concat())
+}
+
 /// Runs the tests that `args` select (all of them if it is empty) and prints each retry.
 ///
 /// # Errors
@@ -54,9 +72,14 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
     let profile = if plain { PLAIN } else { "default" };
     let junit = root.join(format!("target/nextest/{profile}/junit.xml"));
     let _ = std::fs::remove_file(&junit);
-    let mut command = command(root);
-    if !plain {
-        command.env("EVFS_OPERATIONS", OPERATIONS);
+    let mut command = nextest(root, "run");
+    if plain {
+        command.args(Selection::plain(root)?.args());
+    } else {
+        command.arg("--tests");
+        command
+            .env("EVFS_OPERATIONS", OPERATIONS)
+            .env("EVFS_CUTS", CUTS);
     }
     let outcome = crate::run(command.args(args));
     let report = std::fs::read_to_string(&junit).unwrap_or_default();
@@ -76,17 +99,25 @@ pub fn run(root: &Path, args: &[String]) -> Outcome {
 
 /// Returns the command that runs the tests of the workspace; the caller adds filters.
 pub fn command(root: &Path) -> Command {
+    let mut command = nextest(root, "run");
+    command.arg("--tests");
+    command
+}
+
+/// Returns a command of nextest; the caller selects targets.
+fn nextest(root: &Path, verb: &str) -> Command {
     let mut command = cargo_in(root);
     command
-        .args(["nextest", "run", "--workspace", "--tests"])
+        .args(["nextest", verb, "--workspace"])
         .env(runner_variable(), root.join("xtask/isolated"));
     command
 }
 
 /// Lists the tests that the profile [`PLAIN`] leaves out, as text, and writes their names to a file.
 pub fn left_out(root: &Path) -> Result<String, String> {
-    let output = cargo_in(root)
-        .args(["nextest", "list", "--workspace", "--tests"])
+    let selection = Selection::plain(root)?;
+    let output = nextest(root, "list")
+        .args(selection.args())
         .args(["--profile", PLAIN])
         .args(["--message-format", "json"])
         .output()
@@ -95,7 +126,8 @@ pub fn left_out(root: &Path) -> Result<String, String> {
         let why = String::from_utf8_lossy(&output.stderr);
         format!("cargo nextest list: {e}: {why}")
     })?;
-    let left_out = unmatched(&listed);
+    let mut left_out = unmatched(&listed);
+    left_out.extend(selection.left_out.into_iter().map(|id| (id, Vec::new())));
     let mut text = String::from("\nnot run, because they need root or a peer:\n");
     let mut all = String::new();
     for (suite, names) in &left_out {
@@ -111,15 +143,15 @@ pub fn left_out(root: &Path) -> Result<String, String> {
     }
     let file = root.join("target/not-run.txt");
     std::fs::write(&file, all).map_err(|e| format!("{}: {e}", file.display()))?;
-    let suites = left_out.iter().filter(|s| s.1.is_empty()).count();
-    let names: usize = left_out.iter().map(|(_, names)| names.len()).sum();
+    let suites = left_out.values().filter(|names| names.is_empty()).count();
+    let names: usize = left_out.values().map(Vec::len).sum();
     Ok(text + &format!("{suites} suites, and {names} tests of others\n"))
 }
 
 /// Finds the suites of a listing that are left out whole (no names) or in part.
-fn unmatched(listed: &Value) -> Vec<(String, Vec<String>)> {
+fn unmatched(listed: &Value) -> BTreeMap<String, Vec<String>> {
     let suites = listed["rust-suites"].as_object().into_iter().flatten();
-    let mut found: Vec<(String, Vec<String>)> = suites
+    suites
         .filter_map(|(id, suite)| {
             if suite["status"] != "listed" {
                 return Some((id.clone(), Vec::new()));
@@ -131,9 +163,7 @@ fn unmatched(listed: &Value) -> Vec<(String, Vec<String>)> {
                 .collect();
             (!names.is_empty()).then(|| (id.clone(), names))
         })
-        .collect();
-    found.sort();
-    found
+        .collect()
 }
 
 /// Returns the variable with the test runner of this platform for cargo and nextest.
@@ -221,9 +251,11 @@ no answer</system-err>
             } },
         } });
         let found = unmatched(&listed);
-        assert_eq!(found.len(), 2, "{found:?}");
-        assert_eq!(found[0], ("rx::calls".into(), vec!["needs_root::a".into()]));
-        assert_eq!(found[1], ("tests::luns".into(), Vec::new()));
+        let expected = [
+            ("rx::calls".to_owned(), vec!["needs_root::a".to_owned()]),
+            ("tests::luns".to_owned(), Vec::new()),
+        ];
+        assert_eq!(found, BTreeMap::from(expected));
     }
 
     #[test]

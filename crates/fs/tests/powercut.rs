@@ -275,7 +275,7 @@ fn run(seed: u64, steps: usize, cuts: usize, checksums: DataChecksums) {
 fn cuts_leave_what_was_synced_and_nothing_else() {
     /// Number of images per recording.
     const CUTS: usize = 200;
-    let parts = amount("EVFS_CUTS", 2 * CUTS).div_ceil(CUTS);
+    let parts = amount("EVFS_CUTS", CUTS).div_ceil(CUTS);
     for seed in (seed(1)..).take(parts) {
         run(seed, 1500, CUTS, DataChecksums::Yes);
     }
@@ -283,6 +283,6 @@ fn cuts_leave_what_was_synced_and_nothing_else() {
 
 #[test]
 fn cuts_with_keyed_checksums_leave_what_was_synced_and_nothing_else() {
-    let cuts = amount("EVFS_CUTS", 200).min(200);
+    let cuts = amount("EVFS_CUTS", 100).min(200);
     run(seed(2), 1500, cuts, DataChecksums::Keyed);
 }
