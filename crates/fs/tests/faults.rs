@@ -3,7 +3,7 @@
 mod common;
 
 use block::{BlockDevice, ErrorKind, OpKind};
-use block_testing::{ErrorDevice, Failure, Mem, Random};
+use block_testing::{ErrorDevice, ErrorHandle, Failure, Mem, Random};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::model::Kind;
@@ -124,16 +124,22 @@ fn the_nth_write_or_flush_fails_and_what_was_synced_is_there_afterwards() {
     }
 }
 
-#[test]
-fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
-    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
-    format(&mem);
-    let (device, handle) = ErrorDevice::new(mem.clone());
+/// Returns a new file system with its files, and a handle that makes its device fail.
+fn failing(mem: &Arc<dyn BlockDevice>) -> (Fs, Arc<Files>, ErrorHandle) {
+    format(mem);
+    let (device, handle) = ErrorDevice::new(Arc::clone(mem));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
     let fs = open(&device);
     let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
     let main = fs.fileset_named(FIRST_FILESET).expect("there");
     let files = Files::new(&main, &cache).expect("files");
+    (fs, files, handle)
+}
+
+#[test]
+fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
+    let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
+    let (fs, files, handle) = failing(&mem);
     let mut lane = files.lane().expect("a lane");
     let ino = files.create(fs::ROOT, b"file", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
@@ -174,13 +180,7 @@ fn a_file_that_could_not_be_written_is_told_to_its_fsync_once_and_kept() {
 #[test]
 fn a_failed_write_that_was_made_good_does_not_keep_the_files_from_closing() {
     let mem: Arc<dyn BlockDevice> = Arc::new(Mem::new(24 << 20, 512));
-    format(&mem);
-    let (device, handle) = ErrorDevice::new(mem);
-    let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let fs = open(&device);
-    let cache = Cache::new(Config::new(4 << 20)).expect("a cache");
-    let main = fs.fileset_named(FIRST_FILESET).expect("there");
-    let files = Files::new(&main, &cache).expect("files");
+    let (fs, files, handle) = failing(&mem);
     let mut lane = files.lane().expect("a lane");
     let ino = files.create(fs::ROOT, b"file", &NEW).expect("made").ino;
     let file = files.open(ino).expect("open");
@@ -194,7 +194,7 @@ fn a_failed_write_that_was_made_good_does_not_keep_the_files_from_closing() {
     files.sync().expect("written again");
     drop((file, lane));
     files.close().expect("everything is durable");
-    drop((files, main));
+    drop(files);
     fs.close().expect("closed");
 }
 
