@@ -10,6 +10,7 @@ use block::{BlockDevice, DERIVED_KEY_BYTES};
 use secret::SecretBytes;
 use std::fmt;
 use std::sync::Arc;
+use subtle::ConstantTimeEq;
 use zeroize::Zeroize;
 
 /// Length of a tag in bytes.
@@ -121,6 +122,12 @@ impl IntegrityKey {
     /// them.
     pub fn root_tag(&self, parts: &[&[u8]]) -> Tag {
         tag(&self.roots, parts)
+    }
+
+    /// Compares the tag that a root states with that of its parts, in constant time: a user who
+    /// writes the disk must not learn from the time how much of a guessed tag is right.
+    pub fn is_root_tag(&self, parts: &[&[u8]], stated: &Tag) -> bool {
+        self.root_tag(parts).ct_eq(stated).into()
     }
 }
 

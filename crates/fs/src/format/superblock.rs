@@ -295,10 +295,9 @@ impl Superblock {
     /// [`Kind::Corrupt`].
     pub(crate) fn check_tag(bytes: &[u8], key: &IntegrityKey) -> Result<()> {
         let (content, rest) = bytes.split_at(TAG_AT);
-        if rest.starts_with(&key.root_tag(&[content])) {
-            Ok(())
-        } else {
-            Err(tampered("superblock"))
+        match rest.first_chunk() {
+            Some(stated) if key.is_root_tag(&[content], stated) => Ok(()),
+            _ => Err(tampered("superblock")),
         }
     }
 

@@ -263,7 +263,7 @@ fn check_tag(
     // The length and the checksum are set after the tag.
     signed[CHECKSUM_AT..CHECKSUM_AT + 8].fill(0);
     let (rest, before) = content.split_last_chunk().ok_or_else(|| tampered(&what))?;
-    if key.root_tag(&[&signed]) != *tag || last.is_some_and(|last| last != *before) {
+    if !key.is_root_tag(&[&signed], tag) || last.is_some_and(|last| last != *before) {
         return Err(tampered(what));
     }
     let len = rest.len();
