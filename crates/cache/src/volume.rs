@@ -467,7 +467,10 @@ impl Volume {
                 "the background thread ended unexpectedly"
             );
         }
-        for vnode in self.all() {
+        let mut all = self.all();
+        // Files that were opened one after the other lie side by side in memory.
+        all.sort_unstable_by_key(|vnode| vnode.number());
+        for vnode in all {
             self.let_die(vnode.file(), Death::Closed);
         }
         self.shared.core.pool.wipe_free();
