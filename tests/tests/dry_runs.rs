@@ -51,6 +51,11 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &[],
     ),
     ("fileset quota", &["files.img", "home", "1M"], &[]),
+    (
+        "fileset quota",
+        &["files.img", "home", "1M", "--user", "1000"],
+        &[],
+    ),
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),

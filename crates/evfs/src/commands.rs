@@ -15,6 +15,7 @@ mod explain;
 mod files;
 mod fileset;
 mod fileset_diff;
+mod fileset_quota;
 mod fileset_transfer;
 mod grow;
 mod handle;

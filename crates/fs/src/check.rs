@@ -7,6 +7,7 @@
 //! **Invariant:** the state does not change during the check: changes wait, readers do not. A clean
 //! file system can be used without metadata errors.
 
+mod accounts;
 mod blocks;
 mod finding;
 mod meter;
@@ -172,6 +173,8 @@ impl FsShared {
                 report.note(FindingKind::Pages, &what, walked)?;
             }
         }
+        let accounts = accounts::check(&state, &mut report);
+        report.note(FindingKind::Usage, "check of users and groups", accounts)?;
         let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
         report.note(FindingKind::Space, "block check", blocks)?;
         let sums = sums::check(&state, &mut report);

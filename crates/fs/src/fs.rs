@@ -5,6 +5,7 @@ pub mod diff;
 pub mod filesets;
 mod grow;
 pub mod open;
+pub mod owner_quotas;
 mod rollback;
 mod snapshot_space;
 pub mod upgrade;

@@ -81,6 +81,7 @@ pub use files::{
     WritePosition,
 };
 pub use fileset::{Attr, Fileset, StatFs};
+pub use format::account::{Charge, Owner, OwnerLimits};
 pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};
@@ -92,6 +93,7 @@ pub use format::tree_record::{Receiving, TreeRecord};
 pub use fs::diff::{Difference, DifferenceKind};
 pub use fs::filesets::{FilesetChange, Quota};
 pub use fs::open::DataChecksums;
+pub use fs::owner_quotas::OwnerUsage;
 pub use fs::upgrade::Upgraded;
 pub use fs::{FIRST_FILESET, Fs, Usage};
 pub use metadata::shared::Options;

@@ -9,6 +9,8 @@
 //! ```
 
 pub(crate) mod absent;
+pub(crate) mod account_state;
+pub(crate) mod accounts;
 pub(crate) mod attached;
 pub(crate) mod change_signal;
 pub(crate) mod commit;

@@ -6,12 +6,16 @@
 //! and `check` at each close. Snapshots are taken, read, compared with one another, cloned and
 //! removed while files are open and written, and the fileset is rolled back to one now and then.
 //!
+//! Files belong to several users and groups. In every second test, limits of them come and go; the use
+//! of each owner is compared with the model.
+//!
 //! `EVFS_OPERATIONS` is the number of operations of each test. Each has a seed of its own.
 
 mod common;
 
 use block::BlockDevice;
 use block_testing::Mem;
+use common::owners::{self, Owners};
 use common::pair::Pair;
 use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, open, seed};
@@ -30,11 +34,18 @@ fn run(part: u64) {
     format(&device);
     let mut pair = Pair::new(open(&device), seed(1).wrapping_add(part));
     let mut snapshots = Snapshots::default();
+    // Half of the tests have limits of users and groups, which refuse operations.
+    let mut refused = 0;
+    let mut limited = (part % 2 == 1).then(Owners::default);
+    pair.lenient = limited.is_some();
     for round in 0..rounds {
         for step in 0..STEPS {
             pair.step();
             if step % SNAPSHOT_STEPS == 0 {
                 snapshots.step(&mut pair);
+                if let Some(owners) = &mut limited {
+                    owners.step(&mut pair);
+                }
             }
         }
         let context = format!("round {round}");
@@ -46,17 +57,29 @@ fn run(part: u64) {
         pair.compare_all();
         if round % 2 == 1 {
             snapshots.roll_back(&mut pair);
+            if let Some(owners) = &mut limited {
+                owners.note(&pair);
+            }
         }
         pair.client
             .write_all_out(&mut pair.random)
             .expect("it writes out");
         pair.compare_all();
         assert_clean(&pair.fs, &context);
+        owners::compare(&pair);
+        refused += pair.refused.get();
         pair = reopen(pair, &device);
+        pair.lenient = limited.is_some();
         pair.compare_all();
+        owners::compare(&pair);
         snapshots.compare_all(&pair.fs);
         assert_clean(&pair.fs, &context);
     }
+    assert_eq!(
+        refused > 0,
+        limited.is_some(),
+        "{refused} operations were refused"
+    );
 }
 
 fn reopen(pair: Pair, device: &Arc<dyn BlockDevice>) -> Pair {

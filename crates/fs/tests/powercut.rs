@@ -1,10 +1,11 @@
 //! Power failures at any moment.
 //!
-//! Goal: after any power failure the file system opens without repair and passes the check; the
-//! names, types, links and attributes are those after one of the operations between the last sync
-//! and the failure; synced data that was not changed since is intact; a file never shows bytes that
-//! were not written to it; snapshots are unchanged. Method: random operations on a disk with a
-//! volatile cache, whose log is then cut at random points, keeping any part of the volatile writes.
+//! Goal: after any power failure the file system opens without repair and passes the check, also of
+//! the use of each user and group; the names, types, links and attributes are those after one of the
+//! operations between the last sync and the failure; synced data that was not changed since is
+//! intact; a file never shows bytes that were not written to it; snapshots are unchanged. Method:
+//! random operations on a disk with a volatile cache, whose log is then cut at random points, keeping
+//! any part of the volatile writes.
 //!
 //! `EVFS_CUTS` is the number of images, in steps of 200. Five thousand in pieces, each with its own
 //! seed: `for s in $(seq 301 325); do EVFS_SEED=$s EVFS_CUTS=200 cargo test -p evfs-fs --test powercut;
@@ -18,7 +19,7 @@ use common::client::Client;
 use common::model::{Id, Kind, Model};
 use common::pair::{Pair, describe};
 use common::{amount, assert_clean, format_with, open, seed};
-use fs::{DataChecksums, Fileset, Fs, Ino};
+use fs::{DataChecksums, Fileset, Fs, Ino, Owner, OwnerLimits};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -69,11 +70,23 @@ fn contents(model: &Model, only: Option<Id>) -> BTreeMap<Id, (u64, Vec<u8>)> {
         .collect()
 }
 
+/// Owner with a limit in most moments, which it never reaches.
+const KEPT: Owner = Owner::User(1);
+
+/// Sets a limit for an owner; 0 for none.
+fn set_limit(fs: &Fs, owner: Owner, bytes: u64) {
+    let main = fs.fileset_named(fs::FIRST_FILESET).expect("it exists");
+    let limits = OwnerLimits { bytes, files: 0 };
+    fs.set_owner_limits(main.id(), owner, limits)
+        .expect("a limit");
+}
+
 /// Runs random operations on a disk and records the history.
 fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
     let device: Arc<dyn BlockDevice> = disk.clone();
     let mut pair = Pair::new(open(&device), seed);
     pair.signed = true;
+    set_limit(&pair.fs, KEPT, u64::MAX);
     let mut history = History {
         moments: vec![Moment {
             begun: 0,
@@ -133,6 +146,13 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
                 }
                 pair.fs.remove_fileset(id).expect("removed");
             }
+            7 => {
+                // Accounts begin and end with the limits.
+                let bytes = pair.random.below(2) * u64::MAX;
+                set_limit(&pair.fs, Owner::Group(1), bytes);
+                set_limit(&pair.fs, KEPT, u64::MAX - bytes / 2);
+            }
+            8 => set_limit(&pair.fs, KEPT, 0),
             _ => {}
         }
         if let Some(files) = files {

@@ -20,7 +20,7 @@ pub(crate) use client::{
 };
 pub use protocol::{
     Blob, CacheRequest, CellRequest, ControlRequest, FsRequest, GrowRequest, Limits, LunRequest,
-    Transfer, TransferRequest, WatchRequest, valid_name,
+    OwnerId, OwnersRequest, Transfer, TransferRequest, WatchRequest, valid_name,
 };
 pub(crate) use protocol::{Run, check_name};
 pub use server::Listener;

@@ -5,6 +5,7 @@
 //! request.
 
 pub(crate) mod grow;
+mod owners;
 mod scrub;
 mod shown;
 #[cfg(test)]
@@ -29,6 +30,7 @@ pub use ::fs::{
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 pub use grow::{Grown, Resized, grow};
+pub use owners::{FilesetOwners, ShownOwner};
 use schemars::JsonSchema;
 pub(crate) use scrub::step_bytes as scrub_step_bytes;
 pub use scrub::{ScrubOptions, Scrubbed, scrub};
@@ -413,6 +415,7 @@ pub(crate) fn execute(
             set_quota(fs, id, quota).map_err(failed())?;
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
+        FsRequest::Owners(ask) => owners::execute(fs, ask, run),
         FsRequest::Snapshot { of, name } => {
             let failed = Error::files(format!("cannot create a snapshot of `{of}`"));
             let id = id_of(of)?;

@@ -3,7 +3,7 @@
 use super::confirm::{Yes, confirm, or_force};
 use super::device::{DeviceArgs, named};
 use super::dry_run::DryRun;
-use super::{fileset_diff, fileset_transfer, names};
+use super::{fileset_diff, fileset_quota, fileset_transfer, names};
 use cli::Context;
 use cli::document::Document;
 use cli::output::{self, size};
@@ -58,32 +58,25 @@ Examples:
         #[command(flatten)]
         dry_run: DryRun,
     },
-    /// Set or show the limits of a fileset
+    /// Set or show the limits of a fileset, and of users and groups in it
     #[command(after_help = "\
-Existing content is kept even if it exceeds a new limit.
+A limit of the fileset covers all its files. With --user or --group, a limit covers the files that the user \
+or the group owns in this fileset, whichever user writes them; a change of the owner needs room at the new one. \
+Existing content is kept even if it exceeds a new limit. Names and attributes count as well as content.
+
+With the first limit for a user or a group, the files of the fileset are counted, while changes wait. \
+Versions of EVFS that do not know such limits open the file system read-only from then on.
+
+There are no other projects than filesets: the limit of a fileset is what `project quota` means elsewhere.
 
 Examples:
   evfs fileset quota disk.img home 10G --files 100000
   evfs fileset quota disk.img home 0                   remove the limit
-  evfs fileset quota disk.img home                     show the limits")]
-    Quota {
-        #[command(flatten)]
-        on: DeviceArgs,
-        /// Name of the fileset
-        #[arg(add = names::filesets())]
-        name: String,
-        /// Maximum size of file data, like 10G; 0 for no limit
-        #[arg(value_parser = parse_size)]
-        size: Option<u64>,
-        /// The former form of SIZE
-        #[arg(long, value_name = "SIZE", value_parser = parse_size, hide = true, conflicts_with = "size")]
-        bytes: Option<u64>,
-        /// Maximum number of files, directories and other objects; 0 for no limit
-        #[arg(long, value_name = "N")]
-        files: Option<u64>,
-        #[command(flatten)]
-        dry_run: DryRun,
-    },
+  evfs fileset quota disk.img home                     show the limits
+  evfs fileset quota disk.img home --user 1000 2G --files 5000
+  evfs fileset quota disk.img home --group 1000 0 --files 0
+  evfs fileset quota disk.img home --report            show what each user and group uses")]
+    Quota(fileset_quota::QuotaArgs),
     /// Create a read-only snapshot of a fileset
     #[command(after_help = "\
 A snapshot shares its data with the fileset until the fileset changes. While the fileset is mounted, it can \
@@ -212,6 +205,12 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
     let mut confirmed = None;
     let (on, question, dry_run) = match command {
         Command::Diff(args) => return fileset_diff::run(context, args),
+        Command::Quota(args) => {
+            let of_fileset = |value: &Value| {
+                output::relay(context.json, &FILESET, value, || line(value));
+            };
+            return fileset_quota::run(context, args, &of_fileset);
+        }
         Command::Send(args) => return fileset_transfer::send(context, args),
         Command::Receive(args) => return fileset_transfer::receive(context, args),
         Command::List { on } => (on, FsRequest::List, None),
@@ -233,17 +232,6 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
         } => {
             let rename = FsRequest::Rename { from: name, to };
             (on, rename, Some(dry_run))
-        }
-        Command::Quota {
-            on,
-            name,
-            size,
-            bytes,
-            files,
-            dry_run,
-        } => {
-            let quota = limits(size.or(bytes), files);
-            (on, FsRequest::Quota { name, quota }, Some(dry_run))
         }
         Command::Snapshot {
             on,
@@ -324,15 +312,18 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
                 format!("{fileset} is as in snapshot {to}{kept}")
             });
         }
-        _ => output::relay(json, &FILESET, &value, || {
-            cli::table::text(&COLUMNS, &[row(&value)])
-        }),
+        _ => output::relay(json, &FILESET, &value, || line(&value)),
     }
     Ok(exit::OK)
 }
 
 fn limits(bytes: Option<u64>, inodes: Option<u64>) -> Limits {
     Limits { bytes, inodes }
+}
+
+/// Formats the line of a fileset.
+fn line(value: &Value) -> String {
+    cli::table::text(&COLUMNS, &[row(value)])
 }
 
 /// Formats a line for each fileset.

@@ -4,8 +4,8 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
-    fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status, sync, top, up,
-    upgrade, volume_backups, volume_key, volume_trust, web,
+    fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status,
+    sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -146,6 +146,7 @@ const DOCUMENTS: &[Published] = &[
             "fileset release",
         ],
     ),
+    Published::of(&fileset_quota::OWNERS, &["fileset quota"]),
     Published::of(&fileset::FILESETS, &["fileset list"]),
     Published::of(&fileset::REMOVED, &["fileset remove"]),
     Published::of(&fileset::ROLLED_BACK, &["fileset rollback"]),

@@ -17,8 +17,9 @@ mod tree;
 
 use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
-use super::{Report, belongs, blocks, sums};
+use super::{Report, accounts, belongs, blocks, sums};
 use crate::error::{Kind, Result};
+use crate::format::account::AccountRecord;
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
     BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out, Run, SharedRun,
@@ -88,9 +89,13 @@ impl Fs {
         };
         inner.rebuild_if_damaged(&mut repair, &mut |done, total| tell(0, done, total))?;
         inner.checkpoint()?;
-        inner.repair(&mut repair, &mut |done, total| {
+        let repaired = inner.repair(&mut repair, &mut |done, total| {
             tell(1, done, total);
-        })?;
+        });
+        if repaired.is_err() {
+            inner.load_accounts()?;
+        }
+        repaired?;
         inner.checkpoint()?;
         // Without damage, missing checksums are those of blocks that a crash left half written.
         let summed = match repair.done_count {
@@ -118,6 +123,7 @@ impl FsShared {
         let metadata = metadata(self);
         let meter = &mut Meter::for_repair(progress, db.item_bytes().unwrap_or(0), &op);
         restore_filesets(&mut op, repair, meter)?;
+        accounts::set_aside(&mut op);
         drop_broken(&mut op, &metadata, repair, meter)?;
         let filesets: Vec<TreeId> = {
             let all = op.trees.iter();
@@ -130,6 +136,9 @@ impl FsShared {
         };
         for id in filesets {
             tree::repair(&mut op, &self.hasher, id, repair, meter)?;
+        }
+        for finding in accounts::repair(&mut op)? {
+            repair.add(finding);
         }
         repair_next_tree(&mut op, repair);
         repair_counts(&mut op, repair, meter)?;
@@ -301,6 +310,7 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
         Item::Xattr => Xattr::decode(value).is_ok(),
         Item::Entry => Entry::decode(value).is_ok(),
         Item::Orphan => true,
+        Item::UserAccount | Item::GroupAccount => AccountRecord::decode(value).is_ok(),
         Item::Extent => Extent::decode(value).is_ok_and(|extent| {
             let run = extent.run();
             let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;

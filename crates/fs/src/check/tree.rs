@@ -9,6 +9,7 @@ use super::meter::Meter;
 use super::near_names::NearNames;
 use crate::data::extents::end_of;
 use crate::error::{Kind, Result};
+use crate::format::account::AccountRecord;
 use crate::format::key::{Ino, Item, Key, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{
@@ -190,6 +191,9 @@ impl<'a> Walk<'a> {
         match key.kind() {
             Some(Item::Orphan) if ino == 0 => {
                 self.orphans.insert(key.place());
+            }
+            Some(Item::UserAccount | Item::GroupAccount) if ino == 0 => {
+                self.decoded(ino, AccountRecord::decode(bytes))?;
             }
             Some(Item::Inode) => {
                 if let Some(inode) = self.decoded(ino, Inode::decode(bytes))? {

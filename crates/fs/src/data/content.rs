@@ -113,6 +113,7 @@ impl Op<'_> {
         self.use_inodes(-1);
         // Nothing can fail from here on.
         self.remove_wanted(ino, 0..FILE_SIZE_MAX / BLOCK_BYTES);
+        self.forgive((tree, ino));
         self.cores.remove(&(tree, ino));
         Ok(())
     }
@@ -292,11 +293,11 @@ impl Fileset {
             // An unwritten extent needs no new block, but may become three records.
             op.check_last_room()?;
         }
-        match op.reserve(claims.new.count(), claims.replaced.count()) {
+        match op.reserve_for(ino, claims.new.count(), claims.replaced.count()) {
             Err(error) if error.kind() == Kind::NoSpace && full == IfFull::Overwrite => {
                 // Existing blocks can be overwritten on a full device, too.
                 claims = op.claims(ino, &missing, &Blocks::of(blocks))?;
-                op.reserve(claims.new.count(), claims.replaced.count())?;
+                op.reserve_for(ino, claims.new.count(), claims.replaced.count())?;
             }
             reserved => reserved?,
         }
@@ -308,6 +309,8 @@ impl Fileset {
         if let Some(tree) = op.trees.get_mut(&self.id) {
             tree.replacing += replacing;
         }
+        let growth = claims.new.count() as i64 - replacing as i64;
+        op.owe((self.id, ino), growth);
         Ok(())
     }
 
@@ -428,6 +431,7 @@ impl Fileset {
             inode.touch(now);
         })?;
         op.use_blocks(changed);
+        op.check_accounts()?;
         if clears && !inner.is_empty() {
             op.remove_wanted(ino, inner);
         }
@@ -545,6 +549,14 @@ impl Op<'_> {
             tree.promised += blocks;
         }
         Ok(())
+    }
+
+    /// As [`Op::reserve`], for a file whose owners are charged when the promise is recorded.
+    fn reserve_for(&mut self, ino: Ino, blocks: u64, replaced: u64) -> Result<()> {
+        if blocks > replaced {
+            self.check_owners(ino, blocks - replaced)?;
+        }
+        self.reserve(blocks, replaced)
     }
 
     /// Allocates unwritten blocks for the holes of a range. Returns their number.

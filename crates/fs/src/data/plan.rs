@@ -151,7 +151,7 @@ impl Fileset {
             Err(error) => {
                 // The pages stay dirty and keep their promises.
                 op.return_taken();
-                op.release_reserved(needed.saturating_sub(promised));
+                op.release_reserved(ino, needed.saturating_sub(promised));
                 op.end_replacing(ino, blocks);
                 return Err(error);
             }
@@ -176,7 +176,7 @@ impl Fileset {
         }
         // The fileset keeps its promise until the blocks count as used; see `end_write`.
         if promised > needed {
-            op.release_reserved(promised - needed);
+            op.release_reserved(ino, promised - needed);
         }
         op.finish();
         Ok(WritePlan {
@@ -273,7 +273,7 @@ impl Fileset {
         unwanted
             .into_iter()
             .for_each(|run| op.space().release_run(run));
-        op.end_promise(plan.new_blocks());
+        op.end_promise(ino, plan.new_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
             core.settle_size();
@@ -316,6 +316,7 @@ impl Fileset {
         if let Some(tree) = state.trees.get_mut(&self.id) {
             tree.promised = tree.promised.saturating_sub(gone);
         }
+        state.owe((self.id, plan.ino), -(gone as i64));
         state.end_replacing(self.id, plan.ino, plan.blocks);
     }
 }
@@ -425,6 +426,7 @@ impl Op<'_> {
         let growth = blocks.saturating_sub(replaced_blocks);
         if growth > 0 {
             self.check_quota(growth)?;
+            self.check_owners(ino, growth)?;
         }
         if !self.space().reserve(blocks) && !self.space().reserve_from_metadata(blocks) {
             return Err(crate::space::full());
@@ -439,6 +441,7 @@ impl Op<'_> {
             tree.promised += blocks;
             tree.replacing += replacing;
         }
+        self.owe((id, ino), blocks as i64 - replacing as i64);
         Ok(())
     }
 
@@ -459,8 +462,9 @@ impl Op<'_> {
     }
 
     /// Ends a promise of the fileset whose blocks were allocated.
-    fn end_promise(&mut self, blocks: u64) {
+    fn end_promise(&mut self, ino: Ino, blocks: u64) {
         let id = self.tree;
+        self.owe((id, ino), -(blocks as i64));
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.promised = tree.promised.saturating_sub(blocks);
         }

@@ -135,6 +135,7 @@ impl Fileset {
             inode.size = inode.size.max(end);
             inode.touch(now);
         })?;
+        op.check_accounts()?;
         op.remove_wanted(ino, target);
         op.finish();
         Ok(blocks * BLOCK_BYTES)

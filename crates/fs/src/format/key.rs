@@ -5,6 +5,7 @@
 //!   ─────────────────────────────────
 //!   0          section     number           data of the file system as a whole
 //!   L          0           Orphan, inode    inodes of layer L without a name, or about to lose one
+//!   L          0           account, id      limits and use of a user or a group in layer L
 //!   L          inode       kind, place      one inode: its record, target, attributes, entries, extents
 //! ```
 //!
@@ -61,16 +62,22 @@ pub enum Item {
     Extent = 4,
     /// Object 0 only: an inode to be removed on open; the place is its number.
     Orphan = 5,
+    /// Object 0 only: limits and use of a user; the place is its id.
+    UserAccount = 6,
+    /// Object 0 only: limits and use of a group; the place is its id.
+    GroupAccount = 7,
 }
 
 impl Item {
-    pub const ALL: [Item; 6] = [
+    pub const ALL: [Item; 8] = [
         Item::Inode,
         Item::Target,
         Item::Xattr,
         Item::Entry,
         Item::Extent,
         Item::Orphan,
+        Item::UserAccount,
+        Item::GroupAccount,
     ];
 }
 
@@ -151,6 +158,9 @@ impl Key {
             Some(Item::Inode | Item::Target) => of_inode && self.place() == 0,
             Some(Item::Xattr | Item::Entry | Item::Extent) => of_inode,
             Some(Item::Orphan) => self.object == 0,
+            Some(Item::UserAccount | Item::GroupAccount) => {
+                self.object == 0 && self.place() <= u32::MAX.into()
+            }
             None => false,
         }
     }
@@ -231,8 +241,17 @@ impl std::fmt::Display for Key {
             return write!(f, "section {object}, record {item}");
         }
         let place = self.place();
-        if self.kind() == Some(Item::Orphan) {
-            return write!(f, "fileset {layer}, entry {place} of the orphan list");
+        match self.kind() {
+            Some(Item::Orphan) => {
+                return write!(f, "fileset {layer}, entry {place} of the orphan list");
+            }
+            Some(Item::UserAccount) => {
+                return write!(f, "fileset {layer}, account of user {place}");
+            }
+            Some(Item::GroupAccount) => {
+                return write!(f, "fileset {layer}, account of group {place}");
+            }
+            _ => {}
         }
         write!(f, "fileset {layer}, inode {object}, ")?;
         match self.kind() {
@@ -243,7 +262,7 @@ impl std::fmt::Display for Key {
             Some(Item::Xattr) => write!(f, "attribute at {place:#x}"),
             Some(Item::Entry) => write!(f, "directory entry at {place:#x}"),
             Some(Item::Extent) => write!(f, "extent at block {place}"),
-            Some(Item::Orphan) | None => write!(f, "item {item:#x} of unknown kind"),
+            _ => write!(f, "item {item:#x} of unknown kind"),
         }
     }
 }
@@ -288,7 +307,7 @@ mod tests {
     #[test]
     fn an_item_is_where_a_lookup_finds_it() {
         for item in Item::ALL {
-            let of_inode = item != Item::Orphan;
+            let of_inode = !matches!(item, Item::Orphan | Item::UserAccount | Item::GroupAccount);
             let any_place = !matches!(item, Item::Inode | Item::Target);
             let possible = |ino, place| Key::item(7, ino, item, place).is_possible_item();
             assert_eq!(possible(9, 0), of_inode);

@@ -40,6 +40,9 @@ const INODE_FLAGS: u64 = 1;
 /// overwritten while in use, unless their checksum was durably dropped first (full device). A
 /// program that does not know the flag would break both by writing.
 pub const CHECKSUMS: u64 = 1;
+/// Read-compatible flag: filesets may have accounts of users and groups, which each change keeps up
+/// to date.
+pub const ACCOUNTS: u64 = 1 << 1;
 /// Incompatible feature: a record of a snapshot may state that it is held, or that its fileset is
 /// being rolled back to it.
 pub const TREE_FLAGS: u64 = 1 << 8;
@@ -51,7 +54,7 @@ const INTEGRITY: u64 = 1 << 10;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
-    read_compatible: CHECKSUMS,
+    read_compatible: CHECKSUMS | ACCOUNTS,
     incompatible: TREE_FLAGS | RECEIVED | INTEGRITY,
 };
 

@@ -323,7 +323,7 @@ impl State {
                     changes.entry(ino).or_default().gained.push(named);
                 }
             }
-            Item::Orphan => {}
+            Item::Orphan | Item::UserAccount | Item::GroupAccount => {}
         }
         Ok(())
     }

@@ -328,6 +328,7 @@ impl Fs {
         let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
         tree.record.removing = true;
         tree.changed = true;
+        tree.accounts = None;
         op.finish();
         self.inner().trees_changed.notify();
         self.sync()?;
@@ -496,12 +497,19 @@ impl Op<'_> {
         let dirty = self.cores.iter().filter(|((tree, _), _)| *tree == id);
         let blocks: u64 = dirty.map(|(_, core)| core.in_place.count()).sum();
         self.reserve(blocks, blocks)?;
-        let mut replacing = 0;
-        for (_, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
+        let (mut replacing, mut grown) = (0, Vec::new());
+        for (name, core) in self.cores.iter_mut().filter(|((tree, _), _)| *tree == id) {
             let in_place = std::mem::take(&mut core.in_place);
             core.promised.extend(&in_place);
-            let replaced = in_place.iter().map(|run| core.replacing.insert(run));
-            replacing += replaced.sum::<u64>();
+            let replaced: u64 = in_place.iter().map(|run| core.replacing.insert(run)).sum();
+            replacing += replaced;
+            // Blocks that replace others already count once.
+            if replaced < in_place.count() {
+                grown.push((*name, (in_place.count() - replaced) as i64));
+            }
+        }
+        for (name, by) in grown {
+            self.owe(name, by);
         }
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.replacing += replacing;

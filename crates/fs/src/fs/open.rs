@@ -186,6 +186,7 @@ impl Fs {
             attached: Attached::default(),
             options,
         });
+        inner.load_accounts()?;
         if !inner.options.read_only {
             inner.note_slack(
                 inner

@@ -2,6 +2,7 @@
 //! flight.
 
 use crate::format::record::{BLOCK_BYTES, Inode};
+use crate::metadata::account_state::Owed;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -22,6 +23,9 @@ pub(crate) struct InodeState {
     /// Blocks that were promised space although the file has them already: they will be written to
     /// a new place. They do not count against the quota.
     pub replacing: Blocks,
+    /// Promised blocks that count against quotas: those that do not replace others, also of writes in
+    /// flight.
+    pub owed: Owed,
     /// Dirty blocks of the cache that will be written in place.
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
@@ -57,6 +61,7 @@ impl InodeState {
             unnamed: false,
             promised: Blocks::default(),
             replacing: Blocks::default(),
+            owed: Owed::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
         }

@@ -28,9 +28,14 @@ impl ItemUsage {
         key.object != 0 && matches!(key.kind(), Some(Item::Entry | Item::Xattr | Item::Target))
     }
 
+    /// Computes the bytes for which an item with a value of `len` bytes counts.
+    pub fn bytes_of(len: usize) -> u64 {
+        len as u64 + ITEM_BYTES
+    }
+
     /// Replaces an item with a value of `old` bytes by one with a value of `new` bytes.
     pub fn change(&mut self, key: &Key, old: Option<usize>, new: Option<usize>) {
-        let bytes = |len: Option<usize>| len.map_or(0, |len| len as u64 + ITEM_BYTES);
+        let bytes = |len: Option<usize>| len.map_or(0, ItemUsage::bytes_of);
         let names =
             |len: Option<usize>| u64::from(len.is_some() && key.kind() == Some(Item::Entry));
         self.bytes = (self.bytes + bytes(new)).saturating_sub(bytes(old));

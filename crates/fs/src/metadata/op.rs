@@ -228,7 +228,7 @@ impl<'a> Op<'a> {
         let name = (self.tree, ino);
         if let Some(core) = self.cores.get_mut(&name) {
             let promised = core.remove_wanted(blocks.clone());
-            self.release_reserved(promised);
+            self.release_reserved(ino, promised);
             self.end_replacing(ino, blocks);
             self.list_dirty(name);
         }
@@ -242,8 +242,12 @@ impl<'a> Op<'a> {
     }
 
     /// Releases promises that were made to a file.
-    pub fn release_reserved(&mut self, blocks: u64) {
+    pub fn release_reserved(&mut self, ino: Ino, blocks: u64) {
+        if blocks == 0 {
+            return;
+        }
         let id = self.tree;
+        self.owe((id, ino), -(blocks as i64));
         if let Some(tree) = self.trees.get_mut(&id) {
             tree.promised = tree.promised.saturating_sub(blocks);
         }

@@ -81,8 +81,9 @@ impl Op<'_> {
     }
 
     /// Checks that names and attributes added by this operation stay within the limits of the
-    /// fileset. Called after the changes.
+    /// fileset, and everything added within those of users and groups. Called after the changes.
     pub fn check_held(&self) -> Result<()> {
+        self.check_accounts()?;
         let first = self.state().steps.iter().find_map(|step| match step {
             Step::ItemUsage(id, held) if *id == self.tree => Some(*held),
             _ => None,

@@ -14,11 +14,13 @@
 //! that `Op` can roll back an unfinished operation.
 
 use crate::error::{Error, Kind, Result};
+use crate::format::account::Owner;
 use crate::format::key::{Direction, Ino, Item, Key, Section, TreeId};
 use crate::format::record::{Inode, Run};
 use crate::format::sums::Summer;
 use crate::format::tree_record::TreeRecord;
 use crate::metadata::absent::AbsentNames;
+use crate::metadata::account_state::{Account, Accounts};
 use crate::metadata::database::SpaceChange;
 use crate::metadata::inode_state::InodeState;
 use crate::metadata::item_map::ItemMap;
@@ -79,6 +81,8 @@ pub(crate) struct Tree {
     pub replacing: u64,
     /// Usage that counts against the limits besides blocks and inodes; `None` without limits.
     pub item_usage: Option<ItemUsage>,
+    /// Accounts of users and groups; `None` if none of them has a limit.
+    pub accounts: Option<Accounts>,
     /// Whether the fileset is being rolled back, so that nothing may use it.
     pub restoring: bool,
     /// Snapshots of the fileset, oldest first.
@@ -94,6 +98,7 @@ impl Tree {
             promised: 0,
             replacing: 0,
             item_usage: None,
+            accounts: None,
             restoring: false,
             snapshots: Vec::new(),
         }
@@ -133,6 +138,8 @@ pub(crate) enum Step {
     Core((TreeId, Ino), Inode, bool),
     /// Fileset, with its previous usage.
     ItemUsage(TreeId, ItemUsage),
+    /// Account of an owner in a fileset, with its previous state.
+    Account(TreeId, Owner, Account),
 }
 
 impl State {
@@ -355,6 +362,7 @@ impl State {
         let key = Key::item(tree, ino, item, place);
         let kept = self.keep(key, prior)?;
         self.count_held(key, Some(value.len()), prior)?;
+        self.account(key, Some(&value), prior)?;
         self.put_key(key, value, prior);
         Ok(kept)
     }
@@ -364,6 +372,7 @@ impl State {
         let key = Key::item(tree, ino, item, place);
         let kept = self.keep(key, Prior::Possible)?;
         self.count_held(key, None, Prior::Possible)?;
+        self.account(key, None, Prior::Possible)?;
         self.delete_key(key);
         Ok(kept)
     }
@@ -511,9 +520,13 @@ impl State {
     pub fn end_replacing(&mut self, tree: TreeId, ino: Ino, blocks: Range<u64>) {
         let core = self.cores.get_mut(&(tree, ino));
         let ended = core.map_or(0, |core| core.end_replacing(blocks));
+        if ended == 0 {
+            return;
+        }
         if let Some(tree) = self.trees.get_mut(&tree) {
             tree.replacing = tree.replacing.saturating_sub(ended);
         }
+        self.owe((tree, ino), ended as i64);
     }
 
     /// Checks that no file is in use, and then discards the in-memory state of all inodes.
@@ -572,6 +585,7 @@ impl State {
                 Prior::Possible,
             );
         }
+        self.materialize_accounts();
         self.commit_steps();
         Ok(())
     }
@@ -590,7 +604,8 @@ impl State {
     /// Discards the in-memory state of an inode if it does not differ from its record.
     pub fn forget_idle(&mut self, name: (TreeId, Ino)) {
         if self.cores.get(&name).is_some_and(InodeState::is_idle) {
-            self.cores.remove(&name);
+            let gone = self.cores.remove(&name);
+            debug_assert!(gone.is_none_or(|core| core.owed.blocks == 0));
         }
     }
 
@@ -616,6 +631,7 @@ impl State {
                         tree.item_usage = Some(held);
                     }
                 }
+                Step::Account(tree, owner, before) => self.restore_account(tree, owner, &before),
                 Step::Core(name, inode, dirty) => {
                     if let Some(core) = self.cores.get_mut(&name) {
                         (core.inode, core.dirty) = (inode, dirty);

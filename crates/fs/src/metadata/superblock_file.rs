@@ -3,7 +3,7 @@
 use crate::device_io::{Barrier, DeviceIo};
 use crate::error::{Error, Result};
 use crate::format::record::{BLOCK_BYTES, DeviceOffset};
-use crate::format::superblock::{CHECKSUMS, COPIES, Features, Superblock};
+use crate::format::superblock::{ACCOUNTS, CHECKSUMS, COPIES, Features, Superblock};
 use crate::integrity::IntegrityKey;
 use block::{BlockDevice, Buf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -138,6 +138,12 @@ impl SuperblockFile {
     /// Durable when this returns.
     pub fn need_checksums(&self) -> Result<()> {
         self.set_features(|features| features.read_compatible |= CHECKSUMS)
+    }
+
+    /// Makes programs that do not know accounts of users and groups leave the file system unchanged.
+    /// Durable when this returns.
+    pub fn need_accounts(&self) -> Result<()> {
+        self.set_features(|features| features.read_compatible |= ACCOUNTS)
     }
 
     fn set_features(&self, set: impl FnOnce(&mut Features)) -> Result<()> {

@@ -106,7 +106,8 @@ impl Fileset {
     /// Changes attributes.
     ///
     /// # Errors
-    /// Those of [`Fileset::truncate`]; [`Kind::Invalid`]: an invalid time; [`Kind::NotPermitted`]:
+    /// Those of [`Fileset::truncate`]; [`Kind::Quota`]: the new owner has no room for the file;
+    /// [`Kind::Invalid`]: an invalid time; [`Kind::NotPermitted`]:
     /// the flags of the inode.
     pub fn set_attr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
         self.fs.with_room(|| self.try_set_attr(ino, set))
@@ -136,6 +137,9 @@ impl Fileset {
         op.set_inode(self.id, ino, inode)?;
         if set.permissions.is_some() {
             self.follow_mode(&mut op, ino, permissions)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            op.move_owed(ino)?;
         }
         if let Some(size) = set.size {
             let before = op.read_inode(ino)?.data_version;

@@ -204,6 +204,7 @@ impl Stage {
             ..inode
         };
         op.set_inode(tree, ino, inode)?;
+        op.move_owed(ino)?;
         op.finish();
         Ok(())
     }

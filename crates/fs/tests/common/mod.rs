@@ -6,6 +6,7 @@
 pub mod client;
 pub mod image;
 pub mod model;
+pub mod owners;
 pub mod pair;
 pub mod past;
 pub mod snapshots;

@@ -17,6 +17,7 @@ pub struct Node {
     pub kind: Kind,
     pub permissions: u32,
     pub uid: u32,
+    pub gid: u32,
     pub flags: u32,
     pub links: u32,
     pub data: Vec<u8>,
@@ -42,6 +43,7 @@ impl Model {
             kind: Kind::Dir(BTreeMap::new()),
             permissions: 0o755,
             uid: 0,
+            gid: 0,
             flags: 0,
             links: 2,
             data: Vec::new(),
@@ -123,13 +125,19 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let is_dir = matches!(kind, Kind::Dir(_));
-        // A directory inherits set-group-id from its parent.
+        // A directory inherits set-group-id from its parent, and everything the group with it.
         let inherited = self.nodes[&dir].permissions & 0o2000;
+        let gid = if inherited == 0 {
+            0
+        } else {
+            self.nodes[&dir].gid
+        };
         let permissions = permissions | if is_dir { inherited } else { 0 };
         let node = Node {
             kind,
             permissions,
             uid,
+            gid,
             flags: 0,
             links: if is_dir { 2 } else { 1 },
             data: Vec::new(),
@@ -345,7 +353,7 @@ impl Model {
             "{path} #{number} {kind} {:o}{} {} {}{xattrs}\n",
             node.permissions,
             describe_flags(node.flags),
-            node.uid,
+            describe_owners(node.uid, node.gid),
             node.links
         ));
         if let Kind::Dir(entries) = &node.kind {
@@ -356,6 +364,14 @@ impl Model {
                 path.truncate(len);
             }
         }
+    }
+}
+
+/// Describes the owner of a file, and its group if that is not the usual one.
+pub fn describe_owners(uid: u32, gid: u32) -> String {
+    match gid {
+        0 => uid.to_string(),
+        gid => format!("{uid}:{gid}"),
     }
 }
 

@@ -1,9 +1,10 @@
 //! The file system and its model side by side, and random operations on both.
 
 use super::client::{Client, PAGE, Portion};
-use super::model::{self, Id, Kind, Model, describe_flags, describe_xattrs};
+use super::model::{self, Id, Kind, Model, describe_flags, describe_owners, describe_xattrs};
 use block_testing::Random;
 use fs::{Allocate, Attr, FileType, Fileset, Fs, Ino, InodeFlags, New, Rename, SetAttr, SetXattr};
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 
 /// Longest file of a random test in bytes.
@@ -25,6 +26,8 @@ pub struct Pair {
     /// Whether the file system may fail where the model does not, because the device is full or
     /// fails.
     pub lenient: bool,
+    /// Number of operations that were refused for that reason.
+    pub refused: Cell<u64>,
     /// All inodes ever used.
     pub ever: HashMap<Ino, Id>,
 }
@@ -44,6 +47,7 @@ impl Pair {
             signed: false,
             counter: 0,
             lenient: false,
+            refused: Cell::new(0),
             ever: HashMap::new(),
         }
     }
@@ -110,7 +114,9 @@ impl Pair {
     /// Returns whether a full or failing device refused the operation, which changes nothing and is
     /// not a test failure.
     fn is_refused<T>(&self, ours: &fs::Result<T>) -> bool {
-        self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno()))
+        let refused = self.lenient && ours.as_ref().is_err_and(|e| is_full(e.errno()));
+        self.refused.set(self.refused.get() + u64::from(refused));
+        refused
     }
 
     fn same<T: std::fmt::Debug>(&self, what: &str, ours: Result<T, i32>, theirs: &Result<(), i32>) {
@@ -345,9 +351,11 @@ impl Pair {
     fn chmod(&mut self) {
         let id = self.any();
         let permissions = self.random.below(0o10000) as u32;
+        let (uid, gid) = (self.random.below(4) as u32, self.random.below(3) as u32);
         let set = SetAttr {
             permissions: Some(permissions),
-            uid: Some(5),
+            uid: Some(uid),
+            gid: Some(gid),
             ..SetAttr::default()
         };
         let ours = self.fileset().set_attr(self.ino(id), &set);
@@ -355,7 +363,7 @@ impl Pair {
             return;
         }
         let node = self.model.node_mut(id);
-        (node.permissions, node.uid) = (permissions, 5);
+        (node.permissions, node.uid, node.gid) = (permissions, uid, gid);
         self.same("chmod", ours.map_err(|e| e.errno()), &Ok(()));
     }
 
@@ -567,7 +575,7 @@ fn describe_below(
         "{path} #{number} {kind} {:o}{} {} {}{xattrs}\n",
         inode.permissions,
         describe_flags(inode.flags.0),
-        inode.uid,
+        describe_owners(inode.uid, inode.gid),
         inode.links
     ));
     if inode.is_dir() {

@@ -240,7 +240,8 @@ fn compare_difference(fs: &Fs, one: (TreeId, &Model), two: (TreeId, &Model)) {
         if old.data != new.data {
             assert!(content.contains(id), "content of {id}");
         }
-        let shown = |node: &super::model::Node| (node.permissions, node.uid, node.xattrs.clone());
+        let shown =
+            |node: &super::model::Node| (node.permissions, node.uid, node.gid, node.xattrs.clone());
         if shown(old) != shown(new) {
             assert!(attributes.contains(id), "attributes of {id}");
         }

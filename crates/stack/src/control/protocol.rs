@@ -234,6 +234,8 @@ pub enum FsRequest {
         /// New limits.
         quota: Limits,
     },
+    /// Report what users and groups use in a fileset, and change the limits of one of them.
+    Owners(OwnersRequest),
     /// Create a snapshot of a fileset.
     Snapshot {
         /// Name of the fileset.
@@ -282,6 +284,27 @@ pub enum FsRequest {
     },
     /// Send or receive a part of a snapshot.
     Transfer(TransferRequest),
+}
+
+/// Request about the users and groups of a fileset.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnersRequest {
+    /// Name of the fileset.
+    pub fileset: String,
+    /// User or group; `None` for all of them.
+    pub owner: Option<OwnerId>,
+    /// New limits of the user or the group.
+    pub quota: Limits,
+}
+
+/// A user or a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OwnerId {
+    /// Number of a user.
+    User(u32),
+    /// Number of a group.
+    Group(u32),
 }
 
 /// Requests to send or receive a snapshot. Each one has all that the server needs to know, so that
@@ -356,7 +379,7 @@ impl<'de> Deserialize<'de> for Blob {
     }
 }
 
-/// Limits of a fileset. `None` leaves a limit unchanged, 0 removes it.
+/// Limits of a fileset, or of a user or a group in one. `None` leaves a limit unchanged, 0 removes it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Bytes of file data, rounded up to whole blocks.
@@ -368,6 +391,9 @@ pub struct Limits {
 impl FsRequest {
     /// Reports whether the request changes the file system.
     pub(crate) fn changes(&self) -> bool {
+        if let FsRequest::Owners(ask) = self {
+            return ask.quota != Limits::default();
+        }
         !matches!(
             self,
             FsRequest::List

@@ -1,6 +1,7 @@
 //! Dry runs of requests, compared with the real ones, and answers in parts.
 
 use super::*;
+use crate::control::{OwnerId, OwnersRequest};
 use ::fs::{FileType, New};
 use block_testing::Mem;
 
@@ -35,6 +36,13 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
         name: name.into(),
         quota,
     };
+    let owners = |fileset: &str, owner| {
+        FsRequest::Owners(OwnersRequest {
+            fileset: fileset.into(),
+            owner,
+            quota,
+        })
+    };
     let snapshot = |of: &str, name: &str| FsRequest::Snapshot {
         of: of.into(),
         name: name.into(),
@@ -57,11 +65,15 @@ fn a_dry_run_has_the_answer_of_the_real_one_and_changes_nothing() {
         (rename("new", "people"), 0),
         (limit("people"), 0),
         (limit("none"), 10),
+        (owners("people", Some(OwnerId::User(7))), 0),
+        (owners("people", Some(OwnerId::Group(8))), 0),
+        (owners("none", Some(OwnerId::Group(8))), 10),
         // The snapshot has no limits.
         (snapshot("full", "monday"), 0),
         (snapshot("monday", "tuesday"), 2),
         (snapshot("full", "monday"), 2),
         (limit("monday"), 2),
+        (owners("monday", Some(OwnerId::User(7))), 2),
         (remove("none", true), 10),
         (remove(FIRST_FILESET, true), 11),
         (remove("full", false), 2),

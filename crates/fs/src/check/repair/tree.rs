@@ -8,6 +8,7 @@ use super::super::meter::Meter;
 use super::Repair;
 use crate::data::extents::end_of;
 use crate::error::{Error, Kind, Result};
+use crate::format::account::Owner;
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::name_hash::Hasher;
@@ -122,6 +123,9 @@ impl Tree<'_, '_> {
             };
             if item == Item::Orphan {
                 orphans.insert(place);
+                return Ok(true);
+            }
+            if Owner::of_key(&key).is_some() {
                 return Ok(true);
             }
             if item == Item::Inode {
