@@ -128,14 +128,67 @@ fn every_format_is_recognized_in_the_clear_and_in_volumes_of_cryptsetup() {
             assert_eq!(tree(mounted.dir()), wanted, "{format}");
             let status = s.json(&["status", "one"]);
             assert_eq!(status["volumes"][0]["format"], format);
-            assert_eq!(status["volumes"][0]["read_only"], true);
-            let refused = fs::write(mounted.path("new"), "x").unwrap_err();
-            assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+            let writable = format == "FAT";
+            assert_eq!(status["volumes"][0]["read_only"], !writable);
+            if !writable {
+                let refused = fs::write(mounted.path("new"), "x").unwrap_err();
+                assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+            }
             let said = s.run(&["df", "one"]).code(2);
             assert!(said.stderr.contains(format), "{}", said.stderr);
             mounted.unmount(&s);
         }
     }
+}
+
+#[test]
+fn a_stick_with_fat_is_written_and_what_was_synced_survives_a_kill() {
+    let s = Sandbox::new();
+    let source = s.path("source");
+    grow(&source);
+    let (_, image) = images(&s, &source).swap_remove(1);
+    let clear = s.path("clear.img");
+    fs::copy(&image, &clear).unwrap();
+    encrypt(&s, &image);
+    let clear = clear.to_str().unwrap();
+    for (image, options) in [(clear, &[][..]), (&image, &["--key-file", "phrase"])] {
+        let options = [options, &["--name", "one"]].concat();
+        let disk = Disk::existing(&s, image);
+        let mounted = disk.mount(&options);
+        fs::write(mounted.path("new.tmp"), "new").unwrap();
+        fs::rename(mounted.path("new.tmp"), mounted.path("file")).unwrap();
+        fs::remove_file(mounted.path("dir/large")).unwrap();
+        fs::create_dir(mounted.path("Another directory")).unwrap();
+        s.run(&["sync", "one"]).ok();
+        mounted.unmount(&s);
+        let read_only = [&options[..], &["--read-only"]].concat();
+        let mounted = disk.mount(&read_only);
+        assert_eq!(fs::read(mounted.path("FILE")).unwrap(), b"new");
+        assert!(!mounted.path("dir/large").exists());
+        assert!(mounted.path("another directory").is_dir());
+        let refused = fs::write(mounted.path("new"), "x").unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        mounted.unmount(&s);
+    }
+    run("fsck.vfat", &["-n", clear]);
+    let disk = Disk::existing(&s, clear);
+    let mounted = disk.mount(&[]);
+    fs::write(mounted.path("kept"), "durable").unwrap();
+    fs::File::open(mounted.path("kept"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    fs::write(mounted.path("dir/perhaps"), "not synced").unwrap();
+    mounted.kill();
+    take_away(&s.path("mnt"));
+    let said = s.run(&["mount", clear, "mnt"]);
+    assert!(said.stderr.contains("fsck.vfat"), "{}", said.stderr);
+    // It ends with 1 after a repair.
+    Ran::of(Command::new(installed("fsck.vfat")).args(["-a", clear]));
+    let mounted = disk.mount(&[]);
+    assert_eq!(fs::read(mounted.path("kept")).unwrap(), b"durable");
+    assert_eq!(fs::read(mounted.path("file")).unwrap(), b"new");
+    mounted.unmount(&s);
 }
 
 #[test]

@@ -26,11 +26,11 @@ const SUITES: &[(&str, &str)] = &[
     ),
     (
         "power cuts",
-        "package(evfs-fs) & binary(/powercut/) | package(tests) & binary(mount_crash)",
+        "package(evfs-fs) & binary(/powercut/) | package(tests) & binary(mount_crash) | package(evfs-foreign) & binary(fat_writes)",
     ),
     (
         "damaged images",
-        "package(evfs-fs) & (binary(/hostile|faults/) | test(/repair/))",
+        "package(evfs-fs) & (binary(/hostile|faults/) | test(/repair/)) | package(evfs-foreign) & test(/damaged_images/)",
     ),
     (
         "path faults",

@@ -1,8 +1,10 @@
-//! A file system of another program as served to the kernel: read-only, and without state of its
-//! own, because a node is all that a tree needs to find a file.
+//! A file system of another program as served to the kernel, without state of its own: a node is all
+//! that a tree needs to find a file.
+
+mod changing;
 
 use crate::config::MountConfig;
-use crate::tree::caller;
+use crate::tree::{InvalidationQueue, caller};
 use block::Waker;
 use foreign::{Attr, Entry, Files, Kind, Lane};
 use fuse_mount::fuse_proto::reply::{Directory, DirectoryPlus};
@@ -52,13 +54,25 @@ pub(crate) struct ForeignTree {
     without: u64,
     /// Whether the kernel opens directories without a request, and caches their entries.
     no_opendir: bool,
+    /// Whether files can be changed. The kernel then finds each name that is not written as it is
+    /// stored by a request, because a change through another spelling concerns it.
+    writable: bool,
+    /// Names that the kernel has to forget.
+    recall: Arc<InvalidationQueue>,
     /// Eventfd signaled when the last request is done.
     ended: Arc<Waker>,
 }
 
 impl ForeignTree {
-    pub(crate) fn new(files: Arc<Files>, config: &MountConfig, ended: Arc<Waker>) -> ForeignTree {
+    pub(crate) fn new(
+        files: Arc<Files>,
+        config: &MountConfig,
+        recall: Arc<InvalidationQueue>,
+        ended: Arc<Waker>,
+    ) -> ForeignTree {
         ForeignTree {
+            writable: files.is_writable() && !config.read_only,
+            recall,
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             block_bytes: files.tree().space().block_bytes.max(512),
             files,
@@ -119,8 +133,18 @@ impl ForeignTree {
 
     fn lookup(&self, dir: u64, name: &[u8], reply: Reply<'_>) {
         match self.with_own(|own| own.lane.lookup(dir, name)) {
-            Ok((node, attr)) => reply.entry(&self.entry_of(node, &attr)),
-            Err(Errno::NOENT) => reply.negative_entry(self.ttl),
+            Ok((node, attr)) => {
+                let entry = self.entry_of(node, &attr);
+                let exact = !self.writable || self.is_exact(dir, name);
+                let entry_ttl = if exact {
+                    entry.entry_ttl
+                } else {
+                    Duration::ZERO
+                };
+                self.files.remember(node);
+                reply.entry(&fuse_proto::Entry { entry_ttl, ..entry });
+            }
+            Err(Errno::NOENT) if !self.writable => reply.negative_entry(self.ttl),
             Err(e) => reply.error(e),
         }
     }
@@ -201,7 +225,11 @@ impl ForeignTree {
                     self.entry_of(0, &attr)
                 }
             };
-            entries.add(&full, entry.next, &entry.name)
+            let fits = entries.add(&full, entry.next, &entry.name);
+            if fits && full.node != 0 {
+                self.files.remember(full.node);
+            }
+            fits
         });
         match listed {
             Ok(()) => self.keep_listing(reply.directory_plus(entries)),
@@ -291,6 +319,9 @@ impl Serve for ForeignTree {
 
     fn serve(&self, request: &Request<'_>, reply: Reply<'_>) {
         home(Layer::Protocol);
+        let Some(reply) = self.change(request, reply) else {
+            return;
+        };
         let (header, node) = (&request.header, request.header.node);
         match &request.operation {
             Operation::Lookup { name } => self.lookup(node, name, reply),

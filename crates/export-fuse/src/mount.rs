@@ -74,18 +74,18 @@ impl Mount {
         Mount::serve(config, tree, (recall, ended), on_block_device)
     }
 
-    /// Mounts a file system of another program, read-only. The caller closes the files after the
-    /// unmount.
+    /// Mounts a file system of another program; read-only unless it was opened to write. The caller
+    /// closes the files after the unmount.
     ///
     /// # Errors
     /// As [`fuse_mount::Mount::start`].
     pub fn start_foreign(config: MountConfig, files: Arc<foreign::Files>) -> Result<Mount, Error> {
         let (recall, ended) = (Recall(Arc::default()), eventfd()?);
         let config = MountConfig {
-            read_only: true,
+            read_only: config.read_only || !files.is_writable(),
             ..config
         };
-        let tree = ForeignTree::new(files, &config, Arc::clone(&ended));
+        let tree = ForeignTree::new(files, &config, Arc::clone(&recall.0), Arc::clone(&ended));
         Mount::serve(&config, tree, (recall, ended), false)
     }
 

@@ -4,9 +4,12 @@
 //! The blocks are not pages of the cache, because a pager reads structures as well, and it must not
 //! call back into the cache: it could wait for a page that it is loading itself.
 
+mod change;
+
 use crate::error::{Error, Result};
 use crate::kept::Kept;
 use block::{BlockDevice, Blocking, Buf, Op};
+use change::Held;
 use std::sync::Arc;
 
 /// Bytes of a block that is kept.
@@ -21,12 +24,24 @@ const RUN: u64 = 32;
 /// Longest structure that is read into memory of its own, in bytes.
 pub const LONGEST: usize = 2 << 20;
 
-/// Recently read blocks of a device.
-pub struct Blocks(Kept<u64, Arc<[u8]>>);
+/// Recently read blocks of a device, and changed ones that are not on it.
+pub struct Blocks {
+    kept: Kept<u64, Arc<[u8]>>,
+    held: Held,
+}
 
 impl Default for Blocks {
     fn default() -> Blocks {
-        Blocks(Kept::new(GENERATION))
+        Blocks {
+            kept: Kept::new(GENERATION),
+            held: Held::default(),
+        }
+    }
+}
+
+impl Blocks {
+    fn get(&self, number: u64) -> Option<Arc<[u8]>> {
+        self.held.get(number).or_else(|| self.kept.get(number))
     }
 }
 
@@ -71,7 +86,7 @@ impl Disk {
         while !out.is_empty() {
             let number = at / BLOCK;
             let last = (at + out.len() as u64 - 1) / BLOCK;
-            let block = match self.blocks.0.get(number) {
+            let block = match self.blocks.get(number) {
                 Some(block) => block,
                 None => self.load(number, (last - number + 1).min(RUN))?,
             };
@@ -144,7 +159,7 @@ impl Disk {
         let chunks: Vec<Arc<[u8]>> = read.chunks(BLOCK as usize).map(Arc::from).collect();
         let first = chunks.first().cloned();
         for (number, block) in (number..).zip(chunks) {
-            self.blocks.0.insert(number, block);
+            self.blocks.kept.insert(number, block);
         }
         first.ok_or_else(|| Error::corrupt("a structure lies behind the end of the device"))
     }

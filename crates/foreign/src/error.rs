@@ -22,6 +22,20 @@ pub enum Kind {
     Encrypted,
     /// The device reports an error.
     Io,
+    /// The name exists.
+    Exists,
+    /// The directory has entries.
+    NotEmpty,
+    /// The file is a directory.
+    IsDirectory,
+    /// No space is free.
+    NoSpace,
+    /// The format has no files of this length.
+    TooLarge,
+    /// The format stores no name of this length.
+    NameTooLong,
+    /// Nothing can be changed.
+    ReadOnly,
 }
 
 /// Result of an operation.
@@ -70,6 +84,13 @@ impl Error {
             Kind::Corrupt => libc::EIO,
             Kind::Unsupported => libc::EOPNOTSUPP,
             Kind::Encrypted => libc::ENOKEY,
+            Kind::Exists => libc::EEXIST,
+            Kind::NotEmpty => libc::ENOTEMPTY,
+            Kind::IsDirectory => libc::EISDIR,
+            Kind::NoSpace => libc::ENOSPC,
+            Kind::TooLarge => libc::EFBIG,
+            Kind::NameTooLong => libc::ENAMETOOLONG,
+            Kind::ReadOnly => libc::EROFS,
             Kind::Io => self.source.as_ref().map_or(libc::EIO, block::Error::errno),
         }
     }
@@ -88,6 +109,13 @@ impl From<Kind> for Error {
                 Kind::Unsupported => "not supported",
                 Kind::Encrypted => "encrypted by the file system; EVFS has no key for it",
                 Kind::Io => "input/output error",
+                Kind::Exists => "file exists",
+                Kind::NotEmpty => "directory not empty",
+                Kind::IsDirectory => "is a directory",
+                Kind::NoSpace => "no space left on device",
+                Kind::TooLarge => "file too large",
+                Kind::NameTooLong => "file name too long",
+                Kind::ReadOnly => "read-only file system",
             },
         )
     }
@@ -97,7 +125,7 @@ impl From<block::Error> for Error {
     fn from(source: block::Error) -> Error {
         Error {
             kind: Kind::Io,
-            why: "cannot read the device".into(),
+            why: "cannot access the device".into(),
             source: Some(source),
         }
     }

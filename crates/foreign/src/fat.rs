@@ -1,24 +1,33 @@
-//! FAT12, FAT16 and FAT32 with long names, read-only.
+//! FAT12, FAT16 and FAT32 with long names. [`Fat`] reads; [`Writable`] also writes.
 //!
 //! The node of a file is the offset of its entry on the device; the root has the node 1. Owners and
 //! permissions do not exist: all files belong to the user that serves them. Times are taken for UTC.
 //! **Invariant:** a chain of clusters is followed no further than the length of its file, so it ends
-//! even if it is a circle. Deliberately absent: writes, exFAT, names of files in code pages other
-//! than 437.
+//! even if it is a circle. Deliberately absent: exFAT, names of files in code pages other than 437.
 
 mod boot;
+mod clock;
+mod commit;
+mod directory;
+mod encode;
+mod entry;
+mod inodes;
 mod name;
+mod space;
+mod writable;
 
 use crate::bytes::{le8, le16, le32};
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};
 use crate::kept::Kept;
-use crate::tree::{Attr, Entry, Node, Piece, Place, ROOT, Space, Time, Tree, add, is_name};
+use crate::tree::{Attr, Entry, Node, Piece, Place, ROOT, Space, Tree, add, is_name};
 use boot::Boot;
 pub(crate) use boot::is_there;
+use encode::is_same;
 use name::{LongName, short_name};
 use std::ops::Range;
 use std::sync::Arc;
+pub(crate) use writable::Writable;
 
 /// Bytes of an entry of a directory.
 const ENTRY_BYTES: u64 = 32;
@@ -28,7 +37,15 @@ const DIRECTORY_BYTES_MAX: u64 = 2 << 20;
 const READ_ONLY: u8 = 1;
 const LABEL: u8 = 8;
 const DIRECTORY: u8 = 0x10;
+const ARCHIVE: u8 = 0x20;
 const LONG_NAME: u8 = 0xf;
+
+/// Attributes of the root, which has no entry.
+const ROOT_ENTRY: [u8; 32] = {
+    let mut raw = [0; 32];
+    raw[11] = DIRECTORY;
+    raw
+};
 
 /// Number of lists of clusters of a generation.
 const CHAINS: usize = 8;
@@ -71,6 +88,33 @@ impl Fat {
         };
         fat.runs(disk, ROOT)?;
         Ok(fat)
+    }
+
+    /// Decodes an entry; without its number, and the size of a directory.
+    fn attr_of(&self, raw: &[u8; 32]) -> Result<Attr> {
+        let (uid, gid) = self.owner;
+        let modified = clock::decode(le16(raw, 24)?, le16(raw, 22)?, 0);
+        let created = clock::decode(le16(raw, 16)?, le16(raw, 14)?, le8(raw, 13)?);
+        let mut attr = Attr {
+            mode: libc::S_IFDIR | 0o755,
+            links: 1,
+            uid,
+            gid,
+            modified,
+            changed: modified,
+            accessed: clock::decode(le16(raw, 18)?, 0, 0),
+            created: (raw != &ROOT_ENTRY).then_some(created),
+            ..Attr::default()
+        };
+        if raw[11] & DIRECTORY == 0 {
+            attr.mode = libc::S_IFREG | 0o755;
+            if raw[11] & READ_ONLY != 0 {
+                attr.mode &= !0o222;
+            }
+            attr.size = u64::from(le32(raw, 28)?);
+            attr.blocks = attr.size.next_multiple_of(self.boot.cluster_bytes) / 512;
+        }
+        Ok(attr)
     }
 
     fn raw(&self, disk: &mut Disk, node: Node) -> Result<[u8; 32]> {
@@ -210,29 +254,6 @@ impl Fat {
     }
 }
 
-/// Decodes a date and a time of day.
-fn time(date: u16, clock: u16, hundredths: u8) -> Time {
-    let (year, month, day) = (date >> 9, date >> 5 & 15, date & 31);
-    if month == 0 || day == 0 {
-        return Time::default();
-    }
-    let (year, month) = (i64::from(year) + 1980, i64::from(month));
-    let years = if month > 2 { year } else { year - 1 };
-    let months = (month + 9) % 12;
-    let days = years * 365 + years / 4 - years / 100
-        + years / 400
-        + (months * 306 + 5) / 10
-        + i64::from(day)
-        - 1
-        - 719_468;
-    let (hour, minute, second) = (clock >> 11, clock >> 5 & 63, (clock & 31) * 2);
-    let of_day = i64::from(hour) * 3600 + i64::from(minute) * 60 + i64::from(second);
-    Time {
-        seconds: days * 86_400 + of_day + i64::from(hundredths / 100),
-        nanos: u32::from(hundredths % 100) * 10_000_000,
-    }
-}
-
 impl Tree for Fat {
     fn format(&self) -> &'static str {
         "FAT"
@@ -258,38 +279,16 @@ impl Tree for Fat {
     }
 
     fn attr(&self, disk: &mut Disk, node: Node) -> Result<Attr> {
-        let (uid, gid) = self.owner;
-        let mut attr = Attr {
-            ino: node,
-            mode: libc::S_IFDIR | 0o755,
-            links: 1,
-            uid,
-            gid,
-            ..Attr::default()
+        let mut attr = match node {
+            ROOT => self.attr_of(&ROOT_ENTRY)?,
+            node => self.attr_of(&self.raw(disk, node)?)?,
         };
-        if node != ROOT {
-            let raw = self.raw(disk, node)?;
-            let modified = time(le16(&raw, 24)?, le16(&raw, 22)?, 0);
-            attr.modified = modified;
-            attr.changed = modified;
-            attr.accessed = time(le16(&raw, 18)?, 0, 0);
-            attr.created = Some(time(le16(&raw, 16)?, le16(&raw, 14)?, le8(&raw, 13)?));
-            if raw[11] & DIRECTORY == 0 {
-                attr.mode = libc::S_IFREG | 0o755;
-                if raw[11] & READ_ONLY != 0 {
-                    attr.mode &= !0o222;
-                }
-                attr.size = u64::from(le32(&raw, 28)?);
-                attr.blocks = attr.size.next_multiple_of(self.boot.cluster_bytes) / 512;
-                return Ok(attr);
-            }
+        attr.ino = node;
+        if attr.is_dir() {
+            let runs = self.runs(disk, node)?;
+            attr.size = runs.iter().map(|(_, len)| len).sum();
+            attr.blocks = attr.size / 512;
         }
-        let bytes = self
-            .runs(disk, node)?
-            .iter()
-            .map(|(_, len)| len)
-            .sum::<u64>();
-        (attr.size, attr.blocks) = (bytes, bytes / 512);
         Ok(attr)
     }
 
@@ -305,10 +304,9 @@ impl Tree for Fat {
 
     /// Names are the same in upper and lower case, and each has a short form.
     fn lookup(&self, disk: &mut Disk, dir: Node, name: &[u8]) -> Result<Node> {
-        let lower = |name: &[u8]| String::from_utf8_lossy(name).to_lowercase();
-        let (wanted, mut node) = (lower(name), 0);
+        let mut node = 0;
         self.scan(disk, dir, DOTS, |found| {
-            if lower(&found.entry.name) == wanted || lower(&found.short) == wanted {
+            if is_same(&found.entry.name, name) || is_same(&found.short, name) {
                 node = found.entry.node;
             }
             node == 0
@@ -336,19 +334,5 @@ impl Tree for Fat {
             first += len;
         }
         Ok(pieces)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_seconds_since_1970() {
-        let date = |y: u16, m: u16, d: u16| (y - 1980) << 9 | m << 5 | d;
-        assert_eq!(time(date(1980, 1, 1), 0, 0).seconds, 315_532_800);
-        let later = time(date(2024, 2, 29), 12 << 11 | 30 << 5 | 5, 150);
-        assert_eq!((later.seconds, later.nanos), (1_709_209_811, 500_000_000));
-        assert_eq!(time(0, 0, 0), Time::default());
     }
 }

@@ -1,11 +1,15 @@
 //! An open file system: its tree, its pages in the cache, and access for a thread.
 
+mod changing;
+
+use crate::changes::Changes;
 use crate::disk::{Blocks, Disk};
 use crate::error::{Error, Kind, Result};
+use crate::formats::Opened;
 use crate::guard::guarded;
 use crate::pager::TreePager;
 use crate::tree::{Attr, Entry, Node, Tree};
-use block::BlockDevice;
+use block::{Access, BlockDevice};
 use cache::{Cache, FileId, OpenFile, Session, Volume};
 use layer_cpu::{Layer, within};
 use std::sync::Arc;
@@ -19,6 +23,7 @@ const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 /// An open file system.
 pub struct Files {
     tree: Arc<dyn Tree>,
+    changes: Option<Arc<dyn Changes>>,
     device: Arc<dyn BlockDevice>,
     blocks: Arc<Blocks>,
     volume: Arc<Volume>,
@@ -34,19 +39,37 @@ pub struct Lane {
 }
 
 impl Files {
-    /// Recognizes the file system on a device and opens it.
+    /// Recognizes the file system on a device and opens it to read.
     ///
     /// # Errors
     /// [`Kind::NotFound`]: none of the formats. [`Kind::Unsupported`]: EVFS cannot read it safely;
     /// the error has the reason. [`Kind::Corrupt`]: it is damaged.
     pub fn open(device: Arc<dyn BlockDevice>, cache: &Cache) -> Result<Arc<Files>> {
+        Files::open_with(device, cache, Access::ReadOnly)
+    }
+
+    /// Opens a file system as [`Files::open`], to write if the device and the format can; see
+    /// [`Files::is_writable`].
+    ///
+    /// # Errors
+    /// As [`Files::open`].
+    pub fn open_with(
+        device: Arc<dyn BlockDevice>,
+        cache: &Cache,
+        access: Access,
+    ) -> Result<Arc<Files>> {
         let blocks = Arc::default();
         let mut disk = Disk::open(&*device, &blocks)?;
         let Some(format) = crate::formats::find(&mut disk)? else {
             return Err(Kind::NotFound.into());
         };
-        let tree = guarded(|| (format.open)(&mut disk))?;
-        Files::of(Arc::from(tree), device, blocks, cache)
+        let access = if device.info().read_only {
+            Access::ReadOnly
+        } else {
+            access
+        };
+        let opened = guarded(|| (format.open)(&mut disk, access))?;
+        Files::of(opened, device, blocks, cache)
     }
 
     /// Opens a file system with a tree of the caller.
@@ -58,19 +81,24 @@ impl Files {
         device: Arc<dyn BlockDevice>,
         cache: &Cache,
     ) -> Result<Arc<Files>> {
-        Files::of(tree, device, Arc::default(), cache)
+        let opened = Opened {
+            tree,
+            changes: None,
+        };
+        Files::of(opened, device, Arc::default(), cache)
     }
 
     fn of(
-        tree: Arc<dyn Tree>,
+        Opened { tree, changes }: Opened,
         device: Arc<dyn BlockDevice>,
         blocks: Arc<Blocks>,
         cache: &Cache,
     ) -> Result<Arc<Files>> {
-        let pager = TreePager::new(Arc::clone(&tree), Arc::clone(&device), Arc::clone(&blocks));
+        let pager = TreePager::new(&tree, changes.as_ref(), &device, &blocks);
         let volume = cache.volume(Arc::new(pager))?;
         Ok(Arc::new(Files {
             tree,
+            changes,
             device,
             blocks,
             volume,
@@ -100,11 +128,20 @@ impl Files {
         })
     }
 
-    /// Drops all pages and wipes them. No lane may be in use.
+    /// Reports whether files can be changed.
+    pub fn is_writable(&self) -> bool {
+        self.changes.is_some()
+    }
+
+    /// Writes all changes, marks the file system as unmounted, drops all pages and wipes them. No
+    /// lane may be in use.
     ///
     /// # Errors
-    /// None in practice: there are no dirty pages.
-    pub fn close(&self) -> Result<()> {
+    /// Changes could not be written; nothing was dropped.
+    pub fn close(self: &Arc<Files>) -> Result<()> {
+        if self.is_writable() {
+            self.lane()?.finish()?;
+        }
         Ok(self.volume.close()?)
     }
 }
@@ -181,6 +218,14 @@ impl Lane {
     /// # Errors
     /// The node is no regular file; a page could not be loaded.
     pub fn read(&mut self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize> {
+        self.open(node)?;
+        let (_, open) = &mut self.recent[0];
+        let _here = within(Layer::Fs);
+        Ok(self.session.read(open, offset, out)?)
+    }
+
+    /// Makes a regular file the first of the recently used ones.
+    fn open(&mut self, node: Node) -> Result<()> {
         let at = match self.recent.iter().position(|(known, _)| *known == node) {
             Some(at) => at,
             None => {
@@ -196,8 +241,6 @@ impl Lane {
             }
         };
         self.recent[..=at].rotate_right(1);
-        let (_, open) = &mut self.recent[0];
-        let _here = within(Layer::Fs);
-        Ok(self.session.read(open, offset, out)?)
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! Recognition of formats.
 
+use crate::changes::Changes;
 use crate::disk::Disk;
 use crate::error::Result;
 use crate::ext;
@@ -7,18 +8,33 @@ use crate::fat;
 use crate::iso;
 use crate::squash;
 use crate::tree::Tree;
+use block::Access;
+use std::sync::Arc;
 
-/// Opens a file system of a format.
-type Open = fn(&mut Disk) -> Result<Box<dyn Tree>>;
+/// An open file system of a format.
+pub(crate) struct Opened {
+    pub tree: Arc<dyn Tree>,
+    /// Its writes, if it was opened for them.
+    pub changes: Option<Arc<dyn Changes>>,
+}
+
+impl Opened {
+    fn read_only(tree: impl Tree + 'static) -> Opened {
+        Opened {
+            tree: Arc::new(tree),
+            changes: None,
+        }
+    }
+}
 
 /// A format that EVFS mounts.
-#[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     /// Name in messages.
     pub name: &'static str,
     /// Reports whether a device contains this format, by its magic numbers.
     is_there: fn(&mut Disk) -> Result<bool>,
-    pub open: Open,
+    /// Opens it to read, or to write if that is asked and the format can.
+    pub open: fn(&mut Disk, Access) -> Result<Opened>,
 }
 
 /// All formats, those with the stronger magic numbers first.
@@ -26,24 +42,35 @@ const FORMATS: &[Format] = &[
     Format {
         name: "SquashFS",
         is_there: squash::is_there,
-        open: |disk| Ok(Box::new(squash::Squash::open(disk)?)),
+        open: |disk, _| Ok(Opened::read_only(squash::Squash::open(disk)?)),
     },
     Format {
         name: "ISO 9660",
         is_there: iso::is_there,
-        open: |disk| Ok(Box::new(iso::Iso::open(disk)?)),
+        open: |disk, _| Ok(Opened::read_only(iso::Iso::open(disk)?)),
     },
     Format {
         name: "ext2/ext3/ext4",
         is_there: ext::is_there,
-        open: |disk| Ok(Box::new(ext::Ext::open(disk)?)),
+        open: |disk, _| Ok(Opened::read_only(ext::Ext::open(disk)?)),
     },
     Format {
         name: "FAT",
         is_there: fat::is_there,
-        open: |disk| Ok(Box::new(fat::Fat::open(disk)?)),
+        open: open_fat,
     },
 ];
+
+fn open_fat(disk: &mut Disk, access: Access) -> Result<Opened> {
+    if access == Access::ReadOnly {
+        return Ok(Opened::read_only(fat::Fat::open(disk)?));
+    }
+    let fat = Arc::new(fat::Writable::open(disk)?);
+    Ok(Opened {
+        tree: Arc::clone(&fat) as Arc<dyn Tree>,
+        changes: Some(fat),
+    })
+}
 
 /// Finds the format of a device.
 pub(crate) fn find(disk: &mut Disk) -> Result<Option<&'static Format>> {

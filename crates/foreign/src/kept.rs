@@ -36,6 +36,14 @@ impl<K: Hash + Eq + Copy, V: Clone> Kept<K, V> {
         self.with(|[young, old], most| insert([young, old], most, key, value));
     }
 
+    /// Drops all values.
+    pub(crate) fn clear(&self) {
+        self.with(|[young, old], _| {
+            young.clear();
+            old.clear();
+        });
+    }
+
     fn with<T>(&self, work: impl FnOnce([&mut HashMap<K, V>; 2], usize) -> T) -> T {
         // Any state of the generations is a valid one.
         let mut generations = self

@@ -5,11 +5,13 @@
 //!                                        └─────► Tree::compute
 //! ```
 //!
+//! A write of pages becomes requests for the pieces that [`Changes::store`] returns.
+//!
 //! **Invariant:** a page has no byte that is not of its file: the rest of the last page is zeros.
-//! Deliberately absent: writes.
 
 mod queue;
 
+use crate::changes::Changes;
 use crate::disk::{Blocks, Disk};
 use crate::tree::Tree;
 use block::BlockDevice;
@@ -19,6 +21,7 @@ use std::sync::Arc;
 /// Pager for the files of a tree. The number of a file is its node.
 pub(crate) struct TreePager {
     tree: Arc<dyn Tree>,
+    changes: Option<Arc<dyn Changes>>,
     device: Arc<dyn BlockDevice>,
     blocks: Arc<Blocks>,
     info: PagerInfo,
@@ -26,9 +29,10 @@ pub(crate) struct TreePager {
 
 impl TreePager {
     pub(crate) fn new(
-        tree: Arc<dyn Tree>,
-        device: Arc<dyn BlockDevice>,
-        blocks: Arc<Blocks>,
+        tree: &Arc<dyn Tree>,
+        changes: Option<&Arc<dyn Changes>>,
+        device: &Arc<dyn BlockDevice>,
+        blocks: &Arc<Blocks>,
     ) -> TreePager {
         let page = PAGE_BYTES as u32;
         let below = device.info();
@@ -38,14 +42,15 @@ impl TreePager {
             optimal_io_size: below.optimal_io_size.max(page),
             max_transfer: (below.max_transfer - below.max_transfer % page).max(page),
             numa_node: below.numa_node,
-            read_only: true,
+            read_only: changes.is_none(),
             discard: false,
             flushes_all: true,
         };
         TreePager {
-            tree,
-            device,
-            blocks,
+            tree: Arc::clone(tree),
+            changes: changes.cloned(),
+            device: Arc::clone(device),
+            blocks: Arc::clone(blocks),
             info,
         }
     }
@@ -63,8 +68,8 @@ impl Pager for TreePager {
         };
         let disk = Disk::open(&*self.device, &self.blocks).map_err(failed)?;
         let below = self.device.queue()?;
-        let tree = Arc::clone(&self.tree);
-        let queue = queue::TreeQueue::new(tree, disk, below, self.info.clone());
+        let files = (Arc::clone(&self.tree), self.changes.clone());
+        let queue = queue::TreeQueue::new(files, disk, below, self.info.clone());
         Ok(Box::new(queue))
     }
 }

@@ -1,4 +1,5 @@
-//! The interface of a file system's format: a tree of files, without writes.
+//! The interface of a file system's format: a tree of files. A format that can be written also
+//! implements [`crate::Changes`].
 
 use crate::disk::Disk;
 use crate::error::{Error, Kind, Result};

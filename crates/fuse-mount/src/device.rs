@@ -73,12 +73,7 @@ impl Device {
     /// Sends one reply or notification.
     pub fn send(&self, parts: &[IoSlice<'_>]) -> rustix::io::Result<()> {
         loop {
-            // The kernel takes one part from write(2) in less time.
-            let sent = match parts {
-                [one] => rustix::io::write(&self.0, one),
-                _ => rustix::io::writev(&self.0, parts),
-            };
-            match sent {
+            match rustix::io::writev(&self.0, parts) {
                 Err(rustix::io::Errno::INTR) => {}
                 sent => return sent.map(drop),
             }

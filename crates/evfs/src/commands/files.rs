@@ -90,7 +90,7 @@ Examples:
   evfs mount disk.img /mnt --fileset monday          mount a snapshot or another fileset
   evfs mount /dev/sdb1 /mnt --passphrase             an encrypted stick with ext4
 
-Besides its own file system, it mounts ext2, ext3, ext4, SquashFS, ISO 9660 and FAT, read-only.
+Besides its own file system, it mounts FAT, and ext2, ext3, ext4, SquashFS and ISO 9660 read-only.
 
 Once it is mounted, a line states the effect of sync(2) and syncfs(2): either they return when everything is \
 durable (as root, from Linux 6.18 on), or they do nothing. fsync(2) and `evfs sync DIR` always work. Without \

@@ -14,6 +14,34 @@ pub(super) enum Width {
     Bits32,
 }
 
+impl Width {
+    /// Returns the offset of a cluster's entry in the table, and its length in bytes. An entry of 12
+    /// bits shares a byte with another.
+    pub fn place(self, cluster: u32) -> (u64, usize) {
+        let index = u64::from(cluster);
+        match self {
+            Width::Bits12 => (index + index / 2, 2),
+            Width::Bits16 => (index * 2, 2),
+            Width::Bits32 => (index * 4, 4),
+        }
+    }
+
+    /// Changes the bytes of a cluster's entry.
+    pub fn put(self, cluster: u32, bytes: &mut [u8], value: u32) {
+        let len = bytes.len().min(4);
+        let mut raw = [0; 4];
+        raw[..len].copy_from_slice(&bytes[..len]);
+        let old = u32::from_le_bytes(raw);
+        let new = match self {
+            Width::Bits12 if cluster % 2 == 1 => old & 0xf | (value & 0xfff) << 4,
+            Width::Bits12 => old & 0xf000 | value & 0xfff,
+            Width::Bits16 => value & 0xffff,
+            Width::Bits32 => old & 0xf000_0000 | value & 0x0fff_ffff,
+        };
+        bytes[..len].copy_from_slice(&new.to_le_bytes()[..len]);
+    }
+}
+
 /// Place of the root directory.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Root {
@@ -33,11 +61,19 @@ pub(super) struct Boot {
     pub root: Root,
     pub label: String,
     pub id: u32,
-    /// Flags of the operating system.
+    /// Flags of the operating system, and their offset.
     state: u8,
-    table_at: u64,
-    table_bytes: u64,
-    data_at: u64,
+    pub state_at: u64,
+    /// Bytes of a sector of the format.
+    pub sector: u64,
+    /// The table in use.
+    pub table_at: u64,
+    pub table_bytes: u64,
+    /// All tables that a change concerns.
+    pub tables: Vec<u64>,
+    /// Offset of the sector with the number of free clusters.
+    pub info_at: Option<u64>,
+    pub data_at: u64,
 }
 
 /// Reports whether the device begins with the boot sector of a FAT file system, and not with that of
@@ -94,9 +130,9 @@ impl Boot {
             return Err(damaged());
         }
         // Of two tables, FAT32 can have one in use.
-        let active = match (width, le16(b, 40)?) {
-            (Width::Bits32, flags) if flags & 0x80 != 0 => u64::from(flags & 0xf),
-            _ => 0,
+        let (active, mirrored) = match (width, le16(b, 40)?) {
+            (Width::Bits32, flags) if flags & 0x80 != 0 => (u64::from(flags & 0xf), false),
+            _ => (0, true),
         };
         if active >= tables || (is_32 && le16(b, 42)? != 0) {
             return Err(damaged());
@@ -107,6 +143,12 @@ impl Boot {
             _ => Root::Fixed(root_at, root_entries * 32),
         };
         let more = if is_32 { 64 } else { 36 };
+        let table = |index: u64| (reserved + index * table_sectors) * sector;
+        let changed = if mirrored {
+            0..tables
+        } else {
+            active..active + 1
+        };
         let mut boot = Boot {
             width,
             cluster_bytes,
@@ -116,8 +158,12 @@ impl Boot {
             label: String::new(),
             id: 0,
             state: le8(b, more + 1)?,
-            table_at: (reserved + active * table_sectors) * sector,
+            state_at: more as u64 + 1,
+            sector,
+            table_at: table(active),
             table_bytes,
+            tables: changed.map(table).collect(),
+            info_at: None,
             data_at: data_sector * sector,
         };
         if le8(b, more + 2)? == 0x29 {
@@ -133,8 +179,11 @@ impl Boot {
             let at = u64::from(le16(b, 48)?) * sector;
             let info = disk.bytes(at, SECTOR)?;
             let free = le32(&info, 488)?;
-            if le32(&info, 484)? == 0x6141_7272 && free <= boot.clusters {
-                boot.free = free;
+            if le32(&info, 484)? == 0x6141_7272 {
+                boot.info_at = (at > 0 && at < boot.table_at).then_some(at);
+                if free <= boot.clusters {
+                    boot.free = free;
+                }
             }
         }
         Ok(boot)
@@ -142,16 +191,12 @@ impl Boot {
 
     /// Fails if the file system was not unmounted.
     pub fn check_clean(&self, disk: &mut Disk) -> Result<()> {
-        let mut raw = [0; 4];
-        let clean = match self.width {
-            Width::Bits12 => true,
-            Width::Bits16 => {
-                disk.read(self.table_at + 2, &mut raw[..2])?;
-                raw[1] & 0x80 != 0
-            }
-            Width::Bits32 => {
-                disk.read(self.table_at + 4, &mut raw)?;
-                raw[3] & 0x08 != 0
+        let clean = match self.clean_flag() {
+            None => true,
+            Some((at, bit)) => {
+                let mut raw = [0];
+                disk.read(self.table_at + at, &mut raw)?;
+                raw[0] & bit != 0
             }
         };
         if clean && self.state & 1 == 0 {
@@ -163,6 +208,15 @@ impl Boot {
         }
     }
 
+    /// Returns the byte of the table and the bit in it that are set if the file system was unmounted.
+    pub fn clean_flag(&self) -> Option<(u64, u8)> {
+        match self.width {
+            Width::Bits12 => None,
+            Width::Bits16 => Some((3, 0x80)),
+            Width::Bits32 => Some((7, 0x08)),
+        }
+    }
+
     /// Returns the offset of a cluster on the device.
     pub fn offset(&self, cluster: u32) -> Result<u64> {
         match cluster.checked_sub(2) {
@@ -171,6 +225,11 @@ impl Boot {
             }
             _ => Err(Error::corrupt(format!("cluster {cluster} does not exist"))),
         }
+    }
+
+    /// Returns the cluster at an offset on the device.
+    pub fn cluster(&self, offset: u64) -> u32 {
+        (offset.saturating_sub(self.data_at) / self.cluster_bytes + 2) as u32
     }
 
     /// Returns the first cluster of the file of an entry.
@@ -215,14 +274,14 @@ impl Table<'_> {
 
     /// Returns the cluster after one; `None` at the end of a chain.
     pub fn next(&mut self, disk: &mut Disk, cluster: u32) -> Result<Option<u32>> {
-        let index = u64::from(cluster);
-        let (at, len, end) = match self.boot.width {
-            Width::Bits12 => (index + index / 2, 2, 0xff8),
-            Width::Bits16 => (index * 2, 2, 0xfff8),
-            Width::Bits32 => (index * 4, 4, 0x0fff_fff8),
+        let (at, len) = self.boot.width.place(cluster);
+        let end = match self.boot.width {
+            Width::Bits12 => 0xff8,
+            Width::Bits16 => 0xfff8,
+            Width::Bits32 => 0x0fff_fff8,
         };
         let mut value = 0;
-        for n in 0..len {
+        for n in 0..len as u64 {
             value |= u32::from(self.byte(disk, at + n)?) << (8 * n);
         }
         let value = match self.boot.width {

@@ -39,6 +39,13 @@ pub(super) fn short_name(raw: &[u8; 32]) -> Vec<u8> {
     name.into_bytes()
 }
 
+/// Computes the number that binds the entries of a long name to a short one.
+pub(super) fn checksum(short: &[u8]) -> u8 {
+    short
+        .iter()
+        .fold(0u8, |sum, b| sum.rotate_right(1).wrapping_add(*b))
+}
+
 /// Long name whose parts are read, the last one first.
 #[derive(Default)]
 pub(super) struct LongName {
@@ -72,10 +79,7 @@ impl LongName {
 
     /// Returns the name, if it is complete and belongs to the entry that follows it.
     pub fn finish(self, short: &[u8; 32]) -> Option<Vec<u8>> {
-        let sum = short[..11]
-            .iter()
-            .fold(0u8, |sum, b| sum.rotate_right(1).wrapping_add(*b));
-        if self.parts.is_empty() || self.next != 0 || sum != self.sum {
+        if self.parts.is_empty() || self.next != 0 || checksum(&short[..11]) != self.sum {
             return None;
         }
         let units = self

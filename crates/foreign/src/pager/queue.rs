@@ -1,7 +1,8 @@
 //! Queue of one thread for page requests of a tree.
 
+use crate::changes::Changes;
 use crate::disk::Disk;
-use crate::error::Error;
+use crate::error::{Error, Kind};
 use crate::guard::guarded;
 use crate::tree::{Node, Piece, Place, Tree};
 use block::{Backlog, Buf, BufPool, Bufs, Completion, ErrorKind, Op, Queue, Request, Wait};
@@ -14,19 +15,21 @@ use std::sync::Arc;
 /// See [`super::TreePager`].
 pub(super) struct TreeQueue {
     tree: Arc<dyn Tree>,
+    changes: Option<Arc<dyn Changes>>,
     disk: Disk,
     below: Backlog,
     info: PagerInfo,
-    /// Reads of the caller that wait for the device.
+    /// Requests of the caller that wait for the device.
     running: Slab<Running>,
     /// Device requests, by their tags.
     children: Slab<Child>,
     ready: Vec<Completion>,
 }
 
-/// Read of the caller.
+/// Request of the caller.
 struct Running {
     tag: u64,
+    kind: Work,
     offset: u64,
     /// The caller's buffers, unless a device request has them.
     bufs: Option<Bufs>,
@@ -37,23 +40,31 @@ struct Running {
     error: Option<block::Error>,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Read,
+    Write { fua: bool },
+    Flush,
+}
+
 /// Device request.
 struct Child {
     of: usize,
-    /// For a request with buffers of its own: position of its bytes in the caller's buffers, offset
+    /// For a read with buffers of its own: position of its bytes in the caller's buffers, offset
     /// in its own, and length.
     copy: Option<(usize, usize, usize)>,
 }
 
 impl TreeQueue {
     pub(super) fn new(
-        tree: Arc<dyn Tree>,
+        (tree, changes): (Arc<dyn Tree>, Option<Arc<dyn Changes>>),
         disk: Disk,
         below: Box<dyn Queue>,
         info: PagerInfo,
     ) -> TreeQueue {
         TreeQueue {
             tree,
+            changes,
             disk,
             below: Backlog::new(below),
             info,
@@ -87,6 +98,7 @@ impl TreeQueue {
         };
         let running = Running {
             tag,
+            kind: Work::Read,
             offset,
             bufs: Some(bufs),
             filled,
@@ -114,10 +126,13 @@ impl TreeQueue {
         offset: u64,
         bufs: &mut Bufs,
     ) -> Result<(usize, Vec<Piece>), Error> {
-        let (tree, disk) = (&*self.tree, &mut self.disk);
+        let (tree, disk, changes) = (&*self.tree, &mut self.disk, self.changes.as_deref());
         let len = bufs.total_len();
         let pieces = guarded(|| {
-            let size = tree.attr(disk, node)?.size;
+            let size = match changes {
+                Some(changes) => changes.stored(disk, node)?,
+                None => tree.attr(disk, node)?.size,
+            };
             let end = offset.saturating_add(len as u64).min(size);
             if offset >= end {
                 return Ok(Vec::new());
@@ -198,10 +213,101 @@ impl TreeQueue {
         }
     }
 
+    /// Starts a write of whole pages, whose bytes behind the clusters of the file are zeros.
+    fn write(&mut self, node: Node, tag: u64, (offset, bufs, fua): (u64, Bufs, bool)) {
+        let len = bufs.total_len() as u64;
+        let pieces = match &self.changes {
+            Some(changes) => guarded(|| changes.store(node, offset..offset.saturating_add(len))),
+            None => Err(Kind::ReadOnly.into()),
+        };
+        let pieces = match pieces {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                let error = self.failed(node, &error);
+                return self.answer(tag, Op::Write { offset, bufs, fua }, Err(error));
+            }
+        };
+        let key = self.running.insert(Running {
+            tag,
+            kind: Work::Write { fua },
+            offset,
+            bufs: None,
+            filled: 0,
+            left: 0,
+            error: None,
+        });
+        let longest = u64::from(self.below.queue().info().max_transfer);
+        match &pieces[..] {
+            [piece] if piece.len == len && len <= longest => {
+                if let Place::Device(to) = piece.place {
+                    self.submit_part(
+                        key,
+                        Op::Write {
+                            offset: to,
+                            bufs,
+                            fua,
+                        },
+                    );
+                }
+            }
+            pieces => {
+                let mut at = 0;
+                for piece in pieces {
+                    let Place::Device(to) = piece.place else {
+                        continue;
+                    };
+                    let mut done = 0;
+                    while done < piece.len {
+                        let part = longest.min(piece.len - done);
+                        let part_bufs = copy_of(&bufs, (at + done) as usize, part as usize).into();
+                        let op = Op::Write {
+                            offset: to + done,
+                            bufs: part_bufs,
+                            fua,
+                        };
+                        self.submit_part(key, op);
+                        done += part;
+                    }
+                    at += piece.len;
+                }
+                self.running[key].bufs = Some(bufs);
+            }
+        }
+        if self.running[key].left == 0 {
+            self.end(key);
+        }
+    }
+
+    fn flush(&mut self, tag: u64) {
+        let key = self.running.insert(Running {
+            tag,
+            kind: Work::Flush,
+            offset: 0,
+            bufs: None,
+            filled: 0,
+            left: 0,
+            error: None,
+        });
+        self.submit_part(key, Op::Flush);
+    }
+
+    fn submit_part(&mut self, key: usize, op: Op) {
+        self.running[key].left += 1;
+        let child = Child {
+            of: key,
+            copy: None,
+        };
+        let tag = self.children.insert(child) as u64;
+        self.below.submit(Request { tag, op });
+    }
+
     fn child_done(&mut self, done: Completion) {
         let Child { of, copy } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
-        if let Op::Read { bufs, .. } = done.op {
+        if let Op::Write { bufs, .. } = done.op {
+            // Otherwise these were copies.
+            running.bufs.get_or_insert(bufs);
+        } else if let Op::Read { bufs, .. } = done.op {
             match (copy, &mut running.bufs) {
                 (None, place) => *place = Some(bufs),
                 (Some((at, from, len)), Some(place)) => {
@@ -222,15 +328,18 @@ impl TreeQueue {
         }
     }
 
-    /// Ends a read whose device requests have all completed.
+    /// Ends a request whose device requests have all completed.
     fn end(&mut self, key: usize) {
         let running = self.running.remove(key);
         let mut bufs = running.bufs.unwrap_or_else(|| Vec::new().into());
-        let total = bufs.total_len();
-        zero(&mut bufs, running.filled, total);
-        let op = Op::Read {
-            offset: running.offset,
-            bufs,
+        let (offset, total) = (running.offset, bufs.total_len());
+        let op = match running.kind {
+            Work::Read => {
+                zero(&mut bufs, running.filled, total);
+                Op::Read { offset, bufs }
+            }
+            Work::Write { fua } => Op::Write { offset, bufs, fua },
+            Work::Flush => Op::Flush,
         };
         self.answer(running.tag, op, running.error.map_or(Ok(()), Err));
     }
@@ -254,6 +363,21 @@ fn put(bufs: &mut Bufs, at: usize, bytes: &[u8]) {
     parts(bufs, at, at + bytes.len(), |part, from| {
         part.copy_from_slice(&bytes[from..from + part.len()]);
     });
+}
+
+/// Copies `len` bytes of the buffers.
+fn copy_of(bufs: &Bufs, at: usize, len: usize) -> Buf {
+    let mut copy = Buf::zeroed(len);
+    let mut start = 0;
+    for buf in bufs.iter() {
+        let end = start + buf.len();
+        let (first, last) = (at.max(start), (at + len).min(end));
+        if first < last {
+            copy[first - at..last - at].copy_from_slice(&buf[first - start..last - start]);
+        }
+        start = end;
+    }
+    copy
 }
 
 fn zero(bufs: &mut Bufs, from: usize, to: usize) {
@@ -282,6 +406,8 @@ impl Queue<FileRequest, PagerInfo> for TreeQueue {
         let (FileId(node), Request { tag, op }) = (file, request);
         match op {
             Op::Read { offset, bufs } => self.read(node, tag, offset, bufs),
+            Op::Write { offset, bufs, fua } => self.write(node, tag, (offset, bufs, fua)),
+            Op::Flush if self.changes.is_some() => self.flush(tag),
             Op::Flush => self.answer(tag, op, Ok(())),
             op => {
                 let error = block::Error::new(ErrorKind::ReadOnly, &self.info.name, "");

@@ -384,6 +384,29 @@ pub fn damage(image: &[u8], structures: &[std::ops::Range<usize>]) {
 
 /// Does the same with a part of the seeds, for large images.
 pub fn damage_fewer(image: &[u8], structures: &[std::ops::Range<usize>], divisor: u64) {
+    damage_with(
+        image,
+        structures,
+        divisor,
+        |bytes, cache| match Files::open(device_of(bytes, 512), cache) {
+            Ok(files) => use_all(&files),
+            Err(error) => vec![error.to_string()],
+        },
+    );
+}
+
+/// Most memory of a process that uses damaged images, in KiB, with the images, the caches, and other
+/// tests of the process.
+const MEMORY_KIB: u64 = 768 << 10;
+
+/// Passes damaged copies of an image to `work`, which returns the texts of errors. Fails if a parser
+/// panics, does not end in time, or takes too much memory.
+pub fn damage_with(
+    image: &[u8],
+    structures: &[std::ops::Range<usize>],
+    divisor: u64,
+    work: impl Fn(&[u8], &Cache) -> Vec<String> + Send + 'static,
+) {
     let count = std::env::var("EVFS_TEST_DAMAGES").ok();
     let count = count.map_or(300, |text| text.parse::<u64>().expect("a number of images"));
     let count = count / divisor;
@@ -415,10 +438,7 @@ pub fn damage_fewer(image: &[u8], structures: &[std::ops::Range<usize>], divisor
                     }
                 }
             }
-            let errors = match Files::open(device_of(&bytes, 512), &cache) {
-                Ok(files) => use_all(&files),
-                Err(error) => vec![error.to_string()],
-            };
+            let errors = work(&bytes, &cache);
             let panicked = errors.into_iter().find(|e| e.contains("has failed"));
             if sender.send((seed, panicked)).is_err() {
                 return;
@@ -432,4 +452,10 @@ pub fn damage_fewer(image: &[u8], structures: &[std::ops::Range<usize>], divisor
         assert_eq!(done, seed);
         assert_eq!(panicked, None, "seed {seed}");
     }
+    let status = std::fs::read_to_string("/proc/self/status").expect("the status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let peak = peak.and_then(|text| text.trim().strip_suffix(" kB"));
+    let peak: u64 = peak.expect("a peak").trim().parse().expect("a number");
+    assert!(peak < MEMORY_KIB, "{peak} KiB of memory");
+    println!("{count} damaged images, {peak} KiB of memory at most");
 }

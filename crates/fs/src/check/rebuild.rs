@@ -141,7 +141,7 @@ impl FsShared {
             let run = segment.run();
             used.insert(run.start..run.end());
         }
-        let free = runs(used.missing(state.bounds.clone()).collect());
+        let free = runs(used.missing(state.bounds.clone()));
         self.space.replace(free.into_iter());
         self.space.set_loaded();
 

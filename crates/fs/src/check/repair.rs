@@ -317,7 +317,7 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
             let place = key.place().checked_add(run.blocks);
             inside
                 && place.is_some_and(|end| end <= FILE_SIZE_MAX / BLOCK_BYTES)
-                && !metadata.overlaps(run.start..run.end())
+                && metadata.within(run.start..run.end()).is_empty()
         }),
     }
 }
@@ -428,12 +428,13 @@ fn repair_space(
     // crash between the two they would be in use twice.
     let mut resting = Blocks::default();
     for range in bitmap.within(bounds.clone()) {
-        used.missing(range).for_each(|part| {
+        used.missing(range).into_iter().for_each(|part| {
             resting.insert(part);
         });
     }
     used.extend(&resting);
-    op.space().replace(used.missing(bounds).map(run));
+    op.space()
+        .replace(used.missing(bounds).into_iter().map(run));
     let resting: Vec<Run> = resting.iter().map(run).collect();
     op.space().free(&resting);
     op.space().set_loaded();

@@ -287,7 +287,7 @@ impl Fileset {
         if core.is_prepared(blocks.clone()) {
             return Ok(());
         }
-        let missing: Vec<_> = core.promised.missing(blocks.clone()).collect();
+        let missing = core.promised.missing(blocks.clone());
         let mut claims = op.claims(ino, &missing, &Blocks::default())?;
         if claims.splits {
             // An unwritten extent needs no new block, but may become three records.
@@ -478,7 +478,7 @@ impl Fileset {
         let mut end = u64::MAX;
         if let Some(core) = state.cores.get(&(self.id, ino)) {
             for blocks in core.waiting() {
-                match blocks.within(block..u64::MAX).next() {
+                match blocks.within(block..u64::MAX).first() {
                     Some(run) if run.start == block => return Ok((true, run.end)),
                     Some(run) => end = end.min(run.start),
                     None => {}

@@ -136,10 +136,10 @@ impl Fileset {
             rest.remove(part.0..end_of(part));
         }
         let core = op.core(ino)?;
-        let without = |run| core.promised.missing(run);
+        let without = |run| core.promised.missing(run).into_iter();
         let without: Vec<Range<u64>> = replaced.iter().flat_map(without).collect();
         let promised = core.promised.within(blocks.clone());
-        let promised: u64 = promised.map(|run| run.end - run.start).sum();
+        let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
         let needed = rest.count();
         // Blocks are promised when pages become dirty. A write without a promise, or one that needs
         // more blocks because of a snapshot, has to reserve them now.

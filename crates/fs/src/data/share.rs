@@ -156,8 +156,8 @@ impl State {
         }
         if let Some(core) = self.cores.get(&copy.from) {
             for blocks in core.waiting() {
-                let waiting = blocks.within(copy.first..end).next();
-                end = waiting.map_or(end, |run| run.start);
+                let waiting = blocks.within(copy.first..end);
+                end = waiting.first().map_or(end, |run| run.start);
             }
         }
         let blocks = self.reach(copy.from, copy.first..end, most)?;

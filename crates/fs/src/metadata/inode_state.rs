@@ -45,7 +45,7 @@ pub(crate) struct Write {
 impl Write {
     /// Limits a block to its first `bytes` bytes.
     pub fn cover_tail(&mut self, block: u64, bytes: u16) {
-        if self.wanted.overlaps(block..block + 1) {
+        if !self.wanted.within(block..block + 1).is_empty() {
             self.tails.push((block, bytes));
         }
     }
@@ -82,8 +82,9 @@ impl InodeState {
 
     /// Checks whether dirty pages of these blocks already have space.
     pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
-        let mut missing = self.promised.missing(blocks);
-        missing.all(|run| self.in_place.missing(run).next().is_none())
+        let missing = self.promised.missing(blocks);
+        let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
+        missing.into_iter().all(in_place)
     }
 
     /// Sets the size on disk to the size, if no page beyond the size on disk still has to be
@@ -98,13 +99,14 @@ impl InodeState {
     /// Ends the interest in blocks that were to replace others: all of a range without a promise.
     /// Returns their number.
     pub fn end_replacing(&mut self, blocks: Range<u64>) -> u64 {
-        let ended = self.promised.missing(blocks);
+        let ended = self.promised.missing(blocks).into_iter();
         ended.map(|run| self.replacing.remove(run)).sum()
     }
 
     fn waits_behind_disk_size(&self) -> bool {
         let from = self.inode.disk_size / BLOCK_BYTES;
-        self.waiting().any(|blocks| blocks.overlaps(from..u64::MAX))
+        self.waiting()
+            .any(|blocks| !blocks.within(from..u64::MAX).is_empty())
     }
 
     /// Iterates over the sets of blocks of which the device does not have the content that readers
@@ -155,29 +157,29 @@ impl Blocks {
         self.runs.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Iterates over the runs within a range, clipped to it, in order.
-    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    /// Collects the runs within a range, clipped to it.
+    pub fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let before = self.runs.range(..range.start).next_back();
         let inside = self.runs.range(range.clone());
         let all = before.into_iter().chain(inside);
-        let cut = all.map(move |(start, end)| (*start).max(range.start)..(*end).min(range.end));
-        cut.filter(|run| !run.is_empty())
+        let cut = all.map(|(start, end)| (*start).max(range.start)..(*end).min(range.end));
+        cut.filter(|run| !run.is_empty()).collect()
     }
 
-    /// Reports whether the set contains a block of a range.
-    pub fn overlaps(&self, range: Range<u64>) -> bool {
-        self.within(range).next().is_some()
-    }
-
-    /// Iterates over the runs of a range that are not in the set, in order.
-    pub fn missing(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    /// Computes the runs of a range that are not in the set.
+    pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut missing = Vec::new();
         let mut at = range.start;
-        let end = std::iter::once(range.end..range.end);
-        self.within(range).chain(end).filter_map(move |run| {
-            let missing = at..run.start;
+        for run in self.within(range.clone()) {
+            if at < run.start {
+                missing.push(at..run.start);
+            }
             at = run.end;
-            (!missing.is_empty()).then_some(missing)
-        })
+        }
+        if at < range.end {
+            missing.push(at..range.end);
+        }
+        missing
     }
 
     /// Adds a range. Returns the number of blocks that are new.
@@ -185,8 +187,11 @@ impl Blocks {
         if range.is_empty() {
             return 0;
         }
-        let new = self.missing(range.clone());
-        let new: u64 = new.map(|run| run.end - run.start).sum();
+        let new: u64 = self
+            .missing(range.clone())
+            .iter()
+            .map(|r| r.end - r.start)
+            .sum();
         let (mut start, mut end) = (range.start, range.end);
         if let Some((&s, &e)) = self.runs.range(..=start).next_back()
             && e >= start
@@ -211,8 +216,7 @@ impl Blocks {
     /// Removes a range. Returns the number of blocks that were in the set.
     pub fn remove(&mut self, range: Range<u64>) -> u64 {
         let there = self.within(range.clone());
-        let there: u64 = there.map(|run| run.end - run.start).sum();
-        if there == 0 {
+        if there.is_empty() {
             return 0;
         }
         if let Some((&s, &e)) = self.runs.range(..range.start).next_back()
@@ -229,7 +233,7 @@ impl Blocks {
                 self.runs.insert(range.end, e);
             }
         }
-        there
+        there.iter().map(|run| run.end - run.start).sum()
     }
 }
 
@@ -266,6 +270,7 @@ mod tests {
             let missing = set.missing(20..150);
             assert!(
                 missing
+                    .into_iter()
                     .flatten()
                     .eq((20..150).filter(|b| !flags[*b as usize]))
             );

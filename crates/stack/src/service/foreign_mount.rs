@@ -17,12 +17,16 @@ use crate::volume::OpenedDevice;
 use crate::{Error, Result};
 use ::cache::{Vnode, Volume};
 use ::fs::{FIRST_FILESET, Superblock};
-use block::{BlockDevice, Stats};
+use block::{Access, BlockDevice, Stats};
 use export_fuse::Mount;
-use foreign::{Files, Kind};
+use foreign::{Files, Kind, Saver};
 use serde_json::Value;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Time after which changes are saved, for a device that is pulled out without an unmount.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Builds the graph over an open DEVICE; `None` if that holds no file system of another program.
 ///
@@ -39,7 +43,8 @@ pub(super) fn build(
     let name = spec.device.display();
     let (device, stats) = Stats::new(Arc::clone(&open.device));
     let device: Arc<dyn BlockDevice> = Arc::new(device);
-    let files = match Files::open(Arc::clone(&device), &*cache.cache()?) {
+    let access = Access::read_only_if(spec.read_only);
+    let files = match Files::open_with(Arc::clone(&device), &*cache.cache()?, access) {
         Ok(files) => files,
         Err(error) if error.kind() == Kind::NotFound => {
             return match signature::find(&*open.device)? {
@@ -78,10 +83,10 @@ pub(super) fn build(
             files.tree().format()
         )));
     }
-    let config = spec.config(true);
+    let config = spec.config(!files.is_writable());
     let mut status = Status {
         format: Some(files.tree().format()),
-        read_only: true,
+        read_only: !files.is_writable(),
         config: spec.config.clone(),
         ..Status::of(
             &spec.name,
@@ -96,6 +101,7 @@ pub(super) fn build(
     let graph = ForeignGraph {
         name: spec.name.clone(),
         point: MountPoint::new(config),
+        saver: None,
         files,
     };
     Ok(Some(Built {
@@ -120,7 +126,21 @@ struct ForeignGraph {
     name: String,
     // Fields drop in this order: the mount before the files.
     point: MountPoint,
+    /// Saves changes while it is mounted.
+    saver: Option<Saver>,
     files: Arc<Files>,
+}
+
+impl ForeignGraph {
+    /// Builds the error for changes that could not be written, given its source.
+    fn not_written(&self) -> impl FnOnce(foreign::Error) -> Error + use<> {
+        let name = self.name.clone();
+        move |e| {
+            Error::Failed(format!(
+                "cannot write back {name}: {e} (--force discards unwritten data)"
+            ))
+        }
+    }
 }
 
 impl Graph for ForeignGraph {
@@ -138,6 +158,11 @@ impl Graph for ForeignGraph {
         let export = ExportAt::new("mount", at.display().to_string());
         status.exports.push(export);
         self.point.mount = Some(mount);
+        if self.files.is_writable() {
+            let failed =
+                |e| Error::Failed(format!("cannot start a thread that saves changes: {e}"));
+            self.saver = Some(Saver::start(&self.files, SAVE_EVERY).map_err(failed)?);
+        }
         Ok(())
     }
 
@@ -146,7 +171,7 @@ impl Graph for ForeignGraph {
     }
 
     fn flush(&self) -> Result<()> {
-        Ok(())
+        self.files.sync().map_err(self.not_written())
     }
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
@@ -154,10 +179,11 @@ impl Graph for ForeignGraph {
     }
 
     fn close(&mut self) -> Result<()> {
+        self.flush()?;
         self.point.config = None;
+        self.saver = None;
         if self.point.unused {
-            let failed = |e| Error::Failed(format!("cannot close {}: {e}", self.name));
-            self.files.close().map_err(failed)?;
+            self.files.close().map_err(self.not_written())?;
         }
         Ok(())
     }
@@ -195,7 +221,7 @@ impl Graph for ForeignGraph {
 
     fn grow(&self, _: &Layers<'_>, _: &GrowRequest, _: Run) -> Result<Value> {
         Err(Error::Usage(format!(
-            "cannot grow {}: it contains {}, which EVFS only reads; unmount it, and use the tools of that \
+            "cannot grow {}: it contains {}, which EVFS cannot grow; unmount it, and use the tools of that \
              format",
             self.name,
             self.files.tree().format()
