@@ -1,13 +1,15 @@
 //! The order in which changes reach the device.
 //!
 //! ```text
-//!   content, empty directories ┃ new chains ┃ joins ┃ entries ┃ moved entries ┃ ends ┃ frees
+//!   content, empty directories ┃ new chains ┃ joins ┃ entries ┃ old entries ┃ ends ┃ frees
 //! ```
 //!
-//! `┃` is a flush of the device, a join the link from a chain on the device to new clusters. **Invariant:** on the device, an entry refers to clusters that are
-//! in use and hold its content, and to those of no other entry. So a power cut at any time leaves at
-//! worst clusters without an entry, or a file as short as at its last commit. An entry that moves
-//! to another sector is removed first: a cut just then leaves its clusters without an entry.
+//! `┃` is a flush of the device, a join the link from a chain on the device to new clusters.
+//! **Invariant:** on the device, an entry refers to clusters that are in use and hold its content, and
+//! each file has an entry. So a power cut at any time leaves at worst clusters without an entry, a
+//! file as short as at its last commit, or two names of a file that was being renamed: its old entry
+//! stays until the new one is there. `fsck.vfat` makes the second of them an empty file. A file that
+//! was replaced stays as long, so that for a moment two files can have one name.
 
 use super::boot::Boot;
 use super::space::Space;
@@ -22,9 +24,9 @@ const WRITE_BYTES: usize = 256 << 10;
 pub(super) struct Pending {
     /// Changed sectors of directories.
     sectors: BTreeSet<u64>,
-    /// Entries that moved to these places, with the bytes that stay there until the entries at the
-    /// old places are gone.
-    moved: HashMap<u64, [u8; 32]>,
+    /// Old entries of files that have moved or were replaced, which stay at their places until the
+    /// new ones are on the device.
+    kept: HashMap<u64, [u8; 32]>,
     /// Whether something was written since the last flush.
     written: bool,
     /// Whether the device says that the file system is in use.
@@ -35,7 +37,7 @@ impl Pending {
     pub fn new() -> Pending {
         Pending {
             sectors: BTreeSet::new(),
-            moved: HashMap::new(),
+            kept: HashMap::new(),
             written: false,
             marked: false,
         }
@@ -49,17 +51,14 @@ impl Pending {
         Ok(())
     }
 
-    /// Notes that the entry at `from` has moved to `to`, where the device has `before`.
-    pub fn moves(&mut self, disk: &Disk, from: u64, to: u64, before: [u8; 32]) {
-        let was_moved = self.moved.remove(&from).is_some();
-        if was_moved || from / disk.unit() != to / disk.unit() {
-            self.moved.entry(to).or_insert(before);
-        }
+    /// Lets these bytes stay on the device until all other entries are there.
+    pub fn keep(&mut self, place: u64, raw: [u8; 32]) {
+        self.kept.insert(place, raw);
     }
 
-    /// Notes that there is no entry at a place any more.
-    pub fn removed(&mut self, place: u64) {
-        self.moved.remove(&place);
+    /// Reports whether one of these places has bytes to stay.
+    pub fn keeps<'a>(&self, mut places: impl Iterator<Item = &'a u64>) -> bool {
+        places.any(|place| self.kept.contains_key(place))
     }
 
     /// Writes a new directory, to which no entry refers on the device.
@@ -131,7 +130,7 @@ impl Pending {
             write_runs(disk, &self.sectors, unit, 0, |disk, at, bytes| {
                 disk.read(at, bytes)?;
                 let end = at + bytes.len() as u64;
-                for (place, before) in &self.moved {
+                for (place, before) in &self.kept {
                     if (at..end).contains(place) {
                         let from = (place - at) as usize;
                         bytes[from..from + 32].copy_from_slice(before);
@@ -140,9 +139,9 @@ impl Pending {
                 Ok(())
             })?;
             disk.flush()?;
-            if !self.moved.is_empty() {
+            if !self.kept.is_empty() {
                 let sectors = self
-                    .moved
+                    .kept
                     .keys()
                     .map(|place| place - place % unit)
                     .collect();
@@ -150,7 +149,7 @@ impl Pending {
                     disk.read(at, bytes)
                 })?;
                 disk.flush()?;
-                self.moved.clear();
+                self.kept.clear();
             }
             self.sectors.clear();
         }

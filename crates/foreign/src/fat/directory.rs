@@ -14,6 +14,7 @@ pub(super) const UNUSED: u8 = 0xe5;
 
 /// All entries of a directory with their places.
 pub(super) struct Listing {
+    dir: u64,
     entries: Vec<(u64, [u8; 32])>,
     /// Whether it can become longer.
     pub grows: bool,
@@ -22,6 +23,8 @@ pub(super) struct Listing {
 /// A name that was found.
 #[derive(Debug, Clone)]
 pub(super) struct Named {
+    /// Place of the directory.
+    pub dir: u64,
     /// Places of the entries of its long name.
     pub long: Vec<u64>,
     /// Place of its short one.
@@ -31,6 +34,12 @@ pub(super) struct Named {
 }
 
 impl Named {
+    /// Returns the places of all its entries, the short one last.
+    pub fn places(&self) -> Vec<u64> {
+        let long = self.long.iter().copied();
+        long.chain([self.place]).collect()
+    }
+
     pub fn is_dir(&self) -> bool {
         self.raw[11] & DIRECTORY != 0
     }
@@ -58,7 +67,11 @@ impl Listing {
         let fixed = place == ROOT && matches!(fat.boot.root, boot::Root::Fixed(..));
         let bytes = entries.len() as u64 * ENTRY_BYTES;
         let grows = !fixed && bytes + fat.boot.cluster_bytes <= DIRECTORY_BYTES_MAX;
-        Ok(Listing { entries, grows })
+        Ok(Listing {
+            dir: place,
+            entries,
+            grows,
+        })
     }
 
     /// Calls `take` with each name until it returns false.
@@ -86,6 +99,7 @@ impl Listing {
                 continue;
             }
             let named = Named {
+                dir: self.dir,
                 long: if name.is_some() { places } else { Vec::new() },
                 place: *place,
                 raw: *raw,

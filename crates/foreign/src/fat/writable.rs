@@ -185,10 +185,9 @@ impl State {
     }
 
     fn erase_entries(&mut self, disk: &mut Disk, named: &Named) -> Result<()> {
-        for place in named.long.iter().chain([&named.place]) {
-            self.pending.set_entry(disk, *place, &[UNUSED])?;
+        for place in named.places() {
+            self.pending.set_entry(disk, place, &[UNUSED])?;
         }
-        self.pending.removed(named.place);
         Ok(())
     }
 
@@ -253,6 +252,73 @@ impl State {
             last = *place;
         }
         Ok(last)
+    }
+
+    /// Moves the entry of a file to a name in `dir`, with these entries but for the attributes.
+    /// Returns the new place of the short one.
+    ///
+    /// One write of a sector does it if the new entries have room in the sector of the old one.
+    /// Otherwise the old entries stay on the device until the new ones are there, and so do those of
+    /// a replaced file: at any time, each of the two has a name.
+    fn move_entries(
+        &mut self,
+        fat: &Fat,
+        disk: &mut Disk,
+        source: &Named,
+        target: Option<&Named>,
+        dir: u64,
+        mut entries: Vec<[u8; 32]>,
+    ) -> Result<u64> {
+        let unit = disk.unit();
+        let is_near = |place: &u64| place / unit == source.place / unit;
+        let count = entries.len();
+        let old = source.places();
+        let replaced = target.map(Named::places).unwrap_or_default();
+        let own = &old[old.len().saturating_sub(count)..];
+        let fits = source.dir == dir && own.len() == count && own.iter().all(is_near);
+        let places = match target {
+            Some(target) if is_near(&target.place) => replaced.clone(),
+            _ if fits => own.to_vec(),
+            _ => match self.room(fat, disk, dir, count, Some(source.place)) {
+                Err(error) if error.kind() == Kind::NoSpace && target.is_some() => replaced.clone(),
+                places => places?,
+            },
+        };
+        let place = places[count - 1];
+        let in_place = places == replaced;
+        // Without room for one entry more, the replaced file keeps its name until the old name is
+        // gone.
+        let is_full = in_place && !is_near(&place);
+        let at_once = is_near(&place) && (in_place || places.iter().all(is_near));
+        let kept = |place: &&u64| !places.contains(place);
+        let mut keep: Vec<u64> = replaced.iter().filter(kept).copied().collect();
+        if is_full {
+            keep.push(place);
+        } else {
+            let late = old.iter().filter(|place| !(at_once && is_near(place)));
+            keep.extend(late.filter(kept));
+        }
+        let all = old.iter().chain(&replaced).chain(&places);
+        if self.pending.keeps(all) {
+            // An entry moves once in a commit.
+            self.commit(fat, disk)?;
+        }
+        for (place, raw) in keep.iter().zip(entries_at(disk, &keep)?) {
+            self.pending.keep(*place, raw);
+        }
+        for place in old.iter().chain(&replaced).filter(kept) {
+            self.pending.set_entry(disk, *place, &[UNUSED])?;
+        }
+        if let Some(raw) = entries.last_mut() {
+            let (short, case) = (raw[..11].to_vec(), raw[12]);
+            *raw = source.raw;
+            raw[..11].copy_from_slice(&short);
+            raw[12] = case;
+        }
+        for (place, raw) in places.iter().zip(&entries) {
+            self.pending.set_entry(disk, *place, raw)?;
+        }
+        Ok(place)
     }
 
     /// Updates the time of a directory whose names have changed.
@@ -366,6 +432,15 @@ fn clusters(fat: &Fat, disk: &mut Disk, first: u32, most: u64, all: bool) -> Res
             "a file has more clusters than its length needs; run `fsck.vfat` on the file system",
         )),
     }
+}
+
+/// Reads entries.
+fn entries_at(disk: &mut Disk, places: &[u64]) -> Result<Vec<[u8; 32]>> {
+    let read = |place: &u64| {
+        let mut raw = [0; 32];
+        disk.read(*place, &mut raw).map(|()| raw)
+    };
+    places.iter().map(read).collect()
 }
 
 /// Returns the pieces of a range of a file.
@@ -556,10 +631,7 @@ impl Changes for Writable {
         if source.is_dir() && State::contains(fat, disk, first, to_dir)? {
             return Err(Kind::Invalid.into());
         }
-        let node = state.inodes.node(source.place);
-        let mut raw = source.raw;
-        let mut unused = None;
-        let place = if let Some(target) = target {
+        if let Some(target) = &target {
             if !replace {
                 return Err(Kind::Exists.into());
             }
@@ -572,29 +644,25 @@ impl Changes for Writable {
                 _ => {}
             }
             let replaced = state.inodes.node(target.place);
-            state.load(fat, disk, replaced, &target)?;
+            state.load(fat, disk, replaced, target)?;
+        }
+        let entries = match &target {
+            Some(target) => entries_at(disk, &target.places())?,
+            None => {
+                let (long, short) = listing.entries_of(&name)?;
+                let mut own = [0; 32];
+                own[..11].copy_from_slice(&short);
+                [long, vec![own]].concat()
+            }
+        };
+        let place = state.move_entries(fat, disk, &source, target.as_ref(), to_dir, entries)?;
+        let mut unused = None;
+        if let Some(target) = target {
+            let replaced = state.inodes.node(target.place);
             state.inodes.removed(replaced, target.raw)?;
             unused = (!self.is_used(replaced)).then_some(replaced);
-            raw[..11].copy_from_slice(&target.raw[..11]);
-            raw[12] = target.raw[12];
-            state
-                .pending
-                .moves(disk, source.place, target.place, target.raw);
-            state.pending.set_entry(disk, target.place, &raw)?;
-            target.place
-        } else {
-            let (long, short) = listing.entries_of(&name)?;
-            let count = long.len() + 1;
-            let places = state.room(fat, disk, to_dir, count, Some(source.place))?;
-            raw[..11].copy_from_slice(&short);
-            raw[12] = 0;
-            let mut nothing = raw;
-            nothing[0] = UNUSED;
-            let place = state.add_name(disk, &places, &long, &raw)?;
-            state.pending.moves(disk, source.place, place, nothing);
-            place
-        };
-        state.erase_entries(disk, &source)?;
+        }
+        let node = state.inodes.node(source.place);
         state.inodes.moved(node, place)?;
         if source.is_dir() && from_dir != to_dir {
             let parent = State::parent_cluster(fat, disk, to_dir)?;
