@@ -71,15 +71,18 @@ pub trait Changes: Send + Sync {
     /// it is written.
     fn stored(&self, disk: &mut Disk, node: Node) -> Result<u64>;
 
-    /// Returns the files whose size or time is not on the device.
+    /// Returns the number of calls of [`Changes::written`] for a file.
+    fn writes(&self, node: Node) -> Result<u64>;
+
+    /// Returns the files whose content, size or time is not on the device.
     fn unsaved(&self) -> Result<Vec<Node>>;
 
     /// Reports whether many changes wait to be saved.
     fn is_full(&self, disk: &Disk) -> bool;
 
     /// Writes all changes to stable storage, and with them the sizes of these files, whose content
-    /// was written to the device.
-    fn save(&self, disk: &mut Disk, sizes: &[(Node, u64)]) -> Result<()>;
+    /// was written to the device after they had this number of writes.
+    fn save(&self, disk: &mut Disk, files: &[(Node, u64, u64)]) -> Result<()>;
 
     /// Notes that a file is used by its number, until the same number of calls of
     /// [`Changes::forget`].

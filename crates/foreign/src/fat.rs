@@ -12,6 +12,7 @@ mod directory;
 mod encode;
 mod entry;
 mod inodes;
+mod moving;
 mod name;
 mod space;
 mod writable;

@@ -382,3 +382,101 @@ fn a_received_increment_is_charged_and_stops_at_a_limit() {
     assert_eq!(of_root(of), of_root(two));
     assert_clean(&copy, "received");
 }
+
+#[test]
+fn limits_that_begin_and_end_while_hundreds_of_owners_change_files_leave_right_counts() {
+    let disk = Disk::new();
+    let (fs, homes) = (&disk.fs, disk.homes);
+    let fileset = &disk.client.fileset;
+    let id = fileset.id();
+    let owner_of = |random: &mut Random| match random.below(300) as u32 {
+        0 => u32::MAX,
+        id => id,
+    };
+    let worker = |seed: u64| {
+        let mut random = Random::new(seed);
+        for n in 0..600 {
+            let (one, other) = (owner_of(&mut random), owner_of(&mut random));
+            let dir = homes[random.below(2) as usize];
+            let name = format!("{seed} {}", random.below(30));
+            let found = fileset.lookup(dir, name.as_bytes()).map(|attr| attr.ino);
+            // A limit may refuse any of them, and must then have no effect.
+            let done = match (found, random.below(5)) {
+                (Err(_), _) => fileset
+                    .create(dir, name.as_bytes(), &new(FileType::File, one))
+                    .map(drop),
+                (Ok(ino), 0) => {
+                    let set = SetAttr {
+                        uid: Some(one),
+                        gid: Some(other),
+                        ..SetAttr::default()
+                    };
+                    fileset.set_attr(ino, &set).map(drop)
+                }
+                (Ok(ino), 1) => fileset
+                    .link(ino, dir, format!("{name}, {n}").as_bytes())
+                    .map(drop),
+                (Ok(ino), 2) => {
+                    let to = homes[random.below(2) as usize];
+                    let replaced = format!("{seed} {}", random.below(30));
+                    let to = (to, replaced.as_bytes());
+                    fileset
+                        .rename((dir, name.as_bytes()), to, Rename::Replace)
+                        .map(drop)?;
+                    fileset
+                        .allocate(ino, 0..random.below(9) * BLOCK_BYTES + 1, Allocate::Grow)
+                        .map(drop)
+                }
+                (Ok(ino), 3) => fileset
+                    .set_xattr(
+                        ino,
+                        b"user.a",
+                        &vec![1; random.below(900) as usize],
+                        SetXattr::Any,
+                    )
+                    .map(drop),
+                (Ok(_), _) => fileset.unlink(dir, name.as_bytes()).map(drop),
+            };
+            match done {
+                Err(error) if error.kind() != Kind::Quota => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..3)
+            .map(|seed| {
+                scope.spawn({
+                    let worker = &worker;
+                    move || worker(seed)
+                })
+            })
+            .collect();
+        let mut random = Random::new(9);
+        while workers.iter().any(|worker| !worker.is_finished()) {
+            let limit = |owner, bytes, files| {
+                let limits = OwnerLimits { bytes, files };
+                fs.set_owner_limits(id, owner, limits).expect("set");
+            };
+            let owner = Owner::User(owner_of(&mut random));
+            limit(owner, random.below(30_000), random.below(6));
+            limit(Owner::Group(u32::MAX), u64::MAX, u64::MAX);
+            limit(Owner::Group(u32::MAX), 0, 0);
+            limit(owner, 0, 0);
+        }
+        for worker in workers {
+            worker
+                .join()
+                .expect("no panic")
+                .expect("only quotas refuse");
+        }
+    });
+    disk.limit(Owner::Group(7), u64::MAX, u64::MAX);
+    assert_clean(&disk.fs, "hundreds of owners");
+    let counted = disk.fs.owner_usage(id).expect("usage");
+    let disk = disk.reopen();
+    assert_eq!(disk.fs.owner_usage(id).expect("usage"), counted);
+    assert!(counted.len() > 100, "{}", counted.len());
+    assert_clean(&disk.fs, "opened again");
+}

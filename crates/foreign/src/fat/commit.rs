@@ -1,7 +1,7 @@
 //! The order in which changes reach the device.
 //!
 //! ```text
-//!   content, empty directories ┃ new chains ┃ joins ┃ entries ┃ old entries ┃ ends ┃ frees
+//!   content, directories ┃ new chains ┃ joins ┃ entries ┃ moved ┃ replaced ┃ ends ┃ frees
 //! ```
 //!
 //! `┃` is a flush of the device, a join the link from a chain on the device to new clusters.
@@ -24,9 +24,9 @@ const WRITE_BYTES: usize = 256 << 10;
 pub(super) struct Pending {
     /// Changed sectors of directories.
     sectors: BTreeSet<u64>,
-    /// Old entries of files that have moved or were replaced, which stay at their places until the
-    /// new ones are on the device.
-    kept: HashMap<u64, [u8; 32]>,
+    /// Old entries that stay at their places until the new ones are on the device: those of files
+    /// that have moved, and, until these are gone, those of replaced files.
+    kept: [HashMap<u64, [u8; 32]>; 2],
     /// Whether something was written since the last flush.
     written: bool,
     /// Whether the device says that the file system is in use.
@@ -37,7 +37,7 @@ impl Pending {
     pub fn new() -> Pending {
         Pending {
             sectors: BTreeSet::new(),
-            kept: HashMap::new(),
+            kept: Default::default(),
             written: false,
             marked: false,
         }
@@ -51,14 +51,19 @@ impl Pending {
         Ok(())
     }
 
-    /// Lets these bytes stay on the device until all other entries are there.
-    pub fn keep(&mut self, place: u64, raw: [u8; 32]) {
-        self.kept.insert(place, raw);
+    /// Lets the old entry of a file that has moved stay on the device until the new one is there.
+    pub fn keep_moved(&mut self, place: u64, raw: [u8; 32]) {
+        self.kept[0].insert(place, raw);
     }
 
-    /// Reports whether one of these places has bytes to stay.
+    /// Lets the entry of a replaced file stay until those of files that have moved are gone.
+    pub fn keep_replaced(&mut self, place: u64, raw: [u8; 32]) {
+        self.kept[1].insert(place, raw);
+    }
+
+    /// Reports whether an entry stays at one of these places.
     pub fn keeps<'a>(&self, mut places: impl Iterator<Item = &'a u64>) -> bool {
-        places.any(|place| self.kept.contains_key(place))
+        places.any(|place| self.kept.iter().any(|kept| kept.contains_key(place)))
     }
 
     /// Writes a new directory, to which no entry refers on the device.
@@ -127,29 +132,15 @@ impl Pending {
         }
         if entries {
             let unit = disk.unit();
-            write_runs(disk, &self.sectors, unit, 0, |disk, at, bytes| {
-                disk.read(at, bytes)?;
-                let end = at + bytes.len() as u64;
-                for (place, before) in &self.kept {
-                    if (at..end).contains(place) {
-                        let from = (place - at) as usize;
-                        bytes[from..from + 32].copy_from_slice(before);
-                    }
+            self.write_entries(disk, &self.sectors)?;
+            for part in 0..self.kept.len() {
+                let kept = std::mem::take(&mut self.kept[part]);
+                let sectors = kept.keys().map(|place| place - place % unit).collect();
+                let written = self.write_entries(disk, &sectors);
+                if written.is_err() {
+                    self.kept[part] = kept;
                 }
-                Ok(())
-            })?;
-            disk.flush()?;
-            if !self.kept.is_empty() {
-                let sectors = self
-                    .kept
-                    .keys()
-                    .map(|place| place - place % unit)
-                    .collect();
-                write_runs(disk, &sectors, unit, 0, |disk, at, bytes| {
-                    disk.read(at, bytes)
-                })?;
-                disk.flush()?;
-                self.kept.clear();
+                written?;
             }
             self.sectors.clear();
         }
@@ -165,6 +156,27 @@ impl Pending {
         write_hints(boot, disk, space)?;
         disk.settle();
         Ok(())
+    }
+}
+
+impl Pending {
+    /// Writes sectors of directories but for the old entries, and waits for them.
+    fn write_entries(&self, disk: &mut Disk, sectors: &BTreeSet<u64>) -> Result<()> {
+        if sectors.is_empty() {
+            return Ok(());
+        }
+        write_runs(disk, sectors, disk.unit(), 0, |disk, at, bytes| {
+            disk.read(at, bytes)?;
+            let end = at + bytes.len() as u64;
+            for (place, raw) in self.kept.iter().flatten() {
+                if (at..end).contains(place) {
+                    let from = (place - at) as usize;
+                    bytes[from..from + 32].copy_from_slice(raw);
+                }
+            }
+            Ok(())
+        })?;
+        disk.flush()
     }
 }
 
@@ -225,10 +237,11 @@ fn set_state(boot: &Boot, disk: &mut Disk, in_use: bool) -> Result<()> {
     disk.read(boot.state_at, &mut raw)?;
     change_now(disk, boot, boot.state_at, &[with(raw[0], 1, in_use)])?;
     if let Some((at, bit)) = boot.clean_flag() {
-        disk.read(boot.table_at + at, &mut raw)?;
-        disk.change(boot.table_at + at, &[with(raw[0], bit, !in_use)])?;
-        let mut sector = vec![0; boot.sector as usize];
-        disk.read(boot.table_at, &mut sector)?;
+        // The sector as it is on the device: new links in memory have to wait for their turn.
+        let mut sector = disk.bytes_once(boot.table_at, boot.sector as usize)?;
+        let flags = with(sector[at as usize], bit, !in_use);
+        sector[at as usize] = flags;
+        disk.change(boot.table_at + at, &[flags])?;
         for table in &boot.tables {
             disk.write(*table, &sector)?;
         }

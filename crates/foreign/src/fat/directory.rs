@@ -187,6 +187,15 @@ impl Listing {
     }
 }
 
+/// Reads entries.
+pub(super) fn entries_at(disk: &mut Disk, places: &[u64]) -> Result<Vec<[u8; 32]>> {
+    let read = |place: &u64| {
+        let mut raw = [0; 32];
+        disk.read(*place, &mut raw).map(|()| raw)
+    };
+    places.iter().map(read).collect()
+}
+
 /// The error for a name that does not exist.
 pub(super) fn missing() -> Error {
     Kind::NotFound.into()

@@ -26,6 +26,10 @@ pub(super) struct Inode {
     pub stored: AtomicU64,
     /// Size in the entry.
     pub saved: u64,
+    /// Number of writes to the cache.
+    pub writes: u64,
+    /// Number of the writes that are on the device.
+    pub saved_writes: u64,
     /// Time of a write that is not in the entry.
     pub modified: Option<Time>,
     /// Whether the chain ends later on the device than in memory.
@@ -124,6 +128,8 @@ impl Inode {
             size: 0,
             stored: AtomicU64::new(0),
             saved: 0,
+            writes: 0,
+            saved_writes: 0,
             modified: None,
             was_cut: false,
         }
@@ -140,6 +146,7 @@ impl Inode {
     }
 
     pub fn is_unsaved(&self) -> bool {
-        self.place.is_some() && (self.size != self.saved || self.modified.is_some())
+        let is_written = self.size == self.saved && self.writes == self.saved_writes;
+        self.place.is_some() && !(is_written && self.modified.is_none())
     }
 }

@@ -9,7 +9,7 @@
 //! cache, which calls [`Changes::store`] while it writes pages back.
 
 use super::commit::Pending;
-use super::directory::{Listing, Named, UNUSED, missing};
+use super::directory::{Listing, Named, UNUSED, entries_at, missing};
 use super::encode::{NewName, without_dots};
 use super::entry::{new_entry, now, set_accessed, set_first, set_modified};
 use super::inodes::{Inode, Inodes};
@@ -39,10 +39,10 @@ pub(crate) struct Writable {
     uses: Mutex<HashMap<Node, u64>>,
 }
 
-struct State {
+pub(super) struct State {
     inodes: Inodes,
     space: space::Space,
-    pending: Pending,
+    pub(super) pending: Pending,
 }
 
 impl Writable {
@@ -108,7 +108,7 @@ fn broken() -> Error {
 
 impl State {
     /// Writes all changes to the device.
-    fn commit(&mut self, fat: &Fat, disk: &mut Disk) -> Result<()> {
+    pub(super) fn commit(&mut self, fat: &Fat, disk: &mut Disk) -> Result<()> {
         self.pending.commit(&fat.boot, disk, &mut self.space)?;
         fat.chains.clear();
         for inode in self.inodes.iter_mut() {
@@ -192,7 +192,7 @@ impl State {
     }
 
     /// Finds or makes room for entries in a directory, and returns their places.
-    fn room(
+    pub(super) fn room(
         &mut self,
         fat: &Fat,
         disk: &mut Disk,
@@ -252,73 +252,6 @@ impl State {
             last = *place;
         }
         Ok(last)
-    }
-
-    /// Moves the entry of a file to a name in `dir`, with these entries but for the attributes.
-    /// Returns the new place of the short one.
-    ///
-    /// One write of a sector does it if the new entries have room in the sector of the old one.
-    /// Otherwise the old entries stay on the device until the new ones are there, and so do those of
-    /// a replaced file: at any time, each of the two has a name.
-    fn move_entries(
-        &mut self,
-        fat: &Fat,
-        disk: &mut Disk,
-        source: &Named,
-        target: Option<&Named>,
-        dir: u64,
-        mut entries: Vec<[u8; 32]>,
-    ) -> Result<u64> {
-        let unit = disk.unit();
-        let is_near = |place: &u64| place / unit == source.place / unit;
-        let count = entries.len();
-        let old = source.places();
-        let replaced = target.map(Named::places).unwrap_or_default();
-        let own = &old[old.len().saturating_sub(count)..];
-        let fits = source.dir == dir && own.len() == count && own.iter().all(is_near);
-        let places = match target {
-            Some(target) if is_near(&target.place) => replaced.clone(),
-            _ if fits => own.to_vec(),
-            _ => match self.room(fat, disk, dir, count, Some(source.place)) {
-                Err(error) if error.kind() == Kind::NoSpace && target.is_some() => replaced.clone(),
-                places => places?,
-            },
-        };
-        let place = places[count - 1];
-        let in_place = places == replaced;
-        // Without room for one entry more, the replaced file keeps its name until the old name is
-        // gone.
-        let is_full = in_place && !is_near(&place);
-        let at_once = is_near(&place) && (in_place || places.iter().all(is_near));
-        let kept = |place: &&u64| !places.contains(place);
-        let mut keep: Vec<u64> = replaced.iter().filter(kept).copied().collect();
-        if is_full {
-            keep.push(place);
-        } else {
-            let late = old.iter().filter(|place| !(at_once && is_near(place)));
-            keep.extend(late.filter(kept));
-        }
-        let all = old.iter().chain(&replaced).chain(&places);
-        if self.pending.keeps(all) {
-            // An entry moves once in a commit.
-            self.commit(fat, disk)?;
-        }
-        for (place, raw) in keep.iter().zip(entries_at(disk, &keep)?) {
-            self.pending.keep(*place, raw);
-        }
-        for place in old.iter().chain(&replaced).filter(kept) {
-            self.pending.set_entry(disk, *place, &[UNUSED])?;
-        }
-        if let Some(raw) = entries.last_mut() {
-            let (short, case) = (raw[..11].to_vec(), raw[12]);
-            *raw = source.raw;
-            raw[..11].copy_from_slice(&short);
-            raw[12] = case;
-        }
-        for (place, raw) in places.iter().zip(&entries) {
-            self.pending.set_entry(disk, *place, raw)?;
-        }
-        Ok(place)
     }
 
     /// Updates the time of a directory whose names have changed.
@@ -385,7 +318,12 @@ impl State {
     }
 
     /// Puts the size of a file into its entry.
-    fn save_size(&mut self, fat: &Fat, disk: &mut Disk, node: Node, size: u64) -> Result<()> {
+    fn save_size(
+        &mut self,
+        fat: &Fat,
+        disk: &mut Disk,
+        (node, size, writes): (Node, u64, u64),
+    ) -> Result<()> {
         let Ok(inode) = self.inodes.touch(node) else {
             return Ok(());
         };
@@ -403,6 +341,7 @@ impl State {
             raw[11] |= ARCHIVE;
         }
         inode.saved = size;
+        inode.saved_writes = writes;
         if raw != before {
             self.pending.set_entry(disk, place, &raw)?;
         }
@@ -432,15 +371,6 @@ fn clusters(fat: &Fat, disk: &mut Disk, first: u32, most: u64, all: bool) -> Res
             "a file has more clusters than its length needs; run `fsck.vfat` on the file system",
         )),
     }
-}
-
-/// Reads entries.
-fn entries_at(disk: &mut Disk, places: &[u64]) -> Result<Vec<[u8; 32]>> {
-    let read = |place: &u64| {
-        let mut raw = [0; 32];
-        disk.read(*place, &mut raw).map(|()| raw)
-    };
-    places.iter().map(read).collect()
 }
 
 /// Returns the pieces of a range of a file.
@@ -750,6 +680,7 @@ impl Changes for Writable {
         let inode = &mut *self.write()?;
         let inode = inode.inodes.touch(node)?;
         inode.size = inode.size.max(end);
+        inode.writes += 1;
         inode.modified = Some(now());
         Ok(())
     }
@@ -784,14 +715,22 @@ impl Changes for Writable {
         Ok(unsaved.map(|(node, _)| node).collect())
     }
 
+    fn writes(&self, node: Node) -> Result<u64> {
+        Ok(self
+            .read()?
+            .inodes
+            .get(node)
+            .map_or(0, |inode| inode.writes))
+    }
+
     fn is_full(&self, disk: &Disk) -> bool {
         disk.held() > HELD_MAX
     }
 
-    fn save(&self, disk: &mut Disk, sizes: &[(Node, u64)]) -> Result<()> {
+    fn save(&self, disk: &mut Disk, files: &[(Node, u64, u64)]) -> Result<()> {
         let (state, fat) = (&mut *self.write()?, &self.fat);
-        for (node, size) in sizes {
-            state.save_size(fat, disk, *node, *size)?;
+        for file in files {
+            state.save_size(fat, disk, *file)?;
             state.pending.content_written();
         }
         state.commit(fat, disk)
@@ -843,10 +782,11 @@ impl Changes for Writable {
             let is_file = inode.extents.is_some() && inode.saved == inode.size;
             is_file && inode.allocated(unit) > inode.size.next_multiple_of(unit)
         });
-        let longer: Vec<(Node, u64)> = longer.map(|(node, inode)| (node, inode.size)).collect();
-        for (node, size) in longer {
-            state.cut(fat, disk, node, size)?;
-            state.save_size(fat, disk, node, size)?;
+        let longer = longer.map(|(node, inode)| (node, inode.size, inode.saved_writes));
+        let longer: Vec<(Node, u64, u64)> = longer.collect();
+        for file in longer {
+            state.cut(fat, disk, file.0, file.1)?;
+            state.save_size(fat, disk, file)?;
         }
         state.commit(fat, disk)?;
         state.pending.unmark(&fat.boot, disk)

@@ -178,14 +178,15 @@ impl Lane {
         self.alter_names(|changes, disk| changes.cut(disk, node, size))
     }
 
-    /// Writes the pages of a file to the device. Returns its size before.
-    fn write_out(&mut self, node: Node) -> Result<u64> {
+    /// Writes the pages of a file to the device. Returns its size and its number of writes before.
+    fn write_out(&mut self, node: Node) -> Result<(Node, u64, u64)> {
         self.open(node)?;
+        let writes = self.alter(|changes, _| changes.writes(node))?;
         let size = self.attr(node)?.size;
         let (_, open) = &mut self.recent[0];
         let pages = size.next_multiple_of(PAGE_BYTES as u64);
         self.session.write_out(open, 0..pages)?;
-        Ok(size)
+        Ok((node, size, writes))
     }
 
     /// Makes a file durable, with its name.
@@ -193,25 +194,28 @@ impl Lane {
     /// # Errors
     /// The device fails; the changes stay in memory.
     pub fn sync(&mut self, node: Node) -> Result<()> {
-        let size = self.write_out(node)?;
-        self.alter(|changes, disk| changes.save(disk, &[(node, size)]))
+        let file = self.write_out(node)?;
+        self.alter(|changes, disk| changes.save(disk, &[file]))
     }
 
     /// Makes all files durable, with their names.
     ///
     /// # Errors
-    /// As [`Lane::sync`].
+    /// As [`Lane::sync`]; the other files are durable.
     pub fn sync_all(&mut self) -> Result<()> {
-        let mut sizes = Vec::new();
+        let (mut files, mut failed) = (Vec::new(), None);
         for node in self.files.changes()?.unsaved()? {
             match self.write_out(node) {
-                Ok(size) => sizes.push((node, size)),
+                Ok(file) => files.push(file),
                 // It was removed in the meantime.
                 Err(error) if error.kind() == Kind::NotFound => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
             }
         }
-        self.alter(|changes, disk| changes.save(disk, &sizes))
+        self.alter(|changes, disk| changes.save(disk, &files))?;
+        failed.map_or(Ok(()), Err)
     }
 
     /// Makes all files durable and marks the file system as unmounted.

@@ -1,6 +1,8 @@
 //! Trees of files made by programs of the system, and their comparison.
 #![allow(dead_code, reason = "each of the tests uses a part")]
 
+pub mod fat;
+
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 use block_testing::Mem;
 use cache::{Cache, Config};
