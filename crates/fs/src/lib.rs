@@ -81,6 +81,7 @@ pub use files::{
     WritePosition,
 };
 pub use fileset::{Attr, Fileset, StatFs};
+pub use format::chunk::Compression;
 pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};

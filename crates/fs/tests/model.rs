@@ -15,6 +15,7 @@ use block_testing::Mem;
 use common::pair::Pair;
 use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, open, seed};
+use fs::Compression;
 use std::sync::Arc;
 
 /// Operations between two reopenings.
@@ -29,7 +30,13 @@ fn run(part: u64) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
     format(&device);
     let mut pair = Pair::new(open(&device), seed(1).wrapping_add(part));
-    let mut snapshots = Snapshots::default();
+    // Files with a flag are compressed in all parts.
+    if let Some(method) = [Some(Compression::Lz4), Some(Compression::Zstd), None][part as usize % 3]
+    {
+        let id = pair.fileset().id();
+        pair.fs.set_compression(id, Some(method)).expect("set");
+    }
+    let (mut snapshots, mut chunks) = (Snapshots::default(), 0);
     for round in 0..rounds {
         for step in 0..STEPS {
             pair.step();
@@ -52,11 +59,13 @@ fn run(part: u64) {
             .expect("it writes out");
         pair.compare_all();
         assert_clean(&pair.fs, &context);
+        chunks += pair.fs.check().expect("checked").chunks;
         pair = reopen(pair, &device);
         pair.compare_all();
         snapshots.compare_all(&pair.fs);
         assert_clean(&pair.fs, &context);
     }
+    assert!(chunks > 0, "nothing was compressed");
 }
 
 fn reopen(pair: Pair, device: &Arc<dyn BlockDevice>) -> Pair {

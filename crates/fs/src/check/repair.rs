@@ -19,10 +19,11 @@ use super::finding::{Finding, FindingKind, Findings};
 use super::meter::Meter;
 use super::{Report, belongs, blocks, sums};
 use crate::error::{Kind, Result};
+use crate::format::chunk::{Held, held_by, is_chunk_place};
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
-    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out, Run, SharedRun,
-    TARGET_MAX, Xattr,
+    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, FILE_SIZE_MAX, Inode, Out, Run, SharedRun, TARGET_MAX,
+    Xattr,
 };
 use crate::format::tree_record::TreeRecord;
 use crate::fs::{FIRST_FILESET, Fs};
@@ -301,10 +302,14 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
         Item::Xattr => Xattr::decode(value).is_ok(),
         Item::Entry => Entry::decode(value).is_ok(),
         Item::Orphan => true,
-        Item::Extent => Extent::decode(value).is_ok_and(|extent| {
-            let run = extent.run();
+        // Without the feature, nothing reads or removes them.
+        Item::Chunk if !state.compression || !is_chunk_place(key.place()) => false,
+        Item::Extent | Item::Chunk => held_by(Some(item), value).is_ok_and(|held| {
+            let Some(Held { run, span, .. }) = held else {
+                return false;
+            };
             let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
-            let place = key.place().checked_add(run.blocks);
+            let place = key.place().checked_add(span);
             inside
                 && place.is_some_and(|end| end <= FILE_SIZE_MAX / BLOCK_BYTES)
                 && metadata.within(run.start..run.end()).is_empty()

@@ -61,16 +61,22 @@ pub enum Item {
     Extent = 4,
     /// Object 0 only: an inode to be removed on open; the place is its number.
     Orphan = 5,
+    /// A compressed chunk of a file; the place is its first block in the file.
+    Chunk = 7,
 }
 
 impl Item {
-    pub const ALL: [Item; 6] = [
+    /// One more than the largest number.
+    pub const NUMBERS: usize = 8;
+
+    pub const ALL: [Item; 7] = [
         Item::Inode,
         Item::Target,
         Item::Xattr,
         Item::Entry,
         Item::Extent,
         Item::Orphan,
+        Item::Chunk,
     ];
 }
 
@@ -149,7 +155,7 @@ impl Key {
         let of_inode = (1..=PLACE_MAX).contains(&self.object);
         match self.kind() {
             Some(Item::Inode | Item::Target) => of_inode && self.place() == 0,
-            Some(Item::Xattr | Item::Entry | Item::Extent) => of_inode,
+            Some(Item::Xattr | Item::Entry | Item::Extent | Item::Chunk) => of_inode,
             Some(Item::Orphan) => self.object == 0,
             None => false,
         }
@@ -243,6 +249,7 @@ impl std::fmt::Display for Key {
             Some(Item::Xattr) => write!(f, "attribute at {place:#x}"),
             Some(Item::Entry) => write!(f, "directory entry at {place:#x}"),
             Some(Item::Extent) => write!(f, "extent at block {place}"),
+            Some(Item::Chunk) => write!(f, "compressed chunk at block {place}"),
             Some(Item::Orphan) | None => write!(f, "item {item:#x} of unknown kind"),
         }
     }

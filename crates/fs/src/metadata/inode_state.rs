@@ -26,6 +26,40 @@ pub(crate) struct InodeState {
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
     pub writes: BTreeMap<u64, Write>,
+    /// How much to try to compress its content.
+    pub effort: Effort,
+}
+
+/// Memory of a file about how well it compresses. After chunks that did not, a growing number is
+/// stored without an attempt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// Chunks in a row that did not compress.
+    failed: u32,
+    /// Chunks to be stored without an attempt.
+    skip: u32,
+}
+
+impl Effort {
+    /// Chunks that are skipped at most between two attempts.
+    pub const SKIP_MAX: u32 = 64;
+
+    /// Decides whether to try to compress the next chunk.
+    pub fn tries(&mut self) -> bool {
+        let tries = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        tries
+    }
+
+    /// Records the result of an attempt.
+    pub fn note(&mut self, saved: bool) {
+        if saved {
+            self.failed = 0;
+        } else {
+            self.failed = (self.failed + 1).min(31);
+            self.skip = (1 << self.failed).min(Effort::SKIP_MAX);
+        }
+    }
 }
 
 /// Write in flight.
@@ -59,6 +93,7 @@ impl InodeState {
             replacing: Blocks::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
+            effort: Effort::default(),
         }
     }
 
@@ -236,6 +271,24 @@ impl Blocks {
 mod tests {
     use super::*;
     use block_testing::Random;
+
+    #[test]
+    fn a_file_that_does_not_compress_is_tried_less_and_less() {
+        let mut effort = Effort::default();
+        let mut attempts = Vec::new();
+        for n in 0..1000 {
+            if effort.tries() {
+                attempts.push(n);
+                effort.note(false);
+            }
+        }
+        assert_eq!(attempts[..4], [0, 3, 8, 17]);
+        assert!(attempts.len() < 22, "{attempts:?}");
+        let next = (0..=Effort::SKIP_MAX).position(|_| effort.tries());
+        assert!(next.is_some());
+        effort.note(true);
+        assert!(effort.tries() && effort.tries());
+    }
 
     #[test]
     fn a_set_of_blocks_agrees_with_a_list_of_flags() {

@@ -1,5 +1,6 @@
 //! The simplest possible file system, as a reference for the real one.
 
+use fs::InodeFlags;
 use std::collections::BTreeMap;
 
 pub type Id = usize;
@@ -123,6 +124,7 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let is_dir = matches!(kind, Kind::Dir(_));
+        let inherits_flags = is_dir || kind == Kind::File;
         // A directory inherits set-group-id from its parent.
         let inherited = self.nodes[&dir].permissions & 0o2000;
         let permissions = permissions | if is_dir { inherited } else { 0 };
@@ -130,7 +132,11 @@ impl Model {
             kind,
             permissions,
             uid,
-            flags: 0,
+            flags: if inherits_flags {
+                self.nodes[&dir].flags & InodeFlags::INHERITED.0
+            } else {
+                0
+            },
             links: if is_dir { 2 } else { 1 },
             data: Vec::new(),
             xattrs: BTreeMap::new(),
