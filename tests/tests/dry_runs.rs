@@ -51,6 +51,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &[],
     ),
     ("fileset quota", &["files.img", "home", "1M"], &[]),
+    ("fileset compression", &["files.img", "home", "lz4"], &[]),
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),

@@ -4,6 +4,7 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod compression;
 pub(crate) mod grow;
 mod scrub;
 mod shown;
@@ -412,6 +413,9 @@ pub(crate) fn execute(
             }
             set_quota(fs, id, quota).map_err(failed())?;
             Ok(json_of(&ShownFileset::named(fs, name)))
+        }
+        FsRequest::Compression { name, method } => {
+            compression::execute(fs, (id_of(name)?, name), method.as_deref(), run)
         }
         FsRequest::Snapshot { of, name } => {
             let failed = Error::files(format!("cannot create a snapshot of `{of}`"));

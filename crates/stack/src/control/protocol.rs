@@ -234,6 +234,13 @@ pub enum FsRequest {
         /// New limits.
         quota: Limits,
     },
+    /// Set the method by which new content of a fileset is compressed.
+    Compression {
+        /// Name of the fileset.
+        name: String,
+        /// The method; `None`: only files with a flag.
+        method: Option<String>,
+    },
     /// Create a snapshot of a fileset.
     Snapshot {
         /// Name of the fileset.
