@@ -56,6 +56,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &["files.img", "home", "1M", "--user", "1000"],
         &[],
     ),
+    ("fileset compression", &["files.img", "home", "lz4"], &[]),
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),

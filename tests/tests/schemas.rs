@@ -223,6 +223,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "quota", "c.img", "home", "--user", "1", "1M"]);
     p.json(&["fileset", "quota", "c.img", "home", "--report"]);
+    p.json(&["fileset", "compression", "c.img", "home", "zstd"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);
     p.json(&["fileset", "diff", "c.img", "monday", "home"]);

@@ -53,6 +53,8 @@ pub struct Report {
     pub entries: u64,
     /// Number of extent records, including those that snapshots keep.
     pub extents: u64,
+    /// Number of those that are of compressed chunks.
+    pub chunks: u64,
     /// Histogram of the files of filesets by their number of extents: element n counts those with
     /// at least 2^n and fewer than 2^(n + 1).
     pub files_by_extents: Vec<u64>,

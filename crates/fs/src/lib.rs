@@ -82,6 +82,7 @@ pub use files::{
 };
 pub use fileset::{Attr, Fileset, StatFs};
 pub use format::account::{Charge, Owner, OwnerLimits};
+pub use format::chunk::Compression;
 pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};

@@ -280,6 +280,19 @@ impl Space {
         Some(run)
     }
 
+    /// As [`Space::allocate`], but allocates all of the blocks or none.
+    pub fn allocate_whole(&self, goal: Option<u64>, want: u64) -> Option<Run> {
+        let mut inner = self.lock();
+        if want > inner.promised || inner.is_crumbled() {
+            return None;
+        }
+        let mut fitting = |goal| inner.choose(goal, want).filter(|run| run.blocks == want);
+        let run = fitting(goal).or_else(|| fitting(None))?;
+        inner.remove(run)?;
+        inner.promised -= want;
+        Some(run)
+    }
+
     /// Releases a run that was allocated but that no metadata refers to.
     pub fn release_run(&self, run: Run) {
         // Nothing on disk refers to these blocks, but the request that wrote them may not be the

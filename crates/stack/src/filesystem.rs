@@ -4,6 +4,7 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod compression;
 pub(crate) mod grow;
 mod owners;
 mod scrub;
@@ -416,6 +417,9 @@ pub(crate) fn execute(
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Owners(ask) => owners::execute(fs, ask, run),
+        FsRequest::Compression { name, method } => {
+            compression::execute(fs, (id_of(name)?, name), method.as_deref(), run)
+        }
         FsRequest::Snapshot { of, name } => {
             let failed = Error::files(format!("cannot create a snapshot of `{of}`"));
             let id = id_of(of)?;

@@ -4,8 +4,9 @@ use super::Report;
 use super::finding::FindingKind;
 use super::meter::Meter;
 use crate::error::{Error, Result};
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{Extent, Run, SharedRun};
+use crate::format::record::{Run, SharedRun};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::Db;
 use crate::metadata::state::{State, decode_preserved};
@@ -74,11 +75,12 @@ pub(super) fn counted(
     // Change of the number of references at each block.
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
-    let mut records = 0;
+    let (mut records, mut chunks) = (0, 0);
     let mut broken: Vec<(FindingKind, String)> = Vec::new();
     state.items.scan(from, to, |key, bytes| {
         read(bytes);
-        if key.kind() != Some(Item::Extent) {
+        let kind = key.kind();
+        if !matches!(kind, Some(Item::Extent | Item::Chunk)) {
             return Ok(true);
         }
         let tree = state.trees.get(&key.layer);
@@ -88,11 +90,13 @@ pub(super) fn counted(
         } else {
             Ok(Some(bytes))
         };
-        let extent = value.and_then(|value| value.map(Extent::decode).transpose());
-        match extent {
-            Ok(Some(extent)) => {
+        let held =
+            value.and_then(|value| Ok(value.map(|v| held_by(kind, v)).transpose()?.flatten()));
+        match held {
+            Ok(Some(held)) => {
                 records += 1;
-                let run = extent.run();
+                chunks += u64::from(kind == Some(Item::Chunk));
+                let run = held.run;
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
                     broken.push((
                         FindingKind::Extent,
@@ -108,7 +112,7 @@ pub(super) fn counted(
         }
         Ok(true)
     })?;
-    report.extents = records;
+    (report.extents, report.chunks) = (records, chunks);
     for (kind, text) in broken {
         report.problem(kind, text);
     }

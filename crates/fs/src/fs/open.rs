@@ -159,8 +159,10 @@ impl Fs {
         let (epoch, replayed) = (found.epoch, found.replayed);
         let bounds = superblock.lock().first_block()..device_blocks;
         let checksums = superblock.lock().has_checksums();
+        let compression = superblock.lock().has_compression();
         let state = State {
             checksums,
+            compression,
             summer: summer.clone(),
             ..load(found.items, bounds, options.rescue)?
         };
@@ -437,6 +439,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         failed: None,
         bounds,
         checksums: false,
+        compression: false,
         summer: Summer::Crc,
         pending_sums: PendingSums::default(),
         next_tree: next.unwrap_or(1),
@@ -444,7 +447,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         space: Vec::new(),
         may_share: tolerate_damage(has_shared(&items))?.unwrap_or(true),
         absent: AbsentNames::default(),
-        item_changes: [0; Item::ALL.len()],
+        item_changes: [0; Item::NUMBERS],
         items,
     })
 }

@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub bounds: Range<u64>,
     /// Whether file data has checksums.
     pub checksums: bool,
+    /// Whether files may have compressed chunks.
+    pub compression: bool,
     /// Function that computes the checksums.
     pub summer: Summer,
     /// Checksums that the next record of the journal makes items.
@@ -67,7 +69,7 @@ pub(crate) struct State {
     /// Names that were looked up in vain.
     pub absent: AbsentNames,
     /// Number of changes to items of each kind, in all trees.
-    pub item_changes: [u64; Item::ALL.len()],
+    pub item_changes: [u64; Item::NUMBERS],
 }
 
 /// A fileset or a snapshot in memory.

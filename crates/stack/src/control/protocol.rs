@@ -236,6 +236,13 @@ pub enum FsRequest {
     },
     /// Report what users and groups use in a fileset, and change the limits of one of them.
     Owners(OwnersRequest),
+    /// Set the method by which new content of a fileset is compressed.
+    Compression {
+        /// Name of the fileset.
+        name: String,
+        /// The method; `None`: only files with a flag.
+        method: Option<String>,
+    },
     /// Create a snapshot of a fileset.
     Snapshot {
         /// Name of the fileset.
