@@ -127,7 +127,7 @@ impl Fs {
         } else {
             Checksums::Trust
         };
-        let db = Db::open(file, options.metadata_cache_bytes, checksums)?;
+        let db = Db::open_file(file, options.metadata_cache_bytes, checksums)?;
         let key = superblock.key().cloned();
         let summer = key.clone().map_or(Summer::Crc, Summer::Keyed);
         let (hasher, place) = {
@@ -184,6 +184,7 @@ impl Fs {
             mismatches: Mismatches::default(),
             trees_changed: TreeSignal::default(),
             attached: Attached::default(),
+            view: Mutex::default(),
             options,
         });
         if !inner.options.read_only {
@@ -379,7 +380,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
 }
 
 /// Builds the in-memory state from the items. With `rescue`, skips unreadable filesets.
-fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
+pub(crate) fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
     let read = items.scan(from, to, |key, bytes| {

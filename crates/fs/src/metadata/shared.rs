@@ -20,6 +20,7 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
+use crate::metadata::view::Held;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -85,6 +86,8 @@ pub(crate) struct FsShared {
     /// Notified of each fileset or snapshot that is created, renamed or removed.
     pub trees_changed: TreeSignal,
     pub attached: Attached,
+    /// View that a check of the file system in use holds.
+    pub view: Mutex<Option<Held>>,
 }
 
 impl FsShared {
