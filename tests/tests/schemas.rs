@@ -216,6 +216,7 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["format", "c.img", "--size", "64M"]);
     p.json(&["df", "c.img"]);
     p.json(&["fsck", "c.img"]);
+    p.json(&["fsck", "--online", "c.img"]);
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
     p.json(&["grow", "c.img"]);

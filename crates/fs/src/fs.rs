@@ -6,6 +6,7 @@ pub mod filesets;
 mod grow;
 pub mod open;
 mod rollback;
+mod shrink;
 mod snapshot_space;
 pub mod upgrade;
 

@@ -127,3 +127,6 @@ impl FsShared {
         Ok(Checked { report, orphaned })
     }
 }
+
+#[cfg(test)]
+mod tests;

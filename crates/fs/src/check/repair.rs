@@ -432,4 +432,4 @@ fn repair_space(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -26,6 +26,8 @@ pub(crate) struct InodeState {
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
     pub writes: BTreeMap<u64, Write>,
+    /// Number of writes that began while this state was in memory.
+    pub begun: u64,
 }
 
 /// Write in flight.
@@ -59,6 +61,7 @@ impl InodeState {
             replacing: Blocks::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
+            begun: 0,
         }
     }
 

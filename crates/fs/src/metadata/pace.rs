@@ -1,14 +1,16 @@
-//! Speed and end of a background reader of the metadata.
+//! Speed and end of work in the background.
 
 use crate::error::{Error, Kind, Result};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-/// Bytes read between two looks at the clock.
+/// Bytes read between two looks at the clock, at most.
 const STEP_BYTES: u64 = 64 << 10;
+/// As [`STEP_BYTES`], at a low rate.
+const STEP_BYTES_MIN: u64 = 4 << 10;
 
-/// Limits the speed of a check of a file system in use, and ends it. See [`crate::Fs::check_online`].
+/// Limits the speed of background work, such as [`crate::Fs::check_online`], and ends it.
 pub struct Pace {
     /// Bytes in a second.
     rate: Option<u64>,
@@ -33,12 +35,12 @@ impl Pace {
         }
     }
 
-    /// Makes the reader fail soon.
+    /// Makes the work fail soon.
     pub fn stop(&self) {
-        self.end(Error::new(Kind::Busy, "the check was stopped"));
+        self.end(Error::new(Kind::Busy, "it was stopped"));
     }
 
-    /// Makes the reader fail with this error soon, unless it was ended before.
+    /// Makes the work fail with this error soon, unless it was ended before.
     pub(crate) fn end(&self, error: Error) {
         self.end
             .lock()
@@ -48,13 +50,16 @@ impl Pace {
         self.ended.notify_all();
     }
 
-    /// Counts bytes that were read, and waits until they may have been read.
+    /// Counts bytes that were read or moved, and waits until they may have been.
     ///
     /// # Errors
-    /// The reader is to end.
+    /// The work is to end.
     pub(crate) fn pass(&self, bytes: u64) -> Result<()> {
         let before = self.read.fetch_add(bytes, Relaxed);
-        let is_step = before / STEP_BYTES != (before + bytes) / STEP_BYTES;
+        let step = self.rate.map_or(STEP_BYTES, |rate| {
+            (rate / 4).clamp(STEP_BYTES_MIN, STEP_BYTES)
+        });
+        let is_step = before / step != (before + bytes) / step;
         if !self.is_ended.load(Relaxed) && (!is_step || self.rate.is_none()) {
             return Ok(());
         }
