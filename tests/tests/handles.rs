@@ -332,6 +332,7 @@ mod needs_peer {
         ),
         (&["scrub", "@"], 0),
         (&["grow", "@"], 0),
+        (&["shrink", "@", "--minimum"], 11),
         (&["fsck", "@"], 11),
         (&["fsck", "--online", "@"], 0),
         (&["defrag", "@"], 0),

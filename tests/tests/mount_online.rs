@@ -1,9 +1,12 @@
-//! Checks and defragmentation of a mounted file system, while others write to it.
+//! Checks and defragmentation of a mounted file system, while others write to it; and shrinking what
+//! was written.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 use tests::mounts::{Disk, On};
 use tests::{Random, Sandbox};
 
@@ -101,7 +104,10 @@ fn a_mounted_file_system_is_checked_and_defragmented_while_files_change() {
         let done = s.json(&["defrag", &at, "one"]);
         assert_eq!(done["files"], 12, "{done}");
         s.run(&["defrag", &at, "none"]).code(10);
-        let shown = s.run(&["fsck", "--online", &at, "--rate", "1G"]).ok().stdout;
+        let shown = s
+            .run(&["fsck", "--online", &at, "--rate", "1G"])
+            .ok()
+            .stdout;
         assert!(shown.trim_end().ends_with("clean"), "{shown}");
         mounted.unmount(&s);
         disk.check();
@@ -143,7 +149,10 @@ fn damage_of_the_metadata_of_a_mounted_file_system_is_found_logged_and_shown() {
     assert!(mounted.said().contains("EVFS-0815"), "{}", mounted.said());
     let status = s.json(&["status", &at])["volumes"][0].clone();
     assert_eq!(status["health"]["state"], "degraded", "{status}");
-    let told = s.run(&["fsck", "--online", &at, "--repair"]).code(26).stdout;
+    let told = s
+        .run(&["fsck", "--online", &at, "--repair"])
+        .code(26)
+        .stdout;
     assert!(told.contains("detach"), "{told}");
     for place in &places {
         file.write_all_at(b"a", *place as u64).unwrap();
@@ -154,4 +163,58 @@ fn damage_of_the_metadata_of_a_mounted_file_system_is_found_logged_and_shown() {
     assert_eq!(status["health"]["state"], "ok", "{status}");
     mounted.unmount(&s);
     disk.check();
+}
+
+#[test]
+fn files_are_whole_after_a_shrink_that_was_killed_again_and_again() {
+    let s = Sandbox::new();
+    let mut random = Random::from_environment();
+    for on in [On::Clear, On::Encrypted] {
+        let disk = Disk::new(&s, on, "160M");
+        let mounted = disk.mount(&[]);
+        let write = |i: u64, random: &mut Random| {
+            let data = random.bytes(4 << 20);
+            fs::write(mounted.path(&format!("file {i}")), &data).unwrap();
+            data
+        };
+        // The first ones make room, so that the others are far from the start.
+        (0..22).for_each(|i| drop(write(i, &mut random)));
+        let kept: Vec<Vec<u8>> = (22..28).map(|i| write(i, &mut random)).collect();
+        for i in 0..22 {
+            fs::remove_file(mounted.path(&format!("file {i}"))).unwrap();
+        }
+        mounted.unmount(&s);
+        let minimum = s.json(&["shrink", disk.device(), "--minimum"]);
+        let minimum = minimum["minimum_bytes"].as_u64().unwrap();
+        assert!(minimum < 80 << 20, "{minimum}");
+        let size = (minimum + (2 << 20)).to_string();
+        let shrink = ["shrink", disk.device(), "--size", &size, "--yes"];
+        let planned = s.json(&[&shrink[..], &["--dry-run"]].concat());
+        assert!(planned["moved_bytes"].as_u64() > Some(8 << 20), "{planned}");
+        for _ in 0..8 {
+            let mut command = s.evfs();
+            command.args(shrink);
+            command.stdout(Stdio::null()).stderr(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            std::thread::sleep(Duration::from_micros(random.below(150_000)));
+            let _ = child.kill();
+            child.wait().unwrap();
+            disk.check();
+        }
+        let length = || fs::metadata(s.path(disk.device())).unwrap().len();
+        if length() != size.parse::<u64>().unwrap() {
+            s.run(&shrink).ok();
+        }
+        assert_eq!(length().to_string(), size);
+        disk.check();
+        let mounted = disk.mount(&[]);
+        for (i, data) in (22..).zip(&kept) {
+            let found = fs::read(mounted.path(&format!("file {i}"))).unwrap();
+            assert!(found == *data, "file {i}");
+        }
+        fs::write(mounted.path("more"), "text").unwrap();
+        s.run(&["shrink", disk.device(), "--minimum"]).code(11);
+        mounted.unmount(&s);
+        disk.check();
+    }
 }

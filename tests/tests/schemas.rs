@@ -220,6 +220,8 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
     p.json(&["grow", "c.img"]);
+    p.json(&["shrink", "c.img", "--minimum"]);
+    p.json(&["shrink", "c.img", "--size", "60M", "--yes"]);
     p.json(&["upgrade", "c.img"]);
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);

@@ -48,6 +48,7 @@ const MISSING: &[Use] = &[
     ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
     ("grow", 2, &["DEVICE"]),
+    ("shrink", 2, &["DEVICE"]),
     ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
@@ -367,6 +368,20 @@ const FILES: &[Use] = &[
         &["disk.img", "shrink", "--size"],
     ),
     ("grow disk.img --size big", 2, &["--size", "big"]),
+    ("shrink disk.img", 2, &["--size"]),
+    ("shrink missing.img --minimum", 10, &["missing.img"]),
+    ("shrink disk.img --size 1G --minimum", 2, &["--minimum"]),
+    ("shrink disk.img --size 1M", 2, &["--yes"]),
+    (
+        "shrink disk.img --size 1M --yes",
+        2,
+        &["disk.img", "smallest possible size"],
+    ),
+    (
+        "shrink disk.img --size 1T --yes",
+        2,
+        &["disk.img", "evfs grow"],
+    ),
     ("scrub missing.img", 10, &["missing.img"]),
     ("upgrade missing.img", 10, &["missing.img"]),
     ("scrub disk.img --from here", 2, &["here", "position"]),
@@ -672,8 +687,8 @@ fn the_tables_have_many_different_uses_of_each_command() {
     assert_eq!(different.len(), all.len(), "a use is there twice");
     assert!(all.len() >= USES_MIN, "{} uses", all.len());
     let verbs = "attach bench cache cell completions config defrag detach df doctor down explain \
-        fileset format fsck grow key lun man mount path plan quickstart scrub serve stats \
-        status sync top unmount up upgrade volume";
+        fileset format fsck grow key lun man mount path plan quickstart scrub serve shrink \
+        stats status sync top unmount up upgrade volume";
     let verbs: Vec<&str> = verbs.split(' ').collect();
     for verb in verbs {
         let has = |line: &&&str| line.split(' ').next() == Some(verb);

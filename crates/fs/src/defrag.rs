@@ -280,12 +280,7 @@ impl Fileset {
 
     /// Moves as many of the first pieces as fit into a free run. Returns their number; 1 if there
     /// is no run for two, in which case the piece has not moved, and `None` if the file has changed.
-    fn move_some(
-        &self,
-        manner: Manner<'_>,
-        ino: Ino,
-        pieces: &[Mapped],
-    ) -> Result<Option<usize>> {
+    fn move_some(&self, manner: Manner<'_>, ino: Ino, pieces: &[Mapped]) -> Result<Option<usize>> {
         let mut found = self.find_run(pieces);
         if found.is_none() && self.fs.space.has_quarantined() {
             // Blocks freed by earlier moves become usable once those are durable.

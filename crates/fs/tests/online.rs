@@ -217,7 +217,9 @@ fn files_are_defragmented_while_others_change_them() {
                 moved += done.expect("it defrags").moved_blocks;
             }
             drop(ends);
-            writer.join().expect("the content of all files is as written");
+            writer
+                .join()
+                .expect("the content of all files is as written");
             moved
         });
         assert!(moved >= 200, "{checksums:?}");

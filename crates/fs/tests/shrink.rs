@@ -86,9 +86,14 @@ fn files_and_snapshots_stay_and_the_device_can_be_cut() {
         let minimum = fs.minimum_bytes();
         assert!(minimum < LARGE / 2, "{minimum}");
         let shared = fs.check().expect("checked").shared_blocks;
-        let refused = fs.shrink(minimum - 4096, &mut |_, _| {}).expect_err("too small");
+        let refused = fs
+            .shrink(minimum - 4096, &mut |_, _| {})
+            .expect_err("too small");
         assert_eq!(refused.kind(), Kind::NoSpace);
-        assert!(refused.to_string().contains(&minimum.to_string()), "{refused}");
+        assert!(
+            refused.to_string().contains(&minimum.to_string()),
+            "{refused}"
+        );
         let refused = fs.shrink(LARGE + 4096, &mut |_, _| {}).expect_err("larger");
         assert_eq!(refused.kind(), Kind::Invalid);
         let (size, blocks) = fs.plan_shrink(minimum + 100).expect("it fits");
@@ -174,7 +179,10 @@ fn a_power_cut_at_any_moment_leaves_all_whole_and_the_shrink_is_started_again() 
     let disk = Arc::new(PowerCut::new(&mem));
     let device: Arc<dyn BlockDevice> = disk.clone();
     let fs = open(&device);
-    assert_eq!(fs.shrink(minimum, &mut |_, _| {}).expect("it shrinks"), minimum);
+    assert_eq!(
+        fs.shrink(minimum, &mut |_, _| {}).expect("it shrinks"),
+        minimum
+    );
     fs.close().expect("closed");
     let mut sizes = [0, 0];
     for crash in disk.images(seed, amount("EVFS_CUTS", 30)) {
@@ -186,7 +194,11 @@ fn a_power_cut_at_any_moment_leaves_all_whole_and_the_shrink_is_started_again() 
         sizes[usize::from(is_shrunk)] += 1;
         let again = fs.minimum_bytes().max(minimum);
         let again = again.min(fs.usage().blocks * 4096);
-        assert_eq!(fs.shrink(again, &mut |_, _| {}).expect("again"), again, "{context}");
+        assert_eq!(
+            fs.shrink(again, &mut |_, _| {}).expect("again"),
+            again,
+            "{context}"
+        );
         assert_whole(&fs, &files, &kept, &context);
     }
     assert!(sizes[0] > 5, "{sizes:?}");
@@ -203,6 +215,9 @@ fn a_file_system_in_use_is_refused() {
     let refused = fs.shrink(16 << 20, &mut |_, _| {}).expect_err("in use");
     assert_eq!(refused.kind(), Kind::Busy);
     client.fileset.release(ino).expect("closed");
-    assert_eq!(fs.shrink(16 << 20, &mut |_, _| {}).expect("it shrinks"), 16 << 20);
+    assert_eq!(
+        fs.shrink(16 << 20, &mut |_, _| {}).expect("it shrinks"),
+        16 << 20
+    );
     assert_clean(&fs, "shrunk");
 }

@@ -8,6 +8,7 @@ pub(crate) mod grow;
 pub(crate) mod online;
 mod scrub;
 mod shown;
+pub(crate) mod shrink;
 #[cfg(test)]
 mod tests;
 pub mod transfer;
@@ -39,6 +40,7 @@ use serde_json::Value;
 use shown::Part;
 pub use shown::{Differences, Filesets, Removed, RolledBack, ShownDifference};
 pub use shown::{ShownFileset, ShownUsage};
+pub use shrink::{ShrinkTo, Shrunk, shrink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 

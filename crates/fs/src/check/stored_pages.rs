@@ -140,7 +140,9 @@ impl Pages<'_, '_> {
             BRANCH => branch_end(&data, table.key),
             _ => None,
         };
-        let sum = end.and_then(|end| data.get(..end)).map(XxHash3_128::oneshot);
+        let sum = end
+            .and_then(|end| data.get(..end))
+            .map(XxHash3_128::oneshot);
         if sum != Some(at.sum) {
             self.damaged(at, "does not match its checksum");
             return Ok(());

@@ -75,7 +75,8 @@ impl Fs {
         }
         let minimum = self.minimum_bytes();
         if end * BLOCK_BYTES < minimum {
-            let text = format!("{bytes} bytes are too few: the smallest possible size is {minimum}");
+            let text =
+                format!("{bytes} bytes are too few: the smallest possible size is {minimum}");
             return Err(Error::new(Kind::NoSpace, text));
         }
         fs.write().refuse_use()?;
@@ -166,11 +167,7 @@ impl FsShared {
             let is_snapshot = tree.is_some_and(|tree| tree.record.origin != 0);
             let whole = extent.run();
             let cut = whole.start.max(from.start)..whole.end().min(from.end());
-            for range in [
-                whole.start..cut.start,
-                cut.clone(),
-                cut.end..whole.end(),
-            ] {
+            for range in [whole.start..cut.start, cut.clone(), cut.end..whole.end()] {
                 if range.is_empty() {
                     continue;
                 }

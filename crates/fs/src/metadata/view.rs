@@ -69,9 +69,7 @@ impl FsShared {
             *held = Some(Held {
                 pace: Arc::clone(pace),
                 written: self.superblock.written(),
-                most: (room / 4)
-                    .min(metadata.max(KEPT_BLOCKS))
-                    .max(reserve / 4),
+                most: (room / 4).min(metadata.max(KEPT_BLOCKS)).max(reserve / 4),
             });
         }
         // From here on, an error ends the view.

@@ -199,7 +199,10 @@ impl Work {
             )
         });
         if warning.is_none() {
-            tracing::info!(volume = self.name, "a check of the metadata has found no problem");
+            tracing::info!(
+                volume = self.name,
+                "a check of the metadata has found no problem"
+            );
         }
         *lock(&self.warning) = warning;
     }

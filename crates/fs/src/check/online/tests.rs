@@ -163,7 +163,10 @@ fn a_damaged_page_is_found_wherever_it_is() {
         let report = check(&fs).report;
         mem.poke(at, &before);
         let kinds = || report.problems.iter().map(|finding| finding.kind);
-        assert!(kinds().all(|kind| kind == FindingKind::Pages), "{report:#?}");
+        assert!(
+            kinds().all(|kind| kind == FindingKind::Pages),
+            "{report:#?}"
+        );
         found += report.problem_count;
     }
     // An inode and an entry for each file take some 100 pages, of which a third was damaged.
@@ -190,11 +193,17 @@ fn orphaned_space_is_returned_while_the_file_system_is_in_use() {
     let fs = open(&device);
     assert_eq!(fs.usage().free, free - 10);
     let found = check(&fs);
-    assert_eq!((found.report.problem_count, found.report.orphaned_blocks), (1, 10));
+    assert_eq!(
+        (found.report.problem_count, found.report.orphaned_blocks),
+        (1, 10)
+    );
     assert!(found.has_orphaned());
     assert_eq!(fs.return_orphaned(&found).unwrap(), 10);
     assert!(check(&fs).report.is_clean());
-    assert_eq!(fs.return_orphaned(&found).unwrap_err().kind(), Kind::Corrupt);
+    assert_eq!(
+        fs.return_orphaned(&found).unwrap_err().kind(),
+        Kind::Corrupt
+    );
     fs.close().unwrap();
     let fs = open(&device);
     assert_eq!(fs.usage().free, free);
