@@ -116,7 +116,7 @@ impl FsShared {
             state: &state,
             superblock: &view.superblock,
             hasher: &self.hasher,
-            used: &|device_blocks| view.bitmap.used(device_blocks),
+            used: &|device_blocks| view.used(device_blocks),
             space: None,
         };
         let orphaned = parts.check(&mut report, &mut meter)?;

@@ -22,6 +22,8 @@ const SLOT_BYTES: usize = 128;
 const SLOT_SUM: usize = 112;
 const LEAF: u8 = 1;
 const BRANCH: u8 = 2;
+/// Limit for the length of a page, which is far above that of a valid one.
+const PAGE_BYTES_MAX: u64 = 16 << 20;
 /// Limit for the depth of a tree, which is far below that of a valid one.
 const DEPTH_MAX: usize = 64;
 
@@ -67,7 +69,7 @@ pub(super) fn verify(view: &View<'_>, report: &mut Report, meter: &mut Meter<'_>
     }
     let number = |at| u32_at(header, at).map(u64::from).ok_or_else(damaged);
     let (page_bytes, region_header, region_pages) = (number(12)?, number(16)?, number(20)?);
-    if !page_bytes.is_power_of_two() {
+    if !page_bytes.is_power_of_two() || !(512..=PAGE_BYTES_MAX).contains(&page_bytes) {
         return Err(damaged());
     }
     let primary = usize::from(header[MAGIC.len()] & 1);
@@ -168,8 +170,11 @@ impl Pages<'_, '_> {
         let index = number & (0xf_ffff >> order);
         let region = (number >> 20) & 0xf_ffff;
         let len = self.page_bytes << order;
-        let start = self.page_bytes + region * self.region_bytes + self.region_header + index * len;
-        (start + len <= self.view.file_bytes).then_some((start, len))
+        let start = u128::from(self.page_bytes + self.region_header)
+            + u128::from(region) * u128::from(self.region_bytes)
+            + u128::from(index) * u128::from(len);
+        let fits = start + u128::from(len) <= u128::from(self.view.file_bytes);
+        (fits && len <= PAGE_BYTES_MAX).then_some((start as u64, len))
     }
 
     fn damaged(&mut self, at: PageRef, text: &str) {

@@ -27,6 +27,7 @@ use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
+use crate::metadata::view::ViewSlot;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
 use foldhash::HashMap;
@@ -184,7 +185,7 @@ impl Fs {
             mismatches: Mismatches::default(),
             trees_changed: TreeSignal::default(),
             attached: Attached::default(),
-            view: Mutex::default(),
+            view: ViewSlot::default(),
             options,
         });
         if !inner.options.read_only {

@@ -149,6 +149,7 @@ impl FsShared {
     /// Commits everything to the tree. A failure makes the file system read-only; durable data
     /// stays durable.
     pub fn checkpoint(&self) -> Result<()> {
+        self.view.wait_for_end();
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let (frozen, epoch, taken) = {

@@ -50,11 +50,16 @@ impl Pace {
         self.ended.notify_all();
     }
 
+    /// Reports whether the work is to end.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.is_ended.load(Relaxed)
+    }
+
     /// Counts bytes that were read or moved, and waits until they may have been.
     ///
     /// # Errors
     /// The work is to end.
-    pub(crate) fn pass(&self, bytes: u64) -> Result<()> {
+    pub fn pass(&self, bytes: u64) -> Result<()> {
         let before = self.read.fetch_add(bytes, Relaxed);
         let step = self.rate.map_or(STEP_BYTES, |rate| {
             (rate / 4).clamp(STEP_BYTES_MIN, STEP_BYTES)

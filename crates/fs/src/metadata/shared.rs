@@ -20,7 +20,7 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
-use crate::metadata::view::Held;
+use crate::metadata::view::ViewSlot;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -87,7 +87,7 @@ pub(crate) struct FsShared {
     pub trees_changed: TreeSignal,
     pub attached: Attached,
     /// View that a check of the file system in use holds.
-    pub view: Mutex<Option<Held>>,
+    pub view: ViewSlot,
 }
 
 impl FsShared {

@@ -42,7 +42,15 @@ pub fn fsck_online(
 ) -> Result<Checked> {
     match mounted_as(target.path, target.settings) {
         Some(name) => follow(target, &name, JobKind::Check { rate, repair }, progress),
-        None => fsck(target, Scope::Metadata, repair, progress),
+        None => {
+            let (pace, mut before) = (Pace::new(rate), 0);
+            fsck(target, Scope::Metadata, repair, &mut |done, of| {
+                // Nothing ends this pace. A repair counts from the start again.
+                let _ = pace.pass(done.saturating_sub(before));
+                before = done;
+                progress(done, of);
+            })
+        }
     }
 }
 

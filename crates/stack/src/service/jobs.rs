@@ -40,6 +40,7 @@ struct Running {
 struct Job {
     id: u64,
     kind: JobKind,
+    run: Run,
     pace: Arc<Pace>,
     progress: Mutex<(u64, u64)>,
     result: Mutex<Option<::fs::Result<Value>>>,
@@ -100,7 +101,7 @@ impl Jobs {
         };
         let running = current.as_ref().filter(|running| !running.job.is_over());
         if let Some(running) = running {
-            if running.job.kind == *kind {
+            if (&running.job.kind, running.job.run) == (kind, run) {
                 return running.job.followed(name);
             }
             return Err(Error::Busy(format!(
@@ -113,6 +114,7 @@ impl Jobs {
         let job = Arc::new(Job {
             id: unix_time::now().as_nanos() as u64,
             kind: kind.clone(),
+            run,
             pace: Arc::new(Pace::new(rate)),
             progress: Mutex::default(),
             result: Mutex::default(),
@@ -121,7 +123,6 @@ impl Jobs {
             fs: Arc::clone(fs),
             name: name.to_owned(),
             own: own.map(str::to_owned),
-            run,
             warning: Arc::clone(&self.warning),
         };
         let thread = std::thread::Builder::new().name("evfs-job".into());
@@ -160,7 +161,6 @@ struct Work {
     fs: Arc<Fs>,
     name: String,
     own: Option<String>,
-    run: Run,
     warning: Arc<Mutex<Option<String>>>,
 }
 
@@ -169,7 +169,7 @@ impl Work {
         let mut progress = |done, total| *lock(&job.progress) = (done, total);
         match &job.kind {
             JobKind::Check { repair, .. } => {
-                let repair = *repair && self.run == Run::Real;
+                let repair = *repair && job.run == Run::Real;
                 let checked = online::check(&self.fs, &job.pace, repair, &mut progress)?;
                 self.report(&checked);
                 Ok(json_of(&checked))
@@ -178,8 +178,7 @@ impl Work {
                 let path = path.as_deref().unwrap_or_default();
                 let own = self.own.as_deref().filter(|_| !path.is_empty());
                 let what = (fileset.as_deref().or(own), path);
-                let done =
-                    online::defrag_files(&self.fs, what, &job.pace, self.run, &mut progress)?;
+                let done = online::defrag_files(&self.fs, what, &job.pace, job.run, &mut progress)?;
                 Ok(json_of(&done))
             }
         }
