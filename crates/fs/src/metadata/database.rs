@@ -12,9 +12,11 @@
 use crate::error::{Error, Result};
 use crate::format::key::{Direction, KEY_BYTES, Key};
 use crate::format::record::Run;
-use crate::metadata::database_file::{DatabaseFile, SharedFile};
+use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::overlay::{Change, Overlay};
-use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -103,6 +105,32 @@ pub(crate) struct Bitmap {
     space: ReadOnlyTable<u64, &'static [u8; CHUNK_BYTES]>,
 }
 
+/// A file that `redb` shares with a check of its pages.
+#[derive(Debug)]
+struct SharedFile(Arc<DatabaseFile>);
+
+impl StorageBackend for SharedFile {
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, data)
+    }
+}
+
 thread_local! {
     /// Whether a call into `redb` is running on this thread.
     static GUARDED: Cell<bool> = const { Cell::new(false) };
@@ -166,11 +194,7 @@ impl Db {
     }
 
     /// Opens the database, or creates it if the file is empty.
-    pub fn open(
-        file: impl redb::StorageBackend,
-        cache_bytes: usize,
-        checksums: Checksums,
-    ) -> Result<Db> {
+    pub fn open(file: impl StorageBackend, cache_bytes: usize, checksums: Checksums) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
         builder.set_check_integrity_on_open(checksums == Checksums::Verify);

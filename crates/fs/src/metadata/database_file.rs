@@ -622,32 +622,6 @@ impl redb::StorageBackend for DatabaseFile {
     }
 }
 
-/// A file that `redb` shares with a check of its pages.
-#[derive(Debug)]
-pub(crate) struct SharedFile(pub Arc<DatabaseFile>);
-
-impl redb::StorageBackend for SharedFile {
-    fn len(&self) -> io::Result<u64> {
-        self.0.len()
-    }
-
-    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.0.read(offset, out)
-    }
-
-    fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.0.sync_data()
-    }
-
-    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write(offset, data)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
