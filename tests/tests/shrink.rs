@@ -52,6 +52,8 @@ fn a_file_system_its_volume_and_its_file_shrink_in_one_command() {
         assert_eq!(done[layer], planned[layer]);
     }
     assert_eq!(length(), size);
+    let again = s.json(&[&shrink[..], &["--yes"]].concat());
+    assert_eq!(again["device"], sizes(size, size));
     assert_eq!(filesets(), before);
     s.run(&["fsck", "disk.img", "--data"]).ok();
     s.run(&["volume", "check", "disk.img"]).ok();

@@ -98,7 +98,8 @@ pub fn shrink(target: &Target<'_>, to: ShrinkTo, progress: Progress<'_>) -> Resu
         return Ok(shrunk);
     };
     changeable(&fs, &name)?;
-    if bytes >= device {
+    // An equal size: an interrupted shrink has come that far.
+    if bytes > device {
         return Err(Error::Usage(format!(
             "cannot shrink {name} to {}: it has {}; use a smaller --size, or `evfs grow`",
             size_text(bytes),
