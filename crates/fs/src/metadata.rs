@@ -34,3 +34,4 @@ pub(crate) mod superblock_file;
 mod tags;
 pub(crate) mod tree_signal;
 pub(crate) mod view;
+pub(crate) mod view_slot;

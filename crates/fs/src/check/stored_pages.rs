@@ -37,7 +37,7 @@ struct PageRef {
     sum: u128,
 }
 
-/// A table.
+/// Shape of a table, and its first page.
 #[derive(Debug, Clone, Copy)]
 struct Table {
     root: Option<PageRef>,

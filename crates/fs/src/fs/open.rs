@@ -27,7 +27,7 @@ use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
-use crate::metadata::view::ViewSlot;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
 use foldhash::HashMap;

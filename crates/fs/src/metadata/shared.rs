@@ -20,7 +20,7 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
-use crate::metadata::view::ViewSlot;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;

@@ -6,7 +6,7 @@
 //! more than a share of the room that the metadata has, the view has to end, and its reader gets an
 //! error. The next commit waits for that.
 
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::format::record::{BLOCK_BYTES, Run};
 use crate::format::superblock::Superblock;
 use crate::metadata::database::Bitmap;
@@ -14,27 +14,12 @@ use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::item_map::ItemMap;
 use crate::metadata::pace::Pace;
 use crate::metadata::shared::FsShared;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::reserve_blocks;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 
 /// Blocks that a view may keep from reuse even if the metadata is smaller, if there is room: 64 MiB.
 const KEPT_BLOCKS: u64 = 16_384;
-
-/// The view of a file system, if there is one.
-#[derive(Default)]
-pub(crate) struct ViewSlot {
-    held: Mutex<Option<Held>>,
-    ended: Condvar,
-}
-
-/// The view that is held.
-struct Held {
-    pace: Arc<Pace>,
-    /// Blocks of the metadata written before it.
-    written: u64,
-    /// Most blocks that may be written during it.
-    most: u64,
-}
 
 /// View of one commit. See the module.
 pub(crate) struct View<'f> {
@@ -61,29 +46,11 @@ impl View<'_> {
     }
 }
 
-impl ViewSlot {
-    fn lock(&self) -> MutexGuard<'_, Option<Held>> {
-        self.held.lock().expect("no panic under this lock")
-    }
-
-    fn end(&self) {
-        *self.lock() = None;
-        self.ended.notify_all();
-    }
-
-    /// Waits for the end of a view that has to end.
-    pub fn wait_for_end(&self) {
-        let has_to_end = |held: &mut Option<Held>| held.as_ref().is_some_and(|h| h.pace.is_ended());
-        let waited = self.ended.wait_while(self.lock(), has_to_end);
-        drop(waited.expect("no panic under this lock"));
-    }
-}
-
 impl FsShared {
     /// Freezes a view of the current state, which is committed for that.
     ///
     /// # Errors
-    /// [`Kind::Busy`]: there is another one. The device failed.
+    /// [`crate::Kind::Busy`]: there is another one. The device failed.
     pub fn view(&self, pace: &Arc<Pace>) -> Result<View<'_>> {
         let is_writable = self.check_writable().is_ok();
         if is_writable && self.read().failed.is_none() {
@@ -96,17 +63,8 @@ impl FsShared {
         let metadata: u64 = metadata.map(|s| u64::from(s.blocks)).sum();
         let reserve = reserve_blocks(superblock.device_blocks);
         let room = self.space.metadata_left(u64::MAX).saturating_sub(reserve);
-        {
-            let mut held = self.view.lock();
-            if held.is_some() {
-                return Err(Error::new(Kind::Busy, "another check is in progress"));
-            }
-            *held = Some(Held {
-                pace: Arc::clone(pace),
-                written: self.superblock.written(),
-                most: (room / 4).min(metadata.max(KEPT_BLOCKS)).max(reserve / 4),
-            });
-        }
+        let most = (room / 4).min(metadata.max(KEPT_BLOCKS)).max(reserve / 4);
+        self.view.hold(pace, self.superblock.written(), most)?;
         // From here on, an error ends the view.
         let end = EndView(&self.view);
         let file = db.file().ok_or_else(crate::error::closed)?;
@@ -133,24 +91,13 @@ impl FsShared {
 
     /// Returns the most blocks of the metadata that the view keeps from reuse.
     pub fn kept_for_view(&self) -> u64 {
-        let held = self.view.lock();
-        held.as_ref().map_or(0, |held| self.kept(held))
-    }
-
-    fn kept(&self, held: &Held) -> u64 {
-        self.superblock.written().saturating_sub(held.written)
+        self.view.kept(self.superblock.written())
     }
 
     /// Ends the view if it keeps too many blocks from reuse, or if new objects find no room.
     pub fn limit_view(&self) {
-        let held = self.view.lock();
-        if let Some(held) = held.as_ref()
-            && (self.kept(held) > held.most || !self.space.has_room())
-        {
-            let text = "the file system changes too fast for a check in use, which keeps its old \
-                        metadata until it ends; raise --rate, or check it when less is written";
-            held.pace.end(Error::new(Kind::Busy, text));
-        }
+        self.view
+            .limit(self.superblock.written(), self.space.has_room());
     }
 }
 

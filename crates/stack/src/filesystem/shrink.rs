@@ -30,7 +30,7 @@ pub enum ShrinkTo {
 /// Result of a shrink, or of the search for the smallest size.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Shrunk {
-    /// File system.
+    /// Size that the file system states.
     pub file_system: Resized,
     /// Data of the encrypted volume; `None` for a plaintext device.
     pub volume: Option<Resized>,

@@ -129,7 +129,7 @@ impl Jobs {
         let ends = Ends(Arc::clone(&job));
         let spawned = thread.spawn(move || {
             let result = work.execute(&ends.0);
-            // Before the result: whoever waits for it may close the file system.
+            // Before the result: a client that waits for it may close the file system.
             drop(work);
             *lock(&ends.0.result) = Some(result);
         });
