@@ -38,7 +38,12 @@ pub(super) fn check(parts: &Parts, report: &mut Report, meter: &mut Meter) -> Re
     let in_use = (parts.used)(superblock.device_blocks)?;
     let bitmap = bitmap(state, in_use, superblock.device_blocks)?;
     let records = united(used.clone());
-    let (orphaned, missing) = (beyond(&bitmap, &records), beyond(&records, &bitmap));
+    // The sets take memory, which is needed only if something is wrong.
+    let (orphaned, missing) = if records == bitmap {
+        (Vec::new(), Vec::new())
+    } else {
+        (beyond(&bitmap, &records), beyond(&records, &bitmap))
+    };
     report.orphaned_blocks = orphaned.iter().map(|run| run.blocks).sum();
     compare(&records, &bitmap, "the bitmap", report);
     for segment in &superblock.segments {
