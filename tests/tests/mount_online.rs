@@ -37,9 +37,10 @@ fn write(dir: &Path, seed: u64, over: &AtomicBool) -> Vec<Vec<u8>> {
                 .write(true)
                 .open(&path)
                 .unwrap();
-            let at = match content.len() < 400_000 {
-                true => content.len(),
-                false => random.below(400_000) as usize,
+            let at = if content.len() < 400_000 {
+                content.len()
+            } else {
+                random.below(400_000) as usize
             };
             let data = random.bytes(4096);
             file.write_all_at(&data, at as u64).unwrap();

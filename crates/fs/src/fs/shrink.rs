@@ -179,9 +179,10 @@ impl FsShared {
                     let item = key.item + skip;
                     left.push(((part.start, Key { item, ..*key }), part));
                 }
-                let value = match is_snapshot {
-                    true => encode_preserved(&part.encode()),
-                    false => part.encode(),
+                let value = if is_snapshot {
+                    encode_preserved(&part.encode())
+                } else {
+                    part.encode()
                 };
                 if skip == 0 {
                     op.put_key(*key, value, Prior::Possible);
