@@ -86,8 +86,10 @@ fn a_mounted_file_system_is_checked_and_defragmented_while_files_change() {
         let dirs = [mounted.path("one"), mounted.path("two")];
         let contents: Vec<Vec<Vec<u8>>> = std::thread::scope(|scope| {
             let over = &over;
-            let start = |(seed, dir)| scope.spawn(move || write(dir, seed, over));
-            let writers: Vec<_> = (1..).zip(&dirs).map(start).collect();
+            let writers: Vec<_> = (1..)
+                .zip(&dirs)
+                .map(|(seed, dir)| scope.spawn(move || write(dir, seed, over)))
+                .collect();
             let ends = Over(over);
             let mut moved = 0;
             for _ in 0..6 {
