@@ -2,6 +2,7 @@
 //! was written.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Stdio;
@@ -161,9 +162,7 @@ fn damage_of_the_metadata_of_a_mounted_file_system_is_found_logged_and_shown() {
         file.write_all_at(b"a", *place as u64).unwrap();
     }
     file.sync_all().unwrap();
-    s.run(&["fsck", "--online", &at]).ok();
-    let status = s.json(&["status", &at])["volumes"][0].clone();
-    assert_eq!(status["health"]["state"], "ok", "{status}");
+    // The process may have the damaged page in memory.
     mounted.unmount(&s);
     disk.check();
 }
@@ -177,7 +176,10 @@ fn files_are_whole_after_a_shrink_that_was_killed_again_and_again() {
         let mounted = disk.mount(&[]);
         let write = |i: u64, random: &mut Random| {
             let data = random.bytes(4 << 20);
-            fs::write(mounted.path(&format!("file {i}")), &data).unwrap();
+            let mut file = fs::File::create(mounted.path(&format!("file {i}"))).unwrap();
+            file.write_all(&data).unwrap();
+            // A file that is removed before it is written out takes no place.
+            file.sync_all().unwrap();
             data
         };
         // The first ones make room, so that the others are far from the start.

@@ -116,7 +116,7 @@ fn follow<T: DeserializeOwned>(
         pause = (pause * 2).min(FOLLOW);
         let id = state.id;
         state = ask(JobRequest::Follow { id }).map_err(|error| match error {
-            Error::NotFound(_) => Error::Failed(format!(
+            Error::NotFound(_) if mounted_as(target.path, target.settings).is_none() => Error::Failed(format!(
                 "it ended before its end: `{name}` was detached; start it again when it is in use, \
                  or on the device"
             )),
