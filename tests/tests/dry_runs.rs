@@ -44,6 +44,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
     ("grow", &["files.img", "--size", "48M"], &[]),
+    ("shrink", &["files.img", "--size=20M"], &["--yes"]),
     ("upgrade", &["files.img"], &[]),
     (
         "fileset create",

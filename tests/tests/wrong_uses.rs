@@ -48,6 +48,7 @@ const MISSING: &[Use] = &[
     ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
     ("grow", 2, &["DEVICE"]),
+    ("shrink", 2, &["DEVICE"]),
     ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
@@ -364,16 +365,19 @@ const FILES: &[Use] = &[
     ("fsck text.txt", 10, &["text.txt", "evfs format"]),
     ("fsck dir", 10, &["dir"]),
     ("grow missing.img", 10, &["missing.img"]),
-    (
-        "grow disk.img --size 1M",
-        2,
-        &["disk.img", "shrink", "--size"],
-    ),
+    ("grow disk.img --size 1M", 2, &["shrink", "--size"]),
     ("grow disk.img --size big", 2, &["--size", "big"]),
+    ("shrink disk.img", 2, &["--size"]),
+    ("shrink disk.img --size 1M", 2, &["--yes"]),
+    ("shrink disk.img --size 1M --yes", 2, &["smallest possible"]),
+    ("shrink disk.img --size 1T --yes", 2, &["evfs grow"]),
     ("scrub missing.img", 10, &["missing.img"]),
     ("upgrade missing.img", 10, &["missing.img"]),
     ("scrub disk.img --from here", 2, &["here", "position"]),
     ("scrub disk.img --rate 0", 2, &["--rate", "at least"]),
+    ("fsck disk.img --rate 1M", 2, &["--online"]),
+    ("fsck disk.img --online --data", 2, &["--data", "--online"]),
+    ("defrag disk.img --rate 0", 2, &["--rate", "at least"]),
     ("defrag missing.img", 10, &["missing.img"]),
     ("defrag disk.img no/such", 10, &["no/such"]),
     ("df missing.img", 10, &["missing.img"]),
@@ -675,8 +679,8 @@ fn the_tables_have_many_different_uses_of_each_command() {
     assert_eq!(different.len(), all.len(), "a use is there twice");
     assert!(all.len() >= USES_MIN, "{} uses", all.len());
     let verbs = "attach bench cache cell completions config defrag detach df doctor down explain \
-        fileset format fsck grow key lun man mount path plan quickstart scrub serve stats \
-        status sync top unmount up upgrade volume";
+        fileset format fsck grow key lun man mount path plan quickstart scrub serve shrink \
+        stats status sync top unmount up upgrade volume";
     let verbs: Vec<&str> = verbs.split(' ').collect();
     for verb in verbs {
         let has = |line: &&&str| line.split(' ').next() == Some(verb);

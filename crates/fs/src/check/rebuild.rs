@@ -204,7 +204,7 @@ impl FsShared {
             Arc::clone(&self.space),
             Access::ReadWrite,
         );
-        Db::open(file, self.options.metadata_cache_bytes, Checksums::Trust)
+        Db::open_file(file, self.options.metadata_cache_bytes, Checksums::Trust)
     }
 }
 

@@ -36,14 +36,14 @@ use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Weight of each of the three parts of a repair: the pages, the records, and the final check.
 const PART: u64 = 1 << 20;
 
 /// Result of a repair.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Repair {
     /// Problems found, with the action taken; at most 1000.
     pub done: Vec<Finding>,
@@ -446,4 +446,4 @@ fn repair_space(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

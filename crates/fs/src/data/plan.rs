@@ -232,6 +232,7 @@ impl Fileset {
             tails: Vec::new(),
         };
         core.writes.insert(number, write);
+        core.begun += 1;
         let mut drops_sums = false;
         for (_, extent) in in_place.iter().filter(|(_, e)| checksums && !e.unwritten) {
             // From here on, a crash may leave any mixture of the old and the new content.

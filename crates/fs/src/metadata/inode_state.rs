@@ -30,6 +30,8 @@ pub(crate) struct InodeState {
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
     pub writes: BTreeMap<u64, Write>,
+    /// Number of writes that began while this state was in memory.
+    pub begun: u64,
     /// How much to try to compress its content.
     pub effort: Effort,
 }
@@ -99,6 +101,7 @@ impl InodeState {
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
             effort: Effort::default(),
+            begun: 0,
         }
     }
 

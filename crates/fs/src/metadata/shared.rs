@@ -21,6 +21,7 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -86,6 +87,8 @@ pub(crate) struct FsShared {
     /// Notified of each fileset or snapshot that is created, renamed or removed.
     pub trees_changed: TreeSignal,
     pub attached: Attached,
+    /// View that a check of the file system in use holds.
+    pub view: ViewSlot,
 }
 
 impl FsShared {
