@@ -1,10 +1,11 @@
 // null.c - a FUSE server that does as little as possible: the limit for any server on this machine.
 //
-//   null [--threads N] [--blocking] DIR
+//   null [--threads N] [--blocking] [--on-device DEVICE] DIR
 //
 // It mounts an empty file system at DIR, whose files are in memory, by the kernel's interface
 // without a library, as root. The kernel sends it the same requests as EVFS. N threads (8) serve;
-// they wait as those of EVFS do (policy.c), or with --blocking each in a read of its own.
+// they wait as those of EVFS do (policy.c), or with --blocking each in a read of its own. With
+// --on-device the mount is of the type fuseblk, in which close(2) waits for the server.
 //
 // SIGUSR1 prints the number of requests of each kind so far as one line of JSON; so does the end,
 // after umount(8), SIGTERM or SIGINT.
@@ -29,6 +30,7 @@
 #define PROBE 8 // as in crates/fuse-mount/src/session.rs
 
 static int device;
+static bool awaits_release; // close(2) waits for the answer to RELEASE
 static _Atomic unsigned serving;
 static _Atomic bool ended;
 
@@ -83,6 +85,7 @@ static bool is_awaited(const char *in)
     const struct fuse_in_header *h = (const void *)in;
     switch (h->opcode) {
     case FUSE_RELEASE:
+        return awaits_release;
     case FUSE_FORGET:
     case FUSE_BATCH_FORGET:
     case FUSE_INTERRUPT:
@@ -99,7 +102,8 @@ static bool is_awaited(const char *in)
 static int await_request(struct worker *w, struct served *served)
 {
     uint64_t start = monotonic_ns(), window = waiting_window(start);
-    served->is_for_one = window > 0 || waiting_is_for_one();
+    served->is_on_one_cpu = waiting_is_for_one();
+    served->is_for_one = window > 0 || served->is_on_one_cpu;
     served->was_there = NOT_ASKED;
     if (leaders_seats() > 1)
         window = 0;
@@ -130,11 +134,14 @@ static bool lead(struct worker *w)
         int fd = await_request(w, &served);
         if (fd == ENDED)
             return false;
-        served.awaited = is_awaited(w->in);
-        served.client = ((struct fuse_in_header *)w->in)->pid;
-        served.with_others = leaders_begin(served.awaited);
+        const struct fuse_in_header *header = (const void *)w->in;
+        bool awaited = is_awaited(w->in);
+        // The kernel does not name the client that waits for RELEASE.
+        served.awaited = awaited && header->opcode != FUSE_RELEASE;
+        served.client = header->pid;
+        served.with_others = leaders_begin(awaited);
         answer(fd, w);
-        leaders_finish(served.awaited);
+        leaders_finish(awaited);
         enum advice advice = demand_note(&w->demand, served, leaders_seats());
         if (advice == ONE_MORE)
             leaders_add_seat();
@@ -208,7 +215,7 @@ static void start_threads(unsigned threads, bool blocking)
 
 // ---- start and end
 
-static void mount_at(const char *dir)
+static void mount_at(const char *dir, const char *block_device)
 {
     device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     if (device < 0)
@@ -216,9 +223,12 @@ static void mount_at(const char *dir)
     char options[128];
     snprintf(options, sizeof options,
              "fd=%d,rootmode=40755,user_id=0,group_id=0,default_permissions,allow_other,"
-             "max_read=%u",
-             device, PIECE_BYTES);
-    if (mount("null", dir, "fuse", MS_NOSUID | MS_NODEV, options))
+             "max_read=%u%s",
+             device, PIECE_BYTES, block_device ? ",blksize=4096" : "");
+    awaits_release = block_device;
+    const char *from = block_device ? block_device : "null";
+    const char *type = block_device ? "fuseblk" : "fuse";
+    if (mount(from, dir, type, MS_NOSUID | MS_NODEV, options))
         die("cannot mount %s: %s; run as root", dir, strerror(errno));
 }
 
@@ -255,19 +265,21 @@ int main(int argc, char **argv)
 {
     unsigned threads = 8;
     bool blocking = false;
-    const char *dir = NULL;
+    const char *dir = NULL, *block_device = NULL;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--blocking"))
             blocking = true;
         else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
             threads = (unsigned)strtoul(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--on-device") && i + 1 < argc)
+            block_device = argv[++i];
         else if (*argv[i] != '-' && !dir)
             dir = argv[i];
         else
             dir = "";
     }
     if (!dir || !*dir || !threads) {
-        fputs("usage: null [--threads N] [--blocking] DIR\n", stderr);
+        fputs("usage: null [--threads N] [--blocking] [--on-device DEVICE] DIR\n", stderr);
         return 2;
     }
     sigset_t signals;
@@ -278,7 +290,7 @@ int main(int argc, char **argv)
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
 
     tree_init();
-    mount_at(dir);
+    mount_at(dir, block_device);
     shake_hands();
     start_threads(threads, blocking);
     int got;

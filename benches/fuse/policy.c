@@ -96,13 +96,15 @@ enum advice demand_note(struct demand *d, struct served served, unsigned leaders
     if (!served.awaited)
         return STAY;
     bool is_other = served.client != d->client || served.client == 0;
-    bool is_behind = served.was_there == WAS_THERE && is_other;
+    bool can_share = !served.is_on_one_cpu;
+    bool is_behind = served.was_there == WAS_THERE && is_other && can_share;
+    bool with_others = served.with_others && can_share;
     d->client = served.client;
     if (is_behind)
         d->backlog += BACKLOG_STEP;
     else if (served.was_there == WAS_NOT_THERE && d->backlog)
         d->backlog--;
-    d->alone = is_behind || served.with_others || leaders <= least ? 0 : d->alone + 1;
+    d->alone = is_behind || with_others || leaders <= least ? 0 : d->alone + 1;
     if (d->backlog >= BACKLOG) {
         d->backlog = 0;
         return ONE_MORE;

@@ -31,6 +31,7 @@ struct served {
     uint32_t client;          // thread that sent it
     bool with_others;         // another leader served one when it began
     bool is_for_one;          // one leader is enough
+    bool is_on_one_cpu;       // because frequent requests meet a single CPU
 };
 
 enum advice { STAY, ONE_MORE, ONE_LESS };

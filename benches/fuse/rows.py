@@ -14,7 +14,7 @@ from sides import Failed
 REPEAT = {"git-status": 5, "ls": 5}
 # Rows that use the unpacked tree. The last one removes it.
 TREE_ROWS = ("untar", "git-status", "git-status-cold", "find-cold", "ls", "rm")
-SMALL = ("create-unlink", "create-write-unlink", "stat", "read-direct", "read-cached")
+SMALL = ("create-unlink", "create-write-unlink", "stat", "read", "read-direct", "read-cached")
 DEFAULT = (*SMALL, "postmark", "untar", "git-status", "ls", "rm")
 PIECES = 16  # of the file that is read
 MORE = ("create-write-unlink-4", "find-cold", "git-status-cold", "directory")

@@ -1,6 +1,8 @@
 """The file systems that are compared. Each is mounted at DIR/NAME/mnt, its storage in memory."""
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import time
@@ -11,6 +13,9 @@ PASSWORD = "correct-horse-battery"
 STARTS_WITHIN = 600  # seconds; cryfs derives its key for long
 # The server of a mount gets SIGTERM when this process is killed.
 ENDS_WITH_US = ["setpriv", "--pdeathsig", "TERM"]
+# Linux with which EVFS mounts by the type fuseblk as root, so that sync(2) reaches it. With this
+# type, close(2) waits for the server.
+BLOCK_MOUNT_SINCE = (6, 18)
 # Packages of Debian.
 PACKAGES = {"gocryptfs": "gocryptfs", "cryfs": "cryfs", "securefs": "securefs"}
 
@@ -116,10 +121,27 @@ class Null(Side):
 
     def __init__(self, name, memory, program, options):
         super().__init__(name, memory)
-        self.program, self.options = program, options
+        self.program, self.options, self.device = program, options, None
+
+    def create(self):
+        if evfs_mounts_on_device():
+            file = self.home / "device"
+            file.touch()
+            os.truncate(file, 4096)
+            made = subprocess.run(
+                ["losetup", "--find", "--show", "--sector-size", "4096", file],
+                capture_output=True, text=True, check=True,
+            )
+            self.device = made.stdout.strip()
 
     def command(self):
-        return [self.program, *self.options, self.mnt]
+        device = ["--on-device", self.device] if self.device else []
+        return [self.program, *self.options, *device, self.mnt]
+
+    def destroy(self):
+        if self.device:
+            run(["losetup", "--detach", self.device], self.log)
+        super().destroy()
 
 
 class Evfs(Side):
@@ -219,6 +241,12 @@ class Other(Side):
     def destroy(self):
         shutil.rmtree(self.store)
         super().destroy()
+
+
+def evfs_mounts_on_device():
+    """Returns whether EVFS mounts by the type fuseblk here."""
+    numbers = re.findall(r"\d+", platform.release())
+    return tuple(map(int, numbers[:2])) >= BLOCK_MOUNT_SINCE
 
 
 def missing(name):

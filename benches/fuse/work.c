@@ -72,6 +72,22 @@ static void read_pieces(int count, int flags)
     close(fd);
 }
 
+// Without its pages in the kernel's cache and without read-ahead, each read asks the server.
+static void read_again(int count)
+{
+    int fd = file_of("file", O_RDONLY);
+    if ((errno = posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM)))
+        die("posix_fadvise");
+    for (int i = 0; i < count; i++) {
+        off_t at = i * PIECE % FILE_BYTES;
+        if (!at && (errno = posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED)))
+            die("posix_fadvise");
+        if (pread(fd, buffer, PIECE, at) != PIECE)
+            die("read");
+    }
+    close(fd);
+}
+
 static void prepare(int count)
 {
     (void)count;
@@ -107,6 +123,7 @@ static const struct {
     { "create-write-unlink", create_write_unlink },
     { "create", create_only },
     { "stat", stat_again },
+    { "read", read_again },
     { "read-direct", read_direct },
     { "read-cached", read_cached },
 };

@@ -44,6 +44,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
     ("fsck", &["files.img", "--repair"], &[]),
     ("defrag", &["files.img"], &[]),
     ("grow", &["files.img", "--size", "48M"], &[]),
+    ("shrink", &["files.img", "--size=20M"], &["--yes"]),
     ("upgrade", &["files.img"], &[]),
     (
         "fileset create",
@@ -56,6 +57,7 @@ const CASES: &[(&str, &[&str], &[&str])] = &[
         &["files.img", "home", "1M", "--user", "1000"],
         &[],
     ),
+    ("fileset compression", &["files.img", "home", "lz4"], &[]),
     ("fileset snapshot", &["files.img", "home", "monday"], &[]),
     ("fileset rename", &["files.img", "old", "people"], &[]),
     ("fileset remove", &["files.img", "spare"], &[]),

@@ -195,15 +195,15 @@ mod needs_peer {
         let s = Sandbox::new();
         s.run(&["format", "a.img", "--size", "64M"]).ok();
         fs::create_dir(s.path("mnt")).unwrap();
-        set(&s.path("a.img"), FEATURES_READ_COMPATIBLE, 3);
+        set(&s.path("a.img"), FEATURES_READ_COMPATIBLE, 0x81);
         let refused = s.run(&["mount", "a.img", "mnt", "--background"]).code(1);
         assert!(
-            refused.stderr.contains("does not know (0x2)"),
+            refused.stderr.contains("does not know (0x80)"),
             "{refused:?}"
         );
         assert!(refused.stderr.contains("--read-only"), "{refused:?}");
         let usage = s.json(&["df", "a.img"]);
-        assert_eq!(usage["features_read_compatible"], 3);
+        assert_eq!(usage["features_read_compatible"], 0x81);
         s.run(&["mount", "a.img", "mnt", "--background", "--read-only"])
             .ok();
         fs::write(s.path("mnt/new"), "").expect_err("it is read-only");

@@ -20,6 +20,7 @@ fn commands(s: &Sandbox) -> Vec<Case> {
     let case = |args, what, code| Case { args, what, code };
     vec![
         case(words(&["fsck", "disk.img"]), "checked", 0),
+        case(words(&["fsck", "--online", "disk.img"]), "checked", 0),
         case(words(&["scrub", "disk.img"]), "scrubbed", 0),
         case(words(&["defrag", "disk.img"]), "defragmented", 0),
         case(words(&["upgrade", "disk.img"]), "upgraded", 0),

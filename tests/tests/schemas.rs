@@ -216,13 +216,17 @@ fn of_file_systems(p: &mut Printed) {
     p.json(&["format", "c.img", "--size", "64M"]);
     p.json(&["df", "c.img"]);
     p.json(&["fsck", "c.img"]);
+    p.json(&["fsck", "--online", "c.img"]);
     p.json(&["scrub", "c.img"]);
     p.json(&["defrag", "c.img"]);
     p.json(&["grow", "c.img"]);
+    p.json(&["shrink", "c.img", "--minimum"]);
+    p.json(&["shrink", "c.img", "--size", "60M", "--yes"]);
     p.json(&["upgrade", "c.img"]);
     p.json(&["fileset", "create", "c.img", "home", "--quota", "8M"]);
     p.json(&["fileset", "quota", "c.img", "home", "--user", "1", "1M"]);
     p.json(&["fileset", "quota", "c.img", "home", "--report"]);
+    p.json(&["fileset", "compression", "c.img", "home", "zstd"]);
     p.json(&["fileset", "snapshot", "c.img", "home", "monday"]);
     p.json(&["fileset", "list", "c.img"]);
     p.json(&["fileset", "diff", "c.img", "monday", "home"]);

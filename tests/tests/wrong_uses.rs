@@ -4,11 +4,15 @@
 //! The tables are the test. A line of a table is a command line, its exit code, and words that the
 //! answer must have, above all the name of the object. No use needs privileges or another program.
 
+#[path = "wrong_uses/storage.rs"]
+mod storage;
+
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use storage::{FILES, VOLUMES};
 use tests::{Ran, Sandbox};
 
 /// A command line, its exit code, and words of the answer.
@@ -48,6 +52,7 @@ const MISSING: &[Use] = &[
     ("scrub", 2, &["DEVICE"]),
     ("defrag", 2, &["DEVICE"]),
     ("grow", 2, &["DEVICE"]),
+    ("shrink", 2, &["DEVICE"]),
     ("upgrade", 2, &["DEVICE"]),
     ("df", 2, &["DEVICE"]),
     ("stats", 2, &["NAME"]),
@@ -192,6 +197,7 @@ const VALUES: &[Use] = &[
     ("fileset quota disk.img main lots", 2, &["lots"]),
     ("fileset quota a.img b --user 1 --group 2", 2, &["--group"]),
     ("fileset quota disk.img main 5G --report", 2, &["--report"]),
+    ("fileset compression x.img main gzip", 2, &["gzip"]),
     ("volume header prune --keep 0", 2, &["--keep", "0"]),
     ("cache set filecache_max", 2, &["filecache_max"]),
     ("lun set disk1 load_bal_policy", 2, &["load_bal_policy"]),
@@ -235,172 +241,6 @@ const KEYS: &[Use] = &[
         &["owner", "--no-passphrase"],
     ),
     ("key remove owner", 2, &["owner", "--yes"]),
-];
-
-const VOLUMES: &[Use] = &[
-    (
-        "volume create missing.img --owner owner",
-        10,
-        &["missing.img", "--size"],
-    ),
-    (
-        "volume create x.img --owner nokey --size 32M",
-        10,
-        &["nokey"],
-    ),
-    (
-        "volume create x.img --owner owner --recovery nokey --size 32M",
-        10,
-        &["nokey"],
-    ),
-    (
-        "volume create x.img --owner owner --size 1M",
-        2,
-        &["x.img", "17M"],
-    ),
-    (
-        "volume create a.img --owner owner --size 32M",
-        2,
-        &["a.img"],
-    ),
-    (
-        "volume create disk.img --owner owner",
-        2,
-        &["disk.img", "--force"],
-    ),
-    ("volume create x.img --passphrase --size 32M", 2, &["x.img"]),
-    ("volume info missing.img", 10, &["missing.img"]),
-    ("volume info disk.img", 10, &["disk.img"]),
-    ("volume info dir", 10, &["dir"]),
-    ("volume info foo://bar", 2, &["foo://bar", "iscsi://"]),
-    ("volume check missing.img", 10, &["missing.img"]),
-    ("volume repair missing.img", 10, &["missing.img"]),
-    ("volume erase missing.img", 10, &["missing.img"]),
-    ("volume erase disk.img --force", 10, &["disk.img"]),
-    ("volume erase a.img --key owner", 2, &["a.img", "--yes"]),
-    ("volume erase a.img --key spare", 12, &["wrong key"]),
-    ("volume key list missing.img", 10, &["missing.img"]),
-    ("volume key list disk.img", 10, &["disk.img"]),
-    (
-        "volume key add missing.img --user bob",
-        10,
-        &["missing.img"],
-    ),
-    ("volume key add a.img --user nokey", 10, &["nokey"]),
-    ("volume key add a.img --user bob --key owner", 2, &["bob"]),
-    (
-        "volume key add a.img --user carol --key bob",
-        13,
-        &["user", "owner"],
-    ),
-    (
-        "volume key add a.img --user carol --label x",
-        2,
-        &["--label"],
-    ),
-    (
-        "volume key add a.img --new-key-file missing.key",
-        10,
-        &["missing.key"],
-    ),
-    (
-        "volume key add a.img --new-passphrase",
-        2,
-        &["--new-passphrase-fd"],
-    ),
-    ("volume key remove missing.img bob", 10, &["missing.img"]),
-    ("volume key remove a.img nokey --key owner", 10, &["nokey"]),
-    (
-        "volume key remove a.img --key-slot 9 --key owner",
-        10,
-        &["9"],
-    ),
-    (
-        "volume key remove a.img bob --key owner",
-        2,
-        &["bob", "--yes"],
-    ),
-    ("volume key test a.img --key nokey", 10, &["nokey"]),
-    ("volume key test a.img --key spare", 12, &["wrong key"]),
-    (
-        "volume key test a.img --key-file missing.key",
-        10,
-        &["missing.key"],
-    ),
-    ("volume key test p.img --key-file wrong", 12, &["wrong key"]),
-    ("volume owner set a.img nokey --key owner", 10, &["nokey"]),
-    ("volume header backup missing.img b", 10, &["missing.img"]),
-    ("volume header backup disk.img b", 10, &["disk.img"]),
-    ("volume header backup a.img h", 2, &["h"]),
-    ("volume header restore a.img missing.h", 10, &["missing.h"]),
-    ("volume header restore a.img h", 2, &["a.img", "--yes"]),
-    ("volume trust missing.img", 10, &["missing.img"]),
-    ("volume trust missing.img --reset", 10, &["missing.img"]),
-    ("attach missing.img", 10, &["missing.img"]),
-    ("attach dir", 10, &["dir"]),
-    ("attach a.img --key nokey", 10, &["nokey"]),
-    ("attach a.img --key-file missing.key", 10, &["missing.key"]),
-    ("attach a.img --passphrase-fd 99", 2, &["99"]),
-    ("attach a.img --name a/b", 2, &["a/b", "--name"]),
-    ("attach p.img --key-file wrong", 12, &["wrong key"]),
-];
-
-const FILES: &[Use] = &[
-    ("format missing.img", 10, &["missing.img", "--size"]),
-    ("format disk.img", 2, &["disk.img", "--force"]),
-    ("format disk.img --size 64M", 2, &["disk.img"]),
-    (
-        "format clear.img --size 64M --integrity",
-        2,
-        &["clear.img", "not encrypted", "evfs volume create"],
-    ),
-    (
-        "format v.img --integrity --no-checksums",
-        2,
-        &["--integrity", "--no-checksums"],
-    ),
-    ("fsck missing.img", 10, &["missing.img"]),
-    ("fsck text.txt", 10, &["text.txt", "evfs format"]),
-    ("fsck dir", 10, &["dir"]),
-    ("grow missing.img", 10, &["missing.img"]),
-    (
-        "grow disk.img --size 1M",
-        2,
-        &["disk.img", "shrink", "--size"],
-    ),
-    ("grow disk.img --size big", 2, &["--size", "big"]),
-    ("scrub missing.img", 10, &["missing.img"]),
-    ("upgrade missing.img", 10, &["missing.img"]),
-    ("scrub disk.img --from here", 2, &["here", "position"]),
-    ("scrub disk.img --rate 0", 2, &["--rate", "at least"]),
-    ("defrag missing.img", 10, &["missing.img"]),
-    ("defrag disk.img no/such", 10, &["no/such"]),
-    ("df missing.img", 10, &["missing.img"]),
-    ("df text.txt", 10, &["text.txt", "evfs format"]),
-    ("df dir", 10, &["dir"]),
-    ("df disk.img --key owner", 2, &["disk.img"]),
-    ("unmount dir", 10, &["dir", "evfs status"]),
-    ("fileset list missing.img", 10, &["missing.img"]),
-    ("fileset list text.txt", 10, &["text.txt"]),
-    ("fileset create missing.img x", 10, &["missing.img"]),
-    ("fileset create disk.img a/b", 2, &["a/b", "no `/`"]),
-    ("fileset create disk.img main", 2, &["main"]),
-    ("fileset remove disk.img nosuch", 10, &["nosuch"]),
-    ("fileset rename disk.img nosuch other", 10, &["nosuch"]),
-    ("fileset rename disk.img main a/b", 2, &["main"]),
-    ("fileset snapshot disk.img nosuch s", 10, &["nosuch"]),
-    ("fileset snapshot disk.img main main", 2, &["main"]),
-    ("fileset quota disk.img nosuch 5G", 10, &["nosuch"]),
-    ("fileset quota disk.img nosuch --report", 10, &["nosuch"]),
-    ("fileset quota disk.img main --user no-one", 2, &["no-one"]),
-    ("fileset quota disk.img main --project 7", 2, &["project"]),
-    ("fileset clone disk.img nosuch new", 10, &["nosuch"]),
-    ("fileset clone disk.img main new", 2, &["snapshot"]),
-    ("fileset hold disk.img nosuch", 10, &["nosuch"]),
-    ("fileset hold disk.img main", 2, &["snapshot"]),
-    ("fileset diff disk.img main nosuch", 10, &["nosuch"]),
-    ("fileset rollback disk.img main none --yes", 10, &["none"]),
-    ("fileset rollback disk.img main main --yes", 2, &["main"]),
 ];
 
 const SERVICES: &[Use] = &[
@@ -673,8 +513,8 @@ fn the_tables_have_many_different_uses_of_each_command() {
     assert_eq!(different.len(), all.len(), "a use is there twice");
     assert!(all.len() >= USES_MIN, "{} uses", all.len());
     let verbs = "attach bench cache cell completions config defrag detach df doctor down explain \
-        fileset format fsck grow key lun man mount path plan quickstart scrub serve stats \
-        status sync top unmount up upgrade volume";
+        fileset format fsck grow key lun man mount path plan quickstart scrub serve shrink \
+        stats status sync top unmount up upgrade volume";
     let verbs: Vec<&str> = verbs.split(' ').collect();
     for verb in verbs {
         let has = |line: &&&str| line.split(' ').next() == Some(verb);

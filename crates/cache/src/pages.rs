@@ -84,8 +84,10 @@ impl Vnode {
     /// Latches the resident pages, one after the other.
     fn latches(&self) -> impl Iterator<Item = Latch<'_>> {
         let leaves = self.index().range(LeafNo::all()).into_iter();
-        let places = leaves.flat_map(|(number, at)| {
+        let places = leaves.flat_map(move |(number, at)| {
             let indexes = 0..LEAF_PAGES as u32;
+            // Most files have a few pages, at the beginning.
+            let indexes = indexes.take_while(move |_| self.index().leaf(at).live() > 0);
             indexes.map(move |index| (number.page(index), at, index))
         });
         places.filter_map(|(page, at, index)| Latch::take(self, at, index, page))

@@ -29,6 +29,7 @@ mod schema;
 mod scrub;
 mod serve;
 mod service;
+mod shrink;
 mod stats;
 mod status;
 mod sync;
@@ -90,6 +91,8 @@ pub enum Command {
     Scrub(scrub::Args),
     /// Use the new size of a device, for its volume and its file system, also while in use
     Grow(grow::Args),
+    /// Make a file system that is not in use smaller, with its volume and its image file
+    Shrink(shrink::Args),
     /// Give an existing file system checksums of file data
     Upgrade(upgrade::Args),
     /// Defragment files by rewriting them into fewer extents
@@ -180,6 +183,7 @@ impl Command {
             Command::Fsck(args) => files::fsck(context, &args),
             Command::Scrub(args) => scrub::run(context, &args),
             Command::Grow(args) => grow::run(context, &args),
+            Command::Shrink(args) => shrink::run(context, &args),
             Command::Upgrade(args) => upgrade::run(context, &args),
             Command::Defrag(args) => files::defrag(context, &args),
             Command::Fileset(command) => fileset::run(context, command),

@@ -370,10 +370,10 @@ fn only_the_owner_sets_flags_and_only_root_those_that_forbid() {
         chattr("+i", &theirs);
         assert!(!may(&theirs, 0), "nor may they take it away");
         assert_eq!(lsattr(&theirs), "idA");
-        // FS_COMPR_FL, which is for file systems that compress.
+        // FS_SYNC_FL, which EVFS does not have.
         let fd = File::open(&ours).expect("opened");
         // SAFETY: an open descriptor and the address of a number.
-        let set = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FS_IOC_SETFLAGS, &4) };
+        let set = unsafe { libc::ioctl(fd.as_raw_fd(), libc::FS_IOC_SETFLAGS, &8) };
         assert_eq!(check(set), Err(libc::EOPNOTSUPP));
         chattr("-i", &theirs);
     });

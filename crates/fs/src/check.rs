@@ -12,31 +12,38 @@ mod blocks;
 mod finding;
 mod meter;
 mod near_names;
+mod online;
 mod pages;
 mod rebuild;
 mod repair;
+mod stored_pages;
 mod sums;
 mod tree;
 
 pub use finding::{Finding, FindingKind};
+pub use online::Checked;
 pub use repair::Repair;
 
 use crate::error::Result;
 use crate::format::key::{Key, Section, TreeId};
+use crate::format::name_hash::Hasher;
+use crate::format::record::Run;
+use crate::format::superblock::Superblock;
 use crate::fs::Fs;
 use crate::metadata::shared::FsShared;
 use crate::metadata::state::State;
 use crate::scrub::{Invalid, ScrubPosition};
+use crate::space::Space;
 use finding::Findings;
 use meter::Meter;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of file data read between two reports of progress.
 const DATA_STEP_BYTES: u64 = 16 << 20;
 
 /// Result of a check.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Report {
     /// Inconsistencies; at most 1000.
     pub problems: Vec<Finding>,
@@ -53,6 +60,8 @@ pub struct Report {
     pub entries: u64,
     /// Number of extent records, including those that snapshots keep.
     pub extents: u64,
+    /// Number of those that are of compressed chunks.
+    pub chunks: u64,
     /// Histogram of the files of filesets by their number of extents: element n counts those with
     /// at least 2^n and fewer than 2^(n + 1).
     pub files_by_extents: Vec<u64>,
@@ -64,6 +73,8 @@ pub struct Report {
     pub metadata_blocks: u64,
     /// Blocks of file data without a checksum, in a file system with checksums.
     pub unverified_blocks: u64,
+    /// Blocks in use to which nothing refers.
+    pub orphaned_blocks: u64,
 }
 
 impl Report {
@@ -162,25 +173,52 @@ impl FsShared {
         let pages =
             epoch.and_then(|epoch| pages::verify(&self.io, (&superblock, key), epoch, meter));
         report.note(FindingKind::Pages, "page check", pages)?;
-        let keys = check_keys(&state, &mut report, meter);
+        let parts = Parts {
+            state: &state,
+            superblock: &superblock,
+            hasher: &self.hasher,
+            used: &|device_blocks| db.used(device_blocks),
+            space: Some(&self.space),
+        };
+        parts.check(&mut report, meter)?;
+        meter.end();
+        Ok(report)
+    }
+}
+
+/// State to be checked, besides the pages that it is stored in.
+struct Parts<'a> {
+    state: &'a State,
+    superblock: &'a Superblock,
+    hasher: &'a Hasher,
+    /// Returns the runs in use according to the last commit.
+    used: &'a dyn Fn(u64) -> Result<Vec<Run>>,
+    /// The allocator, if it belongs to the same state.
+    space: Option<&'a Space>,
+}
+
+impl Parts<'_> {
+    /// Checks all records. Returns the runs in use that nothing refers to, see [`blocks::check`].
+    fn check(&self, report: &mut Report, meter: &mut Meter) -> Result<Vec<Run>> {
+        let state = self.state;
+        let keys = check_keys(state, report, meter);
         report.note(FindingKind::Pages, "record check", keys)?;
         for (id, tree) in &state.trees {
             report.trees += 1;
             if !tree.record.removing && !tree.restoring {
-                let walk = tree::Walk::new(&state, &self.hasher, *id, &mut report);
+                let walk = tree::Walk::new(state, self.hasher, *id, report);
                 let walked = walk.run(meter);
                 let what = format!("`{}`", tree.record.name);
                 report.note(FindingKind::Pages, &what, walked)?;
             }
         }
-        let accounts = accounts::check(&state, &mut report);
+        let accounts = accounts::check(state, report);
         report.note(FindingKind::Usage, "check of users and groups", accounts)?;
-        let blocks = blocks::check(&state, db, &superblock, &self.space, &mut report, meter);
-        report.note(FindingKind::Space, "block check", blocks)?;
-        let sums = sums::check(&state, &mut report);
+        let blocks = blocks::check(self, report, meter);
+        let orphaned = report.note(FindingKind::Space, "block check", blocks)?;
+        let sums = sums::check(state, report);
         report.note(FindingKind::Data, "checksum check", sums)?;
-        meter.end();
-        Ok(report)
+        Ok(orphaned.unwrap_or_default())
     }
 }
 

@@ -1,5 +1,7 @@
 //! The content of files: its extents on the device, and I/O on them.
 
+pub(crate) mod chunks;
+pub(crate) mod codec;
 pub mod content;
 pub(crate) mod extents;
 pub mod pager;

@@ -6,8 +6,10 @@
 //!
 //! **Invariant:** the blocks of a file are durable at their new location before any metadata refers
 //! to it, and the old ones rest until that is durable too; so after a crash at any moment one of
-//! the two is complete. Deliberately absent: blocks shared with a snapshot or another file, holes
-//! and unwritten blocks, all of which stay where they are, and a file system in use.
+//! the two is complete. While the file system is in use, a piece moves only if no write of the file
+//! began or was in progress since its bytes were read; a file that changes stays as it is.
+//! Deliberately absent: blocks shared with a snapshot or another file, holes and unwritten blocks, all
+//! of which stay where they are.
 
 use crate::data::extents::{Mapped, end_of};
 use crate::error::{Error, Kind, Result};
@@ -17,11 +19,12 @@ use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, Fi
 use crate::format::sums::{NO_SUM, Sum};
 use crate::fs::Fs;
 use crate::metadata::op::Op;
+use crate::metadata::pace::Pace;
 use crate::metadata::state::State;
 use crate::names::directory::AFTER_DOTS;
 use block::Buf;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 
 /// Blocks of an extent that is long enough to stay where it is: 64 MiB.
@@ -32,7 +35,7 @@ const STEP_BLOCKS: u64 = 65_536;
 const COPY_BYTES: u64 = 4 << 20;
 
 /// Result of a defragmentation.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Defragmented {
     /// Regular files examined.
     pub files: u64,
@@ -51,6 +54,15 @@ pub struct Defragmented {
 enum Mode {
     Rewrite,
     Plan,
+}
+
+/// Manner of a defragmentation.
+#[derive(Clone, Copy)]
+struct Manner<'a> {
+    mode: Mode,
+    /// Whether others use the fileset at the same time.
+    in_use: bool,
+    pace: &'a Pace,
 }
 
 /// Progress, in inodes and their blocks.
@@ -82,34 +94,66 @@ impl Fs {
         top: Ino,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
-        let done = self.defrag_in(Mode::Rewrite, id, top, progress)?;
+        let manner = Manner {
+            mode: Mode::Rewrite,
+            in_use: false,
+            pace: &Pace::new(None),
+        };
+        let done = self.defrag_in(manner, id, top, progress)?;
         self.sync()?;
         Ok(done)
     }
 
-    /// Computes the result of [`Fs::defrag`] for a file system with enough free space in one
+    /// As [`Fs::defrag`], while others may use the fileset: files that change at the same time stay
+    /// as they are. `pace` limits the bytes moved in a second, and can end it.
+    ///
+    /// # Errors
+    /// Those of [`Fs::defrag`]. [`Kind::Busy`]: `pace` was stopped.
+    pub fn defrag_online(
+        &self,
+        id: TreeId,
+        top: Ino,
+        pace: &Pace,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Defragmented> {
+        let manner = Manner {
+            mode: Mode::Rewrite,
+            in_use: true,
+            pace,
+        };
+        let done = self.defrag_in(manner, id, top, progress)?;
+        self.sync()?;
+        Ok(done)
+    }
+
+    /// Computes the result of [`Fs::defrag_online`] for a file system with enough free space in one
     /// piece, and changes nothing.
     ///
     /// # Errors
-    /// Those of [`Fs::defrag`].
+    /// Those of [`Fs::defrag_online`].
     pub fn plan_defrag(
         &self,
         id: TreeId,
         top: Ino,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
-        self.defrag_in(Mode::Plan, id, top, progress)
+        let manner = Manner {
+            mode: Mode::Plan,
+            in_use: true,
+            pace: &Pace::new(None),
+        };
+        self.defrag_in(manner, id, top, progress)
     }
 
     fn defrag_in(
         &self,
-        mode: Mode,
+        manner: Manner<'_>,
         id: TreeId,
         top: Ino,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Defragmented> {
         let fileset = self.fileset(id)?;
-        fileset.refuse_use()?;
+        fileset.check_use(manner)?;
         let inode = fileset.attr(top)?.inode;
         let record = fileset.record()?;
         let mut way = DefragProgress {
@@ -125,28 +169,44 @@ impl Fs {
         let mut seen: HashSet<Ino> = HashSet::new();
         let mut todo = vec![top];
         while let Some(ino) = todo.pop() {
-            let inode = fileset.attr(ino)?.inode;
-            if inode.is_dir() {
-                fileset.read_dir(ino, AFTER_DOTS, |entry| {
-                    todo.push(entry.ino);
-                    Ok(true)
-                })?;
+            manner.pace.pass(0)?;
+            let mut examine = || -> Result<()> {
+                let inode = fileset.attr(ino)?.inode;
+                if inode.is_dir() {
+                    fileset.read_dir(ino, AFTER_DOTS, |entry| {
+                        todo.push(entry.ino);
+                        Ok(true)
+                    })?;
+                }
+                // A file with several names is found under each of them.
+                let new = inode.links < 2 || inode.is_dir() || seen.insert(ino);
+                if new && inode.kind == FileType::File {
+                    fileset.defrag_file(manner, ino, &mut done, &mut way)?;
+                }
+                way.went(u64::from(new));
+                Ok(())
+            };
+            match examine() {
+                // Others have removed it.
+                Err(error) if manner.in_use && ino != top && is_gone(&error) => {}
+                examined => examined?,
             }
-            // A file with several names is found under each of them.
-            let new = inode.links < 2 || inode.is_dir() || seen.insert(ino);
-            if new && inode.kind == FileType::File {
-                fileset.defrag_file(mode, ino, &mut done, &mut way)?;
-            }
-            way.went(u64::from(new));
         }
         way.went(way.total);
         Ok(done)
     }
 }
 
+fn is_gone(error: &Error) -> bool {
+    matches!(error.kind(), Kind::NotFound | Kind::Stale)
+}
+
 impl Fileset {
-    fn refuse_use(&self) -> Result<()> {
+    fn check_use(&self, manner: Manner<'_>) -> Result<()> {
         let op = Op::begin(&self.fs, self.id)?;
+        if manner.in_use {
+            return op.refuse_receiving(self.id);
+        }
         let mut cores = op.cores.iter();
         if cores.any(|((tree, _), core)| *tree == self.id && !core.is_idle()) {
             Err(Error::new(
@@ -160,7 +220,7 @@ impl Fileset {
 
     fn defrag_file(
         &self,
-        mode: Mode,
+        manner: Manner<'_>,
         ino: Ino,
         done: &mut Defragmented,
         way: &mut DefragProgress,
@@ -177,11 +237,19 @@ impl Fileset {
         };
         let mut moved = 0;
         let mut merged = 0;
-        for stretch in stretches {
+        'file: for stretch in stretches {
             let mut rest = &stretch[..];
             while rest.len() > 1 {
-                let taken = match mode {
-                    Mode::Rewrite => self.move_some(ino, rest)?,
+                let taken = match manner.mode {
+                    Mode::Rewrite => match self.move_some(manner, ino, rest)? {
+                        Some(taken) => taken,
+                        None if manner.in_use => break 'file,
+                        None => {
+                            let text =
+                                format!("inode {ino} changed while its blocks were being moved");
+                            return Err(Error::new(Kind::Busy, text));
+                        }
+                    },
                     Mode::Plan => rest.len(),
                 };
                 let blocks = rest[..taken].iter().map(|(_, e)| u64::from(e.blocks)).sum();
@@ -193,7 +261,7 @@ impl Fileset {
                 rest = &rest[taken..];
             }
         }
-        let after = match (mode, moved) {
+        let after = match (manner.mode, moved) {
             (_, 0) => before,
             (Mode::Plan, _) => before.saturating_sub(merged),
             (Mode::Rewrite, _) => {
@@ -211,8 +279,8 @@ impl Fileset {
     }
 
     /// Moves as many of the first pieces as fit into a free run. Returns their number; 1 if there
-    /// is no run for two, in which case the piece has not moved.
-    fn move_some(&self, ino: Ino, pieces: &[Mapped]) -> Result<usize> {
+    /// is no run for two, in which case the piece has not moved, and `None` if the file has changed.
+    fn move_some(&self, manner: Manner<'_>, ino: Ino, pieces: &[Mapped]) -> Result<Option<usize>> {
         let mut found = self.find_run(pieces);
         if found.is_none() && self.fs.space.has_quarantined() {
             // Blocks freed by earlier moves become usable once those are durable.
@@ -220,17 +288,54 @@ impl Fileset {
             found = self.find_run(pieces);
         }
         let Some((taken, run)) = found else {
-            return Ok(1);
+            return Ok(Some(1));
         };
-        let pieces = &pieces[..taken];
-        let moved = self
-            .copy(ino, pieces, run)
-            .and_then(|sums| self.put_there(ino, pieces, run, &sums));
-        if let Err(error) = moved {
+        // From here on, its state stays in memory, and counts its writes.
+        if let Err(error) = self.open(ino) {
             self.fs.space.release_run(run);
             return Err(error);
         }
-        Ok(taken)
+        // Before the lookup: none of the blocks that are read is used again.
+        let entered = self.fs.space.enter();
+        let pieces = &pieces[..taken];
+        let move_all = || {
+            let Some(begun) = self.quiet(&self.fs.read(), ino, pieces)? else {
+                return Ok(false);
+            };
+            let sums = self.copy(manner.pace, ino, pieces, run)?;
+            self.put_there(ino, pieces, run, &sums, begun)
+        };
+        let moved = move_all();
+        self.fs.space.leave(entered);
+        let released = self.release(ino);
+        if !matches!(moved, Ok(true)) {
+            self.fs.space.release_run(run);
+        }
+        let moved = moved?;
+        released?;
+        Ok(moved.then_some(taken))
+    }
+
+    /// Checks that a file still has these pieces for itself, and that none of its blocks is being
+    /// written. Returns the number of writes that have begun, or `None` if the file has changed.
+    fn quiet(&self, state: &State, ino: Ino, pieces: &[Mapped]) -> Result<Option<u64>> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
+            return Ok(None);
+        };
+        let range = first.0..end_of(last);
+        let core = state.cores.get(&(self.id, ino));
+        let Some(core) = core.filter(|core| core.writes.is_empty()) else {
+            return Ok(None);
+        };
+        if state.extents(self.id, ino, range)? != pieces {
+            return Ok(None);
+        }
+        for piece in pieces {
+            if !is_own(state, self.id, ino, piece)? {
+                return Ok(None);
+            }
+        }
+        Ok(Some(core.begun))
     }
 
     /// Allocates a free run for two or more of the first pieces. Returns how many fit.
@@ -260,16 +365,23 @@ impl Fileset {
         }
     }
 
-    /// Replaces the pieces by one record, once their bytes are durable at the new location.
-    fn put_there(&self, ino: Ino, pieces: &[Mapped], run: Run, sums: &[Sum]) -> Result<()> {
+    /// Replaces the pieces by one record, once their bytes are durable at the new location. Returns
+    /// `false` if the file has changed since `begun` of its writes had begun.
+    fn put_there(
+        &self,
+        ino: Ino,
+        pieces: &[Mapped],
+        run: Run,
+        sums: &[Sum],
+        begun: u64,
+    ) -> Result<bool> {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else {
-            return Ok(());
+            return Ok(false);
         };
         let range = first.0..end_of(last);
         let mut op = Op::begin(&self.fs, self.id)?;
-        if op.extents(self.id, ino, range.clone())? != pieces {
-            let text = format!("inode {ino} changed while its blocks were being moved");
-            return Err(Error::new(Kind::Busy, text));
+        if self.quiet(op.state(), ino, pieces)? != Some(begun) {
+            return Ok(false);
         }
         op.unmap(self.id, ino, range.clone())?;
         let whole = Extent {
@@ -284,12 +396,12 @@ impl Fileset {
             op.set_sums(run, sums);
         }
         op.finish();
-        Ok(())
+        Ok(true)
     }
 
     /// Copies the bytes of pieces to a run, and makes them durable there. Returns the checksums of
     /// the copy.
-    fn copy(&self, ino: Ino, pieces: &[Mapped], run: Run) -> Result<Vec<Sum>> {
+    fn copy(&self, pace: &Pace, ino: Ino, pieces: &[Mapped], run: Run) -> Result<Vec<Sum>> {
         let fs = &self.fs;
         let len = COPY_BYTES.min(fs.io.info().max_transfer.into()) / BLOCK_BYTES * BLOCK_BYTES;
         let mut to = DeviceOffset::of_block(run.start);
@@ -305,6 +417,7 @@ impl Fileset {
             let mut at = 0;
             while at < bytes {
                 let mut data = vec![0; len.min(bytes - at) as usize];
+                pace.pass(data.len() as u64)?;
                 fs.io.read(from.plus(at), &mut data)?;
                 self.verify(ino, (*first, *piece), at / BLOCK_BYTES, &data)?;
                 let keep = counts.saturating_sub(at).min(data.len() as u64);
@@ -371,13 +484,7 @@ fn stretches(
         let (first, extent) = *mapped;
         let movable = !extent.unwritten && extent.blocks < LONG_BLOCKS;
         let follows = current.last().is_some_and(|last| end_of(last) == first);
-        let own = movable
-            && state
-                .own_parts(tree, ino, first..end_of(mapped))?
-                .iter()
-                .map(|(_, part)| part.blocks)
-                .sum::<u32>()
-                == extent.blocks;
+        let own = movable && is_own(state, tree, ino, mapped)?;
         if !follows || !own {
             all.push(std::mem::take(&mut current));
         }
@@ -388,4 +495,11 @@ fn stretches(
     all.push(current);
     all.retain(|stretch| stretch.len() > 1);
     Ok(all)
+}
+
+/// Reports whether a file alone has the blocks of one of its pieces.
+fn is_own(state: &State, tree: TreeId, ino: Ino, piece: &Mapped) -> Result<bool> {
+    let own = state.own_parts(tree, ino, piece.0..end_of(piece))?;
+    let blocks: u32 = own.iter().map(|(_, part)| part.blocks).sum();
+    Ok(blocks == piece.1.blocks)
 }

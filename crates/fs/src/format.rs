@@ -3,6 +3,7 @@
 //! `docs/format/fs.md` describes them. Everything read from a device is validated here.
 
 pub mod account;
+pub mod chunk;
 pub mod flags;
 pub mod key;
 pub mod name_hash;

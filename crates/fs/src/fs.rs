@@ -7,6 +7,7 @@ mod grow;
 pub mod open;
 pub mod owner_quotas;
 mod rollback;
+mod shrink;
 mod snapshot_space;
 pub mod upgrade;
 

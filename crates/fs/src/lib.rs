@@ -71,7 +71,7 @@ mod space;
 mod transfer;
 
 pub use cache::{FileId, FileRequest, Loan, Pager, PagerInfo, PagerQueue};
-pub use check::{Finding, FindingKind, Repair, Report};
+pub use check::{Checked, Finding, FindingKind, Repair, Report};
 pub use data::content::{Allocate, Seek, Stamp};
 pub use data::pager::FsPager;
 pub use defrag::Defragmented;
@@ -82,6 +82,7 @@ pub use files::{
 };
 pub use fileset::{Attr, Fileset, StatFs};
 pub use format::account::{Charge, Owner, OwnerLimits};
+pub use format::chunk::Compression;
 pub use format::flags::InodeFlags;
 pub use format::key::{Ino, TreeId};
 pub use format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType, Inode, NAME_MAX, Time};
@@ -96,6 +97,7 @@ pub use fs::open::DataChecksums;
 pub use fs::owner_quotas::OwnerUsage;
 pub use fs::upgrade::Upgraded;
 pub use fs::{FIRST_FILESET, Fs, Usage};
+pub use metadata::pace::Pace;
 pub use metadata::shared::Options;
 pub use names::attributes::{SetAttr, SetTime, SetXattr};
 pub use names::directory::{DirEntry, INHERITED, New, ROOT};

@@ -8,8 +8,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::chunk::held_by;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
-use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, FILE_SIZE_MAX, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, FILE_SIZE_MAX, Run};
 use crate::format::sums::{NO_SUM, Sum};
 use crate::fs::Fs;
 use crate::metadata::shared::FsShared;
@@ -341,12 +342,14 @@ fn stretches(
             0 => Some(bytes),
             _ => decode_preserved(bytes)?,
         };
-        let Some(extent) = value.map(Extent::decode).transpose()? else {
+        let held = value.map(|value| held_by(key.kind(), value)).transpose()?;
+        let Some(held) = held.flatten() else {
             return Ok(true);
         };
-        let (first, run) = (key.place(), extent.run());
+        // Damage of a compressed chunk is reported as if its blocks were those of the file.
+        let (first, run) = (key.place(), held.run);
         let from = from.max(first);
-        if extent.unwritten || from >= first + run.blocks {
+        if held.unwritten || from >= first + run.blocks {
             return Ok(true);
         }
         let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
@@ -384,21 +387,20 @@ fn stretches(
     };
     let mut open = true;
     let mut start = from.key;
+    let kind = match start.kind() {
+        Some(Item::Chunk) => Item::Chunk,
+        _ => Item::Extent,
+    };
     if from.block > 0 {
         let is_fileset = |tree: &Tree| tree.record.origin == 0;
         let record = if state.trees.get(&start.layer).is_some_and(is_fileset) {
             // The record may have been joined with the one before it.
-            start = Key::item(
-                start.layer,
-                start.object,
-                Item::Extent,
-                from.block.min(PLACE_MAX),
-            );
+            start = Key::item(start.layer, start.object, kind, from.block.min(PLACE_MAX));
             let (first, _) = Key::inode(start.layer, start.object);
             let last = start.previous().unwrap_or(first);
             let read = |key: Key, bytes: &[u8]| Ok((key, bytes.to_vec()));
             let last = state.items.last(first, last, read)?;
-            last.filter(|(key, _)| key.kind() == Some(Item::Extent))
+            last.filter(|(key, _)| key.kind() == Some(kind))
         } else {
             // Between the blocks of an old record there may be keys of newer ones.
             let read = |bytes: &[u8]| Ok((start, bytes.to_vec()));
@@ -420,7 +422,9 @@ fn stretches(
                 stopped = Some(ScrubPosition { key, block: 0 });
                 return Ok(false);
             }
-            if key.kind() != Some(Item::Extent) || !(1..=PLACE_MAX).contains(&key.object) {
+            if !matches!(key.kind(), Some(Item::Extent | Item::Chunk))
+                || !(1..=PLACE_MAX).contains(&key.object)
+            {
                 return Ok(true);
             }
             add(key, bytes, 0)

@@ -74,6 +74,10 @@ struct Inner {
     slack: u64,
     /// Number of runs that the metadata may still allocate.
     runs_left: usize,
+    /// Block from which on none may be allocated, because the file system is to end there.
+    end: u64,
+    /// Free blocks from there on.
+    beyond: Vec<Run>,
 }
 
 /// Free space of the device in blocks.
@@ -96,6 +100,7 @@ impl Space {
             reserve,
             current: ChangeSet(1),
             runs_left: usize::MAX,
+            end: u64::MAX,
             ..Inner::default()
         };
         Space {
@@ -116,8 +121,42 @@ impl Space {
     /// its metadata.
     pub fn extend(&self, run: Run, reserve: u64) {
         let mut inner = self.lock();
+        inner.end = u64::MAX;
         inner.release(run);
         inner.reserve = reserve;
+    }
+
+    /// Allocates no block from `end` on until [`Space::end_limit`].
+    pub fn limit(&self, end: u64) {
+        let mut inner = self.lock();
+        inner.end = end;
+        let within = inner.by_start.range(..end).next_back();
+        let cut = within.filter(|(start, blocks)| *start + *blocks > end);
+        let first = cut.map_or(end, |(start, _)| *start);
+        let all: Vec<Run> = inner
+            .by_start
+            .range(first..)
+            .map(|(&start, &blocks)| Run { start, blocks })
+            .collect();
+        for run in all {
+            inner.remove_run(run.start, run.blocks);
+            inner.free -= run.blocks;
+            inner.release(run);
+        }
+    }
+
+    /// Ends the limit: if the file system now ends there, its metadata has a reserve of `reserve`
+    /// blocks; otherwise, the blocks behind are free again.
+    pub fn end_limit(&self, reserve: Option<u64>) {
+        let mut inner = self.lock();
+        let beyond = std::mem::take(&mut inner.beyond);
+        match reserve {
+            Some(reserve) => inner.reserve = reserve,
+            None => {
+                inner.end = u64::MAX;
+                beyond.into_iter().for_each(|run| inner.release(run));
+            }
+        }
     }
 
     /// Adds the blocks from `start` to `end`, which may be none.
@@ -277,6 +316,19 @@ impl Space {
         };
         inner.remove(run)?;
         inner.promised -= run.blocks;
+        Some(run)
+    }
+
+    /// As [`Space::allocate`], but allocates all of the blocks or none.
+    pub fn allocate_whole(&self, goal: Option<u64>, want: u64) -> Option<Run> {
+        let mut inner = self.lock();
+        if want > inner.promised || inner.is_crumbled() {
+            return None;
+        }
+        let mut fitting = |goal| inner.choose(goal, want).filter(|run| run.blocks == want);
+        let run = fitting(goal).or_else(|| fitting(None))?;
+        inner.remove(run)?;
+        inner.promised -= want;
         Some(run)
     }
 
@@ -480,7 +532,16 @@ impl Inner {
         (block < start + blocks).then_some(Run { start, blocks })
     }
 
-    fn release(&mut self, run: Run) {
+    fn release(&mut self, mut run: Run) {
+        if run.end() > self.end {
+            let start = run.start.max(self.end);
+            let blocks = run.end() - start;
+            self.beyond.push(Run { start, blocks });
+            run.blocks -= blocks;
+            if run.blocks == 0 {
+                return;
+            }
+        }
         let Run { mut start, blocks } = run;
         let mut end = run.end();
         self.free += blocks;

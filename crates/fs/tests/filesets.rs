@@ -2,7 +2,10 @@
 
 use block_testing::Mem;
 use cache::{Cache, Config};
-use fs::{FIRST_FILESET, Files, FilesetChange, Fs, Kind, Options, Quota, Result, Time, TreeRecord};
+use fs::{
+    Compression, FIRST_FILESET, Files, FilesetChange, Fs, Kind, Options, Quota, Result, Time,
+    TreeRecord,
+};
 use std::sync::Arc;
 
 /// Makes a change, and returns the record after it, or the last one of a removed fileset.
@@ -17,6 +20,10 @@ fn make(fs: &Fs, change: FilesetChange<'_>) -> Result<TreeRecord> {
         }
         FilesetChange::Quota { id, quota } => {
             fs.set_quota(id, quota)?;
+            fs.fileset(id)?.record()
+        }
+        FilesetChange::Compression { id, method } => {
+            fs.set_compression(id, method)?;
             fs.fileset(id)?.record()
         }
         FilesetChange::Hold { id, held } => {
@@ -66,6 +73,7 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
     let clone = |of, name| FilesetChange::Clone { of, name };
     let rename = |id, name| FilesetChange::Rename { id, name };
     let limit = |id| FilesetChange::Quota { id, quota };
+    let compress = |id, method| FilesetChange::Compression { id, method };
     let remove = |id| FilesetChange::Remove { id };
     let hold = |id, held| FilesetChange::Hold { id, held };
     let rollback = |to, keep| FilesetChange::Rollback { to, keep };
@@ -87,6 +95,11 @@ fn a_planned_change_has_the_result_of_the_real_one_and_changes_nothing() {
         (limit(then), Some(Kind::Invalid)),
         (limit(none), Some(Kind::NotFound)),
         (limit(main), None),
+        (compress(then, Some(Compression::Lz4)), Some(Kind::Invalid)),
+        (compress(none, None), Some(Kind::NotFound)),
+        (compress(home, Some(Compression::Zstd)), None),
+        (compress(main, Some(Compression::Lz4)), None),
+        (compress(main, None), None),
         (hold(home, true), Some(Kind::Invalid)),
         (hold(none, true), Some(Kind::NotFound)),
         (hold(then, true), None),

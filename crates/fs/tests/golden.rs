@@ -20,7 +20,8 @@ fn check(name: &str) {
     let expected = std::fs::read_to_string(fixture(&format!("{name}.txt"))).expect("its content");
     let mem = unpack(&packed);
     let has_integrity = name.starts_with("v1-keyed-");
-    let has_checksums = has_integrity || name.starts_with("v1-sums-");
+    let has_compression = name.starts_with("v1-compressed-");
+    let has_checksums = has_integrity || has_compression || name.starts_with("v1-sums-");
     for read_only in [true, false] {
         let device: Arc<dyn BlockDevice> = Arc::new(mem.fork());
         let options = fs::Options {
@@ -31,6 +32,8 @@ fn check(name: &str) {
         assert_clean(&fs, name);
         assert_eq!(fs.superblock().has_checksums(), has_checksums);
         assert_eq!(fs.superblock().has_integrity(), has_integrity);
+        let chunks = fs.check().expect("checked").chunks;
+        assert_eq!(chunks > 0, has_compression);
         let all = scrub(&fs);
         assert_eq!(all.damage, [], "{name}");
         assert_eq!(all.unverified, if has_checksums { 0 } else { all.blocks });
@@ -57,6 +60,16 @@ fn version_1_with_checksums_after_a_good_end_reads_as_it_did() {
 #[test]
 fn version_1_with_checksums_and_a_journal_to_play_reads_as_it_did() {
     check("v1-sums-journal");
+}
+
+#[test]
+fn version_1_with_compression_after_a_good_end_reads_as_it_did() {
+    check("v1-compressed-closed");
+}
+
+#[test]
+fn version_1_with_compression_and_a_journal_to_play_reads_as_it_did() {
+    check("v1-compressed-journal");
 }
 
 #[test]

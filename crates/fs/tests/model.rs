@@ -19,6 +19,7 @@ use common::owners::{self, Owners};
 use common::pair::Pair;
 use common::snapshots::Snapshots;
 use common::{amount, assert_clean, format, open, seed};
+use fs::Compression;
 use std::sync::Arc;
 
 /// Operations between two reopenings.
@@ -33,7 +34,13 @@ fn run(part: u64) {
     let device: Arc<dyn BlockDevice> = Arc::new(Mem::new(64 << 20, 512));
     format(&device);
     let mut pair = Pair::new(open(&device), seed(1).wrapping_add(part));
-    let mut snapshots = Snapshots::default();
+    // Files with a flag are compressed in all parts.
+    if let Some(method) = [Some(Compression::Lz4), Some(Compression::Zstd), None][part as usize % 3]
+    {
+        let id = pair.fileset().id();
+        pair.fs.set_compression(id, Some(method)).expect("set");
+    }
+    let (mut snapshots, mut chunks) = (Snapshots::default(), 0);
     // Half of the tests have limits of users and groups, which refuse operations.
     let mut refused = 0;
     let mut limited = (part % 2 == 1).then(Owners::default);
@@ -68,6 +75,7 @@ fn run(part: u64) {
         assert_clean(&pair.fs, &context);
         owners::compare(&pair);
         refused += pair.refused.get();
+        chunks += pair.fs.check().expect("checked").chunks;
         pair = reopen(pair, &device);
         pair.lenient = limited.is_some();
         pair.compare_all();
@@ -80,6 +88,7 @@ fn run(part: u64) {
         limited.is_some(),
         "{refused} operations were refused"
     );
+    assert!(chunks > 0, "nothing was compressed");
 }
 
 fn reopen(pair: Pair, device: &Arc<dyn BlockDevice>) -> Pair {

@@ -19,7 +19,7 @@ use common::client::Client;
 use common::model::{Id, Kind, Model};
 use common::pair::{Pair, describe};
 use common::{amount, assert_clean, format_with, open, seed};
-use fs::{DataChecksums, Fileset, Fs, Ino, Owner, OwnerLimits};
+use fs::{Compression, DataChecksums, Fileset, Fs, Ino, Owner, OwnerLimits};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -87,6 +87,10 @@ fn record(disk: &Arc<PowerCut>, seed: u64, steps: usize) -> History {
     let mut pair = Pair::new(open(&device), seed);
     pair.signed = true;
     set_limit(&pair.fs, KEPT, u64::MAX);
+    // Files with a flag are compressed in all histories.
+    let method = [Some(Compression::Lz4), Some(Compression::Zstd), None][(seed % 3) as usize];
+    let id = pair.fileset().id();
+    pair.fs.set_compression(id, method).expect("set");
     let mut history = History {
         moments: vec![Moment {
             begun: 0,

@@ -16,11 +16,14 @@
 mod common;
 
 use block::BlockDevice;
-use block_testing::{Mem, PowerCut, Random};
+use block_testing::{Mem, PowerCut, Random, Tear};
 use cache::{Cache, Config};
 use common::client::Client;
 use common::{amount, assert_clean, format, open, seed};
-use fs::{Allocate, FIRST_FILESET, FileType, Files, Fs, Handle, Ino, Lane, New, WritePosition};
+use fs::{
+    Allocate, Compression, FIRST_FILESET, FileType, Files, Fs, Handle, Ino, Lane, New,
+    WritePosition,
+};
 use fs::{ROOT, Rename, SetAttr};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -331,6 +334,8 @@ fn record(disk: &Arc<PowerCut>, seed: u64) -> History {
     };
     let cache = Cache::new(config).expect("a cache");
     let main = fs.fileset_named(FIRST_FILESET).expect("there");
+    let method = [Compression::Lz4, Compression::Zstd][(seed % 2) as usize];
+    fs.set_compression(main.id(), Some(method)).expect("set");
     let files = Files::new(&main, &cache).expect("files");
     let mut work = Work {
         fs,
@@ -454,6 +459,8 @@ fn cuts_while_the_cache_writes_leave_what_was_synced_and_nothing_else() {
         let disk = Arc::new(PowerCut::new(&mem));
         let history = record(&disk, seed);
         assert!(history.synced.len() > 20 && !history.snapshots.is_empty());
+        let end: Arc<dyn BlockDevice> = Arc::new(disk.crash(disk.events(), Tear::Keep));
+        assert!(open(&end).check().expect("checked").chunks > 0);
         for crash in disk.images(seed, CUTS_PER_PART) {
             let context = format!("EVFS_SEED={seed}, {crash}");
             check(crash.image, &history, crash.point, &context);

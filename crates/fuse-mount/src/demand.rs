@@ -50,8 +50,20 @@ pub(crate) struct Served {
     pub blocked: bool,
     /// Another leader served a request when it began.
     pub with_others: bool,
-    /// One leader is enough: it polls before it sleeps, or frequent requests meet a single CPU.
-    pub is_for_one: bool,
+    /// Whether one leader is enough.
+    pub enough: Enough,
+}
+
+/// Reasons why one leader is enough.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Enough {
+    /// It is not.
+    #[default]
+    No,
+    /// It polls before it sleeps.
+    Polls,
+    /// Frequent requests meet a single CPU.
+    OneCpu,
 }
 
 /// Change to the number of leaders.
@@ -71,7 +83,7 @@ impl Demand {
             self.blocked.saturating_sub(1)
         };
         let blocks_often = self.blocked >= BLOCKED;
-        let least = if served.is_for_one && !blocks_often {
+        let least = if served.enough != Enough::No && !blocks_often {
             1
         } else {
             2
@@ -85,14 +97,18 @@ impl Demand {
             return Advice::Stay;
         }
         let is_other = served.client != self.client || served.client == 0;
-        let is_behind = served.was_there == Some(true) && is_other;
+        // On a single CPU, another leader serves at the same time only because the client has
+        // preempted it after its reply, and one more would not serve sooner.
+        let can_share = served.enough != Enough::OneCpu;
+        let is_behind = served.was_there == Some(true) && is_other && can_share;
+        let with_others = served.with_others && can_share;
         self.client = served.client;
         if is_behind {
             self.backlog += BACKLOG_STEP;
         } else if served.was_there == Some(false) {
             self.backlog = self.backlog.saturating_sub(1);
         }
-        self.alone = if is_behind || served.with_others || leaders <= least {
+        self.alone = if is_behind || with_others || leaders <= least {
             0
         } else {
             self.alone + 1
@@ -131,7 +147,7 @@ mod tests {
         client: 7,
         blocked: false,
         with_others: false,
-        is_for_one: true,
+        enough: Enough::Polls,
     };
 
     #[test]
@@ -152,7 +168,7 @@ mod tests {
         };
         assert_eq!(until_advice(1, background), (0, Advice::Stay));
         let sleeps = |_| Served {
-            is_for_one: false,
+            enough: Enough::No,
             ..REQUEST
         };
         assert_eq!(until_advice(1, sleeps), (PATIENCE, Advice::OneMore));
@@ -181,6 +197,25 @@ mod tests {
             ..REQUEST
         };
         assert_eq!(until_advice(1, rarely), (0, Advice::Stay));
+    }
+
+    #[test]
+    fn on_a_single_cpu_one_leader_is_enough_for_several_clients_too() {
+        let preempted = |i: u32| Served {
+            was_there: Some(true),
+            client: i,
+            with_others: true,
+            enough: Enough::OneCpu,
+            ..REQUEST
+        };
+        assert_eq!(until_advice(1, preempted), (0, Advice::Stay));
+        assert_eq!(until_advice(2, preempted), (ALONE, Advice::OneLess));
+        let blocks = |i: u32| Served {
+            blocked: true,
+            ..preempted(i)
+        };
+        assert_eq!(until_advice(1, blocks).1, Advice::OneMore);
+        assert_eq!(until_advice(2, blocks), (0, Advice::Stay));
     }
 
     #[test]

@@ -15,7 +15,7 @@
 //! **Invariant:** every request that the kernel waits for is answered once, even if its handler
 //! panics or forgets it; a request costs one read, one write, and no memory.
 
-use crate::demand::{Advice, Demand, Served};
+use crate::demand::{Advice, Demand, Enough, Served};
 use crate::device::{Buffer, Device, Received};
 use crate::leadership::{Awaited, Leadership, Turn};
 use crate::serve::{Reply, Serve};
@@ -171,8 +171,8 @@ struct Arrival {
     len: usize,
     /// Whether it was there when the thread asked first; `None` if it did not ask.
     was_there: Option<bool>,
-    /// One leader is enough: it would have polled, or there is nothing for another one to do.
-    is_for_one: bool,
+    /// Whether one leader is enough.
+    enough: Enough,
 }
 
 /// Descriptor from which a request was read.
@@ -235,7 +235,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
-                is_for_one,
+                enough,
             }) = self.receive()?
             else {
                 leadership.end();
@@ -268,7 +268,7 @@ impl<S: Serve> Worker<S> {
                 client,
                 blocked: BLOCKS.get(),
                 with_others,
-                is_for_one,
+                enough,
             };
             let advice = self.demand.note(served, leadership.seats());
             if advice == Advice::OneMore {
@@ -309,7 +309,11 @@ impl<S: Serve> Worker<S> {
         let measured = shared.waiting.may_poll() || self.received.is_multiple_of(PROBE);
         let start = measured.then(Instant::now);
         let mut window = start.map_or(Duration::ZERO, |start| shared.waiting.window(start));
-        let is_for_one = !window.is_zero() || shared.waiting.is_for_one();
+        let enough = match () {
+            () if shared.waiting.is_for_one() => Enough::OneCpu,
+            () if !window.is_zero() => Enough::Polls,
+            () => Enough::No,
+        };
         if shared.leadership.seats() > 1 {
             window = Duration::ZERO;
         }
@@ -320,7 +324,7 @@ impl<S: Serve> Worker<S> {
                 from,
                 len,
                 was_there,
-                is_for_one,
+                enough,
             }))
         };
         if asks {

@@ -154,6 +154,28 @@ impl FileDevice {
         self.shared.file.sync_all().map_err(failed)
     }
 
+    /// Cuts a regular file off, durably. Nothing may read or write what lies behind `size` again
+    /// through this device, whose size stays the same.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`]: not a regular file. [`ErrorKind::Invalid`]: the file is smaller
+    /// than that. System errors.
+    pub fn shorten(&self, size: u64) -> Result<()> {
+        let info = &self.shared.info;
+        let failed = |e| Error::from_io(&info.name, e).detail("cannot cut the file off");
+        let meta = self.shared.file.metadata().map_err(failed)?;
+        if !meta.is_file() {
+            let why = "not a regular file";
+            return Err(Error::new(ErrorKind::Unsupported, &info.name, why));
+        }
+        if meta.len() < size {
+            let why = format!("the file has only {} bytes", meta.len());
+            return Err(Error::new(ErrorKind::Invalid, &info.name, why));
+        }
+        self.shared.file.set_len(size).map_err(failed)?;
+        self.shared.file.sync_all().map_err(failed)
+    }
+
     /// Returns the path by which the file was opened.
     pub fn path(&self) -> &Path {
         &self.shared.path

@@ -41,8 +41,10 @@ fn a_file_that_is_enlarged_is_larger_for_open_queues() {
         assert!(queue.write_at(2 * SIZE, &[1; 4096]).is_err(), "{name}");
         let refused = device.enlarge(2 * SIZE).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Invalid, "{name}");
-        let file = std::fs::File::options().write(true).open(device.path());
-        file.unwrap().set_len(SIZE).unwrap();
+        assert!(device.shorten(2 * SIZE + 200).is_err(), "{name}");
+        device.shorten(SIZE).unwrap();
+        let file = std::fs::metadata(device.path()).unwrap();
+        assert_eq!(file.len(), SIZE, "{name}");
         let smaller = device.update_size().unwrap_err().to_string();
         assert!(smaller.contains("become smaller"), "{name}: {smaller}");
     });

@@ -4,10 +4,13 @@
 //! the serving process receives the request; otherwise the file system is opened just for the
 //! request.
 
+mod compression;
 pub(crate) mod grow;
+pub(crate) mod online;
 mod owners;
 mod scrub;
 mod shown;
+pub(crate) mod shrink;
 #[cfg(test)]
 mod tests;
 pub mod transfer;
@@ -30,15 +33,17 @@ pub use ::fs::{
 use block::Access;
 use block::{BlockDevice, Blocking, Stats, StatsHandle};
 pub use grow::{Grown, Resized, grow};
+pub use online::{defrag, fsck_online};
 pub use owners::{FilesetOwners, ShownOwner};
 use schemars::JsonSchema;
 pub(crate) use scrub::step_bytes as scrub_step_bytes;
 pub use scrub::{ScrubOptions, Scrubbed, scrub};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use shown::Part;
 pub use shown::{Differences, Filesets, Removed, RolledBack, ShownDifference};
 pub use shown::{ShownFileset, ShownUsage};
+pub use shrink::{ShrinkTo, Shrunk, shrink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -416,6 +421,9 @@ pub(crate) fn execute(
             Ok(json_of(&ShownFileset::named(fs, name)))
         }
         FsRequest::Owners(ask) => owners::execute(fs, ask, run),
+        FsRequest::Compression { name, method } => {
+            compression::execute(fs, (id_of(name)?, name), method.as_deref(), run)
+        }
         FsRequest::Snapshot { of, name } => {
             let failed = Error::files(format!("cannot create a snapshot of `{of}`"));
             let id = id_of(of)?;
@@ -512,6 +520,7 @@ pub(crate) fn execute(
             Ok(json_of(&Removed { removed }))
         }
         FsRequest::Transfer(_) => Err(Error::Failed("no cache to send or receive with".into())),
+        FsRequest::Job(_) => Err(Error::Failed("no service to do the work".into())),
     }
 }
 
@@ -560,46 +569,6 @@ pub(crate) fn resolve(fileset: &Fileset, path: &str) -> Result<Attr> {
     Ok(attr)
 }
 
-/// Rewrites fragmented files with fewer extents: those of one fileset below a path, or all.
-///
-/// # Errors
-/// The file system is mounted, or the path does not exist. The device fails; the file being
-/// rewritten is unchanged then.
-pub fn defrag(
-    target: &Target<'_>,
-    fileset: Option<&str>,
-    path: Option<&str>,
-    progress: Progress<'_>,
-) -> Result<Defragmented> {
-    let (fs, failed) = open_unmounted(target, WholeOperation::Defragment)?;
-    let names: Vec<String> = match (fileset, path) {
-        (Some(name), _) => vec![name.to_owned()],
-        (None, Some(_)) => vec![FIRST_FILESET.to_owned()],
-        (None, None) => {
-            let own = fs.filesets().into_iter().filter(|(_, r)| r.origin == 0);
-            own.map(|(_, record)| record.name).collect()
-        }
-    };
-    let mut all = Defragmented::default();
-    for name in names {
-        let fileset = fs.fileset_named(&name).map_err(failed())?;
-        let top = resolve(&fileset, path.unwrap_or_default())?.ino;
-        let done = if target.settings.is_dry_run() {
-            fs.plan_defrag(fileset.id(), top, progress)
-        } else {
-            fs.defrag(fileset.id(), top, progress)
-        };
-        let done = done.map_err(failed())?;
-        all.files += done.files;
-        all.improved += done.improved;
-        all.extents_before += done.extents_before;
-        all.extents_after += done.extents_after;
-        all.moved_blocks += done.moved_blocks;
-    }
-    fs.close().map_err(failed())?;
-    Ok(all)
-}
-
 /// Result of an upgrade.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Upgraded {
@@ -625,7 +594,7 @@ pub fn upgrade(target: &Target<'_>, progress: Progress<'_>) -> Result<Upgraded> 
 }
 
 /// Result of a check, and of a repair.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct Checked {
     /// Problems found by the check.
     pub found: Report,
@@ -740,8 +709,12 @@ fn open_unmounted(
     operation: WholeOperation,
 ) -> Result<(Fs, impl Fn() -> Failed + use<>)> {
     if let Some(name) = mounted_as(target.path, target.settings) {
+        let or = match operation {
+            WholeOperation::Check => ", or check it in use with --online",
+            _ => "",
+        };
         return Err(Error::Busy(format!(
-            "{} is mounted or served as `{name}`; run `evfs detach {name}` first",
+            "{} is mounted or served as `{name}`; run `evfs detach {name}` first{or}",
             target.name()
         )));
     }

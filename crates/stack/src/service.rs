@@ -18,6 +18,7 @@ mod counters;
 mod foreign_mount;
 mod health;
 mod hub;
+mod jobs;
 mod mount;
 mod mount_point;
 mod recurring;

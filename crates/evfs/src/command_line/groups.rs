@@ -13,7 +13,7 @@ const GROUPS: &[(&str, &[&str])] = &[
         "File systems",
         &[
             "format", "mount", "unmount", "fileset", "df", "fsck", "scrub", "defrag", "grow",
-            "upgrade",
+            "shrink", "upgrade",
         ],
     ),
     ("Cells", &["cell", "serve"]),

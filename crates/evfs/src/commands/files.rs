@@ -3,7 +3,7 @@
 use super::confirm::{Yes, or_force};
 use super::device::DeviceArgs;
 use super::dry_run::DryRun;
-use super::{handle, names, service};
+use super::{handle, names, scrub, service};
 use cli::document::Document;
 use cli::progress::Bar;
 use cli::{Context, output};
@@ -186,11 +186,17 @@ pub struct UnmountArgs {
 #[command(after_help = "\
 Without --repair, nothing is changed. Exit code 26 means that errors were found.
 
+With --online, the file system may be mounted or served, and files may change during the check: it examines the \
+metadata of one moment. Findings are also in the log of the service and in `evfs status`. There --repair only \
+returns space in use to which nothing refers; all other errors are repaired once it is detached. `evfs scrub` \
+verifies the content of files in use.
+
 Examples:
   evfs fsck disk.img
   evfs fsck disk.img --data            verify the content of files as well
   evfs fsck disk.img --repair          repair errors; move orphaned files to lost+found
-  evfs fsck disk.img --repair --dry-run")]
+  evfs fsck disk.img --repair --dry-run
+  evfs fsck --online /mnt --rate 20M   check while it is in use, and leave the disk to others")]
 pub struct FsckArgs {
     #[command(flatten)]
     on: DeviceArgs,
@@ -200,25 +206,36 @@ pub struct FsckArgs {
     /// Repair errors
     #[arg(long)]
     repair: bool,
+    /// Check a file system in use
+    #[arg(long, conflicts_with = "data")]
+    online: bool,
+    /// Bytes to read per second with --online, at most, like 20M [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = scrub::parse_rate, requires = "online")]
+    rate: Option<u64>,
     #[command(flatten)]
     dry_run: DryRun,
 }
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-The file system must not be mounted. Data shared with a snapshot is not moved.
+The file system may be mounted or served: files that change at the same time stay as they are. Data shared with a \
+snapshot or another file is not moved.
 
 Examples:
   evfs defrag disk.img
-  evfs defrag disk.img /var/lib/database")]
+  evfs defrag disk.img /var/lib/database
+  evfs defrag /mnt --rate 50M          leave the rest of the disk's speed to others")]
 pub struct DefragArgs {
     #[command(flatten)]
     on: DeviceArgs,
     /// File or directory, relative to the root of the fileset [default: all of every fileset]
     path: Option<String>,
-    /// Fileset to defragment [default: main with PATH, otherwise all]
+    /// Fileset to defragment [default: with PATH the mounted one or main, otherwise all]
     #[arg(long, value_name = "F", add = names::filesets())]
     fileset: Option<String>,
+    /// Bytes to move per second, at most, like 50M [default: no limit]
+    #[arg(long, value_name = "BYTES", value_parser = scrub::parse_rate)]
+    rate: Option<u64>,
     #[command(flatten)]
     dry_run: DryRun,
 }
@@ -366,7 +383,12 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
         } else {
             Scope::Metadata
         };
-        filesystem::fsck(target, scope, args.repair, &mut |done, of| bar.at(done, of))
+        let progress = &mut |done, of| bar.at(done, of);
+        if args.online {
+            filesystem::fsck_online(target, args.rate, args.repair, progress)
+        } else {
+            filesystem::fsck(target, scope, args.repair, progress)
+        }
     });
     bar.end();
     let checked = checked?;
@@ -380,7 +402,7 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
         repair: checked.repair.as_ref(),
     };
     output::show(context.json, &CHECKED, &content, || {
-        describe_check(&checked, args.repair)
+        describe_check(&checked, args)
     });
     Ok(if clean {
         exit::OK
@@ -389,7 +411,7 @@ pub fn fsck(context: &Context, args: &FsckArgs) -> Result<u8> {
     })
 }
 
-fn describe_check(checked: &Checked, repair: bool) -> String {
+fn describe_check(checked: &Checked, args: &FsckArgs) -> String {
     let mut text = String::new();
     let mut list = |title: &str, lines: &[Finding], count: u64| {
         for line in lines {
@@ -421,10 +443,18 @@ fn describe_check(checked: &Checked, repair: bool) -> String {
         let without = output::size(now.unverified_blocks * BLOCK_BYTES);
         let _ = writeln!(text, "{without} of data without checksums");
     }
-    text + match (now.is_clean(), repair, found.is_clean()) {
+    if now.orphaned_blocks > 0 {
+        let orphaned = output::size(now.orphaned_blocks * BLOCK_BYTES);
+        let _ = writeln!(text, "{orphaned} in use to which nothing refers");
+    }
+    text + match (now.is_clean(), args.repair, found.is_clean()) {
         (true, _, true) => "clean",
         (true, ..) => "repaired",
         (false, ..) if is_data_only(now) => "restore the damaged files from a backup",
+        (false, _, _) if args.online => {
+            "detach it, and run `evfs fsck --repair` on the device; --online --repair returns only \
+             space in use to which nothing refers"
+        }
         (false, true, _) => "some errors could not be repaired",
         (false, false, _) => {
             "`evfs fsck --repair` repairs the errors and moves orphaned files to lost+found"
@@ -444,7 +474,9 @@ pub fn defrag(context: &Context, args: &DefragArgs) -> Result<u8> {
     let bar = Bar::new(context.json, "defragmented");
     let (fileset, path) = (args.fileset.as_deref(), args.path.as_deref());
     let done = on.with(context, |target| {
-        filesystem::defrag(target, fileset, path, &mut |done, of| bar.at(done, of))
+        filesystem::defrag(target, fileset, path, args.rate, &mut |done, of| {
+            bar.at(done, of)
+        })
     });
     bar.end();
     let done = done?;

@@ -77,6 +77,28 @@ Examples:
   evfs fileset quota disk.img home --group 1000 0 --files 0
   evfs fileset quota disk.img home --report            show what each user and group uses")]
     Quota(fileset_quota::QuotaArgs),
+    /// Set the compression of a fileset
+    #[command(after_help = "\
+New content is compressed, in chunks of 64 KiB, where that saves space; content that exists stays as it is \
+until it is written again. Files with the flag of `chattr +m` are excepted. With `off`, only files with the \
+flag of `chattr +c` are compressed. Earlier versions of EVFS refuse a file system that has used compression. \
+The length of compressed data reveals something about its content: see docs/guide/security.md.
+
+Examples:
+  evfs fileset compression disk.img home zstd
+  evfs fileset compression /mnt home off")]
+    Compression {
+        #[command(flatten)]
+        on: DeviceArgs,
+        /// Name of the fileset
+        #[arg(add = names::filesets())]
+        name: String,
+        /// Method: lz4 is faster, zstd saves more
+        #[arg(value_parser = ["off", "lz4", "zstd"])]
+        method: String,
+        #[command(flatten)]
+        dry_run: DryRun,
+    },
     /// Create a read-only snapshot of a fileset
     #[command(after_help = "\
 A snapshot shares its data with the fileset until the fileset changes. While the fileset is mounted, it can \
@@ -233,6 +255,15 @@ pub fn run(context: &Context, command: Command) -> Result<u8> {
             let rename = FsRequest::Rename { from: name, to };
             (on, rename, Some(dry_run))
         }
+        Command::Compression {
+            on,
+            name,
+            method,
+            dry_run,
+        } => {
+            let method = Some(method).filter(|method| method != "off");
+            (on, FsRequest::Compression { name, method }, Some(dry_run))
+        }
         Command::Snapshot {
             on,
             fileset,
@@ -361,6 +392,9 @@ fn row(fileset: &Value) -> [String; 3] {
     }
     if let Some(files) = number("quota_inodes") {
         let _ = write!(text, "  quota {files} files and directories");
+    }
+    if let Some(method) = fileset["compression"].as_str() {
+        let _ = write!(text, "  compression {method}");
     }
     if let Some(cell) = fileset["cell"].as_str() {
         let _ = write!(

@@ -2,9 +2,10 @@
 
 use super::device::DeviceArgs;
 use super::dry_run::DryRun;
+use super::shrink::step;
 use cli::document::Document;
 use cli::{Context, output};
-use stack::filesystem::{self, Grown, Resized};
+use stack::filesystem::{self, Grown};
 use stack::{Result, exit};
 use std::fmt::Write as _;
 
@@ -15,7 +16,7 @@ file system of EVFS in it use all of the device, and each step is printed. Nothi
 snapshots and quotas stay as they are. An interrupted grow is completed when it is started again.
 
 The file system may be mounted or served, and the volume attached. NBD clients of an attached volume get the new \
-size when they connect again. A LUN in use must be detached before. Nothing can shrink.
+size when they connect again. A LUN in use must be detached before. `evfs shrink` is the reverse.
 
 Examples:
   evfs grow disk.img --size 20G        enlarge the file, the volume and the file system
@@ -53,13 +54,4 @@ fn describe(done: &Grown) -> String {
         let _ = write!(text, "\n{note}");
     }
     text
-}
-
-fn step(size: &Resized) -> String {
-    let after = output::size(size.after);
-    if size.before == size.after {
-        after
-    } else {
-        format!("{} -> {after}", output::size(size.before))
-    }
 }

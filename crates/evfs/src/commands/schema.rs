@@ -4,8 +4,8 @@ use super::man::{WRITTEN, Written};
 use super::volume::shown as volume;
 use super::{
     cache, cell, completions, config, detach, doctor, explain, files, fileset, fileset_diff,
-    fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service, stats, status,
-    sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
+    fileset_quota, fileset_transfer, grow, key, lun, man, path, scrub, service, shrink, stats,
+    status, sync, top, up, upgrade, volume_backups, volume_key, volume_trust, web,
 };
 use cli::document::{Document, ERROR, Published};
 use cli::progress::PROGRESS;
@@ -72,6 +72,7 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
         "fsck",
         "scrub",
         "defrag",
+        "shrink",
         "upgrade",
         "fileset send",
         "fileset receive",
@@ -85,6 +86,7 @@ const SHOW_PROGRESS: &[&str] = if cfg!(feature = "bench") {
         "fsck",
         "scrub",
         "defrag",
+        "shrink",
         "upgrade",
         "fileset send",
         "fileset receive",
@@ -132,6 +134,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(&scrub::SCRUBBED, &["scrub"]),
     Published::of(&files::DEFRAGMENTED, &["defrag"]),
     Published::of(&grow::GROWN, &["grow"]),
+    Published::of(&shrink::SHRUNK, &["shrink"]),
     Published::of(&upgrade::UPGRADED, &["upgrade"]),
     Published::of(&files::USAGE, &["df"]),
     Published::of(

@@ -28,7 +28,7 @@ pub struct Args {
     from: Option<String>,
 }
 
-fn parse_rate(text: &str) -> std::result::Result<u64, String> {
+pub fn parse_rate(text: &str) -> std::result::Result<u64, String> {
     match stack::parse_size(text)? {
         0 => Err("the rate must be at least one byte; without --rate there is no limit".into()),
         rate => Ok(rate),

@@ -64,7 +64,7 @@ impl Tree {
                 return self.set_flags(header, flags, reply);
             }
             SET_FSXATTR => {
-                let flags = self.flags_of_fsxattr(ioctl.input);
+                let flags = self.flags_of_fsxattr(header.node, ioctl.input);
                 return self.set_flags(header, flags, reply);
             }
             _ => return read(self.files.fileset(), header.node, ioctl, reply),
@@ -72,8 +72,9 @@ impl Tree {
         answer(done, ioctl, reply);
     }
 
-    /// Reads flags from a `struct fsxattr`, in which nothing else may differ.
-    fn flags_of_fsxattr(&self, input: &[u8]) -> Result<InodeFlags, Errno> {
+    /// Reads flags from a `struct fsxattr`, in which nothing else may differ. Those of compression
+    /// have no bit there, and stay as they are.
+    fn flags_of_fsxattr(&self, ino: u64, input: &[u8]) -> Result<InodeFlags, Errno> {
         let (xflags, project) = (word(input, 0)?, word(input, 3)?);
         let known: u32 = XFLAGS.iter().map(|(bit, _)| bit).sum();
         let hints = (word(input, 1)?, word(input, 4)?);
@@ -81,7 +82,9 @@ impl Tree {
             return Err(Errno::OPNOTSUPP);
         }
         let set = XFLAGS.iter().filter(|(bit, _)| xflags & bit != 0);
-        Ok(set.fold(InodeFlags::default(), |all, (_, flag)| all.with(*flag)))
+        let kept = self.files.attr(ino).map_err(errno)?.inode.flags;
+        let kept = kept.only(InodeFlags::INHERITED);
+        Ok(set.fold(kept, |all, (_, flag)| all.with(*flag)))
     }
 
     fn set_flags(&self, header: &Header, flags: Result<InodeFlags, Errno>, reply: Reply<'_>) {

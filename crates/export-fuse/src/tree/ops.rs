@@ -273,8 +273,8 @@ impl Serve for Tree {
             Operation::Statx { .. } => match self.files.attr(node) {
                 Ok(attr) => {
                     let statx = Statx {
-                        attributes: attr.inode.flags.0.into(),
-                        attributes_mask: InodeFlags::KNOWN.0.into(),
+                        attributes: attr.inode.flags.only(InodeFlags::IN_STATX).0.into(),
+                        attributes_mask: InodeFlags::IN_STATX.0.into(),
                         attr: convert::attr(&attr),
                     };
                     reply.statx(&statx, self.ttl);

@@ -367,8 +367,8 @@ impl Tree {
             Operation::GetAttr { .. } | Operation::Statx { .. } => {
                 let shown = fileset.attr(ino).map_err(stale).and_then(|attr| {
                     Ok(Statx {
-                        attributes: attr.inode.flags.0.into(),
-                        attributes_mask: InodeFlags::KNOWN.0.into(),
+                        attributes: attr.inode.flags.only(InodeFlags::IN_STATX).0.into(),
+                        attributes_mask: InodeFlags::IN_STATX.0.into(),
                         attr: Found::new(id, &attr)?.attr,
                     })
                 });

@@ -1,26 +1,22 @@
 //! Block usage: references by records, compared with the counts, the bitmap and the allocator.
 
-use super::Report;
 use super::finding::FindingKind;
 use super::meter::Meter;
+use super::{Parts, Report};
 use crate::error::{Error, Result};
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{Extent, Run, SharedRun};
-use crate::format::superblock::Superblock;
-use crate::metadata::database::Db;
+use crate::format::record::{Run, SharedRun};
+use crate::metadata::inode_state::Blocks;
 use crate::metadata::state::{State, decode_preserved};
 use crate::space::Space;
 use std::collections::BTreeMap;
 
-/// Compares the references by records with the state of the allocator.
-pub(super) fn check(
-    state: &State,
-    db: &Db,
-    superblock: &Superblock,
-    space: &Space,
-    report: &mut Report,
-    meter: &mut Meter,
-) -> Result<()> {
+/// Compares the references by records with the bitmap, and with the state of the allocator if it is
+/// part of the view. Returns the runs in use that nothing refers to, if that is all that is wrong with
+/// the bitmap.
+pub(super) fn check(parts: &Parts, report: &mut Report, meter: &mut Meter) -> Result<Vec<Run>> {
+    let (state, superblock) = (parts.state, parts.superblock);
     meter.begin(meter.items());
     let counted = counted(state, report, &mut |bytes| meter.item(bytes))?;
     let shared = shared(state, report)?;
@@ -40,8 +36,17 @@ pub(super) fn check(
         report.problem(FindingKind::Space, text);
     }
     let mut used: Vec<Run> = counted.iter().map(|(run, _)| *run).collect();
-    let bitmap = bitmap(state, db, superblock.device_blocks)?;
-    compare(&united(used.clone()), &bitmap, "the bitmap", report);
+    let in_use = (parts.used)(superblock.device_blocks)?;
+    let bitmap = bitmap(state, in_use, superblock.device_blocks)?;
+    let records = united(used.clone());
+    // The sets take memory, which is needed only if something is wrong.
+    let (orphaned, missing) = if records == bitmap {
+        (Vec::new(), Vec::new())
+    } else {
+        (beyond(&bitmap, &records), beyond(&records, &bitmap))
+    };
+    report.orphaned_blocks = orphaned.iter().map(|run| run.blocks).sum();
+    compare(&records, &bitmap, "the bitmap", report);
     for segment in &superblock.segments {
         report.metadata_blocks += u64::from(segment.blocks);
         used.push(Run {
@@ -56,12 +61,32 @@ pub(super) fn check(
     }
     // Blocks being written are no longer free in the allocator, but no record refers to them yet.
     let writing = state.cores.values().any(|core| !core.writes.is_empty());
-    if !writing && space.is_loaded() {
+    if let Some(space) = parts.space.filter(|space| !writing && space.is_loaded()) {
         let all = superblock.first_block()..superblock.device_blocks;
         let unused = inverse(&united(space.unused()), all.start, all.end);
         compare(&united(used), &unused, "the allocator", report);
     }
-    Ok(())
+    Ok(if missing.is_empty() {
+        orphaned
+    } else {
+        Vec::new()
+    })
+}
+
+/// Computes the blocks of `runs` that are not in `others`.
+fn beyond(runs: &[Run], others: &[Run]) -> Vec<Run> {
+    let mut left = Blocks::default();
+    for run in runs {
+        left.insert(run.start..run.end());
+    }
+    for run in others {
+        left.remove(run.start..run.end());
+    }
+    let run = |range: std::ops::Range<u64>| Run {
+        start: range.start,
+        blocks: range.end - range.start,
+    };
+    left.iter().map(run).collect()
 }
 
 /// Collects the runs that records refer to, split where the number of references changes. Calls
@@ -74,11 +99,12 @@ pub(super) fn counted(
     // Change of the number of references at each block.
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
-    let mut records = 0;
+    let (mut records, mut chunks) = (0, 0);
     let mut broken: Vec<(FindingKind, String)> = Vec::new();
     state.items.scan(from, to, |key, bytes| {
         read(bytes);
-        if key.kind() != Some(Item::Extent) {
+        let kind = key.kind();
+        if !matches!(kind, Some(Item::Extent | Item::Chunk)) {
             return Ok(true);
         }
         let tree = state.trees.get(&key.layer);
@@ -88,11 +114,13 @@ pub(super) fn counted(
         } else {
             Ok(Some(bytes))
         };
-        let extent = value.and_then(|value| value.map(Extent::decode).transpose());
-        match extent {
-            Ok(Some(extent)) => {
+        let held =
+            value.and_then(|value| Ok(value.map(|v| held_by(kind, v)).transpose()?.flatten()));
+        match held {
+            Ok(Some(held)) => {
                 records += 1;
-                let run = extent.run();
+                chunks += u64::from(kind == Some(Item::Chunk));
+                let run = held.run;
                 if run.start < state.bounds.start || run.end() > state.bounds.end {
                     broken.push((
                         FindingKind::Extent,
@@ -108,7 +136,7 @@ pub(super) fn counted(
         }
         Ok(true)
     })?;
-    report.extents = records;
+    (report.extents, report.chunks) = (records, chunks);
     for (kind, text) in broken {
         report.problem(kind, text);
     }
@@ -155,9 +183,9 @@ fn shared(state: &State, report: &mut Report) -> Result<Vec<(Run, u64)>> {
 }
 
 /// Collects the runs in use according to the last commit and the changes since.
-fn bitmap(state: &State, db: &Db, device_blocks: u64) -> Result<Vec<Run>> {
+fn bitmap(state: &State, in_use: Vec<Run>, device_blocks: u64) -> Result<Vec<Run>> {
     let space = Space::new(0);
-    let unused = inverse(&united(db.used(device_blocks)?), 0, device_blocks);
+    let unused = inverse(&united(in_use), 0, device_blocks);
     unused.into_iter().for_each(|run| space.add(run));
     for change in state.items.space_changes() {
         if change.used {

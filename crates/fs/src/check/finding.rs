@@ -4,7 +4,7 @@ use crate::format::key::Ino;
 use crate::names::directory::ROOT;
 use crate::scrub::{Damage, DamageKind};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Number of findings that are listed; further ones are only counted.
@@ -14,7 +14,7 @@ const LISTED_MAX: usize = 1000;
 const DEPTH_MAX: usize = 4096;
 
 /// Subject of a finding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FindingKind {
     /// Page of the metadata: its checksum, or its place in the tree.
@@ -36,7 +36,7 @@ pub enum FindingKind {
 }
 
 /// Problem found by a check, or action taken by a repair.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
     /// Subject of the finding.
     pub kind: FindingKind,

@@ -13,8 +13,9 @@ use super::meter::Meter;
 use super::pages;
 use super::repair::{Repair, SAYS_ENOUGH, says_fileset};
 use crate::error::{Error, Kind, Result};
-use crate::format::key::{Direction, Item, Key, Section, TreeId};
-use crate::format::record::{Extent, Out, Run};
+use crate::format::chunk::held_by;
+use crate::format::key::{Direction, Key, Section, TreeId};
+use crate::format::record::{Out, Run};
 use crate::format::superblock::{Superblock, TagsRoot};
 use crate::metadata::database::{Base, Checksums, Db, Epoch, SpaceChange};
 use crate::metadata::database_file::DatabaseFile;
@@ -141,7 +142,7 @@ impl FsShared {
             let run = segment.run();
             used.insert(run.start..run.end());
         }
-        let free = runs(used.missing(state.bounds.clone()));
+        let free = runs(used.missing(state.bounds.clone()).collect());
         self.space.replace(free.into_iter());
         self.space.set_loaded();
 
@@ -203,25 +204,26 @@ impl FsShared {
             Arc::clone(&self.space),
             Access::ReadWrite,
         );
-        Db::open(file, self.options.metadata_cache_bytes, Checksums::Trust)
+        Db::open_file(file, self.options.metadata_cache_bytes, Checksums::Trust)
     }
 }
 
 /// Records the blocks of an item if it is an extent.
 fn note_extent(state: &State, key: Key, value: &[u8], used: &mut Blocks) {
-    if key.layer == 0 || key.kind() != Some(Item::Extent) {
+    let kind = key.kind();
+    if key.layer == 0 {
         return;
     }
-    let in_fileset = Extent::decode(value).ok();
-    let in_snapshot = || Extent::decode(decode_preserved(value).ok()??).ok();
+    let in_fileset = held_by(kind, value).ok().flatten();
+    let in_snapshot = || held_by(kind, decode_preserved(value).ok()??).ok()?;
     // If the record of the tree is lost, the format is unknown until the repair has found it.
-    let extent = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
+    let held = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
         Some(0) => in_fileset,
         Some(_) => in_snapshot(),
         None => in_fileset.or_else(in_snapshot),
     };
-    if let Some(extent) = extent {
-        let run = extent.run();
+    if let Some(held) = held {
+        let run = held.run;
         if state.bounds.start <= run.start && run.end() <= state.bounds.end {
             used.insert(run.start..run.end());
         }

@@ -20,10 +20,11 @@ use super::meter::Meter;
 use super::{Report, accounts, belongs, blocks, sums};
 use crate::error::{Kind, Result};
 use crate::format::account::AccountRecord;
+use crate::format::chunk::{Held, held_by, is_chunk_place};
 use crate::format::key::{Item, Key, PLACE_MAX, Section, TreeId};
 use crate::format::record::{
-    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, Extent, FILE_SIZE_MAX, Inode, Out, Run, SharedRun,
-    TARGET_MAX, Xattr,
+    BLOCK_BYTES, EXTENT_BLOCKS_MAX, Entry, FILE_SIZE_MAX, Inode, Out, Run, SharedRun, TARGET_MAX,
+    Xattr,
 };
 use crate::format::tree_record::TreeRecord;
 use crate::fs::{FIRST_FILESET, Fs};
@@ -35,14 +36,14 @@ use crate::metadata::shared::FsShared;
 use crate::metadata::state::{State, Tree, decode_preserved};
 use crate::names::directory::ROOT;
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Weight of each of the three parts of a repair: the pages, the records, and the final check.
 const PART: u64 = 1 << 20;
 
 /// Result of a repair.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Repair {
     /// Problems found, with the action taken; at most 1000.
     pub done: Vec<Finding>,
@@ -311,13 +312,17 @@ fn is_sound(state: &State, metadata: &Blocks, key: &Key, bytes: &[u8]) -> bool {
         Item::Entry => Entry::decode(value).is_ok(),
         Item::Orphan => true,
         Item::UserAccount | Item::GroupAccount => AccountRecord::decode(value).is_ok(),
-        Item::Extent => Extent::decode(value).is_ok_and(|extent| {
-            let run = extent.run();
+        // Without the feature, nothing reads or removes them.
+        Item::Chunk if !state.compression || !is_chunk_place(key.place()) => false,
+        Item::Extent | Item::Chunk => held_by(Some(item), value).is_ok_and(|held| {
+            let Some(Held { run, span, .. }) = held else {
+                return false;
+            };
             let inside = state.bounds.start <= run.start && run.end() <= state.bounds.end;
-            let place = key.place().checked_add(run.blocks);
+            let place = key.place().checked_add(span);
             inside
                 && place.is_some_and(|end| end <= FILE_SIZE_MAX / BLOCK_BYTES)
-                && metadata.within(run.start..run.end()).is_empty()
+                && !metadata.overlaps(run.start..run.end())
         }),
     }
 }
@@ -428,13 +433,12 @@ fn repair_space(
     // crash between the two they would be in use twice.
     let mut resting = Blocks::default();
     for range in bitmap.within(bounds.clone()) {
-        used.missing(range).into_iter().for_each(|part| {
+        used.missing(range).for_each(|part| {
             resting.insert(part);
         });
     }
     used.extend(&resting);
-    op.space()
-        .replace(used.missing(bounds).into_iter().map(run));
+    op.space().replace(used.missing(bounds).map(run));
     let resting: Vec<Run> = resting.iter().map(run).collect();
     op.space().free(&resting);
     op.space().set_loaded();
@@ -442,4 +446,4 @@ fn repair_space(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

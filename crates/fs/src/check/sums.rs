@@ -4,8 +4,9 @@
 use super::Report;
 use super::finding::FindingKind;
 use crate::error::Result;
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, Section};
-use crate::format::record::{BLOCK_BYTES, DeviceOffset, Extent, Run};
+use crate::format::record::{BLOCK_BYTES, DeviceOffset, Run};
 use crate::format::sums::{NO_SUM, SUMS_BLOCKS};
 use crate::fs::upgrade::Upgraded;
 use crate::metadata::inode_state::Blocks;
@@ -74,7 +75,8 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
     let mut missing = Blocks::default();
     let (from, to) = (Key::layer(1).0, Key::layer(u32::MAX).1);
     state.items.scan(from, to, |key, bytes| {
-        if key.kind() != Some(Item::Extent) || key.object == 0 {
+        let kind = key.kind();
+        if !matches!(kind, Some(Item::Extent | Item::Chunk)) || key.object == 0 {
             return Ok(true);
         }
         let tree = state.trees.get(&key.layer);
@@ -84,11 +86,12 @@ fn missing(state: &State) -> Result<Vec<Range<u64>>> {
             None => Ok(None),
         };
         // Other parts of the check report invalid records.
-        let extent = value.and_then(|value| value.map(Extent::decode).transpose());
-        if let Ok(Some(extent)) = extent
-            && !extent.unwritten
+        let held =
+            value.and_then(|value| Ok(value.map(|v| held_by(kind, v)).transpose()?.flatten()));
+        if let Ok(Some(held)) = held
+            && !held.unwritten
         {
-            let run = extent.run();
+            let run = held.run;
             let inside = run.start.max(state.bounds.start)..run.end().min(state.bounds.end);
             if !inside.is_empty() {
                 for run in summed.missing(inside) {

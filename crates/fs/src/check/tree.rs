@@ -10,6 +10,7 @@ use super::near_names::NearNames;
 use crate::data::extents::end_of;
 use crate::error::{Kind, Result};
 use crate::format::account::AccountRecord;
+use crate::format::chunk::{CHUNK_BLOCKS, Chunk, is_chunk_place};
 use crate::format::key::{Ino, Item, Key, TreeId};
 use crate::format::name_hash::Hasher;
 use crate::format::record::{
@@ -220,6 +221,11 @@ impl<'a> Walk<'a> {
                     self.extent(ino, key.place(), &extent);
                 }
             }
+            Some(Item::Chunk) => {
+                if let Some(chunk) = self.decoded(ino, Chunk::decode(bytes))? {
+                    self.chunk(ino, key.place(), &chunk)?;
+                }
+            }
             _ => self.problem(FindingKind::Record, ino, "has an item of unknown type"),
         }
         Ok(())
@@ -330,6 +336,37 @@ impl<'a> Walk<'a> {
             let text = "extent lies beyond the maximum file size";
             self.problem(FindingKind::Extent, ino, text);
         }
+    }
+
+    fn chunk(&mut self, ino: Ino, first: u64, chunk: &Chunk) -> Result<()> {
+        let Some(current) = &mut self.current else {
+            return Ok(());
+        };
+        current.blocks += chunk.run().blocks;
+        current.extents += 1;
+        if !self.state.compression {
+            let text = "has a compressed chunk, but the file system is one without compression";
+            self.problem(FindingKind::Extent, ino, text);
+        }
+        if !is_chunk_place(first) {
+            let text = "compressed chunk in an impossible place";
+            self.problem(FindingKind::Extent, ino, text);
+            return Ok(());
+        }
+        for run in chunk.valid_within(first, &(first..first + CHUNK_BLOCKS)) {
+            match self.state.extents(self.tree, ino, run) {
+                Ok(extents) if extents.is_empty() => {}
+                // The extents themselves are reported elsewhere.
+                Err(error) if error.kind() == Kind::Corrupt => {}
+                Err(error) => return Err(error),
+                Ok(_) => {
+                    let text = "compressed chunk overlaps an extent";
+                    self.problem(FindingKind::Extent, ino, text);
+                    break;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn end_inode(&mut self) {

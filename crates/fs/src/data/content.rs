@@ -15,6 +15,7 @@
 use crate::data::extents::{decode, end_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::{Attr, Fileset};
+use crate::format::chunk::Chunk;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX};
 use crate::format::record::{BLOCK_BYTES, Extent, FILE_SIZE_MAX, FileType, Inode, blocks_for};
 use crate::metadata::inode_state::{Blocks, InodeState};
@@ -84,20 +85,21 @@ impl Op<'_> {
     /// Removes all items of an inode: its extents, attributes, target and record.
     pub fn destroy(&mut self, ino: Ino, inode: &Inode) -> Result<()> {
         let tree = self.tree;
-        let (mut extents, mut others) = (Vec::new(), Vec::new());
+        let (mut extents, mut chunks, mut others) = (Vec::new(), Vec::new(), Vec::new());
         let (from, to) = (
             Key::item(tree, ino, Item::Target, 0),
-            Key::item(tree, ino, Item::Extent, PLACE_MAX),
+            Key::item(tree, ino, Item::Chunk, PLACE_MAX),
         );
         self.scan_keys(tree, from, to, |key, bytes| {
             match key.kind() {
                 Some(Item::Extent) => extents.push(decode(key.place(), bytes)?),
+                Some(Item::Chunk) => chunks.push((key.place(), Chunk::decode(bytes)?)),
                 Some(item @ (Item::Target | Item::Xattr)) => others.push((item, key.place())),
                 _ => {}
             }
             Ok(true)
         })?;
-        let gone = self.unmap_all(tree, ino, &extents)?;
+        let gone = self.unmap_all(tree, ino, &extents)? + self.remove_chunks(tree, ino, &chunks)?;
         if gone != inode.blocks {
             let text = format!(
                 "inode {ino}: block count is {}, but {gone} were found",
@@ -185,14 +187,8 @@ impl Fileset {
             if found.is_none() || is_open(&op) {
                 return Ok(false);
             }
-            let mut ends = Vec::new();
-            let places = (Item::Extent, 0, PLACE_MAX);
-            op.scan(self.id, ino, places, |first, bytes| {
-                ends.push(end_of(&(first, Extent::decode(bytes)?)));
-                Ok(ends.len() <= STEP_EXTENTS)
-            })?;
-            if ends.len() > STEP_EXTENTS {
-                let end = ends[STEP_EXTENTS - 1];
+            let end = op.end_of_step(self.id, ino, STEP_EXTENTS)?;
+            if let Some(end) = end {
                 let gone = op.unmap(self.id, ino, 0..end)?;
                 op.change(ino, |inode| inode.blocks -= gone.min(inode.blocks))?;
                 op.use_blocks(-(gone as i64));
@@ -287,7 +283,7 @@ impl Fileset {
         if core.is_prepared(blocks.clone()) {
             return Ok(());
         }
-        let missing = core.promised.missing(blocks.clone());
+        let missing: Vec<_> = core.promised.missing(blocks.clone()).collect();
         let mut claims = op.claims(ino, &missing, &Blocks::default())?;
         if claims.splits {
             // An unwritten extent needs no new block, but may become three records.
@@ -478,7 +474,7 @@ impl Fileset {
         let mut end = u64::MAX;
         if let Some(core) = state.cores.get(&(self.id, ino)) {
             for blocks in core.waiting() {
-                match blocks.within(block..u64::MAX).first() {
+                match blocks.within(block..u64::MAX).next() {
                     Some(run) if run.start == block => return Ok((true, run.end)),
                     Some(run) => end = end.min(run.start),
                     None => {}
@@ -494,7 +490,11 @@ impl Fileset {
             };
         }
         let next = state.extent_after(self.id, ino, block)?;
-        Ok((false, end.min(next.map_or(u64::MAX, |next| next.0))))
+        let end = end.min(next.map_or(u64::MAX, |next| next.0));
+        match state.chunk_blocks_after(self.id, ino, block)? {
+            Some(run) if run.start == block => Ok((true, run.end)),
+            next => Ok((false, end.min(next.map_or(u64::MAX, |next| next.start)))),
+        }
     }
 }
 
@@ -563,8 +563,12 @@ impl Op<'_> {
     fn fill_holes(&mut self, ino: Ino, blocks: Range<u64>) -> Result<u64> {
         let tree = self.tree;
         let mut holes = Blocks::of(blocks.clone());
+        let compressed = self.valid_in_chunks(tree, ino, &blocks)?;
         for mapped in self.extents(tree, ino, blocks)? {
             holes.remove(mapped.0..end_of(&mapped));
+        }
+        for run in compressed.iter() {
+            holes.remove(run);
         }
         let wanted = holes.count();
         self.reserve(wanted, 0)?;

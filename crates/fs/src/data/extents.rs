@@ -153,9 +153,10 @@ impl State {
         }
     }
 
-    /// Removes a range of blocks from a file. Returns the number of blocks removed.
+    /// Removes a range of blocks from a file. Returns the number of blocks of the device that the file
+    /// no longer has.
     pub fn unmap(&mut self, tree: TreeId, ino: Ino, range: Range<u64>) -> Result<u64> {
-        let mut gone = 0;
+        let mut gone = self.cut_chunks(tree, ino, &range)?;
         for (first, extent) in self.extents(tree, ino, range.clone())? {
             let end = end_of(&(first, extent));
             let cut = first.max(range.start)..end.min(range.end);
@@ -291,6 +292,9 @@ impl State {
     /// Limits a block to its first `bytes` bytes; does nothing if it was not written.
     pub fn set_tail(&mut self, tree: TreeId, ino: Ino, block: u64, bytes: u16) -> Result<()> {
         debug_assert!(bytes > 0 && u64::from(bytes) < BLOCK_BYTES);
+        if self.set_chunk_tail(tree, ino, block, bytes)? {
+            return Ok(());
+        }
         let Some(old) = self.extents(tree, ino, block..block + 1)?.pop() else {
             return Ok(());
         };

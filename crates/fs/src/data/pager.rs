@@ -10,6 +10,7 @@
 //! by the device, by the queue or by the caller. Deliberately absent: caching, and ordering between
 //! requests in flight, which the contract does not promise.
 
+mod chunk_io;
 mod gather;
 mod queue;
 mod sync;

@@ -6,6 +6,8 @@
 //! everything else goes to new blocks. When the write ends, the plan is entered into the metadata or
 //! undone.
 
+use crate::data::chunks::{PackedWrite, Placed};
+use crate::data::codec::Packed;
 use crate::data::content::split;
 use crate::data::extents::{Mapped, cut_of, end_of};
 use crate::error::{Error, Kind, Result};
@@ -35,6 +37,18 @@ pub(crate) struct ReadPlan {
     /// Checksum of each block that the device returns, and [`NO_SUM`] for the others; empty if
     /// there are none.
     pub sums: Vec<Sum>,
+    /// Compressed chunks that blocks of the request are read from.
+    pub chunks: Vec<ChunkRead>,
+}
+
+/// Compressed chunk from which a request reads.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct ChunkRead {
+    pub placed: Placed,
+    /// Blocks of the file that the request reads from it.
+    pub blocks: Vec<Range<u64>>,
+    /// Checksum of each of its blocks on the device; empty for a file system without.
+    pub sums: Vec<Sum>,
 }
 
 #[derive(Debug)]
@@ -48,6 +62,8 @@ pub(crate) struct WritePlan {
     in_place: Vec<Mapped>,
     /// Blocks of the file that are written to new blocks.
     new: Vec<(u64, Run)>,
+    /// Chunks of the file that are written compressed.
+    chunks: Vec<PackedWrite>,
     /// Checksum of each block of the request; empty for a file system without.
     sums: Vec<Sum>,
     /// Whether the file system has checksums.
@@ -104,6 +120,28 @@ impl Fileset {
             done = part.end;
         }
         plan.add(at(done)..at(blocks.end), None);
+        for placed in state.chunks(self.id, ino, &blocks)? {
+            let (first, chunk) = placed;
+            let read = chunk.valid_within(first, &blocks);
+            if read.is_empty() {
+                continue;
+            }
+            let sums = if state.checksums {
+                state.sums(chunk.run())?
+            } else {
+                Vec::new()
+            };
+            if let Some((block, bytes)) = chunk.tail.map(|(n, bytes)| (first + u64::from(n), bytes))
+                && blocks.contains(&block)
+            {
+                plan.zeros.push(at(block) + u64::from(bytes)..at(block + 1));
+            }
+            plan.chunks.push(ChunkRead {
+                placed,
+                blocks: read,
+                sums,
+            });
+        }
         // Bytes that a write left beyond the size on disk before a crash were never part of the
         // file.
         let (block, bytes) = split(inode.disk_size);
@@ -113,13 +151,19 @@ impl Fileset {
         Ok(plan)
     }
 
-    /// Plans a write of whole blocks, and allocates the blocks that it needs.
-    pub(crate) fn plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+    /// Plans a write of whole blocks, of which some may have been compressed, and allocates the
+    /// blocks that it needs.
+    pub(crate) fn plan_write(
+        &self,
+        ino: Ino,
+        blocks: Range<u64>,
+        packed: &[Packed],
+    ) -> Result<WritePlan> {
         self.fs
-            .with_room(|| self.try_plan_write(ino, blocks.clone()))
+            .with_room(|| self.try_plan_write(ino, blocks.clone(), packed))
     }
 
-    fn try_plan_write(&self, ino: Ino, blocks: Range<u64>) -> Result<WritePlan> {
+    fn try_plan_write(&self, ino: Ino, blocks: Range<u64>, packed: &[Packed]) -> Result<WritePlan> {
         let mut op = Op::begin(&self.fs, self.id)?;
         let inode = op.read_inode(ino)?;
         if inode.kind != FileType::File {
@@ -129,22 +173,42 @@ impl Fileset {
         let wanted = blocks.start..end;
         let overwritten = op.core(ino)?.in_place.clone();
         let targets = op.targets(self.id, ino, wanted.clone(), &overwritten)?;
-        let (in_place, replaced) = (targets.in_place, targets.replaced);
+        let (mut in_place, replaced) = (targets.in_place, targets.replaced);
         let checksums = op.checksums;
         let mut rest = Blocks::of(wanted.clone());
+        let chunks = match op.place_chunks(ino, &wanted, packed) {
+            Ok(chunks) => chunks,
+            Err(error) => {
+                op.return_taken();
+                return Err(error);
+            }
+        };
+        let mut in_chunks = Blocks::default();
+        for chunk in &chunks {
+            in_chunks.insert(chunk.range.clone());
+            rest.remove(chunk.range.clone());
+        }
+        if !chunks.is_empty() {
+            in_place = outside(&in_place, &in_chunks);
+        }
         for part in &in_place {
             rest.remove(part.0..end_of(part));
         }
         let core = op.core(ino)?;
-        let without = |run| core.promised.missing(run).into_iter();
+        let without = |run| core.promised.missing(run);
         let without: Vec<Range<u64>> = replaced.iter().flat_map(without).collect();
         let promised = core.promised.within(blocks.clone());
-        let promised: u64 = promised.iter().map(|run| run.end - run.start).sum();
+        let promised: u64 = promised.map(|run| run.end - run.start).sum();
+        // All blocks of compressed chunks are promised, and stay so until the write ends.
+        let promised = promised - in_chunks.count();
         let needed = rest.count();
         // Blocks are promised when pages become dirty. A write without a promise, or one that needs
         // more blocks because of a snapshot, has to reserve them now.
-        if needed > promised {
-            op.promise_at_last(ino, needed - promised, without)?;
+        if needed > promised
+            && let Err(error) = op.promise_at_last(ino, needed - promised, without)
+        {
+            op.return_taken();
+            return Err(error);
         }
         let new = match op.take_for(ino, &rest) {
             Ok(new) => new,
@@ -168,6 +232,7 @@ impl Fileset {
             tails: Vec::new(),
         };
         core.writes.insert(number, write);
+        core.begun += 1;
         let mut drops_sums = false;
         for (_, extent) in in_place.iter().filter(|(_, e)| checksums && !e.unwritten) {
             // From here on, a crash may leave any mixture of the old and the new content.
@@ -185,6 +250,7 @@ impl Fileset {
             blocks,
             in_place,
             new,
+            chunks,
             sums: Vec::new(),
             checksums,
             drops_sums,
@@ -257,6 +323,13 @@ impl Fileset {
                 op.enter_in_place(plan, part, range)?;
             }
         }
+        for chunk in &plan.chunks {
+            let (change, is_used) = op.enter_chunk(ino, chunk, &wanted)?;
+            more += change;
+            if !is_used {
+                unwanted.push(chunk.chunk.run());
+            }
+        }
         for (block, bytes) in tails {
             op.set_tail(tree, ino, block, bytes)?;
         }
@@ -273,7 +346,8 @@ impl Fileset {
         unwanted
             .into_iter()
             .for_each(|run| op.space().release_run(run));
-        op.end_promise(ino, plan.new_blocks());
+        op.end_promise(ino, plan.promised_blocks());
+        op.space().release_reserved(plan.saved_blocks());
         if let Some(core) = op.cores.get_mut(&(tree, ino)) {
             core.writes.remove(&plan.number);
             core.settle_size();
@@ -306,10 +380,18 @@ impl Fileset {
                     kept += core.promised.insert(run);
                 }
             }
+            for chunk in &plan.chunks {
+                for run in wanted.within(chunk.range.clone()) {
+                    kept += core.promised.insert(run);
+                }
+            }
         }
-        let all = plan.new_blocks();
+        let all = plan.promised_blocks();
         for (_, run) in plan.new {
             self.fs.space.return_run(run);
+        }
+        for chunk in plan.chunks {
+            self.fs.space.return_run(chunk.chunk.run());
         }
         let gone = all - kept;
         self.fs.space.release_reserved(gone);
@@ -334,10 +416,40 @@ impl WritePlan {
         self.new.iter().map(|(_, run)| run.blocks).sum()
     }
 
-    /// Counts the blocks that are written: the first ones of the request.
+    /// Counts the blocks that were promised for what goes to new blocks.
+    fn promised_blocks(&self) -> u64 {
+        let chunks = self.chunks.iter().map(|c| c.range.end - c.range.start);
+        self.new_blocks() + chunks.sum::<u64>()
+    }
+
+    /// Counts the promised blocks that compression saves.
+    fn saved_blocks(&self) -> u64 {
+        let chunks = self.chunks.iter();
+        let saved = chunks.map(|c| c.range.end - c.range.start - c.chunk.run().blocks);
+        saved.sum()
+    }
+
+    /// Counts the blocks that are written as they are. Without compressed chunks, they are the first
+    /// ones of the request.
     pub fn written_blocks(&self) -> u64 {
         let in_place = self.in_place.iter().map(|(_, part)| u64::from(part.blocks));
         self.new_blocks() + in_place.sum::<u64>()
+    }
+
+    /// Reports whether a block of the request, counted from its start, is written as it is.
+    pub fn is_written(&self, index: usize) -> bool {
+        let block = self.blocks.start + index as u64;
+        let in_place = self.in_place.iter().map(|part| part.0..end_of(part));
+        let new = self
+            .new
+            .iter()
+            .map(|(first, run)| *first..first + run.blocks);
+        in_place.chain(new).any(|run| run.contains(&block))
+    }
+
+    /// Returns the compressed chunks of the request that are written.
+    pub fn chunks(&mut self) -> &mut [PackedWrite] {
+        &mut self.chunks
     }
 
     /// Reports whether the blocks written get checksums.
@@ -347,7 +459,7 @@ impl WritePlan {
 
     /// Reports whether the write needs [`WritePlan::set_sums`] before it ends.
     pub fn needs_sums(&self) -> bool {
-        self.checksums && self.sums.is_empty()
+        self.checksums && self.sums.is_empty() && self.written_blocks() > 0
     }
 
     /// Reports whether the metadata has to be durable before the data is written: blocks with
@@ -377,7 +489,10 @@ impl WritePlan {
             let device = DeviceOffset::of_block(run.start);
             let len = |part: &Part| part.bytes.end - part.bytes.start;
             match parts.last_mut() {
-                Some(last) if last.device.map(|d| d.plus(len(last))) == Some(device) => {
+                Some(last)
+                    if last.bytes.end == bytes.start
+                        && last.device.map(|d| d.plus(len(last))) == Some(device) =>
+                {
                     last.bytes.end = bytes.end;
                 }
                 _ => parts.push(Part {
@@ -388,6 +503,18 @@ impl WritePlan {
         }
         parts
     }
+}
+
+/// Cuts parts of a file to the blocks that are not in a set.
+fn outside(parts: &[Mapped], blocks: &Blocks) -> Vec<Mapped> {
+    let mut cut = Vec::new();
+    for part in parts {
+        for run in blocks.missing(part.0..end_of(part)) {
+            let skip = run.start - part.0;
+            cut.push((run.start, part.1.part(skip, run.end - run.start)));
+        }
+    }
+    cut
 }
 
 impl Op<'_> {

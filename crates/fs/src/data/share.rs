@@ -8,9 +8,11 @@
 //! page of it is dirty, and no write to it is in flight. Deliberately absent: blocks that are
 //! copied in part, and the pages of the cache.
 
+use crate::data::chunks::Placed;
 use crate::data::extents::{Mapped, cut_of};
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::chunk::{CHUNK_BLOCKS, bits_of, chunk_of};
 use crate::format::key::{Ino, TreeId};
 use crate::format::record::{BLOCK_BYTES, FILE_SIZE_MAX, FileType};
 use crate::metadata::op::Op;
@@ -112,8 +114,10 @@ impl Fileset {
         let target = copy.to_first..copy.to_first + blocks;
         let mut pieces = op.cut_extents(copy.from.0, copy.from.1, &source)?;
         pieces.retain(|(_, extent)| !extent.unwritten);
+        let chunks = op.cut_copies(copy.from, &source)?;
         let gone = op.unmap(tree, ino, target.clone())?;
         let new: u64 = pieces.iter().map(|(_, e)| u64::from(e.blocks)).sum();
+        let new = new + chunks.iter().map(|(_, c)| c.run().blocks).sum::<u64>();
         op.use_blocks(-(gone as i64));
         if new > gone {
             op.check_quota(new)?;
@@ -127,6 +131,11 @@ impl Fileset {
             op.share(extent.run())?;
             let at = target.start + (at - source.start);
             op.map(tree, ino, (at, extent))?;
+        }
+        for (at, chunk) in chunks {
+            op.share(chunk.run())?;
+            let at = at + copy.to_first - copy.first;
+            op.map_chunk(tree, ino, (at, chunk))?;
         }
         let now = op.now;
         op.change(ino, |inode| {
@@ -156,12 +165,70 @@ impl State {
         }
         if let Some(core) = self.cores.get(&copy.from) {
             for blocks in core.waiting() {
-                let waiting = blocks.within(copy.first..end);
-                end = waiting.first().map_or(end, |run| run.start);
+                let waiting = blocks.within(copy.first..end).next();
+                end = waiting.map_or(end, |run| run.start);
             }
         }
         let blocks = self.reach(copy.from, copy.first..end, most)?;
-        self.reach(copy.to, copy.to_first..copy.to_first + blocks, most)
+        let blocks = self.reach(copy.to, copy.to_first..copy.to_first + blocks, most)?;
+        let mut end = copy.first + blocks;
+        loop {
+            match self.end_of_chunks(copy, end, most)? {
+                // A shorter range may leave blocks of the target behind that this one replaced.
+                shorter if shorter < end => end = shorter,
+                _ => return Ok(end - copy.first),
+            }
+        }
+    }
+
+    /// Finds the first block, at most `end`, of a copy that cannot be shared because of compressed
+    /// chunks: those of the source keep their place within a chunk, and those of the target must
+    /// leave no block behind, because there is one chunk in each place.
+    fn end_of_chunks(&self, copy: &Copy, end: u64, most: usize) -> Result<u64> {
+        let (source, target) = (copy.from, copy.to);
+        let shift = |block: u64| block - copy.first + copy.to_first;
+        let fits = copy.first % CHUNK_BLOCKS == copy.to_first % CHUNK_BLOCKS;
+        let replaced = self.chunks(target.0, target.1, &(shift(copy.first)..shift(end)))?;
+        if let Some((first, _)) = replaced.get(most) {
+            return Ok(first.saturating_sub(copy.to_first) + copy.first);
+        }
+        let all = self.chunks(source.0, source.1, &(copy.first..end))?;
+        for (number, (first, chunk)) in all.into_iter().enumerate() {
+            if number == most {
+                return Ok(first);
+            }
+            let read = chunk.valid_within(first, &(copy.first..end));
+            let Some(start) = read.first().map(|run| run.start) else {
+                continue;
+            };
+            if !fits {
+                return Ok(start);
+            }
+            let range = shift(copy.first)..shift(end);
+            let place = chunk_of(shift(start));
+            let here = place..place + CHUNK_BLOCKS;
+            let others = self.chunks(target.0, target.1, &here)?;
+            let mut left = others
+                .iter()
+                .map(|(at, other)| other.without(bits_of(*at, &range)));
+            if left.any(|left| left.is_some()) {
+                return Ok(start);
+            }
+        }
+        Ok(end)
+    }
+
+    /// Collects the chunks that a copy of a range refers to, with the blocks in the range.
+    fn cut_copies(&self, (tree, ino): (TreeId, Ino), range: &Range<u64>) -> Result<Vec<Placed>> {
+        let mut all = self.chunks(tree, ino, range)?;
+        for (first, chunk) in &mut all {
+            chunk.valid &= bits_of(*first, range);
+            chunk.tail = chunk
+                .tail
+                .filter(|(block, _)| chunk.valid >> block & 1 == 1);
+        }
+        all.retain(|(_, chunk)| chunk.valid != 0);
+        Ok(all)
     }
 
     /// Counts the blocks from the start of a range that have at most `most` runs with equal numbers
@@ -214,7 +281,7 @@ mod tests {
         let (one, two) = (make(b"one"), make(b"two"));
         main.prepare_write(one, 0..BLOCK_BYTES, Stamp::Change)
             .unwrap();
-        let mut plan = main.plan_write(one, 0..1).unwrap();
+        let mut plan = main.plan_write(one, 0..1, &[]).unwrap();
         plan.set_sums(vec![1]);
         main.end_write(plan, true).unwrap();
         let mut op = Op::begin(fs.inner(), main.id).unwrap();

@@ -8,6 +8,8 @@ use crate::error::{Error, Kind, Result};
 pub struct InodeFlags(pub u32);
 
 impl InodeFlags {
+    /// New content is compressed; files and directories that are created in a directory inherit it.
+    pub const COMPRESS: InodeFlags = InodeFlags(0x4);
     /// Nothing about the inode changes, and no entries of a directory.
     pub const IMMUTABLE: InodeFlags = InodeFlags(0x10);
     /// A file grows at its end only; a directory gets new entries only.
@@ -16,12 +18,24 @@ impl InodeFlags {
     pub const NO_DUMP: InodeFlags = InodeFlags(0x40);
     /// Reads do not update the access time.
     pub const NO_ACCESS_TIME: InodeFlags = InodeFlags(0x80);
+    /// New content is not compressed, whatever the fileset's method; inherited as well.
+    pub const NO_COMPRESS: InodeFlags = InodeFlags(0x400);
+    /// Flags that new files and directories inherit from their directory.
+    pub const INHERITED: InodeFlags = InodeFlags::COMPRESS.with(InodeFlags::NO_COMPRESS);
+    /// Flags that statx(2) reports as well, by the same bits.
+    pub const IN_STATX: InodeFlags = InodeFlags(0xf4);
     /// All flags that this code knows.
-    pub const KNOWN: InodeFlags = InodeFlags(0xf0);
+    pub const KNOWN: InodeFlags = InodeFlags(0x4f4);
 
     /// Reports whether any of the given flags is set.
     pub fn has(self, flags: InodeFlags) -> bool {
         self.0 & flags.0 != 0
+    }
+
+    /// Returns those of these flags that the other ones have.
+    #[must_use]
+    pub const fn only(self, flags: InodeFlags) -> InodeFlags {
+        InodeFlags(self.0 & flags.0)
     }
 
     /// Returns the bits that this code does not know.

@@ -64,12 +64,17 @@ pub enum Item {
     Orphan = 5,
     /// Object 0 only: limits and use of a user; the place is its id.
     UserAccount = 6,
+    /// A compressed chunk of a file; the place is its first block in the file.
+    Chunk = 7,
     /// Object 0 only: limits and use of a group; the place is its id.
-    GroupAccount = 7,
+    GroupAccount = 8,
 }
 
 impl Item {
-    pub const ALL: [Item; 8] = [
+    /// One more than the largest number.
+    pub const NUMBERS: usize = 9;
+
+    pub const ALL: [Item; 9] = [
         Item::Inode,
         Item::Target,
         Item::Xattr,
@@ -77,6 +82,7 @@ impl Item {
         Item::Extent,
         Item::Orphan,
         Item::UserAccount,
+        Item::Chunk,
         Item::GroupAccount,
     ];
 }
@@ -156,7 +162,7 @@ impl Key {
         let of_inode = (1..=PLACE_MAX).contains(&self.object);
         match self.kind() {
             Some(Item::Inode | Item::Target) => of_inode && self.place() == 0,
-            Some(Item::Xattr | Item::Entry | Item::Extent) => of_inode,
+            Some(Item::Xattr | Item::Entry | Item::Extent | Item::Chunk) => of_inode,
             Some(Item::Orphan) => self.object == 0,
             Some(Item::UserAccount | Item::GroupAccount) => {
                 self.object == 0 && self.place() <= u32::MAX.into()
@@ -262,6 +268,7 @@ impl std::fmt::Display for Key {
             Some(Item::Xattr) => write!(f, "attribute at {place:#x}"),
             Some(Item::Entry) => write!(f, "directory entry at {place:#x}"),
             Some(Item::Extent) => write!(f, "extent at block {place}"),
+            Some(Item::Chunk) => write!(f, "compressed chunk at block {place}"),
             _ => write!(f, "item {item:#x} of unknown kind"),
         }
     }

@@ -51,11 +51,14 @@ pub const TREE_FLAGS: u64 = 1 << 8;
 pub const RECEIVED: u64 = 1 << 9;
 /// Incompatible feature: checksums of data are keyed, and so are those of all metadata.
 const INTEGRITY: u64 = 1 << 10;
+/// Incompatible feature: a file may have compressed chunks, and a record of a fileset may state a
+/// method of compression.
+pub const COMPRESSION: u64 = 1 << 12;
 /// Flags of each class that this code knows.
 const KNOWN: Features = Features {
     compatible: INODE_FLAGS,
     read_compatible: CHECKSUMS | ACCOUNTS,
-    incompatible: TREE_FLAGS | RECEIVED | INTEGRITY,
+    incompatible: TREE_FLAGS | RECEIVED | INTEGRITY | COMPRESSION,
 };
 
 /// Offset, length in bytes, and name of each field.
@@ -239,6 +242,11 @@ impl Superblock {
     /// Sets the compatible features that this program may use from now on.
     pub(crate) fn note_features(&mut self) {
         self.features.compatible |= KNOWN.compatible;
+    }
+
+    /// Reports whether files may be compressed.
+    pub fn has_compression(&self) -> bool {
+        self.features.incompatible & COMPRESSION != 0
     }
 
     /// Returns the first block that may hold data or metadata.

@@ -3,6 +3,7 @@
 //! **Invariant:** an encoded record decodes to the same record.
 
 use crate::error::Result;
+use crate::format::chunk::Compression;
 use crate::format::key::{PLACE_MAX, TreeId};
 use crate::format::record::{In, Out, Time, is_name};
 
@@ -66,6 +67,9 @@ pub struct TreeRecord {
     pub received: Option<[u8; 16]>,
     /// Snapshot that the fileset is receiving.
     pub receiving: Option<Receiving>,
+    /// Method by which new content of the fileset is compressed, except for files that have a flag
+    /// against it; `None`: only files that have a flag for it.
+    pub compression: Option<Compression>,
     /// Number of the next inode, without the bit that marks a directory.
     pub next_ino: u64,
     /// Limit for the blocks of its files; 0 for no limit.
@@ -92,6 +96,7 @@ impl TreeRecord {
             restoring: false,
             received: None,
             receiving: None,
+            compression: None,
             // Number 0 is the root directory, inode 1.
             next_ino: 1,
             quota_blocks: 0,
@@ -112,6 +117,9 @@ impl TreeRecord {
             self.restoring,
             self.receiving.is_some(),
             self.received.is_some(),
+            false,
+            self.compression == Some(Compression::Lz4),
+            self.compression == Some(Compression::Zstd),
         ];
         let bits = (0..).zip(flags).map(|(bit, flag)| u32::from(flag) << bit);
         out.u32(bits.sum());
@@ -144,6 +152,12 @@ impl TreeRecord {
             restoring: flags & 4 != 0,
             received: None,
             receiving: None,
+            compression: match flags & (64 | 128) {
+                64 => Some(Compression::Lz4),
+                128 => Some(Compression::Zstd),
+                0 => None,
+                _ => return Err(fields.wrong()),
+            },
             next_ino: fields.u64()?,
             quota_blocks: fields.u64()?,
             quota_inodes: fields.u64()?,
@@ -159,7 +173,7 @@ impl TreeRecord {
             record.received = Some(fields.take()?);
         }
         let name = std::str::from_utf8(fields.rest()).map_err(|_| fields.wrong())?;
-        let possible = if origin == 0 { 1 | 8 } else { 1 | 2 | 4 | 16 };
+        let possible = 1 | 64 | 128 | if origin == 0 { 8 } else { 2 | 4 | 16 };
         let before = record.receiving.map_or(0, |receiving| receiving.next_ino);
         let next_ino = record.next_ino.max(before);
         if flags & !possible != 0 || next_ino > PLACE_MAX >> 1 || !is_tree_name(name) {
@@ -201,6 +215,7 @@ mod tests {
             restoring: false,
             received: Some([5; 16]),
             receiving: None,
+            compression: Some(Compression::Lz4),
             next_ino: 9,
             quota_blocks: 1,
             quota_inodes: 2,
@@ -215,6 +230,7 @@ mod tests {
             held: false,
             received: None,
             receiving: Some(receiving()),
+            compression: Some(Compression::Zstd),
             ..tree
         };
         assert_eq!(TreeRecord::decode(&tree.encode()).unwrap(), tree);

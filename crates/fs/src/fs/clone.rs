@@ -8,8 +8,9 @@
 
 use crate::error::Result;
 use crate::fileset::Fileset;
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, TreeId};
-use crate::format::record::{Extent, Inode};
+use crate::format::record::Inode;
 use crate::fs::Fs;
 use crate::fs::filesets::{FilesetChange, add_tree, planned};
 use crate::metadata::op::Op;
@@ -102,8 +103,11 @@ impl Op<'_> {
                 let orphan = Key::item(key.layer, 0, Item::Orphan, key.object);
                 self.put_key(orphan, Vec::new(), Prior::Absent);
             }
-            Some(Item::Extent) => self.share(Extent::decode(&bytes)?.run())?,
-            _ => {}
+            kind => {
+                if let Some(held) = held_by(kind, &bytes)? {
+                    self.share(held.run)?;
+                }
+            }
         }
         self.put_key(key, bytes, Prior::Absent);
         Ok(())

@@ -302,7 +302,9 @@ impl State {
                     own.attributes |= shown(&old) != shown(&new);
                 }
             }
-            Item::Extent | Item::Target => changes.entry(key.object).or_default().content = true,
+            Item::Extent | Item::Chunk | Item::Target => {
+                changes.entry(key.object).or_default().content = true;
+            }
             Item::Xattr => changes.entry(key.object).or_default().attributes = true,
             Item::Entry => {
                 let entry = |bytes: &Option<Vec<u8>>| -> Result<Option<(Ino, Named)>> {

@@ -6,9 +6,10 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::chunk::{Compression, held_by};
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Item, Key, Section, TreeId};
-use crate::format::record::{Extent, FileType, Inode, Out, Time};
+use crate::format::record::{FileType, Inode, Out, Time};
 use crate::format::superblock::TREE_FLAGS;
 use crate::format::tree_record::{Receiving, TreeRecord, is_tree_name};
 use crate::fs::Fs;
@@ -66,6 +67,13 @@ pub enum FilesetChange<'a> {
         id: TreeId,
         /// The new limits.
         quota: Quota,
+    },
+    /// See [`Fs::set_compression`].
+    Compression {
+        /// The fileset.
+        id: TreeId,
+        /// The method, or none.
+        method: Option<Compression>,
     },
     /// See [`Fs::hold`].
     Hold {
@@ -289,6 +297,27 @@ impl Fs {
         self.sync()
     }
 
+    /// Sets the method by which new content of a fileset is compressed, except for files with the flag
+    /// [`InodeFlags::NO_COMPRESS`]. Existing content stays as it is until it is written again.
+    /// Durable when this returns.
+    ///
+    /// # Errors
+    /// [`Kind::NotFound`]; [`Kind::Invalid`]: `id` is a snapshot.
+    pub fn set_compression(&self, id: TreeId, method: Option<Compression>) -> Result<()> {
+        let fs = self.inner();
+        let change = FilesetChange::Compression { id, method };
+        self.plan(change)?;
+        if method.is_some() {
+            fs.need_compression()?;
+        }
+        let mut op = Op::begin_any(fs, id)?;
+        let record = planned(&op, change, op.now)?;
+        let tree = op.trees.get_mut(&id).ok_or(Kind::NotFound)?;
+        (tree.record, tree.changed) = (record, true);
+        op.finish();
+        self.sync()
+    }
+
     /// Protects a snapshot from removal, or ends that. Durable when this returns.
     ///
     /// # Errors
@@ -380,6 +409,7 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
                 next_ino: snapshot.next_ino,
                 used_blocks: snapshot.used_blocks,
                 used_inodes: snapshot.used_inodes,
+                compression: snapshot.compression,
                 ..TreeRecord::new(name.to_owned(), now)
             })
         }
@@ -388,6 +418,18 @@ pub(super) fn planned(state: &State, change: FilesetChange<'_>, now: Time) -> Re
             check_name(state, name)?;
             let name = name.to_owned();
             Ok(TreeRecord { name, ..record })
+        }
+        FilesetChange::Compression { id, method } => {
+            let record = record(id)?;
+            if record.origin != 0 {
+                let text = "a snapshot is never written; set the compression of its fileset";
+                return Err(Error::new(Kind::Invalid, text));
+            }
+            let compression = method;
+            Ok(TreeRecord {
+                compression,
+                ..record
+            })
         }
         FilesetChange::Quota { id, quota } => {
             let record = record(id)?;
@@ -576,19 +618,17 @@ impl Op<'_> {
             self.put_key(key.in_layer(older), bytes, Prior::Possible);
             return Ok(());
         }
-        if key.kind() != Some(Item::Extent) {
+        let kind = key.kind();
+        if !matches!(kind, Some(Item::Extent | Item::Chunk)) {
             return Ok(());
         }
         let value = match origin {
             0 => Some(&bytes[..]),
             _ => decode_preserved(&bytes)?,
         };
-        match value {
-            Some(value) => {
-                let run = Extent::decode(value)?.run();
-                self.unshare(run)
-            }
-            None => Ok(()),
+        match value.map(|value| held_by(kind, value)).transpose()? {
+            Some(Some(held)) => self.unshare(held.run),
+            _ => Ok(()),
         }
     }
 }

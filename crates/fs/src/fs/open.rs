@@ -27,6 +27,7 @@ use crate::metadata::shared::{FsShared, Options};
 use crate::metadata::state::{State, Tree};
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::{Space, reserve_blocks};
 use block::{Access, BlockDevice};
 use foldhash::HashMap;
@@ -127,7 +128,7 @@ impl Fs {
         } else {
             Checksums::Trust
         };
-        let db = Db::open(file, options.metadata_cache_bytes, checksums)?;
+        let db = Db::open_file(file, options.metadata_cache_bytes, checksums)?;
         let key = superblock.key().cloned();
         let summer = key.clone().map_or(Summer::Crc, Summer::Keyed);
         let (hasher, place) = {
@@ -159,8 +160,10 @@ impl Fs {
         let (epoch, replayed) = (found.epoch, found.replayed);
         let bounds = superblock.lock().first_block()..device_blocks;
         let checksums = superblock.lock().has_checksums();
+        let compression = superblock.lock().has_compression();
         let state = State {
             checksums,
+            compression,
             summer: summer.clone(),
             ..load(found.items, bounds, options.rescue)?
         };
@@ -184,6 +187,7 @@ impl Fs {
             mismatches: Mismatches::default(),
             trees_changed: TreeSignal::default(),
             attached: Attached::default(),
+            view: ViewSlot::default(),
             options,
         });
         inner.load_accounts()?;
@@ -380,7 +384,7 @@ fn note_opening(superblock: &SuperblockFile, space: &Space) -> Result<u32> {
 }
 
 /// Builds the in-memory state from the items. With `rescue`, skips unreadable filesets.
-fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
+pub(crate) fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
     let mut trees: BTreeMap<TreeId, Tree> = BTreeMap::new();
     let (from, to) = Key::section(Section::Trees);
     let read = items.scan(from, to, |key, bytes| {
@@ -437,6 +441,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         failed: None,
         bounds,
         checksums: false,
+        compression: false,
         summer: Summer::Crc,
         pending_sums: PendingSums::default(),
         next_tree: next.unwrap_or(1),
@@ -444,7 +449,7 @@ fn load(mut items: ItemMap, bounds: Range<u64>, rescue: bool) -> Result<State> {
         space: Vec::new(),
         may_share: tolerate_damage(has_shared(&items))?.unwrap_or(true),
         absent: AbsentNames::default(),
-        item_changes: [0; Item::ALL.len()],
+        item_changes: [0; Item::NUMBERS],
         items,
     })
 }

@@ -16,8 +16,9 @@
 
 use crate::error::{Error, Kind, Result};
 use crate::fileset::Fileset;
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, PLACE_MAX, TreeId};
-use crate::format::record::{BLOCK_BYTES, Extent, Inode};
+use crate::format::record::{BLOCK_BYTES, Inode};
 use crate::format::superblock::TREE_FLAGS;
 use crate::fs::Fs;
 use crate::fs::filesets::{FilesetChange, planned};
@@ -295,11 +296,8 @@ impl Op<'_> {
             return Ok(());
         }
         let run = |value: &Option<Vec<u8>>| -> Result<Option<_>> {
-            let extent = value.as_deref().filter(|_| kind == Item::Extent);
-            Ok(extent
-                .map(Extent::decode)
-                .transpose()?
-                .map(|extent| extent.run()))
+            let held = value.as_deref().map(|value| held_by(Some(kind), value));
+            Ok(held.transpose()?.flatten().map(|held| held.run))
         };
         let (before, after) = (run(&now)?, run(&old)?);
         // First, so that blocks that both refer to are never free.

@@ -1,8 +1,9 @@
 //! The space that removing a snapshot would free.
 
 use crate::error::{Kind, Result};
+use crate::format::chunk::held_by;
 use crate::format::key::{Item, Key, TreeId};
-use crate::format::record::{Extent, Run};
+use crate::format::record::Run;
 use crate::fs::Fs;
 use crate::metadata::state::{State, decode_preserved};
 use std::collections::BTreeMap;
@@ -58,7 +59,8 @@ impl State {
         older: Option<TreeId>,
         freed: &mut Freed,
     ) -> Result<()> {
-        if key.kind() != Some(Item::Extent) {
+        let kind = key.kind();
+        if !matches!(kind, Some(Item::Extent | Item::Chunk)) {
             return Ok(());
         }
         let Some(value) = decode_preserved(bytes)? else {
@@ -69,7 +71,10 @@ impl State {
         {
             return Ok(());
         }
-        for (run, count) in self.counts_within(Extent::decode(value)?.run())? {
+        let Some(held) = held_by(kind, value)? else {
+            return Ok(());
+        };
+        for (run, count) in self.counts_within(held.run)? {
             if count == 1 {
                 freed.blocks += run.blocks;
             } else {

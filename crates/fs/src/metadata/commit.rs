@@ -149,6 +149,7 @@ impl FsShared {
     /// Commits everything to the tree. A failure makes the file system read-only; durable data
     /// stays durable.
     pub fn checkpoint(&self) -> Result<()> {
+        self.view.wait_for_end();
         let db = self.db.lock().expect("no panic under this lock");
         let db = db.as_ref().ok_or_else(crate::error::closed)?;
         let (frozen, epoch, taken) = {
@@ -185,6 +186,7 @@ impl FsShared {
         db.commit(&frozen.items, &frozen.space, epoch)?;
         let base = db.base()?;
         self.note_slack(db)?;
+        self.limit_view();
         let mut log = self.log();
         log.blocked = false;
         // The commit flushed the device before it became the current one.
@@ -202,7 +204,7 @@ impl FsShared {
         let segments = self.superblock.lock().segments.clone();
         let blocks: u64 = segments.iter().map(|s| u64::from(s.blocks)).sum();
         // A commit writes changed pages to new places, so the items need twice their space.
-        let slack = blocks.saturating_sub(2 * db.item_pages()?);
+        let slack = blocks.saturating_sub(2 * db.item_pages()? + self.kept_for_view());
         let runs = SEGMENTS_MAX.saturating_sub(segments.len() + SEGMENTS_SPARE);
         self.space.set_slack(slack, runs);
         Ok(())

@@ -12,13 +12,16 @@
 use crate::error::{Error, Result};
 use crate::format::key::{Direction, KEY_BYTES, Key};
 use crate::format::record::Run;
+use crate::metadata::database_file::DatabaseFile;
 use crate::metadata::overlay::{Change, Overlay};
-use redb::{Database, ReadOnlyTable, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Database, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
+};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 type ItemKey = &'static [u8; KEY_BYTES];
 type Items = ReadOnlyTable<ItemKey, &'static [u8]>;
@@ -89,11 +92,43 @@ pub(crate) enum Checksums {
 /// Database handle of the committer.
 pub(crate) struct Db {
     database: Option<Database>,
+    file: Option<Arc<DatabaseFile>>,
 }
 
 /// Last commit, for any number of readers.
 pub(crate) struct Base {
     items: Items,
+}
+
+/// Bitmap of the blocks in use in a commit, for any number of readers.
+pub(crate) struct Bitmap {
+    space: ReadOnlyTable<u64, &'static [u8; CHUNK_BYTES]>,
+}
+
+/// A file that `redb` shares with a check of its pages.
+#[derive(Debug)]
+struct SharedFile(Arc<DatabaseFile>);
+
+impl StorageBackend for SharedFile {
+    fn len(&self) -> std::io::Result<u64> {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read(offset, out)
+    }
+
+    fn set_len(&self, len: u64) -> std::io::Result<()> {
+        self.0.set_len(len)
+    }
+
+    fn sync_data(&self) -> std::io::Result<()> {
+        self.0.sync_data()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
+        self.0.write(offset, data)
+    }
 }
 
 thread_local! {
@@ -150,20 +185,30 @@ fn of_redb(error: redb::Error) -> Error {
 }
 
 impl Db {
+    /// As [`Db::open`], and keeps the file for a check of the pages.
+    pub fn open_file(file: DatabaseFile, cache_bytes: usize, checksums: Checksums) -> Result<Db> {
+        let file = Arc::new(file);
+        let mut db = Db::open(SharedFile(Arc::clone(&file)), cache_bytes, checksums)?;
+        db.file = Some(file);
+        Ok(db)
+    }
+
     /// Opens the database, or creates it if the file is empty.
-    pub fn open(
-        file: impl redb::StorageBackend,
-        cache_bytes: usize,
-        checksums: Checksums,
-    ) -> Result<Db> {
+    pub fn open(file: impl StorageBackend, cache_bytes: usize, checksums: Checksums) -> Result<Db> {
         let mut builder = Database::builder();
         builder.set_cache_size(cache_bytes);
         builder.set_check_integrity_on_open(checksums == Checksums::Verify);
         let database = guard(|| Ok(builder.create_with_backend(file)?))?;
         let db = Db {
             database: Some(database),
+            file: None,
         };
         Ok(db)
+    }
+
+    /// Returns the file of [`Db::open_file`].
+    pub fn file(&self) -> Option<&Arc<DatabaseFile>> {
+        self.file.as_ref()
     }
 
     fn database(&self) -> &Database {
@@ -176,6 +221,16 @@ impl Db {
             let read = self.database().begin_read()?;
             let items = read.open_table(ITEMS)?;
             Ok(Base { items })
+        })
+    }
+
+    /// Reads the bitmap of the last commit. The caller prevents commits if it is to belong to a
+    /// [`Base`].
+    pub fn bitmap(&self) -> Result<Bitmap> {
+        guard(|| {
+            let read = self.database().begin_read()?;
+            let space = read.open_table(SPACE)?;
+            Ok(Bitmap { space })
         })
     }
 
@@ -218,28 +273,7 @@ impl Db {
 
     /// Collects all runs of blocks in use, in order; a run may be returned in parts.
     pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
-        let mut runs: Vec<Run> = Vec::new();
-        let (mut next, mut beyond) = (0, false);
-        guard(|| {
-            let read = self.database().begin_read()?;
-            let space = read.open_table(SPACE)?;
-            for record in space.iter()? {
-                let (number, bits) = record?;
-                // A damaged tree may be out of order, or form a loop.
-                let number = number.value();
-                if number < next || number >= device_blocks.div_ceil(CHUNK_BLOCKS) {
-                    beyond = true;
-                    return Ok(());
-                }
-                next = number + 1;
-                add_runs(number * CHUNK_BLOCKS, bits.value(), &mut runs);
-            }
-            Ok(())
-        })?;
-        if beyond || runs.last().is_some_and(|run| run.end() > device_blocks) {
-            return Err(Error::corrupt("the bitmap extends beyond the device"));
-        }
-        Ok(runs)
+        self.bitmap()?.used(device_blocks)
     }
 
     /// Makes all changes durable, or none.
@@ -314,6 +348,32 @@ pub(crate) struct BaseRange {
     /// First and last key that may still follow.
     from: Key,
     to: Key,
+}
+
+impl Bitmap {
+    /// Collects all runs of blocks in use, in order; a run may be returned in parts.
+    pub fn used(&self, device_blocks: u64) -> Result<Vec<Run>> {
+        let mut runs: Vec<Run> = Vec::new();
+        let (mut next, mut beyond) = (0, false);
+        guard(|| {
+            for record in self.space.iter()? {
+                let (number, bits) = record?;
+                // A damaged tree may be out of order, or form a loop.
+                let number = number.value();
+                if number < next || number >= device_blocks.div_ceil(CHUNK_BLOCKS) {
+                    beyond = true;
+                    return Ok(());
+                }
+                next = number + 1;
+                add_runs(number * CHUNK_BLOCKS, bits.value(), &mut runs);
+            }
+            Ok(())
+        })?;
+        if beyond || runs.last().is_some_and(|run| run.end() > device_blocks) {
+            return Err(Error::corrupt("the bitmap extends beyond the device"));
+        }
+        Ok(runs)
+    }
 }
 
 impl Base {

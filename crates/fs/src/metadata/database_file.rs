@@ -228,6 +228,33 @@ impl DatabaseFile {
         Ok(matches)
     }
 
+    /// Returns the length of the file in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.lock().len
+    }
+
+    /// Reads bytes of the file, including buffered ones; zeros beyond the end.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> block::Result<()> {
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.lock().len) {
+            // Damaged metadata refers to such bytes. Zeros are not a valid page, which the reader
+            // detects; an error would count as a device error, after which `redb` refuses to read
+            // anything, even data that could be saved. A page may claim a length of up to 4 GiB, so
+            // the bytes are counted for readers that carry on.
+            self.superblock.note_beyond(out.len());
+            out.fill(0);
+            return Ok(());
+        }
+        let (first, skip) = (offset / BLOCK_BYTES, (offset % BLOCK_BYTES) as usize);
+        if skip == 0 && out.len().is_multiple_of(BLOCK) {
+            return self.read_blocks(first, out);
+        }
+        let mut whole = vec![0; (skip + out.len()).next_multiple_of(BLOCK)];
+        self.read_blocks(first, &mut whole)?;
+        out.copy_from_slice(&whole[skip..skip + out.len()]);
+        Ok(())
+    }
+
     fn lock_tags<'a>(&self, tagged: &'a Mutex<Tagged>) -> MutexGuard<'a, Tagged> {
         tagged.lock().expect("no panic under this lock")
     }
@@ -514,28 +541,11 @@ fn other(error: impl Into<Error>) -> io::Error {
 
 impl redb::StorageBackend for DatabaseFile {
     fn len(&self) -> io::Result<u64> {
-        Ok(self.lock().len)
+        Ok(self.bytes())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(out.len() as u64);
-        if end.is_none_or(|end| end > self.lock().len) {
-            // Damaged metadata refers to such bytes. Zeros are not a valid page, which the reader
-            // detects; an error would count as a device error, after which `redb` refuses to read
-            // anything, even data that could be saved. A page may claim a length of up to 4 GiB, so
-            // the bytes are counted for readers that carry on.
-            self.superblock.note_beyond(out.len());
-            out.fill(0);
-            return Ok(());
-        }
-        let (first, skip) = (offset / BLOCK_BYTES, (offset % BLOCK_BYTES) as usize);
-        if skip == 0 && out.len().is_multiple_of(BLOCK) {
-            return self.read_blocks(first, out).map_err(other);
-        }
-        let mut whole = vec![0; (skip + out.len()).next_multiple_of(BLOCK)];
-        self.read_blocks(first, &mut whole).map_err(other)?;
-        out.copy_from_slice(&whole[skip..skip + out.len()]);
-        Ok(())
+        self.read_at(offset, out).map_err(other)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
@@ -600,7 +610,9 @@ impl redb::StorageBackend for DatabaseFile {
             content[skip..skip + part.len()].copy_from_slice(part);
             let mut state = self.lock();
             self.place(&mut state, block).map_err(other)?;
-            state.pending.insert(block, Arc::new(content));
+            if state.pending.insert(block, Arc::new(content)).is_none() {
+                self.superblock.note_written();
+            }
             at += part.len();
         }
         if self.lock().pending.len() > PENDING_MAX {

@@ -30,6 +30,42 @@ pub(crate) struct InodeState {
     pub in_place: Blocks,
     /// Writes in flight by number, each with the blocks that are still wanted when it ends.
     pub writes: BTreeMap<u64, Write>,
+    /// Number of writes that began while this state was in memory.
+    pub begun: u64,
+    /// How much to try to compress its content.
+    pub effort: Effort,
+}
+
+/// Memory of a file about how well it compresses. After chunks that did not, a growing number is
+/// stored without an attempt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Effort {
+    /// Chunks in a row that did not compress.
+    failed: u32,
+    /// Chunks to be stored without an attempt.
+    skip: u32,
+}
+
+impl Effort {
+    /// Chunks that are skipped at most between two attempts.
+    pub const SKIP_MAX: u32 = 64;
+
+    /// Decides whether to try to compress the next chunk.
+    pub fn tries(&mut self) -> bool {
+        let tries = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        tries
+    }
+
+    /// Records the result of an attempt.
+    pub fn note(&mut self, saved: bool) {
+        if saved {
+            self.failed = 0;
+        } else {
+            self.failed = (self.failed + 1).min(31);
+            self.skip = (1 << self.failed).min(Effort::SKIP_MAX);
+        }
+    }
 }
 
 /// Write in flight.
@@ -45,7 +81,7 @@ pub(crate) struct Write {
 impl Write {
     /// Limits a block to its first `bytes` bytes.
     pub fn cover_tail(&mut self, block: u64, bytes: u16) {
-        if !self.wanted.within(block..block + 1).is_empty() {
+        if self.wanted.overlaps(block..block + 1) {
             self.tails.push((block, bytes));
         }
     }
@@ -64,6 +100,8 @@ impl InodeState {
             owed: Owed::default(),
             in_place: Blocks::default(),
             writes: BTreeMap::new(),
+            effort: Effort::default(),
+            begun: 0,
         }
     }
 
@@ -82,9 +120,8 @@ impl InodeState {
 
     /// Checks whether dirty pages of these blocks already have space.
     pub fn is_prepared(&self, blocks: Range<u64>) -> bool {
-        let missing = self.promised.missing(blocks);
-        let in_place = |run: Range<u64>| self.in_place.missing(run).is_empty();
-        missing.into_iter().all(in_place)
+        let mut missing = self.promised.missing(blocks);
+        missing.all(|run| self.in_place.missing(run).next().is_none())
     }
 
     /// Sets the size on disk to the size, if no page beyond the size on disk still has to be
@@ -99,14 +136,13 @@ impl InodeState {
     /// Ends the interest in blocks that were to replace others: all of a range without a promise.
     /// Returns their number.
     pub fn end_replacing(&mut self, blocks: Range<u64>) -> u64 {
-        let ended = self.promised.missing(blocks).into_iter();
+        let ended = self.promised.missing(blocks);
         ended.map(|run| self.replacing.remove(run)).sum()
     }
 
     fn waits_behind_disk_size(&self) -> bool {
         let from = self.inode.disk_size / BLOCK_BYTES;
-        self.waiting()
-            .any(|blocks| !blocks.within(from..u64::MAX).is_empty())
+        self.waiting().any(|blocks| blocks.overlaps(from..u64::MAX))
     }
 
     /// Iterates over the sets of blocks of which the device does not have the content that readers
@@ -157,29 +193,29 @@ impl Blocks {
         self.runs.iter().map(|(start, end)| *start..*end)
     }
 
-    /// Collects the runs within a range, clipped to it.
-    pub fn within(&self, range: Range<u64>) -> Vec<Range<u64>> {
+    /// Iterates over the runs within a range, clipped to it, in order.
+    pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let before = self.runs.range(..range.start).next_back();
         let inside = self.runs.range(range.clone());
         let all = before.into_iter().chain(inside);
-        let cut = all.map(|(start, end)| (*start).max(range.start)..(*end).min(range.end));
-        cut.filter(|run| !run.is_empty()).collect()
+        let cut = all.map(move |(start, end)| (*start).max(range.start)..(*end).min(range.end));
+        cut.filter(|run| !run.is_empty())
     }
 
-    /// Computes the runs of a range that are not in the set.
-    pub fn missing(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let mut missing = Vec::new();
+    /// Reports whether the set contains a block of a range.
+    pub fn overlaps(&self, range: Range<u64>) -> bool {
+        self.within(range).next().is_some()
+    }
+
+    /// Iterates over the runs of a range that are not in the set, in order.
+    pub fn missing(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let mut at = range.start;
-        for run in self.within(range.clone()) {
-            if at < run.start {
-                missing.push(at..run.start);
-            }
+        let end = std::iter::once(range.end..range.end);
+        self.within(range).chain(end).filter_map(move |run| {
+            let missing = at..run.start;
             at = run.end;
-        }
-        if at < range.end {
-            missing.push(at..range.end);
-        }
-        missing
+            (!missing.is_empty()).then_some(missing)
+        })
     }
 
     /// Adds a range. Returns the number of blocks that are new.
@@ -187,11 +223,8 @@ impl Blocks {
         if range.is_empty() {
             return 0;
         }
-        let new: u64 = self
-            .missing(range.clone())
-            .iter()
-            .map(|r| r.end - r.start)
-            .sum();
+        let new = self.missing(range.clone());
+        let new: u64 = new.map(|run| run.end - run.start).sum();
         let (mut start, mut end) = (range.start, range.end);
         if let Some((&s, &e)) = self.runs.range(..=start).next_back()
             && e >= start
@@ -216,7 +249,8 @@ impl Blocks {
     /// Removes a range. Returns the number of blocks that were in the set.
     pub fn remove(&mut self, range: Range<u64>) -> u64 {
         let there = self.within(range.clone());
-        if there.is_empty() {
+        let there: u64 = there.map(|run| run.end - run.start).sum();
+        if there == 0 {
             return 0;
         }
         if let Some((&s, &e)) = self.runs.range(..range.start).next_back()
@@ -233,7 +267,7 @@ impl Blocks {
                 self.runs.insert(range.end, e);
             }
         }
-        there.iter().map(|run| run.end - run.start).sum()
+        there
     }
 }
 
@@ -241,6 +275,24 @@ impl Blocks {
 mod tests {
     use super::*;
     use block_testing::Random;
+
+    #[test]
+    fn a_file_that_does_not_compress_is_tried_less_and_less() {
+        let mut effort = Effort::default();
+        let mut attempts = Vec::new();
+        for n in 0..1000 {
+            if effort.tries() {
+                attempts.push(n);
+                effort.note(false);
+            }
+        }
+        assert_eq!(attempts[..4], [0, 3, 8, 17]);
+        assert!(attempts.len() < 22, "{attempts:?}");
+        let next = (0..=Effort::SKIP_MAX).position(|_| effort.tries());
+        assert!(next.is_some());
+        effort.note(true);
+        assert!(effort.tries() && effort.tries());
+    }
 
     #[test]
     fn a_set_of_blocks_agrees_with_a_list_of_flags() {
@@ -270,7 +322,6 @@ mod tests {
             let missing = set.missing(20..150);
             assert!(
                 missing
-                    .into_iter()
                     .flatten()
                     .eq((20..150).filter(|b| !flags[*b as usize]))
             );

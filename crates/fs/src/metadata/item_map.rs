@@ -6,10 +6,11 @@
 //! search beyond it.
 
 use crate::error::Result;
-use crate::format::key::{Direction, Key, TreeId};
+use crate::format::key::{Direction, KEY_BYTES, Key, TreeId};
 use crate::metadata::database::{Base, BaseRange, SpaceChange};
 use crate::metadata::journal::Delta;
 use crate::metadata::overlay::{Change, Overlay};
+use crate::metadata::pace::Pace;
 use foldhash::HashMap;
 use std::cmp::Ordering;
 use std::iter::Peekable;
@@ -27,6 +28,8 @@ pub(crate) struct ItemMap {
     /// Blocks allocated or freed since the last record, and since the last freeze.
     unlogged_space: Vec<SpaceChange>,
     space: Vec<SpaceChange>,
+    /// Limits the speed of walks through a view.
+    pace: Option<Arc<Pace>>,
 }
 
 /// Content of a commit.
@@ -45,7 +48,24 @@ impl ItemMap {
             unlogged: Vec::new(),
             unlogged_space: Vec::new(),
             space: Vec::new(),
+            pace: None,
         }
+    }
+
+    /// Creates a map of a commit, with the changes that `of` has in memory, whose walks keep to a
+    /// pace.
+    pub fn view(base: Base, of: Option<&ItemMap>, pace: Arc<Pace>) -> ItemMap {
+        let mut map = ItemMap::new(base);
+        if let Some(of) = of {
+            for overlay in of.frozen.as_deref().into_iter().chain([&of.active]) {
+                for (key, change) in overlay.iter() {
+                    map.active.set(*key, Some(change.clone()));
+                }
+            }
+            map.space.clone_from(&of.space);
+        }
+        map.pace = Some(pace);
+        map
     }
 
     /// Finds the last object of a layer in the last commit, so that later ones are not searched
@@ -120,6 +140,17 @@ impl ItemMap {
         if from > to {
             return Ok(());
         }
+        let mut paced;
+        let take: &mut dyn FnMut(Key, &[u8]) -> Result<bool> = match &self.pace {
+            None => take,
+            Some(pace) => {
+                paced = |key: Key, value: &[u8]| {
+                    pace.pass((KEY_BYTES + value.len()) as u64)?;
+                    take(key, value)
+                };
+                &mut paced
+            }
+        };
         let frozen = self.frozen.as_deref();
         let base = if from.layer == to.layer && !self.is_in_base(from.layer, from.object) {
             BaseRange::empty()

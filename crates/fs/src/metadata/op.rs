@@ -125,6 +125,13 @@ impl<'a> Op<'a> {
         Ok(run)
     }
 
+    /// Allocates exactly `want` promised blocks; `None` if there is no such run.
+    pub fn take_whole(&mut self, goal: Option<u64>, want: u64) -> Option<Run> {
+        let run = self.fs.space.allocate_whole(goal, want)?;
+        self.taken.push(run);
+        Some(run)
+    }
+
     /// Returns the blocks that the operation has allocated.
     pub fn taken(&self) -> &[Run] {
         &self.taken

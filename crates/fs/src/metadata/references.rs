@@ -96,6 +96,26 @@ impl State {
         Ok(last.filter(|(first, shared)| block < first + u64::from(shared.blocks)))
     }
 
+    /// Moves the counts of a run to blocks that are in use from now on.
+    pub fn move_counts(&mut self, run: Run, to: u64) -> Result<()> {
+        for (part, count) in self.counts(run)? {
+            if count > 1 {
+                let shared = SharedRun {
+                    blocks: part.blocks as u32,
+                    count,
+                };
+                let at = to + (part.start - run.start);
+                self.delete_key(Key::global(Section::Shared, part.start));
+                self.put_key(
+                    Key::global(Section::Shared, at),
+                    shared.encode(),
+                    Prior::Possible,
+                );
+            }
+        }
+        Ok(())
+    }
+
     /// Collects the parts of a run by their number of references.
     pub fn counts_within(&self, run: Run) -> Result<Vec<(Run, u32)>> {
         let mut parts = Vec::new();

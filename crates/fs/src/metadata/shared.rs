@@ -12,6 +12,7 @@ use crate::error::{Error, Kind, Result};
 use crate::format::name_hash::Hasher;
 use crate::format::record::Time;
 use crate::format::sums::Summer;
+use crate::format::superblock::COMPRESSION;
 use crate::metadata::attached::Attached;
 use crate::metadata::change_signal::ChangeSignal;
 use crate::metadata::coordination::{Group, Log, Wake};
@@ -20,6 +21,7 @@ use crate::metadata::mismatches::Mismatches;
 use crate::metadata::state::State;
 use crate::metadata::superblock_file::SuperblockFile;
 use crate::metadata::tree_signal::TreeSignal;
+use crate::metadata::view_slot::ViewSlot;
 use crate::space::Space;
 use block::BlockDevice;
 use std::sync::atomic::AtomicUsize;
@@ -85,6 +87,8 @@ pub(crate) struct FsShared {
     /// Notified of each fileset or snapshot that is created, renamed or removed.
     pub trees_changed: TreeSignal,
     pub attached: Attached,
+    /// View that a check of the file system in use holds.
+    pub view: ViewSlot,
 }
 
 impl FsShared {
@@ -94,6 +98,16 @@ impl FsShared {
 
     pub fn write(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write().expect("no panic under this lock")
+    }
+
+    /// Permits compressed chunks from now on, which programs that do not know them refuse. Durable
+    /// when this returns.
+    pub fn need_compression(&self) -> Result<()> {
+        if !self.read().compression {
+            self.superblock.need_features(COMPRESSION)?;
+            self.write().compression = true;
+        }
+        Ok(())
     }
 
     /// Checks that the file system is open for writing.

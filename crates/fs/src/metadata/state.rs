@@ -54,6 +54,8 @@ pub(crate) struct State {
     pub bounds: Range<u64>,
     /// Whether file data has checksums.
     pub checksums: bool,
+    /// Whether files may have compressed chunks.
+    pub compression: bool,
     /// Function that computes the checksums.
     pub summer: Summer,
     /// Checksums that the next record of the journal makes items.
@@ -67,7 +69,7 @@ pub(crate) struct State {
     /// Names that were looked up in vain.
     pub absent: AbsentNames,
     /// Number of changes to items of each kind, in all trees.
-    pub item_changes: [u64; Item::ALL.len()],
+    pub item_changes: [u64; Item::NUMBERS],
 }
 
 /// A fileset or a snapshot in memory.
@@ -415,6 +417,32 @@ impl State {
         Ok(was_there)
     }
 
+    /// Splits a record of a layer: `rest` is the part from its block `skip` on. What any tree sees
+    /// stays the same.
+    pub fn put_rest(&mut self, first: Key, skip: u64, rest: Vec<u8>) -> Result<()> {
+        let key = Key {
+            item: first.item + skip,
+            ..first
+        };
+        // Older snapshots that have a record of their own instead of the first part would see the
+        // rest through this layer.
+        let origin = self.trees.get(&key.layer).map(|tree| tree.record.origin);
+        let fileset = origin.filter(|id| *id != 0).unwrap_or(key.layer);
+        let snapshots = self.trees.get(&fileset).map(|tree| &tree.snapshots[..]);
+        let older = snapshots.unwrap_or_default().iter().copied();
+        let older: Vec<TreeId> = older.take_while(|id| *id != key.layer).collect();
+        for id in older.into_iter().rev() {
+            if self.items.get(&first.in_layer(id), |_| Ok(()))?.is_some() {
+                if self.items.get(&key.in_layer(id), |_| Ok(()))?.is_none() {
+                    self.put_key(key.in_layer(id), vec![ABSENT], Prior::Absent);
+                }
+                break;
+            }
+        }
+        self.put_key(key, rest, Prior::Possible);
+        Ok(())
+    }
+
     /// Updates the usage for a change of an item.
     fn count_held(&mut self, key: Key, new: Option<usize>, prior: Prior) -> Result<()> {
         let held = self.trees.get(&key.layer).and_then(|tree| tree.item_usage);
@@ -641,6 +669,11 @@ impl State {
         }
         self.space.clear();
     }
+}
+
+/// Encodes an entry of a snapshot's layer: the old value of the key.
+pub(crate) fn encode_preserved(value: &[u8]) -> Vec<u8> {
+    [&[PRESENT], value].concat()
 }
 
 /// Decodes an entry of a snapshot's layer: the old value of the key, or `None` if it had none.

@@ -21,6 +21,8 @@ pub(crate) struct SuperblockFile {
     key: Option<Arc<IntegrityKey>>,
     /// Bytes read beyond the end of the metadata, which only damaged metadata causes.
     beyond: AtomicU64,
+    /// Blocks of the metadata written since the open.
+    written: AtomicU64,
 }
 
 impl SuperblockFile {
@@ -35,6 +37,7 @@ impl SuperblockFile {
             current: Mutex::new(superblock),
             held: false,
             beyond: AtomicU64::new(0),
+            written: AtomicU64::new(0),
         }
     }
 
@@ -117,6 +120,16 @@ impl SuperblockFile {
     /// Counts bytes read beyond the end.
     pub fn note_beyond(&self, bytes: usize) {
         self.beyond.fetch_add(bytes as u64, Relaxed);
+    }
+
+    /// Returns the number of blocks of the metadata that were written since the open.
+    pub fn written(&self) -> u64 {
+        self.written.load(Relaxed)
+    }
+
+    /// Counts a written block of the metadata.
+    pub fn note_written(&self) {
+        self.written.fetch_add(1, Relaxed);
     }
 
     /// Returns the keys of the checksums, if they are keyed.

@@ -163,12 +163,17 @@ impl Fileset {
     /// # Errors
     /// [`Kind::Unsupported`]: unknown flags, or an inode of another type.
     pub fn set_flags(&self, ino: Ino, flags: InodeFlags) -> Result<Attr> {
+        if flags.has(InodeFlags::COMPRESS) {
+            self.fs.check_writable()?;
+            self.fs.need_compression()?;
+        }
         let mut op = Op::begin(&self.fs, self.id)?;
         let mut inode = op.read_inode(ino)?;
-        if !inode.kind.has_flags() || flags.unknown() != 0 {
+        let contradict = flags.only(InodeFlags::INHERITED) == InodeFlags::INHERITED;
+        if !inode.kind.has_flags() || flags.unknown() != 0 || contradict {
             return Err(Error::new(
                 Kind::Unsupported,
-                "files and directories have the flags a, A, d and i only",
+                "files and directories have the flags a, A, c, d, i and m only, and not both c and m",
             ));
         }
         op.check_kept_room()?;

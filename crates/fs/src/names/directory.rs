@@ -284,7 +284,11 @@ impl Fileset {
             uid: new.uid,
             gid: if inherits { parent.gid } else { new.gid },
             rdev: if new.kind.has_flags() { 0 } else { new.rdev },
-            flags: InodeFlags::default(),
+            flags: if new.kind.has_flags() {
+                parent.flags.only(InodeFlags::INHERITED)
+            } else {
+                InodeFlags::default()
+            },
             generation: self.fs.generation,
             size: 0,
             disk_size: 0,
@@ -513,10 +517,12 @@ impl Fileset {
             return Ok(true);
         }
         let mut extents = 0;
-        op.scan(self.id, ino, (Item::Extent, 0, PLACE_MAX), |_, _| {
-            extents += 1;
-            Ok(extents <= EXTENTS_AT_ONCE)
-        })?;
+        for kind in [Item::Extent, Item::Chunk] {
+            op.scan(self.id, ino, (kind, 0, PLACE_MAX), |_, _| {
+                extents += 1;
+                Ok(extents <= EXTENTS_AT_ONCE)
+            })?;
+        }
         Ok(extents <= EXTENTS_AT_ONCE)
     }
 

@@ -184,6 +184,9 @@ impl Stage {
 
     fn attributes(&mut self, ino: Ino, set: &Attributes) -> Result<()> {
         let known = InodeFlags::KNOWN.0;
+        if set.flags & InodeFlags::COMPRESS.0 != 0 {
+            self.fileset.fs.need_compression()?;
+        }
         let (mut op, inode) = self.begin(ino)?;
         let flags_fit = set.flags == 0 || inode.kind.has_flags() && set.flags & !known == 0;
         if set.permissions & !0o7777 != 0 || !flags_fit {

@@ -1,9 +1,11 @@
 //! The changes from one state of a fileset to a later snapshot, or all of a snapshot.
 
+use crate::data::chunks::Placed;
 use crate::data::extents::{Mapped, end_of};
-use crate::error::Result;
+use crate::error::{Kind, Result};
+use crate::format::chunk::{chunk_of, held_by};
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
-use crate::format::record::{Extent, Inode};
+use crate::format::record::Inode;
 use crate::metadata::state::State;
 use crate::names::directory::ROOT;
 use std::ops::Range;
@@ -103,11 +105,15 @@ impl Pair {
         fresh: bool,
     ) -> Result<Option<(Range<u64>, Content)>> {
         let Some(base) = self.base.filter(|_| !fresh) else {
-            let Some((first, extent)) = extent_from(state, self.target, ino, from)? else {
+            let (piece, end) = piece(state, self.target, ino, from)?;
+            if piece != Piece::Hole {
+                return Ok(Some((from..end, piece.content())));
+            }
+            if end == u64::MAX {
                 return Ok(None);
-            };
-            let range = first.max(from)..end_of(&(first, extent));
-            return Ok(Some((range, content_of(Some(&extent)))));
+            }
+            let (piece, next) = self::piece(state, self.target, ino, end)?;
+            return Ok(Some((end..next, piece.content())));
         };
         let mut at = from;
         while let Some(changed) = self.next_changed(state, base, ino, at)? {
@@ -117,7 +123,7 @@ impl Pair {
                 let (new, new_end) = piece(state, self.target, ino, at)?;
                 let end = old_end.min(new_end).min(changed.end);
                 if !is_same(&old, &new, at..end) {
-                    return Ok(Some((at..end, content_of(new.as_ref().map(|new| &new.1)))));
+                    return Ok(Some((at..end, new.content())));
                 }
                 at = end;
             }
@@ -133,17 +139,37 @@ impl Pair {
         ino: Ino,
         from: u64,
     ) -> Result<Option<Range<u64>>> {
-        /// Extents compared at a time.
+        let extents = self.next_changed_item(state, base, ino, from, Item::Extent)?;
+        let chunks = self.next_changed_item(state, base, ino, from, Item::Chunk)?;
+        let both = extents.into_iter().chain(chunks);
+        Ok(both.min_by_key(|range| range.start))
+    }
+
+    fn next_changed_item(
+        &self,
+        state: &State,
+        base: TreeId,
+        ino: Ino,
+        from: u64,
+        kind: Item,
+    ) -> Result<Option<Range<u64>>> {
+        /// Items compared at a time.
         const STEP: usize = 64;
         // A record before the block may cover it.
         let mut start = from;
-        for tree in [base, self.target] {
+        if kind == Item::Chunk {
+            start = chunk_of(from);
+        }
+        for tree in [base, self.target]
+            .into_iter()
+            .filter(|_| kind == Item::Extent)
+        {
             let before = state.extent_before(tree, ino, from)?;
             let covers = before.filter(|mapped| end_of(mapped) > from);
             start = start.min(covers.map_or(from, |mapped| mapped.0));
         }
-        let to = Key::item(0, ino, Item::Extent, PLACE_MAX);
-        let mut next = Some(Key::item(0, ino, Item::Extent, start));
+        let to = Key::item(0, ino, kind, PLACE_MAX);
+        let mut next = Some(Key::item(0, ino, kind, start));
         while let Some(first) = next {
             let all = self.changes(state, first, to, STEP)?;
             for Change { key, old, new } in &all {
@@ -152,7 +178,8 @@ impl Pair {
                 }
                 let mut end = 0;
                 for bytes in [old, new].into_iter().flatten() {
-                    end = end.max(key.place() + u64::from(Extent::decode(bytes)?.blocks));
+                    let held = held_by(Some(kind), bytes)?;
+                    end = end.max(key.place() + held.map_or(0, |held| held.span));
                 }
                 if end > from {
                     return Ok(Some(from.max(key.place())..end));
@@ -174,35 +201,65 @@ fn extent_from(state: &State, tree: TreeId, ino: Ino, block: u64) -> Result<Opti
     }
 }
 
-/// Finds the extent that covers a block, and the block up to which that, or a hole, extends.
-fn piece(state: &State, tree: TreeId, ino: Ino, block: u64) -> Result<(Option<Mapped>, u64)> {
-    Ok(match extent_from(state, tree, ino, block)? {
-        Some(mapped) if mapped.0 <= block => (Some(mapped), end_of(&mapped)),
-        Some(mapped) => (None, mapped.0),
-        None => (None, u64::MAX),
-    })
+/// Place of a block of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Piece {
+    Hole,
+    Extent(Mapped),
+    Chunk(Placed),
 }
 
-fn content_of(extent: Option<&Extent>) -> Content {
-    match extent {
-        None => Content::Hole,
-        Some(extent) if extent.unwritten => Content::Unwritten,
-        Some(_) => Content::Data,
+impl Piece {
+    fn content(&self) -> Content {
+        match self {
+            Piece::Hole => Content::Hole,
+            Piece::Extent((_, extent)) if extent.unwritten => Content::Unwritten,
+            Piece::Extent(_) | Piece::Chunk(_) => Content::Data,
+        }
+    }
+}
+
+/// Finds the place of a block, and the block up to which the following ones are in the same extent,
+/// chunk or hole.
+fn piece(state: &State, tree: TreeId, ino: Ino, block: u64) -> Result<(Piece, u64)> {
+    let extent = extent_from(state, tree, ino, block)?;
+    if let Some(mapped) = extent.filter(|mapped| mapped.0 <= block) {
+        return Ok((Piece::Extent(mapped), end_of(&mapped)));
+    }
+    let end = extent.map_or(u64::MAX, |mapped| mapped.0);
+    match state.chunk_blocks_after(tree, ino, block)? {
+        Some(run) if run.start == block => {
+            let mut chunks = state.chunks(tree, ino, &(block..block + 1))?;
+            let placed = chunks.pop().ok_or(Kind::Corrupt)?;
+            Ok((Piece::Chunk(placed), run.end))
+        }
+        next => Ok((
+            Piece::Hole,
+            end.min(next.map_or(u64::MAX, |next| next.start)),
+        )),
     }
 }
 
 /// Reports whether a range has the same content in both states, because it is on the same blocks of
 /// the device: the first state keeps them, so nothing has overwritten them.
-fn is_same(old: &Option<Mapped>, new: &Option<Mapped>, range: Range<u64>) -> bool {
-    let (old, new) = match (old, new) {
-        (None, None) => return true,
-        (Some(old), Some(new)) => (old, new),
-        _ => return false,
-    };
-    if old.1.unwritten || new.1.unwritten {
-        return old.1.unwritten && new.1.unwritten;
+fn is_same(old: &Piece, new: &Piece, range: Range<u64>) -> bool {
+    match (old, new) {
+        (Piece::Hole, Piece::Hole) => true,
+        (Piece::Extent(old), Piece::Extent(new)) => {
+            if old.1.unwritten || new.1.unwritten {
+                return old.1.unwritten && new.1.unwritten;
+            }
+            let place = |(first, extent): &Mapped| extent.start + (range.start - first);
+            let tail = |mapped: &Mapped| (end_of(mapped) == range.end).then_some(mapped.1.tail);
+            place(old) == place(new) && tail(old).unwrap_or(0) == tail(new).unwrap_or(0)
+        }
+        (Piece::Chunk(old), Piece::Chunk(new)) => {
+            let tail = |placed: &Placed| {
+                let tail = placed.1.tail;
+                tail.filter(|(block, _)| range.contains(&(placed.0 + u64::from(*block))))
+            };
+            old.1.start == new.1.start && tail(old) == tail(new)
+        }
+        _ => false,
     }
-    let place = |(first, extent): &Mapped| extent.start + (range.start - first);
-    let tail = |mapped: &Mapped| (end_of(mapped) == range.end).then_some(mapped.1.tail);
-    place(old) == place(new) && tail(old).unwrap_or(0) == tail(new).unwrap_or(0)
 }

@@ -155,6 +155,7 @@ impl Client {
             return Ok(());
         };
         let mut keep = BTreeMap::new();
+        let run_pages = [8, 64][random.below(2) as usize];
         let mut runs: Vec<(u64, Vec<Vec<u8>>)> = Vec::new();
         for (page, content) in dirty {
             if portion == Portion::Some && random.below(3) == 0 {
@@ -162,7 +163,9 @@ impl Client {
                 continue;
             }
             match runs.last_mut() {
-                Some((first, run)) if *first + run.len() as u64 == page && random.below(8) > 0 => {
+                Some((first, run))
+                    if *first + run.len() as u64 == page && random.below(run_pages) > 0 =>
+                {
                     run.push(content);
                 }
                 _ => runs.push((page, vec![content])),

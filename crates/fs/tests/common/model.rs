@@ -1,5 +1,6 @@
 //! The simplest possible file system, as a reference for the real one.
 
+use fs::InodeFlags;
 use std::collections::BTreeMap;
 
 pub type Id = usize;
@@ -125,6 +126,7 @@ impl Model {
         let id = self.next;
         self.next += 1;
         let is_dir = matches!(kind, Kind::Dir(_));
+        let inherits_flags = is_dir || kind == Kind::File;
         // A directory inherits set-group-id from its parent, and everything the group with it.
         let inherited = self.nodes[&dir].permissions & 0o2000;
         let gid = if inherited == 0 {
@@ -138,7 +140,11 @@ impl Model {
             permissions,
             uid,
             gid,
-            flags: 0,
+            flags: if inherits_flags {
+                self.nodes[&dir].flags & InodeFlags::INHERITED.0
+            } else {
+                0
+            },
             links: if is_dir { 2 } else { 1 },
             data: Vec::new(),
             xattrs: BTreeMap::new(),

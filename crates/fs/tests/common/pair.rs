@@ -106,9 +106,11 @@ impl Pair {
         if self.signed {
             return word.iter().copied().cycle().take(len).collect();
         }
-        let mut data = vec![0; len];
+        // Half of them compress.
+        let period = if self.random.below(2) == 0 { len } else { 500 };
+        let mut data = vec![0; period.min(len)];
         self.random.fill(&mut data);
-        data
+        data.iter().copied().cycle().take(len).collect()
     }
 
     /// Returns whether a full or failing device refused the operation, which changes nothing and is
@@ -371,11 +373,13 @@ impl Pair {
     fn set_flags(&mut self) {
         let id = self.any();
         let all = [InodeFlags::NO_DUMP, InodeFlags::NO_ACCESS_TIME];
-        let flags = match self.random.below(4) {
+        let flags = match self.random.below(8) {
             0 => InodeFlags::default(),
             1 => all[0],
             2 => all[1],
-            _ => all[0].with(all[1]),
+            3 => all[0].with(all[1]),
+            4 => InodeFlags::NO_COMPRESS,
+            _ => InodeFlags::COMPRESS,
         };
         let ours = self.fileset().set_flags(self.ino(id), flags);
         if self.is_refused(&ours) {

@@ -236,6 +236,13 @@ pub enum FsRequest {
     },
     /// Report what users and groups use in a fileset, and change the limits of one of them.
     Owners(OwnersRequest),
+    /// Set the method by which new content of a fileset is compressed.
+    Compression {
+        /// Name of the fileset.
+        name: String,
+        /// The method; `None`: only files with a flag.
+        method: Option<String>,
+    },
     /// Create a snapshot of a fileset.
     Snapshot {
         /// Name of the fileset.
@@ -284,6 +291,43 @@ pub enum FsRequest {
     },
     /// Send or receive a part of a snapshot.
     Transfer(TransferRequest),
+    /// Work in the background of the service.
+    Job(JobRequest),
+}
+
+/// Requests about the work that a service does in the background, of which there is one at a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobRequest {
+    /// Begin. If the same work is in progress, the answer is about that.
+    Start(JobKind),
+    /// Report the progress, or the result.
+    Follow {
+        /// Number of the job.
+        id: u64,
+    },
+}
+
+/// Work that takes long.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobKind {
+    /// Check the metadata.
+    Check {
+        /// Bytes to read in a second, at most.
+        rate: Option<u64>,
+        /// Return space in use to which nothing refers.
+        repair: bool,
+    },
+    /// Defragment files.
+    Defrag {
+        /// Bytes to move in a second, at most.
+        rate: Option<u64>,
+        /// Fileset; `None` for the first one with a path, otherwise all.
+        fileset: Option<String>,
+        /// Path from the root of the fileset.
+        path: Option<String>,
+    },
 }
 
 /// Request about the users and groups of a fileset.
@@ -400,6 +444,7 @@ impl FsRequest {
                 | FsRequest::Usage
                 | FsRequest::Diff { .. }
                 | FsRequest::Scrub { .. }
+                | FsRequest::Job(_)
                 | FsRequest::Transfer(
                     TransferRequest::Header(_)
                         | TransferRequest::Estimate(_)

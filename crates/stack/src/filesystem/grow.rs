@@ -166,8 +166,8 @@ impl<'a> Layers<'a> {
         }
         if size < found {
             return Err(Error::Usage(format!(
-                "cannot grow {name} to {}: it already has {}, and it cannot shrink; use a larger \
-                 --size, or omit it to use the whole file",
+                "cannot grow {name} to {}: it already has {}; use a larger --size, omit it to use the \
+                 whole file, or shrink it with `evfs shrink`",
                 size_text(size),
                 size_text(found)
             )));

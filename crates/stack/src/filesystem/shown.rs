@@ -31,6 +31,9 @@ pub struct ShownFileset {
     pub quota_bytes: Option<u64>,
     /// Limit of `used_inodes`.
     pub quota_inodes: Option<u64>,
+    /// Method by which new content is compressed: `lz4` or `zstd`. Null: only files with the flag for
+    /// it are compressed.
+    pub compression: Option<String>,
     /// Cell whose clients may read a new fileset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cell: Option<String>,
@@ -205,6 +208,7 @@ impl ShownFileset {
             own_bytes: None,
             quota_bytes: limit(record.quota_blocks, BLOCK_BYTES),
             quota_inodes: limit(record.quota_inodes, 1),
+            compression: record.compression.map(|method| method.to_string()),
             cell: None,
         }
     }

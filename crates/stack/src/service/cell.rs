@@ -6,6 +6,7 @@
 
 use super::counters;
 use super::health::State;
+use super::jobs::Jobs;
 use super::scrape;
 use super::status::{ExportAt, Status};
 use super::{Built, Closing, Graph, Tree};
@@ -134,6 +135,7 @@ pub(super) fn build(
         cache: Arc::clone(cache),
         server: None,
         volumes: Vec::new(),
+        jobs: Jobs::default(),
         fs: Some(Arc::new(fs)),
     };
     Ok(Built {
@@ -157,6 +159,7 @@ struct CellGraph {
     server: Option<Server>,
     /// Volumes whose files are still to be closed after the server has stopped.
     volumes: Vec<Arc<Volume>>,
+    jobs: Jobs,
     fs: Option<Arc<Fs>>,
 }
 
@@ -251,6 +254,7 @@ impl Graph for CellGraph {
     }
 
     fn close(&mut self) -> Result<()> {
+        self.jobs.stop();
         while let Some(volume) = self.volumes.last() {
             volume.files.close().map_err(self.not_written())?;
             self.volumes.pop();
@@ -276,6 +280,7 @@ impl Graph for CellGraph {
             status.warn_of(State::ReadOnly, warning);
         }
         status.note_fs(self.fs.as_deref());
+        self.jobs.note(status);
     }
 
     fn add_samples(&self, to: &mut Samples) {
@@ -356,6 +361,10 @@ impl Graph for CellGraph {
             FsRequest::Transfer(ask) => {
                 let cache = self.cache.cache()?;
                 json_of(&transfer::answer(self.fs()?, ask, run, &cache)?)
+            }
+            FsRequest::Job(ask) => {
+                let of = (self.fs()?, self.spec.name.as_str());
+                self.jobs.answer(of, None, ask, run)?
             }
             request => execute(self.fs()?, request, run, &sync, None)?,
         };

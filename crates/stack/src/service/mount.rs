@@ -5,6 +5,7 @@
 //! ```
 
 use super::health::State;
+use super::jobs::Jobs;
 use super::mount_point::MountPoint;
 use super::recurring::Recurring;
 use super::schedule::{self, KeepSnapshots};
@@ -190,6 +191,7 @@ pub(super) fn build(
         scrub: spec.scrub,
         scrubs: settings.trust_store().with_file_name("scrubs.json"),
         recurring: Vec::new(),
+        jobs: Jobs::default(),
         snapshots,
         files,
         cache,
@@ -233,6 +235,7 @@ struct MountGraph {
     scrubs: PathBuf,
     /// The threads of both.
     recurring: Vec<Recurring>,
+    jobs: Jobs,
     snapshots: Option<Arc<Snapshots>>,
     files: Arc<Files>,
     cache: Arc<Cache>,
@@ -321,10 +324,12 @@ impl Graph for MountGraph {
 
     fn close_exports(&mut self, status: &mut Status, closing: Closing) -> Result<()> {
         self.recurring.clear();
+        self.jobs.stop();
         self.point.close(status, closing)
     }
 
     fn close(&mut self) -> Result<()> {
+        self.jobs.stop();
         self.flush()?;
         // From here on, the files cannot be used again.
         self.point.config = None;
@@ -358,6 +363,7 @@ impl Graph for MountGraph {
             status.warn_of(State::ReadOnly, warning);
         }
         status.note_fs(self.fs.as_deref());
+        self.jobs.note(status);
     }
 
     fn trees(&self) -> Vec<Tree> {
@@ -403,6 +409,10 @@ impl Graph for MountGraph {
                 run,
                 &self.cache,
             )?));
+        }
+        if let FsRequest::Job(ask) = request {
+            let own = Some(self.fileset.as_str());
+            return self.jobs.answer((self.fs()?, &self.name), own, ask, run);
         }
         let in_use = self.files.fileset().id();
         execute(self.fs()?, request, run, &sync, Some(in_use))

@@ -28,7 +28,7 @@ fn new(kind: FileType) -> New {
     }
 }
 
-fn open(device: &Arc<dyn BlockDevice>) -> Fs {
+pub(in crate::check) fn open(device: &Arc<dyn BlockDevice>) -> Fs {
     Fs::open(Arc::clone(device), Options::default()).unwrap()
 }
 
@@ -37,7 +37,7 @@ fn main(fs: &Fs) -> Fileset {
 }
 
 /// Returns a device with a few directories, each containing an object of every kind.
-fn sample() -> Arc<dyn BlockDevice> {
+pub(in crate::check) fn sample() -> Arc<dyn BlockDevice> {
     sample_on(&Arc::new(Mem::new(16 << 20, 512)))
 }
 
@@ -88,7 +88,7 @@ fn records(op: &Op, layer: u32) -> Vec<(Key, Vec<u8>)> {
     all
 }
 
-fn damage(op: &mut Op, layer: u32, random: &mut Random) {
+pub(in crate::check) fn damage(op: &mut Op, layer: u32, random: &mut Random) {
     let all = records(op, layer);
     let (key, mut value) = all[random.below(all.len() as u64) as usize].clone();
     match random.below(8) {
@@ -125,6 +125,7 @@ fn damage(op: &mut Op, layer: u32, random: &mut Random) {
             let tree = op.trees.get_mut(&layer).unwrap();
             tree.record.used_blocks = random.below(1000);
             tree.record.next_ino = 1 + random.below(30);
+            tree.changed = true;
             let free = op.space().unused();
             let run = Run {
                 start: free[0].start,

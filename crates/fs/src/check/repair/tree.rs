@@ -9,6 +9,7 @@ use super::Repair;
 use crate::data::extents::end_of;
 use crate::error::{Error, Kind, Result};
 use crate::format::account::Owner;
+use crate::format::chunk::{CHUNK_BLOCKS, Chunk};
 use crate::format::flags::InodeFlags;
 use crate::format::key::{Ino, Item, Key, PLACE_MAX, TreeId};
 use crate::format::name_hash::Hasher;
@@ -19,6 +20,7 @@ use crate::metadata::state::State;
 use crate::names::directory::ROOT;
 use crate::names::slots::Slot;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
 
 /// Directory for inodes without a name.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
@@ -144,6 +146,10 @@ impl Tree<'_, '_> {
                 unwanted.push((key, "an item that has no inode record"));
                 return Ok(true);
             };
+            let in_extents = |run: Range<u64>| {
+                let found = state.extents(self.id, ino, run);
+                found.is_ok_and(|extents| !extents.is_empty())
+            };
             match (item, found.inode.kind) {
                 (Item::Target, FileType::Symlink) => found.target = Some(bytes.len() as u64),
                 (Item::Entry, FileType::Directory) => {
@@ -168,6 +174,15 @@ impl Tree<'_, '_> {
                     } else {
                         reached = end_of(&(place, extent));
                         found.blocks += u64::from(extent.blocks);
+                    }
+                }
+                (Item::Chunk, FileType::File) => {
+                    let chunk = Chunk::decode(bytes)?;
+                    let all = place..place + CHUNK_BLOCKS;
+                    if chunk.valid_within(place, &all).into_iter().any(&in_extents) {
+                        unwanted.push((key, "a compressed chunk that overlaps an extent"));
+                    } else {
+                        found.blocks += chunk.run().blocks;
                     }
                 }
                 (Item::Xattr, _) => {

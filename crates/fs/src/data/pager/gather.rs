@@ -187,6 +187,36 @@ impl Gather {
         }
     }
 
+    /// Copies bytes of the request. All buffers must have been returned.
+    pub fn copy_out(&self, bytes: Range<u64>) -> Vec<u8> {
+        let mut copy = Vec::with_capacity((bytes.end - bytes.start) as usize);
+        for (buf, part) in self.overlaps(bytes) {
+            copy.extend_from_slice(&self.slots[buf].as_ref().expect("returned")[part]);
+        }
+        copy
+    }
+
+    /// Replaces the bytes of the request from an offset on. All buffers must have been returned.
+    pub fn fill(&mut self, at: u64, content: &[u8]) {
+        let mut rest = content;
+        for (buf, part) in self.overlaps(at..at + content.len() as u64) {
+            let (now, later) = rest.split_at(part.len());
+            self.slots[buf].as_mut().expect("returned")[part].copy_from_slice(now);
+            rest = later;
+        }
+    }
+
+    /// Finds the parts of buffers that lie in a range of the request.
+    fn overlaps(&self, bytes: Range<u64>) -> Vec<(usize, Range<usize>)> {
+        let bounds = self.starts.windows(2).enumerate();
+        let cut = bounds.map(|(i, two)| {
+            let from = bytes.start.clamp(two[0], two[1]) - two[0];
+            let to = bytes.end.clamp(two[0], two[1]) - two[0];
+            (i, from as usize..to as usize)
+        });
+        cut.filter(|(_, part)| !part.is_empty()).collect()
+    }
+
     /// Returns the buffers of the request in their original order.
     pub fn finish(self) -> Bufs {
         let mut bufs: Vec<Buf> = self.slots.into_iter().flatten().collect();

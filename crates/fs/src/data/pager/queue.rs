@@ -1,8 +1,10 @@
 //! Queue of one thread for page requests of a fileset.
 
 use super::below;
+use super::chunk_io::{ChunkIo, ChunkReading};
 use super::gather::{Carried, Gather, Transfer};
 use super::sync::{Inbox, SyncHandle};
+use crate::data::codec::Packed;
 use crate::data::content::Allocate;
 use crate::data::plan::{Part, WritePlan, blocks_of};
 use crate::error::{Error, Kind};
@@ -66,20 +68,33 @@ enum What {
         /// See [`crate::data::plan::ReadPlan`].
         sums: Vec<Sum>,
         parts: Vec<Part>,
+        chunks: Vec<ChunkReading>,
     },
     Write {
         offset: u64,
         bufs: Gather,
         fua: bool,
         plan: WritePlan,
+        /// Compressed chunks, in the order of the plan.
+        chunks: Vec<ChunkIo>,
     },
     /// Waits for the journal; the operation is returned unchanged.
     Sync(Op),
 }
 
+/// Whether a write is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packs {
+    /// If the settings of the file say so.
+    AsSet,
+    No,
+}
+
 /// Device request.
 struct Child {
     of: usize,
+    /// Index of the compressed chunk whose blocks are transferred.
+    chunk: Option<usize>,
     carried: Carried,
 }
 
@@ -105,10 +120,10 @@ impl FsQueue {
     }
 
     /// Starts a request; if it completes immediately, adds it to `ready`.
-    fn start(&mut self, ino: Ino, tag: u64, op: Op) {
+    fn start(&mut self, ino: Ino, tag: u64, op: Op, packs: Packs) {
         let space = Arc::clone(&self.fileset.fs.space);
         let entered = space.enter();
-        let planned = self.plan(ino, op);
+        let planned = self.plan(ino, op, packs);
         let (what, parts) = match planned {
             Ok(planned) => planned,
             Err((op, error)) => {
@@ -160,7 +175,7 @@ impl FsQueue {
     }
 
     /// Determines the device I/O that a request needs.
-    fn plan(&self, ino: Ino, op: Op) -> Result<(What, Vec<Part>), (Op, Error)> {
+    fn plan(&self, ino: Ino, op: Op, packs: Packs) -> Result<(What, Vec<Part>), (Op, Error)> {
         let range = op.range();
         let blocks = match range {
             Some((offset, len)) => match blocks_of(offset, len) {
@@ -172,38 +187,32 @@ impl FsQueue {
         match op {
             Op::Read { offset, bufs } => match self.fileset.plan_read(ino, blocks) {
                 Ok(plan) => {
-                    let holes = plan.parts.iter().filter(|part| part.device.is_none());
-                    let mut zeros: Vec<Range<u64>> = holes.map(|part| part.bytes.clone()).collect();
-                    zeros.extend(plan.zeros);
                     let bufs = Gather::new(bufs);
+                    let chunks = plan.chunks.into_iter();
                     let what = What::Read {
                         offset,
                         bufs,
-                        zeros,
+                        zeros: plan.zeros,
                         sums: plan.sums,
                         parts: plan.parts.clone(),
+                        chunks: chunks
+                            .map(|read| ChunkReading::new(read, self.info.max_transfer))
+                            .collect(),
                     };
                     Ok((what, plan.parts))
                 }
                 Err(error) => Err((Op::Read { offset, bufs }, error)),
             },
-            Op::Write { offset, bufs, fua } => match self.fileset.plan_write(ino, blocks) {
-                Ok(mut plan) => {
-                    let parts = plan.parts();
-                    let bufs = Gather::new(bufs);
-                    if plan.has_checksums() && !self.asks {
-                        plan.set_sums(bufs.sums(&self.fileset.fs.summer));
-                    }
-                    let what = What::Write {
-                        offset,
-                        bufs,
-                        fua,
-                        plan,
-                    };
-                    Ok((what, parts))
-                }
-                Err(error) => Err((Op::Write { offset, bufs, fua }, error)),
-            },
+            Op::Write { offset, bufs, fua } => {
+                let bufs = Gather::new(bufs);
+                let at = |block: u64| block * BLOCK_BYTES - offset;
+                let read = |range: Range<u64>| bufs.copy_out(at(range.start)..at(range.end));
+                let packed = match packs {
+                    Packs::AsSet => self.fileset.pack(ino, &blocks, read),
+                    Packs::No => Vec::new(),
+                };
+                self.plan_write(ino, (offset, bufs, fua), blocks, &packed)
+            }
             Op::Flush => Ok((What::Sync(Op::Flush), Vec::new())),
             Op::Discard { offset, len } | Op::WriteZeroes { offset, len, .. } => {
                 let bytes = offset..offset + len;
@@ -215,40 +224,105 @@ impl FsQueue {
         }
     }
 
+    /// Determines the device I/O that a write needs.
+    fn plan_write(
+        &self,
+        ino: Ino,
+        (offset, bufs, fua): (u64, Gather, bool),
+        blocks: Range<u64>,
+        packed: &[Packed],
+    ) -> Result<(What, Vec<Part>), (Op, Error)> {
+        let mut plan = match self.fileset.plan_write(ino, blocks, packed) {
+            Ok(plan) => plan,
+            Err(error) => {
+                let bufs = bufs.finish();
+                return Err((Op::Write { offset, bufs, fua }, error));
+            }
+        };
+        let parts = plan.parts();
+        if plan.needs_sums() && !self.asks {
+            plan.set_sums(bufs.sums(&self.fileset.fs.summer));
+        }
+        let chunks = plan.chunks().iter().map(|write| {
+            let data = &packed[write.index].data;
+            ChunkIo::write(write.chunk.run(), data, self.info.max_transfer)
+        });
+        let what = What::Write {
+            offset,
+            bufs,
+            fua,
+            chunks: chunks.collect(),
+            plan,
+        };
+        Ok((what, parts))
+    }
+
     fn start_children(&mut self, key: usize, parts: &[Part]) {
-        let running = &mut self.running[key];
-        let (bufs, transfer, has_sums) = match &mut running.what {
-            What::Read { bufs, sums, .. } => (bufs, Transfer::Read, !sums.is_empty()),
-            What::Write { bufs, plan, .. } => (bufs, Transfer::Write, plan.has_checksums()),
+        let (running, asks) = (&mut self.running[key], self.asks);
+        let mut lent = Vec::new();
+        let transfer = match &mut running.what {
+            What::Read {
+                bufs, sums, chunks, ..
+            } => {
+                let asks_bufs = asks && !sums.is_empty();
+                for part in parts {
+                    let pieces = bufs.lend(part, Transfer::Read, asks_bufs);
+                    lent.extend(pieces.into_iter().map(|piece| (None, piece)));
+                }
+                for (index, chunk) in chunks.iter_mut().enumerate() {
+                    let asks = asks && !chunk.read.sums.is_empty();
+                    let pieces = chunk.io.lend(Transfer::Read, asks);
+                    lent.extend(pieces.map(|piece| (Some(index), piece)));
+                }
+                Transfer::Read
+            }
+            What::Write {
+                bufs, plan, chunks, ..
+            } => {
+                let asks = asks && plan.has_checksums();
+                for part in parts {
+                    let pieces = bufs.lend(part, Transfer::Write, asks);
+                    lent.extend(pieces.into_iter().map(|piece| (None, piece)));
+                }
+                for (index, chunk) in chunks.iter_mut().enumerate() {
+                    let pieces = chunk.lend(Transfer::Write, asks);
+                    lent.extend(pieces.map(|piece| (Some(index), piece)));
+                }
+                Transfer::Write
+            }
             What::Sync(_) => return,
         };
-        let asks = self.asks && has_sums;
-        for part in parts {
-            for (offset, carried, bufs) in bufs.lend(part, transfer, asks) {
-                let (offset, fua) = (offset.bytes(), false);
-                let op = match transfer {
-                    Transfer::Read => Op::Read { offset, bufs },
-                    Transfer::Write => Op::Write { offset, bufs, fua },
-                };
-                let tag = self.children.insert(Child { of: key, carried }) as u64;
-                self.below.submit(Request { tag, op });
-                running.left += 1;
-            }
+        running.left += lent.len();
+        for (chunk, (offset, carried, bufs)) in lent {
+            let (offset, fua) = (offset.bytes(), false);
+            let op = match transfer {
+                Transfer::Read => Op::Read { offset, bufs },
+                Transfer::Write => Op::Write { offset, bufs, fua },
+            };
+            let child = Child {
+                of: key,
+                chunk,
+                carried,
+            };
+            let tag = self.children.insert(child) as u64;
+            self.below.submit(Request { tag, op });
         }
     }
 
     /// Handles a completion from the device.
     fn child_done(&mut self, done: Completion) {
-        let Child { of, carried } = self.children.remove(done.tag as usize);
+        let Child { of, chunk, carried } = self.children.remove(done.tag as usize);
         let running = &mut self.running[of];
         if let (Op::Read { bufs, .. } | Op::Write { bufs, .. }, Ok(())) = (&done.op, &done.result) {
             self.asks &= !bufs.is_asking();
         }
         match (&mut running.what, done.op) {
-            (What::Read { bufs, .. }, Op::Read { bufs: back, .. }) => {
+            (What::Read { bufs, chunks, .. }, Op::Read { bufs: back, .. }) => {
+                let bufs = chunk.map_or(bufs, |index| &mut chunks[index].io.bufs);
                 bufs.put_back(carried, back, Transfer::Read);
             }
-            (What::Write { bufs, .. }, Op::Write { bufs: back, .. }) => {
+            (What::Write { bufs, chunks, .. }, Op::Write { bufs: back, .. }) => {
+                let bufs = chunk.map_or(bufs, |index| &mut chunks[index].bufs);
                 bufs.put_back(carried, back, Transfer::Write);
             }
             _ => {}
@@ -288,11 +362,20 @@ impl FsQueue {
                 zeros,
                 sums,
                 parts,
+                mut chunks,
             } => {
                 let needs = |i: usize| sums.get(i).is_some_and(|sum| *sum != NO_SUM);
                 if result.is_ok() && (0..sums.len()).any(needs) {
                     let found = bufs.take_sums(&self.fileset.fs.summer, needs);
                     result = self.verify(ino, offset, (&found, &sums), &parts);
+                }
+                for part in parts.iter().filter(|part| part.device.is_none()) {
+                    bufs.zero(part.bytes.clone());
+                }
+                for chunk in &mut chunks {
+                    if result.is_ok() {
+                        result = self.read_chunk(ino, offset, chunk, &mut bufs);
+                    }
                 }
                 self.fileset.fs.space.leave(entered);
                 zeros.into_iter().for_each(|bytes| bufs.zero(bytes));
@@ -304,18 +387,36 @@ impl FsQueue {
                 mut bufs,
                 fua,
                 mut plan,
+                chunks,
             } => {
+                let summer = &self.fileset.fs.summer;
                 if result.is_ok() && plan.needs_sums() {
                     let written = plan.written_blocks() as usize;
-                    let summer = &self.fileset.fs.summer;
-                    plan.set_sums(bufs.take_sums(summer, |i| i < written));
+                    let sums = if chunks.is_empty() {
+                        bufs.take_sums(summer, |i| i < written)
+                    } else {
+                        bufs.take_sums(summer, |i| plan.is_written(i))
+                    };
+                    plan.set_sums(sums);
+                }
+                if result.is_ok() && plan.has_checksums() {
+                    for (write, mut chunk) in plan.chunks().iter_mut().zip(chunks) {
+                        write.sums = chunk.bufs.take_sums(summer, |_| true);
+                    }
                 }
                 let ended = self.fileset.end_write(plan, result.is_ok());
-                if let (Ok(()), Err(error)) = (&result, ended) {
-                    result = Err(below(&self.info.name, ino, error));
-                }
                 let bufs = bufs.finish();
                 let op = Op::Write { offset, bufs, fua };
+                match ended {
+                    Err(error) if error.kind() == Kind::Busy && result.is_ok() => {
+                        // Another write or a copy put a chunk there first.
+                        return self.start(ino, tag, op, Packs::No);
+                    }
+                    Err(error) if result.is_ok() => {
+                        result = Err(below(&self.info.name, ino, error));
+                    }
+                    _ => {}
+                }
                 if fua && result.is_ok() {
                     return self.start_sync(tag, ino, op);
                 }
@@ -366,6 +467,35 @@ impl FsQueue {
                 Err(block::Error::new(kind, &self.info.name, text))
             }
         }
+    }
+
+    /// Compares the blocks of a compressed chunk with their checksums, and decompresses those that a
+    /// request reads into its buffers.
+    fn read_chunk(
+        &self,
+        ino: Ino,
+        offset: u64,
+        chunk: &mut ChunkReading,
+        bufs: &mut Gather,
+    ) -> block::Result<()> {
+        let sums = &chunk.read.sums;
+        let first = chunk.read.placed.0 * BLOCK_BYTES;
+        let needs = |i: usize| sums.get(i).is_some_and(|sum| *sum != NO_SUM);
+        if (0..sums.len()).any(needs) {
+            let found = chunk.io.bufs.take_sums(&self.fileset.fs.summer, needs);
+            self.verify(ino, first, (&found, sums), &chunk.io.parts)?;
+        }
+        if chunk.unpack_to(offset / BLOCK_BYTES, bufs) {
+            return Ok(());
+        }
+        let path = || self.fileset.damaged_path(ino);
+        self.fileset.note_mismatches(ino, &[first], path);
+        let text = format!(
+            "inode {ino}: the compressed chunk at byte {first} is damaged; restore the file from a \
+             backup"
+        );
+        let kind = block::ErrorKind::Media;
+        Err(block::Error::new(kind, &self.info.name, text))
     }
 
     fn start_sync(&mut self, tag: u64, ino: Ino, op: Op) {
@@ -449,7 +579,7 @@ impl Queue<FileRequest, PagerInfo> for FsQueue {
         }
         let FileRequest { file, request } = request;
         let FileId(ino) = file;
-        self.start(ino, request.tag, request.op);
+        self.start(ino, request.tag, request.op, Packs::AsSet);
         Ok(())
     }
 
