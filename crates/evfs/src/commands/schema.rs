@@ -140,6 +140,7 @@ const DOCUMENTS: &[Published] = &[
     Published::of(
         &fileset::FILESET,
         &[
+            "fileset compression",
             "fileset create",
             "fileset rename",
             "fileset quota",
