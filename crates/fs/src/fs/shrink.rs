@@ -202,16 +202,7 @@ impl FsShared {
                 }
             }
         }
-        op.move_counts(from, to.start)?;
-        if op.checksums {
-            let sums = op.sums(from)?;
-            op.set_sums(to, &sums);
-        }
-        op.mark_used(to);
-        op.space.push(SpaceChange {
-            run: from,
-            used: false,
-        });
+        op.move_run(from, to)?;
         op.finish();
         for at in &moved {
             records.remove(at);
@@ -373,12 +364,46 @@ impl FsShared {
     }
 }
 
-/// Collects the records of all layers that reach beyond a block.
+impl Op<'_> {
+    /// Moves the counts and the checksums of a run to its copy, and frees it.
+    fn move_run(&mut self, from: Run, to: Run) -> Result<()> {
+        self.move_counts(from, to.start)?;
+        if self.checksums {
+            let sums = self.sums(from)?;
+            self.set_sums(to, &sums);
+        }
+        self.mark_used(to);
+        self.space.push(SpaceChange {
+            run: from,
+            used: false,
+        });
+        Ok(())
+    }
+}
+
+/// Collects the extents of all layers that reach beyond a block.
 fn records_beyond(state: &State, end: u64) -> Result<Records> {
     let mut all = Records::new();
+    let what = (Item::Extent, end);
+    scan_beyond(state, what, Extent::decode, Extent::run, |key, extent| {
+        all.insert((extent.start, key), extent);
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// Visits the records of one kind, of all layers, that reach beyond a block. `take` is called with
+/// each of them, and `run_of` finds its blocks.
+fn scan_beyond<T>(
+    state: &State,
+    (item, end): (Item, u64),
+    decode: impl Fn(&[u8]) -> Result<T>,
+    run_of: impl Fn(&T) -> Run,
+    mut take: impl FnMut(Key, T) -> Result<()>,
+) -> Result<()> {
     let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
     state.items.scan(from, to, |key, bytes| {
-        if key.kind() != Some(Item::Extent) || key.object == 0 {
+        if key.kind() != Some(item) || key.object == 0 {
             return Ok(true);
         }
         let value = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
@@ -386,18 +411,16 @@ fn records_beyond(state: &State, end: u64) -> Result<Records> {
             Some(_) => decode_preserved(bytes)?,
             None => return Err(Error::corrupt(format!("{key}: stray record"))),
         };
-        if let Some(extent) = value.map(Extent::decode).transpose()?
-            && extent.run().end() > end
+        if let Some(record) = value.map(&decode).transpose()?
+            && run_of(&record).end() > end
         {
-            if extent.run().end() > state.bounds.end {
-                let text = format!("{key}: extent lies outside the device");
-                return Err(Error::corrupt(text));
+            if run_of(&record).end() > state.bounds.end {
+                return Err(Error::corrupt(format!("{key} lies outside the device")));
             }
-            all.insert((extent.start, key), extent);
+            take(key, record)?;
         }
         Ok(true)
-    })?;
-    Ok(all)
+    })
 }
 
 /// Counts the blocks beyond `end` that records refer to.

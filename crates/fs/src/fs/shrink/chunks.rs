@@ -1,15 +1,15 @@
 //! Compressed chunks beyond the new end. A chunk is one run, and all records of it refer to the whole
 //! run, so it moves as a whole.
 
+use super::scan_beyond;
 use crate::error::{Error, Kind, Result};
 use crate::format::chunk::Chunk;
-use crate::format::key::{Item, Key, TreeId};
+use crate::format::key::{Item, Key};
 use crate::format::record::Run;
-use crate::metadata::database::SpaceChange;
 use crate::metadata::op::Op;
 use crate::metadata::overlay::Prior;
 use crate::metadata::shared::FsShared;
-use crate::metadata::state::{State, decode_preserved, encode_preserved};
+use crate::metadata::state::{State, encode_preserved};
 use crate::space::full;
 use std::collections::BTreeMap;
 
@@ -61,16 +61,7 @@ impl FsShared {
             };
             op.put_key(*key, value, Prior::Possible);
         }
-        op.move_counts(from, to.start)?;
-        if op.checksums {
-            let sums = op.sums(from)?;
-            op.set_sums(to, &sums);
-        }
-        op.mark_used(to);
-        op.space.push(SpaceChange {
-            run: from,
-            used: false,
-        });
+        op.move_run(from, to)?;
         op.finish();
         Ok(())
     }
@@ -82,34 +73,17 @@ pub(super) fn chunks_beyond(state: &State, end: u64) -> Result<Chunks> {
     if !state.compression {
         return Ok(all);
     }
-    let (from, to) = (Key::layer(1).0, Key::layer(TreeId::MAX).1);
-    state.items.scan(from, to, |key, bytes| {
-        if key.kind() != Some(Item::Chunk) || key.object == 0 {
-            return Ok(true);
-        }
-        let value = match state.trees.get(&key.layer).map(|tree| tree.record.origin) {
-            Some(0) => Some(bytes),
-            Some(_) => decode_preserved(bytes)?,
-            None => return Err(Error::corrupt(format!("{key}: stray record"))),
-        };
-        if let Some(chunk) = value.map(Chunk::decode).transpose()?
-            && chunk.run().end() > end
+    let what = (Item::Chunk, end);
+    scan_beyond(state, what, Chunk::decode, Chunk::run, |key, chunk| {
+        let records = all.entry(chunk.start).or_default();
+        if records
+            .first()
+            .is_some_and(|(_, first)| first.run() != chunk.run())
         {
-            if chunk.run().end() > state.bounds.end {
-                let text = format!("{key}: chunk lies outside the device");
-                return Err(Error::corrupt(text));
-            }
-            let records = all.entry(chunk.start).or_default();
-            if records
-                .first()
-                .is_some_and(|(_, first)| first.run() != chunk.run())
-            {
-                let text = format!("{key}: chunk overlaps another one");
-                return Err(Error::corrupt(text));
-            }
-            records.push((key, chunk));
+            return Err(Error::corrupt(format!("{key} overlaps another one")));
         }
-        Ok(true)
+        records.push((key, chunk));
+        Ok(())
     })?;
     Ok(all)
 }
