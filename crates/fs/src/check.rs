@@ -247,9 +247,8 @@ fn at_once<const N: usize>(parts: [Work<'_>; N], progress: &mut dyn FnMut(u64, u
     // Amounts done, and totals, which each part tells first.
     let told: [(AtomicU64, AtomicU64); N] =
         std::array::from_fn(|_| (AtomicU64::new(0), AtomicU64::new(u64::MAX)));
-    let sum = |of: fn(&(AtomicU64, AtomicU64)) -> u64| {
-        told.iter().map(of).fold(0, u64::saturating_add)
-    };
+    let sum =
+        |of: fn(&(AtomicU64, AtomicU64)) -> u64| told.iter().map(of).fold(0, u64::saturating_add);
     let total = || sum(|told| told.1.load(Relaxed));
     std::thread::scope(|scope| {
         let (over, wait) = sync_channel::<()>(1);

@@ -164,7 +164,8 @@ fn is_clean(core: &InodeState, range: &Range<u64>) -> bool {
 }
 
 impl Fileset {
-    /// Stores the content of a file as its settings ask for now, as far as nobody changes it.
+    /// Stores the content of a file as its settings ask for now. If the file changes, the rest stays as it
+    /// is.
     pub(super) fn recompress_file(
         &self,
         manner: Manner<'_>,
