@@ -5,14 +5,14 @@
 //! A branch that is read names the pages that a walk reads next. Once a walk has passed from one of
 //! them to its neighbor, the rest is loaded, in the order of the device and all at once; so lookups
 //! of single pages all over the metadata load nothing else. The memory is at most [`BLOCKS_MAX`]
-//! blocks, 16 MiB.
+//! blocks, 8 MiB.
 
 use crate::format::record::BLOCK_BYTES;
 use foldhash::HashMap;
 use std::collections::VecDeque;
 
 /// Number of blocks in memory.
-const BLOCKS_MAX: u64 = 4096;
+const BLOCKS_MAX: u64 = 2048;
 /// Number of branches that are remembered.
 const BRANCHES_MAX: usize = 256;
 
