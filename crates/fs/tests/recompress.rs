@@ -257,6 +257,9 @@ fn content_that_has_no_room_when_decompressed_stays_compressed() {
             .write(*ino, 0, &text(*ino, 16 * CHUNK))
             .expect("written");
         client.sync(&mut random).expect("synced");
+        // The client writes in pieces, which are not compressed.
+        recompress(&fs, *ino).expect("compressed");
+        fs.commit().expect("committed");
     }
     let before = contents(&mut client, &files);
     let used = client.fileset.record().expect("there").used_blocks;
@@ -289,6 +292,9 @@ fn a_damaged_chunk_is_reported_and_not_copied() {
     let ino = client.create(b"file");
     client.write(ino, 0, &text(3, CHUNK)).expect("written");
     client.sync(&mut random).expect("synced");
+    // The client writes in pieces, which are not compressed.
+    recompress(&fs, ino).expect("compressed");
+    fs.sync().expect("synced");
     let begin = text(3, 20);
     let found = (0..(64 << 20) / PAGE).rev().find(|block| {
         let mut data = vec![0; PAGE as usize];
