@@ -81,7 +81,9 @@ mod tests {
             let mut bytes = vec![0; random.below(300) as usize];
             random.fill(&mut bytes);
             if bytes.len() > 24 && random.below(4) > 0 {
-                bytes[12..16].copy_from_slice(&4096u32.to_le_bytes());
+                for (at, number) in [(12, 4096u32), (16, 1), (20, 1024)] {
+                    bytes[at..at + 4].copy_from_slice(&number.to_le_bytes());
+                }
             }
             let file_bytes = random.below(1 << 40);
             let Some(layout) = PageLayout::of_header(&bytes) else {
