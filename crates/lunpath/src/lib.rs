@@ -148,6 +148,14 @@ pub trait Lunpath: Send + Sync {
     /// [`block::ErrorKind::Unsupported`] if the transport or the target has no fence.
     fn fence(&self, key: u64, within: Duration) -> Result<()>;
 
+    /// Explains why requests on connections that are up have had no answer for seconds, if the
+    /// storage can be asked: for status displays. `None`: they are answered, or nothing is known.
+    /// Waits at most `within`.
+    fn stalled(&self, within: Duration) -> Option<String> {
+        let _ = within;
+        None
+    }
+
     /// Removes state that lost connections and fences have left at the target. For use once no
     /// connection of the LUN remains; called for all its paths and then once more, because one path
     /// may need the state of another until that path has removed it. Waits at most `within`.

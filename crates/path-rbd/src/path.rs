@@ -18,6 +18,20 @@ const LEAVE_WITHIN: Duration = Duration::from_secs(1);
 /// Limit for requests of a client that only asks questions.
 const ASK_WITHIN: Duration = Duration::from_secs(30);
 
+/// Silence after which the monitors are asked for the reason.
+const STALLED_AFTER: Duration = Duration::from_secs(3);
+
+/// Checks in the monitors' list of pools whether a pool has the flag that stops writes.
+fn is_full(answer: &[u8], pool: &str) -> bool {
+    let pools: serde_json::Value = serde_json::from_slice(answer).unwrap_or_default();
+    let mut pools = pools.as_array().into_iter().flatten();
+    let flags = pools
+        .find(|known| known["pool_name"] == pool)
+        .and_then(|known| known["flags_names"].as_str());
+    let mut flags = flags.unwrap_or_default().split(',');
+    flags.any(|flag| flag == "full" || flag == "full_quota")
+}
+
 /// An RBD image as a path to a LUN.
 pub struct RbdPath {
     shared: Arc<Shared>,
@@ -202,6 +216,22 @@ impl Shared {
             .map_err(|failure| errors::of_open(&self.name, failure))
     }
 
+    /// Asks the monitors why requests have been waiting for this long.
+    fn diagnose(&self, session: &Session, silence: Duration) -> String {
+        let (secs, pool) = (silence.as_secs(), &self.address.pool);
+        let question = r#"{"prefix":"osd pool ls","detail":"detail","format":"json"}"#;
+        let Ok(answer) = session.cluster().ask_monitor(question) else {
+            return format!("no answer for {secs} s, and no monitor answers; check `ceph status`");
+        };
+        match is_full(&answer, pool) {
+            true => format!(
+                "pool {pool} is full: writes have waited for {secs} s, and go on when it has \
+                 space; add storage, or raise its quota"
+            ),
+            false => format!("no answer for {secs} s; check `ceph health detail`"),
+        }
+    }
+
     /// Puts the client with this number on the blocklist.
     fn fence(&self, instance: u64) -> Result<()> {
         let failed = |failure: Failure| errors::of_open(&self.name, failure);
@@ -278,6 +308,17 @@ impl Lunpath for RbdPath {
         self.shared.ask(within, move |shared| shared.fence(key))
     }
 
+    fn stalled(&self, within: Duration) -> Option<String> {
+        let session = lock(&self.shared.state).session.clone()?;
+        let silence = session.silence().filter(|time| *time >= STALLED_AFTER)?;
+        let secs = silence.as_secs();
+        let why = self
+            .shared
+            .ask(within, move |shared| Ok(shared.diagnose(&session, silence)));
+        let none = || format!("no answer for {secs} s, and no monitor answers in time");
+        Some(why.unwrap_or_else(|_| none()))
+    }
+
     fn close(&self, within: Duration) {
         let until = Instant::now() + within;
         let session = {
@@ -341,5 +382,18 @@ impl BlockDevice for RbdDevice {
 
     fn queue(&self) -> Result<Box<dyn Queue>> {
         Ok(self.path.connect(self.within)?.open()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pool_is_full_if_the_monitors_say_so() {
+        let answer = br#"[{"pool_name":"a","flags_names":"hashpspool,full_quota,full"},
+            {"pool_name":"b","flags_names":"hashpspool,nearfull"}]"#;
+        assert!(is_full(answer, "a") && !is_full(answer, "b"));
+        assert!(!is_full(answer, "c") && !is_full(b"{]", "a"));
     }
 }

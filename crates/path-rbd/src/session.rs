@@ -12,7 +12,7 @@ use lunpath::Identity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,9 +43,51 @@ pub(crate) struct Session {
     routes: Mutex<Routes>,
     queues: AtomicU32,
     lost: OnceLock<Loss>,
+    pace: Pace,
     /// The header of the image has changed.
     changed: Arc<AtomicBool>,
     closing: Arc<Closing>,
+}
+
+/// Requests in flight of all queues, and when the cluster last completed one.
+struct Pace {
+    epoch: Instant,
+    in_flight: AtomicU32,
+    /// Milliseconds after `epoch`: of the last completion, or of the first request after a pause.
+    heard: AtomicU64,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        Pace {
+            epoch: Instant::now(),
+            in_flight: AtomicU32::new(0),
+            heard: AtomicU64::new(0),
+        }
+    }
+
+    fn hear(&self) {
+        let now = self.epoch.elapsed().as_millis() as u64;
+        self.heard.store(now, Relaxed);
+    }
+
+    fn started(&self) {
+        if self.in_flight.fetch_add(1, Relaxed) == 0 {
+            self.hear();
+        }
+    }
+
+    fn ended(&self, count: u32) {
+        self.in_flight.fetch_sub(count, Relaxed);
+        self.hear();
+    }
+
+    /// Returns for how long requests have been in flight without a completion.
+    fn silence(&self) -> Option<Duration> {
+        let heard = Duration::from_millis(self.heard.load(Relaxed));
+        let silence = self.epoch.elapsed().saturating_sub(heard);
+        (self.in_flight.load(Relaxed) > 0).then_some(silence)
+    }
 }
 
 /// Destinations of completions.
@@ -204,6 +246,7 @@ impl Session {
             routes: Mutex::default(),
             queues: AtomicU32::new(0),
             lost: OnceLock::new(),
+            pace: Pace::new(),
             changed,
             closing: Arc::clone(closing),
         })
@@ -277,7 +320,7 @@ impl Session {
                 tracing::info!(path = self.info.name, had, size, "the image has grown");
             }
             Ok(_) => {}
-            Err(error) => tracing::warn!(name: "EVFS-0407", path = self.info.name, "{error}"),
+            Err(error) => tracing::warn!(name: "EVFS-0412", path = self.info.name, "{error}"),
         }
     }
 
@@ -315,6 +358,9 @@ impl Session {
         let _ = rustix::io::read(self.event(), &mut [0u8; 8]);
         let mut all = Vec::new();
         while self.image().poll(&mut all).is_ok_and(|count| count > 0) {}
+        if !all.is_empty() {
+            self.pace.ended(all.len() as u32);
+        }
         for event in all {
             let queue = (event.token >> 32) as u32;
             if queue == own {
@@ -338,7 +384,21 @@ impl Session {
     /// As [`Image::start`].
     pub(crate) unsafe fn start(&self, token: u64, io: Io<'_>) -> std::result::Result<(), Failure> {
         // SAFETY: the caller's promise.
-        unsafe { self.image().start(token, io) }
+        let started = unsafe { self.image().start(token, io) };
+        if started.is_ok() {
+            self.pace.started();
+        }
+        started
+    }
+
+    /// Returns for how long the cluster has completed none of the requests in flight.
+    pub(crate) fn silence(&self) -> Option<Duration> {
+        self.pace.silence()
+    }
+
+    /// Returns the client of the cluster.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.image().pool.cluster
     }
 }
 

@@ -1,6 +1,6 @@
 //! DEVICE arguments: a file, a block device, `nbd://...`, `nbd+unix://...`,
-//! `iscsi://PORTAL/TARGET/LUN`, or the name of a LUN. Several of them joined by `+` are paths of
-//! one LUN.
+//! `iscsi://PORTAL/TARGET/LUN`, `rbd:POOL/IMAGE`, or the name of a LUN. Several of them joined by
+//! `+` are paths of one LUN.
 
 mod locked;
 mod peek;
@@ -20,6 +20,7 @@ pub use path_file::Sharing;
 use path_file::{FileDevice, FilePath, HeaderGuard};
 use path_iscsi::IscsiPath;
 use path_nbd::{NbdPath, NbdUri};
+use path_rbd::{RbdAddress, RbdPath};
 pub(crate) use peek::{Peek, answers, peek};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -384,7 +385,7 @@ pub(crate) fn is_lun_name(name: &str) -> bool {
 }
 
 pub(crate) fn is_uri(name: &str) -> bool {
-    NbdUri::is_one(name) || name.starts_with("iscsi://")
+    NbdUri::is_one(name) || name.starts_with("iscsi://") || RbdAddress::is_one(name)
 }
 
 /// Splits a DEVICE that names a LUN into its addresses; returns `None` for a file. An existing file
@@ -426,7 +427,12 @@ pub fn default_name(device: &Path) -> String {
         return stem.unwrap_or_default();
     };
     let plain = first.split('?').next().unwrap_or_default();
-    // The part behind the authority: an export, or a target and a logical unit number.
+    // The part behind the authority: an export, a target and a logical unit number, or an image.
+    let plain = if RbdAddress::is_one(plain) {
+        plain.split('@').next().unwrap_or_default()
+    } else {
+        plain
+    };
     let within = match plain.split_once("://") {
         Some((_, rest)) => rest.split_once('/').map_or("", |(_, within)| within),
         None => plain,
@@ -459,11 +465,28 @@ pub(crate) fn full_address(address: &str) -> String {
     full.unwrap_or_else(|| address.to_owned())
 }
 
-/// Creates the path to the disk at an address, without connecting.
+/// Creates the path to the disk at an address, without connecting: one of several of its LUN.
 ///
 /// # Errors
 /// The address is invalid.
 pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc<dyn Lunpath>> {
+    lunpath_of(address, settings, access, Company::Others)
+}
+
+/// Whether a LUN has other paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Company {
+    Alone,
+    Others,
+}
+
+/// Same as [`lunpath`], for a LUN that may have no other path.
+fn lunpath_of(
+    address: &str,
+    settings: &Settings,
+    access: Access,
+    company: Company,
+) -> Result<Arc<dyn Lunpath>> {
     if NbdUri::is_one(address) {
         let options = path_nbd::Options {
             read_only: access.is_read_only(),
@@ -474,6 +497,9 @@ pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc
     if address.starts_with("iscsi://") {
         let options = iscsi_options(settings, access);
         return Ok(Arc::new(IscsiPath::parse(address, options)?));
+    }
+    if RbdAddress::is_one(address) {
+        return Ok(Arc::new(RbdPath::parse(address, rbd_options(access, company))?));
     }
     known_scheme(address)?;
     let options = path_file::Options {
@@ -491,11 +517,29 @@ pub fn lunpath(address: &str, settings: &Settings, access: Access) -> Result<Arc
 fn known_scheme(address: &str) -> Result<()> {
     if address.contains("://") && !Path::new(address).exists() {
         Err(Error::Usage(format!(
-            "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix:// or \
-             iscsi://"
+            "{address}: unknown address scheme; use nbd://, nbds://, nbd+unix://, nbds+unix://, \
+             iscsi:// or rbd:"
         )))
     } else {
         Ok(())
+    }
+}
+
+/// Time after which a request on an RBD path is given up, so that another path can carry it out.
+const RBD_GIVE_UP: Duration = Duration::from_secs(30);
+
+/// Chooses the options of an RBD path. The only path of a LUN keeps the lock of its image, and its
+/// requests wait for the cluster. Beside other paths it hands the lock to gateways that ask for it.
+fn rbd_options(access: Access, company: Company) -> path_rbd::Options {
+    let (lock, give_up) = match company {
+        Company::Alone => (path_rbd::Lock::Exclusive, None),
+        Company::Others => (path_rbd::Lock::Cooperative, Some(RBD_GIVE_UP)),
+    };
+    path_rbd::Options {
+        read_only: access.is_read_only(),
+        lock,
+        give_up,
+        ..path_rbd::Options::default()
     }
 }
 
@@ -683,9 +727,13 @@ fn start(
     access: Access,
 ) -> Result<Lun> {
     let mut paths = Vec::new();
+    let company = match known.paths.iter().filter(|path| path.enabled).count() {
+        0 | 1 => Company::Alone,
+        _ => Company::Others,
+    };
     for path in &known.paths {
         paths.push(PathSpec {
-            path: lunpath(&path.address, settings, access)?,
+            path: lunpath_of(&path.address, settings, access, company)?,
             legacy: path.legacy.clone(),
             enabled: path.enabled,
         });
@@ -780,6 +828,9 @@ mod tests {
         let both = format!("{unix}+nbd://h/x+iscsi://p/iqn.x/1+{unix}");
         let parts = parse(&both).unwrap();
         assert_eq!(parts, [unix, "nbd://h/x", "iscsi://p/iqn.x/1", unix]);
+        let rbd = "rbd:vms/a?conf=/etc/ceph/a.conf";
+        assert_eq!(parse(rbd), Some(vec![rbd.into()]));
+        assert_eq!(parse(&format!("{rbd}+nbd://h/x")).unwrap().len(), 2);
         assert_eq!(parse("/dev/null+/dev/zero").unwrap().len(), 2);
         assert_eq!(parse("/dev/null+/not/there"), None);
     }
@@ -795,6 +846,7 @@ mod tests {
             name("iscsi://h/iqn.2026-01.org.evfs:d/1"),
             "iqn.2026-01.org.evfsd"
         );
+        assert_eq!(name("rbd:vms/blue/web@monday?id=evfs"), "web");
         assert_eq!(name("disk3"), "disk3");
     }
 }

@@ -105,7 +105,7 @@ pub struct Changed {
     pub number: Option<usize>,
     /// New state: one of `lun show`, or `removed`.
     pub state: String,
-    /// Reason why it carries no I/O.
+    /// Reason why it carries no I/O, or why its I/O waits.
     pub why: Option<String>,
 }
 
