@@ -25,8 +25,7 @@ pub struct Options {
     /// Use of the exclusive lock; without effect on images that do not have the feature.
     pub lock: Lock,
     /// Time after which the client gives up a request. `None`: never; requests wait until the
-    /// cluster carries them out. With a limit, `librbd` copies the data of writes, because a request
-    /// that was given up may still be in its send queue.
+    /// cluster carries them out.
     pub give_up: Option<Duration>,
 }
 

@@ -172,13 +172,14 @@ pub(crate) fn cluster(
 ) -> Result<Cluster> {
     let api = api::functions(name)?;
     let give_up = give_up.map_or(0, |time| time.as_secs().max(1));
-    let copies = give_up > 0;
     let settings = [
         ("rbd_cache", "false".to_owned()),
         ("rbd_persistent_cache_mode", "disabled".to_owned()),
-        ("rbd_disable_zero_copy_writes", copies.to_string()),
+        // Without its copy, librbd 16 never completes writes that fail because the lock was lost.
+        ("rbd_disable_zero_copy_writes", "true".to_owned()),
         ("rbd_blocklist_on_break_lock", "true".to_owned()),
-        ("rbd_blocklist_expire_seconds", FENCE_SECS.to_string()),
+        // Another value than 0 makes librbd 16 send a command that the monitors refuse.
+        ("rbd_blocklist_expire_seconds", "0".to_owned()),
         ("client_mount_timeout", MONITOR_SECS.to_string()),
         ("rados_mon_op_timeout", MONITOR_SECS.to_string()),
         ("rados_osd_op_timeout", give_up.to_string()),
@@ -475,7 +476,18 @@ fn take_lock(name: &str, image: &Image, fsid: &str) -> Result<()> {
     image.lock().map_err(|failure| match failure.errno {
         libc::EROFS | libc::EBUSY | libc::EAGAIN => in_use(owner.as_deref().unwrap_or("unknown")),
         _ => failed(failure),
-    })
+    })?;
+    // `librbd` has put the former owner on the blocklist, for an hour only.
+    if let Some(owner) = owner {
+        let longer = image
+            .pool
+            .cluster
+            .blocklist(&blocklist_address(&owner), FENCE_SECS);
+        if let Err(failure) = longer {
+            tracing::debug!(path = name, "fenced for an hour only: {}", failure.text());
+        }
+    }
+    Ok(())
 }
 
 /// Converts an address of a client to the form that the blocklist takes: `IP:PORT/NONCE`.
