@@ -16,10 +16,17 @@ const RBD: &str = "librbd.so.1";
 /// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`.
 pub(crate) type Raw = *mut c_void;
 
+/// `rbd_lock_mode_t`.
+pub(crate) type LockMode = c_int;
+/// `rbd_callback_t`.
+pub(crate) type OnComplete = unsafe extern "C" fn(Raw, *mut c_void);
+/// `rbd_update_callback_t`.
+pub(crate) type OnUpdate = unsafe extern "C" fn(*mut c_void);
+
 /// `EVENT_TYPE_EVENTFD`.
 pub(crate) const EVENTFD: c_int = 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
-pub(crate) const LOCK_EXCLUSIVE: c_int = 0;
+pub(crate) const LOCK_EXCLUSIVE: LockMode = 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
 pub(crate) const FEATURE_EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// `RBD_WRITE_ZEROES_FLAG_THICK_PROVISION`.
@@ -94,18 +101,14 @@ functions! {
         fn rbd_snap_get_id(Raw, *const c_char, *mut u64) -> c_int;
         fn rbd_set_image_notification(Raw, c_int, c_int) -> c_int;
         fn rbd_poll_io_events(Raw, *mut Raw, c_int) -> c_int;
-        fn rbd_lock_acquire(Raw, c_int) -> c_int;
-        fn rbd_lock_get_owners(Raw, *mut c_int, *mut *mut c_char, *mut size_t) -> c_int;
+        fn rbd_lock_acquire(Raw, LockMode) -> c_int;
+        fn rbd_lock_get_owners(Raw, *mut LockMode, *mut *mut c_char, *mut size_t) -> c_int;
         fn rbd_lock_get_owners_cleanup(*mut *mut c_char, size_t);
         fn rbd_watchers_list(Raw, *mut Watcher, *mut size_t) -> c_int;
         fn rbd_watchers_list_cleanup(*mut Watcher, size_t);
-        fn rbd_update_watch(
-            Raw, *mut u64, unsafe extern "C" fn(*mut c_void), *mut c_void
-        ) -> c_int;
+        fn rbd_update_watch(Raw, *mut u64, OnUpdate, *mut c_void) -> c_int;
         fn rbd_update_unwatch(Raw, u64) -> c_int;
-        fn rbd_aio_create_completion(
-            *mut c_void, Option<unsafe extern "C" fn(Raw, *mut c_void)>, *mut Raw
-        ) -> c_int;
+        fn rbd_aio_create_completion(*mut c_void, Option<OnComplete>, *mut Raw) -> c_int;
         fn rbd_aio_get_return_value(Raw) -> ssize_t;
         fn rbd_aio_get_arg(Raw) -> *mut c_void;
         fn rbd_aio_release(Raw);

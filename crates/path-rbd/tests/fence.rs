@@ -121,6 +121,9 @@ mod needs_peer {
             let error = writer.error();
             assert!(error.contains("blocklist"), "round {round}: {error}");
             assert_eq!(stale(&device), 0, "round {round}: after its last write");
+            if round % 20 == 0 {
+                println!("{round} rounds");
+            }
         }
         println!("{rounds} of {rounds} rounds without a late write");
     }

@@ -42,7 +42,9 @@ fn load(device: &dyn BlockDevice, over: &AtomicBool, written: &AtomicU64) -> u64
         }
         let mut done: Vec<Completion> = Vec::new();
         while !todo.is_empty() || queue.in_flight() > 0 {
-            while let (true, Some(block)) = (queue.in_flight() < DEPTH, todo.pop()) {
+            while queue.in_flight() < DEPTH
+                && let Some(block) = todo.pop()
+            {
                 generations[block as usize] += 1;
                 let bufs = Buf::copy_of(&content(block, generations[block as usize])).into();
                 let offset = block * BLOCK as u64;
