@@ -53,7 +53,10 @@ impl Volume<'_> {
         fio.args(["--name=load", "--rw=randwrite", "--bs=4k", "--size=32M"])
             .args(["--iodepth=16", "--ioengine=nbd", "--aux-path=/tmp"])
             .args(["--verify=crc32c", "--verify_fatal=1"])
-            .arg(format!("--uri=nbd+unix:///?socket={}", self.socket.display()))
+            .arg(format!(
+                "--uri=nbd+unix:///?socket={}",
+                self.socket.display()
+            ))
             .arg(format!("--randseed={seed}"));
         fio
     }
@@ -238,11 +241,19 @@ mod needs_peer {
         let volume = Volume::create(&s, &rbd);
         let refused = other.run(&["volume", "create", &rbd, "--passphrase-fd", "0"]);
         let refused = refused.code(11);
-        assert!(refused.stderr.contains("exclusive lock"), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("exclusive lock"),
+            "{}",
+            refused.stderr
+        );
         // Reading needs no lock.
         other.run(&["volume", "show", &rbd]).ok();
         let doctor = s.run(&["doctor", "disk1"]);
-        assert!(doctor.stdout.contains("several monitors"), "{}", doctor.stdout);
+        assert!(
+            doctor.stdout.contains("several monitors"),
+            "{}",
+            doctor.stdout
+        );
         drop(volume);
         s.detach("disk1");
         // The lock is free at once.
@@ -289,5 +300,9 @@ fn without_the_library_the_message_names_its_package() {
     evfs.env("LD_LIBRARY_PATH", s.path(""));
     let ran = Ran::of(evfs.args(["attach", "rbd:vms/disk", "--background"]));
     let ran = ran.code(10);
-    assert!(ran.stderr.contains("install the package librbd1"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("install the package librbd1"),
+        "{}",
+        ran.stderr
+    );
 }

@@ -61,7 +61,10 @@ const NEEDED: &[(&str, &str)] = &[
     ("promtool", "prometheus"),
     ("python3", "python3-minimal"),
     ("qemu-img", "qemu-utils"),
-    ("/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so", "qemu-block-extra"),
+    (
+        "/usr/lib/x86_64-linux-gnu/qemu/block-rbd.so",
+        "qemu-block-extra",
+    ),
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),

@@ -347,7 +347,7 @@ impl Image {
             (self.api.rbd_lock_get_owners)(self.raw, &mut mode, owners.as_mut_ptr(), &mut count)
         };
         match check("rbd_lock_get_owners", result) {
-            // Nobody has it.
+            // No client has it.
             Err(failure) if failure.errno == libc::ENOENT => return Ok(None),
             other => other?,
         }
@@ -498,8 +498,8 @@ impl Drop for Image {
 #[derive(Default)]
 pub(crate) struct Parts(Vec<iovec>);
 
-// SAFETY: the addresses are only passed on to the library; whoever has the value also owns the
-// buffers, which are `Send`.
+// SAFETY: the addresses are only passed on to the library; the owner of the value also owns
+// the buffers, which are `Send`.
 unsafe impl Send for Parts {}
 
 impl Parts {

@@ -183,7 +183,7 @@ pub(crate) fn cluster(
         ("client_mount_timeout", MONITOR_SECS.to_string()),
         ("rados_mon_op_timeout", MONITOR_SECS.to_string()),
         ("rados_osd_op_timeout", give_up.to_string()),
-        // Messages belong to this program's log, and a second control socket to nobody.
+        // Messages belong to this program's log, and it has a control socket already.
         ("log_to_stderr", "false".to_owned()),
         ("err_to_stderr", "false".to_owned()),
         ("admin_socket", String::new()),

@@ -81,7 +81,10 @@ impl Health {
         }
         let carries = |path: &&&Value| !is_failed(&state_of(path));
         // The storage of a path that works keeps its I/O waiting.
-        let waits = enabled.iter().filter(carries).filter_map(|path| path["why"].as_str());
+        let waits = enabled
+            .iter()
+            .filter(carries)
+            .filter_map(|path| path["why"].as_str());
         for why in waits.filter(|why| !why.is_empty()) {
             self.worsen(State::Degraded, why);
         }
@@ -121,7 +124,10 @@ mod tests {
         let path = json!({ "state": "active", "why": "pool a is full" });
         let mut found = Health::default();
         found.add_lun(&json!({ "health": "online", "paths": [path] }));
-        assert_eq!((found.state, found.paths_failed), (State::Degraded, Some(0)));
+        assert_eq!(
+            (found.state, found.paths_failed),
+            (State::Degraded, Some(0))
+        );
         assert_eq!(found.reasons, ["pool a is full"]);
     }
 
