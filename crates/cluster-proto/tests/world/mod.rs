@@ -526,7 +526,7 @@ impl World {
         self.with(host, |machine| machine.done(now, unit, epoch, done));
     }
 
-    /// Opening or stopping a unit has ended, unless it was killed meanwhile.
+    /// Opening or stopping a unit has ended, unless it was killed.
     fn ended(&mut self, host: usize, unit: &Name, epoch: u64, done: Done) {
         let phase = self.hosts[host].machine.as_ref().map(|m| m.phase(unit));
         match (phase, done) {
@@ -726,7 +726,7 @@ impl World {
         }
     }
 
-    /// Lets leases end also while nobody asks.
+    /// Lets leases end also without requests.
     pub fn step(&mut self, time: u64) {
         let end = self.now + time;
         while self.now < end {
@@ -751,14 +751,16 @@ impl World {
         }
         // A claim that was confirmed late may still move a unit once.
         self.step(5 * SECOND);
+        let mut counts: BTreeMap<&Name, usize> = BTreeMap::new();
+        for unit in self.hosts.iter().flat_map(|host| host.serving.keys()) {
+            *counts.entry(unit).or_default() += 1;
+        }
         for unit in self.numbers.keys() {
-            let serving = |host: &&Host| host.serving.contains_key(unit);
-            let count = self.hosts.iter().filter(serving).count();
+            let count = counts.get(unit).copied().unwrap_or(0);
             if count != 1 {
                 let record = self.store.record(unit);
-                self.violated(&format!(
-                    "{count} machines serve {unit} in the end: {record:?}"
-                ));
+                let why = format!("{count} machines serve {unit} in the end: {record:?}");
+                self.violated(&why);
             }
         }
     }

@@ -4,7 +4,7 @@ use cluster_proto::{Answer, Ask, Name, Notice, Record};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// A lease.
+/// Times of a lease, in nanoseconds.
 #[derive(Debug)]
 struct Lease {
     end: u64,
@@ -136,6 +136,9 @@ impl Store {
     }
 
     pub fn expire(&mut self, now: u64) -> Vec<Notice> {
+        if self.leases.values().all(|lease| lease.end > now) {
+            return Vec::new();
+        }
         self.leases.retain(|_, lease| lease.end > now);
         let leases = &self.leases;
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = std::mem::take(&mut self.machines)
