@@ -239,15 +239,15 @@ mod needs_peer {
         let (s, other) = (Sandbox::new(), Sandbox::new());
         let rbd = ceph.address("disk");
         let volume = Volume::create(&s, &rbd);
-        let refused = other.run(&["volume", "create", &rbd, "--passphrase-fd", "0"]);
-        let refused = refused.code(11);
+        let create = ["volume", "create", &rbd, "--passphrase-fd", "0"];
+        let refused = other.run_with_input(&create, b"secret\n").code(11);
         assert!(
             refused.stderr.contains("exclusive lock"),
             "{}",
             refused.stderr
         );
         // Reading needs no lock.
-        other.run(&["volume", "show", &rbd]).ok();
+        other.run(&["volume", "info", &rbd]).ok();
         let doctor = s.run(&["doctor", "disk1"]);
         assert!(
             doctor.stdout.contains("several monitors"),

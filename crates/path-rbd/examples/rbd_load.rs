@@ -6,7 +6,7 @@
 //!
 //! Prints `CPU_SECONDS_PER_GIB SECONDS`: the time of the process, and of the wall.
 
-use block::{Buf, Op, Queue, Request, Wait};
+use block::{Buf, Op, Request, Wait};
 use lunpath::Lunpath;
 use path_rbd::{Options, RbdPath};
 use rustix::time::{ClockId, clock_gettime};
