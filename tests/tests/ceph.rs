@@ -144,9 +144,13 @@ mod needs_peer {
                 quorum(&ceph, 3);
                 // A node: its monitor and its OSD at once.
                 let node = [Daemon::Monitor(2 - round), Daemon::Osd(2 - round)];
-                node.map(|daemon| ceph.kill(daemon));
+                for daemon in node {
+                    ceph.kill(daemon);
+                }
                 osds_up(&ceph, 2);
-                node.map(|daemon| ceph.start_daemon(daemon));
+                for daemon in node {
+                    ceph.start_daemon(daemon);
+                }
                 osds_up(&ceph, 3);
                 ceph.wait_until_clean();
             }
