@@ -52,13 +52,11 @@ fn main() {
                 xts.encrypt_to(Tweak::new(offset / UNIT), &plain, &mut buf);
             }
             let bufs = buf.into();
-            let op = match writes {
-                true => Op::Write {
-                    offset,
-                    bufs,
-                    fua: false,
-                },
-                false => Op::Read { offset, bufs },
+            let op = if writes {
+                let fua = false;
+                Op::Write { offset, bufs, fua }
+            } else {
+                Op::Read { offset, bufs }
             };
             queue.submit(Request { tag: offset, op }).expect("room");
         }

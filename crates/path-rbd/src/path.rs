@@ -223,12 +223,13 @@ impl Shared {
         let Ok(answer) = session.cluster().ask_monitor(question) else {
             return format!("no answer for {secs} s, and no monitor answers; check `ceph status`");
         };
-        match is_full(&answer, pool) {
-            true => format!(
+        if is_full(&answer, pool) {
+            format!(
                 "pool {pool} is full: writes have waited for {secs} s, and go on when it has \
                  space; add storage, or raise its quota"
-            ),
-            false => format!("no answer for {secs} s; check `ceph health detail`"),
+            )
+        } else {
+            format!("no answer for {secs} s; check `ceph health detail`")
         }
     }
 
