@@ -275,12 +275,26 @@ mod needs_peer {
         s.detach("disk1");
         ceph.rbd(&["snap", "create", "rbd/disk@monday"]);
         let snapshot = rbd.replace("/disk?", "/disk@monday?");
-        let refused = s.run(&["attach", &snapshot, "--background"]);
-        assert!(!refused.status.success(), "a snapshot takes no writes");
         let socket = volume.socket.to_str().unwrap();
-        let attach = [&snapshot, "--read-only", "--nbd-unix", socket];
-        let attached = s.attach(&attach);
-        assert_eq!(attached["read_only"], true, "{attached}");
+        // With and without the option: the image itself takes no writes.
+        for option in [&["--read-only"][..], &[]] {
+            let name = ["--name", "monday"];
+            let attach = [
+                &[snapshot.as_str(), "--nbd-unix", socket],
+                &name[..],
+                option,
+            ]
+            .concat();
+            s.attach(&attach);
+            let uri = format!("nbd+unix:///?socket={socket}");
+            let info = Command::new("nbdinfo")
+                .args(["--json", &uri])
+                .output()
+                .unwrap();
+            let info: Value = serde_json::from_slice(&info.stdout).unwrap();
+            assert_eq!(info["exports"][0]["is_read_only"], true, "{info}");
+            s.detach("monday");
+        }
     }
 }
 

@@ -121,7 +121,8 @@ impl Lun {
     /// shown as such.
     ///
     /// # Errors
-    /// No path leads to the LUN; the detail lists the reason for each path.
+    /// No path leads to the LUN, or another user has it on every path ([`ErrorKind::Busy`]); the
+    /// detail lists the reason for each path.
     pub fn open(config: Config) -> Result<Lun> {
         let enabled = config.paths.iter().enumerate().filter(|(_, p)| p.enabled);
         let enabled: Vec<_> = enabled.map(|(i, p)| (i, Arc::clone(&p.path))).collect();
@@ -132,12 +133,14 @@ impl Lun {
         });
         let mut failures = Vec::new();
         let mut lost = Vec::new();
+        let mut is_in_use = !enabled.is_empty();
         let mut answers: Vec<(usize, Identity, DeviceInfo)> = Vec::new();
         for contact in contacts {
             match contact.answer {
                 Ok((identity, info)) => answers.push((contact.path, identity, info)),
                 Err(error) => {
                     failures.push(error.to_string());
+                    is_in_use &= error.kind() == ErrorKind::Busy;
                     // A port without access reports that when its access state is queried.
                     if error.kind() != ErrorKind::NotNow {
                         lost.push((contact.path, error.to_string()));
@@ -160,7 +163,11 @@ impl Lun {
                 }
             }
             let why = format!("no usable path: {}", failures.join("; "));
-            return Err(Error::new(ErrorKind::PathLost, &config.name, why));
+            let kind = match is_in_use && answers.is_empty() {
+                true => ErrorKind::Busy,
+                false => ErrorKind::PathLost,
+            };
+            return Err(Error::new(kind, &config.name, why));
         };
         let good: Vec<_> = answers
             .iter()
