@@ -151,7 +151,6 @@ work() { # ROW DIR
 }
 settle() { # TARGET: everything durable
   sync -f "$WORK/$1"
-  case $1 in zfs*) zpool sync "$1" 2>/dev/null || sync ;; esac
   case $1 in gocryptfs|cryfs|securefs) ;; *) evfs "$1" cache flush "$1" ;; esac
   sync -f "$DISK_DIR"
 }

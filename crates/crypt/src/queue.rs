@@ -219,9 +219,7 @@ impl CryptQueue {
 /// Returns the function of the checksums that the caller asked for, if each block lies in one buffer.
 fn asked_summer(bufs: &Bufs) -> Option<Arc<dyn Summer>> {
     let fits = |buf: &block::Buf| buf.len().is_multiple_of(SUM_BLOCK_BYTES);
-    bufs.summer()
-        .filter(|_| bufs.iter().all(fits))
-        .map(Arc::clone)
+    bufs.summer().filter(|_| bufs.iter().all(fits)).cloned()
 }
 
 /// Starts the checksums of `total` bytes.
